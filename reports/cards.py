@@ -163,7 +163,7 @@ def _reach(bug: BugRow) -> Iterator[Fact]:
         ("triggered", reach.triggered, reach.triggered_at),
     ):
         first = "" if place is None else f", first at step {place}"
-        yield Fact(name, f"in {count} of {reach.schedules} schedules followed{first}")
+        yield Fact(name, f"in {count} of {reach.schedules} observed schedules{first}")
 
 
 def _counts(hunt: TrialRow) -> Iterator[Fact]:
@@ -188,7 +188,7 @@ def clean_cards(record: Record) -> Iterator[Card]:
             where=_elsewhere(trial.finding, trial.trial.runner),
             source=trial.source,
             status=trial.status,
-            meaning="Nothing may be found on the clean subject.",
+            meaning="The unchanged engine must have no findings.",
             error=trial.error or "",
             sound=False,
             mechanism="",
@@ -235,7 +235,7 @@ def engine_cards(counterexamples: Sequence[EngineCounterexample]) -> Iterator[Ca
             where=_elsewhere(one.finding, one.trial.runner),
             source="shrunk",
             status="violated",
-            meaning="What the engine's own replay does differs.",
+            meaning="The engine's own replay differs.",
             error="",
             sound=False,
             mechanism="",
@@ -315,7 +315,9 @@ def finding_view(
     Its time line has at most `room` boxes. `contract` is the right one of the runner that fails.
     """
     seen = [_seen(violation) for violation in finding.violations]
-    nothing = Seen("nothing", 0, "Nothing was violated when it was played again.", None, ())
+    nothing = Seen(
+        "nothing", 0, "No property was violated when the schedule was played again.", None, ()
+    )
     lead = next((other for other in seen if other.property == expected), [*seen, nothing][0])
     return Finding(
         anchor=anchor,

@@ -169,7 +169,7 @@ def cause_of(row: TrialRow) -> str:
     runner, explanation = runner_of(row.finding, row.trial.runner), row.finding.explanation
     if explanation is None:
         seen = row.finding.violations
-        return f"{seen[0].property} on {runner}" if seen else "nothing is violated again"
+        return "no violation in the second play" if seen else "nothing was found"
     return f"{runner}: {next(culprits(explanation.cause), explanation.cause.blame)}"
 
 
@@ -179,7 +179,7 @@ def told(row: CleanRow | BugRow) -> Iterator[str]:
     if isinstance(row, BugRow):
         yield STATUSES[row.status][1]
     if isinstance(row, BugRow) and row.detected_by is not None:
-        yield f"must be seen by {row.detected_by}"
+        yield f"must be detected by {row.detected_by}"
     if finding is None:
         yield from [row.raised] if row.raised else []
         return
@@ -190,10 +190,10 @@ def told(row: CleanRow | BugRow) -> Iterator[str]:
         lead = finding.violations[0]
         others = list(dict.fromkeys(one.property for one in finding.violations[1:]))
         yield f"step {lead.step} violates {lead.property}: {lead.message}"
-        yield from [f"violated as well: {', '.join(others)}"] if others else []
+        yield from [f"also violated: {', '.join(others)}"] if others else []
     if finding.explanation is not None:
         yield from finding.explanation.proof
-        yield f"to blame: {to_blame(finding.explanation, runner_of(finding, row.trial.runner))}"
+        yield f"cause: {to_blame(finding.explanation, runner_of(finding, row.trial.runner))}"
     if finding.error is not None:
         yield f"the explainer failed: {finding.raised}"
     if lines_of(finding):
@@ -216,7 +216,7 @@ def _what(failure: Failure) -> str:
     finding = failure.row.finding
     if finding is None or not finding.violations:
         wanted = failure.row.detected_by if isinstance(failure.row, BugRow) else None
-        rest = f"; {wanted} must see it" if wanted else ""
+        rest = f"; {wanted} must detect it" if wanted else ""
         return f"{failure.title}: {failure.status}{rest}"
     lead = finding.violations[0]
     message = lead.message
@@ -236,11 +236,13 @@ def _why(row: CleanRow | BugRow) -> str:
         return row.raised
     if finding is not None:
         return "not known: no cause was found"
-    return f"nothing was found in {row.schedules:,} schedules, {row.replays:,} replays"
+    return f"no violation in {row.schedules:,} schedules and {row.replays:,} replays"
 
 
 def run_answers(record: Record, group: Group) -> Iterator[Answer]:
     """Yield what a reader of a red run asks, of one cause of it: the last are how and what else."""
     yield from group.answers
-    yield Answer("replay", (Piece(group.replay or f"no case was kept; again: {record.command}"),))
+    yield Answer(
+        "replay", (Piece(group.replay or f"no case was saved; run again: {record.command}"),)
+    )
     yield Answer("tried", (Piece(tried(record)),))

@@ -30,12 +30,18 @@ from paritybit.reports.texts import Fact
 
 UNCAPTURED_RUN: Mapping[UncapturedRun | None, str] = {
     None: "",
-    "as the graph": "Run eagerly through the same static buffers, the captured function gives the"
-    " graph’s bits: what it reads is wrong, not how it runs.",
-    "as the eager world": "Run eagerly through the same static buffers, the captured function"
-    " gives the eager bits: what it reads is right, what was captured is not.",
-    "as neither": "Run eagerly through the same static buffers, the captured function gives the"
-    " bits of neither world.",
+    "as the graph": (
+        "Run eagerly with the same static buffers, the captured function gives the graph’s "
+        "bits. Its inputs are wrong, not the capture."
+    ),
+    "as the eager world": (
+        "Run eagerly with the same static buffers, the captured function gives the eager "
+        "bits. Its inputs are right; the capture is wrong."
+    ),
+    "as neither": (
+        "Run eagerly with the same static buffers, the captured function gives bits that"
+        " differ from both the eager and the graph run."
+    ),
 }
 """What a run of the captured function, eagerly, says of the blame."""
 
@@ -145,19 +151,19 @@ def _led_there(cause: Cause) -> Iterator[Fact]:
     if cause.cell is not None:
         cell = cause.cell
         place, since = ", ".join(map(str, cell.place)), source_text(cell.since)
-        right = f"since {since}, {cell.right} in the eager world"
+        right = f"since {since}; the eager run has {cell.right}"
         yield Fact(f"{cell.table}[{place}] = {cell.value}", right)
     if cause.kept is not None:
         kept = cause.kept
         by = f"{source_text(kept.step)}, {kept.runner}, output {kept.output}, row {kept.row}"
-        yield Fact(by, f"a view of it was kept as {kept.what}, which is {kept.value} since")
+        yield Fact(by, f"a view of it was kept as {kept.what}, which has been {kept.value} since")
     if cause.given is not None:
         given = cause.given
         if given.left_by is not None and given.how is not None:
             yield _left(given.left_by, given.how)
-        right = "what is right is not known"
+        right = "the expected value is not known"
         if given.right is not None:
-            right = f"{given.right} would be right"
+            right = f"expected {given.right}"
         stale = ["stale"] if given.stale else []
         yield Fact(f"{given.what} = {given.value}", ", ".join([*stale, right]))
     if cause.listed is not None:
@@ -167,7 +173,7 @@ def _led_there(cause: Cause) -> Iterator[Fact]:
     if cause.baked is not None:
         baked = cause.baked
         what = baked.op if baked.argument is None else f"{baked.argument} of {baked.op}"
-        text = f"{baked.value} since the capture, {baked.right} run eagerly"
+        text = f"{baked.value} since the capture; {baked.right} when run eagerly"
         yield Fact(f"op {baked.place}, {what}", text)
     if cause.held is not None:
         held = cause.held
@@ -190,12 +196,12 @@ def _element(index: IndexOrigin) -> str:
 
 
 def _right(index: IndexOrigin) -> str:
-    written = "" if index.how == "equalized" else "written by this step"
+    written = "" if index.how == "equalized" else "written in this step"
     parts = ["stale"] if index.stale else [written] if written else []
     if index.right is None:
-        parts.append("what is right is not known")
+        parts.append("the expected value is not known")
     elif index.right != index.value:
-        parts.append(f"{index.right} would be right")
+        parts.append(f"expected {index.right}")
     if index.read not in (None, index.value):
         parts.append(f"leads to slot {index.read}")
     return ", ".join(parts)

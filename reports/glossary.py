@@ -6,26 +6,46 @@
 from collections.abc import Mapping
 
 GLOSSARY: Mapping[str, str] = {
-    "runner": "One of the engine's ways to run a batch by replaying a captured CUDA graph, such as"
-    " decode or target_verify.",
-    "bucket, padding": "A graph is captured for a few batch sizes, its buckets. A smaller batch is"
-    " filled up to the next one with padded rows, which belong to no request.",
-    "schedule": "A list of steps (admit a request, decode, draft, verify, finish) that is played in"
-    " two worlds: one runs every step eagerly, the other replays graphs.",
-    "property": "A statement that must hold after every step, such as “the graph's bits are the"
-    " eager bits”. One that does not hold is a finding.",
-    "trial": "One runner on one model, with one location scheme, page size and dtype, played"
-    " through a number of schedules. A clean trial is one of the unchanged engine.",
-    "hunt": "A trial with one known bug switched on. It ends when the bug shows, or when all its"
-    " schedules are played.",
-    "model, preset": "gemma3, gpt_oss and mimo: tiny models with the attention layers of the large"
-    " ones. The option that chooses one is --preset.",
-    "location scheme": "How an attention layer with a sliding window (SWA) finds the slots that it"
-    " writes: per_layer looks them up in every layer; preset reads a static buffer that was filled"
-    " before the replay; memo keeps the last look-up and gives it out again.",
-    "leg": "In the trial of a released engine: one of its runners on one model, in a process of its"
-    " own.",
-    "case": "A JSON file with one failing schedule, made as short as it can be, that anyone can"
-    " replay.",
+    "runner": (
+        "A part of the engine that runs one kind of batch by replaying captured CUDA graphs, "
+        "for example decode or target_verify."
+    ),
+    "bucket, padding": (
+        "A bucket is a batch size for which a graph was captured. A smaller batch is filled "
+        "up to the next bucket with padded rows, which belong to no request."
+    ),
+    "schedule": (
+        "A list of steps: admit a request, decode, draft, verify, finish. Each schedule is "
+        "played twice, once with eager forwards (the eager run) and once with graph replay "
+        "(the graph run)."
+    ),
+    "property": (
+        "A statement that must hold after every step, for example “graph replay and eager "
+        "execution produce the same bits”. A violated property is a finding."
+    ),
+    "trial": (
+        "One runner on one model, played through several schedules with fixed settings: "
+        "location scheme, page size and dtype. A clean trial tests the unchanged engine."
+    ),
+    "hunt": (
+        "A trial with one known bug switched on. It ends when a property detects the bug or "
+        "when it has played all schedules."
+    ),
+    "model, preset": (
+        "A small model with the attention layers of a published one: gemma3, gpt_oss or mimo. "
+        "The option --preset selects it."
+    ),
+    "location scheme": (
+        "How a sliding-window (SWA) layer finds its write slots. per_layer translates them in "
+        "every layer, preset reads a static buffer filled before the replay, and memo reuses "
+        "the last translation."
+    ),
+    "case": (
+        "A JSON file with one failing schedule, shortened as far as possible. Anyone can replay it."
+    ),
+    "record": (
+        "The JSON file that a run writes: results, findings and environment. The commands"
+        " report, compare and summary read it."
+    ),
 }
 """Ten words or pairs of words, those first that the others need."""

@@ -17,8 +17,8 @@ def hitches(record: Record) -> Iterator[Fact]:
     if stalled:
         yield Fact(
             "gates that opened by themselves",
-            f"{stalled}: where steps overlap the host waited some 4 s for each, and a race may"
-            " have been missed",
+            f"{stalled}: with overlapping steps, the host waited about 4 s for each, and "
+            "the run may have missed a race",
         )
 
 
@@ -28,6 +28,6 @@ def run_again(again: Sequence[RunAgain]) -> str:
     tasks = "1 task was" if count == 1 else f"{count} tasks were"
     more = f"; and {count - NAMED} more" if count > NAMED else ""
     return (
-        f"{tasks} run again, for another process or its machine may have ended the first run:"
-        f" {named}{more}"
+        f"{tasks} run again because another process or its machine may have ended the "
+        f"first run: {named}{more}"
     )

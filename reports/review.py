@@ -46,10 +46,10 @@ VERDICTS: Mapping[str, tuple[str, str, str]] = {
 """Of each verdict: the word, the tone, the sign."""
 
 MARKS: Mapping[str, tuple[str, str]] = {
-    "caught": ("●", "must detect it, and did"),
-    "also": ("○", "saw it as well"),
-    "missed": ("✕", "must detect it, but did not, or an error ended the hunt"),
-    "none": ("·", "did not see it"),
+    "caught": ("●", "must detect it and did"),
+    "also": ("○", "also detected it"),
+    "missed": ("✕", "must detect it but did not, or an error ended the hunt"),
+    "none": ("·", "did not detect it"),
 }
 """Of each kind of mark: the sign, the words."""
 
@@ -205,7 +205,7 @@ def review(record: Record) -> Review:
 def _figures(record: Record) -> Iterator[Fact]:
     everything: tuple[TrialRow, ...] = (*record.clean, *record.bugs)
     if record.clean:
-        yield Fact("clean trials green", clean_green(record))
+        yield Fact("clean trials passed", clean_green(record))
     if record.bugs:
         yield Fact("bug hunts that ended as expected", hunts_sound(record))
     yield Fact("schedules", f"{sum(hunt.schedules for hunt in everything):,}")
@@ -223,7 +223,7 @@ def _attention(record: Record, cards: Iterable[Card], events: Iterable[Event]) -
         wrong: list[str] = [] if trial.status in {"green", "red"} else [trial.status]
         wrong += [trial.error] if trial.error is not None else []
         if not trial.padded_replays:
-            wrong.append("no padded replay, so it proves nothing")
+            wrong.append("no padded replay, so this proves nothing")
         if wrong:
             yield Piece(f"{setting(trial)} ({trial.source}): {'; '.join(wrong)}", "clean")
     unreached = [event.name for event in events if event.required and not event.count]
@@ -332,14 +332,14 @@ def _pair(pair: BugOnRunner, hunts: Hunts) -> Pair:
         bad = next(card for _, card in hunts if not card.sound)
         return Pair("missed", "✕", f"{bad.status}: {bad.meaning}", bad.anchor)
     if kind == "also":
-        return Pair("also", "○", f"tried, cannot affect it: {pair.unaffected}", anchor)
+        return Pair("also", "○", f"tested, cannot affect the runner: {pair.unaffected}", anchor)
     if kind == "lacking":
-        return Pair("none", "–", f"cannot affect it: {pair.unaffected}", "")
+        return Pair("none", "–", f"cannot affect the runner: {pair.unaffected}", "")
     if kind == "unasked":
-        return Pair("none", "·", "not asked for", "")
+        return Pair("none", "·", "not selected", "")
     drawn = to_detection(rows)
     sources = "/".join(card.source for _, card in hunts)
-    return Pair("caught", drawn, f"caught after {drawn} schedules ({sources})", anchor)
+    return Pair("caught", drawn, f"detected after {drawn} schedules ({sources})", anchor)
 
 
 def _plots(record: Record) -> Iterator[Plot]:

@@ -11,11 +11,11 @@ from paritybit.reports.texts import Fact, value_text, words
 ON_A_CPU = (
     Fact(
         "CUDA graphs",
-        "On a CPU a graph is a tape: the ops of one forward, recorded with their tensors and"
-        " replayed into the same storages. A GPU’s launch order, its caching allocator and a"
-        " kernel’s race are not shown.",
+        "On a CPU, a graph is a tape: the ops of one forward, recorded with their tensors "
+        "and replayed into the same storage. It does not reproduce a GPU’s launch order, "
+        "caching allocator or kernel races.",
     ),
-    Fact("Triton kernels", "Not run: on a CPU the ops are PyTorch’s."),
+    Fact("Triton kernels", "Not run, because on a CPU the ops are PyTorch’s."),
 )
 
 
@@ -28,8 +28,8 @@ def skipped(record: Record) -> Iterator[Fact]:
         yield from ON_A_CPU
     for runner in record.uncompiled_runners:
         if runner in on_trial:
-            message = f"{runner} runs the function that it would compile, uncompiled."
-            yield Fact("the compiler’s arithmetic", message)
+            message = f"{runner} runs the function without compiling it."
+            yield Fact("compiler arithmetic", message)
     lacking = [pair for pair in pairs if not pair.can_be_switched_on]
     if lacking:
         message = f"{len(lacking)} of {len(pairs)} pairs of bug and runner: the runner lacks"
@@ -40,8 +40,8 @@ def skipped(record: Record) -> Iterator[Fact]:
         if pair.can_be_switched_on and (pair.bug, pair.runner) not in hunted
     ]
     if left_out:
-        yield Fact("hunts not asked for, or not reached", value_text(left_out))
+        yield Fact("hunts not selected, or not reached", value_text(left_out))
     runners = dict.fromkeys(pair.runner for pair in pairs)
     not_on_trial = [name for name in runners if name not in on_trial]
     if not_on_trial:
-        yield Fact("runners not on trial", words(not_on_trial))
+        yield Fact("runners not tested", words(not_on_trial))

@@ -49,8 +49,9 @@ def _lines(record: Record, shown: Review) -> Iterator[str]:
         )
         yield ""
         yield (
-            "Schedules drawn until it was caught, by source; ○ tried, cannot affect it; – the"
-            " runner lacks what it is about; ✕ not as the table says; · not asked for."
+            "Cells show the schedules needed to detect the bug, by source; ○ tested, "
+            "cannot affect the runner; – cannot be switched on in this runner; ✕ "
+            "unexpected result; · not selected."
         )
         yield ""
     yield "### Figures"

@@ -10,20 +10,29 @@ from typing import Any, Literal
 from paritybit.harness.records.schema import BugOnRunner, BugRow, CleanRow, Record, TrialRow
 
 STATUSES: Mapping[str, tuple[bool, str]] = {
-    "caught": (True, "The property that must detect it did."),
-    "clean is red too": (False, "What showed it shows on the clean build as well."),
-    "not reproduced": (False, "Caught in the hunt, but not when its shrunk schedule was played."),
+    "caught": (True, "The required property detected the bug."),
+    "clean is red too": (False, "The same property is violated on the clean engine."),
+    "not reproduced": (
+        False,
+        "The hunt detected the bug, but replaying the shrunk schedule did not.",
+    ),
     "undeclared state": (
         False,
-        "It depends on state that no one declared: a fresh process does not show it.",
+        "It depends on undeclared state, because a fresh process does not reproduce it.",
     ),
-    "failed": (False, "An error ended it: nothing is proved."),
-    "device lost": (False, "A step ended the device's context; what follows ran in a new process."),
-    "unaffected": (True, "It shows nowhere, as expected: it cannot affect this runner."),
-    "missed": (False, "No schedule showed it."),
-    "wrong property": (False, "Seen, but not by the property that must detect it."),
-    "affected after all": (False, "It was expected to show nowhere, yet it was seen."),
-    "vacuous": (False, "No replay could have shown it, so nothing was proved."),
+    "failed": (False, "An error ended the hunt, so it proves nothing."),
+    "device lost": (False, "A step lost the device. Later work ran in a new process."),
+    "unaffected": (
+        True,
+        "No schedule showed the bug, as expected, because it cannot affect this runner.",
+    ),
+    "missed": (False, "No schedule showed the bug."),
+    "wrong property": (False, "A property detected the bug, but not the required one."),
+    "affected after all": (
+        False,
+        "A property detected the bug, although it was expected to have no effect.",
+    ),
+    "vacuous": (False, "No replay could have shown the bug, so the hunt proves nothing."),
 }
 """Of each status of a hunt: whether it is as expected, and what it means."""
 
@@ -64,7 +73,7 @@ def hunts_sound(record: Record) -> str:
 
 def tried(record: Record) -> str:
     """Say what was tried, and how much of it ended as it should."""
-    parts = [f"{clean_green(record)} clean trials green"] if record.clean else []
+    parts = [f"{clean_green(record)} clean trials passed"] if record.clean else []
     parts += [f"{hunts_sound(record)} hunts as expected"] if record.bugs else []
     return f"{', '.join(parts)}; {extent(record)}"
 
@@ -136,7 +145,7 @@ def of_faults(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
         seen = sum(judged["observations"] for judged in of_legs)
         if worst["verdict"] == "absent" and runner in left_open:
             entry = left_open[runner]
-            message = f"{entry['leg']} came to no verdict: {entry['reason']}"
+            message = f"{entry['leg']} has no verdict: {entry['reason']}"
             worst = {**worst, "verdict": "undecided", "message": message}
         rows.append({**worst, "observations": seen})
     return rows

@@ -35,17 +35,17 @@ from paritybit.subjects.runners.base import GraphRunner
 from torch import Tensor
 
 DECLARED = {
-    "CountingGraph": "what a graph has recorded, and a counter of the harness's",
-    "TapeSegment": "what a graph has recorded",
-    "CudaSegment": "what a graph has recorded",
-    "StaticInputs.conversions": "forgotten by a reset, made by a capture",
-    "StaticLists.conversions": "forgotten by a reset, made by a capture",
-    "LocState.cached_loc": "the memo, which lies in a graph's memory where a graph made it",
-    "LocState.cached_source": "what the memo was made of, in a graph's memory too",
-    "CpuGraphRunner.listed": "the key lists of the last forward, made anew by each",
-    "Kernel.compiled": "kernels compiled so far, of the machine and of no request",
-    "Capture.breaks": "what one segment of a graph hands to the next",
-    "SegmentCalls": "what explanations read of a graph",
+    "CountingGraph": "recorded graph contents, and a counter used by the harness",
+    "TapeSegment": "recorded graph contents",
+    "CudaSegment": "recorded graph contents",
+    "StaticInputs.conversions": "cleared by a reset, created by a capture",
+    "StaticLists.conversions": "cleared by a reset, created by a capture",
+    "LocState.cached_loc": "the memo, stored in the memory of the graph that created it",
+    "LocState.cached_source": "the source of the memo, stored in graph memory too",
+    "CpuGraphRunner.listed": "the key lists of the last forward, rebuilt by each forward",
+    "Kernel.compiled": "compiled kernels; they depend on the machine, not on any request",
+    "Capture.breaks": "data passed from one graph segment to the next",
+    "SegmentCalls": "graph data that explanations read",
 }
 """What of our engine's Python objects may differ after a reset, and why."""
 

@@ -23,24 +23,24 @@ class Offer(StrEnum):
     A property names what it needs; a scheduler plans no work that an engine does not take.
     """
 
-    ARITHMETIC = "outputs and KV of the reference's own arithmetic, bit for bit"
+    ARITHMETIC = "outputs and KV of the reference arithmetic, bit for bit"
     KV = "all KV, readable slot by slot"
-    FRESH_ENGINE = "an engine just captured, over the same KV"
+    FRESH_ENGINE = "a freshly captured engine over the same KV"
     STATIC_INPUTS = "the dtypes and addresses of static inputs"
     GRAPHS = "which graphs were replayed"
     LOG = "what the engine logs"
     PYTHON_STATE = "its Python objects, and which of them a reset leaves changed"
-    NOISE = "KV and static inputs that noise may be written to"
-    LARGER_BUCKET = "a batch replayed in a larger bucket than it needs"
-    IDLE_REPLAY = "a replay of padded rows alone"
+    NOISE = "KV and static inputs that noise can be written to"
+    LARGER_BUCKET = "replaying a batch in a larger bucket than it needs"
+    IDLE_REPLAY = "replaying padded rows only"
     CROSS_ATTENTION = "requests with cross attention"
     TRACKED_STATE = "requests whose recurrent state is tracked"
-    SECTIONS = "requests whose positions run apart by section, as with images"
+    SECTIONS = "requests whose positions differ by section, as with images"
     TREES = "drafts that branch, verified as a tree"
     JOINT_PREFILL = "several requests prefilled in one forward"
-    ALLOCATOR = "who holds which slot, as the engine's own allocator has it"
-    READS = "the index lists by which each row reads KV"
-    INPUTS = "what its static inputs hold, by names that are known"
+    ALLOCATOR = "the owner of each slot, according to the engine's own allocator"
+    READS = "the index lists from which each row reads KV"
+    INPUTS = "the contents of its static inputs, under known names"
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,8 @@ def run_bench(options: argparse.Namespace) -> int:
 def print_preset(row: Data) -> None:
     """Print what was measured of one preset's steps."""
     print(
-        f"{row['preset']}: {row['steps_per_second']} differential steps/s; "
-        f"{row['share_of_held_checks']} of the time goes to checks of reads, index tables "
+        f"{row['preset']:8} {row['steps_per_second']:7.0f} differential steps/s; "
+        f"{row['share_of_held_checks']:.0%} of the time goes to checks of reads, index tables "
         "and slot ownership"
     )
     parts = ", ".join(f"{name} {ms}" for name, ms in row["parts_milliseconds"].items())
@@ -62,7 +62,7 @@ def print_preset(row: Data) -> None:
         f"8 x 64 floats: {row['step_milliseconds']} ms ({parts})"
     )
     print(
-        f"         {row['captures_per_second']} captures/s, {row['schedules_per_second']} "
+        f"         {row['captures_per_second']:.0f} captures/s, {row['schedules_per_second']} "
         "generated schedules/s, on the CPU"
     )
 
@@ -70,14 +70,14 @@ def print_preset(row: Data) -> None:
 def captures_line(row: Data) -> str:
     """Return what captures take of hunts."""
     count, seconds = len(row["hunts"]), row["seconds"]
-    return f"captures take {row['share_of_captures']} of {seconds} CPU seconds in {count} hunts"
+    return f"captures take {row['share_of_captures']:.0%} of {seconds} CPU seconds in {count} hunts"
 
 
 def print_bandwidth(found: Data) -> None:
     """Print how fast storages are compared and copied."""
     print(
         f"storages: compared at {found['comparison_gb_per_second']} GB/s, copied at "
-        f"{found['copy_gb_per_second']} GB/s (ratio {found['comparison_over_copy']})"
+        f"{found['copy_gb_per_second']} GB/s (ratio {found['comparison_over_copy']:.0%})"
     )
 
 
@@ -87,7 +87,7 @@ def sharing_line(row: Data) -> str:
         return f"not measured under MPS: {row['error']}"
     if row["error"] is not None:
         return f"{spread_of(row)}: failed: {row['error']}"
-    return f"{spread_of(row)}: {row['steps_per_second']} differential steps/s in total"
+    return f"{spread_of(row)}: {row['steps_per_second']:.0f} differential steps/s in total"
 
 
 def beginning_line(row: Data) -> str:

@@ -93,7 +93,7 @@ def compare_engines(pair: Sequence[tuple[Any, str]], options: argparse.Namespace
         text = engine_page.render_comparison(before, after, comparison)
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         files = f"{options.before.name} and {options.after.name}"
-        raise MalformedError(f"{files}: not complete records: {error}") from error
+        raise MalformedError(f"{files}: not complete records: {error!r}") from error
     run_record.require_writable(options.page)
     return show_comparison(comparison, list(engine_tables(comparison)), text, options.page)
 

@@ -64,9 +64,11 @@ def engine_case_of(data: Any, name: str) -> EngineCase:
     if data["version"] == 1:
         data = from_version_1(data, name)
     if data.keys() != KEYS:
-        raise MalformedError(f"{name}: a case has exactly the keys {', '.join(sorted(KEYS))}")
+        raise MalformedError(
+            f"{name}: a case must have exactly these keys: {', '.join(sorted(KEYS))}"
+        )
     if not isinstance(data["engine"], str):
-        raise MalformedError(f"{name}: engine of a case cannot be {quoted(data['engine'])}")
+        raise MalformedError(f"{name}: {quoted(data['engine'])} is not a valid engine for a case")
     return EngineCase(data["engine"], case_from_json(data["case"], name))
 
 
@@ -78,7 +80,7 @@ def from_version_1(data: Mapping[str, Any], name: str) -> dict[str, Any]:
     old = from_version_3(dict(data))
     if old.keys() != KEYS_OF_VERSION_1:
         wanted = ", ".join(sorted(KEYS_OF_VERSION_1))
-        raise MalformedError(f"{name}: a case has exactly the keys {wanted}")
+        raise MalformedError(f"{name}: a case must have exactly these keys: {wanted}")
     target = RENAMED_PROPERTIES.get(str(old["target"]), old["target"])
     violation = {"property": target, "step": 0, "message": old["message"], "where": {}}
     case = {

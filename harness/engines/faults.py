@@ -66,30 +66,30 @@ class Fault:
 
 FAULTS: Mapping[str, Fault] = {
     "swa_pad": Fault(
-        statement="padded rows keep an earlier batch's SWA write locations, and write there",
+        statement="padded rows keep an earlier batch's SWA write locations and write there",
         properties=frozenset({"write_frame"}),
         lives=has_input(SWA_LOCATIONS),
         exposed=tail_was_used(SWA_LOCATIONS),
         shows=writes_foreign_swa_slots_alone,
-        nowhere="no batch brings it static SWA write locations",
+        nowhere="no batch gives it static SWA write locations",
         follows=OF_CONTENTS,
     ),
     "swa_int64": Fault(
-        statement="SWA write locations are of another dtype than the pool's own translation",
+        statement="SWA write locations have a different dtype than the pool's own translation",
         properties=frozenset({"index_contract"}),
         lives=hands_locations_over,
         exposed=hands_locations_over,
         shows=hands_over_another_dtype,
-        nowhere="it hands no SWA write locations over",
+        nowhere="it passes on no SWA write locations",
         follows=frozenset({"live_inputs"}),
     ),
     "req_pool_pad": Fault(
-        statement="padded rows keep an earlier batch's request rows, and read what those hold",
+        statement="padded rows keep an earlier batch's request rows and read KV through them",
         properties=frozenset({"hermetic_replay", "read_frame"}),
         lives=has_input(REQUEST_ROWS),
         exposed=tail_was_used(REQUEST_ROWS),
         shows=padded_rows_are_requests,
-        nowhere="no batch brings it static request rows",
+        nowhere="no batch gives it static request rows",
         lacking=frozenset({"piecewise", "breakable"}),
     ),
 }
@@ -202,11 +202,11 @@ class Evidence:
         if name in self.shown:
             verdict, message = Verdict.PRESENT, self.shown[name]
         elif count:
-            verdict, message = Verdict.ABSENT, f"it would have shown in {count} replays"
+            verdict, message = Verdict.ABSENT, f"{count} replays could have shown it, and none did"
         elif self.replays and not self.living[name]:
             verdict, message = Verdict.ABSENT, fault.nowhere
             if fault.lacking is not None and self.runner not in fault.lacking:
-                verdict, message = Verdict.UNDECIDED, f"{message} by a name that is known"
+                verdict, message = Verdict.UNDECIDED, f"{message} under a known name"
         else:
             verdict = Verdict.UNDECIDED
             message = f"none of {self.replays} replays could have shown it"

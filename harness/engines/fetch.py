@@ -78,9 +78,11 @@ def package_of(spec: str) -> Package:
         found = []
     if len(found) > 1:
         both = " and of ".join(package.name for package in found)
-        raise MalformedError(f"{quoted(spec)} holds the source of {both}: name a folder of one")
+        raise MalformedError(
+            f"{quoted(spec)} contains the source of both {both}; name a folder with only one"
+        )
     if not found:
-        raise MalformedError(f"{quoted(spec)} is no engine: {what_is_an_engine()}")
+        raise MalformedError(f"{quoted(spec)} is not an engine; {what_is_an_engine()}")
     return found[0]
 
 
@@ -88,13 +90,16 @@ def what_is_an_engine() -> str:
     """Say what may be asked for."""
     names = " or ".join(f"{name}==VERSION" for name in PACKAGES)
     folders = " or ".join(f"{one.name}/{one.marker}" for one in PACKAGES.values())
-    return f"neither {names} nor a folder with {folders}, or with these in its folder python"
+    return (
+        f"expected {names}, or a folder that contains {folders}, directly or in its subfolder "
+        "python"
+    )
 
 
 def require_release(version: str, package: Package = SGLANG) -> None:
     """Raise MalformedError for what is no version number: it becomes part of a folder's name."""
     if re.fullmatch(VERSION, version) is None:
-        raise MalformedError(f"{quoted(version)} is not a release, as {package.example} is")
+        raise MalformedError(f"{quoted(version)} is not a release number such as {package.example}")
 
 
 def release_of(spec: str) -> tuple[str, Package]:
@@ -105,7 +110,7 @@ def release_of(spec: str) -> tuple[str, Package]:
     name, _, version = spec.rpartition("==")
     package = PACKAGES.get(name or SGLANG.name)
     if package is None:
-        raise MalformedError(f"{quoted(name)} is no engine: there are {', '.join(PACKAGES)}")
+        raise MalformedError(f"{quoted(name)} is not an engine; valid: {', '.join(PACKAGES)}")
     require_release(version, package)
     return version, package
 
@@ -127,7 +132,7 @@ def fetch(version: str, package: Package = SGLANG) -> Found:
                 needed = [one for one in archive.namelist() if not one.endswith(package.unneeded)]
                 archive.extractall(unpacked, needed)
             if folder_of_package(unpacked, name, marker) is None:
-                raise CannotRunError(f"{name} {version} has no {name}/{marker} in its wheel")
+                raise CannotRunError(f"the wheel of {name} {version} contains no {name}/{marker}")
             _move(unpacked, home)
         found = folder_of_package(home, name, marker)
         assert found is not None
@@ -147,7 +152,9 @@ def released(oldest: str, package: Package = SGLANG) -> list[str]:
     said = _pip("index", "versions", package.name)
     listed = re.search(r"Available versions: (.*)", said)
     if listed is None:
-        raise CannotRunError(f"the releases of {package.name} are not known: no index answers")
+        raise CannotRunError(
+            f"cannot list the releases of {package.name} because no package index answers"
+        )
     versions = [version.strip() for version in listed[1].split(",")]
     since = [version for version in versions if in_order(version) >= in_order(oldest)]
     return sorted(since, key=in_order)
@@ -177,13 +184,17 @@ def _download(version: str | None, into: Path, package: Package) -> Path:
     if wheels:
         return wheels[0]
     if OTHER_HASH in said:
-        raise MalformedError(f"what the index has of {wanted} has another hash than is pinned")
+        raise MalformedError(
+            f"the hash of {wanted} on the package index differs from the pinned hash"
+        )
     listed = re.search(r"from versions: (.*)\)", said)
     if version is not None and listed is not None and listed[1].strip() not in {"", "none"}:
         raise MalformedError(
-            f"there is no release {version} of {package.name} for this Python on the index"
+            f"the package index has no {package.name} {version} for this Python version"
         )
-    raise CannotRunError(f"{wanted} is not here and could not be fetched: no index answers")
+    raise CannotRunError(
+        f"{wanted} is not installed and cannot be downloaded because no package index answers"
+    )
 
 
 def pinned(wanted: str) -> str | None:
@@ -218,9 +229,11 @@ def _install(name: str) -> None:
         )
         if not target.exists():
             if OTHER_HASH in said:
-                raise MalformedError("what engines import has another hash than is pinned")
+                raise MalformedError(
+                    "the hash of a dependency of the engine differs from the pinned hash"
+                )
             last = (said.strip().splitlines() or ["no output"])[-1]
-            raise CannotRunError(f"what engines import could not be installed: {last}")
+            raise CannotRunError(f"cannot install the dependencies of the engine: {last}")
         _move(target, folder() / name)
 
 
@@ -251,8 +264,8 @@ def _require_place(name: str) -> None:
 
 def _not_kept(name: str, error: OSError) -> CannotRunError:
     """Return why what was fetched is not there; it names no path, as a record may hold it."""
-    reason = error.strerror or "not all of it could be copied"
-    return CannotRunError(f"{name} cannot be kept where engines are ({FOLDER_VARIABLE}): {reason}")
+    reason = error.strerror or "some files could not be copied"
+    return CannotRunError(f"cannot store {name} in the engine folder ({FOLDER_VARIABLE}): {reason}")
 
 
 def _pip(*arguments: str) -> str:

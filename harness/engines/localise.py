@@ -49,23 +49,26 @@ class Leftovers:
         if self.smallest is None:
             return None
         if len(self.smallest) == 1:
-            what, given = f"static input {self.smallest[0]}", "it as it was"
+            what, given = f"static input {self.smallest[0]}", "its value"
         else:
-            what = f"static inputs {', '.join(self.smallest[:-1])} and {self.smallest[-1]} together"
-            given = "all of them as they were"
+            what = f"static inputs {', '.join(self.smallest[:-1])} and {self.smallest[-1]}"
+            given = "their values"
         return (
-            f"what earlier replays left in {what} is the cause: with {given} just captured,"
-            f" {self.target} is not violated"
+            f"the cause is the value that earlier replays left in {what}: with {given} in "
+            f"a freshly captured runner, {self.target} is not violated"
         )
 
     @property
     def no_cause(self) -> str:
         """Why no leftover is the cause, in one sentence."""
         if not self.left:
-            said = "earlier replays left nothing in any static input"
+            said = "earlier replays changed no static input"
         else:
-            said = f"no set of static inputs, not even all {len(self.left)} that changed, mends it"
-        return f"{said}: {self.target} does not come of what they hold"
+            said = (
+                f"restoring static inputs does not fix it, not even all {len(self.left)} that "
+                "changed"
+            )
+        return f"{said}, so their values do not cause the violation of {self.target}"
 
 
 @dataclass

@@ -153,7 +153,10 @@ class PaddingLedger:
         for name, declared in self.subject.declared_padding().items():
             if declared.meaning is None:
                 word = declared.word
-                return f"the engine declares the padding of {name} as {word}, which is not known"
+                return (
+                    f"the engine declares the padding of {name} as {word}, which is an "
+                    "unknown policy"
+                )
         return None
 
     def _other_values(self, tail: Tensor, bound: float) -> Tensor:

@@ -46,7 +46,7 @@ def faults_of(
             known("runner", runner, RUNNERS)
         if name not in faults:
             raise CannotRunError(
-                f"the trial of an engine cannot tell {name}; it tells {', '.join(faults)}"
+                f"{name} cannot be tested on this engine; valid: {', '.join(faults)}"
             )
         found.append((name, runner or None))
     return found
@@ -154,7 +154,7 @@ def sentence(
         more = f"; and {len(found) - 1} more" if len(found) > 1 else ""
         where = f"{first['runner']} {first['preset']}"
         cause = f": {first['cause']}" if first["cause"] else ""
-        said = f"{first['property']} of {where}{classes}: {first['message']}{cause}"
+        said = f"{first['property']} on {where}{classes}: {first['message']}{cause}"
         return f"{name}: {said}{more}{still}"
     of_faults = ", ".join(f"{fault}@{on}" if on else fault for fault, on in asked)
     if judge(answer, asked, faults) is Verdict.UNDECIDED:
@@ -169,7 +169,7 @@ def sentence(
     padded = sum(leg["padded"] for leg in answer["legs"])
     runners = ", ".join(dict.fromkeys(leg["runner"] for leg in answer["legs"]))
     what = f"no {of_faults}" if of_faults else "nothing differs"
-    return f"{name}: {what} in {replays} replays, {padded} of them padded, of {runners}{still}"
+    return f"{name}: {what} in {replays} replays ({padded} padded) on {runners}{still}"
 
 
 def untold(answer: Mapping[str, Any], asked: Asked) -> list[str]:
@@ -180,14 +180,14 @@ def untold(answer: Mapping[str, Any], asked: Asked) -> list[str]:
     told = {(entry["fault"], entry["runner"]) for entry in answer["faults"]}
     open_runners = {entry["runner"] for entry in answer["undecided"]}
     faults = [
-        f"{fault} on {runner} (no leg of it was played)"
+        f"{fault} on {runner} (the runner was not tested)"
         for fault, runner in asked
         if runner and (fault, runner) not in told and runner not in open_runners
     ]
     if any(leg["replays"] for leg in answer["legs"]):
         return faults
     lacking = answer.get("lacking", ())
-    return faults + [f"no {entry['runner']}: {entry['reason']}" for entry in lacking]
+    return faults + [f"{entry['runner']} is not available: {entry['reason']}" for entry in lacking]
 
 
 def write(record: dict[str, Any], path: Path) -> None:
@@ -203,7 +203,7 @@ def trial_of(data: Any, name: str) -> dict[str, Any]:
     found = of_format(data, name, FORMAT, VERSION)
     lacking = sorted(KEYS - found.keys())
     if lacking:
-        raise MalformedError(f"{name} is not a whole record of a trial: it lacks {lacking[0]}")
+        raise MalformedError(f"{name} is not a complete engine record: it lacks {lacking[0]}")
     return found
 
 

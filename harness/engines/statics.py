@@ -95,8 +95,9 @@ class Judged:
             "the padding of ": padding - live,
         }
         return [
-            f"not judged by itself: {part}{listed(names)}: what it must hold is not known; what is"
-            " wrong in it shows only by what a replay reads, stores or gives"
+            f"not checked directly: {part}{listed(names)}. The expected values are not "
+            "known, so an error there shows only in what a replay reads, writes or "
+            "returns"
             for part, names in unknown.items()
             if names
         ]

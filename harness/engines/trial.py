@@ -36,13 +36,14 @@ VARIABLES = re.compile(
 """The variables of the environment that an engine's code is given: none of them is a secret."""
 
 EMULATED_ON_CPU = (
-    "the CUDA graph: a tape of the captured calls, replayed with the same tensors",
+    "CUDA graphs: the calls are recorded on a tape and replayed with the same tensors",
     "Triton kernels: run by Triton's interpreter",
 )
 EMULATED_ON_GPU = (
-    "what the engine has compiled for a GPU, in packages beside it or as it runs: its Triton"
-    " kernels, and where it has none its own code in torch",
-    "memory between the parts of a prefill's graph: held, where the engine lets it be used again",
+    "code that the engine compiles for a GPU: replaced by its Triton kernels, or by its "
+    "own PyTorch code where it has no Triton kernel",
+    "memory between the parts of a prefill graph: kept allocated, where the engine allows "
+    "its reuse",
 )
 """What is not the engine's on a device, whichever engine it is."""
 
@@ -90,7 +91,7 @@ class Ran:
     def said_by(self, task: LegTask) -> LegAnswer:
         """Return what a leg said; of one that was interrupted, what it had told."""
         ended = self.said.get(task.label)
-        return ended or cut_short(task, "it was interrupted", self.heard.get(task.label))
+        return ended or cut_short(task, "the run was interrupted", self.heard.get(task.label))
 
 
 def cut_short(task: LegTask, reason: str, heard: Played | None) -> LegAnswer:
@@ -220,15 +221,15 @@ def planned(answer: Answer, engine: Found, settings: Settings, legs_of: LegsOf) 
     for name in settings.runners or tuple(adapter.runners):
         runner = adapter.runners.get(name)
         if runner is None:
-            answer.leave_open(name, name, f"it is not driven: {adapter.undriven[name]}")
+            answer.leave_open(name, name, f"paritybit does not drive it: {adapter.undriven[name]}")
         elif settings.device not in adapter.devices:
             only = " and ".join(sorted(adapter.devices))
-            answer.leave_open(name, name, f"this engine is driven on {only} alone")
+            answer.leave_open(name, name, f"this engine runs only on {only}")
         elif settings.device != "cpu" and not runner.captures:
-            reason = "it compiles a function on a CPU, and has no place on a GPU"
+            reason = "it compiles a function for a CPU and does not run on a GPU"
             answer.lack(name, reason)
         elif not mentions(engine.package / PACKAGES[engine.engine].marker, runner.word):
-            answer.lack(name, f"nothing in the engine is called {runner.word}")
+            answer.lack(name, f"the engine has nothing called {runner.word}")
         else:
             tasks += legs_of(name)
     if not settings.runners:

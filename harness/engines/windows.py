@@ -15,8 +15,8 @@ BEYOND = 3
 """How many positions beyond the window are probed, on either side."""
 
 ONE_MORE = (
-    "the engine's extend kernel masks with the window and one key more, in every release known:"
-    " a public difference between its own phases"
+    "the engine's extend kernel masks with the window plus one key in every known "
+    "release; the engine's own phases differ publicly"
 )
 """Why one key more on extend, and nothing else, is listed."""
 
@@ -35,7 +35,7 @@ def window_findings(
         listed = ONE_MORE if mode is Mode.EXTEND and keys == window + 1 else None
         if listed:
             held[mode] = keys
-        said = f"told a window of {window}, the engine's own attention sees {keys} keys on {mode}"
+        said = f"with a window of {window}, the engine's own attention sees {keys} keys on {mode}"
         found.append(Finding(trial.runner, trial.preset, "dense_agreement", said, listed=listed))
     return held, found
 

@@ -255,7 +255,7 @@ class _Session:
         try:
             sharing = self.adapter.sharing(self.engine, self.trial, self.asked)
         except AssertionError as error:
-            self.refused = f"it cannot be built beside the decode runner: {message(error)}"
+            self.refused = f"it cannot be built alongside the decode runner: {message(error)}"
             sharing = None
         return sharing or self._lockstep(self.trial)
 
@@ -278,7 +278,9 @@ class _Session:
         giving_back = GivingBack(leg.lockstep, failing, STEP_PROPERTIES | {target})
         self.answer.leftovers = giving_back.explain(target)
         if not self.answer.leftovers.reproduced:
-            self.answer.undecided = f"{target} was not violated again: it depends on the first play"
+            self.answer.undecided = (
+                f"{target} was not violated again, so it depends on state from the first play"
+            )
 
     def _soak(self) -> None:
         """Play one piece of a soak; shrink what fails."""
@@ -321,7 +323,7 @@ class _Session:
         answer.policies = [{**self._label(), **policy} for policy in ledger.policies()]
         for policy in answer.policies:
             if policy["holds"] == "no":
-                said = f"declared {policy['declared']}, its padding is {policy['observed']}"
+                said = f"declared {policy['declared']}, but its padding is {policy['observed']}"
                 self.evidence.add("declared_padding", f"{policy['buffer']}: {said}", ())
         for name, entry in ledger.entries.items():
             if entry.moved:
@@ -346,7 +348,9 @@ class _Session:
             "outlived": 0,
             "moved": 0,
             "message": None,
-            "verdict": f"never exists beside windows: {refused}" if refused else "not decided",
+            "verdict": f"cannot exist together with windows: {refused}"
+            if refused
+            else "not decided",
         }
 
     def _own_eager(self) -> None:
@@ -360,9 +364,9 @@ class _Session:
         self._book(leg)
         self.answer.faults = []
         if not leg.result.steps:
-            self.answer.undecided = "nothing was played in the engine's own eager mode"
+            self.answer.undecided = "the engine's own eager mode played nothing"
         elif leg.result.replays:
-            self.answer.undecided = "a graph was replayed in the engine's own eager mode"
+            self.answer.undecided = "the engine's own eager mode replayed a graph"
 
     def _own_kernels(self) -> None:
         """Try the decode runner with the engine's own kernels, against the dense oracle."""
@@ -384,7 +388,7 @@ class _Session:
         leg.play(REUSING, STEP_PROPERTIES | {"dense_agreement"})
         if errors:
             self.answer.notes.append(
-                f"with the engine's own kernels, live logits are off the dense oracle by up to"
-                f" {max(errors):.2g}; the bound is {bound:g}"
+                "with the engine's own kernels, live logits differ from the dense oracle "
+                f"by up to {max(errors):.2g}; the tolerance is {bound:g}"
             )
         self._finish(leg, found)

@@ -38,7 +38,10 @@ def _moved_buffer(recorded: RecordedForward) -> Cause | None:
     for name, captured in facts.captured_buffers.items():
         now = facts.buffers.get(name)
         if now is not None and now.address != captured.address:
-            message = f"{name} is another tensor than at capture, and the graph reads that one"
+            message = (
+                f"{name} is no longer the tensor that was captured, and the graph still reads "
+                "the captured one"
+            )
             return Cause("build", site=site_of(StaticInputs, message, "static buffer"))
     return None
 
@@ -59,8 +62,8 @@ def _locations_misread(recorded: RecordedForward) -> Cause | None:
             else None
         )
         message = (
-            f"the locations are {loc.dtype} and the store reads {dtype}: row 1 is read"
-            " from the upper half of element 0"
+            f"the locations are {loc.dtype} but the store reads {dtype}: row 1 is read "
+            "from the upper half of element 0"
         )
         return Cause("build", site=site_of(Ops.store_kv, message, "store_kv"), index=found)
     return None
@@ -73,7 +76,10 @@ def _unlisted_conversion(recorded: RecordedForward) -> Cause | None:
     if not unlisted:
         return None
     name, source, destination = unlisted[0]
-    message = f"{name} is copied from {source} into {destination}, which no list allows"
+    message = (
+        f"copying {name} converts {source} to {destination}, which is not on the list of "
+        "allowed conversions"
+    )
     return Cause("build", site=site_of(StaticInputs.populate, message))
 
 
@@ -89,9 +95,9 @@ def off_path_cause(recorded: RecordedForward) -> Cause | None:
         return None
     place = places[wanted]
     message = (
-        f"op {place} of {len(operations)} in the graph is a translation, the first of"
-        f" {len(places) - wanted} too many; the next store is number"
-        f" {operations[:place].count('store_kv')}"
+        f"op {place} of the graph's {len(operations)} is a translation, the first of "
+        f"{len(places) - wanted} unexpected ones; the next store is number "
+        f"{operations[:place].count('store_kv')}"
     )
     return Cause("build", site=site_of(getattr(SubjectPool, TRANSLATE), message, TRANSLATE))
 

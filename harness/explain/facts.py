@@ -336,7 +336,7 @@ class StaticInputRow:
     def __post_init__(self) -> None:
         """Raise ValueError unless every element has a value and a step that left it."""
         if len(self.left_by) != len(self.values):
-            raise ValueError(f"static input {self.name[:80]!r} has an element that no step left")
+            raise ValueError(f"static input {self.name[:80]!r} has an element that no step wrote")
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,10 @@ LISTS = {"swa": "window list", "full": "key list"}
 """What the keys that a row lists on layers of each kind are called."""
 
 WRITTEN: Mapping[How, str] = {
-    "copied": "was written by this very step, copied from its batch",
-    "reset": "was written by this very step, reset as padding",
-    "equalized": "was not written by this step: it is what the harness gives to all that padding"
-    " keeps",
-    "capture": "has been so since the capture",
+    "copied": "was copied from the batch in this step",
+    "reset": "was reset as padding in this step",
+    "equalized": "was not written in this step; it still holds the harness's poison value",
+    "capture": "has not been written since the capture",
 }
 """How an element that is not stale came to hold what it holds."""
 
@@ -65,14 +64,15 @@ def _then_alone(at: Situation, cause: Cause) -> str:
         return f"Then step {at.step} runs {_path(at)}, and fails."
     if cause.given is None:
         return (
-            "Then each op that both worlds run gives the same in both, and what they leave differs."
+            "Then every op that both runs execute gives the same result in both, but the "
+            "final states differ."
         )
     if cause.compared:
         first, second, _ = cause.compared
         values = f"{cause.given.right or 'not known'} {first} and {cause.given.value} {second}"
         return f"Then {cause.given.what} is {values}."
     right = "not known" if cause.given.right is None else cause.given.right
-    return f"Then {cause.given.what} is {cause.given.value}; what is right there is {right}."
+    return f"Then {cause.given.what} is {cause.given.value}; expected {right}."
 
 
 def _buts(cause: Cause) -> Iterator[str]:
@@ -80,7 +80,7 @@ def _buts(cause: Cause) -> Iterator[str]:
     if cause.listed is not None and cause.difference is not None:
         yield f"But {_list(cause.listed, cause.difference.rows)}."
     if cause.twin_agrees:
-        yield "But a runner just captured does the same, so that no history is to blame."
+        yield "But a freshly captured runner does the same, so stale state is not the cause."
     if cause.cell is not None:
         yield _cell(cause.cell)
     if cause.kept is not None:
@@ -93,18 +93,18 @@ def _buts(cause: Cause) -> Iterator[str]:
         yield _baked(cause.baked)
     if cause.blame == "key lists" and cause.twin_agrees:
         yield (
-            "But no cell of the tables, no element that is stale and no input of a request leads"
-            " there: how the list is made is wrong."
+            "But no table cell, stale element or request input leads there, so the code "
+            "that builds the list is wrong."
         )
     if cause.blame == "undeclared state":
         yield (
-            "But run again from the same bytes, with nothing changed, it gives something else: it"
-            " depends on what no one declared."
+            "But running it again from the same bytes, with nothing changed, gives a "
+            "different result, so it depends on undeclared state."
         )
     if cause.compared:
         yield f"But {cause.compared[2]}."
     elif cause.blame == "not known":
-        yield "But what led there is not known: nothing that was changed alone made it right."
+        yield "But the cause is not known, because no single change made the result correct."
 
 
 def _list(listed: ListFault, rows: str = "row") -> str:
@@ -120,25 +120,26 @@ def _cell(cell: TableCell) -> str:
     place = ", ".join(map(str, cell.place))
     since = "always" if cell.since == CAPTURE else f"since step {cell.since}"
     return (
-        f"But {cell.table}[{place}] has been {cell.value} {since}, where the eager world has"
-        f" {cell.right}; with {cell.right} there the row reads and writes what is right."
+        f"But {cell.table}[{place}] has been {cell.value} {since}. The eager run has "
+        f"{cell.right} there, and with {cell.right} the row reads and writes the right "
+        "slots."
     )
 
 
 def _kept(kept: KeptOutput) -> str:
     """Tell which output a value is a view of."""
     return (
-        f"But {kept.what} is {kept.value}: it is a view of row {kept.row} of the static output"
-        f" {kept.output} of step {kept.step} ({kept.runner}), which was overwritten once that"
-        " step was over. Whoever kept it must copy it."
+        f"But {kept.what} is {kept.value}. It is a view of row {kept.row} of the static "
+        f"output {kept.output} from step {kept.step} ({kept.runner}), which a later step "
+        "overwrote. Code that keeps an output must copy it."
     )
 
 
 def _given(given: GivenValue, *, alone: bool) -> str:
     """Tell which value an op was given, unless that was told, and who wrote it."""
-    right = "what is right there is not known"
+    right = "the expected value is not known"
     if given.right is not None:
-        right = f"{given.right} would be right"
+        right = f"expected {given.right}"
     value = "it" if alone else f"{given.what} = {given.value}"
     if given.left_by is None or given.how is None:
         return f"But {value} is in no static input; {right}."
@@ -150,22 +151,24 @@ def _given(given: GivenValue, *, alone: bool) -> str:
 def _baked(baked: BakedIn) -> str:
     """Tell what a graph has from its capture."""
     if baked.argument is None:
-        does = f"the graph runs {baked.value} as its op {baked.place}, where the function runs"
+        does = f"op {baked.place} of the graph is {baked.value}, whereas the function runs"
     else:
         does = (
-            f"the graph has {baked.value} for {baked.argument} of {baked.op}, its op"
-            f" {baked.place}, where the function has"
+            f"op {baked.place} of the graph, {baked.op}, has {baked.value} for "
+            f"{baked.argument}, whereas the function has"
         )
-    return f"But {does} {baked.right} when it runs eagerly: the graph has it from its capture."
+    return (
+        f"But {does} {baked.right} when it runs eagerly. The graph kept the value from its capture."
+    )
 
 
 def _about_holding(property_id: str, held: Holding) -> tuple[str, ...]:
     """Tell since which step something is held, or said of it, wrongly."""
-    worlds = "both worlds alike" if held.both else f"the {held.world} world alone"
+    worlds = "both runs" if held.both else f"the {held.world} run only"
     return (
         f"Let {held.what} be {held.before} before step {held.since}.",
         f"Then step {held.since} runs: {held.step}.",
-        f"But after it {held.what} is {held.found}, in {worlds}.",
+        f"But after step {held.since} {held.what} is {held.found}, in {worlds}.",
         f"So {property_id} does not hold.",
     )
 
@@ -177,11 +180,11 @@ def _about_site(property_id: str, at: Situation, cause: Cause) -> tuple[str, ...
     sentences = [_setting(at), f"Then {site.function} ({site.file}): {site.message}."]
     if index is not None and index.value != index.read:
         element = _element(index)
-        sentences.append(f"But row {index.row} is at {element}, and the store reads {index.read}.")
+        sentences.append(f"But row {index.row} has {element}, and the store reads {index.read}.")
     elif index is not None:
         element = _element(index)
-        sentences.append(f"But {element} is as wide as two of the locations that the store reads.")
-    return (*sentences, f"So {property_id} does not hold, whatever the values.")
+        sentences.append(f"But {element} is twice as wide as the locations that the store reads.")
+    return (*sentences, f"So {property_id} does not hold, whatever the values are.")
 
 
 def _element(index: IndexOrigin) -> str:
@@ -192,22 +195,22 @@ def _path(at: Situation) -> str:
     """Say what ran the step."""
     if at.bucket is None:
         return "an eager forward"
-    return f"{at.runner}'s graph of {at.bucket}, {at.live_size} of it live"
+    return f"{at.runner}'s graph for bucket {at.bucket} with {at.live_size} live rows"
 
 
 def _setting(at: Situation) -> str:
     """Tell what ran, or what was to be captured."""
     if at.bucket is None and at.runner is not None:
-        return f"Let the engine of {at.runner} be captured."
+        return f"Let the engine capture {at.runner}."
     return f"Let step {at.step} run {_path(at)}."
 
 
 def _whose(slot: Slot) -> str:
     """Tell whose slot it is and who wrote it before."""
-    by, whose = slot.written_by, f"be of {slot.owner}"
+    by, whose = slot.written_by, f"belong to {slot.owner}"
     if slot.owner == NOBODY:
-        whose = "belong to no request" if slot.slot else "be the reserved one"
-    written = "" if by is None else f", written last in step {by.step} by {_row_of(by)}"
+        whose = "belong to no request" if slot.slot else "be the reserved slot"
+    written = "" if by is None else f", last written in step {by.step} by {_row_of(by)}"
     return f"Let {slot.model} {slot.kind} slot {slot.slot} {whose}{written}."
 
 
@@ -226,7 +229,7 @@ def _then(at: Situation, difference: FirstDifference, cause: Cause) -> str:
     runs = "Then" if cause.slot is None else f"Then step {at.step} runs {_path(at)}, and"
     where = "" if difference.layer is None else f" in layer {difference.layer}"
     if row is None and difference.slot is None:
-        return f"{runs} what {difference.op}{where} gives differs."
+        return f"{runs} the result of {difference.op}{where} differs."
     if row is None:
         return f"{runs} no row of {difference.op}{where} writes slot {difference.slot}."
     what = f"{runs} {'live' if difference.live else 'padded'} {difference.rows} {row}"
@@ -243,24 +246,24 @@ def _took(taken: SlotTaken, op: str, where: str) -> str:
     Where a padded row should have stored, no other run says.
     """
     if taken.slot is None:
-        return f"reads{where} no key {taken.key}, which is slot {taken.right}"
-    right = "" if taken.right is None else f", where slot {taken.right} is right"
+        return f"does not read{where} key {taken.key}, slot {taken.right}"
+    right = "" if taken.right is None else f"; expected slot {taken.right}"
     if taken.key is not None:
-        right = right or ", where no slot is right"
-        return f"reads{where}, as key {taken.key}, slot {taken.slot}{right}"
-    does = f"stores{where} at" if op != "scan_states" else "continues the state in"
+        right = right or "; expected no slot"
+        return f"reads{where} slot {taken.slot} as key {taken.key}{right}"
+    does = f"stores{where} at" if op != "continues the state in" else "continues the state in"
     return f"{does} slot {taken.slot}{right}"
 
 
 def _did(index: IndexOrigin, op: str, where: str) -> str:
     """Tell what a row did by an index, in the layer that `where` names."""
     if index.read is None:
-        return f"reads{where} no key {index.key}, which is slot {index.read_right}"
+        return f"does not read{where} key {index.key}, slot {index.read_right}"
     if op == "scan_states":
         return f"continues the state in slot {index.read}"
     if index.key is None:
         return f"stores{where} at slot {index.read}"
-    return f"reads{where}, as key {index.key}, slot {index.read}"
+    return f"reads{where} slot {index.read} as key {index.key}"
 
 
 def _but(index: IndexOrigin) -> str:
@@ -268,27 +271,27 @@ def _but(index: IndexOrigin) -> str:
     right = "" if index.read_right is None else f" instead of {index.read_right}"
     if index.buffer is None:
         return (
-            f"But no static input says so: run eagerly through the same buffers the function"
-            f" gives the eager world's bits; the graph has slot {index.read}{right} from its"
-            " capture."
+            "But no static input leads there. Run eagerly with the same buffers, the "
+            "function gives the eager bits, so the graph has kept slot "
+            f"{index.read}{right} from its capture."
         )
     if not index.stale:
         if index.right is None:
-            right = "what is right there is not known"
+            right = "the expected value is not known"
         elif index.how == "equalized":
-            return f"But {_element(index)} {WRITTEN[index.how]}; {index.right} would be right."
+            return f"But {_element(index)} {WRITTEN[index.how]}; expected {index.right}."
         elif index.value == index.read or index.read_right is None:
-            right = f"{index.right} would be right"
+            right = f"expected {index.right}"
         else:
-            right = f"the row should find slot {index.right} by it"
-        return f"But {_element(index)} was written by this very step; {right}."
-    does = f"leaves slot {index.read} alone"
+            right = f"it should lead the row to slot {index.right}"
+        return f"But {_element(index)} was written in this step; {right}."
+    does = f"does not touch slot {index.read}"
     if index.read is None:
         does = f"reads slot {index.read_right}"
     right = "another value" if index.right is None else str(index.right)
     return (
-        f"But {_element(index)} was left there by {_who(index.left_by)}; with {right}, as a"
-        f" runner just captured has it, the row {does}."
+        f"But {_element(index)} was left there by {_who(index.left_by)}. With {right}, as "
+        f"in a freshly captured runner, the row {does}."
     )
 
 
@@ -314,4 +317,4 @@ def _so(at: Situation, difference: FirstDifference, compared: tuple[str, ...]) -
         first, second, _ = compared
         bit_patterns = f"{difference.eager_bits} {first} and {difference.graph_bits} {second}"
         return f"So {what} is {bit_patterns}."
-    return f"So {what} is {difference.graph_bits} where it should be {difference.eager_bits}."
+    return f"So {what} is {difference.graph_bits}; expected {difference.eager_bits}."

@@ -150,7 +150,7 @@ class RecordedForward:
         """
         pools = self.pair.graph_pools
         if self.pair.trial.device == "cuda" and not all(map(self._within_bounds, elements)):
-            return Run({}, [], self.run.storage, "the value might lead out of bounds")
+            return Run({}, [], self.run.storage, "the value could lead out of bounds")
         pools.storage.copy_(self.graph_before)
         tables = both(pools.tables)
         self._restore_tables()
@@ -337,7 +337,7 @@ def record_forward(pair: Pair, schedule: Schedule, number: int) -> RecordedForwa
     and for an engine whose ops are not seen.
     """
     if not isinstance(pair.subject, CapturedEngine):
-        raise ValueError("the ops of this engine are not seen, so that nothing can be recorded")
+        raise ValueError("this engine does not expose its ops, so they cannot be recorded")
     with torch.inference_mode():
         pair.begin(schedule)
     recorder = OpRecorder(pair, pair.subject)
@@ -357,7 +357,7 @@ def record_forward(pair: Pair, schedule: Schedule, number: int) -> RecordedForwa
                 recorder.ended(place, observation)
     finally:
         SUBJECT_LOGGER.removeHandler(recorder.trap)
-    raise ValueError(f"the schedule has {recorder.forwards} forwards, and no number {number}")
+    raise ValueError(f"the schedule has {recorder.forwards} forwards; there is no forward {number}")
 
 
 def copied(runner: GraphRunner | None) -> dict[str, Tensor]:

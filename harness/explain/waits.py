@@ -86,17 +86,17 @@ class SureWait:
 WAITS = (
     SureWait(
         Overlap.stage,
-        "the host writes to pinned buffers whose copies for the forward in flight have not run",
+        "the host writes to pinned buffers before the copies for the forward in flight have run",
         CopiesAwaited,
     ),
     SureWait(
         Overlap.write,
-        "the tables are written while the forward in flight has yet to read them",
+        "the tables are written before the forward in flight has read them",
         ForwardAwaited,
     ),
     SureWait(
         Overlap.launch,
-        "the forward reads the tables before what was planned for it is written there",
+        "the forward reads the tables before the data planned for it is written there",
         TablesAwaited,
     ),
 )
@@ -110,13 +110,16 @@ def explain_race(property_id: str, step: int, mended: Mapping[str, bool]) -> Exp
     found = [wait for wait in WAITS if mended[wait.function]]
     if found:
         site = site_of(found[0].method, found[0].words)
-        but = "But with a wait there, and nothing else changed, the schedule gives the right bits."
+        but = (
+            "But with a wait added there, and nothing else changed, the schedule gives the "
+            "correct bits."
+        )
     else:
-        site = site_of(Overlap, "work of two steps runs in an order that is wrong")
-        but = "But no wait alone mends it; where no steps overlap the bits are right."
+        site = site_of(Overlap, "work from two steps runs in the wrong order")
+        but = "But no single wait fixes it. Without overlapping steps the bits are correct."
     proof = (
-        f"Let the host plan what follows step {step}, or plan that step, while a forward runs.",
-        f"Then in {site.function} ({site.file}) {site.message}.",
+        f"Let the host plan step {step}, or the step after it, while a forward runs.",
+        f"Then in {site.function} ({site.file}), {site.message}.",
         but,
         f"So {property_id} does not hold.",
     )

@@ -108,7 +108,7 @@ def refused(
             return None
         if select.select([sys.stdin], [], [], 0.05)[0]:
             return "the process that started it is gone"
-    return f"{CONTROL} did not answer within {START_SECONDS} s"
+    return f"{CONTROL} did not answer within {START_SECONDS:.0f} s"
 
 
 def dismiss(daemon: subprocess.Popen[bytes], variables: Mapping[str, str]) -> None:

@@ -60,7 +60,7 @@ class Change:
     @property
     def name(self) -> str:
         """The finding in words."""
-        return f"{self.violated} of {self.runner}, {self.preset}"
+        return f"{self.violated} on {self.runner}, {self.preset}"
 
 
 @dataclass(frozen=True)
@@ -158,11 +158,11 @@ def _message(changes: Sequence[Change], rows: Sequence[Row], after: Record) -> s
     said = f"findings: {counted(change.kind for change in changes)}"
     for count, what in (
         (sum(row.worse for row in rows), "worse"),
-        (sum(row.lost for row in rows), "without a verdict now"),
+        (sum(row.lost for row in rows), "without a verdict in the later run"),
     ):
         if count:
             said += f"; {count} of the legs, questions and verdicts on faults {what}"
-    return f"{said}; the later trial was cut short" if _cut_short(after) else said
+    return f"{said}; the later run was interrupted" if _cut_short(after) else said
 
 
 def _cut_short(record: Record) -> bool:
@@ -174,7 +174,7 @@ def _name(record: Record) -> Name:
     return Name(
         commit=environment.get("commit"),
         dirty=environment.get("dirty"),
-        device=environment.get("device_name") or "a device not recorded",
+        device=environment.get("device_name") or "a device that was not recorded",
         subject=record["engine"],
     )
 
@@ -266,7 +266,7 @@ def _describe(findings: Sequence[Record]) -> str | None:
 
 def _sentence(finding: Record) -> str:
     classes = f" ({', '.join(finding['faults'])})" if finding["faults"] else ""
-    listed = f"; listed: {finding['listed']}" if finding["listed"] is not None else ""
+    listed = f"; known difference: {finding['listed']}" if finding["listed"] is not None else ""
     return f"{finding['message']}{classes}{listed}"
 
 
@@ -299,7 +299,7 @@ def _ending(record: Record, leg: str, runner: str) -> str:
         return TRIED
     for entry in answer["lacking"]:
         if entry["runner"] == runner:
-            return f"no such runner: {entry['reason']}"
+            return f"the engine lacks this runner: {entry['reason']}"
     return UNTRIED
 
 
@@ -312,8 +312,8 @@ def _asked(before: Record, after: Record) -> Iterator[Row]:
     for leg in [leg for leg in legs[0] if leg in legs[1]]:
         old, new = legs[0][leg], legs[1][leg]
         for name in sorted(old.keys() ^ new.keys()):
-            cells = [f"not asked: {of[name]}" if name in of else "asked" for of in (old, new)]
-            yield Row(f"{name} of {leg}", cells[0], cells[1], lost=name in new)
+            cells = [f"not checked: {of[name]}" if name in of else "asked" for of in (old, new)]
+            yield Row(f"{name} on {leg}", cells[0], cells[1], lost=name in new)
 
 
 def _faults(before: Record, after: Record) -> Iterator[Row]:

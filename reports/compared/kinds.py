@@ -8,16 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 NEW, WORSE, OPEN, GONE = "new", "worse", "undecided", "gone"
-STAYS, CHANGED, MENDED = "still there", "changed", "mended"
+STAYS, CHANGED, MENDED = "still there", "changed", "fixed"
 
 KINDS: Mapping[str, str] = {
-    NEW: "wrong in the later run; in the earlier run it was right, undecided or not tried",
-    WORSE: "wrong in both runs, in the later one more gravely or for another reason",
-    OPEN: "the later run tried it and came to no verdict",
-    GONE: "wrong in the earlier run; the later run did not try it again, so nobody knows",
-    STAYS: "not as it should be in both runs, for the same reason",
-    CHANGED: "as it should be in both runs, but it looks different",
-    MENDED: "as it should be in the later run; in the earlier run it was not",
+    NEW: "wrong in the later run; in the earlier run it was right, undecided or not tested",
+    WORSE: "wrong in both runs; in the later run it is more severe or has another cause",
+    OPEN: "the later run tested it but has no verdict",
+    GONE: "wrong in the earlier run; the later run did not test it",
+    STAYS: "wrong in both runs, for the same reason",
+    CHANGED: "right in both runs, but the details differ",
+    MENDED: "right in the later run; wrong in the earlier run",
 }
 """Kinds of changes in the order in which they are shown, and what each means."""
 
@@ -35,7 +35,7 @@ def tone(kind: str) -> str:
     return TONES.get(kind, "bad")
 
 
-NOTHING = "nothing is new, worse, mended or gone"
+NOTHING = "nothing is new, worse, fixed or gone"
 
 GRAVITY = (
     ("logits_parity", "token_trajectory", "kv_parity", "frozen_kv", "dense_agreement"),
@@ -83,9 +83,9 @@ class Name:
     @property
     def short(self) -> str:
         """The run by what was tried, its commit and its device."""
-        commit = "a commit not recorded" if self.commit is None else self.commit[:12]
+        commit = "an unrecorded commit" if self.commit is None else self.commit[:12]
         dirty = ", with uncommitted changes" if self.dirty else ""
-        subject = f"{self.subject}, tried by " if self.subject else ""
+        subject = f"{self.subject}, tested by " if self.subject else ""
         return f"{subject}{commit}{dirty}, on {self.device}"
 
 

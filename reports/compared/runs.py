@@ -104,8 +104,8 @@ class Comparison:
     def alone(self) -> Mapping[str, tuple[str, ...]]:
         """Hunts that one of the runs alone tried, and nothing is known against, by a title."""
         return {
-            "as they should be in the earlier run, and not tried in the later one": self.lost,
-            "tried in the later run alone": self.added,
+            "right in the earlier run, not tested in the later run": self.lost,
+            "tested only in the later run": self.added,
         }
 
     @property
@@ -150,9 +150,9 @@ def _message(changes: Sequence[Change], counts: Sequence[int], after: Record) ->
     `counts` are the hunts that were tried in both runs, in the earlier and in the later alone.
     """
     said = counted(change.kind for change in changes)
-    places = ("in both runs", "in the earlier one alone", "in the later one alone")
+    places = ("in both runs", "only in the earlier run", "only in the later run")
     tried = [f"{count} {place}" for count, place in zip(counts, places, strict=True) if count]
-    cut = "; the later run was cut short" if after.verdict == INTERRUPTED else ""
+    cut = "; the later run was interrupted" if after.verdict == INTERRUPTED else ""
     return f"{said}; hunts and clean trials: {', '.join(tried) or 'none'}{cut}"
 
 

@@ -33,7 +33,7 @@ def change_lines(comparison: Comparison | EngineComparison) -> Iterator[str]:
                 yield f"    before: {change.before or 'nothing'}"
             yield f"    after:  {change.after or 'nothing'}"
             if change.differs:
-                yield f"    differs in {change.differs}"
+                yield f"    difference: {change.differs}"
         if len(shown) < len(changes):
             yield f"  and {len(changes) - len(shown)} more: see the page"
     for title, names in comparison.alone.items():
@@ -49,7 +49,7 @@ def tables(comparison: Comparison) -> Iterator[Table]:
     """Yield what the runs do not share beside findings; no empty table."""
     lost = [row for row in comparison.coverage if (row.before == NEVER) != (row.after == NEVER)]
     everything = (
-        _rows("reached in one run alone", lost),
+        _rows("reached in only one run", lost),
         _rows("environment", comparison.environment),
         _rows("speed", comparison.speed),
     )
@@ -59,8 +59,8 @@ def tables(comparison: Comparison) -> Iterator[Table]:
 def engine_tables(comparison: EngineComparison) -> Iterator[Table]:
     """Yield what else differs between two engines' trials; no empty table."""
     everything = (
-        _judged_rows("legs (a runner on a model) that ended otherwise", comparison.legs),
-        _judged_rows("properties asked in one trial alone", comparison.asked),
+        _judged_rows("runners and models that ended differently", comparison.legs),
+        _judged_rows("properties checked in only one run", comparison.asked),
         _judged_rows("verdicts on fault classes", comparison.faults),
         _judged_rows("figures", comparison.figures),
     )

@@ -94,7 +94,7 @@ def lay_out(hunts: Sequence[BugRow], key: Literal["bug", "runner"], examples: in
     missed = sum(hunt.schedules_to_detection is None for hunt in target)
     return Plot(
         title=f"Schedules to detection, by {key}",
-        message=f"{len(target) - missed} of {len(target)} hunts caught their bug",
+        message=f"{len(target) - missed} of {len(target)} hunts detected their bug",
         left=left,
         width=left + SPAN + MISSED + 2 * GAP,
         height=HEAD + LINE * len(lines),

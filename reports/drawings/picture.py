@@ -72,7 +72,7 @@ def lay_out(explanation: Explanation) -> Picture:
         explanation.cause.difference,
     )
     if index is None or slot is None or bits is None or index.element is None:
-        raise ValueError("no element of a static input leads this row to a slot")
+        raise ValueError("no static input leads this row to a slot")
     held = next(row for row in explanation.static_inputs if row.name == index.buffer)
     pool = next(
         pool for pool in explanation.slots if (pool.model, pool.kind) == (slot.model, slot.kind)
@@ -84,8 +84,8 @@ def lay_out(explanation: Explanation) -> Picture:
         height=slots[-1].y + CELL + 86,
         title=f"A padded row of a CUDA-graph replay overwrites the KV of {slot.owner}",
         step=(
-            f"step {at.step}: {at.runner}, {at.live_size} live of the {at.bucket} rows that its"
-            " graph was captured for"
+            f"step {at.step}: {at.runner}, {at.live_size} live rows in a graph captured "
+            f"for {at.bucket}"
         ),
         buffer=held.name,
         pool=f"{pool.kind.upper()} pool",
@@ -98,8 +98,9 @@ def lay_out(explanation: Explanation) -> Picture:
             f" {bits.element}: eager {bits.eager_bits}, graph {bits.graph_bits}"
         ),
         remedy=(
-            f"{name} = {index.value} was left by {source_text(index.left_by.step)}. With"
-            f" {index.right}, as just after the capture, slot {slot.slot} is left alone."
+            f"{source_text(index.left_by.step)} left {name} = {index.value}. With "
+            f"{index.right}, as just after the capture, the row does not touch slot "
+            f"{slot.slot}."
         ),
     )
 

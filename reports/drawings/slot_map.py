@@ -131,7 +131,7 @@ def _swapped(taken: SlotTaken | None) -> str:
     wrong = "none" if taken.slot is None else str(taken.slot)
     none = "not known" if taken.key is None else "none"
     right = none if taken.right is None else str(taken.right)
-    return f"; taken wrongly: {wrong}; right: {right}"
+    return f"; used by mistake: {wrong}; expected: {right}"
 
 
 def _named(slot: int, owner: int) -> str:

@@ -161,7 +161,7 @@ def _fault(row: StaticInputRow, now: int, padding: str) -> str:
         return ""
     value, which = padding.removeprefix(FILL), _places(left)
     says = f"its contract fills padding with {value} at every padded replay"
-    return f"{says}; {which} {'was' if len(left) == 1 else 'were'} not refilled"
+    return f"{says}, but {which} {'was' if len(left) == 1 else 'were'} not refilled"
 
 
 def _places(places: Sequence[int]) -> str:

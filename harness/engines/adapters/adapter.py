@@ -107,8 +107,8 @@ class EnginesOf(ABC):
         for name, held in subject.statics().items():
             if held.numel() and held.data_ptr() in theirs:
                 raise PartMissingError(
-                    f"the engine gives a fresh {fresh.name} runner the static buffers of another"
-                    f" ({name}): what holds those that are shared is not known here"
+                    f"the engine gives a fresh {fresh.name} runner the static buffers of "
+                    f"another ({name}), and the location of shared buffers is not known"
                 )
         return subject, fresh
 

@@ -254,7 +254,9 @@ class SglangAdapter(PairsByEngines):
         if trial.runner not in SPECULATING:
             return super().lockstep(engine, trial, asked)
         lockstep, refused = drafting_lockstep(engine, trial, asked)
-        note = f"its draft model has no windows: with them, {refused}" if refused else None
+        note = (
+            f"its draft model has no windows, because with windows {refused}" if refused else None
+        )
         return lockstep, note
 
     def sharing(self, engine: Engine, trial: TrialConfig, asked: set[str]) -> Lockstep | None:

@@ -198,7 +198,7 @@ def short_of(soaked: Soaked, rows: Sequence[Mapping[str, Any]]) -> Iterator[dict
     for row in rows:
         runner, steps = row["runner"], row["steps"]
         if steps < soaked.steps:
-            reason = f"{steps} of {soaked.steps} steps were played"
+            reason = f"only {steps} of {soaked.steps} steps were played"
             yield {"leg": runner, "runner": runner, "reason": reason}
         elif not row["padded"]:
             reason = "no padded replay was played"
@@ -219,7 +219,7 @@ def sentence(
     """Return what a soak came to, in one sentence: what was played, found, and is open."""
     steps, padded = (sum(row[what] for row in rows) for what in ("steps", "padded"))
     runners = ", ".join(row["runner"] for row in rows) or "no runner"
-    kinds = dict.fromkeys(f"{one['property']} of {one['runner']}" for one in counted)
+    kinds = dict.fromkeys(f"{one['property']} on {one['runner']}" for one in counted)
     return (
         f"{name}: {'cut short; so far ' if interrupted else ''}{steps} steps of {runners},"
         f" {padded} padded replays: {', '.join(kinds) or 'nothing differs'}"

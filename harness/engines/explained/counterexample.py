@@ -101,7 +101,8 @@ def _told(case: Case, at: Situation) -> tuple[str, ...]:
     """Tell a violation of which no element of a static input is known to be the cause."""
     seen = next(one for one in case.violations if one["property"] == case.target)
     return (
-        f"Let step {at.step} run {at.runner}'s graph of {at.bucket}, {at.live_size} of it live.",
+        f"Let step {at.step} run {at.runner}'s graph for bucket {at.bucket} with "
+        f"{at.live_size} live rows.",
         f"Then {seen['message']}.",
         f"So {case.target} does not hold.",
     )
@@ -134,7 +135,7 @@ def _cause(
     slot = _slot(lockstep, observation, name, value)
     given = GivenValue(
         what=f"{name}[{element}]",
-        value=str(value) if slot is None else f"{value}, which is slot {slot.slot} of the drawing",
+        value=str(value) if slot is None else f"{value}, which is slot {slot.slot} in the drawing",
         right=str(captured) if right is None else right,
         stale=writer.step != observation.place,
         left_by=writer,

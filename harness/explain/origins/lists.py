@@ -42,7 +42,7 @@ def wrong_list(
     message = _at_an_end(kind, list(found), list(right), column)
     if message is not None:
         return WrongList(message, key, value, expected, shifted=True)
-    message = f"has {_slot(value, column)} as key {key}, where {_slot(expected, column)} belongs"
+    message = f"has {_slot(value, column)} as key {key}; expected {_slot(expected, column)}"
     return WrongList(message, key, value, expected, shifted=False)
 
 
@@ -66,7 +66,7 @@ def _at_an_end(
     for verb, so in ends.items():
         if so:
             one, other = (_place(slot, column) for slot in places[verb])
-            return f"is {number} {size}: it {verb} at {one}, the {what} at {other}"
+            return f"is {number} {size}: it {verb} at {one}, but the {what} {verb} at {other}"
     return None
 
 
@@ -80,4 +80,4 @@ def _slot(slot: int | None, column: Callable[[int], int | None]) -> str:
     if slot is None:
         return "no slot"
     at = column(slot)
-    return f"slot {slot}" if at is None else f"slot {slot} of column {at}"
+    return f"slot {slot}" if at is None else f"slot {slot} (column {at})"

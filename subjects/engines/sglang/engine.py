@@ -36,7 +36,7 @@ from paritybit.subjects.protocol import (
 )
 from torch import Tensor
 
-NO_TRACKING = {Offer.TRACKED_STATE: "the runner has no static inputs that carry it"}
+NO_TRACKING = {Offer.TRACKED_STATE: "the runner has no static inputs for it"}
 
 Runner = TypeVar("Runner", bound=ReplayingRunner)
 
@@ -189,13 +189,13 @@ class ReplayingEngine(SglangEngine[ReplayingRunner]):
         found = super().notes()
         if isinstance(self.runner, CpuGraphRunner) and self.runner.left_behind:
             found.append(
-                "the SWA locations that an eager forward preset are still set when a batch is"
-                " replayed; they were cleared before each replay here"
+                "the SWA locations from an eager forward are still set when a batch is "
+                "replayed; paritybit clears them before each replay"
             )
         if self.runner.locations != BACKEND_LOCATIONS:
             found.append(
-                f"the engine's {self.runner.locations}, from which its store takes SWA locations,"
-                f" is called {BACKEND_LOCATIONS} here"
+                f"paritybit calls the engine's {self.runner.locations}, from which its "
+                f"store takes SWA locations, {BACKEND_LOCATIONS}"
             )
         return found
 

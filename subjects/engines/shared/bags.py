@@ -67,4 +67,4 @@ class Bag:
             raise AttributeError(name)
         asked = f"{self._label}.{name}"
         self._asked.add(asked)
-        raise UndeclaredError(f"the engine asked for {asked}, which is not declared")
+        raise UndeclaredError(f"the engine reads {asked}, which is not declared")

@@ -21,23 +21,25 @@ from paritybit.subjects.protocol import (
 from torch import Tensor
 
 NOT_OFFERED = {
-    Offer.LARGER_BUCKET: "the engine alone chooses the bucket of a batch",
-    Offer.PYTHON_STATE: "its objects are a server's, and no list says which of them may change",
+    Offer.LARGER_BUCKET: "only the engine can choose the bucket of a batch",
+    Offer.PYTHON_STATE: "its Python objects belong to a server, and which of them may change is unknown",
     Offer.IDLE_REPLAY: "the engine's scheduler makes no batch without a request",
-    Offer.JOINT_PREFILL: "it is handed the prompt, or chunk, of one request at a time",
+    Offer.JOINT_PREFILL: "each forward gets the prompt, or a chunk of it, of one request",
 }
 """What no engine that others wrote offers, and why."""
 
 OWN_KERNELS = {
-    Offer.ARITHMETIC: "the engine's own attention kernels round otherwise than the reference",
-    Offer.FRESH_ENGINE: "with the engine's own kernels one runner is captured; replays beside one"
-    " without a history are those with our arithmetic",
+    Offer.ARITHMETIC: "the engine's own attention kernels round differently from the reference",
+    Offer.FRESH_ENGINE: (
+        "with the engine's own kernels only one runner is captured; replays are compared with "
+        "a fresh runner under the reference arithmetic"
+    ),
 }
 """What a runner with the engine's own kernels does not offer."""
 
 OWN_EAGER = dict.fromkeys(
     (Offer.FRESH_ENGINE, Offer.GRAPHS, Offer.STATIC_INPUTS, Offer.INPUTS, Offer.READS),
-    "in the engine's own eager mode nothing is replayed",
+    "the engine's own eager mode replays nothing",
 )
 """What an engine in its own eager mode does not offer."""
 
@@ -201,7 +203,7 @@ class OthersEngine:
         self, batch: ForwardBatch | None, mode: Mode, overrides: Overrides
     ) -> NoReturn:
         """Raise RuntimeError: nothing of the engine's forward can be done otherwise."""
-        raise RuntimeError("nothing of the engine's forward can be done otherwise")
+        raise RuntimeError("the engine's forward has no variants")
 
     def replay_in_largest_bucket(self, batch: ForwardBatch) -> NoReturn:
         """Raise RuntimeError: see `missing`."""

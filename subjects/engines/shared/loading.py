@@ -182,7 +182,7 @@ def takes(made: Callable[..., Any], name: str, known: Collection[str]) -> bool:
     unknown = [one for one in taken if one not in known]
     if unknown:
         raise PartMissingError(
-            f"the engine's {made.__qualname__} takes {unknown[0]}, which is not known here"
+            f"the engine's {made.__qualname__} takes the unknown argument {unknown[0]}"
         )
     return name in taken
 

@@ -82,7 +82,7 @@ def padding_of(
     for row in rows:
         if row.name not in statics:
             raise PartMissingError(
-                f"the engine has no static input {row.name}, of whose padding something is promised"
+                f"the padding policy names static input {row.name}, which the engine does not have"
             )
         held = statics[row.name]
         live = len(given[row.name]) if row.name in given else batch.live_requests

@@ -57,7 +57,7 @@ class PairedKV(ABC):
         self.strayed = (
             None
             if first == NOBODY
-            else f"the forward wrote the engine's {self.unit} {first}, which no token's KV is in"
+            else f"the forward wrote the engine's {self.unit} {first}, which holds no token's KV"
         )
 
 
@@ -93,11 +93,11 @@ def pair_slots(
     most = {"ours": count, "the engine's": slots_there}
     for side, slots in (("ours", ours), ("the engine's", theirs)):
         if len(set(slots)) != len(slots):
-            raise RuntimeError(f"two tokens have one slot; the slots are {side}: {sorted(slots)}")
+            raise RuntimeError(f"two tokens share a slot; the slots are {side}: {sorted(slots)}")
         nobodys = apart if slots is theirs else ()
         wrong = [slot for slot in slots if slot in nobodys or not reserved <= slot < most[side]]
         if wrong:
-            raise RuntimeError(f"tokens have slots of nobody; the slots are {side}: {wrong}")
+            raise RuntimeError(f"tokens have slots without an owner; the slots are {side}: {wrong}")
     paired = dict(zip(ours, theirs, strict=True)) | {slot: slot for slot in range(reserved)}
     taken = {*paired.values(), *apart}
     free = (slot for slot in range(slots_there) if slot not in taken)

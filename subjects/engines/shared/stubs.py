@@ -97,7 +97,7 @@ def only_imported(used: Stand, how: str) -> None:
     if not importing():
         name = f"{used.__module__}.{used.__qualname__}"
         used.refused.add(name)
-        raise StandInUsedError(f"the engine {how} {name}, which is a stand-in")
+        raise StandInUsedError(f"the engine {how} {name}, which is a stub")
 
 
 def importing() -> bool:

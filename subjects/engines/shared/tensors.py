@@ -32,7 +32,7 @@ def holds_only(holder: Any, known: Collection[str]) -> None:
     unknown = next((name for name in tensors if name not in known), None)
     if unknown is not None:
         raise PartMissingError(
-            f"the engine's {type(holder).__name__} holds {unknown}, which is not known here"
+            f"the engine's {type(holder).__name__} holds {unknown}, which is unknown"
         )
 
 

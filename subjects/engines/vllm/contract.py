@@ -56,8 +56,8 @@ def marks_rows(runner: Any) -> bool:
     copied = getattr(drafter, "_copy_request_inputs", None)
     if copied is None and of_common_code(drafter):
         raise PartMissingError(
-            f"the engine's {type(drafter).__name__} has no _copy_request_inputs: whether it marks"
-            " rows that are nobody's is not known"
+            f"the engine's {type(drafter).__name__} has no _copy_request_inputs, so "
+            "paritybit cannot tell whether it marks unowned rows"
         )
     return copied is not None and takes(copied, "dummy_run", COPYING)
 
@@ -69,7 +69,8 @@ def marks_padding(settings: Any, buffers: Any) -> bool:
     """
     if hasattr(buffers, OF_PADDING) and not hasattr(settings, MARKING):
         raise PartMissingError(
-            f"the engine has no {MARKING}: whether it reads which tokens are padding is not known"
+            f"the engine has no {MARKING}, so paritybit cannot tell whether it reads "
+            "which tokens are padding"
         )
     return bool(getattr(settings, MARKING, False))
 

@@ -152,5 +152,5 @@ class BreakableRunner(PiecewiseRunner):
         if not getattr(manager, "use_breakable_cg", False):
             if "breakable" in inspect.getsource(self.engine.module(MANAGER)):
                 raise PartMissingError(f"the graph manager of {MANAGER} has no use_breakable_cg")
-            raise RunnerLackingError(f"the engine's {MANAGER} knows no breakable graphs")
+            raise RunnerLackingError(f"the engine's {MANAGER} has no breakable graphs")
         manager.breakable_cg_runner = None

@@ -72,10 +72,10 @@ class VllmRequests(PagedRequests):
             given = self.manager.allocate_slots(request, asked.end - first)
         except AssertionError as error:  # Its own, of its own lists.
             raise RuntimeError(
-                "the engine's manager finds its own lists of blocks wrong"
+                "the engine's manager reports that its own block lists are wrong"
             ) from error
         if given is None:
-            raise RuntimeError("the engine's manager has no room where ours has")
+            raise RuntimeError("the engine's manager is full but the reference allocator has room")
         if not new:
             self.tell(told, asked, request, given.get_block_ids(allow_none=True))
             return

@@ -237,7 +237,9 @@ class SglangPool:
                 extend_num_tokens=sum(counts),
             )
         if slots is None:
-            raise RuntimeError("the engine's allocator has no room where ours has")
+            raise RuntimeError(
+                "the engine's allocator is full but the reference allocator has room"
+            )
         parts = slots.to(torch.int32).split(counts)
         for row, begin, end, part in zip(rows, held, ends, parts, strict=True):
             table[row, begin:end] = part

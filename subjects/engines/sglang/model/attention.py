@@ -144,12 +144,12 @@ def must_be_known(kernel: str, rest: Sequence[Any], named: Mapping[str, Any]) ->
     """
     if len(rest) > FURTHER[kernel]:
         raise PartMissingError(
-            f"the engine gives its {kernel} more positional arguments than are known here, by"
-            f" {len(rest) - FURTHER[kernel]}"
+            f"the engine passes unknown positional arguments to its {kernel}: "
+            f"{len(rest) - FURTHER[kernel]} more than expected"
         )
     for name, value in named.items():
         if name not in BESIDE and value is not None and value is not False:
-            raise PartMissingError(f"the engine gives its {kernel} {name}, which is not known here")
+            raise PartMissingError(f"the engine passes the unknown argument {name} to its {kernel}")
 
 
 class UnplannedError(PartMissingError):
@@ -159,7 +159,7 @@ class UnplannedError(PartMissingError):
 def must_be_planned(kv_indices: Tensor | None) -> None:
     """Raise UnplannedError for keys of which an engine's backend has made no list."""
     if kv_indices is None:
-        raise UnplannedError("the engine's attention backend lists no keys for such a layer")
+        raise UnplannedError("the engine's attention backend has no key lists for such a layer")
 
 
 def to_the_end(values: Tensor) -> Tensor:

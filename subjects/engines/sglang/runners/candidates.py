@@ -57,7 +57,7 @@ def proposed(candidates: Candidates, tree: Sequence[Tensor], requests: int) -> O
     kept = torch.zeros_like(scores, dtype=torch.bool).scatter(1, best, value=True)
     others = scores.masked_fill(kept, -torch.inf).amax(1, keepdim=True)
     if not (scores.gather(1, best) >= others).all() or not (best.diff(dim=1) > 0).all():
-        raise RuntimeError("the engine's tree is not of its likeliest candidates")
+        raise RuntimeError("the engine's tree does not contain its most likely candidates")
     topk = SPECULATION.topk
     followed = torch.cat((parents[:, topk + 1 :], candidates.parents[-1][:requests]), 1)
     step = torch.arange(SPECULATION.forwards, device=scores.device).repeat_interleave(topk)

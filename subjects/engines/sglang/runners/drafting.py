@@ -161,7 +161,7 @@ class DraftingRunner(ReplayingRunner):
         """
         if not self.can_run(batch):
             raise RuntimeError(
-                f"the engine's {self.name} runner declines a batch that it has a graph for"
+                f"the engine's {self.name} runner rejects a batch that it has a graph for"
             )
         return super().executed(batch, **named_so)
 
@@ -175,7 +175,7 @@ class DraftingRunner(ReplayingRunner):
 
     def reads(self, batch: Any) -> RowSlots:
         """Raise RuntimeError: which rows are live is our batch's to say; see `row_slots`."""
-        raise RuntimeError("which rows are live is the batch's to say")
+        raise RuntimeError("the batch determines which rows are live")
 
     def caught_up(self, batch: ForwardBatch, rows: Tensor, loc: Tensor) -> Output:
         """Let the draft model catch up eagerly, as after a prefill; return what it gives."""

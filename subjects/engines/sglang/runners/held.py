@@ -67,7 +67,7 @@ class HeldByBackends:
     def notes(self) -> list[str]:
         """Return, in words, which tensors were taken for a batch's."""
         return [
-            f"not judged by itself: {name}: the engine binds it anew with each capture, as of a"
-            " batch; what is wrong in it shows only by what a replay reads, stores or gives"
+            f"not checked directly: {name}. Each capture binds it to another tensor, so "
+            "an error there shows only in what a replay reads, writes or returns"
             for name in sorted(self.of_batches)
         ]

@@ -40,7 +40,7 @@ class PrefillRunner(ReplayingRunner):
         if self.backend_name not in kinds:
             listed = ", ".join(kinds)
             raise RunnerLackingError(
-                f"the engine's own list of prefill graphs has {listed}, and no {self.backend_name}"
+                f"the engine's own list of prefill graphs has {listed} but not {self.backend_name}"
             )
         graphs = self.host.arguments.cuda_graph_config.prefill
         graphs.set("backend", self.backend_name)

@@ -143,8 +143,8 @@ class SglangBatches:
             self.reserving.add(one.serial)
             if self.reserved(one.serial) < one.end:
                 raise RuntimeError(
-                    f"the engine reserved slots of {self.reserved(one.serial)} tokens of request"
-                    f" {one.serial}, whose drafts end at token {one.end}"
+                    f"the engine reserved slots for {self.reserved(one.serial)} tokens of "
+                    f"request {one.serial}, whose drafts end at token {one.end}"
                 )
 
     def _give_up_reserve(self, serial: int, length: int) -> None:
@@ -227,9 +227,9 @@ class SglangBatches:
         right = self.requests[serial].req
         if len(retracted) != 1 or retracted[0] is not right or aborted or len(batch.reqs) != 1:
             raise RuntimeError(
-                f"the engine made room for request {kept} by retracting"
-                f" {[req.rid for req in retracted]} and aborting {[req.rid for req in aborted]},"
-                f" not by retracting {serial}"
+                f"to make room for request {kept} the engine retracted "
+                f"{[req.rid for req in retracted]} and aborted "
+                f"{[req.rid for req in aborted]}; expected it to retract {serial}"
             )
         self.batches[kept] = batch
 
@@ -308,5 +308,5 @@ def own_checks() -> Iterator[None]:
         yield
     except AssertionError as error:
         said = str(error).strip().splitlines()
-        what = said[0] if said else "an assertion without words"
-        raise RuntimeError(f"a check of the engine's own failed: {what}") from error
+        what = said[0] if said else "an assertion without a message"
+        raise RuntimeError(f"a check in the engine failed: {what}") from error

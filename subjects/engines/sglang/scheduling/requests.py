@@ -103,7 +103,7 @@ class SglangRequest:
             else:
                 req.fill_ids = req.fill_ids[:end]
         else:
-            raise PartMissingError("the engine's request cannot be told what to prefill next")
+            raise PartMissingError("the engine's request has no way to set the next prefill chunk")
 
     @property
     def allocated(self) -> int:
