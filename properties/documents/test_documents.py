@@ -63,7 +63,7 @@ def parsed(command: str) -> argparse.Namespace | None:
 
     Raises MalformedError for one that paritybit would refuse.
     """
-    words = shlex.split(command.replace("python -m harness", "paritybit", 1).replace('"$PWD"', "."))
+    words = shlex.split(command.replace("python -m paritybit", "paritybit", 1).replace('"$PWD"', "."))
     return parser().parse_args(words[1:]) if len(words) > 1 else None
 
 
@@ -195,17 +195,13 @@ def test_every_file_that_is_named_exists(name: str) -> None:
 TOPS = {"harness", "reference", "subjects", "properties", "reports", ".ci", "docs"}
 
 
-def test_the_readme_is_short_and_begins_with_a_failure_and_its_picture() -> None:
+def test_the_readme_is_short_and_begins_with_the_picture_and_two_commands() -> None:
     lines = text_of("README.md").splitlines()
     assert len(lines) <= MOST_LINES
-    assert any("docs/swa_pad.svg" in line for line in lines[:8])
-    heads = [line for line in lines if line.startswith("## ")]
-    assert heads[:4] == [
-        "## What a run shows",
-        "## I have a red run, now what",
-        "## In your engine's CI",
-        "## With my own engine",
-    ]
+    assert any("docs/swa_pad.svg" in line for line in lines[:12])
+    first = "\n".join(lines[:20])
+    assert "make regress" in first
+    assert "make test" in first
 
 
 def rows(name: str, head: str) -> list[list[str]]:
