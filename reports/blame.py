@@ -135,15 +135,15 @@ def _of_index(index: IndexOrigin) -> str:
         right = "a value that leads to no slot"
         if index.read_right is not None:
             right = f"a value that leads to slot {index.read_right}"
-    return f"{held}, {_left(index.left_by, index.how, stale=index.stale)}; expected {right}"
+    return f"{held}, {_left(index.left_by, index.how, stale=index.stale)}; expected: {right}"
 
 
 def _of_given(given: GivenValue) -> str:
     right = NOT_KNOWN if given.right is None else given.right
     held = f"{given.what} = {given.value}"
     if given.left_by is None or given.how is None:
-        return f"{held}; expected {right}"
-    return f"{held}, {_left(given.left_by, given.how, stale=given.stale)}; expected {right}"
+        return f"{held}; expected: {right}"
+    return f"{held}, {_left(given.left_by, given.how, stale=given.stale)}; expected: {right}"
 
 
 def _left(writer: Writer, how: How, *, stale: bool) -> str:

@@ -64,8 +64,8 @@ def run_compare(options: argparse.Namespace) -> int:
         return compare_engines(pair, options)
     if any(of_engines):
         raise MalformedError(
-            f"cannot compare {options.before.name} with {options.after.name}: one is from "
-            "an engine and the other is not"
+            f"cannot compare {options.before.name} with {options.after.name}: only one of "
+            "them is from an engine"
         )
     before, after = (run_record.record_of(data, name) for data, name in pair)
     comparison = compare_runs(before, after)

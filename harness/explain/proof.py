@@ -72,7 +72,7 @@ def _then_alone(at: Situation, cause: Cause) -> str:
         values = f"{cause.given.right or 'not known'} {first} and {cause.given.value} {second}"
         return f"Then {cause.given.what} is {values}."
     right = "not known" if cause.given.right is None else cause.given.right
-    return f"Then {cause.given.what} is {cause.given.value}; expected {right}."
+    return f"Then {cause.given.what} is {cause.given.value}; expected: {right}."
 
 
 def _buts(cause: Cause) -> Iterator[str]:
@@ -246,13 +246,206 @@ def _took(taken: SlotTaken, op: str, where: str) -> str:
     Where a padded row should have stored, no other run says.
     """
     if taken.slot is None:
-        return f"does not read{where} key {taken.key}, slot {taken.right}"
+        return f"does not read key {taken.key} (slot {taken.right}){where}"
     right = "" if taken.right is None else f"; expected slot {taken.right}"
     if taken.key is not None:
         right = right or "; expected no slot"
-        return f"reads{where} slot {taken.slot} as key {taken.key}{right}"
-    does = f"stores{where} at" if op != "continues the state in" else "continues the state in"
-    return f"{does} slot {taken.slot}{right}"
+        return f"reads slot {taken.slot} as key {taken.key}{where}{right}"
+    if op == "scan_states":
+        return f"continues the state in slot {taken.slot}{right}"
+    return f"stores at slot {taken.slot}{where}{right}"
+
+
+def _did(index: IndexOrigin, op: str, where: str) -> str:
+    """Tell what a row did by an index, in the layer that `where` names."""
+    if index.read is None:
+        return f"does not read key {index.key} (slot {index.read_right}){where}"
+    if op == "scan_states":
+        return f"continues the state in slot {index.read}"
+    if index.key is None:
+        return f"stores at slot {index.read}{where}"
+    return f"reads slot {index.read} as key {index.key}{where}"
+
+
+def _buts(cause: Cause) -> Iterator[str]:
+    """Yield what is known of what led there, and that nothing is."""
+    if cause.listed is not None and cause.difference is not None:
+        yield f"But {_list(cause.listed, cause.difference.rows)}."
+    if cause.twin_agrees:
+        yield "But a freshly captured runner does the same, so stale state is not the cause."
+    if cause.cell is not None:
+        yield _cell(cause.cell)
+    if cause.kept is not None:
+        yield _kept(cause.kept)
+    if cause.given is not None and not cause.compared:
+        yield _given(cause.given, alone=cause.difference is None)
+    if cause.index is not None:
+        yield _but(cause.index)
+    if cause.baked is not None:
+        yield _baked(cause.baked)
+    if cause.blame == "key lists" and cause.twin_agrees:
+        yield (
+            "But no table cell, stale element or request input leads there, so the code "
+            "that builds the list is wrong."
+        )
+    if cause.blame == "undeclared state":
+        yield (
+            "But running it again from the same bytes, with nothing changed, gives a "
+            "different result, so it depends on undeclared state."
+        )
+    if cause.compared:
+        yield f"But {cause.compared[2]}."
+    elif cause.blame == "not known":
+        yield "But the cause is not known, because no single change made the result correct."
+
+
+def _list(listed: ListFault, rows: str = "row") -> str:
+    """Tell what is wrong with the keys that a row lists; `rows` are what it is one of."""
+    row = f"padded {rows} {listed.row}"
+    if listed.owner is not None:
+        row = f"live {rows} {listed.row} ({listed.owner})"
+    return f"the {LISTS[listed.kind]} of {row} {listed.message}"
+
+
+def _cell(cell: TableCell) -> str:
+    """Tell which cell of which table led there, and since when it holds what it holds."""
+    place = ", ".join(map(str, cell.place))
+    since = "always" if cell.since == CAPTURE else f"since step {cell.since}"
+    return (
+        f"But {cell.table}[{place}] has been {cell.value} {since}. The eager run has "
+        f"{cell.right} there, and with {cell.right} the row reads and writes the right "
+        "slots."
+    )
+
+
+def _kept(kept: KeptOutput) -> str:
+    """Tell which output a value is a view of."""
+    return (
+        f"But {kept.what} is {kept.value}. It is a view of row {kept.row} of the static "
+        f"output {kept.output} from step {kept.step} ({kept.runner}), which a later step "
+        "overwrote. Code that keeps an output must copy it."
+    )
+
+
+def _given(given: GivenValue, *, alone: bool) -> str:
+    """Tell which value an op was given, unless that was told, and who wrote it."""
+    right = "the expected value is not known"
+    if given.right is not None:
+        right = f"expected {given.right}"
+    value = "it" if alone else f"{given.what} = {given.value}"
+    if given.left_by is None or given.how is None:
+        return f"But {value} is in no static input; {right}."
+    if given.stale:
+        return f"But {value} was left there by {_who(given.left_by)}; {right}."
+    return f"But {value} {WRITTEN[given.how]}; {right}."
+
+
+def _baked(baked: BakedIn) -> str:
+    """Tell what a graph has from its capture."""
+    if baked.argument is None:
+        does = f"op {baked.place} of the graph is {baked.value}, whereas the function runs"
+    else:
+        does = (
+            f"op {baked.place} of the graph, {baked.op}, has {baked.value} for "
+            f"{baked.argument}, whereas the function has"
+        )
+    return (
+        f"But {does} {baked.right} when it runs eagerly. The graph kept the value from its capture."
+    )
+
+
+def _about_holding(property_id: str, held: Holding) -> tuple[str, ...]:
+    """Tell since which step something is held, or said of it, wrongly."""
+    worlds = "both runs" if held.both else f"the {held.world} run only"
+    return (
+        f"Let {held.what} be {held.before} before step {held.since}.",
+        f"Then step {held.since} runs: {held.step}.",
+        f"But after step {held.since} {held.what} is {held.found}, in {worlds}.",
+        f"So {property_id} does not hold.",
+    )
+
+
+def _about_site(property_id: str, at: Situation, cause: Cause) -> tuple[str, ...]:
+    """Tell a fault that shows in no bit of the forward: its site, and the element misread."""
+    site, index = cause.site, cause.index
+    assert site is not None
+    sentences = [_setting(at), f"Then {site.function} ({site.file}): {site.message}."]
+    if index is not None and index.value != index.read:
+        element = _element(index)
+        sentences.append(f"But row {index.row} has {element}, and the store reads {index.read}.")
+    elif index is not None:
+        element = _element(index)
+        sentences.append(f"But {element} is twice as wide as the locations that the store reads.")
+    return (*sentences, f"So {property_id} does not hold, whatever the values are.")
+
+
+def _element(index: IndexOrigin) -> str:
+    return f"{index.buffer}[{index.element}] = {index.value}"
+
+
+def _path(at: Situation) -> str:
+    """Say what ran the step."""
+    if at.bucket is None:
+        return "an eager forward"
+    return f"{at.runner}'s graph for bucket {at.bucket} with {at.live_size} live rows"
+
+
+def _setting(at: Situation) -> str:
+    """Tell what ran, or what was to be captured."""
+    if at.bucket is None and at.runner is not None:
+        return f"Let the engine capture {at.runner}."
+    return f"Let step {at.step} run {_path(at)}."
+
+
+def _whose(slot: Slot) -> str:
+    """Tell whose slot it is and who wrote it before."""
+    by, whose = slot.written_by, f"belong to {slot.owner}"
+    if slot.owner == NOBODY:
+        whose = "belong to no request" if slot.slot else "be the reserved slot"
+    written = "" if by is None else f", last written in step {by.step} by {_row_of(by)}"
+    return f"Let {slot.model} {slot.kind} slot {slot.slot} {whose}{written}."
+
+
+def _row_of(writer: Writer) -> str:
+    """Name the row that wrote a slot."""
+    by = f"{writer.runner}'s" if writer.runner else "an eager forward's"
+    if writer.request is None:
+        return f"{by} padded {writer.place}"
+    return f"{by} {writer.place} for request {writer.request}"
+
+
+def _then(at: Situation, difference: FirstDifference, cause: Cause) -> str:
+    """Tell what the step's op did; the step itself, where the proof did not begin with it."""
+    index, taken = cause.index, cause.taken
+    row = index.row if index is not None else difference.row
+    runs = "Then" if cause.slot is None else f"Then step {at.step} runs {_path(at)}, and"
+    where = "" if difference.layer is None else f" in layer {difference.layer}"
+    if row is None and difference.slot is None:
+        return f"{runs} the result of {difference.op}{where} differs."
+    if row is None:
+        return f"{runs} no row of {difference.op}{where} writes slot {difference.slot}."
+    what = f"{runs} {'live' if difference.live else 'padded'} {difference.rows} {row}"
+    if index is not None:
+        return f"{what} {_did(index, difference.op, where)}."
+    if taken is not None:
+        return f"{what} {_took(taken, difference.op, where)}."
+    return f"{what} of {difference.op}{where} differs."
+
+
+def _took(taken: SlotTaken, op: str, where: str) -> str:
+    """Tell which slot a row took where another was right, in the layer that `where` names.
+
+    Where a padded row should have stored, no other run says.
+    """
+    if taken.slot is None:
+        return f"does not read key {taken.key} (slot {taken.right}){where}"
+    right = "" if taken.right is None else f"; expected slot {taken.right}"
+    if taken.key is not None:
+        right = right or "; expected no slot"
+        return f"reads slot {taken.slot} as key {taken.key}{where}{right}"
+    if op == "scan_states":
+        return f"continues the state in slot {taken.slot}{right}"
+    return f"stores at slot {taken.slot}{where}{right}"
 
 
 def _did(index: IndexOrigin, op: str, where: str) -> str:

@@ -63,7 +63,9 @@ def parsed(command: str) -> argparse.Namespace | None:
 
     Raises MalformedError for one that paritybit would refuse.
     """
-    words = shlex.split(command.replace("python -m paritybit", "paritybit", 1).replace('"$PWD"', "."))
+    words = shlex.split(
+        command.replace("python -m paritybit", "paritybit", 1).replace('"$PWD"', ".")
+    )
     return parser().parse_args(words[1:]) if len(words) > 1 else None
 
 

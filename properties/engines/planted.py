@@ -362,8 +362,8 @@ def unseen(ledger: PaddingLedger, name: str) -> str:
     """
     entry = ledger.entries.get(name)
     if entry is None or not entry.disturbed:
-        return "nothing differs"
-    return f"nothing differs; its padding, of {entry.disturbed} other values: {entry.verdict}"
+        return "no difference found"
+    return f"no difference found; its padding, of {entry.disturbed} other values: {entry.verdict}"
 
 
 def tell(engine: Engine, runner: str, share: int, shares: int) -> Iterator[Told]:
@@ -451,10 +451,13 @@ def main(arguments: list[str]) -> int:
     """Plant every fault in each runner, a process for each, and write a record and a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("version")
-    parser.add_argument("--runner", default="", help="Runners, by comma (all)")
+    parser.add_argument("--runner", default="", help="Comma-separated runners (default: all)")
     parser.add_argument("--here", action="store_true", help="Try one runner in this process")
     parser.add_argument(
-        "--workers", type=int, default=os.cpu_count(), help="Processes (a core each)"
+        "--workers",
+        type=int,
+        default=os.cpu_count(),
+        help="Number of worker processes (default: one per core)",
     )
     parser.add_argument("--shares", type=int, default=1, help="Parts of each runner's faults (1)")
     parser.add_argument("--share", type=int, default=0, help="Which part is tried in this process")

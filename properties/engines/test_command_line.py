@@ -248,7 +248,7 @@ def test_the_verdict_is_of_the_fault_asked_about(asked: list[str], expected: Ver
 def test_what_no_fault_class_explains_is_present_whatever_was_asked(asked: list[str]) -> None:
     found = answer([finding()])
     assert engine_record.judge(found, engine_record.faults_of(asked)) is Verdict.PRESENT
-    assert "kv_parity of decode mimo: slot 7" in engine_record.sentence("it", found, ())
+    assert "kv_parity on decode mimo: slot 7" in engine_record.sentence("it", found, ())
 
 
 def test_a_listed_finding_is_no_verdict() -> None:
@@ -281,7 +281,7 @@ def test_an_interrupted_trial_is_never_green() -> None:
 def test_a_clean_trial_says_what_it_is_about_and_how_much_was_replayed() -> None:
     assert engine_record.judge(answer(), ()) is Verdict.ABSENT
     said = engine_record.sentence("it", answer(), [("swa_pad", None)])
-    assert said == "it: no swa_pad in 5 replays, 5 of them padded, of decode"
+    assert said == "it: no swa_pad in 5 replays (5 padded) on decode"
 
 
 def test_a_walk_says_where_a_fault_appears_and_where_it_is_gone() -> None:
@@ -315,7 +315,7 @@ LEGS: dict[str, tuple[tuple[str, ...], Sequence[dict[str, str]], list[str]]] = {
     "one came to no end": (
         ("absent",),
         open_leg("decode"),
-        ["? undecided", "3", "decode came to no verdict: a part has moved"],
+        ["? undecided", "3", "decode has no verdict: a part has moved"],
     ),
 }
 
@@ -331,4 +331,4 @@ def test_a_fault_has_one_verdict_for_all_legs_of_a_runner(name: str) -> None:
 
 def test_a_walk_says_nothing_of_legs_of_one_release_that_differ() -> None:
     walked = [("0", release("present", "absent")), ("1", release("absent", "present"))]
-    assert changes(walked) == ["swa_pad on decode: present in 0, the first that was decided"]
+    assert changes(walked) == ["swa_pad on decode: present in 0, the first release with a verdict"]

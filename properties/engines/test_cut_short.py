@@ -117,12 +117,12 @@ def interrupted(on_end: Callable[..., None], task: LegTask) -> None:
 
 def died(on_end: Callable[..., None], task: LegTask) -> None:
     """End a leg as one whose process died."""
-    on_end(Ended(task, 1.0, error="its process died with exit code -11"))
+    on_end(Ended(task, 1.0, error="the process died with exit code -11"))
 
 
 @pytest.mark.parametrize(
     ("ends", "why"),
-    [(interrupted, "it was interrupted"), (died, "its process died with exit code -11")],
+    [(interrupted, "the run was interrupted"), (died, "the process died with exit code -11")],
 )
 def test_what_a_lost_leg_had_found_is_kept_and_it_is_undecided(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: Callable[..., None], why: str
@@ -145,7 +145,7 @@ def test_a_leg_that_is_lost_before_it_told_anything_is_undecided_alone(
     monkeypatch.setattr(trial, "execute", lambda *words: died(words[3], leg_task(tmp_path)))
     ran = run_legs([leg_task(tmp_path)], ONE, tmp_path / "engine.log")
     (said,) = ran.said.values()
-    assert (said.findings, said.undecided) == ([], "its process died with exit code -11")
+    assert (said.findings, said.undecided) == ([], "the process died with exit code -11")
 
 
 def test_a_replay_that_is_interrupted_is_no_verdict_and_exits_as_one_that_is(

@@ -183,7 +183,7 @@ def test_a_runner_without_what_a_fault_is_about_has_nowhere_for_it() -> None:
     # Every other runner has static request rows, whatever the engine calls them.
     judged = {one.fault: one for one in evidence_of(bare).judge()}
     assert judged["req_pool_pad"].verdict is Verdict.UNDECIDED
-    assert "static request rows by a name that is known" in judged["req_pool_pad"].message
+    assert "static request rows under a known name" in judged["req_pool_pad"].message
     assert judged["swa_pad"].verdict is Verdict.ABSENT
 
 

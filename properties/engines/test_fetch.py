@@ -33,7 +33,7 @@ def test_a_folder_of_engines_that_cannot_be_written_is_said_before_anything_is_f
     monkeypatch.setenv("PARITYBIT_ENGINES", str(tmp_path / place))
     assert main(["engine", "0.5.12"]) == CANNOT_RUN
     said = capsys.readouterr().err
-    assert "sglang-0.5.12 cannot be kept where engines are (PARITYBIT_ENGINES): " in said
+    assert "cannot store sglang-0.5.12 in the engine folder (PARITYBIT_ENGINES): " in said
 
 
 def engine_in(folder: Path, package: Package = SGLANG) -> Path:

@@ -15,7 +15,7 @@ WRONGED = {
     "evicts_too_early": ("captured_path", "gave up the SWA slots of the first"),
     "wrong_column": ("captured_path", "two tokens have one slot"),
     "positions_of_chunks": ("logits_parity", "step 1 (extend)"),
-    "frees_one_too_few": ("slot_ownership", "in the graph world full "),
+    "frees_one_too_few": ("slot_ownership", "in the graph run, full "),
     "frees_twice": ("slot_ownership", "is held by nobody and is 2 times free"),
     "swaps_decodes": ("captured_path", "two tokens have one slot"),
     "retracts_another": ("captured_path", "the engine made room for request"),
@@ -86,10 +86,10 @@ def test_a_setting_is_off_for_a_while_for_who_reads_and_who_calls_it() -> None:
 
 
 def test_a_failed_check_of_the_engine_s_own_is_told_in_its_words() -> None:
-    said = "a check of the engine's own failed: freed twice"
+    said = "a check in the engine failed: freed twice"
     with pytest.raises(RuntimeError, match=said), own_checks():
         raise AssertionError("freed twice\nmore")
-    with pytest.raises(RuntimeError, match="an assertion without words"), own_checks():
+    with pytest.raises(RuntimeError, match="an assertion without a message"), own_checks():
         raise AssertionError
 
 

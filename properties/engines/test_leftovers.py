@@ -105,11 +105,11 @@ def test_a_smallest_set_mends_and_none_of_it_can_be_left_out(
 def test_a_cause_names_one_input_or_all_that_are_only_together_the_cause() -> None:
     one = Leftovers("kv_parity", ("a", "b"), (), ("a",))
     assert one.cause == (
-        "what earlier replays left in static input a is the cause: with it as it was just"
-        " captured, kv_parity is not violated"
+        "the cause is the value that earlier replays left in static input a: with "
+        "its value in a freshly captured runner, kv_parity is not violated"
     )
     several = Leftovers("kv_parity", ("a", "b", "c"), (), ("a", "b", "c"))
-    assert "in static inputs a, b and c together is the cause" in str(several.cause)
+    assert "in static inputs a, b and c is the cause" in str(several.cause)
     assert "nothing in any static input" in Leftovers("kv_parity", (), (), None).no_cause
 
 
@@ -154,9 +154,9 @@ def test_each_try_is_printed_and_then_the_smallest_set(
     assert bisected(monkeypatch, case, leftovers=EXPLAINED) == FINDING
     assert capsys.readouterr().out.splitlines() == [
         "kv_parity on decode of sglang==1",
-        "red   nothing given back: kv_parity, write_frame",
-        "green a + b given back: nothing",
-        "green a given back: nothing",
+        "red   nothing kept from earlier replays: kv_parity, write_frame",
+        "green a + b kept from earlier replays: nothing",
+        "green a kept from earlier replays: nothing",
         "smallest set: a",
         EXPLAINED.cause,
     ]
@@ -175,7 +175,10 @@ def test_a_case_that_is_clean_has_nothing_to_explain_and_says_what_else_is_viola
     case: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert bisected(monkeypatch, case) == OK
-    assert capsys.readouterr().out == "sglang==1: kv_parity is not violated: nothing to explain\n"
+    assert (
+        capsys.readouterr().out
+        == "sglang==1: kv_parity is not violated, so there is nothing to explain\n"
+    )
     others = [Finding("decode", "gpt_oss", "read_frame", "row 3").to_json()]
     assert bisected(monkeypatch, case, findings=others) == OK
     assert "what is violated: read_frame" in capsys.readouterr().out

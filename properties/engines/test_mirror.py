@@ -484,8 +484,8 @@ def spoilt_mapping(lists: ListPool) -> None:
         (lambda lists: lists.available[Kind.SWA].pop(), "swa page 13 is held by nobody and is 0"),
         (lambda lists: lists.available[Kind.SWA].append(99), "swa page 99 is held by nobody"),
         (lambda lists: lists.available[Kind.FULL].append(6), "full page 6 is held by request"),
-        (spoilt_row, "row 2 is held by nobody and is 0 times free"),
-        (spoilt_table, "full page 6 is held by nobody and is 0 times free"),
+        (spoilt_row, "row 2 is held by nobody and appears 0 times in the free list"),
+        (spoilt_table, "full page 6 is held by nobody and appears 0 times in the free list"),
         (spoilt_mapping, "full slot 14 is mapped to SWA slot 5, not 0"),
     ],
 )
@@ -499,7 +499,7 @@ def test_what_an_engine_s_own_tables_hold_wrongly_is_named(
     end = StepEnd(4, sizes, made.world.ownership(), made.mirror.ownership())
     assert bool(flag(end)) == (said is not None)
     if said is not None:
-        assert describe(end)[0].startswith(f"in the graph world {said}")
+        assert describe(end)[0].startswith(f"in the graph run, {said}")
 
 
 def test_the_slots_of_a_draft_are_taken_back() -> None:

@@ -79,7 +79,7 @@ def test_an_error_without_a_word_says_where_it_was_raised() -> None:
 
 
 def test_a_setting_that_is_not_declared_is_told_alike_whenever_it_is_asked_for() -> None:
-    said = "the engine asked for server_args.new, which is not declared"
+    said = "the engine reads server_args.new, which is not declared"
     assert reason_of(UndeclaredError(said)) == said
     assert reason_of(failed(UndeclaredError(said))) == said
 
@@ -456,7 +456,7 @@ def test_a_fault_of_a_runner_that_was_not_played_is_not_said_to_have_replayed_no
     }
     asked = [("swa_pad", "eagle_draft")]
     assert engine_record.sentence("it", answer, asked) == (
-        "it: undecided: swa_pad on eagle_draft (no leg of it was played)"
+        "it: undecided: swa_pad on eagle_draft (the runner was not tested)"
     )
     assert engine_record.sentence("it", {**answer, "legs": []}, ()) == (
         "it: undecided: no breakable: nothing is called so"
@@ -472,7 +472,7 @@ def test_an_engine_without_a_runner_says_so_in_its_last_line(
     asked = ["--runner", "decode", "--out", str(tmp_path / "out")]
     assert main(["regress", "--engine", str(tmp_path), *asked]) == CANNOT_RUN
     last = " ".join(capsys.readouterr().out.split()).partition("undecided: sglang")[2]
-    assert "no decode: nothing in the engine is called cuda graph" in last
+    assert "no decode: the engine has nothing called cuda graph" in last
 
 
 class Declares:
@@ -550,7 +550,7 @@ def test_padding_is_held_against_a_known_word_where_a_replay_populated_it(
 ) -> None:
     ledger = ledger_of(Declares(word, replays=replays))
     assert [policy["holds"] for policy in ledger.policies()] == [holds]
-    said = "the engine declares the padding of positions as mirror, which is not known"
+    said = "the engine declares the padding of positions as mirror, which is an unknown policy"
     assert ledger.unknown_word() == (said if word == "mirror" else None)
 
 

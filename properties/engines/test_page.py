@@ -167,7 +167,7 @@ def test_the_page_shows_each_counterexample_as_a_run_s_page_does() -> None:
     made = EngineCounterexample(trial(), found, '{"format": "a case <file>"}')
     page = words_of(render(record(), [made]))
     assert all(sentence.partition(" ")[2] in page for sentence in found.explanation.proof)
-    assert "kv_parity of decode" in page
+    assert "kv_parity on decode" in page
     assert "paritybit replay reports/out/20251122T091500Z/cases/swa_pad-decode.json" in page
     assert "paritybit replay /dev/stdin <<'EOF'" in unescape(page)
     markup = render(record(), [made])

@@ -39,7 +39,7 @@ def test_a_place_that_no_token_has_is_told_when_it_is_written(layer: int, place:
     kv.write_kv()
     kv.engine[layer][place, 1] = -5.0
     kv.read_kv()
-    told = f"the forward wrote the engine's slot {place}, which no token's KV is in"
+    told = f"the forward wrote the engine's slot {place}, which holds no token's KV"
     assert kv.strayed == (told if place in {1, 3, 6} else None)
     kv.write_kv()
     kv.read_kv()

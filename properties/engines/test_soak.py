@@ -135,7 +135,7 @@ def test_a_soak_in_which_nothing_differs_says_what_was_played_of_each_runner() -
     assert (row["steps"], row["schedules"], row["replays"], row["padded"]) == (300, 8, 18, 14)
     assert row["events"] == {"decode: replay": 18}
     assert (row["seeds"], row["steps_per_second"]) == ([5, 6], 15.0)
-    assert found["message"] == "it: 300 steps of decode, 14 padded replays: nothing differs"
+    assert found["message"] == "it: 300 steps of decode, 14 padded replays: no difference found"
 
 
 def test_every_violation_is_a_finding_with_its_seed_and_its_case() -> None:
@@ -152,7 +152,7 @@ def test_every_violation_is_a_finding_with_its_seed_and_its_case() -> None:
     assert {one["schedules"] for one in found["findings"]} == {2}
     assert found["findings"][1]["case"] == "out/cases/kv_parity-decode-gpt_oss-6.json"
     assert found["findings"][0]["faults"] == ["swa_pad"]
-    assert found["message"].endswith(": kv_parity of decode")
+    assert found["message"].endswith(": kv_parity on decode")
 
 
 def test_a_listed_finding_stands_apart_and_is_no_verdict() -> None:
@@ -164,7 +164,7 @@ def test_a_listed_finding_stands_apart_and_is_no_verdict() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"steps": 149}, "298 of 300 steps were played"),
+        ({"steps": 149}, "only 298 of 300 steps were played"),
         ({"padded": 0}, "no padded replay was played"),
     ],
 )
@@ -231,7 +231,7 @@ def test_what_an_interrupted_piece_told_is_kept_and_its_violations_are_findings(
     assert (finding["seed"], finding["schedules"]) == (6, None)
     assert finding["case"] == "out/cases/kv_parity-decode-gpt_oss-6.json"
     assert "cut short; so far 237 steps" in found["message"]
-    assert "237 of 300 steps were played" in found["message"]
+    assert "only 237 of 300 steps were played" in found["message"]
 
 
 @pytest.fixture
@@ -259,7 +259,7 @@ def test_an_engine_whose_parts_have_moved_is_undecided_and_leaves_a_record(
     code, found = soak_of(tree)
     assert (code, found["verdict"]) == (CANNOT_RUN, "undecided")
     assert found["runners"][0]["steps"] == 0
-    assert "0 of 10 steps were played" in found["message"]
+    assert "only 0 of 10 steps were played" in found["message"]
     assert found["message"] in capsys.readouterr().out
 
 

@@ -43,7 +43,7 @@ def test_a_setting_that_nobody_declared_names_itself() -> None:
     with pytest.raises(UndeclaredError) as raised:
         _ = made.attention_sinks
     assert message(raised.value) == (
-        "the engine asked for server_args.attention_sinks, which is not declared"
+        "the engine reads server_args.attention_sinks, which is not declared"
     )
     assert isinstance(raised.value, PartMissingError)
     assert asked == {"server_args.attention_sinks"}
@@ -196,7 +196,7 @@ def test_a_stand_in_that_is_called_later_names_itself(imported: Any, stubbed: An
         assert name in message(raised.value)
     with pytest.raises(PartMissingError) as missing:
         stubbed.Config()
-    assert message(missing.value) == f"the engine called {STUBBED}.Config, which is a stand-in"
+    assert message(missing.value) == f"the engine called {STUBBED}.Config, which is a stub"
 
 
 @pytest.mark.parametrize(

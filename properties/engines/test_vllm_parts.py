@@ -200,7 +200,7 @@ def test_padding_that_is_not_what_the_engine_promises_violates_live_inputs() -> 
     (message,) = [
         one.message for one in judge(PROPERTIES.values(), kept) if one.property == "live_inputs"
     ]
-    assert f"is {FREE}, where padding has -1" in message
+    assert f"is {FREE}, where padding needs -1" in message
 
 
 def test_the_contract_says_where_padding_begins_and_what_it_holds() -> None:
@@ -300,11 +300,11 @@ def test_blocks_and_rows_are_held_once_or_free_once_and_a_leak_or_a_double_free_
         return wrong
 
     assert found(4, 5) == []
-    assert "full page 5 is held by nobody and is 0 times free" in found(4)
-    assert "full page 2 is held by request 4 and is 1 times free" in found(4, 5, 2)
-    assert "swa page 0 is held by nobody and is 1 times free" in found(4, 5, 0)
+    assert "full page 5 is held by nobody and appears 0 times in the free list" in found(4)
+    assert "full page 2 is held by request 4 and appears 1 times in the free list" in found(4, 5, 2)
+    assert "swa page 0 is held by nobody and appears 1 times in the free list" in found(4, 5, 0)
     states.req_id_to_index.pop("request-9")
-    assert found(4, 5) == ["row 0 is held by nobody and is 0 times free"]
+    assert found(4, 5) == ["row 0 is held by nobody and appears 0 times in the free list"]
     states.free_indices.append(0)
     tables[1].gpu[1, 1] = 4
     assert found(4, 5) == ["a table is wrong"]

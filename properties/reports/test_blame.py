@@ -128,12 +128,12 @@ PARTS: dict[str, tuple[Any, str, str]] = {
     "index": (
         IndexOrigin("slots", 1, 9, None, True, 1, None, 9, None, Writer(2, "d", 1, None), "reset"),
         "static input slots",
-        "slots[1] = 9, left there by step 2, d, row 1 (padding); right: not known",
+        "slots[1] = 9, left there by step 2, d, row 1 (padding); expected: not known",
     ),
     "cell": (
         TableCell("req_to_token", (2, 5), 9, 4, since=1),
         "table req_to_token",
-        "req_to_token[2, 5] = 9 since step 1; 4 would be right",
+        "req_to_token[2, 5] = 9 since step 1; expected 4",
     ),
     "kept": (
         KeptOutput("topk_p of row 0", "nan", "topk_p", 1, 4, "eagle_draft"),
@@ -143,18 +143,23 @@ PARTS: dict[str, tuple[Any, str, str]] = {
     "given": (
         GivenValue("positions[1]", "3", None, False, Writer(2, "d", 1, 1), "equalized"),
         "positions",
-        "positions[1] = 3, not written in step 2: it is what the harness gives to all that"
-        " padding keeps; right: not known",
+        (
+            "positions[1] = 3, not written in step 2: it is the harness's poison value;"
+            " expected: not known"
+        ),
     ),
     "listed": (
         ListFault("swa", 1, "request 0", "is one short"),
         "inputs, first seen in store_kv",
-        "the swa keys of row 1: it is one short",
+        "the swa keys of row 1: the list is one short",
     ),
     "baked": (
         BakedIn("rotary", 4, "the stride of positions", "[0, 1]", "[4, 1]"),
         "the stride of positions, baked in at the capture",
-        "the graph has [0, 1] for the stride of positions of rotary since its capture, not [4, 1]",
+        (
+            "the graph has had [0, 1] for the stride of positions of rotary since its "
+            "capture; expected [4, 1]"
+        ),
     ),
     "held": (
         Holding("full page 5", "free once", "free 2 times", 2, "finish", "graph", True),
@@ -164,7 +169,7 @@ PARTS: dict[str, tuple[Any, str, str]] = {
     "taken": (
         SlotTaken("draft", "full", 0, None, 45, 50),
         "inputs, first seen in store_kv",
-        "row 0 takes slot 45 where 50 is right",
+        "row 0 uses slot 45; expected 50",
     ),
 }
 """Of each part of a cause: one, what it names, and why that is wrong."""
@@ -188,7 +193,7 @@ def test_a_site_goes_before_the_element_that_shows_it() -> None:
 
 def test_a_blame_of_which_no_element_is_known_says_so() -> None:
     nothing = cause(blame="undeclared state", index=None, difference=None, slot=None)
-    words = "undeclared state, in decode: which element is not known"
+    words = "undeclared state, in decode: the element is not known"
     assert to_blame(explanation(cause=nothing), "decode") == words
 
 
@@ -201,10 +206,10 @@ def test_a_cause_of_which_nothing_is_known_names_where_it_was_first_seen() -> No
 ANSWERS = {
     "what": "clean@decode (gemma3, preset, generated): step 3 violates kv_parity:",
     "runner": ELSEWHERE,
-    "why": "out_cache_loc_swa[1] = 9, left there by step 2, decode, row 1 (request 1); right: 0",
+    "why": "out_cache_loc_swa[1] = 9, left there by step 2, decode, row 1 (request 1); expected: 0",
     "source": "subjects/runners/decode.py:36, subjects/runners/base.py:187",
     "replay": swa_pad_finding().reproduce,
-    "tried": "8 of 9 clean trials green, 5 of 5 hunts as expected; 377 schedules,",
+    "tried": "8 of 9 clean trials passed, 5 of 5 hunts as expected; 377 schedules,",
 }
 """What failed, on which runner, why, where in the source, how to replay it, what else was tried."""
 
@@ -231,11 +236,11 @@ def test_the_last_lines_of_the_terminal_answer_what_a_reader_of_a_red_run_asks(w
 
 def test_the_first_screen_of_the_page_answers_them_as_well() -> None:
     text = text_of(fails_elsewhere())
-    screen = text[: text.index("clean trials green 8 of 9")]
+    screen = text[: text.index("clean trials passed 8 of 9")]
     for name in ("what", "runner", "why", "source", "replay"):
         assert f"{name} " in screen
         assert ANSWERS[name] in screen
-    assert "Tried: 377 schedules" in screen
+    assert "Tested: 377 schedules" in screen
 
 
 @pytest.mark.parametrize("status", ["missed", "failed", "vacuous"])
@@ -244,11 +249,11 @@ def test_a_hunt_without_a_finding_answers_what_it_can(status: HuntStatus) -> Non
     record = replace(red(), clean=(), bugs=(replace(red().bugs[5], status=status, error=error),))
     (group,) = groups(record)
     answers = {answer.name: answer.text for answer in run_answers(record, group)}
-    assert answers["what"].endswith(f"{status}; index_contract must see it")
-    why = "RuntimeError: gone" if error else "nothing was found in 50 schedules, 57 replays"
+    assert answers["what"].endswith(f"{status}; index_contract must detect it")
+    why = "RuntimeError: gone" if error else "no violation in 50 schedules and 57 replays"
     assert answers["why"] == why
     assert answers["source"] == "not known"
-    assert answers["replay"] == f"no case was kept; again: {record.command}"
+    assert answers["replay"] == f"no case was saved; run again: {record.command}"
 
 
 def environment(**changes: Any) -> Environment:

@@ -100,13 +100,13 @@ def test_what_becomes_of_a_hunt_is_told_of_every_end_that_it_can_have(what: str)
             (None, wrong, "new", True, False),
             ("failed", wrong, "new", True, False),
             (wrong, wrong, "still there", False, False),
-            (wrong, right, "mended", False, False),
+            (wrong, right, "fixed", False, False),
             (wrong, "failed", "undecided", False, True),
             (wrong, None, "gone", False, True),
             (right, "failed", "undecided", False, True),
             (None, "failed", "undecided", False, True),
             ("failed", "failed", "still there", False, False),
-            ("failed", right, "mended", False, False),
+            ("failed", right, "fixed", False, False),
         ):
             comparison = became(what, before, after)
             said = (before, after)
@@ -291,7 +291,7 @@ def test_findings_are_ranked_by_gravity() -> None:
         ("new", "missed"),
         ("new", "vacuous"),
         ("changed", comparison.changes[4].after.partition(",")[0]),
-        ("mended", "unaffected"),
+        ("fixed", "unaffected"),
     ]
     order = list(KINDS)
     places = [order.index(one.kind) for one in comparison.changes]
@@ -312,7 +312,7 @@ def test_a_state_that_is_never_reached_any_more_is_new_and_one_reached_again_is_
     (change,) = compare_runs(green(), without).changes
     assert (change.kind, change.name) == ("new", "coverage: pool full")
     assert (change.before, change.after) == ("reached 3 times", "never reached")
-    assert [one.kind for one in compare_runs(without, green()).changes] == ["mended"]
+    assert [one.kind for one in compare_runs(without, green()).changes] == ["fixed"]
     assert [one.kind for one in compare_runs(without, without).changes] == ["still there"]
     cut = replace(green(), verdict="interrupted")
     assert [one.kind for one in compare_runs(without, cut).changes] == ["gone"]
@@ -325,7 +325,7 @@ def test_a_run_that_was_cut_short_says_so_and_proves_nothing_of_what_it_did_not_
     comparison = compare_runs(green(), cut)
     assert not comparison.alarming
     assert comparison.verdict == "No verdict"
-    assert comparison.message.endswith("the later run was cut short")
+    assert comparison.message.endswith("the later run was interrupted")
     back = compare_runs(cut, green())
     assert back.verdict == "No worse"
     assert len(back.added) == len(green().bugs) - 1
@@ -335,7 +335,7 @@ def test_runs_that_share_no_hunt_come_to_no_verdict() -> None:
     record = green()
     bugs, clean = replace(record, clean=()), replace(record, bugs=())
     assert compare_runs(bugs, clean).verdict == "No verdict"
-    assert f"{len(record.bugs)} in the earlier one alone" in compare_runs(bugs, clean).message
+    assert f"{len(record.bugs)} only in the earlier run" in compare_runs(bugs, clean).message
 
 
 def of_shape(shape: str, record: Record) -> Record:
@@ -373,9 +373,9 @@ def test_a_run_that_turned_red_is_never_no_worse() -> None:
 @pytest.mark.parametrize(
     ("kinds_found", "message"),
     [
-        ([], "nothing is new, worse, mended or gone"),
-        (["changed"], "nothing is new, worse, mended or gone (1 changed)"),
-        (["mended", "new", "mended"], "1 new, 2 mended"),
+        ([], "nothing is new, worse, fixed or gone"),
+        (["changed"], "nothing is new, worse, fixed or gone (1 changed)"),
+        (["fixed", "new", "fixed"], "1 new, 2 fixed"),
     ],
 )
 def test_changes_are_counted_by_kind(kinds_found: list[str], message: str) -> None:
@@ -397,7 +397,7 @@ def test_runs_are_named_by_their_commit_and_device_and_else_by_their_time() -> N
     odd = replace(record, environment=replace(record.environment, commit=None, dirty=None))
     dirty = replace(record, environment=replace(record.environment, dirty=True))
     assert compare_runs(odd, dirty).names == (
-        "a commit not recorded, on CPU, 2 cores",
+        "an unrecorded commit, on CPU, 2 cores",
         "abc1234, with uncommitted changes, on CPU, 2 cores",
     )
 
@@ -468,7 +468,7 @@ def test_the_terminal_cuts_long_lists_of_what_alarms_nobody(
     changed = tuple(replace(row, finding=shorter(finding_of(before, 0))) for row in before.bugs)
     told = printed(compare_runs(before, replace(before, bugs=changed)))
     assert re.search(r"  and \d+ more: see the page", told)
-    assert "    differs in " in told
+    assert "    difference: " in told
     missed = tuple(replace(row, status="missed", finding=None) for row in before.bugs)
     told = printed(compare_runs(before, replace(before, bugs=missed)))
     assert "more" not in told[told.index("new (") : told.index("still there (")]
@@ -542,7 +542,7 @@ def test_the_command_says_which_records_it_compares(
     shutil.copy(ROOT / "reports/evidence/cpu-soak.json", path)
     assert main(words) == MALFORMED
     said = capsys.readouterr().err
-    assert f"{place}.json is a paritybit-soak file; compare takes two records of regress" in said
+    assert f"{place}.json is a paritybit-soak file; compare needs two records of regress" in said
     words = command_line(tmp_path, green(), green())
     edit(path, "version", value=3)
     assert main(words) == MALFORMED

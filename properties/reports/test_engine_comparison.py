@@ -65,7 +65,7 @@ FINDINGS: dict[str, tuple[Edit, dict[str, str], bool]] = {
     ),
     "gone": (
         lambda data: data["answer"]["findings"].pop(0),
-        {"kv_parity@decode": "mended"},
+        {"kv_parity@decode": "fixed"},
         False,
     ),
     "explained by no class any more": (
@@ -106,7 +106,7 @@ def test_a_record_of_a_time_that_is_none_is_refused(
     engine_record.write(engine_trial(), before)
     engine_record.write(edited(lambda data: data["answer"].update(seconds="long")), after)
     assert main(["compare", str(before), str(after)]) == MALFORMED
-    assert "are not both whole records of trials" in capsys.readouterr().err
+    assert "not complete records" in capsys.readouterr().err
 
 
 def open_leg(data: Data) -> None:
@@ -133,7 +133,7 @@ def no_runner(data: Data) -> None:
     [
         (open_leg, "undecided: a part has moved"),
         (no_leg, "not tried"),
-        (no_runner, "no such runner: it is gone"),
+        (no_runner, "the engine lacks this runner: it is gone"),
     ],
 )
 def test_a_leg_that_is_tried_no_longer_leaves_open_what_it_found(edit: Edit, after: str) -> None:
@@ -154,7 +154,7 @@ def test_a_leg_of_a_runner_that_was_lacking_and_cannot_be_tried_now_is_open() ->
     entry = {"leg": "piecewise mimo", "runner": "piecewise", "reason": "a part has moved"}
     comparison = compared(lambda data: data["answer"]["undecided"].append(entry))
     (row,) = comparison.legs
-    assert row.before == "no such runner: nothing is called so"
+    assert row.before == "the engine lacks this runner: nothing is called so"
     assert row.lost
     assert (comparison.alarming, comparison.unsettled) == (False, True)
 
@@ -166,8 +166,8 @@ def test_a_property_that_is_not_asked_any_more_does_not_make_a_finding_mended() 
 
     comparison = compared(unasked)
     (row,) = comparison.asked
-    assert (row.name, row.before) == ("kv_parity of decode gpt_oss", "asked")
-    assert (row.after, row.lost) == ("not asked: its KV is not seen", True)
+    assert (row.name, row.before) == ("kv_parity on decode gpt_oss", "asked")
+    assert (row.after, row.lost) == ("not checked: its KV is not seen", True)
     assert kinds(comparison) == {"kv_parity@decode": "gone"}
     assert (comparison.alarming, comparison.unsettled) == (False, True)
     back = compare_trials(edited(unasked), engine_trial())
@@ -184,7 +184,7 @@ def test_a_finding_is_not_mended_while_a_leg_that_could_have_made_it_is_not_trie
     after["answer"]["legs"].append({**own, "undecided": "a part has moved"})
     assert kinds(compare_trials(before, after)) == gone
     after["answer"]["legs"][-1] = own
-    assert set(kinds(compare_trials(before, after)).values()) == {"mended"}
+    assert set(kinds(compare_trials(before, after)).values()) == {"fixed"}
 
 
 @pytest.mark.parametrize("verdicts", [("present", "absent"), ("absent", "present")])
@@ -201,7 +201,7 @@ def test_a_fault_class_that_one_leg_of_a_runner_shows_is_worse(verdicts: tuple[s
 def test_what_is_judged_though_no_property_was_asked_for_it_can_be_mended() -> None:
     """As what the padding of an engine's inputs says, which a ledger tells."""
     before = edited(lambda data: data["answer"]["findings"].append(finding("batch_invariance")))
-    assert kinds(compare_trials(before, engine_trial())) == {"batch_invariance@decode": "mended"}
+    assert kinds(compare_trials(before, engine_trial())) == {"batch_invariance@decode": "fixed"}
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_findings_are_ranked_by_gravity_and_what_is_listed_comes_after_what_coun
         ("new", "log_hygiene"),
         ("new", "logits_parity"),
         ("still there", "read_frame"),
-        ("mended", "kv_parity"),
+        ("fixed", "kv_parity"),
     ]
 
 
@@ -269,7 +269,7 @@ def test_across_devices_what_is_seen_differs_and_is_no_finding() -> None:
     comparison = compared(on_a_gpu)
     assert kinds(comparison) == {}
     assert comparison.verdict == "No worse"
-    assert comparison.names[1] == f"sglang 1, tried by {'b' * 12}, on NVIDIA H200"
+    assert comparison.names[1] == f"sglang 1, tested by {'b' * 12}, on NVIDIA H200"
 
 
 def test_a_trial_that_was_cut_short_says_so() -> None:
@@ -278,7 +278,7 @@ def test_a_trial_that_was_cut_short_says_so() -> None:
         no_leg(data)
 
     comparison = compared(cut)
-    assert comparison.message.endswith("the later trial was cut short")
+    assert comparison.message.endswith("the later run was interrupted")
     assert comparison.verdict == "No verdict"
 
 
@@ -298,8 +298,8 @@ def test_records_of_engines_are_compared_from_their_files(
     assert main(["compare", before, before, "--page", str(page)]) == OK
     assert main(["compare", before, after, "--page", str(page)]) == FINDING
     said = capsys.readouterr().out
-    told = "  kv_parity of cpu_graph, gpt_oss\n    before: nothing\n    after:  step 6: <slot 7>\n"
-    assert f"run; in the earlier run it was right, undecided or not tried):\n{told}" in said
+    told = "  kv_parity on cpu_graph, gpt_oss\n    before: nothing\n    after:  step 6: <slot 7>\n"
+    assert f"run; in the earlier run it was right, undecided or not tested):\n{told}" in said
     assert "Worse: findings: 1 new, 2 still there\n" in said
     assert main(["compare", after, before, "--page", str(page)]) == OK
     lost = written(tmp_path, "c.json", edited(open_leg))
@@ -330,7 +330,7 @@ def test_the_record_of_an_engine_and_of_a_run_are_not_compared(
     for pair in ([engine, str(run)], [str(run), engine]):
         assert main(["compare", *pair]) == MALFORMED
         error = capsys.readouterr().err
-        assert "compare two of one kind" in error
+        assert "only one of them is from an engine" in error
         assert error.count("\n") == 1
 
 

@@ -58,7 +58,7 @@ def test_the_card_tells_the_proof_in_order_and_what_is_to_blame() -> None:
     places = [message.index(sentence) for sentence in explanation().proof]
     assert places == sorted(places)
     blamed = "inputs, in decode: out_cache_loc_swa[1] = 9, left there by step 2, decode, row 1"
-    assert f"To blame: {blamed} (request 1); right: 0." in message
+    assert f"Cause: {blamed} (request 1); expected: 0." in message
     assert UNCAPTURED_RUN["as the graph"] in message
 
 
@@ -82,7 +82,7 @@ def test_the_chain_leads_from_the_stale_element_to_the_first_difference() -> Non
         "target, swa slot 9",
         "store_kv, target, layer 0, swa, K",
     ]
-    assert found.chain[1].value == "stale, 0 would be right"
+    assert found.chain[1].value == "stale, expected 0"
     assert "padded row 1" in found.chain[-1].value
 
 
@@ -98,7 +98,7 @@ def test_an_index_that_leads_to_another_number_says_so() -> None:
     index = cause().index
     assert index is not None
     found = described(index=replace(index, read=0, stale=False))
-    assert found.chain[1].value == "written by this step, 0 would be right, leads to slot 0"
+    assert found.chain[1].value == "written in this step, expected 0, leads to slot 0"
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_an_explanation_may_lack_a_part(part: str, links: int) -> None:
     whole = {"site": CodeSite("f", "a.py", "t")}
     assert len(described(**whole).chain) - len(described(**whole | {part: None}).chain) == links
     record = explained(cause=cause(**{part: None}))
-    assert "To blame" in card_of(record, ANCHOR)
+    assert "Cause: " in card_of(record, ANCHOR)
 
 
 FURTHER: dict[str, Any] = {
@@ -125,13 +125,13 @@ FURTHER: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("part", "links"),
     [
-        ("cell", [("req_to_token[2, 5] = 9", "since step 1, 4 in the eager world")]),
+        ("cell", [("req_to_token[2, 5] = 9", "since step 1; the eager run has 4")]),
         (
             "kept",
             [
                 (
                     "step 4, eagle_draft_extend, output topk_p, row 1",
-                    "a view of it was kept as topk_p of row 0, which is nan since",
+                    "a view of it was kept as topk_p of row 0, which has been nan since",
                 )
             ],
         ),
@@ -139,7 +139,7 @@ FURTHER: dict[str, Any] = {
             "given",
             [
                 ("step 2, decode, row 1 (request 1)", "copied from its batch"),
-                ("positions[1] = 3", "4 would be right"),
+                ("positions[1] = 3", "expected 4"),
             ],
         ),
         ("listed", [("swa keys of row 1, request 0", "is one short")]),
@@ -148,7 +148,7 @@ FURTHER: dict[str, Any] = {
             [
                 (
                     "op 4, the stride of positions of rotary",
-                    "[0, 1] since the capture, [4, 1] run eagerly",
+                    "[0, 1] since the capture; [4, 1] when run eagerly",
                 )
             ],
         ),
@@ -169,7 +169,7 @@ def test_a_finding_without_an_explanation_still_shows_what_was_seen() -> None:
     message = words_of(card_of(with_finding(green(), 0, explanation=None), ANCHOR))
     assert "Step 3 violates" in message
     assert "12 of 32 bits differ" in message
-    assert "To blame" not in message
+    assert "Cause: " not in message
     assert "Static inputs" not in message
 
 
@@ -255,7 +255,7 @@ def test_the_page_has_a_map_of_the_sub_pool_that_a_slot_was_taken_from_and_of_no
     assert len(explanation().slots) == 4
     assert re.findall(r"<figcaption><strong>([^<]*)", markup) == ["target, swa"]
     assert markup.count('class="wrong"') == markup.count('class="right"') == 1
-    assert "taken wrongly: 9; right: 0" in words_of(markup)
+    assert "used by mistake: 9; expected: 0" in words_of(markup)
 
 
 def test_without_a_slot_to_blame_the_sub_pools_that_differ_are_drawn() -> None:
@@ -274,7 +274,7 @@ def test_the_slots_taken_are_those_of_the_sub_pool_that_they_lie_in() -> None:
     assert drawn.name == "draft, full"
     assert drawn.wrong
     assert not drawn.right
-    assert drawn.message.endswith("taken wrongly: 30; right: none")
+    assert drawn.message.endswith("used by mistake: 30; expected: none")
 
 
 def test_a_tail_that_was_not_refilled_is_a_fault_by_the_right_contract_and_comes_first() -> None:
@@ -289,7 +289,8 @@ def test_a_tail_that_was_not_refilled_is_a_fault_by_the_right_contract_and_comes
     assert [row.name for row in view.table.first] == ["out_cache_loc_swa"]
     assert [row.name for row in view.table.others] == ["input_ids"]
     assert view.table.first[0].fault == (
-        "its contract fills padding with 0 at every padded replay; elements 1, 2 were not refilled"
+        "its contract fills padding with 0 at every padded replay, but elements 1, 2 "
+        "were not refilled"
     )
 
 
@@ -304,7 +305,7 @@ def test_where_none_is_to_blame_the_stale_come_first_and_without_those_all_are_f
         assert [row.name for row in table.first] == first
         assert [row.name for row in table.others] == ["positions"]
     markup = card_of(explained(cause=nothing, static_inputs=(right,)), ANCHOR)
-    assert "<summary>Nothing wrong is known of the 1 static input</summary>" in markup
+    assert "<summary>No fault was found in the 1 static input</summary>" in markup
 
 
 @pytest.mark.parametrize(
@@ -342,4 +343,4 @@ def test_what_the_harness_wrote_is_not_said_to_be_the_runners() -> None:
     assert index is not None
     found = described(index=replace(index, how="equalized", stale=False)).chain
     assert found[0].name == "the harness, in step 2"
-    assert "written by this step" not in found[1].value
+    assert "written in this step" not in found[1].value

@@ -32,14 +32,16 @@ def test_no_help_has_a_word_of_ours_without_saying_what_it_means() -> None:
     for name, text in helps().items():
         plain = re.sub(r"--preset [A-Z]+|models \(presets\)|engines?'s? trials?", "", text)
         assert re.findall(OURS, plain, re.IGNORECASE) == [], name
-    assert all("Models, by comma" in text for text in helps().values() if "--preset" in text)
+    assert all("Comma-separated models" in text for text in helps().values() if "--preset" in text)
 
 
 def test_the_help_names_the_glossary_and_every_word_that_it_lists_is_there() -> None:
     text = parser().format_help()
     line = " ".join(text.split())
-    listed = line[line.index("explains the words: ") :].partition(": ")[2].partition(".")[0]
-    assert "docs/glossary.md explains the words" in line
+    listed = line[line.index("docs/glossary.md defines ") :].removeprefix(
+        "docs/glossary.md defines "
+    )
+    listed = listed.partition(".")[0].replace(" and ", ", ")
     assert set(listed.split(", ")) <= {part for word in GLOSSARY for part in word.split(", ")}
 
 

@@ -79,8 +79,8 @@ def test_the_matrix_counts_apart_what_was_reached_triggered_and_detected() -> No
     row = next(row for row in review(record).matrix if row.name == "swa_pad")
     assert (row.reached, row.triggered, row.detected) == (2, 2, 1)
     counts = [[fact.value for fact in card.counts] for card in bug_cards(record)]
-    assert "in 9 of 50 schedules followed, first at step 3" in counts[1]
-    assert "in 0 of 50 schedules followed" in counts[2]
+    assert "in 9 of 50 observed schedules, first at step 3" in counts[1]
+    assert "in 0 of 50 observed schedules" in counts[2]
     cells = re.findall(r'<td class="cell">(\d+)</td>', render(record))
     assert cells[:3] == ["2", "2", "1"]
 
@@ -111,7 +111,7 @@ def test_each_pair_that_was_tried_leads_to_a_card_of_its_own(name: str) -> None:
 
 
 def test_a_cell_says_that_the_bug_was_caught() -> None:
-    message = "caught after 6/2 schedules (generated/traffic)"
+    message = "detected after 6/2 schedules (generated/traffic)"
     expected = Cell(("caught", "6/2"), message, "#bug-swa_pad-decode-generated")
     assert section_of(green()).cell("swa_pad", "decode") == expected
 
@@ -119,13 +119,13 @@ def test_a_cell_says_that_the_bug_was_caught() -> None:
 def test_a_cell_says_why_a_bug_that_was_tried_cannot_affect_the_runner() -> None:
     cell = section_of(green()).cell("loc_memo_warning.entry", "decode")
     assert cell.mark[1] == "○"
-    assert cell.message == f"tried, cannot affect it: {HIDDEN}"
+    assert cell.message == f"tested, cannot affect the runner: {HIDDEN}"
     assert cell.href == "#bug-loc_memo_warning.entry-decode-generated"
 
 
 def test_a_cell_says_what_the_runner_lacks() -> None:
     cell = section_of(green()).cell("swa_pad", "cpu_graph")
-    assert cell == Cell(("none", "–"), f"cannot affect it: {LACKS_SWA}", "")
+    assert cell == Cell(("none", "–"), f"cannot affect the runner: {LACKS_SWA}", "")
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_cell_says_what_the_runner_lacks() -> None:
 def test_a_cell_says_that_nobody_asked_for_it(name: str, runner: str) -> None:
     """Of a bug that can affect the runner as of one that cannot: the runner lacks nothing."""
     cell = section_of(green()).cell(name, runner)
-    assert cell == Cell(("none", "·"), "not asked for", "")
+    assert cell == Cell(("none", "·"), "not selected", "")
 
 
 def test_a_hunt_ended_well_if_it_caught_its_bug_or_found_it_unaffected() -> None:

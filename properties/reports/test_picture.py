@@ -34,7 +34,7 @@ def test_what_has_no_stale_index_is_not_drawn() -> None:
         replace(found.cause, slot=None),
         replace(found.cause, difference=None),
     ):
-        with pytest.raises(ValueError, match="no element of a static input"):
+        with pytest.raises(ValueError, match="no static input leads this row"):
             lay_out(replace(found, cause=cause))
 
 

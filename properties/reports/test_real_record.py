@@ -140,7 +140,7 @@ def test_a_replay_tells_that_the_explainer_failed(
     assert main(["replay", str(path)]) == 1
     printed = capsys.readouterr()
     assert "step 3: kv_parity:" in printed.out
-    assert "not explained: the explainer failed" in printed.out
+    assert "no explanation: the explainer failed" in printed.out
     text = kept_traceback(printed.err)
     assert "in fail" in text
     assert text.endswith("ZeroDivisionError: no cause of step 3\n")

@@ -104,14 +104,18 @@ def test_a_record_from_before_findings_had_a_history_reads_with_none() -> None:
 def test_an_object_with_anything_more_is_refused_by_its_name(place: str) -> None:
     data = to_json(green())
     at(data, PATHS[place])["told"] = 1
-    assert refused(data) == f"{place} has 'told', which it cannot have"
+    assert refused(data) == f"{place} has the unknown key 'told'"
 
 
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("verdict",), "odd", "the record.verdict is 'odd', not one of green, red, interrupted"),
-        (("verdict",), [], "the record.verdict is [], not one of green, red, interrupted"),
+        (
+            ("verdict",),
+            "odd",
+            "the record.verdict is 'odd'; expected one of green, red, interrupted",
+        ),
+        (("verdict",), [], "the record.verdict is []; expected one of green, red, interrupted"),
         (("seed",), True, "the record.seed is True, not a whole number"),
         (("seed",), 1.0, "the record.seed is 1.0, not a whole number"),
         (("seconds",), float("nan"), "the record.seconds is nan, not a finite number"),
@@ -123,7 +127,11 @@ def test_an_object_with_anything_more_is_refused_by_its_name(place: str) -> None
         (("properties", "kv_parity"), 1, "the record.properties.kv_parity is 1, not a text"),
         (("bugs", 0, "seen", 0), None, "the record.bugs[0].seen[0] is None, not a text"),
         (("clean", 0, "trial", "rows"), None, "the record.clean[0].trial.rows is None, not a"),
-        (("bugs", 0, "schedules_to_detection"), 0, "a bug cannot be found in schedule 0"),
+        (
+            ("bugs", 0, "schedules_to_detection"),
+            0,
+            "schedule 0 cannot detect a bug: schedules count from 1",
+        ),
         (
             ("bugs", 0, "finding", "explanation", "slots", 0, "written"),
             [999],
@@ -132,7 +140,7 @@ def test_an_object_with_anything_more_is_refused_by_its_name(place: str) -> None
         (
             ("bugs", 0, "finding", "explanation", "static_inputs", 0, "left_by"),
             [],
-            "static input 'input_ids' has an element that no step left",
+            "static input 'input_ids' has an element that no step wrote",
         ),
     ],
 )
@@ -196,7 +204,7 @@ def test_a_file_that_is_no_record_is_refused_in_one_sentence(key: str, tmp_path:
         "no JSON": "run.json is not valid JSON",
         "a list": "run.json is not a paritybit-run file",
         "an earlier version": "run.json has version 3; this build reads 4",
-        "a lacking key": "run.json is not a whole run record: the record lacks bugs",
+        "a lacking key": "run.json is not a complete run record: the record lacks bugs",
     }
     path.write_text(texts[key])
     with pytest.raises(ValueError, match=r"run\.json") as caught:

@@ -157,7 +157,8 @@ def failure(survey: Survey, property_id: str, seed: int, artifacts: Path) -> str
     write_case(Case(trial, shown.schedule, property_id, seed, told, shown.history), path)
     found = next(one for one in violations if one.property == property_id)
     return (
-        f"{property_id}: step {found.step} of {len(shown.schedule.steps)}: {found.message}\n"
-        f"{proof}case: {path.name}, to be found in reports/out/pytest/cases;"
-        f" replay with: paritybit replay reports/out/pytest/cases/{path.name}"
+        f"{property_id}: step {found.step} of {len(shown.schedule.steps)}: "
+        f"{found.message}\n{proof}case: {path.name}, to be found in "
+        "reports/out/pytest/cases; to replay: paritybit replay "
+        f"reports/out/pytest/cases/{path.name}"
     )

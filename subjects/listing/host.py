@@ -107,7 +107,9 @@ class _Lists:
         first, end = int(indptr[count]), int(indptr[-1])
         self.indptr, self.window_indptr = indptr[: count + 1], indptr[count:] - first
         if first < totals[0] or end - first < totals[1]:
-            raise IndexError(f"{totals} keys must be listed, but there is room for {first} and {end - first}")
+            raise IndexError(
+                f"{totals} keys must be listed, but there is room for {first} and {end - first}"
+            )
         before = indptr[:-1].copy()  # What a place is further on than its column.
         before[count:] += kept - lengths
         column = np.arange(end) - np.repeat(before, both)

@@ -162,13 +162,15 @@ def test_what_is_clean_with_all_of_them_on_needs_no_explanation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Hunted, or of a case: one that seeks what does not show, one that seeks nothing."""
-    clean = "clean with all of them on: nothing to explain\n"
+    clean = "no property is violated with all bugs switched on, so there is nothing to explain\n"
     hunted = ["bisect", "loc_memo_capture", "--runner", "cpu_graph", "--device", "cpu"]
     assert main([*hunted, "--examples", "2"]) == OK
     assert capsys.readouterr().out == clean
     case = CORPUS / f"{PAIR}@cpu_graph.json"
     assert main(["bisect", "loc_memo_capture", "--case", str(case)]) == OK
-    sought = "log_hygiene is not violated with all of them on: nothing to explain\n"
+    sought = (
+        "log_hygiene is not violated with all bugs switched on, so there is nothing to explain\n"
+    )
     assert capsys.readouterr().out.endswith(sought)
     plain = tmp_path / "case.json"
     write_case(Case(TrialConfig("cpu_graph"), load_case(case).schedule, None, 0, ()), plain)
@@ -201,7 +203,7 @@ REFUSED = {
     "a bug that the runner cannot have": (["swa_pad", "--runner", "eagle_draft"], "does not live"),
     "a bug of another scheme than the case": (
         ["swa_pad", "--case", str(CORPUS / "req_pool_pad@decode.json")],
-        "bug swa_pad does not live in location scheme memo of decode",
+        "bug swa_pad does not exist in location scheme memo of decode",
     ),
     "no bug": ([], "at least one bug"),
     "bugs that are nothing": ([","], "names nothing"),

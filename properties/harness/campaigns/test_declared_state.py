@@ -332,8 +332,8 @@ def test_what_a_reset_leaves_is_named(place: Place) -> None:
     (found,) = lockstep.play(Schedule((Admit(3, 3), Decode((0,))))).violations
     assert found.property == "declared_state"
     assert found.message.startswith(
-        f"{NAMES[place.__name__]}.remembered is a dict of 1 where it was a dict of 0 when just"
-        " captured, and "
+        f"{NAMES[place.__name__]}.remembered was a dict of 0 after the capture and is "
+        "a dict of 1 after a reset, and "
     )
 
 

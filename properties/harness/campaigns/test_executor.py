@@ -50,8 +50,8 @@ def process_of(ended: Ended[Chore, Done]) -> int:
 
 
 ERRORS = {
-    "hang": "it took more than 5 s and was ended",
-    "die": "its process died with exit code 3",
+    "hang": "it took more than 5 s and was killed",
+    "die": "the process died with exit code 3",
     "raise": "LookupError: first line",
     "lose the device unexpectedly": f"{executor_tasks.__name__}.NoDeviceError: no device",
     "give what cannot be sent": "AttributeError: Can't ",
@@ -135,7 +135,7 @@ def test_in_this_process_tasks_that_share_something_follow_one_another() -> None
     execute(quick, tasks, HERE, ends.append)
     order = [ended.task.does for ended in ends]
     assert order == ["b", "d", "hang", "raise", "c"]
-    assert headline(ends[2].error or "").endswith("it took more than 0 s and was ended")
+    assert headline(ends[2].error or "").endswith("it took more than 0 s and was killed")
     assert headline(ends[3].error or "") == "LookupError: first line"
     assert {process_of(ends[place]) for place in (0, 1, 4)} == {os.getpid()}
     assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
@@ -217,7 +217,7 @@ def test_what_was_run_again_is_noted_with_the_error_of_its_first_run() -> None:
     campaign = replace(CHORES, label=lambda chore: f"to {chore.does}")
     execute(campaign, [Chore("raise"), Chore("die")], workers.at_most(2), lambda _: None)
     assert sorted(workers.again) == [
-        ("to die", "its process died with exit code 3"),
+        ("to die", "the process died with exit code 3"),
         ("to raise", "LookupError: first line"),
     ]
     assert [(one.task, one.error) for one in environment("cpu", workers).again] == workers.again

@@ -183,7 +183,7 @@ def test_what_is_not_as_the_table_says_is_named(
     figures = play_history("cpu", Workers(1), [alone(POINTS["after 26152"], "decode")])
     assert figures["points"][0]["odd"] == [sentence]
     assert not figures["as_hoped"]
-    assert figures["message"] == "1 points; not as the reports say: after 26152"
+    assert figures["message"] == "1 points; unexpected results: after 26152"
 
 
 def test_a_consequence_may_be_red_where_its_cause_must_be(
@@ -213,7 +213,7 @@ def test_a_timeline_is_shown_and_recorded(
     words = ["timeline", "--device", "cpu", "--workers", "1", "--record", str(path)]
     assert main(words) == OK
     message = capsys.readouterr().out
-    assert "2 points; not as the reports say: none; " in message
+    assert "2 points; unexpected results: none; " in message
     figures = of_format(read_json(path), path.name, "paritybit-timeline", VERSION)["figures"]
     assert [point["red"].keys() for point in figures["points"]] == [
         {"hermetic_replay", "read_frame", "live_inputs"},

@@ -248,7 +248,7 @@ def test_a_soak_of_which_a_piece_gave_no_result_is_undecided(
     )
     figures = scripted_soak(monkeypatch, script)()
     assert (figures["as_hoped"], figures["undecided"]) == (False, True)
-    assert figures["message"].endswith("; no result of 1 of 3 pieces of work")
+    assert figures["message"].endswith("; 1 of 3 tasks gave no result")
 
 
 def test_an_alarm_lists_what_it_violates_by_name() -> None:
@@ -357,7 +357,9 @@ def test_a_bench_records_its_figures(
     assert len(shown_rows) >= 3 * len(PRESETS) + 3
     (shared,) = figures["sharing"]
     assert (shared["processes"], shared["gpus"], shared["mps"]) == (1, 0, False)
-    assert f"1 process: {shared['steps_per_second']:.0f} differential steps/s in all" in shown_rows
+    assert (
+        f"1 process: {shared['steps_per_second']:.0f} differential steps/s in total" in shown_rows
+    )
     hunts = figures["captures"]
     assert hunts["hunts"] == ["window_one_short@decode"]
     assert 0 < hunts["share_of_captures"] < 1

@@ -53,7 +53,7 @@ def test_the_rate_of_processes_is_that_of_all_together_and_none_if_one_failed(
     monkeypatch.setattr(sharing, "sparing", lambda *_: HERE)
     row = sharing.rate_of(Workers(2), "cpu")
     assert (row["steps_per_second"], row["error"]) == (15.0, None)
-    assert sharing_line(row) == "2 processes: 15 differential steps/s in all"
+    assert sharing_line(row) == "2 processes: 15 differential steps/s in total"
     row = sharing.rate_of(Workers(3), "cpu")
     assert row["steps_per_second"] is None
     assert sharing_line(row) == "3 processes: failed: ZeroDivisionError: of ours"
@@ -115,12 +115,16 @@ def test_processes_that_begin_cuda_together_are_counted_without_mps_and_with(
 ) -> None:
     monkeypatch.setattr(beginnings, "begun_per_second", begun)
     assert [beginning_line(row) for row in beginnings.beginnings("cuda")] == [
-        "8 processes on 1 GPU begin CUDA together, with 8 connections each: 4.0 in a second",
-        "8 processes on 1 GPU begin CUDA together, with 1 connection each: 8.0 in a second",
-        "15 processes on 1 GPU under MPS begin CUDA together, with 8 connections each:"
-        " 7.5 in a second",
-        "15 processes on 1 GPU under MPS begin CUDA together, with 1 connection each:"
-        " failed: one of them gave no answer",
+        ("8 processes on 1 GPU begin CUDA together, with 8 connections each: 4.0 processes/s"),
+        ("8 processes on 1 GPU begin CUDA together, with 1 connection each: 8.0 processes/s"),
+        (
+            "15 processes on 1 GPU under MPS begin CUDA together, with 8 connections "
+            "each: 7.5 processes/s"
+        ),
+        (
+            "15 processes on 1 GPU under MPS begin CUDA together, with 1 connection "
+            "each: failed because a process did not answer"
+        ),
     ]
     assert two_gpus.gone()
     assert list(beginnings.beginnings("cpu")) == []
@@ -171,9 +175,9 @@ def test_of_the_records_of_the_same_kind_of_machine_the_one_with_most_figures_is
     assert found is not None
     assert (found["record"].split("/")[-1], found["commit"]) == ("c-bench.json", "0123456789ab")
     said = capsys.readouterr().out
-    assert "  gemma3 steps_per_second: 150.0, before 100.0: 1.5 times\n" in said
+    assert "  gemma3 steps_per_second: 150.0 now, 100.0 before (ratio 1.5)\n" in said
     assert compared({**here, "device_name": "another"}, NEW) is None
-    assert capsys.readouterr().out == "no record of another is committed to compare with\n"
+    assert capsys.readouterr().out == "cannot compare: no committed record for another\n"
 
 
 @pytest.mark.parametrize("words", ["0", "1,", "a"])

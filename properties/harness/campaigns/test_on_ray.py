@@ -46,13 +46,13 @@ def test_tasks_end_on_a_cluster_as_they_do_here(tmp_path: Path) -> None:
     workers = Workers(2, cluster=LOCAL)
     ends = ends_of(CHORES, [dies_once, *bad, *well], workers)
     died = sorted(CHORES.label(task) for task in (dies_once, Chore("die")))
-    assert sorted(workers.again) == [(name, "its process died") for name in died]
+    assert sorted(workers.again) == [(name, "the process died") for name in died]
     assert (tmp_path / "died").exists()
     for task in (dies_once, *well):
         assert ends[task].error is None
         assert isinstance(ends[task].result, Done)
     assert ends[Chore("raise")].error.endswith("LookupError: first line\nsecond line\n")
-    assert ends[Chore("die")].error == "its process died 3 times"
+    assert ends[Chore("die")].error == "the process died 3 times"
     assert ends[Chore("lose the device")].result.spoiled
 
 
@@ -98,7 +98,7 @@ def test_where_the_cluster_of_this_machine_is_lost_another_takes_its_place(part:
     execute(CHORES, tasks, workers, on_end)
     assert [ended.error for ended in ends] == [None] * len(tasks)
     assert {ended.task for ended in ends} == set(tasks)
-    assert {why for _, why in workers.again} <= {"its cluster was lost", "its process died"}
+    assert {why for _, why in workers.again} <= {"the process lost its cluster", "the process died"}
     assert workers.again
 
 
@@ -125,7 +125,7 @@ def test_a_cluster_of_which_the_head_is_lost_ends_all_that_had_not_ended(
         cluster.shutdown()
     assert {ended.task for ended in ends} == set(tasks)
     assert ends[0].error is None
-    assert "the Ray cluster answers no more" in (ends[-1].error or "")
+    assert "the Ray cluster no longer answers" in (ends[-1].error or "")
 
 
 def killed_midway(task: Task) -> Result:

@@ -142,8 +142,10 @@ def test_an_unlisted_conversion_into_inputs_or_metadata_is_named(
         with monkeypatch.context() as patch:
             patch.setattr(into, "conversions", {*into.conversions, conversion})
             assert contract_breaches(facts()) == [
-                "positions is converted on copy from torch.float32 to torch.int64,"
-                " which is not listed"
+                (
+                    "copying positions converts torch.float32 to torch.int64, which is not on "
+                    "the list of allowed conversions"
+                )
             ]
 
 
@@ -160,7 +162,8 @@ def test_an_unlisted_conversion_of_metadata_is_seen_as_it_is_written(
     _, outcome = play(device, "target_verify", plant, monkeypatch, WITHOUT_REPLAYS)
     assert outcome.violated == {"index_contract"}
     assert outcome.violations[0].message == (
-        f"{wide} is converted on copy from torch.int64 to torch.int32, which is not listed"
+        f"copying {wide} converts torch.int64 to torch.int32, which is not on the "
+        "list of allowed conversions"
     )
 
 
@@ -191,7 +194,7 @@ def test_a_graph_that_translates_more_or_less_than_its_scheme_does_is_off_its_pa
     for held, wrong in changed.items():
         monkeypatch.setitem(vars(under_test), "operations", lambda bucket, held=wrong: held)
         assert graph_breaches(facts()) == [
-            f"the graph holds {held} translations; its location scheme has {right}"
+            f"the graph contains {held} translations; its location scheme needs {right}"
         ]
 
 
@@ -203,13 +206,13 @@ def test_attention_where_it_should_not_be_or_none_is_off_the_path(
     under_test, facts = facts_of_replay(device, runner)
     operations = operations_of(facts())
     if runner in PREFILLS:
-        wrong, breach = [*operations, "attention"], "attention, which runs between"
+        wrong, breach = [*operations, "attention"], "attention, which must run eagerly"
     else:
         wrong = [name for name in operations if name != "attention"]
         breach = "no attention"
         assert wrong != operations
     monkeypatch.setitem(vars(under_test), "operations", lambda bucket: wrong)
-    assert graph_breaches(facts()) == [f"the graph holds {breach}"]
+    assert graph_breaches(facts()) == [f"the graph contains {breach}"]
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
@@ -224,7 +227,7 @@ def test_an_output_that_is_not_where_it_was_captured_is_off_the_path(
     moved = captured(lockstep)[0].facts(replace(observed.replay, output=output))
     breaches = path_breaches(replace(observed, facts=moved))
     first = next(iter(output))
-    expected = [f"the static output {first} is not where it was captured"]
+    expected = [f"the static output {first} has moved since the capture"]
     assert breaches == ([] if runner == "cpu_graph" else expected)
 
 

@@ -128,20 +128,20 @@ def fewer_outputs(again: Playback) -> Playback:
     [
         (
             other_output,
-            "output 1 of the schedule had other bits when it was played again",
+            "output 1 of the schedule had different bits when it was played again",
             {"output": 1},
         ),
         (
             other_storage("eager"),
-            "the eager world's KV had other bits when the schedule was played again",
+            ("the KV of the eager run had different bits when the schedule was played again"),
             {"world": "eager"},
         ),
         (
             other_storage("graph"),
-            "the graph world's KV had other bits when the schedule was played again",
+            ("the KV of the graph run had different bits when the schedule was played again"),
             {"world": "graph"},
         ),
-        (fewer_outputs, "the schedule did another number of forwards", {}),
+        (fewer_outputs, "a second play of the schedule ran a different number of forwards", {}),
     ],
     ids=lambda x: getattr(x, "__name__", None),
 )

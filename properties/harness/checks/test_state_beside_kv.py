@@ -166,8 +166,8 @@ def test_a_scatter_into_the_row_of_a_parked_request_is_seen(
         f"draft table row {row} of request 2, element 0: eager "
     )
     assert found["write_frame"].message == (
-        f"the graph world changed draft table row {row} of request 2, which is not the step's to"
-        " change"
+        f"the graph run changed draft table row {row} of request 2, which does not "
+        "belong to the step"
     )
 
 

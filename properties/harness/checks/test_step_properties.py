@@ -385,7 +385,7 @@ def test_outputs_that_differ_in_form_violate_parity(change: Callable[..., Any]) 
     assert rule.flag is not None and rule.describe is not None
     assert rule.flag(spoiled)
     message, where = rule.describe(spoiled)
-    assert message.startswith("the outputs differ in form: eager ")
+    assert message.startswith("the outputs have different shapes or dtypes: eager ")
     assert where["eager"] != where["graph"]
 
 
@@ -473,8 +473,8 @@ def test_a_stray_write_of_one_world_is_described_with_that_world_and_the_owner(
     expected = {"world": world, "model": "target", "kind": "swa", "slot": slot, "owner": owner}
     assert where == expected
     assert message == (
-        f"the {world} world changed target swa slot {slot} of {owner},"
-        " which is not in the step's out_cache_loc"
+        f"the {world} run changed target swa slot {slot} of {owner}, which is not in "
+        "the step's out_cache_loc"
     )
 
 
@@ -496,7 +496,7 @@ def test_a_frozen_draft_that_writes_is_described_with_world_and_slot(
     arena_of(getattr(spoiled, world), role, Kind.SWA)[-1, 1, slot] = 1.5
     message, where = described("frozen_kv", spoiled)
     assert where == {"world": world, "model": role, "kind": "swa", "slot": slot}
-    assert message == f"a frozen-KV draft of the {world} world wrote {role} swa slot {slot}"
+    assert message == f"a frozen-KV draft in the {world} run wrote {role} swa slot {slot}"
     others: set[str] = set() if slot == 0 else {"write_frame", "kv_parity"}
     assert violated(spoiled) == {"frozen_kv"} | others
 
@@ -533,7 +533,7 @@ def test_a_replay_that_is_none_without_a_history_depends_on_it() -> None:
     alone = replace(right, extra={**right.extra, "hermetic_replay": None})
     assert "hermetic_replay" in violated(alone)
     message, where = described("hermetic_replay", alone)
-    assert message == "decode replays the batch; without a history it replays nothing"
+    assert message == "decode replays this batch; a freshly captured runner replays nothing"
     assert where == {}
     rule = PROPERTIES["hermetic_replay"]
     assert rule.flag is not None
@@ -545,8 +545,8 @@ def test_a_list_of_reads_that_depends_on_the_history_is_described_with_its_row()
     message, where = described("hermetic_replay", list_of_reads_with_a_history(right))
     assert where == {"kind": "full", "row": 2, "live": False, "padded_slots": [FREE]}
     assert message == (
-        f"decode, padded row 2 of 3 is told to read full slots [{FREE}];"
-        " without a history it is told [0]"
+        f"decode: the list of padded row 2 of 3 has full slots [{FREE}]; with a "
+        "freshly captured runner it has [0]"
     )
 
 
@@ -558,13 +558,13 @@ def test_what_noise_changed_is_described() -> None:
     spoiled = observation()
     kv_that_noise_changed(spoiled)
     message, where = described("padding_noninterference", spoiled)
-    assert message.startswith("noise in bytes nobody owns changed target layer ")
+    assert message.startswith("noise in unowned memory changed target layer ")
     assert message.endswith(" it was written")
     assert (where["slot"], where["owner"]) == (15, "request 4")
     spoiled = observation()
     flip(spoiled.extra["padding_noninterference"].output["hidden"], 1, 0)
     message, where = described("padding_noninterference", spoiled)
-    assert message == "noise in bytes nobody owns changed hidden of live row 1"
+    assert message == "noise in unowned memory changed hidden of live row 1"
 
 
 def test_kv_that_noise_may_change_is_not_compared() -> None:
@@ -580,11 +580,12 @@ def test_all_that_broke_the_contract_is_listed() -> None:
     moved, locations, conversion = where["breaches"]
     assert moved.startswith("static buffer seq_lens is another tensor than the one captured")
     assert locations == (
-        "out_cache_loc_swa is torch.int64, but the pool translates to torch.int32"
-        " and its store reads torch.int32"
+        "out_cache_loc_swa is torch.int64, but the pool translates to torch.int32, "
+        "and its store reads torch.int32"
     )
     assert conversion == (
-        "positions is converted on copy from torch.int32 to torch.int64, which is not listed"
+        "copying positions converts torch.int32 to torch.int64, which is not on the "
+        "list of allowed conversions"
     )
 
 
@@ -595,14 +596,14 @@ def test_a_buffer_that_was_not_captured_is_a_breach_of_nothing_else() -> None:
 
 
 PATH_BREACHES: list[tuple[Spoil, str]] = [
-    (silent_eager_fallback, "no graph was replayed though one was captured"),
-    (one_translation_more, "the graph holds 2 translations; its location scheme has 1"),
-    (one_translation_less, "the graph holds 0 translations; its location scheme has 1"),
-    (no_attention, "the graph holds no attention"),
-    (attention_in_pieces, "the graph holds attention, which runs between"),
-    (one_graph_less, "0 graphs were replayed, not 1"),
-    (block_handed_out, "the allocator handed out 1 blocks around the replay"),
-    (moved_output, "the static output logits is not where it was captured"),
+    (silent_eager_fallback, "no graph was replayed although one was captured"),
+    (one_translation_more, "the graph contains 2 translations; its location scheme needs 1"),
+    (one_translation_less, "the graph contains 0 translations; its location scheme needs 1"),
+    (no_attention, "the graph contains attention, which must run between graphs"),
+    (attention_in_pieces, "the graph contains attention, which must run eagerly"),
+    (one_graph_less, "0 graphs were replayed; expected 1"),
+    (block_handed_out, "the allocator handed out 1 blocks during the replay"),
+    (moved_output, "the static output logits has moved since the capture"),
 ]
 
 
@@ -636,7 +637,7 @@ def test_other_bits_under_another_batching_are_described_with_it(variant: str, m
     other_bits(variant)(spoiled)
     message, where = described("batch_invariance", spoiled)
     assert (where["variant"], where["row"], where["element"]) == (variant, 0, 0)
-    assert message == f"row 0 of {where['tensor']} has other bits when it runs {variant}"
+    assert message == f"row 0 of {where['tensor']} has different bits when it runs {variant}"
 
 
 def test_the_rows_of_a_variant_are_held_against_those_of_the_same_requests() -> None:

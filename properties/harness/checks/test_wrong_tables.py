@@ -234,8 +234,8 @@ def test_a_static_input_that_nobody_expects_and_one_that_is_lacking_are_seen() -
     further = replace(right, static={**right.static, "lora_ids": torch.zeros(4)})
     lacking = replace(right, static={k: v for k, v in right.static.items() if k != "positions"})
     for spoiled, words in (
-        (further, "nothing is said of what static input lora_ids must hold"),
-        (lacking, "there is no static input positions"),
+        (further, "the expected value of static input lora_ids is unknown"),
+        (lacking, "static input positions does not exist"),
     ):
         assert inputs_flag(spoiled)
         assert describe_inputs(spoiled)[0] == f"decode: {words}"
@@ -248,7 +248,7 @@ def test_lengths_of_the_dtype_that_another_runner_has_are_seen() -> None:
     other = replace(right, static={**right.static, "seq_lens": widened})
     assert inputs_flag(other)
     assert describe_inputs(other)[0] == (
-        "decode: static buffer seq_lens is torch.int64, where the engine has torch.int32"
+        "decode: static buffer seq_lens is torch.int64; the engine needs torch.int32"
     )
 
 
@@ -267,7 +267,7 @@ def test_a_buffer_whose_dtype_drifts_in_every_runner_is_seen(mode: Mode) -> None
         drifted = right.static[name].to(OTHER_DTYPES[dtype])
         other = replace(right, static={**right.static, name: drifted})
         assert inputs_flag(other)
-        words = f"static buffer {name} is {drifted.dtype}, where the engine has {dtype}"
+        words = f"static buffer {name} is {drifted.dtype}; the engine needs {dtype}"
         assert describe_inputs(other)[0] == f"{runner}: {words}"
 
 
@@ -307,8 +307,8 @@ def test_a_buffer_that_the_longest_requests_of_a_bucket_outgrow_is_seen(mode: Mo
         outgrown = replace(right, static={**right.static, name: whole[: needed - 1]})
         assert inputs_flag(outgrown)
         assert describe_inputs(outgrown)[0] == (
-            f"{runner}: static buffer {name} has room for {needed - 1} elements, where a bucket of"
-            f" {BUCKET} may need {needed}"
+            f"{runner}: static buffer {name} has room for {needed - 1} elements; a bucket "
+            f"of {BUCKET} can need {needed}"
         )
 
 
@@ -418,41 +418,41 @@ def first(world: Ownership, **changes: object) -> tuple[Owner, ...]:
 
 WRONG_HOLDINGS: list[tuple[str, Callable[[Ownership], Ownership]]] = [
     (
-        "full page 2 is held by nobody and is 0 times free",
+        "full page 2 is held by nobody and appears 0 times in the free list",
         lambda w: replace(w, free_full=tuple(p for p in w.free_full if p != 2)),
     ),
     (
-        "full page 2 is held by nobody and is 2 times free",
+        "full page 2 is held by nobody and appears 2 times in the free list",
         lambda w: replace(w, free_full=(*w.free_full, 2)),
     ),
     (
-        "full page 3 is held by request 7 and is 1 times free",
+        "full page 3 is held by request 7 and appears 1 times in the free list",
         lambda w: replace(w, free_full=(*w.free_full, 3)),
     ),
     (
-        "swa page 0 is held by nobody and is 1 times free",
+        "swa page 0 is held by nobody and appears 1 times in the free list",
         lambda w: replace(w, free_swa=(*w.free_swa, 0)),
     ),
     (
-        "swa page 1 is held by request 7, request 4 and is 0 times free",
+        ("swa page 1 is held by request 7, request 4 and appears 0 times in the free list"),
         lambda w: replace(
             w, holders=first(w, swa_pages=(1, 8, 5, 11, 6)), free_swa=(*w.free_swa, 2)
         ),
     ),
     (
-        "full page 99 is held by nobody and is 1 times free",
+        "full page 99 is held by nobody and appears 1 times in the free list",
         lambda w: replace(w, free_full=(*w.free_full, 99)),
     ),
     (
-        "row 0 is held by nobody and is 1 times free",
+        "row 0 is held by nobody and appears 1 times in the free list",
         lambda w: replace(w, free_rows=(*w.free_rows, 0)),
     ),
     (
-        "row 1 is held by request 7, request 4 and is 0 times free",
+        "row 1 is held by request 7, request 4 and appears 0 times in the free list",
         lambda w: replace(w, holders=first(w, row=1), free_rows=(*w.free_rows, 2)),
     ),
     (
-        "state slot 0 is held by nobody and is 1 times free",
+        "state slot 0 is held by nobody and appears 1 times in the free list",
         lambda w: replace(w, free_states=(*w.free_states, 0)),
     ),
     (
@@ -474,7 +474,7 @@ def test_what_is_held_or_free_wrongly_is_named_with_its_world(
         spoiled = replace(end, graph=change(end.graph))
     assert end_flag(spoiled)
     message, where = describe_end(spoiled)
-    assert message == f"in the {world} world {words}"
+    assert message == f"in the {world} run, {words}"
     assert where["world"] == world
 
 
@@ -503,7 +503,7 @@ def test_a_table_that_does_not_say_what_is_held_is_named(
     end = right_end()
     spoil(getattr(end, world))
     assert end_flag(end)
-    assert describe_end(end)[0] == f"in the {world} world {words}"
+    assert describe_end(end)[0] == f"in the {world} run, {words}"
 
 
 def test_what_left_the_window_is_mapped_to_0_and_unused_cells_hold_anything() -> None:

@@ -169,10 +169,12 @@ def test_an_option_of_one_value_that_is_given_again_is_refused(command: str) -> 
         if not option.option_strings or option.nargs == 0:
             continue
         name, value = option.option_strings[0], next(iter(option.choices or ["1"]))
-        if "by comma" in option.help:
+        if "Comma-separated" in option.help:
             assert isinstance(option, Together)
         else:
-            said = f"^{name} takes one value, and is given more than once .see paritybit {command}"
+            said = (
+                f"^{name} accepts one value but was given more than once .see paritybit {command}"
+            )
             with pytest.raises(MalformedError, match=said):
                 parser().parse_args([*line, f"{name}={value}", name, value])
 
@@ -188,7 +190,7 @@ def test_an_engine_is_asked_about_one_case_at_a_time(tmp_path: Path, refused: An
     """And no option is passed over without a word."""
     for words in ([tmp_path], ["a.json", "b.json"]):
         said = refused(MALFORMED, "replay", *words, "--engine", "sglang==0.5.12")
-        assert "--engine is for one case of an engine at a time" in said
+        assert "--engine accepts only one case at a time" in said
 
 
 def test_the_table_of_a_walk_that_cannot_be_written_is_refused_before_it_begins(
@@ -261,7 +263,7 @@ def test_cuda_without_a_gpu_cannot_run(words: list[str], refused: Any) -> None:
 def test_a_report_folder_that_cannot_be_written_is_refused(tmp_path: Path, refused: Any) -> None:
     (tmp_path / "file").write_text("")
     message = refused(MALFORMED, "regress", "--device", "cpu", "--out", tmp_path / "file" / "out")
-    assert "cannot be written" in message
+    assert "cannot write to report folder" in message
 
 
 def test_a_record_that_cannot_be_written_is_refused_before_anything_is_measured(
@@ -310,7 +312,7 @@ def test_a_record_that_lacks_something_makes_no_page(
 ) -> None:
     (tmp_path / "run.json").write_text(dump_json({"format": FORMAT, "version": VERSION, **rest}))
     message = refused(MALFORMED, "report", tmp_path / "run.json")
-    assert "run.json is not a whole run record" in message
+    assert "run.json is not a complete run record" in message
     assert not (tmp_path / "index.html").exists()
 
 
@@ -321,8 +323,8 @@ def test_a_record_that_is_not_there_makes_no_page(tmp_path: Path, refused: Any) 
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
-        ("--seed", "9" * 19, "is not a whole number of 18 digits at most"),
-        ("--examples", "9" * 10, "is not a whole number of at least 1, of 9 digits at most"),
+        ("--seed", "9" * 19, "is not a whole number with at most 18 digits"),
+        ("--examples", "9" * 10, "is not a whole number from 1 to 999999999"),
     ],
 )
 def test_a_number_too_long_is_said_to_be_that(
@@ -337,7 +339,7 @@ def test_where_no_run_was_before_it_is_said_what_to_do(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     said = refused(MALFORMED, command)
-    assert "there is no reports/out/latest/run.json: say which run's record" in said
+    assert "reports/out/latest/run.json does not exist: name the record of a run" in said
     assert ". is a folder. JSON files in it: none" in refused(MALFORMED, command, ".")
 
 
@@ -345,7 +347,7 @@ def test_a_file_of_another_kind_is_called_what_it_is(tmp_path: Path, refused: An
     path = tmp_path / "engine.json"
     path.write_text('{"format": "paritybit-trial"}')
     said = refused(MALFORMED, "summary", path)
-    assert "engine.json is not a paritybit-run file, but a paritybit-trial file" in said
+    assert "engine.json is not a paritybit-run file; it is a paritybit-trial file" in said
 
 
 def test_every_name_of_this_build_is_listed(capsys: pytest.CaptureFixture[str]) -> None:

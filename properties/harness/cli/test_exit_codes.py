@@ -122,13 +122,13 @@ def test_a_stdout_that_nobody_reads_is_said_in_one_sentence() -> None:
         done = command_in(ROOT, "list", stdout=closed, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (
         CANNOT_RUN,
-        "paritybit: stdout takes no more: Broken pipe\n",
+        "paritybit: cannot write to stdout: Broken pipe\n",
     )
     with Path("/dev/full").open("w") as full:
         done = command_in(ROOT, "list", stdout=full, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (
         CANNOT_RUN,
-        "paritybit: stdout takes no more: No space left on device\n",
+        "paritybit: cannot write to stdout: No space left on device\n",
     )
 
 

@@ -27,7 +27,7 @@ def test_a_red_trial_says_what_where_why_and_how_to_replay_it() -> None:
     words = " ".join(text.split())
     assert "red: decode: static input out_cache_loc_swa" in words
     assert "step 3 violates kv_parity: layer 0 (swa), K, slot 9 of request 1" in words
-    assert "violated as well: write_frame, hermetic_replay" in words
+    assert "also violated: write_frame, hermetic_replay" in words
     assert all(" ".join(sentence.split()) in words for sentence in sentences())
     assert "to blame: inputs, in decode: out_cache_loc_swa[1] = 9" in words
     assert REPLAY in text
@@ -55,7 +55,7 @@ def test_what_every_process_was_lacking_is_no_error_of_ours(
 def test_a_missed_bug_names_the_property_that_must_see_it() -> None:
     text = printed_failures(red())
     assert "swa_int64@decode" in text
-    assert "must be seen by index_contract" in text
+    assert "must be detected by index_contract" in text
 
 
 def test_findings_of_one_cause_are_told_once_and_named() -> None:

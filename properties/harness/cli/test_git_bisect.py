@@ -111,4 +111,4 @@ def test_git_bisect_names_the_commit_that_plants_a_fault(repository: Path, tmp_p
     assert f"git bisect skip {commits[UNABLE]}" in log
     assert f"git bisect bad {commits[FAULT]}" in log
     assert f"git bisect good {commits[FAULT - 1]}" in log
-    assert "4 steps, 2 replays, 1 padded: differs" in message
+    assert "4 steps, 2 replays (1 padded): differs" in message

@@ -27,7 +27,7 @@ from properties.support.harness.command_line import (
     write_swa_pad_case,
 )
 
-DIED = "its process died with exit code -9"
+DIED = "the process died with exit code -9"
 
 
 def all_lost(

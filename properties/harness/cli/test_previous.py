@@ -29,7 +29,7 @@ ENGINE: dict[str, Any] = {
     "command": "paritybit regress",
     "engine": "sglang 1",
     "verdict": "absent",
-    "message": "nothing differs",
+    "message": "no difference found",
     "answer": {
         "legs": [],
         "findings": [],
@@ -137,7 +137,7 @@ def test_a_run_that_was_cut_short_before_or_now_is_compared_all_the_same(tmp_pat
     run_record.write(green(), first)
     sentence = before(second, interrupted()).sentence
     assert sentence.startswith("No verdict: ")
-    assert sentence.endswith("the later run was cut short")
+    assert sentence.endswith("the later run was interrupted")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_run_that_was_cut_short_before_or_now_is_compared_all_the_same(tmp_pat
     [
         ("{", "run.json is not valid JSON"),
         ('{"format": "paritybit-run", "version": 3}', "run.json has version 3; this build reads 4"),
-        ('{"format": "paritybit-run", "version": 4}', "run.json is not a whole run record"),
+        ('{"format": "paritybit-run", "version": 4}', "run.json is not a complete run record"),
         ("[]", "run.json is not a paritybit-run file"),
     ],
 )
@@ -185,15 +185,15 @@ def test_the_trial_of_an_engine_is_held_against_the_trial_before_it(tmp_path: Pa
     assert previous is not None
     assert previous.sentence == "Worse: findings: 1 new"
     assert previous.comparison is not None
-    assert previous.comparison.names[0] == f"sglang 0, tried by {'a' * 12}, on CPU, 2 cores"
+    assert previous.comparison.names[0] == f"sglang 0, tested by {'a' * 12}, on CPU, 2 cores"
     made = engine_record.make("sglang 1", "cpu", "paritybit", (), full_answer())
     page = Page(engine_page.render(made, (), previous))
-    assert "kv_parity of decode, gpt_oss" in page.text
+    assert "kv_parity on decode, gpt_oss" in page.text
     assert page.dead_links == set()
     edit(tmp_path / FIRST / "engine.json", "answer", value={})
     previous = previous_of(tmp_path / SECOND / "engine.json", later)
     assert previous is not None
-    assert previous.sentence == "cannot be compared: its record is not whole"
+    assert previous.sentence == "cannot be compared: its record is incomplete"
 
 
 def test_a_trial_of_another_engine_is_passed_over(tmp_path: Path) -> None:
@@ -228,6 +228,6 @@ def test_the_terminal_says_in_a_line_what_differs_from_the_run_before(
     print_previous(Console(width=1000), None)
     said = capsys.readouterr().out
     assert said.startswith(
-        f"since the run before it, {FIRST} (abc1234, on CPU, 2 cores): Worse: 7 new; "
+        f"compared with the previous run, {FIRST} (abc1234, on CPU, 2 cores): Worse: 7 new; "
     )
     assert said.count("\n") == 1

@@ -72,7 +72,7 @@ def test_a_device_that_no_build_has_is_a_usage_error() -> None:
 def test_cuda_without_a_gpu_is_a_usage_error_and_never_a_skip(workers: list[str]) -> None:
     done = suite("--device", "cuda", *workers)
     assert done.returncode == USAGE_ERROR
-    assert "--device cuda was asked for, but no GPU is visible here" in done.stderr
+    assert "--device cuda needs a GPU, but none is visible" in done.stderr
     assert "skipped" not in done.stdout
 
 
@@ -405,7 +405,7 @@ def test_where_no_mps_daemon_can_start_pytest_says_why_and_has_no_verdict(
     with pytest.raises(pytest.exit.Exception) as ended:
         conftest.pytest_configure(config)
     assert ended.value.returncode == CANNOT_RUN
-    assert str(ended.value).startswith("no MPS daemon can start for --mps: nvidia-cuda-mps-control")
+    assert str(ended.value).startswith("--mps cannot start an MPS daemon: nvidia-cuda-mps-control")
 
 
 def worker(name: str, device: str) -> pytest.Config:

@@ -49,7 +49,9 @@ def test_a_case_of_what_this_build_lacks_cannot_run(
     edit(case_file, "trial", what, value=["nonsense"] if what == "bugs" else "nonsense")
     message = refused(CANNOT_RUN, "replay", case_file)
     named = what.removesuffix("s")
-    assert f"case.json names what this build lacks: unknown {named} 'nonsense'; " in message
+    assert (
+        f"case.json uses names that this build does not have: unknown {named} 'nonsense'; "
+    ) in message
 
 
 def test_a_case_that_is_not_there_or_no_case_is_malformed(tmp_path: Path, refused: Any) -> None:
@@ -94,10 +96,10 @@ def test_a_case_replays_as_a_finding_and_without_its_bug_as_clean(
     assert main(["replay", str(case_file)]) == FINDING
     message = capsys.readouterr().out
     assert re.search(r"^step 3: kv_parity: .*slot \d+ of request", message, re.M)
-    assert "4 steps, 2 replays, 1 padded: differs" in message
+    assert "4 steps, 2 replays (1 padded): differs" in message
     edit(case_file, "trial", "bugs", value=[])
     assert main(["replay", str(case_file)]) == OK
-    assert capsys.readouterr().out == "4 steps, 2 replays, 1 padded: clean\n"
+    assert capsys.readouterr().out == "4 steps, 2 replays (1 padded): clean\n"
 
 
 def test_a_case_is_read_once_so_that_it_may_come_through_a_pipe(
@@ -111,10 +113,10 @@ def test_a_case_is_read_once_so_that_it_may_come_through_a_pipe(
     assert main(["replay", str(pipe)]) == FINDING
     writer.join(LONGEST)
     assert not writer.is_alive()
-    assert "4 steps, 2 replays, 1 padded: differs" in capsys.readouterr().out
+    assert "4 steps, 2 replays (1 padded): differs" in capsys.readouterr().out
     done = python("-m", "paritybit", "replay", "/dev/stdin", stdin=text)
     assert (done.returncode, done.stderr) == (FINDING, "")
-    assert "4 steps, 2 replays, 1 padded: differs" in done.stdout
+    assert "4 steps, 2 replays (1 padded): differs" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["\x1b[2Ja", "b\nc"], ids=ascii)
@@ -182,7 +184,9 @@ def test_a_case_that_cannot_run_here_is_told_among_others(
     edit(unable, "trial", "bugs", value=["nonsense"])
     assert main(["replay", str(able.parent)]) == CANNOT_RUN
     message = capsys.readouterr().out
-    assert "cannot run b.json names what this build lacks: unknown bug 'nonsense'" in message
+    assert (
+        "cannot run b.json uses names that this build does not have: unknown bug 'nonsense'"
+    ) in message
     assert message.endswith("1 cases: 1 as they say, 0 otherwise, 1 cannot run here\n")
     edit(able, "trial", "bugs", value=[])
     assert main(["replay", str(able.parent)]) == FINDING
@@ -238,7 +242,7 @@ def test_an_explainer_that_fails_hides_no_violation(
     assert main(["replay", str(case_file)]) == FINDING
     captured = capsys.readouterr()
     assert re.search(r"^step 3: kv_parity: .*^  not explained: ", captured.out, re.M | re.S)
-    assert captured.out.endswith("4 steps, 2 replays, 1 padded: differs\n")
+    assert captured.out.endswith("4 steps, 2 replays (1 padded): differs\n")
     assert kept_traceback(captured.err).endswith("RuntimeError: cannot explain\n")
 
 

@@ -181,7 +181,7 @@ def refuses(fakes: FakeGpus, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (no_program, "cuda", "nvidia-cuda-mps-control cannot be run: No such file or directory"),
         (no_gpu, "cuda", "no GPU is visible here"),
-        (refuses, "cuda", "nvidia-cuda-mps-control ended with exit code 1: the daemon's reason"),
+        (refuses, "cuda", "nvidia-cuda-mps-control exited with code 1: the daemon's reason"),
         (no_gpu, "cpu", "this runs on a CPU"),
     ],
 )
@@ -197,7 +197,7 @@ def test_where_no_daemon_can_start_one_sentence_says_why(
     before = dict(os.environ)
     assert main(["timeline", "--mps", "--device", device]) == CANNOT_RUN
     captured = capsys.readouterr()
-    sentence = f"paritybit: no MPS daemon can start for --mps: {why}\n"
+    sentence = f"paritybit: --mps cannot start an MPS daemon: {why}\n"
     assert (captured.out, captured.err) == ("", sentence)
     assert dict(os.environ) == before
 

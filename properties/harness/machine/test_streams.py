@@ -14,7 +14,7 @@ from properties.support.harness.command_line import CANNOT_RUN, LONGEST, MALFORM
 from properties.support.places import ROOT
 from properties.support.reports.records import green
 
-BROKEN = "paritybit: stdout takes no more: Broken pipe\n"
+BROKEN = "paritybit: cannot write to stdout: Broken pipe\n"
 
 
 def in_a_shell(line: str, *words: object) -> subprocess.CompletedProcess[str]:

@@ -41,7 +41,9 @@ PROPERTIES = {
     "kv_parity": "every slot of every pool: graph bits = eager bits",
     "write_frame": "a step changes only the slots in its own out_cache_loc",
     "frozen_kv": "a draft that reads frozen KV changes no bit of any pool",
-    "hermetic_replay": "a runner with a history gives the bits of one just captured",
+    "hermetic_replay": (
+        "a runner gives the same bits after earlier replays as it does when freshly captured"
+    ),
     "read_frame": "a row reads its own request's slots, a padded one slot 0",
     "padded_reads": "among NaN that no row may read, no row turns NaN",
     "live_inputs": "each static input holds what the batch says",
@@ -49,11 +51,16 @@ PROPERTIES = {
     "padding_noninterference": "bytes that nobody in the batch owns change nothing live",
     "index_contract": "static buffers are what was captured",
     "captured_path": "a graph was really replayed, of the right ops",
-    "log_hygiene": "a clean step logs nothing at WARNING or above",
-    "determinism": "the same schedule twice gives the same bits",
-    "batch_invariance": "a request's bits do not depend on row, neighbours or bucket",
+    "log_hygiene": "a step without a bug logs nothing at WARNING or above",
+    "determinism": "playing the same schedule twice gives the same bits",
+    "batch_invariance": (
+        "the bits of a request do not depend on its row, on other requests in the "
+        "batch, or on the bucket"
+    ),
     "dense_agreement": "eager logits agree with a cache-free model within a bound",
-    "token_trajectory": "greedy tokens of whole generations are equal",
+    "token_trajectory": (
+        "greedy decoding produces the same tokens with graph replay as with eager execution"
+    ),
 }
 """The properties that the records made here speak of."""
 
@@ -93,7 +100,7 @@ EVENTS = {
 RUNNERS = ("decode", "target_verify", "cpu_graph", "piecewise")
 
 LACKS_SWA = "it has no static input out_cache_loc_swa"
-HIDDEN = "before_window clears the memo right before the window translation"
+HIDDEN = "before_window clears the memo just before the window translation"
 
 BUGS: dict[str, dict[str, str]] = {
     "swa_pad": {
@@ -102,7 +109,7 @@ BUGS: dict[str, dict[str, str]] = {
     },
     "swa_int64": {"cpu_graph": LACKS_SWA},
     "req_pool_pad": {"piecewise": "it has no static input req_pool_indices"},
-    "loc_memo_capture": {"cpu_graph": "nothing is captured: each forward translates anew"},
+    "loc_memo_capture": {"cpu_graph": "the runner captures nothing; each forward translates again"},
     "loc_memo_warning": {},
     "loc_memo_warning.entry": dict.fromkeys(RUNNERS, HIDDEN),
     "loc_memo_warning.before_window": dict.fromkeys(RUNNERS, "entry clears the memo"),
@@ -111,8 +118,8 @@ BUGS: dict[str, dict[str, str]] = {
 """Of each bug: the runners that it cannot affect, and why."""
 
 SWA_PAD = (
-    "out_cache_loc_swa is not reset when the batch is padded: padded rows write their K and V"
-    " into SWA slots that an earlier, fuller batch left there."
+    "out_cache_loc_swa is not reset when the batch is padded. Padded rows write "
+    "K and V into SWA slots that an earlier, fuller batch left there."
 )
 
 
@@ -248,8 +255,10 @@ def explanation(**changes: Any) -> Explanation:
         proof=(
             "Let step 2 replay decode over requests 0 and 1: it copies 9, the SWA slot of"
             " request 1, into out_cache_loc_swa[1].",
-            "Then step 3 replays the same bucket for request 0 alone: row 1 is padding, and"
-            " out_cache_loc_swa[1] still holds 9, where 0 would be right.",
+            (
+                "Then step 3 replays the same bucket for request 0 alone: row 1 is "
+                "padding, and out_cache_loc_swa[1] still holds 9, where 0."
+            ),
             "But SWA slot 9 is request 1’s, which is parked and alive: padded row 1 writes its K"
             " there.",
             "So layer 0’s K of slot 9 differs between the worlds.",
@@ -335,8 +344,10 @@ def swa_pad_finding() -> Finding:
         Violation(
             property="hermetic_replay",
             step=3,
-            message="padded row 1 of 2, output 0: just captured 0xbe361e2a, with its history"
-            " 0xbfacd223",
+            message=(
+                "padded row 1 of 2, output 0: freshly captured 0xbe361e2a, after earlier "
+                "replays 0xbfacd223"
+            ),
             where={
                 "tensor": "logits",
                 "row": 1,
@@ -427,7 +438,7 @@ def capture_finding() -> Finding:
             "owner": "request 0",
         },
     )
-    breach = "the graph holds 0 translations; its location scheme has 1"
+    breach = "the graph contains 0 translations; its location scheme needs 1"
     path = Violation(
         property="captured_path",
         step=1,
@@ -490,7 +501,7 @@ def bug(name: str, status: HuntStatus, runner: str = "decode", **changes: Any) -
         runner=runner,
         trial=trial(bugs=(name,), runner=runner),
         source="generated",
-        thread=f"{PULL}23552, mended by {PULL}24743",
+        thread=f"{PULL}23552, fixed by {PULL}24743",
         mechanism=SWA_PAD,
         detected_by="kv_parity",
         unaffected=None,
@@ -560,7 +571,7 @@ def contracts() -> tuple[Contract, ...]:
 
 def green_bugs() -> tuple[BugRow, ...]:
     """Return hunts that all ended as the table says."""
-    memo = f"{PULL}25824, mended by {PULL}26152"
+    memo = f"{PULL}25824, fixed by {PULL}26152"
     return (
         bug("swa_pad", "caught", seen=("kv_parity", "write_frame", "hermetic_replay")),
         bug(
@@ -668,8 +679,11 @@ def red_bugs() -> tuple[BugRow, ...]:
             "req_pool_pad",
             "wrong property",
             thread=f"{PULL}26292",
-            mechanism="req_pool_indices is not reset when the batch is padded: the dummy attention"
-            " of padded rows follows req_to_token of a stale row into freed or foreign KV.",
+            mechanism=(
+                "req_pool_indices is not reset when the batch is padded. The dummy attention "
+                "of a padded row follows a stale request row in req_to_token to KV that was "
+                "freed or belongs to another request."
+            ),
             detected_by="hermetic_replay",
             schedules_to_detection=6,
             seen=("kv_parity", "write_frame"),

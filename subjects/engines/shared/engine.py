@@ -22,7 +22,7 @@ from torch import Tensor
 
 NOT_OFFERED = {
     Offer.LARGER_BUCKET: "only the engine can choose the bucket of a batch",
-    Offer.PYTHON_STATE: "its Python objects belong to a server, and which of them may change is unknown",
+    Offer.PYTHON_STATE: "its Python objects belong to a server, and which may change is unknown",
     Offer.IDLE_REPLAY: "the engine's scheduler makes no batch without a request",
     Offer.JOINT_PREFILL: "each forward gets the prompt, or a chunk of it, of one request",
 }
