@@ -169,7 +169,7 @@ def cause_of(row: TrialRow) -> str:
     runner, explanation = runner_of(row.finding, row.trial.runner), row.finding.explanation
     if explanation is None:
         seen = row.finding.violations
-        return "no violation in the second play" if seen else "nothing was found"
+        return f"{seen[0].property} on {runner}" if seen else "no violation in the second play"
     return f"{runner}: {next(culprits(explanation.cause), explanation.cause.blame)}"
 
 

@@ -314,7 +314,7 @@ def verdict(run: Run) -> tuple[str, str]:
         message += f"; never reached: {first_of(missing)}"
     if run.interrupted:
         rest = f"; {lost} of {len(run.results) + lost} did not finish" if lost else ""
-        return "interrupted", f"interrupted; so far, {message}{rest}"
+        return "interrupted", f"so far, {message}{rest}"
     whole = len(good) == len(bugs) and len(clean_good) == len(clean) and not (lost or missing)
     return ("green" if whole and clean else "red"), message
 

@@ -222,7 +222,7 @@ def trial_from_json(data: Any) -> TrialConfig:
             else isinstance(value, str)
         )
         if not right:
-            raise MalformedError(f"{quoted(value)} is not a valid {key} for a trial")
+            raise MalformedError(f"{quoted(value)} is not a valid value for {key} of a trial")
     known("scheme", data["scheme"], list(LocationScheme))
     return TrialConfig(
         **{

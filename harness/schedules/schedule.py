@@ -265,5 +265,7 @@ def _step(data: Any) -> Step:
     for key, value in values.items():
         numbers = value if key in LISTED and isinstance(value, list) else [value]
         if not all(map(is_count, numbers)) or (key in LISTED) != isinstance(value, list):
-            raise MalformedError(f"{quoted(value)} is not a valid {key} for step {kind.name}")
+            raise MalformedError(
+                f"{quoted(value)} is not a valid value for {key} of step {kind.name}"
+            )
     return kind(**{key: tuple(value) if key in LISTED else value for key, value in values.items()})

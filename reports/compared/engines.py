@@ -312,7 +312,7 @@ def _asked(before: Record, after: Record) -> Iterator[Row]:
     for leg in [leg for leg in legs[0] if leg in legs[1]]:
         old, new = legs[0][leg], legs[1][leg]
         for name in sorted(old.keys() ^ new.keys()):
-            cells = [f"not checked: {of[name]}" if name in of else "asked" for of in (old, new)]
+            cells = [f"not checked: {of[name]}" if name in of else "checked" for of in (old, new)]
             yield Row(f"{name} on {leg}", cells[0], cells[1], lost=name in new)
 
 

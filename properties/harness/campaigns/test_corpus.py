@@ -113,6 +113,6 @@ def test_a_bug_that_is_not_caught_is_no_case(
         captured = capsys.readouterr()
         assert "0 cases in " in captured.out
         assert "not caught: swa_pad@decode" in captured.out
-        assert (f"an error of ours: {headline(ERROR)}" in captured.err) is bool(error)
+        assert (f"internal error: {headline(ERROR)}" in captured.err) is bool(error)
         assert bool(captured.err) is bool(error)
     assert list(tmp_path.iterdir()) == []

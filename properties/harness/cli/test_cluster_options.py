@@ -36,7 +36,7 @@ def test_a_cluster_of_this_machine_has_no_more_memory_than_it(
     monkeypatch.setattr(memory, "free_on_host", lambda: 2**30)
     said = refused(CANNOT_RUN, *command, "--device", "cpu", "--shape", "real", "--ray")
     assert "GiB of host memory" in said
-    assert said.endswith("and 1.0 GiB are free here\n")
+    assert said.endswith("but only 1.0 GiB is free\n")
 
 
 def test_of_a_cluster_one_says_how_much_is_used(refused: Any) -> None:
@@ -59,5 +59,5 @@ def test_where_nothing_listens_no_cluster_answers(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize("option", [("--ray",), ("--journal", "x"), ("--database", "x")])
 def test_an_engine_is_tried_on_this_machine(option: tuple[str, ...], refused: Any) -> None:
     words = ["regress", "--engine", "sglang==0.5.12", *option]
-    why = "is for our own engine: any other is tried on this machine alone"
+    why = "cannot be used with --engine: released engines run on this machine only"
     assert refused(MALFORMED, *words) == f"paritybit: {option[0]} {why}\n"

@@ -49,7 +49,7 @@ def test_what_every_process_was_lacking_is_no_error_of_ours(
     print_errors([lacking, lacking])
     assert capsys.readouterr().err == "paritybit: it needs much, and little is free here\n"
     print_errors([lacking, broken])
-    assert "an error of ours" in capsys.readouterr().err
+    assert "internal error" in capsys.readouterr().err
 
 
 def test_a_missed_bug_names_the_property_that_must_see_it() -> None:
@@ -67,7 +67,7 @@ def test_findings_of_one_cause_are_told_once_and_named() -> None:
     (group,) = groups(record)
     assert len(group.failures) == 3
     text = printed_failures(record)
-    assert "3 not as expected, of 1 cause\n" in text
+    assert "3 unexpected results with 1 cause\n" in text
     assert text.count(REPLAY) == 1  # The last lines have it once more, without the colon.
     assert all(f"swa_pad@{runner}" in text for runner in ("target_verify", "decode", "piecewise"))
 

@@ -60,7 +60,7 @@ def ends_well(*words: str) -> int:
             code = int(ended.code or 0)
     text = said.getvalue()
     assert code in {OK, FINDING, MALFORMED, CANNOT_RUN, INTERRUPTED}
-    assert "an error of ours" not in text
+    assert "internal error" not in text
     assert "Traceback" not in text
     assert (code == MALFORMED) <= text.count("\n") <= (code in {MALFORMED, CANNOT_RUN})
     assert not text or text.startswith("paritybit: ")

@@ -143,7 +143,7 @@ def test_a_run_that_is_terminated_keeps_its_record(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         output, errors = process.communicate(timeout=LONGEST)
     assert (process.returncode, errors) == (TERMINATED, "")
-    assert "interrupted: cut short" in output
+    assert "interrupted: so far" in output
     assert json.loads((tmp_path / "latest/run.json").read_text())["verdict"] == "interrupted"
 
 

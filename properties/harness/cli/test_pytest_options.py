@@ -96,7 +96,7 @@ def test_the_header_names_device_seed_and_schedules(
     """Only the ci profile is bound to a seed."""
     words = ("--hypothesis-profile", profile, "--device", "cpu", "--collect-only")
     done = suite(*words, NO_TEST_STANDS_HERE, folder=tmp_path)
-    header = rf"^paritybit: device cpu, seed {seed}, {schedules} schedules a trial$"
+    header = rf"^paritybit: device cpu, seed {seed}, {schedules} schedules per trial$"
     assert re.search(header, done.stdout, re.M)
 
 
@@ -164,7 +164,7 @@ def test_the_clean_suite_goes_red_on_a_broken_subject_and_says_how_to_replay_it(
         folder=tmp_path,
     )
     assert done.returncode == TESTS_FAILED, done.stdout
-    assert "with bug swa_pad switched on: expect red" in done.stdout
+    assert "bug swa_pad switched on: tests are expected to fail" in done.stdout
     failed = r"^FAILED .*test_a_clean_subject_keeps\[decode-.*kv_parity"
     assert re.search(failed, done.stdout, re.M)
     annotated = (
@@ -323,7 +323,7 @@ def test_auto_takes_cuda_where_a_gpu_is_visible(monkeypatch: pytest.MonkeyPatch)
     assert conftest.chosen_device(asked("cpu")) == "cpu"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert conftest.chosen_device(asked("auto")) == "cpu"
-    with pytest.raises(pytest.UsageError, match="no GPU is visible"):
+    with pytest.raises(pytest.UsageError, match="needs a GPU, but none is visible"):
         conftest.chosen_device(asked("cuda"))
 
 

@@ -66,8 +66,8 @@ def test_a_whole_run_leaves_a_record_a_page_and_cases_that_name_nobody(
     assert captured.err == ""
     assert "loc_memo_warning" in captured.out
     green = (
-        r" green: (\d+) of \1 trials of the unchanged engine are clean;"
-        r" (\d+) of \2 hunts, each of one bug switched on, ended as expected"
+        r" green: (\d+) of \1 clean trials passed;"
+        r" (\d+) of \2 hunts ended as expected"
     )
     assert re.search(green, " ".join(captured.out.split()))
 
@@ -153,7 +153,7 @@ def test_an_interrupted_run_keeps_what_it_has(
     assert main([*RUN, "--bug", "swa_pad", "--out", str(tmp_path)]) == INTERRUPTED
     captured = capsys.readouterr()
     assert captured.err == ""
-    assert re.search(r"^interrupted: cut short; so far 2 of 2 trials", captured.out, re.M)
+    assert re.search(r"^interrupted: so far, 2 of 2 clean trials", captured.out, re.M)
     record = record_of(tmp_path)
     assert record["verdict"] == "interrupted"
     asked = RunConfig("cpu", hunts_of(("swa_pad",), ()), presets=("gpt_oss",))
@@ -161,7 +161,7 @@ def test_an_interrupted_run_keeps_what_it_has(
     assert [row["status"] for row in record["clean"]] == ["green", "green"]
     assert record["bugs"] == []
     planned = len(plan(asked))
-    assert record["message"].endswith(f"; {planned - 2} of {planned} did not end")
+    assert record["message"].endswith(f"; {planned - 2} of {planned} did not finish")
 
 
 def test_a_run_without_a_verdict_is_neither_green_nor_a_finding(
@@ -214,6 +214,6 @@ def test_a_run_says_what_was_run_again_and_which_gates_opened_by_themselves(
     shown = " ".join(capsys.readouterr().out.split())
     page = (tmp_path / "latest" / "index.html").read_text()
     for text in (shown, html.unescape(page)):
-        assert "1 task was run again, for another process or its machine" in text
+        assert "1 task was run again because another process or its machine" in text
         assert f"{again['task']} ({again['error']})" in text
-        assert f"{2 * len(rows)}: where steps overlap" in text
+        assert f"{2 * len(rows)}: with overlapping steps" in text

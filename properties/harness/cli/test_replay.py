@@ -39,7 +39,7 @@ def test_a_case_found_on_cuda_cannot_run_without_a_gpu(case_file: Path, refused:
     edit(case_file, "trial", "device", value="cuda")
     assert "CUDA" in refused(CANNOT_RUN, "replay", case_file)
     assert "CUDA" in refused(CANNOT_RUN, "replay", case_file, "--device", "cuda")
-    assert "found on cuda" in refused(CANNOT_RUN, "replay", case_file, "--device", "cpu")
+    assert "recorded on cuda" in refused(CANNOT_RUN, "replay", case_file, "--device", "cpu")
 
 
 @pytest.mark.parametrize("what", ["bugs", "runner", "preset"])
@@ -60,7 +60,7 @@ def test_a_case_that_is_not_there_or_no_case_is_malformed(tmp_path: Path, refuse
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "deep").write_text("[" * 100_000)
     assert "cannot be read" in refused(MALFORMED, "replay", tmp_path / "missing.json")
-    assert "holds no case file" in refused(MALFORMED, "replay", tmp_path)
+    assert "contains no case file" in refused(MALFORMED, "replay", tmp_path)
     assert "cannot be read" in refused(MALFORMED, "replay", tmp_path / "plain" / "case.json")
     for name in ("plain", "binary", "deep"):
         assert "is not valid JSON" in refused(MALFORMED, "replay", tmp_path / name)
@@ -85,7 +85,7 @@ def test_a_malformed_case_is_refused(case_file: Path, refused: Any) -> None:
     for sizes in ("buckets", "token_buckets"):
         case_file.write_text(text)
         edit(case_file, "trial", sizes, value=[0])
-        assert "buckets at least 1" in refused(MALFORMED, "replay", case_file)
+        assert "its buckets are between 1 and" in refused(MALFORMED, "replay", case_file)
         edit(case_file, "trial", sizes, value=[])
         assert f"{sizes} of a trial" in refused(MALFORMED, "replay", case_file)
 
@@ -152,15 +152,15 @@ def test_many_cases_are_each_held_against_what_they_say(
     edit(clean, "target", value=None)
     assert main(["replay", str(broken), str(clean)]) == OK
     message = capsys.readouterr().out
-    assert re.findall(r"^(as it says|otherwise) +(\w+: \w+)", message, re.M) == [
-        ("as it says", "a: kv_parity"),
-        ("as it says", "b: clean"),
+    assert re.findall(r"^(reproduced|not reproduced) +(\w+: \w+)", message, re.M) == [
+        ("reproduced", "a: kv_parity"),
+        ("reproduced", "b: clean"),
     ]
-    assert message.endswith("2 cases: 2 as they say, 0 otherwise, 0 cannot run here\n")
+    assert message.endswith("2 cases: 2 reproduced, 0 not reproduced, 0 cannot run here\n")
     assert main(["replay", str(broken.parent)]) == FINDING
     message = capsys.readouterr().out
-    assert re.search(r"^otherwise +c: clean, expected kv_parity$", message, re.M)
-    assert message.endswith("3 cases: 2 as they say, 1 otherwise, 0 cannot run here\n")
+    assert re.search(r"^not reproduced +c: clean; expected kv_parity$", message, re.M)
+    assert message.endswith("3 cases: 2 reproduced, 1 not reproduced, 0 cannot run here\n")
 
 
 def test_a_case_of_nothing_sought_wants_all_that_it_violated(
@@ -172,8 +172,10 @@ def test_a_case_of_nothing_sought_wants_all_that_it_violated(
         edit(path, "violations", value=[{"property": name} for name in seen])
     assert main(["replay", str(first), str(second)]) == FINDING
     message = capsys.readouterr().out
-    assert re.search(r"^as it says +a: kv_parity", message, re.M)
-    assert re.search(r"^otherwise +b: kv_parity.*, expected kv_parity, log_hygiene$", message, re.M)
+    assert re.search(r"^reproduced +a: kv_parity", message, re.M)
+    assert re.search(
+        r"^not reproduced +b: kv_parity.*; expected kv_parity, log_hygiene$", message, re.M
+    )
 
 
 def test_a_case_that_cannot_run_here_is_told_among_others(
@@ -187,7 +189,7 @@ def test_a_case_that_cannot_run_here_is_told_among_others(
     assert (
         "cannot run b.json uses names that this build does not have: unknown bug 'nonsense'"
     ) in message
-    assert message.endswith("1 cases: 1 as they say, 0 otherwise, 1 cannot run here\n")
+    assert message.endswith("1 cases: 1 reproduced, 0 not reproduced, 1 cannot run here\n")
     edit(able, "trial", "bugs", value=[])
     assert main(["replay", str(able.parent)]) == FINDING
 
@@ -241,7 +243,7 @@ def test_an_explainer_that_fails_hides_no_violation(
     monkeypatch.setattr("paritybit.harness.checks.explanation.explanation", explain)
     assert main(["replay", str(case_file)]) == FINDING
     captured = capsys.readouterr()
-    assert re.search(r"^step 3: kv_parity: .*^  not explained: ", captured.out, re.M | re.S)
+    assert re.search(r"^step 3: kv_parity: .*^  no explanation: ", captured.out, re.M | re.S)
     assert captured.out.endswith("4 steps, 2 replays (1 padded): differs\n")
     assert kept_traceback(captured.err).endswith("RuntimeError: cannot explain\n")
 
@@ -260,12 +262,12 @@ def test_a_case_that_fails_among_others_leaves_them_their_verdicts(
 
     assert replay("kv_parity") == CANNOT_RUN
     captured = capsys.readouterr()
-    assert re.findall(r"^(failed|as it says) +(.*)$", captured.out, re.M) == [
+    assert re.findall(r"^(failed|reproduced) +(.*)$", captured.out, re.M) == [
         ("failed", "a: ZeroDivisionError: of ours"),
-        ("as it says", "b: kv_parity"),
+        ("reproduced", "b: kv_parity"),
     ]
     assert captured.out.endswith(
-        "2 cases: 1 as they say, 0 otherwise, 0 cannot run here, 1 failed\n"
+        "2 cases: 1 reproduced, 0 not reproduced, 0 cannot run here, 1 failed\n"
     )
     assert kept_traceback(captured.err) == ERROR
     assert replay("log_hygiene") == FINDING

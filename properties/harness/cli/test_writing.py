@@ -81,7 +81,7 @@ def test_a_page_that_cannot_be_written_whole_leaves_the_old_one_and_is_no_verdic
     (tmp_path / "index.html").write_text("old")
     with full_disk(1000):
         said = refused(CANNOT_RUN, "report", tmp_path / "run.json")
-    assert "cannot write index.html: File too large" in said
+    assert "index.html cannot be written: File too large" in said
     assert (tmp_path / "index.html").read_text() == "old"
 
 
@@ -198,7 +198,7 @@ def test_a_link_that_cannot_be_made_is_named(
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr("pathlib.Path.symlink_to", refuse)
-    with pytest.raises(CannotRunError, match="cannot write latest: Operation not permitted"):
+    with pytest.raises(CannotRunError, match="latest: Operation not permitted"):
         swap_link(new_folder(tmp_path))
 
 

@@ -315,7 +315,7 @@ def test_a_case_says_whether_steps_overlap_and_an_older_one_that_they_do_not(dev
         assert trial_from_json(data) == trial
     older = {key: value for key, value in data.items() if key != "overlap"}
     assert trial_from_json(older) == TrialConfig(device=device)
-    with pytest.raises(ValueError, match="1 is not a valid overlap for a trial"):
+    with pytest.raises(ValueError, match="1 is not a valid value for overlap of a trial"):
         trial_from_json({**older, "overlap": 1})
 
 

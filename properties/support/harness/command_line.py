@@ -57,7 +57,7 @@ def edit(path: Path, *keys: str, value: Any) -> None:
 
 def kept_traceback(said: str) -> str:
     """Return what the file holds that a sentence about an error of ours names; it is removed."""
-    named = re.fullmatch(r"paritybit: (?:no verdict: )?an error of ours: .*: (/[^:\n]+)\n", said)
+    named = re.fullmatch(r"paritybit: (?:no verdict: )?internal error: .*: (/[^:\n]+)\n", said)
     assert named is not None, said
     text = Path(named[1]).read_text()
     Path(named[1]).unlink()
