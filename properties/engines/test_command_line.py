@@ -82,7 +82,7 @@ def test_a_release_is_taken_if_its_hash_is_as_pinned(
 
 
 def test_what_engines_import_and_all_releases_are_pinned_by_hash() -> None:
-    lines = (ROOT / "engine-dependencies.txt").read_text().replace("\\\n", "").splitlines()
+    lines = (engines.PINS / "engine-dependencies.txt").read_text().replace("\\\n", "").splitlines()
     assert all("--hash=sha256:" in line for line in lines if not line.startswith("#"))
     known = re.findall(r"^\| (\d\S*) \|", (ROOT / "reports/evidence/releases.md").read_text(), re.M)
     assert known
@@ -101,8 +101,8 @@ def test_releases_that_lie_here_are_listed_in_order_of_their_versions(
 @pytest.fixture
 def dependencies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what engines import be installed, and be nothing."""
-    (tmp_path / "kept" / DEPENDENCIES).mkdir(parents=True)
     monkeypatch.setenv(engines.FOLDER_VARIABLE, str(tmp_path / "kept"))
+    (engines.dependencies_folder() / DEPENDENCIES).mkdir(parents=True)
 
 
 def test_a_source_tree_needs_what_engines_import_as_a_release_does(

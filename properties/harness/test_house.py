@@ -16,6 +16,7 @@ from paritybit.subjects.bugs.catalogue import BUGS
 ROOT = Path(__file__).parents[2]
 
 ORDER = (
+    "paritybit.compat",
     "paritybit.places",
     "paritybit.reference",
     "paritybit.subjects",
@@ -289,7 +290,7 @@ def test_what_is_pinned_twice_is_pinned_alike() -> None:
         dict(line.lower().rstrip(" \\").split("==") for line in lines if "==" in line)
         for lines in (
             (ROOT / name).read_text().splitlines()
-            for name in ("constraints.txt", "engine-dependencies.txt")
+            for name in ("constraints.txt", "harness/engines/pins/engine-dependencies.txt")
         )
     ]
     shared = pins[0].keys() & pins[1].keys()

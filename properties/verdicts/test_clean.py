@@ -158,6 +158,6 @@ def failure(survey: Survey, property_id: str, seed: int, artifacts: Path) -> str
     found = next(one for one in violations if one.property == property_id)
     return (
         f"{property_id}: step {found.step} of {len(shown.schedule.steps)}: {found.message}\n"
-        f"{proof}case: {path.name}, to be found in reports/out/pytest/cases;"
-        f" replay with: paritybit replay reports/out/pytest/cases/{path.name}"
+        f"{proof}case: {path.name}, to be found in paritybit-out/pytest/cases;"
+        f" replay with: paritybit replay paritybit-out/pytest/cases/{path.name}"
     )

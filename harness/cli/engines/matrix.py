@@ -1,7 +1,7 @@
 """Releases by runner: what was found of each, as rows of text and as a Markdown file."""
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +67,8 @@ def write_matrix(
         if package is SGLANG
         else f"# Releases of {package.name}, runner by runner",
         "",
-        f"Tried on {datetime.now(UTC):%Y-%m-%d} by behaviour alone, on {device_name(device)}:"
-        f" `{make}{alone}`.",
+        f"Tried on {datetime.now(timezone.utc):%Y-%m-%d} by behaviour alone,"
+        f" on {device_name(device)}: `{make}{alone}`.",
         "A cell says what differs: a fault class where its evidence holds, else the property that"
         f" is violated. `{LACKING}`: the engine has no such runner. `{UNTRIED}`: undecided.",
         "`clean (n)`: nothing differs in n replays.",

@@ -317,7 +317,7 @@ def test_where_no_run_was_before_it_is_said_what_to_do(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     said = refused(MALFORMED, command)
-    assert "there is no reports/out/latest/run.json: say which run's record" in said
+    assert "there is no paritybit-out/latest/run.json: say which run's record" in said
     assert ". is a folder; JSON files in it: none" in refused(MALFORMED, command, ".")
 
 
