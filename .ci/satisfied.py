@@ -4,8 +4,9 @@ import importlib.metadata
 import platform
 import re
 import sys
-import tomllib
 from pathlib import Path
+
+import tomllib
 
 
 def numbers(version: str) -> tuple[int, ...]:

@@ -7,7 +7,6 @@ derives by itself.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -17,6 +16,8 @@ from paritybit.reference.pool import Tables
 from paritybit.reference.state_pool import HiddenStates
 from paritybit.reference.transfer import transfer
 from torch import Tensor
+
+from paritybit.compat import StrEnum
 
 MROPE_SECTIONS = 3
 ENCODER_ROWS = 4

@@ -7,7 +7,8 @@ google/gemma-3-12b-it, openai/gpt-oss-20b and XiaomiMiMo/MiMo-V2-Flash on huggin
 """
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
+
+from paritybit.compat import StrEnum
 
 
 class Role(StrEnum):

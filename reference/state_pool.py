@@ -6,11 +6,12 @@ index into them is found (each world does, its own way).
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 
 import torch
 from paritybit.reference.config import SPECULATION
 from torch import Tensor
+
+from paritybit.compat import StrEnum
 
 STATE_ROWS = 1 + SPECULATION.draft_tokens
 """Rows of one state slot: the request's state, then that of each node of a tree to verify."""

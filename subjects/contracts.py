@@ -7,13 +7,14 @@ that this build follows. A bug of a static input is a difference from one of the
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any
 
 import torch
 from paritybit.reference.batch import MROPE_SECTIONS
 from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
+
+from paritybit.compat import StrEnum
 
 SEQ_LEN_FILL_VALUE = 1
 """Length of a padded row: it attends to one position, so that its softmax is defined."""

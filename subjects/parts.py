@@ -8,11 +8,12 @@ is the right method.
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import wraps
 from inspect import getattr_static
 from types import FunctionType, new_class
 from typing import Any, TypeVar, cast
+
+from paritybit.compat import StrEnum
 
 Built = TypeVar("Built")
 

@@ -7,7 +7,6 @@ to have been asked.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +14,8 @@ from paritybit.reference.allocator import Ownership
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.model import Output
 from torch import Tensor
+
+from paritybit.compat import StrEnum
 
 
 class Offer(StrEnum):

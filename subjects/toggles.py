@@ -1,7 +1,8 @@
 """The historical switches of a subject, one per change that it follows."""
 
 from dataclasses import dataclass, field, fields
-from enum import StrEnum
+
+from paritybit.compat import StrEnum
 
 
 class LocationScheme(StrEnum):

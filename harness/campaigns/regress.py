@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from operator import attrgetter
 
 from paritybit.harness.campaigns.executor import Campaign
@@ -171,7 +171,7 @@ class Run:
 
     settings: RunConfig
     results: list[Result] = field(default_factory=list)
-    started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    started: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
     clock: float = field(default_factory=time.monotonic)
     interrupted: bool = False
 

@@ -7,7 +7,6 @@ can be handed to a worker process; so is its result.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import partial
 from typing import Any
 
@@ -54,6 +53,8 @@ from paritybit.subjects.bugs.bug import Bug
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.runners import RUNNERS
 from paritybit.subjects.streams import STALLS
+
+from paritybit.compat import StrEnum
 
 
 class Source(StrEnum):

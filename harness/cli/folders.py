@@ -3,13 +3,13 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from itertools import count
 from pathlib import Path
 
 from paritybit.harness.errors import CannotRunError, MalformedError
 
-OUT = Path("reports/out")
+OUT = Path("paritybit-out")
 """Where what a run writes goes, if nothing else is said."""
 
 LATEST = "latest"
@@ -59,7 +59,7 @@ def new_folder(out: Path) -> Path:
 
     Raises MalformedError where it cannot be made.
     """
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+    stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S")
     try:
         out.mkdir(parents=True, exist_ok=True)
         folder = next(filter(_made, (out / f"{stamp}{f'-{n}' if n else ''}Z" for n in count())))

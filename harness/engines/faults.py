@@ -6,7 +6,6 @@ A fault class is told by what the engine does. No version, no toggle, no source 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from paritybit.harness.engines.evidence import (
@@ -21,6 +20,8 @@ from paritybit.harness.engines.evidence import (
     writes_foreign_swa_slots_alone,
 )
 from paritybit.harness.lockstep.observation import Observation
+
+from paritybit.compat import StrEnum
 
 OF_CONTENTS = frozenset(
     {

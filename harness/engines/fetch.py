@@ -48,6 +48,11 @@ def folder() -> Path:
     return Path(os.environ.get(FOLDER_VARIABLE) or cache_folder() / "engines")
 
 
+def dependencies_folder() -> Path:
+    """Return where what engines import is kept; compiled modules are for one Python alone."""
+    return folder() / str(sys.implementation.cache_tag)
+
+
 def find(spec: str) -> Found:
     """Return the engine of `NAME==VERSION`, fetched if need be, or of a folder.
 
@@ -206,7 +211,7 @@ def pinned(wanted: str) -> str | None:
 def _require_dependencies(package: Package) -> None:
     """Install what an engine imports, apart from the main environment, unless it is there."""
     for name in package.dependencies:
-        if not (folder() / name).exists():
+        if not (dependencies_folder() / name).exists():
             _install(name)
 
 
@@ -244,6 +249,7 @@ def _move(source: Path, home: Path) -> None:
     """
     beside = home.with_name(f".{home.name}-{os.getpid()}")
     try:
+        home.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(source, beside, symlinks=True)
         beside.rename(home)
     except OSError as error:

@@ -1,7 +1,6 @@
 """What an engine's trial plays: the legs of each runner, their schedules, and their bounds."""
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.schedules.schedule import (
@@ -14,6 +13,8 @@ from paritybit.harness.schedules.schedule import (
     Schedule,
     Verify,
 )
+
+from paritybit.compat import StrEnum
 
 
 class Kind(StrEnum):

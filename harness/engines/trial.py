@@ -12,7 +12,7 @@ from paritybit.harness.engines.adapters.packages import DEPENDENCIES, PACKAGES, 
 from paritybit.harness.engines.adapters.table import ADAPTERS
 from paritybit.harness.engines.case import EngineCase
 from paritybit.harness.engines.explained.counterexample import Counterexample
-from paritybit.harness.engines.fetch import Found, folder
+from paritybit.harness.engines.fetch import Found, dependencies_folder
 from paritybit.harness.engines.playlist import EXAMPLES, Kind
 from paritybit.harness.engines.progress import Played, after, listening
 from paritybit.harness.engines.worker import LegAnswer, LegTask, run_leg
@@ -274,7 +274,7 @@ def leg_of(
     """Return a leg of an engine's trial, as its settings say."""
     return LegTask(
         package=str(engine.package),
-        dependencies=str(folder() / DEPENDENCIES),
+        dependencies=str(dependencies_folder() / DEPENDENCIES),
         device=settings.device,
         runner=runner,
         preset=preset,

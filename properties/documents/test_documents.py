@@ -190,7 +190,7 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 def test_every_file_that_is_named_exists(name: str) -> None:
     """Of what is named with its folder; TIME and … stand for what differs."""
     written = re.findall(r"`([\w.@+/-]+/[\w.@+/-]*)`", prose(text_of(name)))
-    ours = [path for path in written if path.split("/")[0] in TOPS and "reports/out" not in path]
+    ours = [path for path in written if path.split("/")[0] in TOPS and "paritybit-out" not in path]
     assert [path for path in ours if not (ROOT / path).exists()] == []
 
 

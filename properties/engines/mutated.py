@@ -16,7 +16,7 @@ from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.engines.adapters.packages import DEPENDENCIES
 from paritybit.harness.engines.adapters.sglang import RunnerEngines, load
 from paritybit.harness.engines.faults import Evidence
-from paritybit.harness.engines.fetch import folder
+from paritybit.harness.engines.fetch import dependencies_folder
 from paritybit.harness.engines.legs import OURS, OWN, Leg
 from paritybit.harness.engines.padding import PaddingLedger
 from paritybit.harness.engines.playlist import FIRST, OWN_BOUND, REUSING, SHRINKING, Kind, trial_of
@@ -150,7 +150,7 @@ def own_kernels(engine: Engine) -> dict[str, Any]:
 def main(package: str, *mutations: str) -> None:
     """Play with our arithmetic and, unmutated, all other legs; print what they show."""
     warnings.simplefilter("ignore")
-    engine = load(Path(package), folder() / DEPENDENCIES, "cpu")
+    engine = load(Path(package), dependencies_folder() / DEPENDENCIES, "cpu")
     lockstep = Lockstep(TrialConfig(), engines=RunnerEngines(engine))
     found = {mutation: decoding(lockstep, mutation) for mutation in mutations}
     found["none"] |= unmutated(engine)

@@ -17,7 +17,7 @@ from typing import Any
 from paritybit.harness.checks.table import STEP_PROPERTIES
 from paritybit.harness.engines.adapters.packages import DEPENDENCIES
 from paritybit.harness.engines.adapters.sglang import drafting_lockstep, load
-from paritybit.harness.engines.fetch import folder
+from paritybit.harness.engines.fetch import dependencies_folder
 from paritybit.harness.engines.playlist import DRAFTING
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.reference.batch import ForwardBatch
@@ -128,7 +128,7 @@ def shown(engine: Engine, name: str, *, plants: bool) -> dict[str, Any]:
 def main(package: str, plants: str, *runners: str) -> None:
     """Play each runner and print what it shows."""
     warnings.simplefilter("ignore")
-    engine = load(Path(package), folder() / DEPENDENCIES, "cpu")
+    engine = load(Path(package), dependencies_folder() / DEPENDENCIES, "cpu")
     found = {name: shown(engine, name, plants=plants == "plant") for name in runners}
     sys.stdout.write(f"\n{json.dumps(found)}\n")
 

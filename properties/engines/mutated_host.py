@@ -18,7 +18,7 @@ from paritybit.harness.checks.table import STEP_PROPERTIES
 from paritybit.harness.engines.adapters.packages import DEPENDENCIES
 from paritybit.harness.engines.adapters.sglang import RunnerEngines, load
 from paritybit.harness.engines.faults import Evidence
-from paritybit.harness.engines.fetch import folder
+from paritybit.harness.engines.fetch import dependencies_folder
 from paritybit.harness.engines.legs import OURS, Leg
 from paritybit.harness.engines.playlist import Kind, trial_of
 from paritybit.harness.schedules.schedule import (
@@ -238,7 +238,7 @@ def judged(lockstep: Lockstep, engine: Engine, mutation: str) -> dict[str, Any]:
 def main(package: str, preset: str, runner: str, *mutations: str) -> None:
     """Play on a runner of a model with each mutation; print what is said."""
     warnings.simplefilter("ignore")
-    engine = load(Path(package), folder() / DEPENDENCIES, "cpu")
+    engine = load(Path(package), dependencies_folder() / DEPENDENCIES, "cpu")
     trial = trial_of(runner, preset, Kind.REPLAYED, "cpu")
     lockstep = Lockstep(trial, engines=RunnerEngines(engine))
     found = {mutation: judged(lockstep, engine, mutation) for mutation in mutations}

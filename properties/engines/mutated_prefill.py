@@ -18,7 +18,7 @@ from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.engines.adapters.packages import DEPENDENCIES
 from paritybit.harness.engines.adapters.sglang import RunnerEngines, load
 from paritybit.harness.engines.faults import Evidence
-from paritybit.harness.engines.fetch import folder
+from paritybit.harness.engines.fetch import dependencies_folder
 from paritybit.harness.engines.legs import OURS, Leg
 from paritybit.harness.engines.padding import PaddingLedger
 from paritybit.harness.lockstep.config import TrialConfig
@@ -190,7 +190,7 @@ def judged(lockstep: Lockstep, mutation: str) -> dict[str, Any]:
 def main(package: str, runner: str, *mutations: str) -> None:
     """Play with each mutation; print what it shows."""
     warnings.simplefilter("ignore")
-    engine = load(Path(package), folder() / DEPENDENCIES, "cpu")
+    engine = load(Path(package), dependencies_folder() / DEPENDENCIES, "cpu")
     trial = TrialConfig(runner=runner, preset="mimo")
     lockstep = Lockstep(trial, engines=RunnerEngines(engine))
     found = {mutation: judged(lockstep, mutation) for mutation in mutations}

@@ -21,7 +21,7 @@ from paritybit.harness.checks.table import PROPERTIES, STATE_PROPERTIES, STEP_PR
 from paritybit.harness.engines.adapters.packages import DEPENDENCIES
 from paritybit.harness.engines.adapters.sglang import RunnerEngines, load
 from paritybit.harness.engines.faults import Evidence
-from paritybit.harness.engines.fetch import folder
+from paritybit.harness.engines.fetch import dependencies_folder
 from paritybit.harness.engines.legs import OURS, Leg
 from paritybit.harness.engines.padding import PaddingLedger
 from paritybit.harness.engines.playlist import VERIFYING
@@ -172,7 +172,7 @@ def elements(lockstep: Lockstep) -> dict[str, list[str]]:
 def main(package: str, page_size: str, *mutations: str) -> None:
     """Play with our arithmetic; print what it shows."""
     warnings.simplefilter("ignore")
-    engine = load(Path(package), folder() / DEPENDENCIES, "cpu")
+    engine = load(Path(package), dependencies_folder() / DEPENDENCIES, "cpu")
     trial = TrialConfig(runner="target_verify", page_size=int(page_size))
     lockstep = Lockstep(trial, engines=RunnerEngines(engine))
     found: dict[str, Any] = {

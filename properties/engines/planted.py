@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -38,7 +38,7 @@ from paritybit.harness.engines.adapters.sglang import (
     load,
 )
 from paritybit.harness.engines.faults import Evidence
-from paritybit.harness.engines.fetch import fetch, folder
+from paritybit.harness.engines.fetch import dependencies_folder, fetch
 from paritybit.harness.engines.legs import OURS, Leg
 from paritybit.harness.engines.padding import PaddingLedger
 from paritybit.harness.engines.playlist import FIRST, RUNNERS, Kind, trial_of
@@ -428,7 +428,8 @@ def write_table(path: Path, version: str, told: Sequence[Mapping[str, Any]]) -> 
     lines = [
         f"# Faults planted in release {version} of the engine",
         "",
-        f"Tried on {datetime.now(UTC):%Y-%m-%d} on a CPU: `make planted-engine VERSION={version}`."
+        f"Tried on {datetime.now(timezone.utc):%Y-%m-%d} on a CPU:"
+        f" `make planted-engine VERSION={version}`."
         " Found means that a property is violated, by name; it is named if what is said of it"
         " names the static input that is wrong.",
         "",
@@ -481,7 +482,7 @@ def main(arguments: list[str]) -> int:
                 write_table(options.record.with_suffix(".md"), options.version, told)
     else:
         warnings.simplefilter("ignore")
-        engine = load(package, folder() / DEPENDENCIES, "cpu")
+        engine = load(package, dependencies_folder() / DEPENDENCIES, "cpu")
         faults = tell(engine, options.runner, options.share, options.shares)
         told = list[dict[str, Any]]()
         with suppress(RunnerLackingError):  # What an engine lacks cannot be got wrong.

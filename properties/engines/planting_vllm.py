@@ -13,7 +13,7 @@ from paritybit.harness.engines.adapters.packages import DEPENDENCIES
 from paritybit.harness.engines.adapters.table import ADAPTERS
 from paritybit.harness.engines.adapters.vllm import VllmEngines
 from paritybit.harness.engines.faults import Evidence
-from paritybit.harness.engines.fetch import folder
+from paritybit.harness.engines.fetch import dependencies_folder
 from paritybit.harness.engines.legs import OURS, Leg
 from paritybit.harness.engines.playlist import Kind
 from paritybit.harness.schedules.schedule import Schedule
@@ -54,6 +54,6 @@ def say(
 ) -> None:
     """Plant faults in a release one at a time, and print what each is `shown` to do."""
     warnings.simplefilter("ignore")
-    engine = ADAPTER.load(Path(package), folder() / DEPENDENCIES, "cpu")
+    engine = ADAPTER.load(Path(package), dependencies_folder() / DEPENDENCIES, "cpu")
     found = {mutation: shown(engine, mutation) for mutation in mutations}
     sys.stdout.write(f"\n{json.dumps(found)}\n")

@@ -15,7 +15,7 @@ from paritybit.harness.checks.table import STEP_PROPERTIES
 from paritybit.harness.engines.adapters.packages import DEPENDENCIES
 from paritybit.harness.engines.adapters.table import ADAPTERS
 from paritybit.harness.engines.faults import Evidence
-from paritybit.harness.engines.fetch import folder
+from paritybit.harness.engines.fetch import dependencies_folder
 from paritybit.harness.engines.legs import EAGERLY, Leg
 from paritybit.harness.engines.playlist import FIRST, Kind
 from paritybit.reference.batch import ForwardBatch, Mode
@@ -26,7 +26,7 @@ def main(package: str, name: str, runner: str) -> None:
     """Play both ways; print what is violated, and how much was played and replayed."""
     warnings.simplefilter("ignore")
     adapter = ADAPTERS[name]
-    engine = adapter.load(Path(package), folder() / DEPENDENCIES, "cpu")
+    engine = adapter.load(Path(package), dependencies_folder() / DEPENDENCIES, "cpu")
     trial = adapter.trial_of(runner, "gpt_oss", Kind.OWN_EAGER, "cpu")
     lockstep = adapter.own_eager(engine, trial, set())
     subject: Any = lockstep.pair.subject

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from paritybit.harness.engines.adapters import sglang
 from paritybit.harness.engines.adapters.packages import DEPENDENCIES
-from paritybit.harness.engines.fetch import folder
+from paritybit.harness.engines.fetch import dependencies_folder
 from paritybit.harness.engines.playlist import Kind
 from paritybit.harness.engines.worker import LegTask, run_leg
 from paritybit.subjects.engines.sglang.host.host import Host
@@ -102,7 +102,7 @@ def said_of(engine: str, package: str, runner: str, preset: str) -> None:
         said = run_leg(
             LegTask(
                 package=package,
-                dependencies=str(folder() / DEPENDENCIES),
+                dependencies=str(dependencies_folder() / DEPENDENCIES),
                 device="cpu",
                 runner=runner,
                 preset=preset,

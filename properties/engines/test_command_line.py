@@ -101,8 +101,8 @@ def test_releases_that_lie_here_are_listed_in_order_of_their_versions(
 @pytest.fixture
 def dependencies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what engines import be installed, and be nothing."""
-    (tmp_path / "kept" / DEPENDENCIES).mkdir(parents=True)
     monkeypatch.setenv(engines.FOLDER_VARIABLE, str(tmp_path / "kept"))
+    (engines.dependencies_folder() / DEPENDENCIES).mkdir(parents=True)
 
 
 def test_a_source_tree_needs_what_engines_import_as_a_release_does(

@@ -80,7 +80,7 @@ TEXTS = {
     "see file:///home/someone/log.txt, or /root/log": "see log.txt, or log",
     'File "/usr/lib/python3.11/a.py", line 3': 'File "a.py", line 3',
     "https://github.com/owner/name/pull/3": "https://github.com/owner/name/pull/3",
-    "3/4 of reports/out, and/or n/a; ../out": "3/4 of reports/out, and/or n/a; ../out",
+    "3/4 of some/out, and/or n/a; ../out": "3/4 of some/out, and/or n/a; ../out",
 }
 """Texts, and what a record holds of them."""
 
@@ -168,7 +168,7 @@ def test_the_page_shows_each_counterexample_as_a_run_s_page_does() -> None:
     page = words_of(render(record(), [made]))
     assert all(sentence.partition(" ")[2] in page for sentence in found.explanation.proof)
     assert "kv_parity on decode" in page
-    assert "paritybit replay reports/out/20251122T091500Z/cases/swa_pad-decode.json" in page
+    assert "paritybit replay paritybit-out/20251122T091500Z/cases/swa_pad-decode.json" in page
     assert "paritybit replay /dev/stdin <<'EOF'" in unescape(page)
     markup = render(record(), [made])
     assert 'class="timeline"' in markup

@@ -17,6 +17,7 @@ from paritybit.subjects.bugs.catalogue import BUGS
 ROOT = Path(__file__).parents[2]
 
 ORDER = (
+    "paritybit.compat",
     "paritybit.places",
     "paritybit.reference",
     "paritybit.subjects",

@@ -10,11 +10,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
 
+from paritybit.compat import StrEnum
 from properties.planted.fault import Fault
 
 LIMIT_SECONDS = 300
@@ -30,7 +30,7 @@ BROKEN = ("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError
 """Errors of code that does not hold together: no test of behaviour is needed to see them."""
 
 LEFT_OUT = shutil.ignore_patterns(
-    *(".git", ".venv", ".engines", ".hypothesis", ".*_cache", "__pycache__", "out")
+    *(".git", ".venv", ".*_cache", "__pycache__", "build", "paritybit-out")
 )
 """What a copy of a tree leaves out, by name: nothing of it is source."""
 

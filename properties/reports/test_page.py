@@ -115,7 +115,7 @@ def test_a_red_page_says_what_failed_and_why_before_anything_else() -> None:
         "red: decode: static input out_cache_loc_swa",
         "step 3 violates kv_parity",
         "But SWA slot 9 is request 1’s, which is parked and alive",
-        "paritybit replay reports/out/20251122T091500Z/cases/swa_pad-decode.json",
+        "paritybit replay paritybit-out/20251122T091500Z/cases/swa_pad-decode.json",
         "missed: nothing was found (1 trial) what swa_int64@decode",
         "wrong property",
         "affected after all",
@@ -233,7 +233,7 @@ def test_the_case_on_the_page_holds_the_recorded_schedule_and_violations(name: s
 
 def test_each_finding_tells_how_to_reproduce_it() -> None:
     text = sample_page("red").text
-    assert "paritybit replay reports/out/20251122T091500Z/cases/swa_pad-decode.json" in text
+    assert "paritybit replay paritybit-out/20251122T091500Z/cases/swa_pad-decode.json" in text
     assert "regress --source generated,traffic" in text
 
 

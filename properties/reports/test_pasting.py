@@ -26,7 +26,7 @@ from properties.support.reports.records import SAMPLES, green
 
 CORPUS_FILE = ROOT / "properties/corpus/swa_pad@decode.json"
 CORPUS_CASE = CORPUS_FILE.read_text()
-COMMAND = "paritybit replay 'reports/out/a run/cases/a.json' --engine 'sglang==1'"
+COMMAND = "paritybit replay 'paritybit-out/a run/cases/a.json' --engine 'sglang==1'"
 OPENED = "paritybit replay /dev/stdin --engine sglang==1 <<'EOF'"
 ODD = json.dumps({"text": "!x $HOME `id` \\ ' \" \t EOF é 'EOF'"}, indent=1)
 

@@ -159,6 +159,6 @@ def failure(survey: Survey, property_id: str, seed: int, artifacts: Path) -> str
     return (
         f"{property_id}: step {found.step} of {len(shown.schedule.steps)}: "
         f"{found.message}\n{proof}case: {path.name}, to be found in "
-        "reports/out/pytest/cases; to replay: paritybit replay "
-        f"reports/out/pytest/cases/{path.name}"
+        "paritybit-out/pytest/cases; to replay: paritybit replay "
+        f"paritybit-out/pytest/cases/{path.name}"
     )

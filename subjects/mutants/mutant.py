@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,8 @@ from paritybit.subjects.parts import Part
 from paritybit.subjects.runners import RUNNERS
 from paritybit.subjects.runners.base import GraphRunner
 from paritybit.subjects.toggles import LocationScheme
+
+from paritybit.compat import StrEnum
 
 
 class Mistake(StrEnum):

@@ -2,7 +2,6 @@
 
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import lru_cache
 from zlib import crc32
 
@@ -18,6 +17,8 @@ from paritybit.harness.schedules.schedule import Schedule
 from paritybit.reference.config import PRESETS
 from paritybit.subjects.engine import Subject
 from paritybit.subjects.mutants.mutant import Mutant, mutated_subject
+
+from paritybit.compat import StrEnum
 
 JUDGED = STEP_PROPERTIES - {DECLARED_STATE.id}
 """The properties that must see a mutant. Its own memory is not declared, and is no fault of it."""

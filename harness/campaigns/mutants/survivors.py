@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
 from paritybit.harness.checks.play import Lockstep
 from paritybit.subjects.captured import CapturedEngine
 from paritybit.subjects.mutants.inputs import MistakenInputs
 from paritybit.subjects.mutants.mutant import Mistake, Mutant
+
+from paritybit.compat import StrEnum
 
 
 class Reason(StrEnum):

@@ -3,7 +3,6 @@
 Which elements a step may change a kernel looks up by numbers.
 """
 
-from enum import StrEnum
 from functools import lru_cache
 
 import numpy as np
@@ -17,6 +16,8 @@ from paritybit.reference.config import Kind, Role
 from paritybit.reference.pool import KVLayout
 from paritybit.reference.state_pool import Section
 from torch import Tensor
+
+from paritybit.compat import StrEnum
 
 NOTHING = np.zeros(0, dtype=np.int32)
 """What the host counts out for a kernel that looks up all it needs."""

@@ -1,7 +1,7 @@
 """Releases by runner: what was found of each, as rows of text and as a Markdown file."""
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ def write_matrix(
         if package is SGLANG
         else f"# Releases of {package.name}, runner by runner",
         "",
-        f"Tested on {datetime.now(UTC):%Y-%m-%d}, on {device_name(device)}, by behaviour "
+        f"Tested on {datetime.now(timezone.utc):%Y-%m-%d}, on {device_name(device)}, by behaviour "
         f"alone: `{make}{alone}`.",
         "Each cell shows what differs: the fault class if there is evidence for one, "
         f"otherwise the violated property. `{LACKING}`: the engine lacks this runner. "

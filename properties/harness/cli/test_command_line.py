@@ -339,7 +339,7 @@ def test_where_no_run_was_before_it_is_said_what_to_do(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     said = refused(MALFORMED, command)
-    assert "reports/out/latest/run.json does not exist: name the record of a run" in said
+    assert "paritybit-out/latest/run.json does not exist: name the record of a run" in said
     assert ". is a folder. JSON files in it: none" in refused(MALFORMED, command, ".")
 
 

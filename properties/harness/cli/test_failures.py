@@ -19,7 +19,7 @@ from rich.console import Console
 from properties.support.reports.pages import printed_failures
 from properties.support.reports.records import bug, green, played, red, swa_pad_finding
 
-REPLAY = "replay: paritybit replay reports/out/20251122T091500Z/cases/swa_pad-decode.json"
+REPLAY = "replay: paritybit replay paritybit-out/20251122T091500Z/cases/swa_pad-decode.json"
 
 
 def test_a_red_trial_says_what_where_why_and_how_to_replay_it() -> None:

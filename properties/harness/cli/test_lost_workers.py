@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from paritybit.harness.campaigns.executor import Campaign, Ended
 from paritybit.harness.engines.case import EngineCase
-from paritybit.harness.engines.fetch import Found
+from paritybit.harness.engines.fetch import Found, dependencies_folder
 from paritybit.harness.engines.trial import play_case
 from paritybit.harness.engines.worker import LegTask
 from paritybit.harness.lockstep.config import TrialConfig
@@ -89,8 +89,8 @@ def test_a_lost_worker_leaves_an_engine_undecided(
     package = tmp_path / "python" / "sglang" / "srt"
     package.mkdir(parents=True)
     (package / "runner.py").write_text("class CudaGraphRunner: ...\n")
-    (tmp_path / "engines" / "dependencies").mkdir(parents=True)
     monkeypatch.setenv("PARITYBIT_ENGINES", str(tmp_path / "engines"))
+    (dependencies_folder() / "dependencies").mkdir(parents=True)
     words = ["--runner", "decode", "--device", "cpu", "--out", str(tmp_path / "out")]
     assert main(["regress", "--engine", str(tmp_path), *words]) == CANNOT_RUN
     assert f"undecided: {DIED}" in " ".join(capsys.readouterr().out.split())

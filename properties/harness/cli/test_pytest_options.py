@@ -191,8 +191,8 @@ def assert_its_case_replays(shown: str, folder: Path) -> None:
     """Take the command shown as it stands: it finds the bug again, and nothing is left over."""
     (command,) = re.findall(r"^replay with: paritybit (replay \S+)$", shown, re.M)
     path = folder / command.split()[1]
-    assert list((folder / "reports/out/pytest/cases").iterdir()) == [path]
-    assert list(folder.glob("reports/out/pytest/worker-*/*")) == []
+    assert list((folder / "paritybit-out/pytest/cases").iterdir()) == [path]
+    assert list(folder.glob("paritybit-out/pytest/worker-*/*")) == []
     trial = load_case(path).trial
     assert (trial.runner, trial.bugs) == ("decode", ("swa_pad",))
     assert main(command.split()) == FINDING

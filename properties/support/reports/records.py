@@ -300,7 +300,7 @@ def finding(
     return Finding(
         violations=tuple(violations),
         case_file=f"cases/{name}.json",
-        reproduce=f"paritybit replay reports/out/20251122T091500Z/cases/{name}.json",
+        reproduce=f"paritybit replay paritybit-out/20251122T091500Z/cases/{name}.json",
         schedule=Schedule(seed=0, steps=steps),
         timeline=tuple(timeline),
         explanation=explained,

@@ -5,13 +5,14 @@ of these words declares that value of every name in it: `None`, `False`, `0`, `1
 that are called and answer so, `None()` and `False()`. A table in a table is an object.
 """
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from paritybit.subjects.engines.shared.missing import UndeclaredError
+
+from paritybit.compat import tomllib
 
 WORDS: Mapping[str, Any] = {
     "None": None,

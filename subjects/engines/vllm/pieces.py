@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from copy import copy
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 from paritybit.reference.model import Heads, Model
@@ -76,7 +76,7 @@ class CutDecoder(BreakingDecoder):
 
     pieces: list[Callable[..., Any]]
 
-    def cut(self, engine: Engine, config: Any) -> Self:
+    def cut(self, engine: Engine, config: Any) -> "CutDecoder":
         """Return this decoder with new pieces, wrapped as those that are compiled."""
         other, count = copy(self), len(self.attention)
         wrapper, options = (

@@ -5,7 +5,7 @@ from copy import copy
 from functools import partial
 from inspect import signature
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any
 
 import torch
 from paritybit.reference.batch import Mode
@@ -139,7 +139,7 @@ class VllmRunner(PagedRunner):
         held = {"intermediate_tensors": None, **vars(self.runner)}
         return named(self.runner.cudagraph_manager.capture, **held)()
 
-    def fresh(self) -> Self:
+    def fresh(self) -> "VllmRunner":
         """Return another runner just captured, over the same KV and tables of requests."""
         other = copy(self)
         other.runner = runner = copy(self.runner)

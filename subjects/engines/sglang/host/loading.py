@@ -3,7 +3,6 @@
 Its package is entered without its front end.
 """
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,8 @@ from paritybit.subjects.engines.sglang.host.settings import DECLARED
 from paritybit.subjects.engines.shared.loading import Engine
 from paritybit.subjects.engines.shared.operators import define_operators
 from paritybit.subjects.engines.shared.stubs import StubFinder
+
+from paritybit.compat import StrEnum
 
 STUBS, ABSENT = tuple(DECLARED["stubs"]), tuple(DECLARED["absent"])
 """Modules that are empty stand-ins, and what must not be found below one."""

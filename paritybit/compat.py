@@ -1,0 +1,20 @@
+"""What the standard library has since Python 3.11, for 3.10 as well."""
+
+import sys
+
+if sys.version_info >= (3, 11):
+    from enum import StrEnum
+
+    import tomllib
+else:
+    from enum import Enum
+
+    import tomli as tomllib
+
+    class StrEnum(str, Enum):
+        """An enumeration whose members are strings, and are printed as these."""
+
+        __str__ = str.__str__
+
+
+__all__ = ["StrEnum", "tomllib"]
