@@ -15,9 +15,11 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def satisfied(requirement: str) -> bool:
-    """Whether a `name>=version[; platform_system == 'X']` requirement is met here."""
+    """Whether a `name>=version[; marker]` requirement of pyproject.toml is met here."""
     wanted, _, marker = requirement.partition(";")
-    if marker and platform.system() not in marker:
+    if "platform_system" in marker and platform.system() not in marker:
+        return True
+    if "python_version" in marker and sys.version_info >= (3, 11):
         return True
     name, _, least = wanted.strip().partition(">=")
     try:
@@ -29,6 +31,7 @@ def satisfied(requirement: str) -> bool:
 project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
 if sys.version_info < numbers(project["requires-python"].removeprefix(">=")):
     sys.exit(1)
-if not all(map(satisfied, project["dependencies"])):
+wanted = [*project["dependencies"], *project["optional-dependencies"]["lab"]]
+if not all(map(satisfied, wanted)):
     sys.exit(1)
 sys.stdout.write("ready\n")
