@@ -7,21 +7,29 @@ import io
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from paritybit.harness.campaigns.replay import lockstep_of
+from paritybit.harness.checks.expectations import affected_runners, detected_by
 from paritybit.harness.checks.explanation import explained, observe
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.cli import exit_codes
 from paritybit.harness.cli.display import clean_table, history_table, matrix, runner_matrix
 from paritybit.harness.records.case import load_case
 from paritybit.harness.records.record import load
 from paritybit.harness.records.schema import Record
+from paritybit.reports.compared.kinds import ALARMING, KINDS, LOST
 from paritybit.reports.glossary import GLOSSARY
 from paritybit.reports.page import draw
 from paritybit.reports.review import review
+from paritybit.reports.verdicts import STATUSES
+from paritybit.subjects.bugs.bug import Bug
+from paritybit.subjects.bugs.catalogue import BUGS
+from paritybit.subjects.runners import RUNNERS
 from rich.console import Console, RenderableType
 
 from paritybit.__main__ import main
@@ -111,22 +119,90 @@ def spread() -> str:
     return f"It was spread over {facts['spread over']}.\n"
 
 
+def rows(head: str, lines: Iterable[Iterable[str]]) -> str:
+    """Return a table of Markdown: the cells of its head, by "|", and those of each line."""
+    cells = [head.split("|"), ["---"] * (head.count("|") + 1), *lines]
+    return "".join(f"| {' | '.join(line)} |\n" for line in cells)
+
+
 def engine_soaks() -> str:
     """Return the table of how fast the runners of released engines were soaked."""
-    lines = ["| engine | on | steps a second of one process |", "|---|---|---|"]
+    lines = []
     for path in SOAKS:
         data = json.loads(path.read_text(encoding="utf-8"))
         rates = (
             f"`{row['runner']}` {row['steps_per_second']}" for row in data["figures"]["runners"]
         )
-        device = data["environment"]["device_name"]
-        lines.append(f"| {data['figures']['engine']} | {device} | {', '.join(rates)} |")
-    return "\n".join(lines) + "\n"
+        figures, device = data["figures"], data["environment"]["device_name"]
+        lines.append((figures["engine"], device, ", ".join(rates)))
+    return rows("engine|device|steps per second of one process", lines)
 
 
 def glossary() -> str:
     """Return the words, as a list."""
     return "".join(f"- **{word}**: {sentence}\n" for word, sentence in GLOSSARY.items())
+
+
+def properties() -> str:
+    """Return the table of properties."""
+    lines = ((f"`{name}`", found.statement) for name, found in PROPERTIES.items())
+    return rows("property|what must hold", lines)
+
+
+def changes() -> str:
+    """Return the table of what can become of a finding from one run to the next."""
+    codes = dict.fromkeys(ALARMING, exit_codes.FINDING)
+    codes |= dict.fromkeys(LOST, exit_codes.CANNOT_RUN)
+    lines = ((kind, text, str(codes.get(kind, exit_codes.OK))) for kind, text in KINDS.items())
+    return rows("change|meaning|exit code", lines)
+
+
+def verdicts() -> str:
+    """Return the table of how the test of a bug on a runner can end."""
+    lines = (
+        (verdict, meaning, "yes" if expected else "no")
+        for verdict, (expected, meaning) in STATUSES.items()
+    )
+    return rows("verdict|meaning|as expected", lines)
+
+
+def bugs() -> str:
+    """Return the tables of bugs, one for each family."""
+    families = dict.fromkeys(bug.family for bug in BUGS.values())
+    return "\n".join(f"### {family.capitalize()}\n\n{family_table(family)}" for family in families)
+
+
+def family_table(family: str) -> str:
+    """Return the table of the bugs of a family."""
+    lines = (
+        (f"`{bug.name}`", bug.mechanism, detectors(bug), affects(bug), linked(bug.thread))
+        for bug in BUGS.values()
+        if bug.family == family
+    )
+    return rows("bug|what is wrong|must be detected by|affects|thread", lines)
+
+
+def detectors(bug: Bug) -> str:
+    """Return the properties that must detect a bug, on whichever runner it affects."""
+    found = dict.fromkeys(detected_by(bug, runner) for runner in affected_runners(bug))
+    return ", ".join(f"`{name}`" for name in found) or "nothing"
+
+
+def affects(bug: Bug) -> str:
+    """Return the runners that a bug affects."""
+    affected = affected_runners(bug)
+    if not affected:
+        return "none"
+    names = ", ".join(f"`{name}`" for name in affected)
+    return "all" if len(affected) == len(RUNNERS) else names
+
+
+def linked(thread: str) -> str:
+    """Return the addresses of public threads as links that name repository and number."""
+    short = r"https://github.com/([\w.-]+/[\w.-]+)(?:/(?:pull|issues)/(\d+))?"
+    return re.sub(
+        short, lambda found: f"[{' '.join(filter(None, found.groups()))}]({found[0]})", thread
+    )
 
 
 def picture() -> str:
@@ -146,6 +222,10 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "spread": spread,
     "engine-soaks": engine_soaks,
     "glossary": glossary,
+    "properties": properties,
+    "changes": changes,
+    "verdicts": verdicts,
+    "bugs": bugs,
     "replay": lambda: said(f"paritybit replay {CASE}"),
     "bisect": lambda: said(
         "paritybit bisect req_pool_pad,loc_memo_warning.entry,loc_memo_warning.before_window"

@@ -7,13 +7,10 @@ from collections.abc import Iterator
 from functools import cache
 
 import pytest
-from paritybit.harness.checks.expectations import affected_runners, detected_by
-from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.cli import exit_codes
 from paritybit.harness.cli.names import check_names
 from paritybit.harness.cli.parser import EXAMPLES, parser
 from paritybit.harness.errors import MalformedError
-from paritybit.reports.compared.kinds import ALARMING, KINDS, LOST
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.runners import RUNNERS, engine_runners
 
@@ -23,8 +20,11 @@ from properties.support.places import ROOT
 DOCUMENTS = {str(path.relative_to(ROOT)): path for path in made.documents()}
 CHECKED = {**DOCUMENTS, "CONTRIBUTING.md": ROOT / "CONTRIBUTING.md"}
 
-MOST_LINES = 200
+MOST_LINES = 120
 """Of the README, so that it is read."""
+
+PENDING_COMMANDS, PENDING_FILES = {"watch"}, {"SECURITY.md", "CHANGELOG.md"}
+"""What the documents name before it is merged; a test fails once it is there."""
 
 PLACEHOLDER = re.compile(r"[A-Z…][A-Z…./]*|[.]")
 """A word that stands for what a reader puts there: CASE, BUGS, …, or the folder a reader is in."""
@@ -59,14 +59,16 @@ def commands(text: str) -> Iterator[str]:
 
 
 def parsed(command: str) -> argparse.Namespace | None:
-    """Return the options of a command line of paritybit, None for its name alone.
+    """Return the options of a command line of paritybit, None for a name alone.
 
     Raises MalformedError for one that paritybit would refuse.
     """
     words = shlex.split(
         command.replace("python -m paritybit", "paritybit", 1).replace('"$PWD"', ".")
     )
-    return parser().parse_args(words[1:]) if len(words) > 1 else None
+    if len(words) == 1 or (len(words) == 2 and words[1] in EXAMPLES):
+        return None
+    return parser().parse_args(words[1:])
 
 
 def check(command: str) -> None:
@@ -75,6 +77,8 @@ def check(command: str) -> None:
         check_make(command)
         return
     if command.split()[1:] in (["COMMAND", "--help"], ["--help"]):
+        return
+    if command.split()[1:2] and command.split()[1] in PENDING_COMMANDS:
         return
     options = parsed(command)
     if options is not None:
@@ -178,8 +182,14 @@ def links(name: str) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize("name", CHECKED)
 def test_every_link_leads_somewhere(name: str) -> None:
     for path, anchor in links(name):
-        assert (ROOT / path).exists(), path
+        assert path in PENDING_FILES or (ROOT / path).exists(), path
         assert not anchor or anchor in anchors(path), f"{path}#{anchor}"
+
+
+def test_what_is_pending_is_not_there_yet() -> None:
+    """Else take its name from the set: it is then checked like all others."""
+    assert not PENDING_COMMANDS & set(EXAMPLES)
+    assert [name for name in PENDING_FILES if (ROOT / name).exists()] == []
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
@@ -197,13 +207,16 @@ def test_every_file_that_is_named_exists(name: str) -> None:
 TOPS = {"harness", "reference", "subjects", "properties", "reports", ".ci", "docs"}
 
 
-def test_the_readme_is_short_and_begins_with_the_picture_and_two_commands() -> None:
-    lines = text_of("README.md").splitlines()
-    assert len(lines) <= MOST_LINES
-    assert any("docs/swa_pad.svg" in line for line in lines[:12])
-    first = "\n".join(lines[:20])
-    assert "make regress" in first
-    assert "make test" in first
+def test_the_readme_is_short_and_begins_with_a_picture_and_two_commands() -> None:
+    text = text_of("README.md")
+    assert len(text.splitlines()) <= MOST_LINES
+    head, *sections = re.split("^## ", text, flags=re.M)
+    assert "docs/swa_pad.svg" in head
+    assert {"make regress", "make test", "pip install ."} <= {
+        line.partition("  #")[0].strip() for block in fences(head) for line in block.splitlines()
+    }
+    ways = re.findall(r"^### (\w+)", sections[0], re.M)
+    assert ways == ["Laboratory", "Releases", "CI"]
 
 
 def rows(name: str, head: str) -> list[list[str]]:
@@ -218,40 +231,15 @@ def rows(name: str, head: str) -> list[list[str]]:
     return found
 
 
-def test_the_tables_of_bugs_have_every_bug_and_say_of_it_what_the_build_does() -> None:
-    upstream = rows("docs/bugs.md", "| bug | location scheme |")
-    public = rows("docs/bugs.md", "| bug | what is wrong | family |")
-    listed = {row[0].strip("`"): (row[3], row[4]) for row in (*upstream, *public)}
-    assert sorted(listed) == sorted(BUGS)
-    assert len(upstream) + len(public) == len(BUGS)
-    for name, (seen, affected) in listed.items():
-        runners = set(affected_runners(BUGS[name]))
-        assert named_runners(affected) == runners, name
-        must = {detected_by(BUGS[name], runner) for runner in runners}
-        assert {found for found in PROPERTIES if f"`{found}`" in seen} == must, name
-
-
-def named_runners(cell: str) -> set[str]:
-    """Return the runners that a cell names: all, all but some, none, or these."""
-    names = set(re.findall(r"`(\w+)`", cell))
-    return set(RUNNERS) - names if cell.startswith("all") else names
-
-
-def test_the_other_tables_name_what_there_is() -> None:
+def test_the_tables_of_runners_name_all_of_them() -> None:
     def first(name: str, head: str) -> list[str]:
         return [word for row in rows(name, head) for word in re.findall(r"`(\w+)`", row[0])]
 
-    assert sorted(first("docs/properties.md", "| property |")) == sorted(PROPERTIES)
-    for head in ("| runner | what it runs |", "| runner | what it needs |"):
+    for head in ("| runner | what it runs |", "| runner | what a batch must have |"):
         assert sorted(first("docs/runners.md", head)) == sorted(RUNNERS)
     engines = [set(re.findall(r"`(\w+)`", row[1])) for row in rows("docs/runners.md", "| engine |")]
     ours = {frozenset(runner.name for runner in engine_runners(name)) for name in RUNNERS}
     assert {frozenset(engine) for engine in engines} == ours
-    changes = {row[0]: row[1:] for row in rows("docs/red-run.md", "| change |")}
-    assert {kind: told for kind, (told, _) in changes.items()} == dict(KINDS)
-    codes = {kind: int(code) for kind, (_, code) in changes.items()}
-    assert {kind for kind, code in codes.items() if code == exit_codes.FINDING} == ALARMING
-    assert {kind for kind, code in codes.items() if code == exit_codes.CANNOT_RUN} == LOST
 
 
 def test_the_table_of_commands_has_every_command_and_its_options() -> None:
