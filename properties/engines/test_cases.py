@@ -80,7 +80,10 @@ def test_a_trial_keeps_a_case_of_each_property_by_leg() -> None:
     [
         ({"engine": 3}, "3 is not a valid engine for a case"),
         ({"case": {**CASE.to_json(), "seed": "0"}}, "'0' is not a valid seed for a case"),
-        ({"case": {**CASE.to_json(), "schedule": []}}, "a schedule must have exactly the keys seed and steps"),
+        (
+            {"case": {**CASE.to_json(), "schedule": []}},
+            "a schedule must have exactly the keys seed and steps",
+        ),
         ({"case": []}, "a case must have exactly these keys: "),
         ({"extra": 1}, "a case must have exactly these keys: "),
         ({"version": 3}, "has version 3"),

@@ -481,7 +481,10 @@ def spoilt_mapping(lists: ListPool) -> None:
     ("spoil", "said"),
     [
         (lambda lists: None, None),
-        (lambda lists: lists.available[Kind.SWA].pop(), "swa page 13 is held by nobody and appears 0 times"),
+        (
+            lambda lists: lists.available[Kind.SWA].pop(),
+            "swa page 13 is held by nobody and appears 0 times",
+        ),
         (lambda lists: lists.available[Kind.SWA].append(99), "swa page 99 is held by nobody"),
         (lambda lists: lists.available[Kind.FULL].append(6), "full page 6 is held by request"),
         (spoilt_row, "row 2 is held by nobody and appears 0 times in the free list"),

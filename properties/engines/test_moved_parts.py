@@ -271,10 +271,14 @@ class Renamed:
 def test_an_argument_by_which_a_contract_is_known_is_not_taken_to_be_absent_by_another_name() -> (
     None
 ):
-    with pytest.raises(PartMissingError, match="gather_block_tables takes the unknown argument padded"):
+    with pytest.raises(
+        PartMissingError, match="gather_block_tables takes the unknown argument padded_requests"
+    ):
         gathers_by(Renamed(), "num_reqs_padded")
     runner = SimpleNamespace(runner=SimpleNamespace(speculator=Renamed()))
-    with pytest.raises(PartMissingError, match="_copy_request_inputs takes the unknown argument idle_run$"):
+    with pytest.raises(
+        PartMissingError, match="_copy_request_inputs takes the unknown argument idle_run"
+    ):
         marks_rows(runner)
 
 
@@ -318,7 +322,9 @@ def test_a_static_input_of_which_something_is_promised_is_not_passed_over() -> N
     row = PaddingRow("slots", lambda tokens: -1)
     found = padding_of([row], {"slots": torch.zeros(3)}, {}, batch, 2, 1)
     assert found["slots"][1].tolist() == [-1.0, -1.0]
-    with pytest.raises(PartMissingError, match="names static input slots, which the engine does not"):
+    with pytest.raises(
+        PartMissingError, match="names static input slots, which the engine does not"
+    ):
         padding_of([row], {"slot_ids": torch.zeros(3)}, {}, batch, 2, 1)
 
 

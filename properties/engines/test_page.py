@@ -118,7 +118,7 @@ def test_the_page_says_that_a_trial_was_cut_short_and_which_leg_is_undecided() -
     assert "interrupted" not in words_of(render(made))
     made["answer"]["interrupted"] = True
     assert "The run was interrupted." in render(made)
-    assert "undecided: it broke" in words_of(render(made)).partition("What was played")[2]
+    assert "undecided: it broke" in words_of(render(made)).partition("Trials Runner Model")[2]
 
 
 def test_the_page_and_the_terminal_say_what_was_not_asked_and_why() -> None:
