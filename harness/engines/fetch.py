@@ -82,7 +82,7 @@ def package_of(spec: str) -> Package:
     except (OSError, ValueError):  # It cannot be a path at all.
         found = []
     if len(found) > 1:
-        both = " and of ".join(package.name for package in found)
+        both = " and ".join(package.name for package in found)
         raise MalformedError(
             f"{quoted(spec)} contains the source of both {both}; name a folder with only one"
         )

@@ -144,5 +144,5 @@ def test_a_request_without_what_every_release_calls_its_slots_leaves_a_leg_undec
         assert told.row
     with pytest.raises(PartMissingError, match="the engine's request has no get_evicted_seqlen"):
         assert told.evicted
-    with pytest.raises(PartMissingError, match="cannot be told what to prefill next"):
+    with pytest.raises(PartMissingError, match="request has no way to set the next prefill chunk"):
         told.take_until(None, 3, new=True)

@@ -135,7 +135,7 @@ def test_a_soak_in_which_nothing_differs_says_what_was_played_of_each_runner() -
     assert (row["steps"], row["schedules"], row["replays"], row["padded"]) == (300, 8, 18, 14)
     assert row["events"] == {"decode: replay": 18}
     assert (row["seeds"], row["steps_per_second"]) == ([5, 6], 15.0)
-    assert found["message"] == "it: 300 steps of decode, 14 padded replays: no difference found"
+    assert found["message"] == "it: 300 steps of decode, 14 padded replays: nothing differs"
 
 
 def test_every_violation_is_a_finding_with_its_seed_and_its_case() -> None:
@@ -296,11 +296,11 @@ def test_an_interrupted_soak_exits_so_and_its_record_says_so(
     [
         (["--engine", "sglang==1", "--seeds", "3"], "--seeds and --table"),
         (["--engine", "sglang==1", "--table", "t.md"], "--seeds and --table"),
-        (["--engine", "sglang==1", "--steps", "0"], "nothing to play"),
+        (["--engine", "sglang==1", "--steps", "0"], "--steps 0 plays nothing"),
         (["--engine", "sglang==1", "--runner", "no_runner"], "unknown runner 'no_runner'; valid:"),
         (["--engine", "sglang"], "sglang"),
-        (["--runner", "decode"], "see --engine"),
-        (["--preset", "mimo"], "see --engine"),
+        (["--runner", "decode"], "--runner and --preset need --engine"),
+        (["--preset", "mimo"], "--runner and --preset need --engine"),
     ],
 )
 def test_a_soak_that_makes_no_sense_is_refused_in_one_sentence(

@@ -148,7 +148,8 @@ BUGS = (
         name="evicted_in_flight",
         family=FAMILY,
         scheme=LocationScheme.PER_LAYER,
-        thread=", fixed by " + THREAD.format(21754),
+        thread="https://github.com/sgl-project/sglang/issues/17839, fixed by "
+        + THREAD.format(21754),
         mechanism=(
             "SWA slots outside the next query's window are unmapped while the forward in "
             "flight still looks them up. Its window begins one token earlier."
