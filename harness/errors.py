@@ -3,12 +3,12 @@
 Imports nothing of ours, so that an import that fails elsewhere is reported like any other error.
 """
 
-import difflib
 import sys
 import tempfile
 import traceback
 from collections.abc import Iterable
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 LONGEST_VALUE = 200
@@ -84,7 +84,7 @@ def known(what: str, name: str, names: Iterable[str]) -> None:
     if len(valid) <= MOST_LISTED:
         hint = f"{meant(name, valid)}; valid: {', '.join(valid)}"
     else:
-        nearest = difflib.get_close_matches(name[:LONGEST_VALUE], valid, n=NEAREST, cutoff=0.0)
+        nearest = closest(name, valid, NEAREST, 0.0)
         hint = f"; the nearest names are {', '.join(nearest)}"
         if what in PLURALS:
             hint += f" ('paritybit list {PLURALS[what]}' prints all)"
@@ -93,8 +93,15 @@ def known(what: str, name: str, names: Iterable[str]) -> None:
 
 def meant(name: str, names: Iterable[str]) -> str:
     """Return a question after the likeliest of `names` for a message; nothing if none is like."""
-    likeliest = difflib.get_close_matches(name[:LONGEST_VALUE], list(names), n=1)
+    likeliest = closest(name, list(names), 1)
     return f" (did you mean {likeliest[0]}?)" if likeliest else ""
+
+
+def closest(name: str, names: list[str], most: int, cutoff: float = 0.6) -> list[str]:
+    """Return so many of `names` at most that are like `name`, the likeliest first."""
+    difflib = import_module("difflib")  # Only a wrong name needs it.
+    near: list[str] = difflib.get_close_matches(name[:LONGEST_VALUE], names, most, cutoff)
+    return near
 
 
 def headline(error: str) -> str:

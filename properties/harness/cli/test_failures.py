@@ -29,7 +29,7 @@ def test_a_red_trial_says_what_where_why_and_how_to_replay_it() -> None:
     assert "step 3 violates kv_parity: layer 0 (swa), K, slot 9 of request 1" in words
     assert "also violated: write_frame, hermetic_replay" in words
     assert all(" ".join(sentence.split()) in words for sentence in sentences())
-    assert "to blame: inputs, in decode: out_cache_loc_swa[1] = 9" in words
+    assert "cause: inputs, in decode: out_cache_loc_swa[1] = 9" in words
     assert REPLAY in text
 
 

@@ -189,7 +189,7 @@ def assert_only_kv_parity_is_red(junit: Path) -> None:
 
 def assert_its_case_replays(shown: str, folder: Path) -> None:
     """Take the command shown as it stands: it finds the bug again, and nothing is left over."""
-    (command,) = re.findall(r"^replay with: paritybit (replay \S+)$", shown, re.M)
+    (command,) = re.findall(r"^to replay: paritybit (replay \S+)$", shown, re.M)
     path = folder / command.split()[1]
     assert list((folder / "paritybit-out/pytest/cases").iterdir()) == [path]
     assert list(folder.glob("paritybit-out/pytest/worker-*/*")) == []

@@ -179,10 +179,10 @@ def refuses(fakes: FakeGpus, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("what", "device", "why"),
     [
-        (no_program, "cuda", "nvidia-cuda-mps-control cannot be run: No such file or directory"),
-        (no_gpu, "cuda", "no GPU is visible here"),
-        (refuses, "cuda", "nvidia-cuda-mps-control exited with code 1: the daemon's reason"),
-        (no_gpu, "cpu", "this runs on a CPU"),
+        (no_program, "cuda", ": nvidia-cuda-mps-control cannot be run: No such file or directory"),
+        (no_gpu, "cuda", " because no GPU is visible"),
+        (refuses, "cuda", ": nvidia-cuda-mps-control exited with code 1: the daemon's reason"),
+        (no_gpu, "cpu", " because this run uses the CPU"),
     ],
 )
 def test_where_no_daemon_can_start_one_sentence_says_why(
@@ -197,14 +197,14 @@ def test_where_no_daemon_can_start_one_sentence_says_why(
     before = dict(os.environ)
     assert main(["timeline", "--mps", "--device", device]) == CANNOT_RUN
     captured = capsys.readouterr()
-    sentence = f"paritybit: --mps cannot start an MPS daemon: {why}\n"
+    sentence = f"paritybit: --mps cannot start an MPS daemon{why}\n"
     assert (captured.out, captured.err) == ("", sentence)
     assert dict(os.environ) == before
 
 
 @pytest.mark.parametrize(
     ("source", "why"),
-    [("", "ended without a word"), ("import time; time.sleep(3600)", "said nothing")],
+    [("", "exited without an answer"), ("import time; time.sleep(3600)", "did not answer")],
     ids=["it ends", "it hangs"],
 )
 def test_a_keeper_that_says_nothing_is_no_daemon(
