@@ -74,7 +74,7 @@ def package_of(spec: str) -> Package:
         if folder_of_package(Path(spec), package.name, package.marker) is not None
     ]
     if len(found) > 1:
-        both = " and of ".join(package.name for package in found)
+        both = " and ".join(package.name for package in found)
         raise MalformedError(
             f"{quoted(spec)} contains the source of both {both}; name a folder with only one"
         )

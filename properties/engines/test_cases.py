@@ -78,13 +78,13 @@ def test_a_trial_keeps_a_case_of_each_property_by_leg() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"engine": 3}, "engine of a case cannot be 3"),
-        ({"case": {**CASE.to_json(), "seed": "0"}}, "the seed of a case cannot be '0'"),
-        ({"case": {**CASE.to_json(), "schedule": []}}, "a schedule has exactly the keys"),
-        ({"case": []}, "a case has exactly the keys"),
-        ({"extra": 1}, "a case has exactly the keys"),
+        ({"engine": 3}, "3 is not a valid engine for a case"),
+        ({"case": {**CASE.to_json(), "seed": "0"}}, "'0' is not a valid seed for a case"),
+        ({"case": {**CASE.to_json(), "schedule": []}}, "a schedule must have exactly the keys"),
+        ({"case": []}, "a case must have exactly these keys"),
+        ({"extra": 1}, "a case must have exactly these keys"),
         ({"version": 3}, "has version 3"),
-        ({"version": 1}, "a case has exactly the keys"),
+        ({"version": 1}, "a case must have exactly these keys"),
     ],
 )
 def test_a_malformed_case_of_an_engine_is_refused_in_one_sentence(
@@ -110,7 +110,7 @@ def test_a_case_decides_no_code(
         assert main(words) == MALFORMED
         said = capsys.readouterr().err
         assert said.count("\n") == 1
-        assert "say with --engine which engine to play it on" in said
+        assert "name the engine with --engine" in said
         assert main([*words, "--engine", "sglang==2"]) == CANNOT_RUN
         assert capsys.readouterr().err == "paritybit: sglang==2 is looked for\n"
 
@@ -130,4 +130,4 @@ def test_a_case_names_no_path_of_the_machine_it_was_found_on(tmp_path: Path) -> 
 def test_a_case_of_this_build_takes_no_engine(capsys: pytest.CaptureFixture[str]) -> None:
     path = CORPUS / "swa_pad@decode.json"
     assert main(["replay", str(path), "--engine", "sglang==0.5.11"]) == MALFORMED
-    assert "no case of an engine" in capsys.readouterr().err
+    assert "not the case of an engine" in capsys.readouterr().err

@@ -136,7 +136,7 @@ def test_what_a_tree_says_otherwise_than_its_candidates_is_seen() -> None:
     assert not torch.equal(
         proposed(candidates, [parents + 1, best, tokens], 2)["chosen"], found["chosen"]
     )
-    with pytest.raises(RuntimeError, match="likeliest"):
+    with pytest.raises(RuntimeError, match="most likely candidates"):
         proposed(candidates, [parents, candidates_but(best), tokens], 2)
 
 

@@ -179,7 +179,7 @@ def test_a_runner_without_what_a_fault_is_about_has_nowhere_for_it() -> None:
     bare = replace(bare, replay=replace(found.replay, given={}))
     evidence = evidence_of(bare, runner="breakable")
     assert set(verdicts(evidence).values()) == {Verdict.ABSENT}
-    assert any("hands no SWA" in judged.message for judged in evidence.judge())
+    assert any("passes on no SWA" in judged.message for judged in evidence.judge())
     # Every other runner has static request rows, whatever the engine calls them.
     judged = {one.fault: one for one in evidence_of(bare).judge()}
     assert judged["req_pool_pad"].verdict is Verdict.UNDECIDED

@@ -57,7 +57,7 @@ def test_an_engine_that_cannot_be_kept_whole_leaves_nothing(
         raise shutil.Error([("from", "to", "No space left on device")])
 
     monkeypatch.setattr("shutil.copytree", copy_a_part)
-    with pytest.raises(CannotRunError, match="sglang-1 cannot be kept where engines are"):
+    with pytest.raises(CannotRunError, match="sglang-1 in the engine folder"):
         fetch._move(tmp_path / "unpacked", tmp_path / "sglang-1")
     assert list(tmp_path.iterdir()) == []
 

@@ -61,8 +61,8 @@ def test_a_tensor_of_the_batch_at_hand_is_no_static_buffer_and_is_said() -> None
     backend, held = captured()
     assert held.statics().keys() == STATIC
     (given, last) = held.notes()
-    assert given.startswith("not judged by itself: attention.given: the engine binds it anew")
-    assert last.startswith("not judged by itself: attention.last_locations: ")
+    assert given.startswith("not checked directly: attention.given. Each capture binds it")
+    assert last.startswith("not checked directly: attention.last_locations. ")
     backend.plan(3)
     assert held.statics().keys() == STATIC
 

@@ -35,9 +35,14 @@ def test_an_argument_that_our_arithmetic_may_go_by_is_refused_by_another_name(ke
     called(kernel, *range(FURTHER[kernel]), page_size=4, logit_cap=0.0, score_mod=None)
     called(kernel, skip_prefix=False, brand_new=None)
     for value in (torch.zeros(1), 8, -1, True):
-        with pytest.raises(PartMissingError, match=f"gives its {kernel} win_offsets, which is not"):
+        with pytest.raises(
+            PartMissingError, match=f"passes the unknown argument win_offsets to its {kernel}"
+        ):
             called(kernel, win_offsets=value)
-    with pytest.raises(PartMissingError, match=f"gives its {kernel} more positional .*, by 1$"):
+    with pytest.raises(
+        PartMissingError,
+        match=f"unknown positional arguments to its {kernel}: 1 more than expected$",
+    ):
         called(kernel, *range(FURTHER[kernel] + 1))
 
 

@@ -67,7 +67,7 @@ def test_what_no_leftover_explains_is_said_to_be_none() -> None:
     found = giving_back(OTHER_DTYPE).explain("index_contract")
     assert (found.smallest, found.cause) == (None, None)
     assert [names for names, _ in found.tries] == [(), found.left]
-    assert "no set of static inputs" in found.no_cause
+    assert "restoring static inputs does not fix it" in found.no_cause
 
 
 def test_a_property_that_is_not_violated_has_no_cause() -> None:
@@ -105,12 +105,12 @@ def test_a_smallest_set_mends_and_none_of_it_can_be_left_out(
 def test_a_cause_names_one_input_or_all_that_are_only_together_the_cause() -> None:
     one = Leftovers("kv_parity", ("a", "b"), (), ("a",))
     assert one.cause == (
-        "the cause is the value that earlier replays left in static input a: with "
-        "its value in a freshly captured runner, kv_parity is not violated"
+        "the cause is stale data in static input a: with the values of a freshly captured"
+        " runner, kv_parity is not violated"
     )
     several = Leftovers("kv_parity", ("a", "b", "c"), (), ("a", "b", "c"))
-    assert "in static inputs a, b and c is the cause" in str(several.cause)
-    assert "nothing in any static input" in Leftovers("kv_parity", (), (), None).no_cause
+    assert "stale data in static inputs a, b and c: " in str(several.cause)
+    assert "changed no static input" in Leftovers("kv_parity", (), (), None).no_cause
 
 
 EXPLAINED = Leftovers(
@@ -153,10 +153,10 @@ def test_each_try_is_printed_and_then_the_smallest_set(
 ) -> None:
     assert bisected(monkeypatch, case, leftovers=EXPLAINED) == FINDING
     assert capsys.readouterr().out.splitlines() == [
-        "kv_parity on decode of sglang==1",
-        "red   nothing kept from earlier replays: kv_parity, write_frame",
-        "green a + b kept from earlier replays: nothing",
-        "green a kept from earlier replays: nothing",
+        "kv_parity on decode in sglang==1",
+        "violated nothing restored: kv_parity, write_frame",
+        "passed   a + b restored: nothing",
+        "passed   a restored: nothing",
         "smallest set: a",
         EXPLAINED.cause,
     ]
@@ -181,7 +181,7 @@ def test_a_case_that_is_clean_has_nothing_to_explain_and_says_what_else_is_viola
     )
     others = [Finding("decode", "gpt_oss", "read_frame", "row 3").to_json()]
     assert bisected(monkeypatch, case, findings=others) == OK
-    assert "what is violated: read_frame" in capsys.readouterr().out
+    assert "violated instead: read_frame" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("says", [{"undecided": "a part has moved"}, {"lacking": "no such"}])
@@ -198,12 +198,12 @@ def test_a_case_that_could_not_be_played_is_undecided(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["swa_pad", "--case", "CASE"], "takes no bugs"),
-        (["--case", "CASE", "--runner", "decode"], "takes no --runner"),
-        (["--case", "CASE", "--out", "case.json"], "no --out"),
+        (["swa_pad", "--case", "CASE"], "has no bugs to choose from"),
+        (["--case", "CASE", "--runner", "decode"], "omit --runner"),
+        (["--case", "CASE", "--out", "case.json"], "and --out"),
         (["--case", "CASE", "--property", "no_property"], "unknown property 'no_property'; valid:"),
-        (["--engine", "sglang==1"], "there is no --case"),
-        (["--engine", "sglang==1", "--case", "OURS"], "swa_pad@decode.json is none"),
+        (["--engine", "sglang==1"], "no --case was given"),
+        (["--engine", "sglang==1", "--case", "OURS"], "swa_pad@decode.json is not one"),
         (["--case", "OURS"], "at least one bug"),
         ([], "at least one bug"),
     ],

@@ -79,7 +79,7 @@ def test_slots_apart_have_no_counterpart_and_no_token() -> None:
     paired = pair_slots(4, 1, ours=[2], theirs=[5], apart=[1, 3])
     assert paired == (0, 2, 5, 4)
     assert inverse(paired) == (0, -1, 1, -1, 3, 2)
-    with pytest.raises(RuntimeError, match="slots of nobody"):
+    with pytest.raises(RuntimeError, match="slots without an owner"):
         pair_slots(4, 1, ours=[2], theirs=[3], apart=[1, 3])
 
 
@@ -425,7 +425,7 @@ def test_an_engine_that_evicts_what_a_window_still_needs_is_named() -> None:
     made = MirroredWorld(1, longer=-1, own=True)
     first = 12 - CONFIG.window + 1
     said = (
-        f"gave up the SWA slots of the first {first + 1} tokens of request 0, whose window reaches"
+        f"freed the SWA slots of the first {first + 1} tokens of request 0, whose window reaches"
         f" back to token {first}"
     )
     with pytest.raises(RuntimeError, match=said):
@@ -481,12 +481,15 @@ def spoilt_mapping(lists: ListPool) -> None:
     ("spoil", "said"),
     [
         (lambda lists: None, None),
-        (lambda lists: lists.available[Kind.SWA].pop(), "swa page 13 is held by nobody and is 0"),
+        (
+            lambda lists: lists.available[Kind.SWA].pop(),
+            "swa page 13 is held by nobody and appears 0",
+        ),
         (lambda lists: lists.available[Kind.SWA].append(99), "swa page 99 is held by nobody"),
         (lambda lists: lists.available[Kind.FULL].append(6), "full page 6 is held by request"),
         (spoilt_row, "row 2 is held by nobody and appears 0 times in the free list"),
         (spoilt_table, "full page 6 is held by nobody and appears 0 times in the free list"),
-        (spoilt_mapping, "full slot 14 is mapped to SWA slot 5, not 0"),
+        (spoilt_mapping, "full slot 14 is mapped to SWA slot 5; expected 0"),
     ],
 )
 def test_what_an_engine_s_own_tables_hold_wrongly_is_named(

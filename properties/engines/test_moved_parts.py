@@ -108,7 +108,7 @@ def test_what_an_adapter_cannot_take_apart_is_no_finding_of_the_engine() -> None
     with pytest.raises(ValueError, match="zip") as raised, subject_runs():
         requests_of([1, 2]).blocks_of(0, Kind.SWA)
     assert "(requests.py, line " in reason_of(raised.value)
-    with pytest.raises(SubjectFailedError, match="one slot"), subject_runs():
+    with pytest.raises(SubjectFailedError, match="two tokens share a slot"), subject_runs():
         pair_slots(6, 1, ours=[1, 2], theirs=[1, 1])
 
 
@@ -223,7 +223,7 @@ def test_a_drafter_that_declines_a_batch_it_has_a_graph_for_fails_the_step() -> 
         if says:
             assert made.executed(3) == 5
             continue
-        with pytest.raises(RuntimeError, match="the engine's eagle_draft runner declines a batch"):
+        with pytest.raises(RuntimeError, match="the engine's eagle_draft runner rejects a batch"):
             made.executed(3)
 
 
@@ -271,7 +271,9 @@ class Renamed:
 def test_an_argument_by_which_a_contract_is_known_is_not_taken_to_be_absent_by_another_name() -> (
     None
 ):
-    with pytest.raises(PartMissingError, match="gather_block_tables takes padded_requests"):
+    with pytest.raises(
+        PartMissingError, match="gather_block_tables takes the unknown argument padded_requests"
+    ):
         gathers_by(Renamed(), "num_reqs_padded")
     runner = SimpleNamespace(runner=SimpleNamespace(speculator=Renamed()))
     with pytest.raises(PartMissingError, match="_copy_request_inputs takes idle_run"):
@@ -302,7 +304,7 @@ def test_a_promise_is_not_dropped_with_the_part_by_which_it_is_known() -> None:
     assert marks_rows(drafting(SimpleNamespace)) is False
     assert names_last_tokens(drafting(Drafter)) is True
     assert names_last_tokens(drafting(SimpleNamespace, seeds=torch.zeros(1))) is False
-    with pytest.raises(PartMissingError, match="holds tail_indices, which is not known here"):
+    with pytest.raises(PartMissingError, match="holds tail_indices, which is unknown"):
         names_last_tokens(drafting(SimpleNamespace, tail_indices=torch.zeros(1)))
     assert names_last_tokens(drafting(SimpleNamespace, last_token_indices=0)) is True
     with pytest.raises(PartMissingError, match="no VLLM_MOE_SKIP_PADDING"):
@@ -318,7 +320,9 @@ def test_a_static_input_of_which_something_is_promised_is_not_passed_over() -> N
     row = PaddingRow("slots", lambda tokens: -1)
     found = padding_of([row], {"slots": torch.zeros(3)}, {}, batch, 2, 1)
     assert found["slots"][1].tolist() == [-1.0, -1.0]
-    with pytest.raises(PartMissingError, match="no static input slots, of whose padding"):
+    with pytest.raises(
+        PartMissingError, match="names static input slots, which the engine does not have"
+    ):
         padding_of([row], {"slot_ids": torch.zeros(3)}, {}, batch, 2, 1)
 
 
@@ -349,7 +353,7 @@ def test_buffers_of_batches_are_those_that_are_known_and_no_other() -> None:
     assert batch_inputs_of(*OF_BATCHES, "dcp_local_seq_lens") == OF_BATCHES
     assert batch_inputs_of(*OF_BATCHES, OF_PADDING, told=True) == (*OF_BATCHES, OF_PADDING)
     assert batch_inputs_of(*OF_BATCHES, OF_PADDING, told=False) == OF_BATCHES
-    with pytest.raises(PartMissingError, match="InputBuffers holds padded_rows, which is not"):
+    with pytest.raises(PartMissingError, match="InputBuffers holds padded_rows, which is unknown"):
         batch_inputs_of(*OF_BATCHES, "padded_rows", told=True)
     with pytest.raises(PartMissingError, match=f"has no {MARKING}"):
         batch_inputs_of(*OF_BATCHES, OF_PADDING)
@@ -441,7 +445,7 @@ def test_the_front_end_of_a_source_tree_that_was_never_built_finds_a_version(unb
 def test_a_folder_with_two_engines_is_neither(tmp_path: Path) -> None:
     for name, marker in FOLDERS.items():
         (tmp_path / name / marker).mkdir(parents=True)
-    with pytest.raises(MalformedError, match="holds the source of sglang and of vllm"):
+    with pytest.raises(MalformedError, match="contains the source of both sglang and vllm"):
         engines.package_of(str(tmp_path))
 
 
@@ -459,7 +463,7 @@ def test_a_fault_of_a_runner_that_was_not_played_is_not_said_to_have_replayed_no
         "it: undecided: swa_pad on eagle_draft (the runner was not tested)"
     )
     assert engine_record.sentence("it", {**answer, "legs": []}, ()) == (
-        "it: undecided: no breakable: nothing is called so"
+        "it: undecided: breakable is not available: nothing is called so"
     )
 
 
@@ -472,7 +476,7 @@ def test_an_engine_without_a_runner_says_so_in_its_last_line(
     asked = ["--runner", "decode", "--out", str(tmp_path / "out")]
     assert main(["regress", "--engine", str(tmp_path), *asked]) == CANNOT_RUN
     last = " ".join(capsys.readouterr().out.split()).partition("undecided: sglang")[2]
-    assert "no decode: the engine has nothing called cuda graph" in last
+    assert "decode is not available: the engine has nothing called cuda graph" in last
 
 
 class Declares:

@@ -97,14 +97,14 @@ def test_what_differs_says_by_whose_arithmetic_it_does(arithmetic: str, said: st
 
 @pytest.mark.parametrize(
     ("steps", "replays", "said"),
-    [(0, 0, "nothing was played"), (11, 1, "a graph was replayed"), (11, 0, None)],
+    [(0, 0, "played nothing"), (11, 1, "replayed a graph"), (11, 0, None)],
 )
 def test_an_eager_leg_that_shows_nothing_of_an_eager_mode_is_undecided(
     steps: int, replays: int, said: str | None
 ) -> None:
     undecided = answered(EagerLeg(steps, replays, [])).undecided
     assert (undecided is None) is (said is None)
-    assert said is None or undecided == f"{said} in the engine's own eager mode"
+    assert said is None or undecided == f"the engine's own eager mode {said}"
 
 
 def test_an_eager_leg_is_called_so() -> None:

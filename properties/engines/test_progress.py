@@ -79,10 +79,10 @@ def test_a_log_has_one_line_for_each_schedule_and_each_leg_and_no_control_charac
             "  20 s  decode gpt_oss: 2 of 4 schedules, 10 replays (6 padded): no "
             "difference found; about 40 s left"
         ),
-        "  40 s  decode gpt_oss has ended: undecided: [a part] has moved; about 40 s left",
+        "  40 s  decode gpt_oss finished: undecided: [a part] has moved; about 40 s left",
         (
             "  40 s  cpu_graph mimo: 60 of 150 steps, 300 replays (180 padded): no "
             "difference found; about 10 s left"
         ),
-        "  40 s  cpu_graph mimo has ended: no difference found",
+        "  40 s  cpu_graph mimo finished: no difference found",
     ]

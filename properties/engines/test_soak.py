@@ -296,11 +296,11 @@ def test_an_interrupted_soak_exits_so_and_its_record_says_so(
     [
         (["--engine", "sglang==1", "--seeds", "3"], "--seeds and --table"),
         (["--engine", "sglang==1", "--table", "t.md"], "--seeds and --table"),
-        (["--engine", "sglang==1", "--steps", "0"], "nothing to play"),
+        (["--engine", "sglang==1", "--steps", "0"], "--steps 0 plays nothing"),
         (["--engine", "sglang==1", "--runner", "no_runner"], "unknown runner 'no_runner'; valid:"),
         (["--engine", "sglang"], "sglang"),
-        (["--runner", "decode"], "see --engine"),
-        (["--preset", "mimo"], "see --engine"),
+        (["--runner", "decode"], "--runner and --preset need --engine"),
+        (["--preset", "mimo"], "--runner and --preset need --engine"),
     ],
 )
 def test_a_soak_that_makes_no_sense_is_refused_in_one_sentence(

@@ -111,7 +111,7 @@ def test_groups_of_settings_are_one_bag_and_hold_others_within_a_scope() -> None
         assert made.page_size == 1
         raise RuntimeError
     assert made.page_size == 4
-    with pytest.raises(UndeclaredError, match=r"asked for config\.kv_size,"):
+    with pytest.raises(UndeclaredError, match=r"reads config\.kv_size,"):
         _ = made.kv_size
 
 
@@ -277,5 +277,5 @@ def test_a_stand_in_of_a_model_runner_is_of_one_rank_and_names_what_it_lacks() -
         (runner.server_args.cuda_graph_config.decode, "cuda_graph"),
         (host.bag, "config"),
     ):
-        with pytest.raises(UndeclaredError, match=rf"asked for {name}\.unheard_of,"):
+        with pytest.raises(UndeclaredError, match=rf"reads {name}\.unheard_of,"):
             _ = bag.unheard_of

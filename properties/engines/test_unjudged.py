@@ -14,8 +14,8 @@ from paritybit.harness.schedules.schedule import Admit, Decode, Schedule
 from paritybit.subjects.engines.shared.padded import DeclaredPadding
 
 WHY = (
-    "what it must hold is not known; what is wrong in it shows only by what a replay reads,"
-    " stores or gives"
+    "The expected values are not known, so an error there shows only in what a replay reads,"
+    " writes or returns"
 )
 
 
@@ -35,11 +35,11 @@ def test_a_static_input_of_which_nothing_is_known_is_named() -> None:
     judged.see(observed("a", "b", "c", given=("a", "b"), padding=("b",)))
     judged.see(observed("a", "d", given=("a",)))
     assert judged.notes(["a", "d"]) == [
-        f"not judged by itself: c: {WHY}",
-        f"not judged by itself: the live part of d: {WHY}",
+        f"not checked directly: c. {WHY}",
+        f"not checked directly: the live part of d. {WHY}",
     ]
     judged.see(observed("c", "d", given=("c", "d"), padding=("c", "d")))
-    assert judged.notes([]) == [f"not judged by itself: the padding of a: {WHY}"]
+    assert judged.notes([]) == [f"not checked directly: the padding of a. {WHY}"]
 
 
 def test_of_a_holder_of_many_static_inputs_none_is_named() -> None:
@@ -61,7 +61,7 @@ def test_what_a_leg_played_and_disturbed_says_which_inputs_it_judged() -> None:
     leg.ledger = ledger
     neither, live = leg.notes()
     assert "input_ids" not in neither and "positions" in neither
-    assert "the live part of input_ids: " in live
+    assert "the live part of input_ids. " in live
 
 
 def test_padding_that_is_declared_of_an_input_outside_the_table_is_not_judged() -> None:

@@ -200,7 +200,7 @@ def test_padding_that_is_not_what_the_engine_promises_violates_live_inputs() -> 
     (message,) = [
         one.message for one in judge(PROPERTIES.values(), kept) if one.property == "live_inputs"
     ]
-    assert f"is {FREE}, padding needs -1" in message
+    assert f"is {FREE}; padding needs -1" in message
 
 
 def test_the_contract_says_where_padding_begins_and_what_it_holds() -> None:
@@ -316,7 +316,7 @@ def test_a_setting_that_nobody_declared_names_itself() -> None:
     asked = set[str]()
     made = Bag({"cache_dtype": "auto"}, asked, "cache")
     assert made.cache_dtype == "auto"
-    with pytest.raises(UndeclaredError, match=r"asked for cache\.block_size"):
+    with pytest.raises(UndeclaredError, match=r"reads cache\.block_size"):
         _ = made.block_size
     assert asked == {"cache.block_size"}
 
@@ -335,7 +335,7 @@ def test_what_is_not_driven_is_undecided_where_it_is_asked_for() -> None:
         planned(answer, engine, Settings("cpu", runners=("frozen_kv_mtp",)), lambda name: []) == []
     )
     assert [entry["runner"] for entry in answer.undecided] == ["frozen_kv_mtp"]
-    assert "not driven" in answer.undecided[0]["reason"]
+    assert "does not drive it" in answer.undecided[0]["reason"]
 
 
 def test_an_engine_is_known_by_its_name_or_by_its_folder(tmp_path: Path) -> None:
