@@ -11,7 +11,8 @@ from paritybit.harness.checks.expectations import affected_runners, detected_by
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.cli import exit_codes
 from paritybit.harness.cli.names import check_names
-from paritybit.harness.cli.parser import EXAMPLES, parser
+from paritybit.harness.cli.parser import parser
+from paritybit.harness.cli.words.help import EXAMPLES
 from paritybit.harness.errors import MalformedError
 from paritybit.reports.compared.kinds import ALARMING, KINDS, LOST
 from paritybit.subjects.bugs.catalogue import BUGS

@@ -15,8 +15,9 @@ from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.cli.engines.trial import EXIT_CODES
 from paritybit.harness.cli.folders import shown
 from paritybit.harness.cli.names import check_names
-from paritybit.harness.cli.parser import EXAMPLES, parser
+from paritybit.harness.cli.parser import parser
 from paritybit.harness.cli.regress import hunts_of
+from paritybit.harness.cli.words.help import EXAMPLES
 from paritybit.harness.cli.words.reading import Together
 from paritybit.harness.errors import LONGEST_VALUE, MalformedError
 from paritybit.harness.records.case import VERSION as CASE_VERSION

@@ -180,9 +180,9 @@ def refuses(fakes: FakeGpus, monkeypatch: pytest.MonkeyPatch) -> None:
     ("what", "device", "why"),
     [
         (no_program, "cuda", "nvidia-cuda-mps-control cannot be run: No such file or directory"),
-        (no_gpu, "cuda", "no GPU is visible here"),
+        (no_gpu, "cuda", "no GPU is visible"),
         (refuses, "cuda", "nvidia-cuda-mps-control exited with code 1: the daemon's reason"),
-        (no_gpu, "cpu", "this runs on a CPU"),
+        (no_gpu, "cpu", "this run uses the CPU"),
     ],
 )
 def test_where_no_daemon_can_start_one_sentence_says_why(
@@ -204,7 +204,7 @@ def test_where_no_daemon_can_start_one_sentence_says_why(
 
 @pytest.mark.parametrize(
     ("source", "why"),
-    [("", "ended without a word"), ("import time; time.sleep(3600)", "said nothing")],
+    [("", "exited without an answer"), ("import time; time.sleep(3600)", "did not answer")],
     ids=["it ends", "it hangs"],
 )
 def test_a_keeper_that_says_nothing_is_no_daemon(
