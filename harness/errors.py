@@ -15,6 +15,10 @@ LONGEST_VALUE = 200
 """So many characters at most are repeated of a value that is wrong."""
 
 
+MOST_LISTED = 20
+"""A message lists at most this many valid names."""
+
+
 class MalformedError(ValueError):
     """A command line or a file that no build could make sense of. The message says what is valid.
 
@@ -23,7 +27,7 @@ class MalformedError(ValueError):
 
 
 class UnknownNameError(MalformedError):
-    """A name that no build has. The message lists the valid ones."""
+    """A name that no build has. The message lists valid ones."""
 
 
 class CannotRunError(Exception):
@@ -59,12 +63,18 @@ def printable(text: str) -> str:
 
 
 def known(what: str, name: str, names: Iterable[str]) -> None:
-    """Raise UnknownNameError, listing `names` and the likeliest of them, unless `name` is one."""
+    """Raise UnknownNameError unless `name` is one of `names`.
+
+    The message lists the names, or only the nearest three of more than MOST_LISTED.
+    """
     valid = list(names)
     if name in valid:
         return
-    valid_names = f"{meant(name, valid)}; valid: {', '.join(valid)}"
-    raise UnknownNameError(f"unknown {what} {quoted(name)}{valid_names}")
+    hint = f"{meant(name, valid)}; valid: {', '.join(valid)}"
+    if len(valid) > MOST_LISTED:
+        nearest = difflib.get_close_matches(name[:LONGEST_VALUE], valid, n=3, cutoff=0)
+        hint = f"; nearest: {', '.join(nearest)} (paritybit list shows all)"
+    raise UnknownNameError(f"unknown {what} {quoted(name)}{hint}")
 
 
 def meant(name: str, names: Iterable[str]) -> str:

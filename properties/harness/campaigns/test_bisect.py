@@ -190,7 +190,7 @@ def test_what_fails_without_any_bug_is_explained_by_none(
 
 
 REFUSED = {
-    "an unknown bug": (["nonsense"], "unknown bug 'nonsense'; valid: "),
+    "an unknown bug": (["nonsense"], "unknown bug 'nonsense'; nearest: "),
     "an unknown property": (["swa_pad", "--property", "x"], "unknown property 'x'; valid: "),
     "an unknown runner": (["swa_pad", "--runner", "x"], "unknown runner 'x'; valid: "),
     "bugs of different schemes": (

@@ -309,7 +309,7 @@ def test_a_name_that_this_build_lacks_is_told_with_the_valid_ones(
     error = refused(tmp_path, dump_json(data))
     assert isinstance(error, UnknownNameError)
     assert f"unknown {what} " in str(error)
-    assert "; valid: " in str(error)
+    assert ("; nearest: " if what == "bug" else "; valid: ") in str(error)
 
 
 def refused(folder: Path, text: str) -> ValueError:

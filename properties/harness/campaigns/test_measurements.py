@@ -101,7 +101,7 @@ def test_a_bug_that_half_of_the_seeds_find_late_is_not_as_hoped(
     monkeypatch.setattr(soaking, "MEDIAN", 0)
     figures = soaking.soak("cpu", 0, range(1), 0, Workers(1))
     assert not figures["as_hoped"]
-    assert "later than schedule 0: swa_int64@breakable" in figures["message"]
+    assert "after schedule 0: swa_int64@breakable" in figures["message"]
 
 
 @pytest.mark.usefixtures("short_soak")

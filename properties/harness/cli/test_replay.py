@@ -50,7 +50,7 @@ def test_a_case_of_what_this_build_lacks_cannot_run(
     message = refused(CANNOT_RUN, "replay", case_file)
     named = what.removesuffix("s")
     assert (
-        f"case.json uses names that this build does not have: unknown {named} 'nonsense'; valid: "
+        f"case.json uses names that this build does not have: unknown {named} 'nonsense'; "
     ) in message
 
 
