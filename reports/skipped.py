@@ -15,7 +15,7 @@ ON_A_CPU = (
         "and replayed into the same storage. It does not reproduce a GPU’s launch order, "
         "caching allocator or kernel races.",
     ),
-    Fact("Triton kernels", "Not run, because on a CPU the ops are PyTorch’s."),
+    Fact("Triton kernels", "Not run. On a CPU, PyTorch ops replace them."),
 )
 
 

@@ -251,7 +251,7 @@ def _figures(soaked: Soaked) -> dict[str, Any]:
             f" checked at each step: {len(alarms)} false alarms;"
             f" bugs missed by a seed within {HUNT_EXAMPLES} schedules ({seeds} seeds):"
             f" {', '.join(missed) or 'none'};"
-            f" bugs with a median later than schedule {MEDIAN}: {', '.join(late) or 'none'};"
+            f" bugs with a median detection after schedule {MEDIAN}: {', '.join(late) or 'none'};"
             f" states never reached: {', '.join(unreplayed) or 'none'}"
             + f"; {lost} of {soaked.planned} tasks gave no result" * bool(lost)
             + "".join(f"; {error['task']} failed: {headline(error['error'])}" for error in errors)

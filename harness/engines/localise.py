@@ -48,14 +48,11 @@ class Leftovers:
         """What was proved to be the cause, in one sentence; None if no leftover is."""
         if self.smallest is None:
             return None
-        if len(self.smallest) == 1:
-            what, given = f"static input {self.smallest[0]}", "its value"
-        else:
-            what = f"static inputs {', '.join(self.smallest[:-1])} and {self.smallest[-1]}"
-            given = "their values"
+        *others, last = self.smallest
+        what = f"inputs {', '.join(others)} and {last}" if others else f"input {last}"
         return (
-            f"the cause is the value that earlier replays left in {what}: with {given} in "
-            f"a freshly captured runner, {self.target} is not violated"
+            f"the cause is stale data in static {what}: with the values of a freshly captured"
+            f" runner, {self.target} is not violated"
         )
 
     @property

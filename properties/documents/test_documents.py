@@ -9,7 +9,8 @@ from functools import cache
 import pytest
 from paritybit.harness.cli import exit_codes
 from paritybit.harness.cli.names import check_names
-from paritybit.harness.cli.parser import EXAMPLES, parser
+from paritybit.harness.cli.parser import parser
+from paritybit.harness.cli.words.help import EXAMPLES
 from paritybit.harness.errors import MalformedError
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.runners import RUNNERS, engine_runners

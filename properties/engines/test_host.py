@@ -12,7 +12,7 @@ from paritybit.subjects.engines.shared.missing import PartMissingError
 from properties.support.releases import told_by
 
 WRONGED = {
-    "evicts_too_early": ("captured_path", "gave up the SWA slots of the first"),
+    "evicts_too_early": ("captured_path", "freed the SWA slots of the first"),
     "wrong_column": ("captured_path", "two tokens have one slot"),
     "positions_of_chunks": ("logits_parity", "step 1 (extend)"),
     "frees_one_too_few": ("slot_ownership", "in the graph run, full "),

@@ -105,8 +105,8 @@ def test_a_smallest_set_mends_and_none_of_it_can_be_left_out(
 def test_a_cause_names_one_input_or_all_that_are_only_together_the_cause() -> None:
     one = Leftovers("kv_parity", ("a", "b"), (), ("a",))
     assert one.cause == (
-        "the cause is the value that earlier replays left in static input a: with "
-        "its value in a freshly captured runner, kv_parity is not violated"
+        "the cause is stale data in static input a: with the values of a freshly captured"
+        " runner, kv_parity is not violated"
     )
     several = Leftovers("kv_parity", ("a", "b", "c"), (), ("a", "b", "c"))
     assert "the cause is the value that earlier replays left in static inputs a, b and c:" in str(

@@ -230,7 +230,7 @@ def test_what_an_interrupted_piece_told_is_kept_and_its_violations_are_findings(
     assert (finding["property"], finding["message"]) == (VIOLATED.property, VIOLATED.message)
     assert (finding["seed"], finding["schedules"]) == (6, None)
     assert finding["case"] == "out/cases/kv_parity-decode-gpt_oss-6.json"
-    assert "cut short; so far 237 steps" in found["message"]
+    assert "interrupted; so far, 237 steps" in found["message"]
     assert "only 237 of 300 steps were played" in found["message"]
 
 

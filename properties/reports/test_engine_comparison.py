@@ -166,7 +166,7 @@ def test_a_property_that_is_not_asked_any_more_does_not_make_a_finding_mended() 
 
     comparison = compared(unasked)
     (row,) = comparison.asked
-    assert (row.name, row.before) == ("kv_parity on decode gpt_oss", "asked")
+    assert (row.name, row.before) == ("kv_parity on decode gpt_oss", "checked")
     assert (row.after, row.lost) == ("not checked: its KV is not seen", True)
     assert kinds(comparison) == {"kv_parity@decode": "gone"}
     assert (comparison.alarming, comparison.unsettled) == (False, True)

@@ -299,7 +299,7 @@ def test_bits_are_told_as_the_float_they_are(text: str, value: str) -> None:
 def test_the_sides_of_a_comparison_are_named_after_the_property() -> None:
     comparison = compare("hermetic_replay", {"eager_bits": "0x3f80", "graph_bits": "0x3f81"})
     assert comparison is not None
-    assert comparison.left.side == "just captured"
+    assert comparison.left.side == "freshly captured"
     assert compare("index_contract", {"breaches": []}) is None
 
 

@@ -180,8 +180,8 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("huggingface/transformers", 45323),
         mechanism=(
-            "Graphs are looked up by padded shape alone, but the longest key count is a "
-            "host value in the captured launches. A longer request loses its last keys."
+            "Graphs are looked up by padded shape alone, but each graph also has the longest key"
+            " count of its capture baked in. A longer request loses its last keys."
         ),
         parts={Part.ACCESS: BakesLongest},
         needs=("seq_lens_cpu",),

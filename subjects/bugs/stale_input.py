@@ -244,7 +244,7 @@ BUGS = (
         thread=pull("vllm-project/vllm", 40003),
         mechanism=(
             "A dummy run writes the cumulative lengths for its one request only. The "
-            "following rows read between the cumulative lengths of the last real batch."
+            "following rows use the cumulative lengths of the last real batch."
         ),
         parts={Part.RUNNER: PlansOneDummyRow},
         needs=ON_HOST,

@@ -32,9 +32,8 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "padding_unreplayed": Fault(
         statement=(
-            "a drafter catches up eagerly when its batch is padded, although graphs exist for "
-            "these sizes, because padding is counted when checking whether the batch is "
-            "uniform"
+            "a drafter catches up eagerly when its batch is padded, although graphs exist for"
+            " these sizes. The check whether a batch is uniform counts padding"
         ),
         properties=frozenset({"captured_path"}),
         lives=evidence.catches_up,

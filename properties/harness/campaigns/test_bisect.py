@@ -206,10 +206,10 @@ REFUSED = {
         "bug swa_pad does not exist in location scheme memo of decode",
     ),
     "no bug": ([], "at least one bug"),
-    "bugs that are nothing": ([","], "names nothing"),
+    "bugs that are nothing": ([","], "contains no name"),
     "a runner beside the case's": (
         ["swa_pad", "--runner", "decode", "--case", str(CORPUS / "swa_pad@decode.json")],
-        "a case brings its own runner",
+        "a case already names its runner",
     ),
     "a case that is not there": (["swa_pad", "--case", "none.json"], "none.json cannot be read"),
     "a case that cannot be written": (["swa_pad", "--out", str(CORPUS)], "cannot be written"),

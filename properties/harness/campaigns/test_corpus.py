@@ -112,7 +112,7 @@ def test_a_bug_that_is_not_caught_is_no_case(
         assert main(["corpus", "--bug", "swa_pad@decode", "--out", str(tmp_path)]) == code
         captured = capsys.readouterr()
         assert "wrote 0 cases to " in captured.out
-        assert "not caught: swa_pad@decode" in captured.out
+        assert "not detected: swa_pad@decode" in captured.out
         assert (f"internal error: {headline(ERROR)}" in captured.err) is bool(error)
         assert bool(captured.err) is bool(error)
     assert list(tmp_path.iterdir()) == []

@@ -119,7 +119,7 @@ def test_one_that_shows_after_others_alone_is_told_as_undeclared_state(
 def test_one_that_nothing_shows_again_is_told_as_undeclared_state_too() -> None:
     found, _ = found_by(shown_if(lambda _: False))
     assert (found.schedule, found.history) == (DRAWN, OTHERS)
-    assert "not even after the 5 schedules" in found.undeclared.message
+    assert "it did not recur even after the 5 schedules" in found.undeclared.message
 
 
 LAZY = replace(TRIAL, runner="decode").with_bug("req_pool_pad")

@@ -158,14 +158,14 @@ def seen(padded: int = 1, **violated: int) -> HuntResult:
 
 
 ODD: Mapping[str, tuple[HuntResult, str]] = {
-    "what must be red is not": (seen(), "decode: hermetic_replay is not red"),
-    "what must be green is red": (
+    "what must be red is not": (seen(), "decode: hermetic_replay was not violated"),
+    "what must be green was violated": (
         seen(hermetic_replay=3, log_hygiene=1),
-        "decode: log_hygiene is red",
+        "decode: log_hygiene was violated",
     ),
     "a consequence without its cause": (
         seen(hermetic_replay=3, logits_parity=1),
-        "decode: logits_parity is red",
+        "decode: logits_parity was violated",
     ),
     "nothing was padded": (
         seen(padded=0, hermetic_replay=3),
@@ -229,7 +229,7 @@ def test_a_timeline_that_is_not_as_said_is_a_finding(
     monkeypatch.setattr("paritybit.harness.cli.measure.play_history", playing([wrong]))
     assert main(["timeline", "--device", "cpu", "--workers", "1"]) == FINDING
     message = capsys.readouterr().out
-    assert "after 26292: cpu_graph: log_hygiene is not red" in message
+    assert "after 26292: cpu_graph: log_hygiene was not violated" in message
     assert "✗" in message
 
 

@@ -101,7 +101,7 @@ def test_a_bug_that_half_of_the_seeds_find_late_is_not_as_hoped(
     monkeypatch.setattr(soaking, "MEDIAN", 0)
     figures = soaking.soak("cpu", 0, range(1), 0, Workers(1))
     assert not figures["as_hoped"]
-    assert "later than schedule 0: swa_int64@breakable" in figures["message"]
+    assert "after schedule 0: swa_int64@breakable" in figures["message"]
 
 
 @pytest.mark.usefixtures("short_soak")
@@ -135,7 +135,7 @@ def test_a_soak_plays_to_its_end_what_it_began_as_help_says(
     with pytest.raises(SystemExit):
         main(["soak", "--help"])
     said = " ".join(capsys.readouterr().out.split())
-    assert f"a batch of {WHOLE_PIECE} clean schedules, or a schedule of an engine, is" in said
+    assert f"The run finishes its last batch of {WHOLE_PIECE} schedules" in said
 
 
 def test_a_soak_tries_every_preset_scheme_and_engine_in_two_shapes() -> None:
@@ -183,7 +183,7 @@ def test_a_soak_is_as_hoped_where_all_replays_and_every_bug_is_caught(
     script = by_trial(lambda: replaying(*EVERYTHING), lambda: violating("index_contract"))
     figures = scripted_soak(monkeypatch, script)()
     assert (figures["as_hoped"], figures["undecided"], figures["errors"]) == (True, False, [])
-    assert figures["message"].endswith("never counted: none")
+    assert figures["message"].endswith("states never reached: none")
     assert figures["bugs"][0]["schedules_needed"] == [1]
 
 
@@ -193,7 +193,7 @@ def test_a_soak_that_left_a_runner_out_is_undecided(monkeypatch: pytest.MonkeyPa
     script = by_trial(lambda: replaying(*EVERYTHING[:-1]), lambda: violating("index_contract"))
     figures = scripted_soak(monkeypatch, script)()
     assert (figures["as_hoped"], figures["undecided"]) == (False, True)
-    assert figures["message"].endswith(f"never counted: {EVERYTHING[-1]}")
+    assert figures["message"].endswith(f"states never reached: {EVERYTHING[-1]}")
 
 
 @pytest.mark.usefixtures("short_soak")
@@ -202,7 +202,7 @@ def test_a_bug_that_some_seed_misses_is_a_finding(monkeypatch: pytest.MonkeyPatc
     figures = scripted_soak(monkeypatch, script)()
     assert (figures["as_hoped"], figures["undecided"]) == (False, False)
     assert figures["bugs"][0]["caught"] == 0
-    assert f"some of 1 seeds: {'@'.join(PAIR)};" in figures["message"]
+    assert f"within 9 schedules (1 seeds): {'@'.join(PAIR)};" in figures["message"]
 
 
 @pytest.mark.usefixtures("short_soak")
@@ -293,7 +293,7 @@ def test_an_interrupted_soak_keeps_what_has_ended(monkeypatch: pytest.MonkeyPatc
     figures = scripted_soak(monkeypatch, script)()
     assert (figures["interrupted"], figures["as_hoped"], figures["bugs"]) == (True, False, [])
     assert figures["clean"]["schedules"] == 18
-    assert figures["message"].startswith("cut short; so far ")
+    assert figures["message"].startswith("interrupted; so far, ")
 
 
 def test_a_lost_device_ends_a_piece_of_work_and_is_a_finding(
@@ -371,7 +371,7 @@ def test_a_bench_records_its_figures(
     memory = figures["bandwidth"]
     assert min(memory["comparison_gb_per_second"], memory["copy_gb_per_second"]) > 0
     for row in figures["lockstep"]:
-        assert f"as long as {row['step_in_products']} products" in "".join(shown_rows)
+        assert f"as long as {row['step_in_products']} matrix products" in "".join(shown_rows)
         parts = row["parts_milliseconds"]
         assert sum(parts.values()) == pytest.approx(row["step_milliseconds"], abs=0.1)
         within = [parts[name] for name in ("planning", "eager", "replay")]

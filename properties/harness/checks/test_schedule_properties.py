@@ -190,7 +190,7 @@ def test_logits_off_the_oracle_violate_agreement(by: float, draft: bool, playing
     assert (found.property, found.step) == ("dense_agreement", 4)
     length = len(samples[draft].tokens)
     what = "draft logits" if draft else "logits"
-    start = f"request 3 with {length} tokens: eager {what} are off the dense oracle by "
+    start = f"request 3 with {length} tokens: eager {what} differ from the dense oracle by "
     assert found.message.startswith(start)
     assert found.where["owner"] == "request 3"
     assert found.where["bound"] == DENSE_BOUND[torch.float32] == 2e-4

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from paritybit.harness.checks.play import DeviceLostError, Outcome
 from paritybit.harness.cli import exit_codes
-from paritybit.harness.cli.parser import DESCRIPTION
+from paritybit.harness.cli.words.help import DESCRIPTION
 from paritybit.harness.schedules.schedule import Schedule
 
 from paritybit.__main__ import main

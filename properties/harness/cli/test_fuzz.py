@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from paritybit.harness.cli.parser import EXAMPLES, parser
+from paritybit.harness.cli.parser import parser
+from paritybit.harness.cli.words.help import EXAMPLES
 from paritybit.harness.engines import record as engine_record
 from paritybit.harness.engines.case import EngineCase
 from paritybit.harness.errors import CannotRunError

@@ -145,8 +145,8 @@ class PagedRequests(ABC):
             reached = self.blocks_of(one.serial, Kind.SWA)[first // size : -(-one.end // size)]
             if not all(reached):
                 raise RuntimeError(
-                    f"the engine freed a block of request {one.serial}, whose window "
-                    f"reaches back to token {first}"
+                    f"the engine freed a block of request {one.serial}, but its window"
+                    f" still begins at token {first}"
                 )
 
     def _pair(self, owners: Sequence[Owner]) -> None:

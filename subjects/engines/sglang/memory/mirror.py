@@ -183,9 +183,8 @@ class Mirror(PairedKV):
             evicted = self.held[one.serial].evicted
             if evicted > max(first, 0):
                 raise RuntimeError(
-                    f"the engine freed the SWA slots of the first {evicted} tokens of "
-                    f"request {one.serial}, whose window reaches back to token "
-                    f"{max(first, 0)}"
+                    f"the engine freed the SWA slots of the first {evicted} tokens of"
+                    f" request {one.serial}, but its window begins at token {max(first, 0)}"
                 )
 
     def follow(self) -> None:
