@@ -762,8 +762,8 @@ def run_checks(
         try:
             check(OpTrial(ops, device, config, dtype, interpreted))
         except AssertionError as error:
-            error.add_note(f"in {check.__name__} at {config.name}, {dtype}")
-            raise
+            where = f"in {check.__name__} at {config.name}, {dtype}"
+            raise AssertionError(f"{error}\n{where}") from error
 
 
 def _same_bits(left: Tensor, right: Tensor) -> bool:
