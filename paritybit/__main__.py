@@ -38,6 +38,7 @@ from paritybit.harness.machine.forks import serve_from_here
 from paritybit.harness.machine.mps import private_daemon
 from paritybit.harness.machine.stopping import Stop, listening
 from paritybit.harness.machine.streams import taken_over
+from paritybit.places import cache_folder
 
 STOPPED_BY: Mapping[int | None, int] = {signal.SIGTERM: TERMINATED, signal.SIGHUP: HUNG_UP}
 """Exit codes of what was interrupted by another signal than Ctrl-C's."""
@@ -49,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Without `arguments` the command line is this process's own, and nothing else was run in it.
     """
     own = arguments is None
+    # Hypothesis otherwise makes a folder `.hypothesis` where the command runs.
+    os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(cache_folder() / "hypothesis"))
     words = sys.argv[1:] if arguments is None else list(arguments)
     stop = Stop()
     with listening(stop):

@@ -267,7 +267,7 @@ def setting(row: CleanRow) -> str:
     return (
         f"clean {trial.runner}, {sized(trial)}, {trial.scheme},"
         f" page size {trial.page_size}, {trial.dtype}"
-        f"{', steps overlap' if trial.overlap else ''}"
+        f"{', overlapping steps' if trial.overlap else ''}"
     )
 
 

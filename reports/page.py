@@ -38,7 +38,7 @@ def render_comparison(before: Record, after: Record, comparison: Comparison) -> 
 def environment() -> Environment:
     """Return the templates, everything escaped that they do not spell out themselves."""
     environment = Environment(
-        loader=PackageLoader("reports", package_path="templates"),
+        loader=PackageLoader("paritybit.reports", package_path="templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

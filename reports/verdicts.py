@@ -28,10 +28,7 @@ STATUSES: Mapping[str, tuple[bool, str]] = {
     ),
     "missed": (False, "No schedule showed the bug."),
     "wrong property": (False, "A property detected the bug, but not the required one."),
-    "affected after all": (
-        False,
-        "A property detected the bug, although it was expected to have no effect.",
-    ),
+    "affected after all": (False, "A property detected the bug, although none was expected to."),
     "vacuous": (False, "No replay could have shown the bug, so the hunt proves nothing."),
 }
 """Of each status of a hunt: whether it is as expected, and what it means."""

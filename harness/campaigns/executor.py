@@ -187,7 +187,7 @@ class _Worker(Generic[T, R]):
                 error = f"it took more than {allowed:.0f} s and was killed"
         except (EOFError, OSError):
             self.process.join(JOIN_SECONDS)
-            error = f"its process died with exit code {self.process.exitcode}"
+            error = f"the process died with exit code {self.process.exitcode}"
         except Exception as unreadable:
             error = traceback_of(unreadable)
         self.busy = False

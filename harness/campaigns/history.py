@@ -267,5 +267,7 @@ def _odd(point: Point, runner: str, hunt_result: HuntResult) -> str:
     allowed = wanted.union(*(CONSEQUENCES.get(name, ()) for name in wanted))
     if RUNNERS[runner].mode.drafts and "hermetic_replay" in wanted:
         allowed |= SCATTERED
-    message = [f"{name} is not red" for name in PROPERTIES if name in wanted - found]
-    return ", ".join(message + [f"{name} is red" for name in PROPERTIES if name in found - allowed])
+    message = [f"{name} was not violated" for name in PROPERTIES if name in wanted - found]
+    return ", ".join(
+        message + [f"{name} was violated" for name in PROPERTIES if name in found - allowed]
+    )

@@ -246,13 +246,13 @@ def _figures(soaked: Soaked) -> dict[str, Any]:
             alarms or missed or late or unreplayed or errors or lost or soaked.interrupted
         ),
         "message": (
-            f"{'cut short; so far ' if soaked.interrupted else ''}{counts['steps']} clean steps"
-            f" in {soaked.workers.processes} processes,"
-            f" {len(STEP_PROPERTIES)} properties checked at each: {len(alarms)} false alarms;"
-            f" missed within {HUNT_EXAMPLES} schedules by some of {seeds} seeds:"
+            f"{'interrupted; so far, ' if soaked.interrupted else ''}{counts['steps']} clean steps"
+            f" in {soaked.workers.processes} processes with {len(STEP_PROPERTIES)} properties"
+            f" checked at each step: {len(alarms)} false alarms;"
+            f" bugs missed by a seed within {HUNT_EXAMPLES} schedules ({seeds} seeds):"
             f" {', '.join(missed) or 'none'};"
-            f" in the median later than schedule {MEDIAN}: {', '.join(late) or 'none'};"
-            f" never counted: {', '.join(unreplayed) or 'none'}"
+            f" bugs with a median later than schedule {MEDIAN}: {', '.join(late) or 'none'};"
+            f" states never reached: {', '.join(unreplayed) or 'none'}"
             + f"; {lost} of {soaked.planned} tasks gave no result" * bool(lost)
             + "".join(f"; {error['task']} failed: {headline(error['error'])}" for error in errors)
         ),

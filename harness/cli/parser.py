@@ -291,9 +291,9 @@ def add_soak(commands: Commands) -> None:
     """Add the measurement of endurance."""
     soak = commands.add("soak", run_soak)
     steps = (
-        "Steps to play without a bug (default: 20000). With --engine: steps per runner "
-        "(default: 1000). The run may exceed this slightly because it finishes the last "
-        "batch of schedules"
+        "Steps to play without a bug (default: 20000). With --engine: steps per runner"
+        " (default: 1000). The run finishes its last batch of 50 schedules, or its last schedule"
+        " with --engine, so it can play slightly more"
     )
     soak.add_argument("--steps", type=count_or_none, help=steps)
     soak.add_argument(

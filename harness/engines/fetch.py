@@ -239,7 +239,7 @@ def _install(name: str) -> None:
                 )
             last = (said.strip().splitlines() or ["no output"])[-1]
             raise CannotRunError(f"cannot install the dependencies of the engine: {last}")
-        _move(target, folder() / name)
+        _move(target, dependencies_folder() / name)
 
 
 def _move(source: Path, home: Path) -> None:

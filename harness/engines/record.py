@@ -168,7 +168,7 @@ def sentence(
     replays = sum(leg["replays"] for leg in answer["legs"])
     padded = sum(leg["padded"] for leg in answer["legs"])
     runners = ", ".join(dict.fromkeys(leg["runner"] for leg in answer["legs"]))
-    what = f"no {of_faults}" if of_faults else "nothing differs"
+    what = f"no {of_faults}" if of_faults else "no difference found"
     return f"{name}: {what} in {replays} replays ({padded} padded) on {runners}{still}"
 
 

@@ -200,7 +200,7 @@ def test_padding_that_is_not_what_the_engine_promises_violates_live_inputs() -> 
     (message,) = [
         one.message for one in judge(PROPERTIES.values(), kept) if one.property == "live_inputs"
     ]
-    assert f"is {FREE}, where padding needs -1" in message
+    assert f"is {FREE}, padding needs -1" in message
 
 
 def test_the_contract_says_where_padding_begins_and_what_it_holds() -> None:

@@ -161,7 +161,7 @@ def _message(changes: Sequence[Change], rows: Sequence[Row], after: Record) -> s
         (sum(row.lost for row in rows), "without a verdict in the later run"),
     ):
         if count:
-            said += f"; {count} of the legs, questions and verdicts on faults {what}"
+            said += f"; {count} of the trials, properties and fault verdicts {what}"
     return f"{said}; the later run was interrupted" if _cut_short(after) else said
 
 

@@ -11,10 +11,10 @@ from itertools import groupby
 from typing import Any
 
 SIDES: Mapping[str, tuple[str, str]] = {
-    "hermetic_replay": ("just captured", "with its history"),
+    "hermetic_replay": ("freshly captured", "after earlier replays"),
     "padding_noninterference": ("undisturbed", "with noise"),
-    "batch_invariance": ("as batched", "batched otherwise"),
-    "determinism": ("first time", "second time"),
+    "batch_invariance": ("own batch", "other batch"),
+    "determinism": ("first play", "second play"),
     "dense_agreement": ("float64 oracle", "eager"),
 }
 """What the two sides are called, where they are not the eager and the graph world."""

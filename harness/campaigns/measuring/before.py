@@ -6,7 +6,9 @@ from typing import Any
 
 from paritybit.harness.records.case import read_json
 
-EVIDENCE = Path(__file__).parents[3] / "reports" / "evidence"
+from paritybit.places import SOURCES
+
+EVIDENCE = SOURCES / "reports" / "evidence"
 """Where records are committed."""
 
 FORMAT = "paritybit-bench"

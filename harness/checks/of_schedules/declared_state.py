@@ -11,7 +11,7 @@ def at_end(playing: Playing) -> list[Violation]:
     if not playing.undeclared:
         return []
     first, *others = playing.undeclared
-    more = f"; {len(others)} more values differ" if others else ""
+    more = f"; other differences: {len(others)}" if others else ""
     message = (
         f"{first.name} was {first.captured} after the capture and is {first.now} after a "
         f"reset{more}"

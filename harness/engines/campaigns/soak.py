@@ -221,7 +221,7 @@ def sentence(
     runners = ", ".join(row["runner"] for row in rows) or "no runner"
     kinds = dict.fromkeys(f"{one['property']} on {one['runner']}" for one in counted)
     return (
-        f"{name}: {'cut short; so far ' if interrupted else ''}{steps} steps of {runners},"
-        f" {padded} padded replays: {', '.join(kinds) or 'nothing differs'}"
+        f"{name}: {'interrupted; so far, ' if interrupted else ''}{steps} steps of {runners},"
+        f" {padded} padded replays: {', '.join(kinds) or 'no difference found'}"
         + "".join(f"; undecided: {entry['leg']}: {entry['reason']}" for entry in undecided)
     )

@@ -14,7 +14,7 @@ from paritybit.subjects.captured import CapturedEngine
 
 def compared(words: str) -> tuple[str, ...]:
     """Return in words what is compared."""
-    return "in its own batch", words, "every op before it gave the row the same bits in both"
+    return "in its own batch", words, "every earlier op gave the row the same bits in both"
 
 
 def reordered_cause(recorded: RecordedForward, words: str, order: Sequence[int]) -> Cause | None:

@@ -18,9 +18,9 @@ from paritybit.reference.ops import OpCall
 from torch import Tensor
 
 COMPARED = (
-    "by the float64 oracle",
-    "in the eager world",
-    "all layers before it are within the bound",
+    "according to the float64 oracle",
+    "in the eager run",
+    "all earlier layers are within the tolerance",
 )
 
 

@@ -21,9 +21,9 @@ from torch import Tensor
 def compared(world: str) -> tuple[str, ...]:
     """Return in words what is compared, in the eager or in the graph world."""
     return (
-        f"in the {world} world when the schedule was played first",
-        "when it was played again",
-        "every op before it gave the same bits both times",
+        f"in the first play of the schedule in the {world} run",
+        "in the second play",
+        "every earlier op gave the same bits both times",
     )
 
 

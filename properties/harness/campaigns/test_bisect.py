@@ -93,7 +93,7 @@ def test_bugs_are_switched_on_with_a_scheme_that_all_lived_in() -> None:
     assert common_scheme([BUGS["req_pool_pad"], BUGS["swa_pad"]]) is LocationScheme.PRESET
     trial = TrialConfig().with_bug("req_pool_pad", "swa_pad")
     assert (trial.bugs, trial.scheme) == (("swa_pad", "req_pool_pad"), LocationScheme.PRESET)
-    with pytest.raises(ValueError, match="of different location schemes cannot be switched on"):
+    with pytest.raises(ValueError, match="with different location schemes cannot be combined"):
         TrialConfig().with_bug("swa_pad", "loc_memo_capture")
 
 
@@ -117,7 +117,7 @@ def test_a_runner_is_chosen_that_most_of_the_bugs_affect() -> None:
     assert likeliest_runner(["swa_pad", "spec_page_table_untranslated"]) == "target_verify"
 
 
-SHOWS = re.compile(r"^(red|green) +([^:]+): (.*)$", re.M)
+SHOWS = re.compile(r"^(violated|passed) +([^:]+): (.*)$", re.M)
 
 
 def test_a_pair_that_masks_each_other_is_found_among_others(
@@ -132,9 +132,9 @@ def test_a_pair_that_masks_each_other_is_found_among_others(
     assert f"smallest set: {' + '.join(SITES)}\n" in message
     assert len({bug_set for _, bug_set, _ in shown}) == len(shown)
     verdicts = {bug_set: (verdict, seen) for verdict, bug_set, seen in shown}
-    assert verdicts["no bug"] == ("green", "nothing")
-    assert verdicts[" + ".join(SITES)] == ("red", "log_hygiene")
-    assert all(verdicts[site] == ("green", "nothing") for site in SITES)
+    assert verdicts["no bug"] == ("passed", "nothing")
+    assert verdicts[" + ".join(SITES)] == ("violated", "log_hygiene")
+    assert all(verdicts[site] == ("passed", "nothing") for site in SITES)
     assert load_case(out).trial.bugs == SITES
     assert main(["replay", str(out)]) == FINDING
 
@@ -186,7 +186,7 @@ def test_what_fails_without_any_bug_is_explained_by_none(
     monkeypatch.setattr("paritybit.subjects.bugs.switching.clean_subject", lambda *_: broken)
     case = CORPUS / f"{PAIR}@cpu_graph.json"
     assert main(["bisect", "req_pool_pad", "--case", str(case)]) == FINDING
-    assert "smallest set: none of them\n" in capsys.readouterr().out
+    assert "smallest set: no bug\n" in capsys.readouterr().out
 
 
 REFUSED = {
@@ -198,9 +198,9 @@ REFUSED = {
     "an unknown runner": (["swa_pad", "--runner", "x"], "unknown runner 'x'; valid: "),
     "bugs of different schemes": (
         ["swa_pad,loc_memo_capture"],
-        "bugs of different location schemes",
+        "bugs with different location schemes",
     ),
-    "a bug that the runner cannot have": (["swa_pad", "--runner", "eagle_draft"], "does not live"),
+    "a bug that the runner cannot have": (["swa_pad", "--runner", "eagle_draft"], "does not exist"),
     "a bug of another scheme than the case": (
         ["swa_pad", "--case", str(CORPUS / "req_pool_pad@decode.json")],
         "bug swa_pad does not exist in location scheme memo of decode",

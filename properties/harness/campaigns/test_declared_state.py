@@ -112,8 +112,8 @@ def test_one_that_shows_after_others_alone_is_told_as_undeclared_state(
     found, _ = found_by(shown_if(lambda schedules: len(schedules) > needed))
     assert (found.schedule, found.history) == (DRAWN, OTHERS[-kept:])
     assert [one.property for one in found.violations] == ["kv_parity", "declared_state"]
-    assert "depends on state that no one declared" in found.undeclared.message
-    assert f"it shows after {kept} other" in found.undeclared.message
+    assert "depends on undeclared state" in found.undeclared.message
+    assert f"it recurs after {kept} earlier schedule" in found.undeclared.message
 
 
 def test_one_that_nothing_shows_again_is_told_as_undeclared_state_too() -> None:
@@ -333,7 +333,7 @@ def test_what_a_reset_leaves_is_named(place: Place) -> None:
     assert found.property == "declared_state"
     assert found.message.startswith(
         f"{NAMES[place.__name__]}.remembered was a dict of 0 after the capture and is "
-        "a dict of 1 after a reset, and "
+        "a dict of 1 after a reset; other differences: "
     )
 
 
@@ -406,7 +406,10 @@ def test_a_case_of_undeclared_state_that_shows_nothing_is_no_verdict(
 ) -> None:
     """It says why with the message of the case, or where that has none, in general."""
     (violation,) = (one.to_json() for one in violating("declared_state").violations)
-    for told, said in ((violation, "declared_state does not hold"), ({}, "it depends on state")):
+    for told, said in (
+        (violation, "declared_state does not hold"),
+        ({}, "the finding depends on undeclared state"),
+    ):
         named = {**told, "property": "declared_state"}
         write_case(Case(TRIAL, DRAWN, "kv_parity", 0, (named,)), tmp_path / "case.json")
         assert main(["replay", str(tmp_path / "case.json")]) == 125

@@ -93,7 +93,7 @@ def test_where_no_daemon_can_start_bench_says_so_beside_the_rest(two_gpus: FakeG
     (two_gpus.folder / "refuses").touch()
     *rows, last = sharing_rates("cuda", (1,))
     assert len(rows) == 2
-    assert sharing_line(last).startswith("not measured under MPS: no MPS daemon can start")
+    assert sharing_line(last).startswith("not measured under MPS: --mps cannot start an MPS daemon")
 
 
 @pytest.mark.usefixtures("two_gpus")

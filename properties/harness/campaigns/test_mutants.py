@@ -151,7 +151,7 @@ def test_the_exit_code_says_whether_a_mutant_survived(case: str) -> None:
 def test_what_was_not_hunted_is_not_as_hoped() -> None:
     found = mutant_figures([ended(Mistake.LATE, End.SEEN)], 2, 3.0, {})
     assert not found["as_hoped"]
-    assert "1 of 2 mutants seen" in found["message"]
+    assert "1 of 2 mutants detected" in found["message"]
 
 
 def test_the_score_is_a_table_of_mistakes_and_runners() -> None:
@@ -171,7 +171,7 @@ def test_the_command_hunts_what_is_asked_for(
     record = tmp_path / "mutants.json"
     words = ["mutants", "--runner", CHEAP, "--seeds", "1", "--examples", "5", "--workers", "1"]
     assert main([*words, "--device", "cpu", "--record", str(record)]) == OK
-    assert "2 of 2 mutants seen by every seed" in capsys.readouterr().out
+    assert "2 of 2 mutants detected with every seed" in capsys.readouterr().out
     assert '"planned": 2' in record.read_text()
     assert main(["mutants", "--runner", "nothing"]) == MALFORMED
 

@@ -384,7 +384,7 @@ def test_a_run_is_not_green_without_a_result_of_each_task_that_was_planned() -> 
     run.results.pop()
     outcome, message = verdict(run)
     assert (outcome, run.undecided) == ("red", True)
-    assert message.endswith(f"; no result of 1 of {len(run.results) + 1} trials and hunts")
+    assert message.endswith(f"; 1 of {len(run.results) + 1} trials and hunts gave no result")
 
 
 def test_what_is_left_open_is_no_verdict_unless_something_is_wrong_beside_it() -> None:

@@ -56,9 +56,9 @@ def stale_row(found: Observation) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (stale, "positions[1] is 8, where the batch needs 6"),
-        (stale_section, "mrope_positions[2, 0] is 8, where the batch needs 5"),
-        (stale_row, "topk_p[1, 1] is 0.5, where the batch needs 0.0"),
+        (stale, "positions[1] is 8; the batch needs 6"),
+        (stale_section, "mrope_positions[2, 0] is 8; the batch needs 5"),
+        (stale_row, "topk_p[1, 1] is 0.5; the batch needs 0.0"),
     ],
 )
 def test_an_element_that_is_not_what_the_batch_brings_is_named(
@@ -79,7 +79,7 @@ def with_static(name: str, held: torch.Tensor) -> Observation:
 def test_an_input_of_another_dtype_is_named_unless_it_holds_lengths() -> None:
     narrow = of_an_engine().static["positions"].to(torch.int32)
     (violation,) = judge([LIVE_INPUTS], with_static("positions", narrow))
-    assert "positions is torch.int32, where the batch brings torch.int64" in violation.message
+    assert "positions is torch.int32; the batch has torch.int64" in violation.message
 
 
 def test_an_input_with_less_room_than_the_batch_needs_is_named() -> None:

@@ -190,7 +190,7 @@ def test_logits_off_the_oracle_violate_agreement(by: float, draft: bool, playing
     assert (found.property, found.step) == ("dense_agreement", 4)
     length = len(samples[draft].tokens)
     what = "draft logits" if draft else "logits"
-    start = f"request 3 of {length} tokens: eager {what} are off the dense oracle by "
+    start = f"request 3 with {length} tokens: eager {what} are off the dense oracle by "
     assert found.message.startswith(start)
     assert found.where["owner"] == "request 3"
     assert found.where["bound"] == DENSE_BOUND[torch.float32] == 2e-4
@@ -255,7 +255,7 @@ def test_a_request_is_held_at_every_length_that_had_logits(
         wrong,
         "request 5",
     )
-    assert f"of {length} tokens" in found.message
+    assert f"with {length} tokens" in found.message
 
 
 def test_the_first_step_of_a_request_that_is_off_is_reported(playing: Playing) -> None:

@@ -509,7 +509,7 @@ def test_a_row_that_depends_on_the_history_is_described_as_live_or_padded() -> N
         message, where = described("hermetic_replay", spoiled)
         assert where["live"] == (row == 1)
         assert (where["tensor"], where["row"], where["element"]) == ("hidden", row, 4)
-        assert message.startswith(f"decode, {words} of 3, hidden 4: just captured ")
+        assert message.startswith(f"decode, {words} of 3, hidden 4: freshly captured ")
 
 
 def test_what_is_undefined_in_a_static_output_is_not_compared() -> None:
@@ -578,7 +578,7 @@ def test_all_that_broke_the_contract_is_listed() -> None:
     spoiled = unlisted_conversion(locations_of_another_dtype(moved_buffer(observation())))
     _, where = described("index_contract", spoiled)
     moved, locations, conversion = where["breaches"]
-    assert moved.startswith("static buffer seq_lens is another tensor than the one captured")
+    assert moved.startswith("static buffer seq_lens is not the tensor that was captured")
     assert locations == (
         "out_cache_loc_swa is torch.int64, but the pool translates to torch.int32, "
         "and its store reads torch.int32"
@@ -599,7 +599,7 @@ PATH_BREACHES: list[tuple[Spoil, str]] = [
     (silent_eager_fallback, "no graph was replayed although one was captured"),
     (one_translation_more, "the graph contains 2 translations; its location scheme needs 1"),
     (one_translation_less, "the graph contains 0 translations; its location scheme needs 1"),
-    (no_attention, "the graph contains attention, which must run between graphs"),
+    (no_attention, "the graph contains no attention"),
     (attention_in_pieces, "the graph contains attention, which must run eagerly"),
     (one_graph_less, "0 graphs were replayed; expected 1"),
     (block_handed_out, "the allocator handed out 1 blocks during the replay"),

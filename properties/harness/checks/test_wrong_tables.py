@@ -280,7 +280,7 @@ def test_the_dtype_of_whatever_a_copy_may_convert_is_said() -> None:
 def test_a_runner_of_which_nothing_is_said_cannot_be_judged() -> None:
     right = observation()
     assert right.replay is not None
-    with pytest.raises(KeyError, match="add an entry to harness/checks/static_inputs"):
+    with pytest.raises(KeyError, match="has no entry in harness/checks/static_inputs"):
         inputs_flag(replace(right, replay=replace(right.replay, runner="new")))
 
 
@@ -479,7 +479,7 @@ def test_what_is_held_or_free_wrongly_is_named_with_its_world(
 
 
 WRONG_CELLS: list[tuple[str, Callable[[Ownership], Tensor]]] = [
-    ("full slot 3 is mapped to SWA slot 4, not 2", lambda w: w.mapping[3:4].fill_(4)),
+    ("full slot 3 is mapped to SWA slot 4; expected 2", lambda w: w.mapping[3:4].fill_(4)),
     ("full slot 3 is mapped to SWA slot 0, not 2", lambda w: w.mapping[3:4].fill_(0)),
     ("full slot 23 is mapped to SWA slot 1, not 0", lambda w: w.mapping[FREE : FREE + 1].fill_(1)),
     ("full slot 0 is mapped to SWA slot 1, not 0", lambda w: w.mapping[:1].fill_(1)),

@@ -150,7 +150,7 @@ def test_a_wrong_fill_of_every_runner_is_named_and_no_stale_element_beside_it(
     assert index is not None
     assert (cause.blame, index.buffer, index.element) == ("inputs", "req_pool_indices", 1)
     assert (cause.twin_agrees, index.stale, index.left_by.step) == (True, False, 3)
-    assert "no history is to blame" in " ".join(found.proof)
+    assert "stale state is not the cause" in " ".join(found.proof)
 
 
 def test_an_input_that_every_runner_is_given_wrongly_is_named_where_an_op_reads_it(
@@ -495,7 +495,7 @@ def test_the_first_op_that_is_another_when_played_again_is_named(
     found = planted(device, "decode", plant, monkeypatch, "determinism")
     assert found.cause.difference is not None
     assert found.cause.difference.op == "attention"
-    assert "in the eager run, when the schedule was played first" in found.proof[-1]
+    assert "in the first play of the schedule in the eager run" in found.proof[-1]
 
 
 def test_the_first_layer_that_is_off_the_oracle_is_named(
@@ -532,8 +532,13 @@ def test_keys_that_are_not_those_of_the_definition_are_named(
 @pytest.mark.parametrize(
     ("property_id", "plant", "blame", "words"),
     [
-        ("live_inputs", wrong_fill, "inputs", "positions[3] is 1; what is right there is 0"),
-        ("index_contract", moved_buffer, "build", "seq_lens_cpu is another tensor than at capture"),
+        ("live_inputs", wrong_fill, "inputs", "positions[3] is 1; expected: 0"),
+        (
+            "index_contract",
+            moved_buffer,
+            "build",
+            "seq_lens_cpu is no longer the tensor that was captured",
+        ),
         ("log_hygiene", warning, "call site", "something is odd."),
         ("log_hygiene", python_warning, "call site", "something is odd."),
         ("hermetic_replay", padded_history, "not known", "what led there is not known"),
@@ -697,7 +702,7 @@ def test_the_slot_that_an_index_led_to_is_told_though_what_led_there_is_not_know
     cause = Cause("not known", difference=replace(OF_TOKENS, op=op), taken=taken)
     _, then, but, _ = prove("kv_parity", Situation(1, "decode", 2, 1), cause)
     assert then == f"Then live token row 5 {does}."
-    assert but.startswith("But what led there is not known")
+    assert but.startswith("But the cause is not known")
 
 
 @pytest.mark.parametrize(("slot", "whose"), [(4, "belong to no request"), (0, "be the reserved")])

@@ -522,5 +522,5 @@ def test_the_forward_that_violated_is_counted_among_forwards_alone() -> None:
 
 
 def test_a_forward_that_the_schedule_lacks_cannot_be_recorded(clean: Lockstep) -> None:
-    with pytest.raises(ValueError, match="has 5 forwards, and no number 5"):
+    with pytest.raises(ValueError, match="has 5 forwards; there is no forward 5"):
         record_forward(clean.pair, DECODES, 5)

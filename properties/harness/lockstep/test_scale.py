@@ -97,7 +97,7 @@ def test_a_case_says_its_shape_unless_it_is_tiny() -> None:
     assert Lockstep(small).pair.config == PRESETS["mimo"].of(Shape.MID)
     with pytest.raises(MalformedError, match="valid: tiny, mid, real"):
         trial_from_json(json.loads(json.dumps(tiny.to_json())) | {"shape": "huge"})
-    with pytest.raises(MalformedError, match="pools alone that are copied"):
+    with pytest.raises(MalformedError, match="pools that are small enough to copy"):
         replace(real("gemma3"), overlap=True)
 
 
@@ -106,7 +106,9 @@ def test_too_little_memory_is_one_sentence(
 ) -> None:
     """It names the need and what is there, before anything is allocated."""
     monkeypatch.setattr(memory, "free_on_host", lambda: 2**30)
-    with pytest.raises(CannotRunError, match=r"gpt_oss at shape real needs .* KV of both worlds"):
+    with pytest.raises(
+        CannotRunError, match=r"gpt_oss at shape real needs .* KV for the eager and graph runs"
+    ):
         require_memory(real("gpt_oss"))
     with pytest.raises(CannotRunError, match=r"1\.0 GiB are free here"):
         Lockstep(real("mimo"))
@@ -145,7 +147,7 @@ def test_a_gpu_too_small_is_told_and_a_large_one_takes_one_process(
         (["regress", "--shape", "huge"], "unknown shape 'huge'; valid: tiny, mid, real"),
         (
             ["regress", "--shape", "mid", "--engine", "sglang==0.5.11"],
-            "any other is tried at shape tiny",
+            "released engines run at shape tiny",
         ),
     ],
 )
