@@ -4,7 +4,6 @@ The hunter is seeded explicitly: the same seed and the same library versions giv
 the same schedules, and the same shrunk counterexample.
 """
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -21,8 +20,6 @@ from paritybit.harness.schedules.schedule import Schedule, Step
 from paritybit.harness.schedules.shrink import shrink
 from paritybit.subjects.runners import RUNNERS
 
-from paritybit.places import cache_folder
-
 START_SECONDS = 600.0
 SECONDS_PER_SCHEDULE = 60.0
 """How long a task may take: its start, captures and compilation included, and a schedule of it.
@@ -36,10 +33,6 @@ SHRINKING_STEPS = 1500
 
 FEW_STEPS = 150
 """Likewise over pools too large to be copied: a minute on a fast GPU."""
-
-
-STORAGE_VARIABLE = "HYPOTHESIS_STORAGE_DIRECTORY"
-"""Names the folder in which Hypothesis keeps files of its own."""
 
 
 def time_limit(count: int) -> float:
@@ -274,12 +267,7 @@ def for_each_drawn(
     seed_value: int,
     examples: int,
 ) -> None:
-    """Hand `examples` schedules that Hypothesis draws to `use`, until one raises.
-
-    Hypothesis keeps what it reads from source files in the user's cache folder, unless
-    HYPOTHESIS_STORAGE_DIRECTORY names another: by default it writes to the current folder.
-    """
-    os.environ.setdefault(STORAGE_VARIABLE, str(cache_folder() / "hypothesis"))
+    """Hand `examples` schedules that Hypothesis draws to `use`, until one raises."""
 
     @seed(seed_value)
     @settings(
