@@ -152,6 +152,6 @@ check: .venv/ready ## Run linters, the type checker and the CI workflow checks
 	@echo "setting up .venv; this takes a few minutes on a new machine"
 	@$(PYTHON) -m venv .venv
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" 2>.venv/log || { cat .venv/log; exit 1; }
-	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab]' 2>.venv/log || { cat .venv/log; exit 1; }
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab]' hatchling 2>.venv/log || { cat .venv/log; exit 1; }
 	@.venv/bin/paritybit list >.venv/log # This keeps all names: later commands look them up without torch.
 	@touch $@

@@ -30,6 +30,10 @@ from xdist.workermanage import WorkerController
 ARTIFACTS = Path("paritybit-out/pytest")
 """Where failing cases go; each worker has a folder of its own, merged at the end."""
 
+os.environ.setdefault(
+    "HYPOTHESIS_STORAGE_DIRECTORY", str(Path("paritybit-out/hypothesis").resolve())
+)
+
 settings.register_profile("dev", max_examples=25, deadline=None, print_blob=True)
 settings.register_profile("ci", max_examples=4, deadline=None, derandomize=True, database=None)
 settings.register_profile("nightly", max_examples=250, deadline=None, print_blob=True)

@@ -1,13 +1,14 @@
 """The names of this build, known without importing what takes long.
 
-They are listed once and kept beside Python's own compiled files, with a digest of the sources
-that they were listed from. Any change of a source lists them again.
+They are listed once and kept in the user's cache folder, with a digest of the sources that they
+were listed from. Any change of a source lists them again.
 """
 
 import argparse
+import hashlib
 import importlib
-import importlib.util
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -20,6 +21,8 @@ from paritybit.harness.errors import PLURALS, CannotRunError, known
 from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.sources import digest
 
+from paritybit.places import SOURCES, cache_folder
+
 DEVICES = ("auto", "cpu", "cuda")
 
 MOST_LINES, LINE_WIDTH, INDENT = 4, 80, "  "
@@ -31,11 +34,17 @@ Names = dict[str, dict[str, str]]
 """Kinds of names, in order; each name with a sentence about it."""
 
 
+def names_file() -> Path:
+    """Return the file that keeps the names of this build, for this interpreter."""
+    build = hashlib.sha256(f"{SOURCES}\0{sys.version}".encode()).hexdigest()
+    return cache_folder() / "names" / f"{build[:16]}.json"
+
+
 @cache
 def catalogue() -> Names:
     """Return every name of this build."""
     now = digest()
-    path = Path(importlib.util.cache_from_source(__file__)).with_name("names.json")
+    path = names_file()
     with suppress(OSError, ValueError, LookupError, TypeError):
         kept = json.loads(path.read_text(encoding="utf-8"))
         if kept["digest"] == now:

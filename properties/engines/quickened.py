@@ -74,6 +74,7 @@ def run() -> dict[str, list[int]]:
 
 def main() -> None:
     """Print what the interpreter gives as it is, and twice quickened."""
+    interpreter.accept_masks()
     before = run()
     patches, patch = list[str](), tritons._patch_lang
 

@@ -7,6 +7,7 @@ anything of ours is imported in it. This build's packages are sent to the nodes.
 
 import importlib
 import re
+import shutil
 import signal
 import socket
 import time
@@ -14,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Generic, TypeVar
 
 from paritybit.harness.campaigns.executor import (
@@ -29,13 +31,13 @@ from paritybit.harness.errors import CannotRunError, headline
 from paritybit.harness.lockstep.tracebacks import traceback_of
 from paritybit.harness.machine.workers import LOCAL, SHARING_PLAINLY, SHARING_UNDER_MPS, Workers
 
+from paritybit.places import PACKAGE, SOURCES
+
 T = TypeVar("T")
 R = TypeVar("R", bound=Reported)
 
-ROOT = Path(__file__).parents[3]
-
 SENT = ("harness", "reference", "subjects")
-"""The packages that carry tasks out."""
+"""The packages of `paritybit` that carry tasks out."""
 
 TRIES = 3
 """So often is a task given out: what ends the process of each is the task's own doing."""
@@ -125,6 +127,16 @@ def answers(head: str) -> bool:
         return False
 
 
+def package_to_send(scratch: Path) -> Path:
+    """Return the folder of `paritybit` as installed; that of a checkout is copied to `scratch`."""
+    if SOURCES == PACKAGE:
+        return PACKAGE
+    copied = scratch / PACKAGE.name
+    for source, target in ((PACKAGE, copied), *((SOURCES / name, copied / name) for name in SENT)):
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+    return copied
+
+
 @contextmanager
 def joined(workers: Workers) -> Iterator[Any]:
     """Join the cluster asked for, or start one on this machine; leave it at the end.
@@ -143,13 +155,14 @@ def joined(workers: Workers) -> Iterator[Any]:
     size = {"num_cpus": workers.processes, "include_dashboard": False} if own else {}
     heard = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        ray.init(
-            address=address,
-            log_to_driver=False,
-            logging_level="ERROR",
-            runtime_env={"py_modules": [str(ROOT / name) for name in SENT]},
-            **size,
-        )
+        with TemporaryDirectory(prefix="paritybit-") as scratch:
+            ray.init(
+                address=address,
+                log_to_driver=False,
+                logging_level="ERROR",
+                runtime_env={"py_modules": [str(package_to_send(Path(scratch)))]},
+                **size,
+            )
     except Exception as error:
         why = headline(str(error))
         token = "" if own else "; if the cluster needs a token, set RAY_AUTH_MODE=token"

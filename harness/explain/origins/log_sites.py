@@ -4,6 +4,7 @@ import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,24 @@ class SiteTrap(logging.Handler):
         while frame is not None:
             path = Path(frame.f_code.co_filename)
             if path.is_relative_to(root / "subjects") and path.name not in BETWEEN:
-                found.append((frame.f_code.co_qualname, path.relative_to(root), frame.f_lineno))
+                found.append((qualified_name(frame), path.relative_to(root), frame.f_lineno))
             frame = frame.f_back  # type: ignore[assignment]
         functions = tuple(name for name, _, _ in reversed(found))
         file, line = (found[0][1].as_posix(), found[0][2]) if found else ("", 0)
         self.sites.append(LogSite(record.getMessage(), functions, file, line))
+
+
+def qualified_name(frame: FrameType) -> str:
+    """Return the qualified name of a frame's function; Python 3.10 keeps none in its code."""
+    code = frame.f_code
+    if sys.version_info >= (3, 11):
+        return code.co_qualname
+    owners = type(frame.f_locals.get("self")).__mro__
+    return next(
+        (
+            f"{owner.__qualname__}.{code.co_name}"
+            for owner in owners
+            if getattr(vars(owner).get(code.co_name), "__code__", None) is code
+        ),
+        code.co_name,
+    )

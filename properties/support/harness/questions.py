@@ -34,6 +34,7 @@ from paritybit.harness.schedules.schedule import Step
 from paritybit.reference.allocator import Ownership
 from paritybit.reference.pool import PoolSizes
 from paritybit.reference.state_pool import Section
+from paritybit.subjects.engines.shared.interpreter import accept_masks
 from paritybit.subjects.protocol import Keys
 from torch import Tensor
 
@@ -217,6 +218,7 @@ def main() -> None:
     """Ask about a played schedule on the CPU and print how many answers were compared."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         sys.exit("set TRITON_INTERPRET=1: these questions are for Triton's interpreter")
+    accept_masks()
     sys.stdout.write(f"{check_questions('cpu').total()}\n")
 
 

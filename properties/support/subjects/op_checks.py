@@ -19,6 +19,7 @@ from paritybit.harness.lockstep.scale.comparison import compared_on_device
 from paritybit.reference.config import PRESETS, AttentionShape, Kind, ModelConfig
 from paritybit.reference.model import column_major
 from paritybit.reference.ops import STATE_GAIN, Ops, Reused
+from paritybit.subjects.engines.shared.interpreter import accept_masks
 from torch import Tensor
 
 from properties.support.harness.comparisons import check_comparisons
@@ -761,8 +762,8 @@ def run_checks(
         try:
             check(OpTrial(ops, device, config, dtype, interpreted))
         except AssertionError as error:
-            error.add_note(f"in {check.__name__} at {config.name}, {dtype}")
-            raise
+            where = f"in {check.__name__} at {config.name}, {dtype}"
+            raise AssertionError(f"{error}\n{where}") from error
 
 
 def _same_bits(left: Tensor, right: Tensor) -> bool:
@@ -785,6 +786,7 @@ def main() -> None:
     from paritybit.reference.kernels import tables  # noqa: PLC0415 - likewise
     from paritybit.subjects.listing import device, drafts, paths  # noqa: PLC0415 - likewise
 
+    accept_masks()
     torch.set_num_threads(1)
     triton_ops.RANKED_TILE = INTERPRETED_TILE
     run_checks(triton_ops.TritonOps(), "cpu", FEW, interpreted=True)

@@ -15,6 +15,7 @@ def quicken() -> None:
     interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     core: Any = importlib.import_module("triton.language.core")
     builder = interpreter.interpreter_builder
+    accept_masks()
     if not builder.options.debug:
         # Every sum is checked for overflow by assertions, which are made for debugging alone.
         builder.options = replace(builder.options, sanitize_overflow=False)
@@ -22,6 +23,32 @@ def quicken() -> None:
     interpreter._get_np_dtype = by_elements(interpreter._get_np_dtype)
     core.tensor.__init__ = remembered(core.tensor.__init__, key_of_type, ("handle", "type"))
     core.block_type.__init__ = remembered(core.block_type.__init__, key_of_block, ("element_ty",))
+
+
+MASKED = {"create_masked_load": 1, "create_masked_store": 2, "create_atomic_rmw": 3}
+"""Which argument of each access to memory is its mask."""
+
+
+def accept_masks() -> None:
+    """Convert the mask of every access to booleans.
+
+    The interpreter of Triton 3.9 refuses integers as a mask, but broadcasts boolean scalars to
+    integers itself.
+    """
+    builder = importlib.import_module("triton.runtime.interpreter").interpreter_builder
+    for name, position in MASKED.items():
+        setattr(builder, name, with_boolean_mask(getattr(builder, name), position))
+
+
+def with_boolean_mask(access: Callable[..., Any], position: int) -> Callable[..., Any]:
+    """Return an access to memory whose argument at `position` becomes a boolean mask."""
+
+    def accessed(*arguments: Any, **named: Any) -> Any:
+        mask = arguments[position]
+        mask.data = mask.data.astype(bool, copy=False)
+        return access(*arguments, **named)
+
+    return accessed
 
 
 def once(patch: Callable[[Any], Any], scope: Callable[[], Any]) -> Callable[[Any], Any]:

@@ -1,0 +1,193 @@
+"""The wheel and the sdist, and commands of an installed paritybit outside a checkout."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
+from paritybit.harness.engines import fetch as engines
+
+from paritybit import __version__
+from properties.support.places import CORPUS, PACKAGES, ROOT, copy_packages
+
+BUILD_FILES = ("pyproject.toml", "README.md", "LICENSE")
+
+MOST_SECONDS = 900.0
+"""Seconds after which a command is taken to hang."""
+
+RELEASE = "0.5.12"
+"""A release of sglang that has fixed swa_pad."""
+
+pytestmark = pytest.mark.skipif(
+    find_spec("hatchling") is None, reason="hatchling is not installed: pip install hatchling"
+)
+
+
+def run(words: Sequence[str | Path], cwd: Path, **environment: str) -> tuple[int, str]:
+    """Run a command, without this tree on its path; return its exit code and all it printed."""
+    kept = {name: value for name, value in os.environ.items() if name not in FROM_THE_SUITE}
+    done = subprocess.run(
+        list(map(str, words)),
+        cwd=cwd,
+        env={**kept, **environment},
+        capture_output=True,
+        text=True,
+        timeout=MOST_SECONDS,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+FROM_THE_SUITE = ("PYTHONPATH", "HYPOTHESIS_STORAGE_DIRECTORY", "PYTEST_XDIST_WORKER")
+"""Variables that would tell a command about the suite that starts it."""
+
+
+def build(source: Path, target: str, into: Path) -> Path:
+    """Build a wheel or an sdist from a folder, and return its file."""
+    code, said = run(
+        [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", into],
+        source,
+    )
+    assert code == OK, said
+    (built,) = into.iterdir()
+    return built
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what this tree builds from."""
+    folder = tmp_path_factory.mktemp("tree")
+    copy_packages(folder)
+    for name in BUILD_FILES:
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of a copy of this tree."""
+    return build(tree, "wheel", tmp_path_factory.mktemp("wheel"))
+
+
+@dataclass
+class Installed:
+    """A fresh environment with the wheel, and an empty project next to it."""
+
+    python: Path
+    site: Path
+    gained: set[str]
+    project: Path
+    cache: Path
+
+    def paritybit(self, *words: str) -> tuple[int, str]:
+        """Run a command of paritybit in the project; return its exit code and output."""
+        return run(
+            [self.python, "-m", "paritybit", *words],
+            self.project,
+            XDG_CACHE_HOME=str(self.cache),
+            PARITYBIT_ENGINES=str(engines.folder()),
+            PIP_RETRIES="0",
+        )
+
+    def files(self) -> set[str]:
+        """Return the files in site-packages, without those that Python compiles."""
+        found = (self.site / "paritybit").rglob("*")
+        return {str(path) for path in found if "__pycache__" not in path.parts}
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """The wheel in a fresh environment, which finds its dependencies in this one."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    venv.create(folder / "environment", with_pip=True, symlinks=True)
+    python = folder / "environment" / "bin" / "python"
+    (site,) = (folder / "environment").glob("lib/python3*/site-packages")
+    mine = [path for path in sys.path if path.endswith("-packages")]
+    (site / "dependencies.pth").write_text("".join(f"{path}\n" for path in mine))
+    before = {path.name for path in site.iterdir()}
+    code, said = run([python, "-m", "pip", "install", "--no-deps", "--no-index", wheel], folder)
+    assert code == OK, said
+    project = folder / "project"
+    (project / "harness").mkdir(parents=True)
+    (project / "harness" / "__init__.py").write_text("raise RuntimeError('a folder of the user')\n")
+    gained = {path.name for path in site.iterdir()} - before
+    return Installed(python, site, gained, project, folder / "cache")
+
+
+def test_the_wheel_has_every_file_of_the_packages_and_nothing_else(wheel: Path) -> None:
+    """Templates, tables, pins and `py.typed` travel; evidence does not."""
+    expected = {
+        path.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and not {"__pycache__", "evidence"} & set(path.parts)
+    }
+    expected = {name if name.startswith("paritybit/") else f"paritybit/{name}" for name in expected}
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {name for name in names if name.startswith("paritybit/")} == expected
+    assert {name.split("/")[0] for name in names} == {
+        "paritybit",
+        f"paritybit-{__version__}.dist-info",
+    }
+
+
+def test_the_sdist_builds_the_same_wheel(tree: Path, wheel: Path, tmp_path: Path) -> None:
+    with tarfile.open(build(tree, "sdist", tmp_path / "sdist")) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (source,) = (tmp_path / "unpacked").iterdir()
+    again = zipfile.ZipFile(build(source, "wheel", tmp_path / "wheel"))
+    first = zipfile.ZipFile(wheel)
+    assert {one.filename: one.CRC for one in again.infolist()} == {
+        one.filename: one.CRC for one in first.infolist()
+    }
+
+
+def test_site_packages_gains_the_package_and_its_metadata_alone(installed: Installed) -> None:
+    assert installed.gained == {"paritybit", f"paritybit-{__version__}.dist-info"}
+
+
+def test_an_installed_paritybit_lists_tests_and_replays_outside_a_checkout(
+    installed: Installed,
+) -> None:
+    """The project holds a folder `harness` that cannot be imported. Only --out is written to."""
+    before = installed.files()
+    script = installed.python.with_name("paritybit")
+    assert run([script, "--version"], installed.project) == (OK, f"paritybit {__version__}\n")
+    code, said = installed.paritybit("list", "--json")
+    assert code == OK, said
+    assert "swa_pad" in json.loads(said)["bugs"]
+    asked = ["--bug", "swa_pad@decode", "--examples", "10", "--device", "cpu", "--workers", "1"]
+    code, said = installed.paritybit("regress", *asked)
+    assert code == OK, said
+    assert (installed.project / "paritybit-out" / "latest" / "index.html").is_file()
+    case = CORPUS / "swa_pad@decode.json"
+    code, said = installed.paritybit("replay", str(case), "--device", "cpu")
+    assert code == FINDING, said
+    assert "hermetic_replay" in said or "kv_parity" in said, said
+    assert {path.name for path in installed.project.iterdir()} == {"harness", "paritybit-out"}
+    assert installed.files() == before
+
+
+def test_an_installed_paritybit_tests_a_release_of_an_engine(installed: Installed) -> None:
+    before = installed.files()
+    code, said = installed.paritybit("engine", RELEASE)
+    if code == CANNOT_RUN:
+        pytest.skip(f"no release could be fetched: {said.strip()}")
+    assert code == OK, said
+    engine = ["--engine", f"sglang=={RELEASE}", "--preset", "gpt_oss", "--examples", "2"]
+    asked = ["--bug", "swa_pad@decode", "--device", "cpu", "--workers", "1"]
+    code, said = installed.paritybit("regress", *engine, *asked)
+    assert code == OK, said
+    assert f"absent: sglang {RELEASE}: no swa_pad@decode" in " ".join(said.split())
+    assert {path.name for path in installed.project.iterdir()} == {"harness", "paritybit-out"}
+    assert installed.files() == before
