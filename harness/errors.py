@@ -30,10 +30,6 @@ PLURALS = {
 """What `paritybit list` calls each kind of names."""
 
 
-MOST_LISTED = 20
-"""A message lists at most this many valid names."""
-
-
 class MalformedError(ValueError):
     """A command line or a file that no build could make sense of. The message says what is valid.
 
