@@ -112,6 +112,6 @@ def explained_small(
     if found.explanation is None:
         return found
     pools = f"{small.trial.full_slots} full and {small.trial.swa_slots} SWA slots"
-    said = f"Let the pools have {pools}, which can be copied, and show the same."
+    said = f"The explanation uses smaller pools ({pools}), in which the finding appears too."
     proof = (said, *found.explanation.proof)
     return replace(found, explanation=replace(found.explanation, proof=proof))

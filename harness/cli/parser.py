@@ -6,7 +6,7 @@ from typing import Any
 
 from paritybit.harness.cli.folders import CORPUS, OUT
 from paritybit.harness.cli.words.help import COMMANDS, DESCRIPTION, DETAILS, EXAMPLES
-from paritybit.harness.cli.words.reading import Parser
+from paritybit.harness.cli.words.reading import Formatter, Parser
 from paritybit.harness.cli.words.values import (
     EVERY,
     NEWEST,
@@ -67,7 +67,7 @@ class Commands:
             help=COMMANDS[name],
             description="\n\n".join(paragraphs).rstrip(),
             epilog=f"examples:{lines}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=Formatter,
             allow_abbrev=False,  # soak has --seeds but no --seed, which must be an error.
         )
         command.set_defaults(run=run, parser=command)
@@ -128,8 +128,8 @@ def add_shape(command: Parser) -> None:
 
 def add_workers(command: Parser) -> None:
     """Add the options that say how many processes share the work, and how these share GPUs."""
-    default = "chosen from the cores, GPUs and MPS daemon found; see docs/gpu.md"
-    command.add_argument("--workers", type=count, help=f"Number of worker processes ({default})")
+    chosen = "(default: chosen from the cores, GPUs and MPS daemon found; see docs/gpu.md)"
+    command.add_argument("--workers", type=count, help=f"Number of worker processes {chosen}")
     add_mps(command)
 
 
@@ -261,7 +261,8 @@ def add_corpus(commands: Commands) -> None:
 def add_list(commands: Commands) -> None:
     """Add the list of names."""
     listing = commands.add("list", run_list)
-    listing.add_argument("kind", nargs="?", choices=KINDS, help="Kind of names (a summary)")
+    about = "Kind of names to list in full (default: a summary of all kinds)"
+    listing.add_argument("kind", nargs="?", choices=KINDS, help=about)
     listing.add_argument("--json", action="store_true", help="Print JSON")
 
 

@@ -166,8 +166,8 @@ def _about_holding(property_id: str, held: Holding) -> tuple[str, ...]:
     """Tell since which step something is held, or said of it, wrongly."""
     worlds = "both runs" if held.both else f"the {held.world} run only"
     return (
-        f"Let {held.what} be {held.before} before step {held.since}.",
-        f"Then step {held.since} runs: {held.step}.",
+        f"Before step {held.since}, {held.what} is {held.before}.",
+        f"Step {held.since} is: {held.step}.",
         f"But after step {held.since} {held.what} is {held.found}, in {worlds}.",
         f"So {property_id} does not hold.",
     )
@@ -201,17 +201,17 @@ def _path(at: Situation) -> str:
 def _setting(at: Situation) -> str:
     """Tell what ran, or what was to be captured."""
     if at.bucket is None and at.runner is not None:
-        return f"Let the engine capture {at.runner}."
-    return f"Let step {at.step} run {_path(at)}."
+        return f"The engine captures {at.runner}."
+    return f"Step {at.step} runs {_path(at)}."
 
 
 def _whose(slot: Slot) -> str:
     """Tell whose slot it is and who wrote it before."""
-    by, whose = slot.written_by, f"belong to {slot.owner}"
+    by, whose = slot.written_by, f"belongs to {slot.owner}"
     if slot.owner == NOBODY:
-        whose = "belong to no request" if slot.slot else "be the reserved slot"
-    written = "" if by is None else f", last written in step {by.step} by {_row_of(by)}"
-    return f"Let {slot.model} {slot.kind} slot {slot.slot} {whose}{written}."
+        whose = "belongs to no request" if slot.slot else "is the reserved slot"
+    written = "" if by is None else f" and was last written in step {by.step} by {_row_of(by)}"
+    return f"{slot.model.capitalize()} {slot.kind} slot {slot.slot} {whose}{written}."
 
 
 def _row_of(writer: Writer) -> str:

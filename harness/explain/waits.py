@@ -118,7 +118,7 @@ def explain_race(property_id: str, step: int, mended: Mapping[str, bool]) -> Exp
         site = site_of(Overlap, "work from two steps runs in the wrong order")
         but = "But no single wait fixes it. Without overlapping steps the bits are correct."
     proof = (
-        f"Let the host plan step {step}, or the step after it, while a forward runs.",
+        f"The host plans step {step}, or the step after it, while a forward runs.",
         f"Then in {site.function} ({site.file}), {site.message}.",
         but,
         f"So {property_id} does not hold.",

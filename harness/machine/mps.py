@@ -36,9 +36,9 @@ def private_daemon(device: str) -> Iterator[None]:
     is as it was asked for. Raises CannotRunError where none can start.
     """
     if device == "cpu":
-        raise CannotRunError("--mps cannot start an MPS daemon: this run uses the CPU")
+        raise CannotRunError("--mps cannot start an MPS daemon because this run uses the CPU")
     if not visible_gpus():
-        raise CannotRunError("--mps cannot start an MPS daemon: no GPU is visible")
+        raise CannotRunError("--mps cannot start an MPS daemon because no GPU is visible")
     before = {name: os.environ.get(name) for name in (keeper.PIPES, keeper.LOGS, BY_DRIVER)}
     folder = Path(tempfile.mkdtemp(prefix="paritybit-mps-"))
     with _kept(folder) as said:

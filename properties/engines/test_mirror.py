@@ -425,8 +425,8 @@ def test_an_engine_that_evicts_what_a_window_still_needs_is_named() -> None:
     made = MirroredWorld(1, longer=-1, own=True)
     first = 12 - CONFIG.window + 1
     said = (
-        f"freed the SWA slots of the first {first + 1} tokens of request 0, whose window reaches"
-        f" back to token {first}"
+        f"freed the SWA slots of the first {first + 1} tokens of request 0, but its window begins"
+        f" at token {first}"
     )
     with pytest.raises(RuntimeError, match=said):
         made.play(Schedule((Admit(12, 24), Decode((0,)))))

@@ -135,7 +135,7 @@ def test_a_soak_in_which_nothing_differs_says_what_was_played_of_each_runner() -
     assert (row["steps"], row["schedules"], row["replays"], row["padded"]) == (300, 8, 18, 14)
     assert row["events"] == {"decode: replay": 18}
     assert (row["seeds"], row["steps_per_second"]) == ([5, 6], 15.0)
-    assert found["message"] == "it: 300 steps of decode, 14 padded replays: nothing differs"
+    assert found["message"] == "it: 300 steps of decode, 14 padded replays: no difference found"
 
 
 def test_every_violation_is_a_finding_with_its_seed_and_its_case() -> None:

@@ -325,7 +325,10 @@ def test_on_paper_stands_what_is_open_or_was_not_expected_filtered_or_not(
     assert heights
     assert all(heights)
     assert page.locator("#filters").is_hidden()
-    assert "did not end as expected; those are printed" in page.locator(".on-paper").inner_text()
+    assert (
+        "did not end as expected. The printed page has those"
+        in page.locator(".on-paper").inner_text()
+    )
 
 
 def test_a_full_run_is_printed_on_20_pages_at_most(visit: Visit, tmp_path: Path) -> None:

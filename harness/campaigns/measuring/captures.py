@@ -71,7 +71,7 @@ def share_of_captures(device: str) -> dict[str, Any]:
         trial = TrialConfig(runner, device=device).with_bug(bug)
         result = run_task(Task(trial, Source.GENERATED, 0, EXAMPLES), benches, engines.play_fresh)
         if result.finding is None or result.error is not None:
-            raise RuntimeError(f"the hunt of {bug} on {runner} ended so: {result.status}")
+            raise RuntimeError(f"the hunt of {bug} on {runner} ended with: {result.status}")
         reaching = Reaching(benches(trial).pair, BUGS[bug])
         reaching.count([result.finding.schedule])
         engines.found.append(reaching.right.engine)

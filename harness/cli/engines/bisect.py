@@ -63,7 +63,7 @@ def show(console: Console, leftovers: Leftovers) -> None:
         red = leftovers.target in violated
         mark = "[bold red]violated[/]" if red else "[green]passed[/]  "
         console.print(mark, end=" ", markup=True)
-        console.print(f"{' + '.join(names) or 'nothing'} restored: {listed(violated)}")
+        console.print(f"{' + '.join(names) or 'nothing'} reset: {listed(violated)}")
     if leftovers.smallest is not None:
         console.print(f"smallest set: {' + '.join(leftovers.smallest)}")
     console.print(leftovers.cause or leftovers.no_cause)

@@ -1,6 +1,7 @@
 """A parser whose command lines are either understood as a whole or refused in one sentence."""
 
 import argparse
+import textwrap
 from typing import Any, NoReturn
 
 from paritybit.harness.cli.words.values import counts, names
@@ -38,6 +39,14 @@ class Once(argparse.Action):
             parser.error(f"{option_string} accepts one value but was given more than once")
         given.add(self.dest)
         setattr(namespace, self.dest, values)
+
+
+class Formatter(argparse.RawDescriptionHelpFormatter):
+    """A formatter that breaks no line inside a path or an option."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        """Return the lines of an option's help."""
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
 
 class Parser(argparse.ArgumentParser):

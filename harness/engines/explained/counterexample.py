@@ -101,7 +101,7 @@ def _told(case: Case, at: Situation) -> tuple[str, ...]:
     """Tell a violation of which no element of a static input is known to be the cause."""
     seen = next(one for one in case.violations if one["property"] == case.target)
     return (
-        f"Let step {at.step} run {at.runner}'s graph for bucket {at.bucket} with "
+        f"Step {at.step} runs {at.runner}'s graph for bucket {at.bucket} with "
         f"{at.live_size} live rows.",
         f"Then {seen['message']}.",
         f"So {case.target} does not hold.",

@@ -136,8 +136,8 @@ def test_a_stale_state_index_is_explained_by_its_element(
     assert (index.buffer, index.stale, told.cause.blame) == (stale, True, "inputs")
     assert index.read == slot.slot == seen.where["place"]
     assert slot.owner == seen.where["owner"]
-    named = {"recurrent state": "target recurrent state", "draft table": "draft table"}[section]
-    assert told.proof[0].startswith(f"Let {named} slot {slot.slot} belong to {slot.owner}")
+    named = {"recurrent state": "Target recurrent state", "draft table": "Draft table"}[section]
+    assert told.proof[0].startswith(f"{named} slot {slot.slot} belongs to {slot.owner}")
 
 
 def test_a_scatter_into_the_row_of_a_parked_request_is_seen(

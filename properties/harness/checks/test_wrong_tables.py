@@ -480,16 +480,19 @@ def test_what_is_held_or_free_wrongly_is_named_with_its_world(
 
 WRONG_CELLS: list[tuple[str, Callable[[Ownership], Tensor]]] = [
     ("full slot 3 is mapped to SWA slot 4; expected 2", lambda w: w.mapping[3:4].fill_(4)),
-    ("full slot 3 is mapped to SWA slot 0, not 2", lambda w: w.mapping[3:4].fill_(0)),
-    ("full slot 23 is mapped to SWA slot 1, not 0", lambda w: w.mapping[FREE : FREE + 1].fill_(1)),
-    ("full slot 0 is mapped to SWA slot 1, not 0", lambda w: w.mapping[:1].fill_(1)),
-    ("full slot 25 is mapped to SWA slot 0, not -1", lambda w: w.mapping[-1:].fill_(0)),
+    ("full slot 3 is mapped to SWA slot 0; expected 2", lambda w: w.mapping[3:4].fill_(0)),
     (
-        "row 2, column 1 of req_to_token is full slot 3, not 9",
+        "full slot 23 is mapped to SWA slot 1; expected 0",
+        lambda w: w.mapping[FREE : FREE + 1].fill_(1),
+    ),
+    ("full slot 0 is mapped to SWA slot 1; expected 0", lambda w: w.mapping[:1].fill_(1)),
+    ("full slot 25 is mapped to SWA slot 0; expected -1", lambda w: w.mapping[-1:].fill_(0)),
+    (
+        "row 2, column 1 of req_to_token is full slot 3; expected 9",
         lambda w: w.req_to_token[2, 1:2].fill_(3),
     ),
     (
-        "row 0, column 4 of req_to_token is full slot 3, not 0",
+        "row 0, column 4 of req_to_token is full slot 3; expected 0",
         lambda w: w.req_to_token[0, 4:5].fill_(3),
     ),
 ]

@@ -62,7 +62,7 @@ from properties.support.harness.faults import (
     window_off_by_one,
     wrong_fill,
 )
-from properties.support.harness.planting import SCHEDULE, Plant, engine_of, runners_named
+from properties.support.harness.planting import BEGINNING, SCHEDULE, Plant, engine_of, runners_named
 
 SIZES: dict[str, Any] = {
     "scheme": LocationScheme.PRESET,
@@ -89,7 +89,7 @@ def explained(lockstep: Lockstep, property_id: str, schedule: Schedule = SCHEDUL
     found = explanation(lockstep, schedule, outcome, timeline, property_id)
     assert found is not None
     assert found.property == property_id
-    assert found.proof[0].startswith("Let ")
+    assert BEGINNING.match(found.proof[0])
     assert found.proof[-1].startswith("So ")
     assert all("None" not in sentence for sentence in found.proof)
     return found
@@ -212,7 +212,7 @@ def test_a_window_list_one_short_is_named_with_its_row_and_its_columns(
     assert (found.cause.blame, listed.kind, listed.owner) == ("key lists", "swa", "request 0")
     first = 12 - window
     assert listed.message.startswith(f"is one short: it begins at column {first + 1} (slot ")
-    assert f"the window at column {first} (slot " in listed.message
+    assert f"the window begins at column {first} (slot " in listed.message
     assert found.cause.index is None
     assert "the window list of live row 1 (request 0) is one short" in " ".join(found.proof)
 
@@ -416,8 +416,8 @@ EVICTING = Schedule((Admit(20, 99), Evict(0)))
             EVICTING,
             "full_to_swa_index_mapping[",
             (1, "evict"),
-            "where the pages that are held say ",
-            "where the pages that are held say 0",
+            "expected from the pages held: ",
+            "expected from the pages held: 0",
             False,
         ),
     ],
@@ -541,7 +541,7 @@ def test_keys_that_are_not_those_of_the_definition_are_named(
         ),
         ("log_hygiene", warning, "call site", "something is odd."),
         ("log_hygiene", python_warning, "call site", "something is odd."),
-        ("hermetic_replay", padded_history, "not known", "what led there is not known"),
+        ("hermetic_replay", padded_history, "not known", "the cause is not known"),
         ("batch_invariance", other_bits_alone, "not known", "when it runs alone"),
     ],
 )
@@ -610,9 +610,9 @@ def test_a_run_that_fails_while_something_is_changed_is_no_evidence(
             [4, 5, 6, 7, 9],
             ("is one too long: it ends at slot 9, but the window ends at column 3 (slot 7)"),
         ),
-        ([4, 9, 6, 7], "has slot 9 as key 1; expected slot 5 of column 1"),
-        ([4, 6, 7], "has slot 6 of column 2 as key 1; expected slot 5 of column 1"),
-        ([], "has no slot as key 0; expected slot 4 of column 0"),
+        ([4, 9, 6, 7], "has slot 9 as key 1; expected slot 5 (column 1)"),
+        ([4, 6, 7], "has slot 6 (column 2) as key 1; expected slot 5 (column 1)"),
+        ([], "has no slot as key 0; expected slot 4 (column 0)"),
     ],
 )
 def test_what_is_wrong_with_a_list_is_said_by_its_ends_or_its_first_key(
@@ -686,11 +686,11 @@ OF_TOKENS = FirstDifference(
 @pytest.mark.parametrize(
     ("op", "key", "slot", "right", "does"),
     [
-        ("store_kv", None, 45, 50, "stores in layer 1 at slot 45; expected slot 50"),
-        ("store_kv", None, 45, None, "stores in layer 1 at slot 45"),
-        ("attention", 2, 45, None, "reads in layer 1 slot 45; expected no slot as key 2"),
-        ("attention", 2, 45, 50, "reads in layer 1 slot 45; expected slot 50 as key 2"),
-        ("attention", 2, None, 50, "does not read in layer 1 key 2, slot 50"),
+        ("store_kv", None, 45, 50, "stores at slot 45 in layer 1; expected slot 50"),
+        ("store_kv", None, 45, None, "stores at slot 45 in layer 1"),
+        ("attention", 2, 45, None, "reads slot 45 as key 2 in layer 1; expected no slot"),
+        ("attention", 2, 45, 50, "reads slot 45 as key 2 in layer 1; expected slot 50"),
+        ("attention", 2, None, 50, "does not read key 2 (slot 50) in layer 1"),
         ("scan_states", None, 4, 3, "continues the state in slot 4; expected slot 3"),
     ],
 )
@@ -705,13 +705,13 @@ def test_the_slot_that_an_index_led_to_is_told_though_what_led_there_is_not_know
     assert but.startswith("But the cause is not known")
 
 
-@pytest.mark.parametrize(("slot", "whose"), [(4, "belong to no request"), (0, "be the reserved")])
+@pytest.mark.parametrize(("slot", "whose"), [(4, "belongs to no request"), (0, "is the reserved")])
 def test_a_slot_that_is_nobodys_is_said_to_be_so(slot: int, whose: str) -> None:
     cause = Cause(
         "not known", difference=OF_TOKENS, slot=Slot("draft", "full", slot, "nobody", None)
     )
     assert prove("kv_parity", Situation(1, "decode", 2, 1), cause)[0].startswith(
-        f"Let draft full slot {slot} {whose}"
+        f"Draft full slot {slot} {whose}"
     )
 
 

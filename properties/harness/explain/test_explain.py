@@ -38,7 +38,7 @@ from paritybit.subjects.runners import RUNNERS
 from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
 
-from properties.support.harness.planting import captured
+from properties.support.harness.planting import BEGINNING, captured
 
 CORPUS = Path(__file__).parents[2] / "corpus"
 ALIKE = ("loc_memo_warning", "shared_buffer_dtype")
@@ -221,7 +221,7 @@ def test_the_cause_is_what_the_mechanism_implies(explained: Explained) -> None:
     """The buffer, whether it was stale, and what is to blame; or the site of a warning."""
     facts, bug = explained.facts, str(explained.case.trial.bug).partition(".")[0]
     assert facts.property == explained.case.target
-    assert facts.proof[0].startswith("Let ")
+    assert BEGINNING.match(facts.proof[0])
     assert facts.proof[-1].startswith("So ")
     assert all("None" not in sentence for sentence in facts.proof)
     assert facts.sources

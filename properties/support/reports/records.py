@@ -253,7 +253,7 @@ def explanation(**changes: Any) -> Explanation:
         at=Situation(step=3, runner="decode", bucket=2, live_size=1),
         cause=cause(),
         proof=(
-            "Let step 2 replay decode over requests 0 and 1: it copies 9, the SWA slot of"
+            "Step 2 replays decode over requests 0 and 1: it copies 9, the SWA slot of"
             " request 1, into out_cache_loc_swa[1].",
             (
                 "Then step 3 replays the same bucket for request 0 alone: row 1 is "
@@ -488,7 +488,7 @@ def warning_finding() -> Finding:
         property="log_hygiene",
         at=Situation(step=0, runner="piecewise"),
         cause=Cause("build", site=site),
-        proof=("Let step 0 prefill eagerly.", "So the pool warns, every value being right."),
+        proof=("Step 0 prefills eagerly.", "So the pool warns, every value being right."),
     )
     return finding([violation], timeline, "loc_memo_warning-decode", explained)
 
