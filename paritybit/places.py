@@ -20,7 +20,14 @@ SOURCES = PACKAGE if (PACKAGE / "harness").is_dir() else PACKAGE.parent
 def cache_folder() -> Path:
     """Return the folder in the user's cache for files that are large and can be made again.
 
-    Follows the XDG base directory specification: a relative `XDG_CACHE_HOME` is ignored.
+    Follows the XDG base directory specification: a relative `XDG_CACHE_HOME` is ignored. A user
+    without a home folder, as in some containers, gets a folder that cannot be created.
     """
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (named if named.is_absolute() else Path.home() / ".cache") / "paritybit"
+    if named.is_absolute():
+        return named / "paritybit"
+    try:
+        home = Path.home()
+    except RuntimeError:
+        home = Path(os.devnull)
+    return home / ".cache" / "paritybit"

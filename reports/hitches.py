@@ -16,7 +16,7 @@ def hitches(record: Record) -> Iterator[Fact]:
     stalled = sum(row.events.get(STALLED, 0) for row in (*record.clean, *record.bugs))
     if stalled:
         yield Fact(
-            "gates that opened by themselves",
+            "delayed streams released by a timeout",
             f"{stalled}: with overlapping steps, the host waited about 4 s for each, and "
             "the run may have missed a race",
         )

@@ -108,7 +108,8 @@ def describe(observation: Observation) -> Description:
     elif ((bits(noisy.storage) != bits(storage)) & noisy.owned).any():
         where = first_kv_difference(observation.layout, storage, noisy.storage, noisy.owned)
         where["owner"] = owner_at(where, observation.graph)
-        return "noise in unowned memory changed " + describe_slot(where) + " it was written", where
+        changed = describe_slot(where).removesuffix(":")
+        return f"noise in unowned memory changed {changed}", where
     where = first_output_difference(output, noisy.output)
     changed = f"{where['tensor']} of live row {where['row']}"
     return f"noise in unowned memory changed {changed}", where

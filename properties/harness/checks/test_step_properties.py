@@ -4,6 +4,7 @@ Nothing is played here. `test_planted_faults` shows that what a fault does reach
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -559,7 +560,7 @@ def test_what_noise_changed_is_described() -> None:
     kv_that_noise_changed(spoiled)
     message, where = described("padding_noninterference", spoiled)
     assert message.startswith("noise in unowned memory changed target layer ")
-    assert message.endswith(" it was written")
+    assert re.search(r", slot 15 of request 4, head \d+, element \d+$", message)
     assert (where["slot"], where["owner"]) == (15, "request 4")
     spoiled = observation()
     flip(spoiled.extra["padding_noninterference"].output["hidden"], 1, 0)

@@ -1,14 +1,17 @@
 """Whatever surrounds a command does it no harm: make, an ASCII terminal, python -OO, no xdist."""
 
 import os
+import pwd
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from paritybit.harness.cli.names import catalogue
 
-from properties.support.harness.command_line import FINDING, LONGEST, OK, python
+from paritybit.__main__ import main
+from properties.support.harness.command_line import CANNOT_RUN, FINDING, LONGEST, OK, python
 from properties.support.places import CORPUS, ROOT
 
 CASE = str(CORPUS / "swa_pad@decode.json")
@@ -143,6 +146,32 @@ def test_a_terminal_of_few_signs_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (OK, "")
     done = python("-m", "paritybit", "replay", "é….json", variables=ASCII)
     assert re.fullmatch(r"paritybit: \\xe9\\u2026\.json cannot be read: .*\n", done.stderr)
+
+
+def test_a_user_without_a_home_folder_keeps_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """As in a container that runs under a number that no user has."""
+
+    def nobody(number: int) -> None:
+        raise KeyError(number)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    for name in ("HOME", "XDG_CACHE_HOME", "PARITYBIT_ENGINES", "HYPOTHESIS_STORAGE_DIRECTORY"):
+        monkeypatch.setenv(name, "")  # So that it is again as it was, whatever main sets.
+        monkeypatch.delenv(name)
+    catalogue.cache_clear()
+    assert main(["list", "runners"]) == OK
+    assert "decode " in capsys.readouterr().out
+    assert main(["engine", "0.5.12"]) == CANNOT_RUN
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (
+        "paritybit: cannot store sglang-0.5.12 in the engine folder (PARITYBIT_ENGINES): "
+        "Not a directory\n"
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_suite_runs_without_xdist(tmp_path: Path) -> None:
