@@ -28,7 +28,7 @@ DEVICES = ("auto", "cpu", "cuda")
 MOST_LINES, LINE_WIDTH, INDENT = 4, 80, "  "
 """How the names of a kind are shown in the list of all kinds."""
 
-MORE = "'paritybit list bugs' prints every bug with a sentence about it; likewise for each kind."
+MORE = "'paritybit list bugs' prints each bug with a sentence; so do the other kinds."
 
 Names = dict[str, dict[str, str]]
 """Kinds of names, in order; each name with a sentence about it."""

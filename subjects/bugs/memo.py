@@ -46,8 +46,8 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=_THREADS,
         mechanism=(
-            "The memo is not cleared after the window translation. Where Python then "
-            "translates out_cache_loc, in an eager forward, the pool logs a warning."
+            "The memo is not cleared after the window translation. If an eager forward then "
+            "translates out_cache_loc in Python, the pool logs a warning."
         ),
         without=("after_window",),
     ),

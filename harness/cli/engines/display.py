@@ -86,7 +86,7 @@ def fault_table(record: Mapping[str, Any]) -> Table:
 def property_table(record: Mapping[str, Any]) -> Table:
     """Return the properties that were violated, by leg: in how many schedules of how many."""
     table = Table(title="violated properties, by runner and model", box=None)
-    for column in ("leg", "property", "schedules", "how first"):
+    for column in ("trial", "property", "schedules", "first violation"):
         table.add_column(column, justify="right" if column == "schedules" else "left")
     for leg in record["answer"]["legs"]:
         for name, found in leg["properties"].items():

@@ -190,7 +190,7 @@ def write_engine(record: dict[str, Any], folder: Path) -> Previous | None:
 def run_engine(options: argparse.Namespace) -> int:
     """Fetch a release, which a version alone names if it is one of sglang."""
     found = engines.fetch(*engines.release_of(options.version))
-    print(f"{found.name} is in {shown(str(engines.folder()), keep=2)}")
+    print(f"{found.name} is in {engines.folder()}")
     return OK
 
 
