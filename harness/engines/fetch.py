@@ -1,5 +1,6 @@
 """Engines by name or by folder: where they lie, and how those that do not are fetched, apart."""
 
+import importlib.util
 import os
 import re
 import shutil
@@ -275,7 +276,11 @@ def _not_kept(name: str, error: OSError) -> CannotRunError:
 
 
 def _pip(*arguments: str) -> str:
-    """Run the package client and return all it says."""
+    """Run the package client and return all it says. Raises CannotRunError if it is missing."""
+    if importlib.util.find_spec("pip") is None:
+        raise CannotRunError(
+            "downloading an engine needs the package pip: install the extra 'paritybit[engines]'"
+        )
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr

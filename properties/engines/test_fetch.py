@@ -1,5 +1,6 @@
 """Where engines are kept, who fetches one, and what CI makes of one that it cannot have."""
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -34,6 +35,21 @@ def test_a_folder_of_engines_that_cannot_be_written_is_said_before_anything_is_f
     assert main(["engine", "0.5.12"]) == CANNOT_RUN
     said = capsys.readouterr().err
     assert "cannot store sglang-0.5.12 in the engine folder (PARITYBIT_ENGINES): " in said
+
+
+def test_an_environment_without_pip_is_told_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one that uv has made."""
+    found = importlib.util.find_spec
+    without = lambda name, *words: None if name == "pip" else found(name, *words)  # noqa: E731
+    monkeypatch.setattr("importlib.util.find_spec", without)
+    monkeypatch.setenv("PARITYBIT_ENGINES", str(tmp_path))
+    assert main(["engine", "0.5.12"]) == CANNOT_RUN
+    assert capsys.readouterr().err == (
+        "paritybit: downloading an engine needs the package pip: install the extra "
+        "'paritybit[engines]'\n"
+    )
 
 
 def engine_in(folder: Path, package: Package = SGLANG) -> Path:

@@ -288,7 +288,7 @@ def test_the_build_imports_no_test_and_no_conftest() -> None:
 def test_what_is_pinned_twice_is_pinned_alike() -> None:
     """An engine on trial finds the main environment's packages before its own."""
     pins = [
-        dict(line.lower().rstrip(" \\").split("==") for line in lines if "==" in line)
+        dict(re.split(r"==|[ ;\\]", line.lower())[:2] for line in lines if "==" in line)
         for lines in (
             path.read_text().splitlines()
             for path in (ROOT / "constraints.txt", PINS / "engine-dependencies.txt")
