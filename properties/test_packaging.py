@@ -28,6 +28,9 @@ MOST_SECONDS = 900.0
 RELEASE = "0.5.12"
 """A release of sglang that has fixed swa_pad."""
 
+ALONE = ("--no-deps", "--no-index", "--ignore-installed")
+"""Options of pip for a wheel whose dependencies, or an older self, another environment has."""
+
 pytestmark = pytest.mark.skipif(
     find_spec("hatchling") is None, reason="hatchling is not installed: pip install hatchling"
 )
@@ -115,7 +118,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
     mine = [path for path in sys.path if path.endswith("-packages")]
     (site / "dependencies.pth").write_text("".join(f"{path}\n" for path in mine))
     before = {path.name for path in site.iterdir()}
-    code, said = run([python, "-m", "pip", "install", "--no-deps", "--no-index", wheel], folder)
+    code, said = run([python, "-m", "pip", "install", *ALONE, wheel], folder)
     assert code == OK, said
     project = folder / "project"
     (project / "harness").mkdir(parents=True)

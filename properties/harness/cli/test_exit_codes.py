@@ -242,8 +242,11 @@ WITHOUT_TORCH: Sequence[tuple[list[str], int]] = [
 ]
 """Command lines that need nothing that takes long, and their exit codes."""
 
-MOST_MODULES = 180
-"""Modules that such a command line may import: it imports 178 at most, and numpy has 111 more."""
+MOST_MODULES = 185
+"""Modules that such a command line may import.
+
+It imports 178 at most on Python 3.11 and 181 on 3.12, and numpy has 111 more.
+"""
 
 ASKING = """
 import sys
