@@ -1,0 +1,125 @@
+"""The facts that a connector reports about its engine. Data alone: a check reads nothing else.
+
+A *slot* is the place of one token's K and V in the tensors of a group. Slot numbers are the
+engine's own. A *position* is the index of a token in its request, from 0.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The KV tensors of one layer, each [slots, ...]: the first axis is the slot."""
+
+    name: str
+    tensors: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers that share slot numbers.
+
+    A query at position p reads the positions from p - window + 1 to p; all, without a window.
+    `reserved` are the slots that padding uses: they may hold anything.
+    """
+
+    name: str
+    layers: tuple[Layer, ...]
+    window: int | None = None
+    reserved: frozenset[int] = frozenset({0})
+    page_size: int = 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One live row of a batch: a request, and what this forward reads and computes for it.
+
+    `tokens` holds at least cached + computed ids. An id that the host does not know yet is None,
+    as under overlap scheduling; the ledger names such a token by its request and position.
+    `slots` gives, per group, the slot of each position from 0 to cached + computed - 1. A position
+    that has no slot any more, as outside a sliding window, is -1.
+    """
+
+    request: str
+    tokens: Sequence[int | None]
+    cached: int
+    computed: int
+    slots: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Forward:
+    """One forward pass: `kind` is the engine's word for it, such as decode or extend.
+
+    `owned` gives, per group, the slots that the forward may write: None means the slots of the
+    computed positions of its rows. A forward whose reads cannot be told, as one of a draft model,
+    has no rows and names `owned`; only its frame and its replays are then checked.
+    """
+
+    kind: str
+    rows: tuple[Row, ...]
+    owned: Mapping[str, torch.Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class IndexList:
+    """Slots that an attention backend hands to its kernels, per row of the batch.
+
+    Row r has `counts[r]` entries from `offsets[r]` on in the flat tensor `entries`; for a table
+    of [rows, width] the offset is r * width. `page` > 1 means that an entry is a page number, and
+    that a row lists one entry per page. `covers` says which positions a row lists: "cached" those
+    before this forward, "all" those that it computes too. `exact` means that the kernel reads each
+    entry: entries before the window are then wrong. Otherwise the kernel masks the window itself.
+    The rows from `len(forward.rows)` on are padding.
+    """
+
+    name: str
+    group: str
+    entries: torch.Tensor
+    offsets: torch.Tensor
+    counts: torch.Tensor
+    covers: str = "all"
+    exact: bool = True
+    page: int = 1
+    source: str | None = None
+
+
+@dataclass
+class StaticInput:
+    """A tensor that a graph reads at a fixed address; a replay uses its first `live` entries.
+
+    `live` and the padded length `size` count entries along axis `axis`. `valid` are the values
+    that padding may hold, as a half-open range; None means that no other value is known to be
+    valid, and the tail is then never overwritten. `keeps` says that padding is never read, by the
+    engine's contract. `source` is the file and line in the engine that fills it.
+    """
+
+    name: str
+    tensor: torch.Tensor
+    live: int
+    size: int
+    axis: int = 0
+    valid: tuple[int, int] | None = None
+    source: str | None = None
+
+
+@dataclass
+class Replay:
+    """One replay of a captured graph.
+
+    `graph` identifies the capture. `run` replays it and may be called again. `outputs` returns the
+    live part of what it computed, by name. `eager` computes the same without the graph, if the
+    engine can. `kind` is the engine's name for the runner.
+    """
+
+    graph: object
+    kind: str
+    rows: int
+    bucket: int
+    inputs: Sequence[StaticInput]
+    run: Callable[[], object]
+    outputs: Callable[[], Mapping[str, torch.Tensor]] = field(default=dict)
+    eager: Callable[[], Mapping[str, torch.Tensor]] | None = None
