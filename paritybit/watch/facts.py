@@ -41,6 +41,12 @@ class Row:
     as under overlap scheduling; the ledger names such a token by its request and position.
     `slots` gives, per group, the slot of each position from 0 to cached + computed - 1. A position
     that has no slot any more, as outside a sliding window, is -1.
+
+    `space` names what KV depends on besides tokens, such as a LoRA adapter or a cache salt. Rows
+    of different spaces never share KV.
+
+    Several rows of one request stand for the branches of a tree of draft tokens: they share the
+    cached positions, and a slot that two branches share holds the same tokens in both.
     """
 
     request: str
@@ -48,6 +54,7 @@ class Row:
     cached: int
     computed: int
     slots: Mapping[str, torch.Tensor]
+    space: str = ""
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,7 @@ class IndexList:
     that a row lists one entry per page. `covers` says which positions a row lists: "cached" those
     before this forward, "all" those that it computes too. `exact` means that the kernel reads each
     entry: entries before the window are then wrong. Otherwise the kernel masks the window itself.
+    `window` overrides the group's window for this list: some kernels read fewer positions.
     The rows from `len(forward.rows)` on are padding.
     """
 
@@ -85,6 +93,7 @@ class IndexList:
     exact: bool = True
     page: int = 1
     source: str | None = None
+    window: int | None = None
 
 
 @dataclass
@@ -93,8 +102,8 @@ class StaticInput:
 
     `live` and the padded length `size` count entries along axis `axis`. `valid` are the values
     that padding may hold, as a half-open range; None means that no other value is known to be
-    valid, and the tail is then never overwritten. `keeps` says that padding is never read, by the
-    engine's contract. `source` is the file and line in the engine that fills it.
+    valid, and the tail is then never overwritten. `source` is the file and line in the engine that
+    fills it. `expected` are the values that the batch gives to the live part, on any device.
     """
 
     name: str
@@ -104,6 +113,7 @@ class StaticInput:
     axis: int = 0
     valid: tuple[int, int] | None = None
     source: str | None = None
+    expected: torch.Tensor | None = None
 
 
 @dataclass
@@ -112,7 +122,8 @@ class Replay:
 
     `graph` identifies the capture. `run` replays it and may be called again. `outputs` returns the
     live part of what it computed, by name. `eager` computes the same without the graph, if the
-    engine can. `kind` is the engine's name for the runner.
+    engine can. `kind` is the engine's name for the runner. A replay that is not `repeatable` changes
+    state other than KV and its inputs, or waits for other ranks: `run` is then called once.
     """
 
     graph: object
@@ -123,3 +134,4 @@ class Replay:
     run: Callable[[], object]
     outputs: Callable[[], Mapping[str, torch.Tensor]] = field(default=dict)
     eager: Callable[[], Mapping[str, torch.Tensor]] | None = None
+    repeatable: bool = True
