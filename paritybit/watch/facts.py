@@ -122,7 +122,7 @@ class Replay:
 
     `graph` identifies the capture. `run` replays it and may be called again. `outputs` returns the
     live part of what it computed, by name. `eager` computes the same without the graph, if the
-    engine can. `kind` is the engine's name for the runner. A replay that is not `repeatable` changes
+    engine can. `kind` is the engine's name for the runner. If not `repeatable`, the replay changes
     state other than KV and its inputs, or waits for other ranks: `run` is then called once.
     """
 
