@@ -1,0 +1,1 @@
+"""Properties of the KV sanitizer, apart from those of its parts."""
