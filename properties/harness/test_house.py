@@ -5,6 +5,7 @@ Read off the sources, without importing them.
 
 import ast
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 ORDER = (
     "paritybit.compat",
     "paritybit.places",
+    "paritybit.watch",
     "paritybit.reference",
     "paritybit.subjects",
     "paritybit.harness.errors",
@@ -128,6 +130,23 @@ def test_a_package_imports_from_those_before_it_alone(package: str) -> None:
         if not allowed(module, other)
     }
     assert wrong == set()
+
+
+def test_the_sanitizer_imports_torch_and_the_standard_library_alone() -> None:
+    """It runs among the packages of an engine. Triton is imported where it is there."""
+    allowed_ = {"torch", "triton", *sys.stdlib_module_names}
+    for module in [module for module in sources() if package_of(module) == "paritybit.watch"]:
+        for node in nodes(sources()[module]):
+            names = (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
+            for name in names:
+                inside = name.startswith("paritybit.watch")
+                assert inside or name.split(".")[0] in allowed_, f"{module} imports {name}"
 
 
 def test_every_module_belongs_to_a_package() -> None:

@@ -1,0 +1,107 @@
+"""Finds the connectors of engines and starts them in this process.
+
+A connector is an entry point in the group `paritybit.connectors`. Its name is the engine's
+top-level package. It loads as a function without arguments, `connect()`, which hooks the engine;
+what it returns is ignored. `connect` runs at most once per process and name.
+
+- An engine with a plugin mechanism calls `connect(NAME)` of this module from its plugin.
+- For any other engine `install()` runs at the start of the process, before the engine is
+  imported. It calls `connect(NAME)` as soon as the top-level package has been imported.
+
+Neither does anything if `PARITYBIT_WATCH` is not set. A connector that fails makes the run
+undecided; the engine goes on.
+"""
+
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+
+from paritybit.watch.journal import of_process
+
+GROUP = "paritybit.connectors"
+
+_CONNECTED: set[str] = set()
+
+
+def connectors() -> dict[str, EntryPoint]:
+    """Return the entry points of all connectors that are installed, by name."""
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def connect(name: str) -> None:
+    """Start the connector of the engine whose top-level package is `name`."""
+    journal = of_process()
+    if journal is None or name in _CONNECTED:
+        return
+    _CONNECTED.add(name)
+    point = connectors().get(name)
+    if point is None:
+        journal.undecided(f"no connector is installed for {name}")
+        return
+    try:
+        point.load()()
+    except Exception:
+        journal.undecided(f"the connector of {name} failed: {where()}")
+
+
+def where() -> str:
+    """Return the error being handled, with the modules and lines that led to it."""
+    kind, error, trace = sys.exc_info()
+    frames = [
+        f"{frame.f_globals.get('__name__', '?')}:{line}" for frame, line in traceback.walk_tb(trace)
+    ]
+    assert kind is not None
+    return f"{kind.__name__}: {error} ({' > '.join(frames[-6:])})"
+
+
+def install() -> None:
+    """Call each connector once its engine's package has been imported."""
+    if of_process() is None:
+        return
+    waiting = set(connectors()) - _CONNECTED
+    for name in waiting & set(sys.modules):
+        connect(name)
+    sys.meta_path.insert(0, _Finder(waiting - set(sys.modules)))
+
+
+class _Finder(MetaPathFinder):
+    """Finds the packages of engines as Python does, and runs their connectors afterwards."""
+
+    def __init__(self, names: set[str]) -> None:
+        self.names = names
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of an engine's package; None for all other modules."""
+        if fullname not in self.names:
+            return None
+        self.names.discard(fullname)
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, fullname)
+        return spec
+
+
+class _Loader(Loader):
+    """Loads a package by its own loader, then starts the connector."""
+
+    def __init__(self, inner: Loader, name: str) -> None:
+        self.inner, self.name = inner, name
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Create the module as its own loader does."""
+        return self.inner.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module, then the connector."""
+        spec = module.__spec__
+        if spec is not None:
+            spec.loader = self.inner
+        module.__loader__ = self.inner
+        self.inner.exec_module(module)
+        connect(self.name)

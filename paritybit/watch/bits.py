@@ -1,0 +1,114 @@
+"""Checksums of slots: one int64 per slot, over all layers and tensors of a group.
+
+A slot's bytes are read as integers ("words"), so that NaN payloads and -0.0 count. Each word is
+multiplied by an odd factor of its place, and all are added modulo 2^64. A change of one word
+always changes the sum; swapped words, tensors or layers do too, except with probability 2^-64.
+"""
+
+import importlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paritybit.watch.facts import Group
+
+WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+
+CHUNK = 2**22
+"""Words that the torch implementation multiplies at once: 32 MiB."""
+
+SEED = 20_261_124
+
+
+def words_of(tensor: Tensor) -> Tensor:
+    """Return [slots, words] over the bytes of [slots, ...], as wide integers as they divide into.
+
+    It is a view, unless the entries of one slot are not contiguous.
+    """
+    flat = tensor.flatten(1) if tensor.dim() > 1 else tensor[:, None]
+    for word in WORDS:
+        if flat.shape[1] * flat.element_size() % word.itemsize:
+            continue
+        try:
+            return flat.view(word)
+        except RuntimeError:
+            continue
+    return flat.contiguous().view(torch.uint8)
+
+
+def viewable(tensor: Tensor) -> bool:
+    """Whether the entries of each slot are contiguous, so that words are a view."""
+    inner = tensor[:1]
+    return tensor.shape[0] == 0 or inner.is_contiguous()
+
+
+def factors(number: int, seed: int) -> Tensor:
+    """Return so many odd int64 factors."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(-(2**63), 2**63 - 1, (number,), generator=generator, dtype=torch.int64)
+    return drawn | 1
+
+
+class Checksums:
+    """The checksums of a group's slots."""
+
+    def __init__(self, group: Group) -> None:
+        self.tensors = [tensor for layer in group.layers for tensor in layer.tensors]
+        if not self.tensors:
+            raise ValueError(f"group {group.name} has no tensors")
+        self.slots = min(tensor.shape[0] for tensor in self.tensors)
+        self.device = self.tensors[0].device
+        self.scales: Sequence[int] = factors(len(self.tensors), SEED).tolist()
+        self.tables: dict[int, Tensor] = {}
+        self.fast = self._on_cuda()
+
+    def _on_cuda(self) -> object | None:
+        """Return the kernel's launcher, or None where torch has to do."""
+        same = all(tensor.device == self.device for tensor in self.tensors)
+        if self.device.type != "cuda" or not same or not all(map(viewable, self.tensors)):
+            return None
+        try:
+            kernel = importlib.import_module("paritybit.watch.kernel")
+        except ImportError:
+            return None
+        launcher: object = kernel.Launcher(self)
+        return launcher
+
+    def table(self, width: int) -> Tensor:
+        """Return the factors of the words of one slot."""
+        if width not in self.tables:
+            self.tables[width] = factors(width, SEED + width).to(self.device)
+        return self.tables[width]
+
+    def all(self, first: int = 0, last: int | None = None) -> Tensor:
+        """Return the checksums of the slots from `first` up to `last`, int64 [slots]."""
+        last = self.slots if last is None else last
+        if self.fast is not None:
+            return self.fast.all(first, last)  # type: ignore[attr-defined, no-any-return]
+        total = torch.zeros(last - first, dtype=torch.int64, device=self.device)
+        for tensor, scale in zip(self.tensors, self.scales, strict=True):
+            self._add(total, tensor[first:last], scale)
+        return total
+
+    def of(self, slots: Tensor) -> Tensor:
+        """Return the checksums of some slots, int64 [n]; their numbers are int64 [n]."""
+        if self.fast is not None:
+            return self.fast.of(slots)  # type: ignore[attr-defined, no-any-return]
+        total = torch.zeros(len(slots), dtype=torch.int64, device=self.device)
+        row = max(1, self.tensors[0][:1].numel())
+        step = max(1, CHUNK // row)
+        for first in range(0, len(slots), step):
+            some = slots[first : first + step]
+            for tensor, scale in zip(self.tensors, self.scales, strict=True):
+                rows = tensor.index_select(0, some.to(tensor.device))
+                self._add(total[first : first + step], rows, scale)
+        return total
+
+    def _add(self, total: Tensor, rows: Tensor, scale: int) -> None:
+        """Add the part of one tensor [n, ...] to the checksums of its slots."""
+        step = max(1, CHUNK // max(1, rows[:1].numel()))
+        for first in range(0, len(rows), step):
+            words = words_of(rows[first : first + step])
+            products = words.to(self.device) * self.table(words.shape[1])
+            total[first : first + step] += products.sum(1) * scale

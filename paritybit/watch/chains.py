@@ -1,0 +1,121 @@
+"""Chains of token hashes: the hash at a position stands for all tokens of a request up to it.
+
+Equal tokens have equal hashes, whichever request they belong to, so a shared prefix is one. A
+token that the host does not know yet has a placeholder of its own: its hash, and the hashes after
+it, are *provisional*, and are odd. Once the token is known, an alias leads from each provisional
+hash to the final one. All final hashes are even and none is 0.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+UNKNOWN = 0
+"""The hash of a slot about whose tokens nothing is known."""
+
+MOST_TOKENS = 4_000_000
+MOST_ALIASES = 1_000_000
+
+
+@dataclass
+class Chain:
+    """The tokens of one request, and the hash at each position. `start` stands before them."""
+
+    start: int = UNKNOWN
+    tokens: list[int | None] = field(default_factory=list)
+    hashes: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Chains:
+    """The chains of all requests seen lately.
+
+    A request that is forgotten is hashed again from its tokens. An alias that is forgotten leaves
+    a provisional hash that means nothing: such a slot cannot be judged.
+    """
+
+    chains: OrderedDict[str, Chain] = field(default_factory=OrderedDict)
+    aliases: OrderedDict[int, int] = field(default_factory=OrderedDict)
+    held: int = 0
+
+    def hashes(
+        self, request: str, tokens: Sequence[int | None], length: int, space: str = ""
+    ) -> list[int]:
+        """Return the hashes at the first `length` positions of a request with these tokens.
+
+        Requests of different spaces share none.
+        """
+        chain = self.chains.get(request)
+        if chain is None:
+            chain = self.chains[request] = Chain(start(space))
+        self.chains.move_to_end(request)
+        before = len(chain.tokens)
+        update(chain, request, list(tokens[:length]), self.aliases)
+        self.held += len(chain.tokens) - before
+        while self.held > MOST_TOKENS and len(self.chains) > 1:
+            _, old = self.chains.popitem(last=False)
+            self.held -= len(old.tokens)
+        while len(self.aliases) > MOST_ALIASES:
+            self.aliases.popitem(last=False)
+        return chain.hashes[:length]
+
+    def known(self, request: str, position: int, token: int) -> None:
+        """Note a token that the host knows now."""
+        chain = self.chains.get(request)
+        if chain is not None and position < len(chain.tokens) and chain.tokens[position] is None:
+            tokens = list(chain.tokens)
+            tokens[position] = token
+            update(chain, request, tokens, self.aliases)
+
+    def final(self, value: int) -> int:
+        """Return the final hash for a provisional one, or the value itself if none is known."""
+        for _ in range(8):
+            if value & 1 and value in self.aliases:
+                value = self.aliases[value]
+        return value
+
+
+def update(
+    chain: Chain, request: str, tokens: list[int | None], aliases: OrderedDict[int, int]
+) -> None:
+    """Make a chain that of `tokens`, if these differ from its first tokens or go on after them.
+
+    While the only difference is that tokens became known, aliases lead from old hashes to new.
+    """
+    old_tokens, old_hashes = chain.tokens, chain.hashes
+    if len(tokens) <= len(old_tokens) and old_tokens[: len(tokens)] == tokens:
+        return
+    first = first_difference(old_tokens, tokens)
+    hashes = old_hashes[:first]
+    previous = hashes[-1] if hashes else chain.start
+    same = True
+    for position in range(first, len(tokens)):
+        token = tokens[position]
+        previous = following(previous, token, request, position)
+        hashes.append(previous)
+        if same and position < len(old_tokens):
+            same = old_tokens[position] in (token, None)
+            if same and old_hashes[position] != previous:
+                aliases[old_hashes[position]] = previous
+    chain.tokens, chain.hashes = tokens, hashes
+
+
+def first_difference(one: list[int | None], other: list[int | None]) -> int:
+    """Return the first index at which two lists differ, or the shorter one's length."""
+    shared = min(len(one), len(other))
+    if one[:shared] == other[:shared]:
+        return shared
+    return next(index for index in range(shared) if one[index] != other[index])
+
+
+def start(space: str) -> int:
+    """Return what stands before the first hash in a space."""
+    return hash(space) & ~1 if space else UNKNOWN
+
+
+def following(previous: int, token: int | None, request: str, position: int) -> int:
+    """Return the hash after one more token: odd if this or an earlier token is not known."""
+    if token is None:
+        return hash((previous, request, position)) | 1
+    value = hash((previous, token))
+    return value | 1 if previous & 1 else (value & ~1) or 2

@@ -1,0 +1,43 @@
+"""The checks, in the order in which they are reported."""
+
+from collections.abc import Mapping, Sequence
+
+from paritybit.watch.checks import (
+    changed_dtype,
+    corrupted_read,
+    double_free,
+    freed_in_use,
+    leak,
+    moved_address,
+    stray_write,
+    uninitialised_read,
+    wrong_list,
+    wrong_owner,
+)
+from paritybit.watch.observations import Check
+
+CHECKS: Mapping[str, Check] = {
+    module.CHECK.name: module.CHECK
+    for module in (
+        stray_write,
+        wrong_owner,
+        corrupted_read,
+        uninitialised_read,
+        wrong_list,
+        freed_in_use,
+        double_free,
+        leak,
+        moved_address,
+        changed_dtype,
+    )
+}
+
+
+def selected(names: Sequence[str] | None) -> tuple[Check, ...]:
+    """Return the checks with these names; all for None. Raises ValueError for an unknown name."""
+    if names is None:
+        return tuple(CHECKS.values())
+    unknown = sorted(set(names) - set(CHECKS))
+    if unknown:
+        raise ValueError(f"no check is named {unknown[0]!r}")
+    return tuple(check for name, check in CHECKS.items() if name in names)

@@ -1,0 +1,22 @@
+"""Corrupted read: a row reads bytes other than those that were written for its tokens."""
+
+from collections.abc import Iterable
+
+from paritybit.watch.journal import Finding
+from paritybit.watch.observations import Check, Reads
+
+
+def judge(reads: Reads) -> Iterable[Finding]:
+    """Yield a finding per row."""
+    right = reads.judged & (reads.held == reads.expected)
+    wrong = right & (reads.checksum != 0) & (reads.now != reads.checksum)
+    yield from reads.findings(CHECK.name, wrong, "its bytes changed since they were written")
+
+
+CHECK = Check(
+    "corrupted read",
+    "reads",
+    "every slot that a live row reads holds, in every layer, the bytes that were written",
+    "a pass over the pool per checked forward, shared with the stray write",
+    judge,
+)

@@ -1,0 +1,21 @@
+"""Freed in use: a row reads a slot that was freed since it was written."""
+
+from collections.abc import Iterable
+
+from paritybit.watch.journal import Finding
+from paritybit.watch.observations import Check, Reads
+
+
+def judge(reads: Reads) -> Iterable[Finding]:
+    """Yield a finding per row."""
+    wrong = ~reads.missing & (reads.freed != 0)
+    yield from reads.findings(CHECK.name, wrong, "it was freed while the request needed it")
+
+
+CHECK = Check(
+    "freed in use",
+    "reads",
+    "no slot that a live row reads was freed since it was written",
+    "a look into the ledger per slot that is read",
+    judge,
+)

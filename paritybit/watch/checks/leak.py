@@ -1,0 +1,54 @@
+"""Leak: while nothing runs, a slot is neither free nor in the prefix cache, or both."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from paritybit.watch.journal import Finding
+from paritybit.watch.ledger import NEVER
+from paritybit.watch.observations import SHOWN, Check, Idle, key_of
+
+
+def judge(idle: Idle) -> Iterable[Finding]:
+    """Yield a finding for the slots that leaked and one for those that are free and cached."""
+    ledger = idle.ledger
+
+    def marks(slots: Tensor) -> Tensor:
+        mask = torch.zeros(ledger.slots, dtype=torch.bool, device=ledger.device)
+        mask[slots] = True
+        return mask
+
+    free, cached = marks(idle.free), marks(idle.cached)
+    used = ledger.forward != NEVER
+    used[ledger.reserved] = False
+    yield from found(idle, used & ~free & ~cached, "is neither free nor in the prefix cache")
+    yield from found(idle, free & cached, "is free and in the prefix cache")
+
+
+def found(idle: Idle, wrong: Tensor, what: str) -> Iterable[Finding]:
+    """Yield one finding if any slot is wrong."""
+    slots = wrong.nonzero().flatten()
+    if not len(slots):
+        return
+    slot, group = int(slots[0]), idle.ledger.group.name
+    yield Finding(
+        check=CHECK.name,
+        text=f"nothing runs, and slot {slot} ({group}) {what}",
+        key=key_of(CHECK.name, group, {"what": what}),
+        forward=idle.number,
+        group=group,
+        slots=tuple(slots[:SHOWN].tolist()),
+        count=len(slots),
+        writer=idle.ledger.writer(slot),
+        freed=idle.ledger.freeing(slot),
+    )
+
+
+CHECK = Check(
+    "leak",
+    "idle",
+    "when nothing runs, every slot ever written is either free or in the prefix cache",
+    "a pass over the ledger whenever the engine is idle",
+    judge,
+)

@@ -1,0 +1,55 @@
+"""Stray write: a forward changes a slot that it does not own."""
+
+from collections.abc import Iterable
+
+from paritybit.watch.journal import Finding
+from paritybit.watch.observations import SHOWN, Check, Frame, key_of
+
+
+def judge(frame: Frame) -> Iterable[Finding]:
+    """Yield a finding per cause."""
+    explained = {slot for _, slots in frame.causes for slot in slots}
+    rest = [slot for slot in frame.stray.tolist() if slot not in explained]
+    for cause, slots in [*frame.causes, (None, rest)]:
+        if not slots:
+            continue
+        group, slot = frame.ledger.group.name, slots[0]
+        by = (
+            f"the replay of {frame.replay}" if frame.replay else f"the {frame.forward.kind} forward"
+        )
+        why = "" if cause is None else f"; {cause['what']}"
+        yield Finding(
+            check=CHECK.name,
+            text=f"{by} changed slot {slot} ({group}), which none of its rows owns{why}",
+            key=key_of(CHECK.name, group, cause),
+            forward=frame.number,
+            forward_kind=frame.forward.kind,
+            group=group,
+            replay=frame.replay,
+            layer=frame.layers.get(slot),
+            slots=tuple(slots[:SHOWN]),
+            count=len(slots),
+            writer=frame.ledger.writer(slot),
+            freed=frame.ledger.freeing(slot),
+            reader=running(frame, slot),
+            cause=cause,
+        )
+
+
+def running(frame: Frame, slot: int) -> dict[str, object] | None:
+    """Return the row of this forward whose context holds the slot: the victim."""
+    name = frame.ledger.group.name
+    for row in frame.forward.rows:
+        places = (row.slots[name][: row.cached] == slot).nonzero().flatten()
+        if len(places):
+            return {"request": row.request, "position": int(places[0]), "forward": frame.number}
+    return None
+
+
+CHECK = Check(
+    "stray write",
+    "frame",
+    "a forward changes only the slots that its live tokens own, and reserved slots",
+    "two passes over the pool per checked forward, three if it replays a graph",
+    judge,
+)

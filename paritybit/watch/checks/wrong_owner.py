@@ -1,0 +1,21 @@
+"""Wrong owner (use after free): a row reads a slot that was written for other tokens."""
+
+from collections.abc import Iterable
+
+from paritybit.watch.journal import Finding
+from paritybit.watch.observations import Check, Reads
+
+
+def judge(reads: Reads) -> Iterable[Finding]:
+    """Yield a finding per row."""
+    wrong = reads.judged & (reads.held != reads.expected)
+    yield from reads.findings(CHECK.name, wrong, "it was last written for other tokens")
+
+
+CHECK = Check(
+    "wrong owner",
+    "reads",
+    "every slot that a live row reads was last written for exactly its tokens up to that position",
+    "a hash per token, and a look into the ledger per slot that is read",
+    judge,
+)

@@ -1,0 +1,192 @@
+"""What is known of each slot of a group: 32 bytes per slot, on the device of the KV tensors.
+
+| field | bytes | meaning |
+|---|---|---|
+| chain | 8 | hash of the tokens for which it was last written; 0: not known |
+| checksum | 4 | folded checksum of its bytes when it was written; 0: not known |
+| before | 4 | folded checksum at the last frame |
+| request | 4 | number of the request that wrote it |
+| position | 4 | position for which it was written |
+| forward | 4 | forward that wrote it; 0: never written, -1: written while nobody watched |
+| freed | 4 | forward before which it was freed; 0: it is in use, as far as is known |
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paritybit.watch.bits import Checksums
+from paritybit.watch.chains import UNKNOWN
+from paritybit.watch.facts import Group
+
+NEVER, UNSEEN = 0, -1
+
+FRAME = 2**18
+"""Slots whose checksums are held at once while a frame is taken."""
+
+MOST_STORIES = 20_000
+MOST_NAMES = 200_000
+
+
+def folded(checksums: Tensor) -> Tensor:
+    """Return int32 of int64 checksums; never 0, which means "not known"."""
+    small = (checksums ^ (checksums >> 32)).to(torch.int32)
+    return small.masked_fill_(small == 0, 1)
+
+
+@dataclass
+class Names:
+    """Numbers for the names of requests. The oldest are forgotten."""
+
+    numbers: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    names: dict[int, str] = field(default_factory=dict)
+    last: int = 0
+
+    def number(self, name: str) -> int:
+        """Return the number of a name, a new one if it has none."""
+        if name not in self.numbers:
+            self.last += 1
+            self.numbers[name], self.names[self.last] = self.last, name
+            if len(self.numbers) > MOST_NAMES:
+                _, old = self.numbers.popitem(last=False)
+                del self.names[old]
+        return self.numbers[name]
+
+    def name(self, number: int) -> str | None:
+        """Return the name of a number, or None if it is forgotten."""
+        return self.names.get(number)
+
+
+@dataclass(frozen=True)
+class Story:
+    """A change of a slot by someone who does not own it: when, and what explains it."""
+
+    forward: int
+    what: str
+    cause: Mapping[str, Any] | None = None
+
+
+class Ledger:
+    """The ledger of one group."""
+
+    def __init__(self, group: Group, names: Names) -> None:
+        self.group, self.names = group, names
+        self.checksums = Checksums(group)
+        self.slots, self.device = self.checksums.slots, self.checksums.device
+
+        def column(dtype: torch.dtype) -> Tensor:
+            return torch.zeros(self.slots, dtype=dtype, device=self.device)
+
+        self.chain = column(torch.int64)
+        self.checksum, self.before = column(torch.int32), column(torch.int32)
+        self.request, self.position = column(torch.int32), column(torch.int32)
+        self.forward, self.freed = column(torch.int32), column(torch.int32)
+        reserved = sorted(slot for slot in group.reserved if 0 <= slot < self.slots)
+        self.reserved = torch.tensor(reserved, dtype=torch.int64, device=self.device)
+        self.stories: OrderedDict[int, Story] = OrderedDict()
+
+    def columns(self) -> tuple[Tensor, ...]:
+        """Return all columns."""
+        return (
+            self.chain, self.checksum, self.before, self.request, self.position,
+            self.forward, self.freed,
+        )  # fmt: skip
+
+    def index(self, slots: Tensor) -> Tensor:
+        """Return slot numbers as int64 on the ledger's device, without those of no slot."""
+        slots = slots.to(self.device, torch.int64).flatten()
+        return slots[(slots >= 0) & (slots < self.slots)]
+
+    def frame(self) -> Tensor:
+        """Take a frame. Returns whether each slot changed since the last one, bool [slots]."""
+        changed = torch.empty(self.slots, dtype=torch.bool, device=self.device)
+        for first in range(0, self.slots, FRAME):
+            last = min(first + FRAME, self.slots)
+            now = folded(self.checksums.all(first, last))
+            torch.ne(now, self.before[first:last], out=changed[first:last])
+            self.before[first:last] = now
+        return changed
+
+    def reframe(self, slots: Tensor) -> None:
+        """Take the frame of some slots again, as after their bytes were restored."""
+        self.before[slots] = folded(self.checksums.of(slots))
+
+    def outside(self, changed: Tensor, owned: Tensor) -> Tensor:
+        """Return which of the changed slots are neither owned nor reserved, int64 [n]."""
+        outside = changed.clone()
+        outside[self.reserved] = False
+        outside[owned] = False
+        return outside.nonzero().flatten()
+
+    def write(
+        self, slots: Tensor, chain: Tensor, request: Tensor, position: Tensor, forward: int
+    ) -> None:
+        """Note that a forward wrote some slots. Their checksums are those of the last frame."""
+        self.chain[slots] = chain
+        self.checksum[slots] = self.before[slots]
+        self.request[slots] = request
+        self.position[slots] = position
+        self.forward[slots] = forward
+        self.freed[slots] = 0
+        self.forget_stories(slots)
+
+    def forget(self, slots: Tensor) -> None:
+        """Note that some slots hold bytes that nobody followed."""
+        self.chain[slots] = UNKNOWN
+        self.checksum[slots] = 0
+        self.forward[slots] = UNSEEN
+        self.freed[slots] = 0
+        self.forget_stories(slots)
+
+    def forget_all(self) -> None:
+        """Note that any slot may hold bytes that nobody followed."""
+        self.chain.fill_(UNKNOWN)
+        self.checksum.fill_(0)
+        self.forward.fill_(UNSEEN)
+        self.stories.clear()
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """Note that the engine copied slots: the copies hold what their sources hold."""
+        for column in self.columns():
+            if column is not self.freed:
+                column[target] = column[source]
+        if self.stories:
+            pairs = zip(source.tolist(), target.tolist(), strict=True)
+            told = [(new, self.stories.get(old)) for old, new in pairs]
+            for new, story in told:
+                self.stories.pop(new, None)
+                if story is not None:
+                    self.tell([new], story)
+
+    def tell(self, slots: list[int], story: Story) -> None:
+        """Remember what changed some slots. The first story of a slot stays."""
+        for slot in slots[:MOST_STORIES]:
+            self.stories.setdefault(slot, story)
+        while len(self.stories) > MOST_STORIES:
+            self.stories.popitem(last=False)
+
+    def forget_stories(self, slots: Tensor) -> None:
+        """Drop the stories of slots that were written anew."""
+        if self.stories:
+            for slot in slots.tolist():
+                self.stories.pop(slot, None)
+
+    def writer(self, slot: int) -> dict[str, Any] | None:
+        """Return who wrote a slot last, or None if nobody did or nobody knows."""
+        forward = int(self.forward[slot])
+        if forward <= 0:
+            return None
+        return {
+            "request": self.names.name(int(self.request[slot])),
+            "position": int(self.position[slot]),
+            "forward": forward,
+        }
+
+    def freeing(self, slot: int) -> dict[str, Any] | None:
+        """Return when a slot was freed, or None if it is in use."""
+        freed = int(self.freed[slot])
+        return {"before_forward": freed} if freed else None

@@ -1,0 +1,162 @@
+"""What a check judges: data about one forward, one replay, or one call of an allocator."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paritybit.watch.facts import Forward, IndexList, StaticInput
+from paritybit.watch.journal import Finding
+from paritybit.watch.ledger import Ledger
+
+SHOWN = 8
+"""Slots that a finding lists."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check: its name, the stage at which it judges, its law in one sentence, and its cost."""
+
+    name: str
+    stage: str
+    law: str
+    cost: str
+    judge: Callable[[Any], Iterable[Finding]]
+
+
+def key_of(check: str, group: str | None, cause: Mapping[str, Any] | None) -> str:
+    """Return the key that findings with the same check, group and cause share."""
+    why = "not known" if cause is None else cause.get("input") or cause["what"]
+    return f"{check} | {group or '-'} | {why}"
+
+
+@dataclass(frozen=True)
+class Reads:
+    """The slots of one group that a forward's rows read, one entry per row and position.
+
+    `expected` is the row's own hash at the position. `held`, `checksum`, `written` and `freed` are
+    the ledger's; `now` is the folded checksum of the bytes. `judged` is False where a hash means
+    nothing yet. Slots that no slot is (-1) or that are reserved are `missing`, and read slot 0.
+    """
+
+    number: int
+    forward: Forward
+    ledger: Ledger
+    row: Tensor
+    position: Tensor
+    slots: Tensor
+    expected: Tensor
+    judged: Tensor
+    missing: Tensor
+    held: Tensor
+    checksum: Tensor
+    now: Tensor
+    written: Tensor
+    freed: Tensor
+
+    def findings(self, check: str, wrong: Tensor, what: str) -> Iterable[Finding]:
+        """Yield a finding for each row that has wrong entries, bool [n]."""
+        if not bool(wrong.any()):
+            return
+        places = wrong.nonzero().flatten().tolist()
+        rows: dict[int, list[int]] = {}
+        row = self.row.tolist()
+        for place in places:
+            rows.setdefault(row[place], []).append(place)
+        for number, mine in rows.items():
+            yield self._finding(check, self.forward.rows[number].request, mine, what)
+
+    def _finding(self, check: str, request: str, places: list[int], what: str) -> Finding:
+        """Return the finding for entries of one row."""
+        first = places[0]
+        slot, position = int(self.slots[first]), int(self.position[first])
+        missing = bool(self.missing[first])
+        group = self.ledger.group.name
+        story = None if missing else self.ledger.stories.get(slot)
+        cause = None if story is None else {"what": story.what, "forward": story.forward}
+        if story is not None and story.cause is not None:
+            cause = {**story.cause, "forward": story.forward}
+        place = "has no slot" if missing else f"slot {slot}"
+        return Finding(
+            check=check,
+            text=f"request {request} reads position {position} ({place}, {group}): {what}",
+            key=key_of(check, group, cause),
+            forward=self.number,
+            forward_kind=self.forward.kind,
+            group=group,
+            slots=tuple(int(self.slots[place]) for place in places[:SHOWN]),
+            count=len(places),
+            writer=None if missing else self.ledger.writer(slot),
+            reader={"request": request, "position": position, "forward": self.number},
+            freed=None if missing else self.ledger.freeing(slot),
+            cause=cause,
+        )
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The slots of one group that a forward changed without owning them, int64 [n], n > 0.
+
+    `replay` is the engine's name for the runner if a replay changed them. `causes` has, for each
+    static input whose tail explains some of the slots, these slots.
+    """
+
+    number: int
+    forward: Forward
+    ledger: Ledger
+    stray: Tensor
+    replay: str | None = None
+    causes: Sequence[tuple[Mapping[str, Any] | None, Sequence[int]]] = ()
+    layers: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Lists:
+    """One index list of a forward, with the slots it should name."""
+
+    number: int
+    forward: Forward
+    ledger: Ledger
+    given: IndexList
+
+
+@dataclass(frozen=True)
+class Freeing:
+    """Slots, int64 [n], that the engine frees, before the ledger notes it."""
+
+    number: int
+    ledger: Ledger
+    slots: Tensor
+
+
+@dataclass(frozen=True)
+class Idle:
+    """What the engine says of a group's slots while nothing runs: int64 [n] each."""
+
+    number: int
+    ledger: Ledger
+    free: Tensor
+    cached: Tensor
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The static inputs of a replay, and what each was when the graph was captured."""
+
+    number: int
+    forward: Forward
+    kind: str
+    inputs: Sequence[StaticInput]
+    captured: Mapping[str, "Captured"]
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What a static input was at capture. `value` holds its bytes, if it is small."""
+
+    address: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    value: Tensor | None

@@ -1,0 +1,159 @@
+"""Collects what the rows of a forward read and write, as flat tensors on the ledger's device."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paritybit.watch.chains import UNKNOWN, Chains
+from paritybit.watch.facts import Forward
+from paritybit.watch.ledger import NEVER, Ledger
+from paritybit.watch.observations import Reads
+
+
+@dataclass(frozen=True)
+class Writes:
+    """The slots that the rows of a forward compute, one entry per row and position."""
+
+    slots: Tensor
+    chain: Tensor
+    request: Tensor
+    position: Tensor
+
+
+def owned(forward: Forward, ledger: Ledger) -> Tensor:
+    """Return the slots of a group that a forward may write, int64 [n]."""
+    name = ledger.group.name
+    if forward.owned is not None:
+        given = forward.owned.get(name)
+        return ledger.index(torch.empty(0, dtype=torch.int64) if given is None else given)
+    parts = [
+        row.slots[name][row.cached : row.cached + row.computed]
+        for row in forward.rows
+        if name in row.slots
+    ]
+    return ledger.index(torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64))
+
+
+def hashes(forward: Forward, chains: Chains) -> list[list[int]]:
+    """Return, for each row, the hash at each of its positions."""
+    return [
+        chains.hashes(row.request, row.tokens, row.cached + row.computed, row.space)
+        for row in forward.rows
+    ]
+
+
+def reads(forward: Forward, number: int, ledger: Ledger, chain: list[list[int]]) -> Reads | None:
+    """Return what the rows read in a group, or None if they read nothing.
+
+    The ledger must have just taken a frame. Where a hash is provisional, `chain` is compared later.
+    """
+    group = ledger.group
+    parts, expected, row_of, positions = [], [], [], []
+    for index, row in enumerate(forward.rows):
+        if not row.computed or group.name not in row.slots:
+            continue
+        first = 0 if group.window is None else max(0, row.cached - group.window + 1)
+        if first >= row.cached:
+            continue
+        parts.append(row.slots[group.name][first : row.cached])
+        expected += chain[index][first : row.cached]
+        row_of.append(torch.full((row.cached - first,), index))
+        positions.append(torch.arange(first, row.cached))
+    if not parts:
+        return None
+    device = ledger.device
+    slots = torch.cat(parts).to(device, torch.int64)
+    missing = (slots < 0) | (slots >= ledger.slots)
+    missing |= torch.isin(slots, ledger.reserved)
+    place = slots.masked_fill(missing, 0)
+    held = ledger.chain[place]
+    hashed = torch.tensor(expected, dtype=torch.int64).to(device)
+    return Reads(
+        number=number,
+        forward=forward,
+        ledger=ledger,
+        row=torch.cat(row_of).to(device),
+        position=torch.cat(positions).to(device),
+        slots=slots,
+        expected=hashed,
+        judged=(held != UNKNOWN) & (hashed != UNKNOWN) & ~missing,
+        missing=missing,
+        held=held,
+        checksum=ledger.checksum[place],
+        now=ledger.before[place],
+        written=ledger.forward[place],
+        freed=ledger.freed[place],
+    )
+
+
+def resolve(reads: Reads, chains: Chains) -> int:
+    """Replace provisional hashes by final ones, in place. Returns how many stay unresolved."""
+    differ = (reads.judged & (reads.held != reads.expected)).nonzero().flatten()
+    if not len(differ):
+        return 0
+    held, expected = reads.held[differ].tolist(), reads.expected[differ].tolist()
+    held = [chains.final(value) for value in held]
+    expected = [chains.final(value) for value in expected]
+    open_ = [
+        one != other and bool((one | other) & 1) for one, other in zip(held, expected, strict=True)
+    ]
+    device = reads.held.device
+    reads.held[differ] = torch.tensor(held, dtype=torch.int64, device=device)
+    reads.expected[differ] = torch.tensor(expected, dtype=torch.int64, device=device)
+    reads.judged[differ] = ~torch.tensor(open_, dtype=torch.bool, device=device)
+    reads.ledger.chain[reads.slots[differ]] = reads.held[differ]
+    return sum(open_)
+
+
+def adopt(reads: Reads) -> None:
+    """Take over what rows say of slots that were written while nobody watched."""
+    ledger = reads.ledger
+    written = ~reads.missing & (reads.written != NEVER)
+    unseen = written & (reads.held == UNKNOWN)
+    slots = reads.slots[unseen]
+    ledger.chain[slots] = reads.expected[unseen]
+    bytes_unknown = written & (reads.checksum == 0)
+    slots = reads.slots[bytes_unknown]
+    ledger.checksum[slots] = ledger.before[slots]
+
+
+def writes(forward: Forward, ledger: Ledger, chain: list[list[int]]) -> Writes | None:
+    """Return what the rows of a forward write in a group, or None if that is nothing."""
+    name = ledger.group.name
+    parts, values, requests, positions = [], [], [], []
+    for index, row in enumerate(forward.rows):
+        if not row.computed or name not in row.slots:
+            continue
+        last = row.cached + row.computed
+        parts.append(row.slots[name][row.cached : last])
+        values += chain[index][row.cached : last]
+        requests.append(torch.full((row.computed,), ledger.names.number(row.request)))
+        positions.append(torch.arange(row.cached, last))
+    if not parts:
+        return None
+    slots = torch.cat(parts).to(ledger.device, torch.int64)
+    real = (slots >= 0) & (slots < ledger.slots) & ~torch.isin(slots, ledger.reserved)
+    device = ledger.device
+    return Writes(
+        slots[real],
+        torch.tensor(values, dtype=torch.int64).to(device)[real],
+        torch.cat(requests).to(device, torch.int32)[real],
+        torch.cat(positions).to(device, torch.int32)[real],
+    )
+
+
+def note(writes: Writes, ledger: Ledger, changed: Tensor, number: int) -> None:
+    """Enter a forward's writes into the ledger; the frame after it was just taken.
+
+    A slot whose bytes did not change, and that was last written for another position or never,
+    was not written: it keeps its entry, and whoever reads it is told. Keys depend on positions,
+    so equal bytes for two positions do not happen.
+    """
+    slots = writes.slots
+    same = ledger.position[slots] == writes.position
+    known = (ledger.forward[slots] != 0) & (same | (ledger.chain[slots] == UNKNOWN))
+    wrote = changed[slots] | known
+    ledger.write(
+        slots[wrote], writes.chain[wrote], writes.request[wrote], writes.position[wrote], number
+    )

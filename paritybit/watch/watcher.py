@@ -1,0 +1,336 @@
+"""The watcher: a connector calls it around each forward of its engine.
+
+The order is `begin`, then any number of `lists` and `replay`, then `end` or `abandon`. An error
+inside the sanitizer makes the run undecided and stops the checks of that forward. The engine goes
+on with its own result.
+"""
+
+import functools
+import os
+import platform
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec
+
+import torch
+from torch import Tensor
+
+from paritybit.watch import reading
+from paritybit.watch.attach import where
+from paritybit.watch.chains import Chains
+from paritybit.watch.checks import selected
+from paritybit.watch.facts import Forward, Group, IndexList, Replay, StaticInput
+from paritybit.watch.journal import Finding, Journal
+from paritybit.watch.ledger import Ledger, Names, Story
+from paritybit.watch.observations import Captured, Frame, Freeing, Idle, Inputs, Lists
+from paritybit.watch.settings import Settings
+
+P = ParamSpec("P")
+
+SMALL = 2**20
+"""Bytes of a static input up to which its value at capture is kept."""
+
+
+@dataclass
+class UnderWay:
+    """The forward that is being watched."""
+
+    number: int
+    forward: Forward
+    chain: list[list[int]]
+    owned: dict[str, Tensor]
+    changed: dict[str, Tensor] = field(default_factory=dict)
+    """Per group, the slots that replays changed, bool [slots]."""
+
+
+def guarded(method: Callable[P, None]) -> Callable[P, None]:
+    """Make an error inside the sanitizer a line of the journal, and stop watching this forward."""
+
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
+        watcher: Any = args[0]
+        with watcher.lock:
+            try:
+                with torch.no_grad():
+                    method(*args, **kwargs)
+            except Exception:
+                watcher.failed()
+
+    return call
+
+
+class Watcher:
+    """Watches the KV groups of one model in this process.
+
+    Slots are given as integer tensors of any shape and device; -1 means no slot.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        *,
+        engine: str,
+        release: str,
+        journal: Journal,
+        settings: Settings,
+    ) -> None:
+        self.lock = threading.RLock()
+        names = Names()
+        self.ledgers = {group.name: Ledger(group, names) for group in groups}
+        self.journal, self.settings = journal, settings
+        self.checks = selected(settings.checks)
+        self.chains = Chains()
+        self.number = 0
+        self.seen = 0
+        self.now: UnderWay | None = None
+        self.captures: dict[object, dict[str, Captured]] = {}
+        journal.once(
+            "start",
+            engine=engine,
+            release=release,
+            pid=os.getpid(),
+            torch=torch.__version__,
+            python=platform.python_version(),
+            device=str(next(iter(self.ledgers.values())).device) if self.ledgers else None,
+        )
+
+    # Forwards.
+
+    def due(self) -> bool:
+        """Whether the next forward is to be checked. To be called once per forward.
+
+        If not, the connector calls `skipped` in place of `begin` and `end`.
+        """
+        self.seen += 1
+        return (self.seen - 1) % self.settings.every == 0
+
+    @property
+    def watching(self) -> bool:
+        """Whether a forward is being watched."""
+        return self.now is not None
+
+    @guarded
+    def skipped(self, owned: Mapping[str, Tensor] | None) -> None:
+        """Note a forward that is not checked. None: it is not known which slots it writes."""
+        for name, ledger in self.ledgers.items():
+            if owned is None:
+                ledger.forget_all()
+            elif name in owned:
+                ledger.forget(ledger.index(owned[name]))
+        self.journal.count(skipped_forwards=1)
+
+    @guarded
+    def begin(self, forward: Forward) -> None:
+        """Start to watch a forward, and judge what its rows read."""
+        if self.now is not None:
+            self.now = None
+            self.undecided("a forward began before the last one ended")
+        self.number += 1
+        chain = reading.hashes(forward, self.chains)
+        owned = {name: reading.owned(forward, ledger) for name, ledger in self.ledgers.items()}
+        read = shared = open_ = 0
+        for ledger in self.ledgers.values():
+            self.moved_between(ledger, ledger.frame())
+            reads = reading.reads(forward, self.number, ledger, chain)
+            if reads is None:
+                continue
+            open_ += reading.resolve(reads, self.chains)
+            self.judge("reads", reads)
+            read += len(reads.slots)
+            mine = [ledger.names.number(row.request) for row in forward.rows]
+            requests = torch.tensor(mine, device=ledger.device)[reads.row]
+            others = ledger.request[reads.slots.clamp(min=0)] != requests
+            shared += int((others & reads.judged).sum())
+            reading.adopt(reads)
+        self.now = UnderWay(self.number, forward, chain, owned)
+        self.journal.count(
+            forwards=1,
+            reads=read,
+            shared_reads=shared,
+            unresolved_reads=open_,
+            **{f"forwards: {forward.kind}": 1},
+        )
+
+    def moved_between(self, ledger: Ledger, changed: Tensor) -> None:
+        """Remember which slots changed since the last watched forward, to explain later reads."""
+        changed = changed & (ledger.checksum != 0) & (ledger.before != ledger.checksum)
+        slots = changed.nonzero().flatten()
+        if len(slots):
+            ledger.tell(slots.tolist(), Story(self.number, "changed before the forward"))
+
+    @guarded
+    def lists(self, lists: Sequence[IndexList]) -> None:
+        """Judge index lists that the attention backend built for the forward under way."""
+        if self.now is None:
+            return
+        for given in lists:
+            if given.group not in self.ledgers:
+                self.undecided(f"{given.name} is of a group that is not known: {given.group}")
+                continue
+            ledger = self.ledgers[given.group]
+            self.judge("lists", Lists(self.now.number, self.now.forward, ledger, given))
+            rows = len(self.now.forward.rows)
+            self.journal.count(lists=1, list_entries=int(given.counts[:rows].sum()))
+
+    @guarded
+    def captured(self, graph: object, kind: str, inputs: Sequence[StaticInput]) -> None:
+        """Note that a graph was captured, with the addresses and values of its static inputs."""
+        self.captures[graph] = {
+            static.name: Captured(
+                static.tensor.data_ptr(),
+                static.tensor.dtype,
+                tuple(static.tensor.shape),
+                static.tensor.clone() if static.tensor.nbytes <= SMALL else None,
+            )
+            for static in inputs
+        }
+        self.journal.count(captures=1, **{f"captures: {kind}": 1})
+
+    def replay(self, replay: Replay) -> object:
+        """Replay a graph and judge it. Returns what the first `replay.run()` returned."""
+        if self.now is None:
+            return replay.run()
+        self._inputs(replay)
+        result = replay.run()
+        self._replayed(replay)
+        return result
+
+    @guarded
+    def _inputs(self, replay: Replay) -> None:
+        """Judge the static inputs before a replay."""
+        if self.now is not None:
+            captured = self.captures.get(replay.graph, {})
+            self.judge(
+                "inputs",
+                Inputs(self.now.number, self.now.forward, replay.kind, replay.inputs, captured),
+            )
+
+    @guarded
+    def _replayed(self, replay: Replay) -> None:
+        """Judge what a replay changed."""
+        if self.now is None:
+            return
+        for name, ledger in self.ledgers.items():
+            self.frame(ledger, self.now, name, replay.kind)
+        padded = int(replay.rows < replay.bucket)
+        self.journal.count(replays=1, padded_replays=padded, **{f"replays: {replay.kind}": 1})
+
+    def frame(self, ledger: Ledger, now: UnderWay, name: str, replay: str | None) -> None:
+        """Take a frame of one group and judge the slots that changed."""
+        changed = ledger.frame()
+        stray = ledger.outside(changed, now.owned[name])
+        if len(stray):
+            found = Frame(now.number, now.forward, ledger, stray, replay)
+            self.judge("frame", found)
+            ledger.tell(stray.tolist(), Story(now.number, "a stray write"))
+        before = now.changed.get(name)
+        now.changed[name] = changed if before is None else before | changed
+
+    @guarded
+    def end(self) -> None:
+        """End the forward: judge which slots it changed, and enter its writes into the ledger."""
+        now, self.now = self.now, None
+        if now is None:
+            return
+        for name, ledger in self.ledgers.items():
+            self.frame(ledger, now, name, None)
+            writes = reading.writes(now.forward, ledger, now.chain)
+            if now.forward.owned is not None:
+                self.note_owned(ledger, now, name)
+            if writes is not None:
+                reading.note(writes, ledger, now.changed[name], now.number)
+            if ledger.device.type == "cuda":  # Calls between forwards may use another stream.
+                torch.cuda.current_stream(ledger.device).synchronize()
+        self.journal.count()
+
+    def note_owned(self, ledger: Ledger, now: UnderWay, name: str) -> None:
+        """Note the writes of slots of which only the owner is known, not the tokens."""
+        mine = now.owned[name]
+        slots = mine[now.changed[name][mine]]
+        ledger.forget(slots)
+        ledger.forward[slots] = now.number
+        ledger.checksum[slots] = ledger.before[slots]
+
+    @guarded
+    def abandon(self) -> None:
+        """Note that the forward raised: what it wrote is not known."""
+        now, self.now = self.now, None
+        if now is not None:
+            for name, slots in now.owned.items():
+                self.ledgers[name].forget(slots)
+
+    # What happens between forwards.
+
+    @guarded
+    def known(self, request: str, position: int, token: int) -> None:
+        """Note the token of a request at a position, which was None when it was computed."""
+        self.chains.known(request, position, token)
+
+    @guarded
+    def allocated(self, group: str, slots: Tensor) -> None:
+        """Note that the engine allocated slots."""
+        ledger = self.ledgers[group]
+        ledger.freed[ledger.index(slots)] = 0
+
+    @guarded
+    def freed(self, group: str, slots: Tensor) -> None:
+        """Note that the engine freed slots, each at most once per call."""
+        ledger = self.ledgers[group]
+        mine = ledger.index(slots)
+        self.judge("freeing", Freeing(self.number, ledger, mine))
+        ledger.freed[mine] = self.number + 1
+
+    @guarded
+    def copied(self, group: str, source: Tensor, target: Tensor) -> None:
+        """Note that the engine copied slots, `source[i]` to `target[i]`."""
+        ledger = self.ledgers[group]
+        ledger.copy(ledger.index(source), ledger.index(target))
+
+    @guarded
+    def forget(self, group: str, slots: Tensor | None) -> None:
+        """Note that slots were filled by something that is not followed. None: any slot."""
+        ledger = self.ledgers[group]
+        if slots is None:
+            ledger.forget_all()
+        else:
+            ledger.forget(ledger.index(slots))
+
+    @guarded
+    def idle(self, groups: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """Judge, while nothing runs, the slots that are free and those in the prefix cache."""
+        for name, (free, cached) in groups.items():
+            ledger = self.ledgers[name]
+            self.judge("idle", Idle(self.number, ledger, ledger.index(free), ledger.index(cached)))
+        self.journal.count(idle=1)
+
+    # What is said.
+
+    def judge(self, stage: str, observation: object) -> None:
+        """Run the selected checks of a stage and write what they find."""
+        for check in self.checks:
+            if check.stage == stage:
+                self.write(check.judge(observation))
+
+    def write(self, findings: Iterable[Finding]) -> None:
+        """Write findings to the journal."""
+        for finding in findings:
+            self.journal.finding(finding)
+
+    def undecided(self, what: str) -> None:
+        """Say that something could not be judged."""
+        self.journal.undecided(what)
+
+    not_watched = undecided
+
+    def scope(self, **settings: object) -> None:
+        """State settings that are in use."""
+        self.journal.scope(**settings)
+
+    def failed(self) -> None:
+        """Note the error being handled, and stop watching this forward."""
+        now, self.now = self.now, None
+        self.undecided(f"an error in the sanitizer: {where()}")
+        if now is not None:
+            for ledger in self.ledgers.values():
+                ledger.forget_all()
