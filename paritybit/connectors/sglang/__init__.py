@@ -1,0 +1,35 @@
+"""The connector of sglang, for releases that have the plugin group `sglang.srt.plugins`.
+
+| module | reports |
+|---|---|
+| hooks | which functions of the engine are wrapped, through its HookRegistry |
+| engine | the forwards, replays and idle moments, in the order in which they happen |
+| allocations | the slots that are allocated, freed, copied or cached |
+| pools | the KV groups of a pool, and the slots of a group |
+| rows | the live rows of a batch |
+| lists | the index lists of an attention backend |
+| graphs | the static inputs and outputs of a graph runner |
+| sources | the line of the engine's source that fills a static input |
+
+Importing this package imports neither torch nor sglang.
+"""
+
+import os
+
+
+def load() -> None:
+    """Wrap the engine's functions. This is the entry point in the group `sglang.srt.plugins`.
+
+    Does nothing if `PARITYBIT_WATCH` is not set.
+    """
+    if os.environ.get("PARITYBIT_WATCH"):
+        from paritybit.connectors.sglang.hooks import install  # noqa: PLC0415
+
+        install()
+
+
+def connect() -> None:
+    """Say so if this release has no plugins. This is the entry point for attaching."""
+    from paritybit.connectors.sglang.hooks import require_plugins  # noqa: PLC0415
+
+    require_plugins()

@@ -1,0 +1,169 @@
+"""The allocators of slots, and what fills KV outside forwards.
+
+Each method that `hooks` names wraps one kind of function of the engine: it gets the original,
+then the arguments of the call.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paritybit.connectors.sglang.pools import NotRecognisedError, Pool
+from paritybit.watch.watcher import Watcher
+
+Original = Callable[..., Any]
+
+
+class Allocations:
+    """Tells the watcher of slots that are allocated, freed, copied, filled or cached."""
+
+    def __init__(self) -> None:
+        self.watcher: Watcher | None = None
+        self.names: dict[int, str] = {}
+        self.pool: Pool | None = None
+        self.allocators: dict[str, Any] = {}
+
+    def follow(self, parts: Iterable[tuple[str, Any]]) -> None:
+        """Note which pools or allocators belong to which groups."""
+        self.names.update({id(part): name for name, part in parts})
+
+    def serve(self, pool: Pool, allocator: Any) -> bool:
+        """Note the pool that the engine serves from and its allocator; False if not recognised."""
+        self.pool = pool
+        sliding = pool.sliding is not None
+        for name in pool.groups:
+            part = "swa_attn_allocator" if name == pool.sliding else "full_attn_allocator"
+            owner = getattr(allocator, part, None) if sliding else allocator
+            if owner is not None and hasattr(owner, "free_pages"):
+                self.allocators[name] = owner
+        self.follow(self.allocators.items())
+        return len(self.allocators) == len(pool.groups)
+
+    def free(
+        self, original: Original, allocator: Any, index: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Note slots that an allocator of single slots frees."""
+        self.freed(allocator, index, grouped=True)
+        return original(allocator, index, *args, **kwargs)
+
+    def free_in_pages(
+        self, original: Original, allocator: Any, index: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Note the pages that an allocator of pages frees, given slots in them."""
+        self.freed(allocator, self.pages(allocator, index // allocator.page_size), grouped=True)
+        return original(allocator, index, *args, **kwargs)
+
+    def free_pages(self, original: Original, allocator: Any, *pages: Tensor, **kwargs: Any) -> Any:
+        """Note the pages that an allocator of pages frees, given their numbers."""
+        for numbers in pages:
+            self.freed(allocator, self.pages(allocator, numbers, once=False), grouped=False)
+        return original(allocator, *pages, **kwargs)
+
+    def freed(self, allocator: Any, slots: Tensor, grouped: bool) -> None:
+        """Tell the watcher of freed slots, unless the allocator only collects them for now."""
+        name = self.names.get(id(allocator))
+        if self.watcher is None or name is None or not slots.numel():
+            return
+        if hasattr(allocator, "is_not_in_free_group"):
+            collects = not allocator.is_not_in_free_group
+        else:
+            collects = allocator.free_group is not None
+        if grouped and collects:
+            return
+        slots = slots.flatten()
+        values, counts = torch.unique(slots, return_counts=True)
+        self.watcher.freed(name, values)
+        if len(values) < len(slots):
+            self.watcher.freed(name, values[counts > 1])
+
+    def allocate(self, original: Original, allocator: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note slots that an allocator hands out; of a page, all at once when it is new."""
+        slots = original(allocator, *args, **kwargs)
+        name = self.names.get(id(allocator))
+        if self.watcher is not None and name is not None and slots is not None and slots.numel():
+            page = int(allocator.page_size)
+            if page > 1:
+                slots = self.pages(allocator, slots[slots % page == 0] // page)
+            self.watcher.allocated(name, slots)
+        return slots
+
+    def restore(self, original: Original, allocator: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note the slots that are free again after an allocator went back to an earlier state."""
+        name = self.names.get(id(allocator))
+        if self.watcher is None or name is None:
+            return original(allocator, *args, **kwargs)
+        before = self.free_slots(allocator)
+        result = original(allocator, *args, **kwargs)
+        after = self.free_slots(allocator)
+        again = after[~torch.isin(after, before)]
+        if again.numel():
+            self.watcher.freed(name, again)
+        return result
+
+    def pages(self, allocator: Any, numbers: Tensor, once: bool = True) -> Tensor:
+        """Return the slots of pages, each page once if asked."""
+        size = int(allocator.page_size)
+        numbers = torch.unique(numbers) if once else numbers
+        within = torch.arange(size, device=numbers.device)
+        return (numbers.long()[:, None] * size + within).flatten()
+
+    def free_slots(self, allocator: Any) -> Tensor:
+        """Return all slots that an allocator holds, each as often as it holds it."""
+        parts = [allocator.free_pages]
+        for name in ("release_pages", "staged_pages"):
+            held = getattr(allocator, name, None)
+            parts += held if isinstance(held, list) else [] if held is None else [held]
+        numbers = torch.cat([part.long() for part in parts])
+        page = int(allocator.page_size)
+        return numbers if page == 1 else self.pages(allocator, numbers, once=False)
+
+    def move(
+        self, original: Original, pool: Any, tgt_loc: Tensor, src_loc: Tensor, *args: Any, **kw: Any
+    ) -> Any:
+        """Note slots whose KV the engine copied elsewhere in the same pool."""
+        result = original(pool, tgt_loc, src_loc, *args, **kw)
+        name = self.names.get(id(pool))
+        if self.watcher is not None and name is not None and tgt_loc.numel():
+            self.watcher.copied(name, src_loc, tgt_loc)
+        return result
+
+    def load(
+        self, original: Original, pool: Any, saved: Any, indices: Tensor, *args: Any, **kw: Any
+    ) -> Any:
+        """Note slots that the engine filled from the host."""
+        result = original(pool, saved, indices, *args, **kw)
+        name = self.names.get(id(pool))
+        if self.watcher is not None and name is not None:
+            self.watcher.forget(name, indices)
+        return result
+
+    def idle(self, cache: Any) -> None:
+        """Tell the watcher the slots that are free and those in the prefix cache, per group.
+
+        Raises NotRecognisedError.
+        """
+        if self.watcher is None or self.pool is None:
+            return
+        locations = cached(cache)
+        held = self.pool.slots(locations)
+        self.watcher.idle(
+            {
+                name: (self.free_slots(allocator), held[name][held[name] >= 0])
+                for name, allocator in self.allocators.items()
+            }
+        )
+
+
+def cached(cache: Any) -> Tensor:
+    """Return the locations that a prefix cache holds. Raises NotRecognisedError."""
+    if hasattr(cache, "all_values_flatten"):
+        try:
+            values: Tensor = cache.all_values_flatten()
+            return values.long()
+        except RuntimeError:  # An empty cache has nothing to concatenate.
+            return torch.empty(0, dtype=torch.int64)
+    if "ChunkCache" in type(cache).__name__:
+        return torch.empty(0, dtype=torch.int64)
+    raise NotRecognisedError(f"the slots that a {type(cache).__name__} holds")

@@ -1,0 +1,408 @@
+"""Follows one engine in this process and tells the watcher what happens, in its order.
+
+Each method that `hooks` names wraps one kind of function of the engine: it gets the original,
+then the arguments of the call. Only what happens within a batch of the scheduler is watched; what
+an engine does before, as warm-ups and captures, is not.
+"""
+
+import dataclasses
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paritybit.connectors.sglang import graphs, lists, rows
+from paritybit.connectors.sglang.allocations import Allocations, Original
+from paritybit.connectors.sglang.pools import NotRecognisedError, Pool, described
+from paritybit.watch.facts import Forward, Group, Replay, StaticInput
+from paritybit.watch.journal import Journal
+from paritybit.watch.settings import Settings
+from paritybit.watch.watcher import Watcher
+
+SCOPE = (
+    "model_path", "page_size", "attention_backend", "prefill_attention_backend",
+    "decode_attention_backend", "disable_overlap_schedule", "disable_radix_cache",
+    "disable_cuda_graph", "cuda_graph_bs", "cuda_graph_max_bs", "disable_piecewise_cuda_graph",
+    "enable_torch_compile", "kv_cache_dtype", "chunked_prefill_size", "enable_mixed_chunk",
+    "speculative_algorithm", "speculative_eagle_topk", "speculative_num_steps",
+    "speculative_num_draft_tokens", "tp_size", "dp_size", "pp_size", "ep_size", "enable_lora",
+    "enable_hierarchical_cache", "disaggregation_mode", "swa_full_tokens_ratio", "device",
+)  # fmt: skip
+"""Settings of the engine that are reported, where a release has them."""
+
+UNWATCHED = {
+    "enable_dp_attention": (None, False),
+    "pp_size": (None, 1),
+    "enable_pdmux": (None, False),
+    "disaggregation_mode": (None, "null"),
+    "enable_hierarchical_cache": (None, False),
+    "enable_two_batch_overlap": (None, False),
+    "dllm_algorithm": (None,),
+}
+"""Settings that the connector does not follow, unless they have one of these values."""
+
+
+@dataclasses.dataclass
+class Model:
+    """One model of the engine: its runner, the pool that it writes, and whether it drafts."""
+
+    runner: Any
+    pool: Pool
+    drafts: bool
+
+
+@dataclasses.dataclass
+class UnderWay:
+    """The forward under way, and the runner that replays it, if one does."""
+
+    model: Model
+    batch: Any
+    mode: str
+    batch_rows: list[int]
+    runner: Any = None
+    replays: int = 0
+    pieces: int = 0
+
+
+class Engine:
+    """The engine in this process. `hook` wraps one more function, by its path."""
+
+    hook: Callable[[str, Original], None]
+
+    def __init__(self, release: str, journal: Journal, settings: Settings) -> None:
+        self.release, self.journal, self.settings = release, journal, settings
+        self.runners: list[weakref.ref[Any]] = []
+        self.models: dict[int, Model | None] = {}
+        self.watcher: Watcher | None = None
+        self.allocations = Allocations()
+        self.requests: Sequence[Any] | None = None
+        self.now: UnderWay | None = None
+        self.capturing = 0
+        self.captures: list[tuple[Any, str, list[StaticInput]]] = []
+        self.hooked: set[str] = set()
+        self.table: Tensor | None = None
+        self.ranges: dict[str, tuple[int, int]] = {}
+        self.repeatable = True
+        self.forwards = 0
+        self.idle_at = 0
+
+    # The models and their pools.
+
+    def model_runner(self, original: Original, runner: Any, *args: Any, **kwargs: Any) -> Any:
+        """Remember each model runner of the engine."""
+        self.runners.append(weakref.ref(runner))
+        return original(runner, *args, **kwargs)
+
+    def start(self) -> None:
+        """Describe the models of the engine and start the watcher, at the first batch."""
+        groups: dict[str, Group] = {}
+        drafts = 0
+        runners = [runner for runner in (ref() for ref in self.runners) if runner is not None]
+        runners.sort(key=lambda runner: bool(runner.is_draft_worker))
+        for runner in runners:
+            draft = bool(runner.is_draft_worker)
+            try:
+                pool = self.pool_of(runner, f"draft{drafts or ''}." if draft else "")
+            except NotRecognisedError as error:
+                self.journal.undecided(f"{error} is not watched")
+                self.models[id(runner)] = None
+                continue
+            groups.update(pool.groups)
+            self.models[id(runner)] = Model(runner, pool, draft)
+            drafts += draft
+            if not draft:
+                self.target(runner, pool)
+        self.watcher = Watcher(
+            list(groups.values()),
+            engine="sglang",
+            release=self.release,
+            journal=self.journal,
+            settings=self.settings,
+        )
+        self.allocations.watcher = self.watcher
+        for graph, kind, inputs in self.captures:
+            self.watcher.captured(graph, kind, inputs)
+        self.captures.clear()
+
+    def pool_of(self, runner: Any, prefix: str) -> Pool:
+        """Return the groups of a model's pool: those of another model, if the pool is its own."""
+        pool = runner.token_to_kv_pool
+        for model in self.models.values():
+            if model is not None and model.pool.pool is pool:
+                return model.pool
+        size = runner.sliding_window_size
+        if getattr(runner.model_config, "attention_chunk_size", None) is not None:
+            raise NotRecognisedError("attention in chunks")
+        if size is not None and hasattr(pool, "swa_kv_pool") and size <= 0:
+            raise NotRecognisedError(f"a sliding window of {size}")
+        found = described(pool, None if size is None else int(size) + 1, prefix)
+        self.allocations.follow(found.parts.items())
+        return found
+
+    def target(self, runner: Any, pool: Pool) -> None:
+        """Note what holds for the whole engine, from the runner of the model that it serves."""
+        self.table = runner.req_to_token_pool.req_to_token
+        allocator = runner.token_to_kv_pool_allocator
+        if not self.allocations.serve(pool, allocator):
+            self.journal.undecided(f"the slots of a {type(allocator).__name__} are not watched")
+        vocabulary, context = runner.model_config.vocab_size, runner.model_config.context_len
+        self.ranges = {
+            "input_ids": (0, int(vocabulary)),
+            "positions": (0, int(context)),
+            "mrope_positions": (0, int(context)),
+        }
+        arguments = runner.server_args
+        tp, dp = (int(getattr(arguments, name, 1) or 1) for name in ("tp_size", "dp_size"))
+        recurrent = hasattr(runner.req_to_token_pool, "mamba_pool")
+        self.repeatable = tp == 1 and dp == 1 and not recurrent
+        if recurrent:
+            self.journal.undecided("the state of recurrent layers is not watched")
+        for name, accepted in UNWATCHED.items():
+            value = getattr(arguments, name, None)
+            if value not in accepted:
+                self.journal.undecided(f"{name}={value!r} is not watched")
+        scope = {name: getattr(arguments, name) for name in SCOPE if hasattr(arguments, name)}
+        self.journal.scope(
+            **scope,
+            model=type(runner.model).__name__,
+            pool=type(runner.token_to_kv_pool).__name__,
+            window=runner.sliding_window_size,
+            context=int(context),
+        )
+
+    # Batches and forwards.
+
+    def batch(
+        self, original: Original, scheduler: Any, batch: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Watch the forwards of one batch of the scheduler."""
+        if self.watcher is None:
+            self.start()
+        self.requests = batch.reqs
+        try:
+            return original(scheduler, batch, *args, **kwargs)
+        finally:
+            self.requests = None
+
+    def forward(
+        self, original: Original, runner: Any, batch: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Watch a forward of a model."""
+        run = functools.partial(original, runner, batch, *args, **kwargs)
+        return self.watched(run, runner, batch, None)
+
+    def runner(self, original: Original, runner: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """Watch a call of a graph runner. A draft's runner is called outside any forward."""
+        run = functools.partial(original, runner, batch, *args, **kwargs)
+        if self.now is None:
+            return self.watched(run, runner.model_runner, batch, runner)
+        with self.running(self.now, runner):
+            return run()
+
+    @contextmanager
+    def running(self, now: UnderWay, runner: Any) -> Iterator[None]:
+        """Note which runner replays graphs, and afterwards that it replayed pieces."""
+        before, now.runner = now.runner, runner
+        pieces = now.pieces
+        try:
+            yield
+        finally:
+            now.runner = before
+        if now.pieces > pieces and self.watcher is not None and self.watcher.watching:
+            live = len(now.batch.input_ids)
+            sizes = getattr(runner, "capture_num_tokens", None) or [live]
+            bucket = min((size for size in sizes if size >= live), default=live)
+            self.watcher.replay(
+                Replay(runner, type(runner).__name__, live, bucket, (), tuple, repeatable=False)
+            )
+
+    def watched(self, run: Callable[[], Any], runner: Any, batch: Any, graph_runner: Any) -> Any:
+        """Run one forward between the watcher's `begin` and `end`."""
+        watcher, requests = self.watcher, self.requests
+        model = self.models.get(id(runner))
+        if watcher is None or requests is None or self.capturing or self.now is not None:
+            return run()
+        if model is None:
+            watcher.skipped(None)
+            if id(runner) not in self.models:
+                watcher.not_watched("a model that the engine added later")
+            return run()
+        forward, batch_rows = self.facts(model, batch, requests)
+        self.forwards += 1
+        due = watcher.due()
+        if due:
+            self.hook_lists(runner)
+            watcher.begin(forward)
+        self.now = UnderWay(model, batch, forward.kind, batch_rows)
+        try:
+            if graph_runner is None:
+                result = run()
+            else:
+                with self.running(self.now, graph_runner):
+                    result = run()
+        except BaseException:
+            if due:
+                watcher.abandon()
+            raise
+        finally:
+            self.now = None
+        if due:
+            watcher.end()
+        else:
+            watcher.skipped(self.written(forward))
+        return result
+
+    def facts(self, model: Model, batch: Any, requests: Sequence[Any]) -> tuple[Forward, list[int]]:
+        """Return the facts of a forward, and the batch's row of each of its rows."""
+        assert self.table is not None
+        mode = rows.mode_of(batch)
+        if not model.drafts:
+            try:
+                forward, found = rows.forward_of(batch, requests, model.pool, self.table)
+                return forward, found.batch_rows
+            except NotRecognisedError as error:
+                self.journal.undecided(f"{error} is not watched")
+        locations = getattr(batch, "out_cache_loc", None)
+        owned = {} if locations is None else model.pool.slots(locations)
+        kind = f"draft {mode}" if model.drafts else mode
+        return Forward(kind, (), owned), []
+
+    def written(self, forward: Forward) -> dict[str, Tensor]:
+        """Return the slots that a forward writes, per group."""
+        if forward.owned is not None:
+            return dict(forward.owned)
+        names = {name for row in forward.rows for name in row.slots}
+        return {
+            name: torch.cat([row.slots[name][row.cached :] for row in forward.rows])
+            for name in names
+        }
+
+    # Index lists and replays.
+
+    def hook_lists(self, runner: Any) -> None:
+        """Wrap what builds the index lists of a model's attention backend, once per class."""
+        kind = type(runner.attn_backend)
+        path = f"{kind.__module__}.{kind.__qualname__}.init_forward_metadata"
+        if path not in self.hooked:
+            self.hooked.add(path)
+            self.hook_now(path, self.metadata)
+
+    def hook_now(self, path: str, method: Original) -> None:
+        """Wrap a function that was found only now, and apply the hook at once."""
+        self.hook(path, method)
+        sys.modules["sglang.srt.plugins.hook_registry"].HookRegistry.apply_hooks()
+
+    def metadata(
+        self, original: Original, backend: Any, batch: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Judge the index lists that a backend built for an eager forward."""
+        result = original(backend, batch, *args, **kwargs)
+        now = self.now
+        if now is not None and backend is now.model.runner.attn_backend and not now.model.drafts:
+            self.judge_lists(now, backend, int(batch.batch_size), graph=False)
+        return result
+
+    def judge_lists(self, now: UnderWay, backend: Any, size: int, graph: bool) -> None:
+        """Hand the lists of the forward under way to the watcher."""
+        if self.watcher is None or not self.watcher.watching or not now.batch_rows:
+            return
+        try:
+            self.watcher.lists(
+                lists.lists_of(backend, now.model.pool, now.mode, now.batch_rows, size, graph)
+            )
+        except NotRecognisedError as error:
+            self.watcher.not_watched(f"{error} are not watched")
+
+    def capture(self, original: Original, runner: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note the static inputs of the graphs that a runner captured."""
+        self.capturing += 1
+        try:
+            result = original(runner, *args, **kwargs)
+        finally:
+            self.capturing -= 1
+        if self.capturing == 0:
+            self.captured(runner)
+        return result
+
+    def captured(self, runner: Any) -> None:
+        """Hand the inputs of a runner's graphs to the watcher, or keep them for its start."""
+        kind = type(runner).__name__
+        for key, graph in graphs.graphs_of(runner).items():
+            bucket = graphs.bucket_of(key)
+            if bucket is None:
+                self.journal.undecided(f"the graphs of {kind} with the key {key!r} are not watched")
+                continue
+            self.hook_graph(graph)
+            inputs = graphs.inputs_of(runner, None, graphs.Shape(bucket, bucket), {})
+            if self.watcher is None:
+                self.captures.append((graph, kind, inputs))
+            else:
+                self.watcher.captured(graph, kind, inputs)
+
+    def hook_graph(self, graph: Any) -> None:
+        """Wrap the replay of a class of graphs other than torch's own."""
+        kind = type(graph)
+        owner = next(cls for cls in kind.__mro__ if "replay" in vars(cls))
+        path = f"{owner.__module__}.{owner.__qualname__}.replay"
+        if owner is not torch.cuda.CUDAGraph and path not in self.hooked:
+            self.hooked.add(path)
+            self.hook_now(path, self.replay)
+
+    def replay(self, original: Original, graph: Any, *args: Any, **kwargs: Any) -> Any:
+        """Judge a replay of a whole graph; count a piece of one."""
+        run = functools.partial(original, graph, *args, **kwargs)
+        now, watcher = self.now, self.watcher
+        if now is None or now.runner is None or watcher is None or not watcher.watching:
+            return run()
+        key = next(
+            (key for key, known in graphs.graphs_of(now.runner).items() if known is graph), None
+        )
+        bucket = graphs.bucket_of(key)
+        if bucket is None:
+            now.pieces += 1
+            return run()
+        now.replays += 1
+        runner, batch = now.runner, now.batch
+        live, tokens = self.live(runner, batch)
+        shape = graphs.Shape(live, bucket, tokens)
+        backend = graphs.backend_of(runner)
+        if not now.model.drafts:
+            self.judge_lists(now, backend, bucket, graph=True)
+        return watcher.replay(
+            Replay(
+                graph,
+                type(runner).__name__,
+                live,
+                bucket,
+                graphs.inputs_of(runner, batch, shape, self.ranges),
+                run,
+                functools.partial(graphs.outputs_of, runner, key, shape),
+                repeatable=self.repeatable,
+            )
+        )
+
+    def live(self, runner: Any, batch: Any) -> tuple[int, int]:
+        """Return the live rows of a replay, in the unit of its key, and the tokens of one."""
+        if hasattr(runner, "capture_num_tokens") and not hasattr(runner, "capture_bs"):
+            return len(batch.input_ids), 1
+        live = int(batch.batch_size)
+        locations = getattr(batch, "out_cache_loc", None)
+        return live, len(locations) // live if live and locations is not None else 1
+
+    # Idle moments.
+
+    def idle(self, original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        """Judge which slots are free or cached, once each time that nothing runs any more."""
+        news = self.watcher is not None and self.idle_at != self.forwards
+        if news and scheduler.is_fully_idle():
+            self.idle_at = self.forwards
+            try:
+                self.allocations.idle(scheduler.tree_cache)
+            except NotRecognisedError as error:
+                self.journal.undecided(f"{error} are not watched")
+        return original(scheduler, *args, **kwargs)

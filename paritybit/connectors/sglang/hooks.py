@@ -1,0 +1,182 @@
+"""Which functions of the engine are wrapped, and how.
+
+A target that a release lacks is left out; `REQUIRED` names the sets of targets of which one must
+be there. All wrapping goes through the engine's own HookRegistry.
+"""
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Any
+
+from paritybit.connectors.sglang.engine import Engine
+from paritybit.watch.attach import where
+from paritybit.watch.journal import of_process
+from paritybit.watch.settings import active
+
+EXECUTOR = "sglang.srt.model_executor"
+SPECULATIVE = "sglang.srt.speculative"
+CACHE = "sglang.srt.mem_cache"
+
+RUNNERS = (
+    f"{EXECUTOR}.cuda_graph_runner.CudaGraphRunner",
+    f"{EXECUTOR}.piecewise_cuda_graph_runner.PiecewiseCudaGraphRunner",
+    f"{EXECUTOR}.breakable_cuda_graph_runner.BreakableCudaGraphRunner",
+    f"{EXECUTOR}.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner",
+    f"{EXECUTOR}.runner.prefill_cuda_graph_runner.PrefillCudaGraphRunner",
+    f"{SPECULATIVE}.eagle_draft_cuda_graph_runner.EAGLEDraftCudaGraphRunner",
+    f"{SPECULATIVE}.eagle_draft_extend_cuda_graph_runner.EAGLEDraftExtendCudaGraphRunner",
+    f"{SPECULATIVE}.frozen_kv_mtp_cuda_graph_runner.FrozenKVMTPCudaGraphRunner",
+    f"{SPECULATIVE}.multi_layer_eagle_draft_extend_cuda_graph_runner"
+    ".MultiLayerEagleDraftExtendCudaGraphRunner",
+)
+
+MODULES_OF_ALLOCATORS = (
+    f"{CACHE}.allocator",
+    f"{CACHE}.allocator.token",
+    f"{CACHE}.allocator.paged",
+)
+POOLS = ("MHATokenToKVPool", "MLATokenToKVPool")
+
+TARGETS: dict[str, tuple[str, ...]] = {
+    "model_runner": (f"{EXECUTOR}.model_runner.ModelRunner.__init__",),
+    "batch": ("sglang.srt.managers.scheduler.Scheduler.run_batch",),
+    "idle": (
+        "sglang.srt.managers.scheduler.Scheduler.on_idle",
+        "sglang.srt.managers.scheduler_runtime_checker_mixin.SchedulerRuntimeCheckerMixin.on_idle",
+    ),
+    "forward": (f"{EXECUTOR}.model_runner.ModelRunner.forward",),
+    "capture": tuple(f"{path}.capture" for path in RUNNERS),
+    "runner": tuple(f"{path}.{name}" for path in RUNNERS for name in ("replay", "execute")),
+    "replay": ("torch.cuda.CUDAGraph.replay",),
+    "free": tuple(f"{path}.TokenToKVPoolAllocator.free" for path in MODULES_OF_ALLOCATORS),
+    "free_pages": tuple(
+        f"{path}.PagedTokenToKVPoolAllocator._release_page_ids" for path in MODULES_OF_ALLOCATORS
+    ),
+    "free_in_pages": tuple(
+        f"{path}.PagedTokenToKVPoolAllocator.free" for path in MODULES_OF_ALLOCATORS
+    ),
+    "allocate": tuple(
+        f"{path}.{owner}.{name}"
+        for path in MODULES_OF_ALLOCATORS
+        for owner in ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator")
+        for name in ("alloc", "alloc_extend", "alloc_decode")
+    ),
+    "restore": tuple(
+        f"{path}.BaseTokenToKVPoolAllocator.restore_state"
+        for path in (f"{CACHE}.allocator", f"{CACHE}.allocator.base")
+    ),
+    "move": tuple(f"{CACHE}.memory_pool.{pool}.move_kv_cache" for pool in POOLS),
+    "load": tuple(f"{CACHE}.memory_pool.{pool}.load_cpu_copy" for pool in POOLS),
+}
+"""Per method of `Engine` or `Allocations`, the targets that it wraps."""
+
+REQUIRED: dict[str, tuple[str, ...]] = {
+    "the batches of the scheduler": ("batch",),
+    "the forwards of the model runner": ("forward", "model_runner"),
+    "the replays of graphs": ("replay",),
+    "what the graph runners replay": ("runner",),
+    "the allocator of slots": ("free", "allocate"),
+    "the allocator of pages": ("free_pages", "free_in_pages"),
+}
+"""What cannot be watched if none of these methods has a target."""
+
+
+def require_plugins() -> bool:
+    """Return whether this release has plugins; say so in the journal if not."""
+    there = find_spec("sglang.srt.plugins.hook_registry") is not None
+    journal = of_process()
+    if not there and journal is not None:
+        journal.undecided(f"sglang {release()} has no plugins; 0.5.11 is the first that does")
+    return there
+
+
+def release() -> str:
+    """Return the version of the engine that is installed here."""
+    try:
+        return version("sglang")
+    except PackageNotFoundError:
+        module = importlib.import_module("sglang")
+        return str(getattr(module, "__version__", "unknown"))
+
+
+def install() -> None:
+    """Register a hook on each target that this release has. The engine applies them."""
+    settings, journal = active(), of_process()
+    if settings is None or journal is None:
+        return
+    registry = importlib.import_module("sglang.srt.plugins.hook_registry")
+    engine = Engine(release(), journal, settings)
+    engine.hook = functools.partial(register, registry)
+    found = {name: own(TARGETS[name]) for name in TARGETS}
+    if found["free_pages"]:  # Both ways lead there, and it says exactly which pages.
+        found["free_in_pages"] = []
+    if len(found["idle"]) > 1:
+        del found["idle"][1:]
+    for name, paths in found.items():
+        for path in paths:
+            owner = engine if hasattr(engine, name) else engine.allocations
+            register(registry, path, getattr(owner, name))
+    for what, names in REQUIRED.items():
+        if not any(found[name] for name in names):
+            journal.undecided(f"sglang {engine.release}: {what} cannot be watched")
+
+
+def own(paths: tuple[str, ...]) -> list[str]:
+    """Return the paths whose last name is defined where the path says, not inherited."""
+    return [path for path in paths if defined(path)]
+
+
+@functools.cache
+def defined(path: str) -> bool:
+    """Whether the object that a dotted path leads to exists and defines the last name itself."""
+    owner, _, name = path.rpartition(".")
+    try:
+        there = pkgutil.resolve_name(owner)
+    except (ImportError, AttributeError, ValueError):
+        return False
+    if path.startswith("torch."):
+        return hasattr(there, name)
+    return name in vars(there) and there.__module__ == owner.rpartition(".")[0]
+
+
+def register(registry: Any, path: str, method: Callable[..., Any]) -> None:
+    """Wrap one function of the engine. `method` gets the original, then its arguments."""
+    registry.HookRegistry.register(path, guarded(method), registry.HookType.AROUND)
+
+
+def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a hook that falls back to the original where the connector itself fails.
+
+    An error that the original raises is the engine's and is passed on.
+    """
+
+    @functools.wraps(method)
+    def hook(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        called: list[Any] = []
+        raised: list[BaseException] = []
+
+        def once(*args: Any, **kwargs: Any) -> Any:
+            try:
+                called[:] = [original(*args, **kwargs)]
+            except BaseException as error:
+                raised.append(error)
+                raise
+            return called[0]
+
+        try:
+            return method(once, *args, **kwargs)
+        except Exception as error:
+            if error in raised:
+                raise
+            journal = of_process()
+            if journal is not None:
+                journal.undecided(f"the connector failed: {where()}")
+            if called:
+                return called[0]
+            return original(*args, **kwargs)
+
+    return hook

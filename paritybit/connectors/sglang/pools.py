@@ -1,0 +1,96 @@
+"""The KV groups of a pool: its layers' tensors, and which slots of a group belong to a location.
+
+A *location* is the number that the scheduler and `req_to_token` use for a token. It is the slot in
+a pool without sliding windows and in the full sub-pool of a pool with them; a mapping leads from
+there to the slot in the sliding sub-pool.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paritybit.watch.facts import Group, Layer
+
+
+class NotRecognisedError(Exception):
+    """The engine has something that this connector does not know. The text names it."""
+
+
+@dataclass
+class Pool:
+    """The KV pool of one model: its groups, by name, and the sub-pool behind each."""
+
+    pool: Any
+    groups: dict[str, Group] = field(default_factory=dict)
+    parts: dict[str, Any] = field(default_factory=dict)
+    sliding: str | None = None
+
+    @property
+    def mapping(self) -> Tensor:
+        """The slot in the sliding sub-pool of each location; 0 means none."""
+        mapping: Tensor = self.pool.full_to_swa_index_mapping
+        return mapping
+
+    def slots(self, locations: Tensor) -> dict[str, Tensor]:
+        """Return, per group, the slots of locations. A location without a slot gives -1."""
+        return {
+            name: self.slid(locations) if name == self.sliding else locations
+            for name in self.groups
+        }
+
+    def slid(self, locations: Tensor) -> Tensor:
+        """Return the slots of locations in the sliding sub-pool."""
+        slots = self.mapping[locations.long()]
+        return torch.where(slots > 0, slots, -1)
+
+
+def described(pool: Any, window: int | None, prefix: str = "") -> Pool:
+    """Return the groups of a pool. `window` counts the positions that a query reads, with its own.
+
+    `prefix` tells the groups of several models apart. Raises NotRecognisedError.
+    """
+    kind = type(pool).__name__
+    found = Pool(pool)
+    if hasattr(pool, "swa_kv_pool") and hasattr(pool, "full_kv_pool"):
+        if getattr(pool, "full_to_swa_index_mapping", None) is None or window is None:
+            raise NotRecognisedError(f"a {kind} without a mapping or a window")
+        if getattr(pool, "swa_req_ring_size", None) is not None:
+            raise NotRecognisedError(f"a {kind} that keeps a ring of slots per request")
+        parts = {"full": (pool.full_kv_pool, None), "swa": (pool.swa_kv_pool, window)}
+        found.sliding = prefix + "swa"
+    elif hasattr(pool, "full_kv_pool"):
+        parts = {"full": (pool.full_kv_pool, None)}
+    else:
+        parts = {"full": (pool, None)}
+    if "Unified" in kind:
+        raise NotRecognisedError(f"a {kind}, whose locations are virtual")
+    for name, (part, span) in parts.items():
+        page = int(pool.page_size)
+        group = Group(prefix + name, tuple(layers(part)), span, frozenset(range(page)), page)
+        if group.layers:
+            found.groups[group.name] = group
+            found.parts[group.name] = part
+    if not found.groups:
+        raise NotRecognisedError(f"a {kind} without layers")
+    return found
+
+
+def layers(pool: Any) -> Iterator[Layer]:
+    """Yield the layers of a pool without sub-pools. Raises NotRecognisedError."""
+    kind = type(pool).__name__
+    if getattr(pool, "kv_cache_layout", "nhd") != "nhd":
+        raise NotRecognisedError(f"a {kind} with the layout {pool.kv_cache_layout}")
+    names = (("k_buffer", "v_buffer"), ("kv_buffer",))
+    for buffers in names:
+        lists = [getattr(pool, name, None) for name in buffers]
+        if all(isinstance(tensors, (list, tuple)) for tensors in lists):
+            break
+    else:
+        raise NotRecognisedError(f"a {kind}")
+    for number, tensors in enumerate(zip(*lists, strict=True)):
+        if any(len(tensor) != pool.size + pool.page_size for tensor in tensors):
+            raise NotRecognisedError(f"a {kind} whose first axis is not the slot")
+        yield Layer(f"layer {number + int(pool.start_layer or 0)}", tensors)

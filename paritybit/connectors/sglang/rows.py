@@ -1,0 +1,152 @@
+"""The live rows of a batch: each request's tokens, lengths and slots."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paritybit.connectors.sglang.pools import NotRecognisedError, Pool
+from paritybit.watch.facts import Forward, Row
+
+MODES = ("extend", "mixed", "decode", "target_verify")
+"""Modes of a forward whose rows are reported."""
+
+
+@dataclass
+class Rows:
+    """The rows of a forward, and for each the row of the engine's batch that it belongs to.
+
+    Both are the same, except for a tree of draft tokens: each of its branches is a row.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    batch_rows: list[int] = field(default_factory=list)
+
+
+def mode_of(batch: Any) -> str:
+    """Return the engine's word for what a batch does, in lower case."""
+    return str(batch.forward_mode.name).lower()
+
+
+def request_row(request: Any) -> int | None:
+    """Return the row of the request table that a request has."""
+    kv = getattr(request, "kv", None)
+    holder = kv if hasattr(kv, "req_pool_idx") else request
+    row: int | None = holder.req_pool_idx
+    return row
+
+
+def forward_of(
+    batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor
+) -> tuple[Forward, Rows]:
+    """Return the facts of a forward of the target model. Raises NotRecognisedError.
+
+    `batch` is the engine's ForwardBatch, `requests` are those of the scheduler's batch, and
+    `table` is `req_to_token`.
+    """
+    mode = mode_of(batch)
+    if mode == "idle":
+        return Forward(mode, ()), Rows()
+    if mode not in MODES:
+        raise NotRecognisedError(f"a forward with the mode {mode}")
+    by_row = {request_row(request): request for request in requests}
+    found = Rows()
+    table_rows = batch.req_pool_indices.tolist()
+    for index, (at, (cached, computed)) in enumerate(
+        zip(table_rows, lengths(batch, mode), strict=True)
+    ):
+        if at not in by_row:
+            raise NotRecognisedError(
+                f"a row of a {mode} batch that belongs to no request of the batch"
+            )
+        request = by_row[at]
+        known = [*request.origin_input_ids, *request.output_ids]
+        locations = table[at, : cached + computed]
+        for nodes, tokens in branches(batch, mode, index, known, cached, computed):
+            places = locations
+            if nodes is not None:
+                chosen = torch.tensor(nodes, device=table.device) + cached
+                places = torch.cat((locations[:cached], locations[chosen]))
+            length = len(places)
+            row = Row(
+                request.rid, tokens, cached, length - cached, pool.slots(places), space(request)
+            )
+            found.rows.append(row)
+            found.batch_rows.append(index)
+    return Forward(mode, tuple(found.rows)), found
+
+
+def lengths(batch: Any, mode: str) -> list[tuple[int, int]]:
+    """Return, per row, how many positions are cached and how many are computed."""
+    if mode in ("extend", "mixed"):
+        prefixes = host(batch.extend_prefix_lens_cpu, batch.extend_prefix_lens)
+        return list(
+            zip(prefixes, host(batch.extend_seq_lens_cpu, batch.extend_seq_lens), strict=True)
+        )
+    totals = batch.seq_lens.tolist()
+    if mode == "decode":
+        return [(total - 1, 1) for total in totals]
+    if getattr(batch.spec_info, "ragged_verify_layout", None) is not None:
+        raise NotRecognisedError("draft tokens of different number per request")
+    drafted = int(batch.spec_info.draft_token_num)
+    return [(total, drafted) for total in totals]
+
+
+def host(values: Any, tensor: Any) -> list[int]:
+    """Return lengths that are a list, a tensor on the host, or only a tensor on the device."""
+    values = tensor if values is None else values
+    return values.tolist() if isinstance(values, Tensor) else list(values)
+
+
+def branches(
+    batch: Any, mode: str, index: int, known: list[int], cached: int, computed: int
+) -> list[tuple[list[int] | None, list[int | None]]]:
+    """Return the branches of one row of a batch: the nodes of its tree, and the row's tokens.
+
+    Nodes None stand for all in order, as where there is no tree. Under overlap scheduling the
+    last tokens are not on the host yet and are None.
+    """
+    total = cached + computed
+    if mode != "target_verify":
+        missing: list[int | None] = [None] * max(0, total - len(known))
+        return [(None, [*known[:total], *missing])]
+    drafts = batch.input_ids[index * computed : (index + 1) * computed].tolist()
+    before: list[int | None] = [*known[:cached], *[None] * (cached - len(known))]
+    paths = paths_of(batch.spec_info, index)
+    if paths is None or paths == [list(range(computed))]:
+        return [(None, [*before, *drafts])]
+    return [(path, [*before, *(drafts[node] for node in path)]) for path in paths]
+
+
+def paths_of(info: Any, index: int) -> list[list[int]] | None:
+    """Return the paths from the root to each leaf of a tree of draft tokens; None for a chain.
+
+    Raises NotRecognisedError.
+    """
+    children = getattr(info, "retrieve_next_token", getattr(info, "retrive_next_token", None))
+    siblings = getattr(info, "retrieve_next_sibling", getattr(info, "retrive_next_sibling", None))
+    if children is None or siblings is None:
+        if getattr(info, "topk", 1) == 1:
+            return None
+        raise NotRecognisedError("a tree of draft tokens without links")
+    child, sibling = children[index].tolist(), siblings[index].tolist()
+    paths, waiting = [], [[0]]
+    while waiting:
+        path = waiting.pop()
+        node = child[path[-1]]
+        if node < 0:
+            paths.append(path)
+        while node >= 0 and len(path) <= len(child):
+            waiting.append([*path, node])
+            node = sibling[node]
+    return sorted(paths)
+
+
+def space(request: Any) -> str:
+    """Return what a request's KV depends on besides its tokens."""
+    parts = [getattr(request, name, None) for name in ("lora_id", "extra_key")]
+    if getattr(request, "input_embeds", None) is not None:
+        parts.append(request.rid)
+    return "/".join(str(part) for part in parts if part)
