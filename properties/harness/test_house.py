@@ -21,6 +21,7 @@ ORDER = (
     "paritybit.compat",
     "paritybit.places",
     "paritybit.watch",
+    "paritybit.connectors",
     "paritybit.reference",
     "paritybit.subjects",
     "paritybit.harness.errors",

@@ -5,6 +5,7 @@
 | hooks | which functions of the engine are wrapped, through its HookRegistry |
 | engine | the forwards, replays and idle moments, in the order in which they happen |
 | allocations | the slots that are allocated, freed, copied or cached |
+| models | the models of the engine, and its settings |
 | pools | the KV groups of a pool, and the slots of a group |
 | rows | the live rows of a batch |
 | lists | the index lists of an attention backend |

@@ -25,9 +25,9 @@ class Allocations:
         self.pool: Pool | None = None
         self.allocators: dict[str, Any] = {}
 
-    def follow(self, parts: Iterable[tuple[str, Any]]) -> None:
+    def follow(self, parts: Iterable[tuple[Any, str]]) -> None:
         """Note which pools or allocators belong to which groups."""
-        self.names.update({id(part): name for name, part in parts})
+        self.names.update({id(part): name for part, name in parts})
 
     def serve(self, pool: Pool, allocator: Any) -> bool:
         """Note the pool that the engine serves from and its allocator; False if not recognised."""
@@ -38,7 +38,7 @@ class Allocations:
             owner = getattr(allocator, part, None) if sliding else allocator
             if owner is not None and hasattr(owner, "free_pages"):
                 self.allocators[name] = owner
-        self.follow(self.allocators.items())
+        self.follow((owner, name) for name, owner in self.allocators.items())
         return len(self.allocators) == len(pool.groups)
 
     def free(

@@ -7,8 +7,6 @@ an engine does before, as warm-ups and captures, is not.
 
 import dataclasses
 import functools
-import sys
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,42 +16,12 @@ from torch import Tensor
 
 from paritybit.connectors.sglang import graphs, lists, rows
 from paritybit.connectors.sglang.allocations import Allocations, Original
-from paritybit.connectors.sglang.pools import NotRecognisedError, Pool, described
-from paritybit.watch.facts import Forward, Group, Replay, StaticInput
+from paritybit.connectors.sglang.models import Model, Models
+from paritybit.connectors.sglang.pools import NotRecognisedError
+from paritybit.watch.facts import Forward, Replay, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import Watcher
-
-SCOPE = (
-    "model_path", "page_size", "attention_backend", "prefill_attention_backend",
-    "decode_attention_backend", "disable_overlap_schedule", "disable_radix_cache",
-    "disable_cuda_graph", "cuda_graph_bs", "cuda_graph_max_bs", "disable_piecewise_cuda_graph",
-    "enable_torch_compile", "kv_cache_dtype", "chunked_prefill_size", "enable_mixed_chunk",
-    "speculative_algorithm", "speculative_eagle_topk", "speculative_num_steps",
-    "speculative_num_draft_tokens", "tp_size", "dp_size", "pp_size", "ep_size", "enable_lora",
-    "enable_hierarchical_cache", "disaggregation_mode", "swa_full_tokens_ratio", "device",
-)  # fmt: skip
-"""Settings of the engine that are reported, where a release has them."""
-
-UNWATCHED = {
-    "enable_dp_attention": (None, False),
-    "pp_size": (None, 1),
-    "enable_pdmux": (None, False),
-    "disaggregation_mode": (None, "null"),
-    "enable_hierarchical_cache": (None, False),
-    "enable_two_batch_overlap": (None, False),
-    "dllm_algorithm": (None,),
-}
-"""Settings that the connector does not follow, unless they have one of these values."""
-
-
-@dataclasses.dataclass
-class Model:
-    """One model of the engine: its runner, the pool that it writes, and whether it drafts."""
-
-    runner: Any
-    pool: Pool
-    drafts: bool
 
 
 @dataclasses.dataclass
@@ -70,14 +38,13 @@ class UnderWay:
 
 
 class Engine:
-    """The engine in this process. `hook` wraps one more function, by its path."""
+    """The engine in this process. `hook` wraps one more function at once, by its path."""
 
     hook: Callable[[str, Original], None]
 
     def __init__(self, release: str, journal: Journal, settings: Settings) -> None:
         self.release, self.journal, self.settings = release, journal, settings
-        self.runners: list[weakref.ref[Any]] = []
-        self.models: dict[int, Model | None] = {}
+        self.models = Models(journal)
         self.watcher: Watcher | None = None
         self.allocations = Allocations()
         self.requests: Sequence[Any] | None = None
@@ -85,95 +52,30 @@ class Engine:
         self.capturing = 0
         self.captures: list[tuple[Any, str, list[StaticInput]]] = []
         self.hooked: set[str] = set()
-        self.table: Tensor | None = None
-        self.ranges: dict[str, tuple[int, int]] = {}
-        self.repeatable = True
         self.forwards = 0
         self.idle_at = 0
 
-    # The models and their pools.
+    # The models, and the start.
 
     def model_runner(self, original: Original, runner: Any, *args: Any, **kwargs: Any) -> Any:
         """Remember each model runner of the engine."""
-        self.runners.append(weakref.ref(runner))
+        self.models.add(runner)
         return original(runner, *args, **kwargs)
 
-    def start(self) -> None:
+    def start(self) -> Watcher:
         """Describe the models of the engine and start the watcher, at the first batch."""
-        groups: dict[str, Group] = {}
-        drafts = 0
-        runners = [runner for runner in (ref() for ref in self.runners) if runner is not None]
-        runners.sort(key=lambda runner: bool(runner.is_draft_worker))
-        for runner in runners:
-            draft = bool(runner.is_draft_worker)
-            try:
-                pool = self.pool_of(runner, f"draft{drafts or ''}." if draft else "")
-            except NotRecognisedError as error:
-                self.journal.undecided(f"{error} is not watched")
-                self.models[id(runner)] = None
-                continue
-            groups.update(pool.groups)
-            self.models[id(runner)] = Model(runner, pool, draft)
-            drafts += draft
-            if not draft:
-                self.target(runner, pool)
-        self.watcher = Watcher(
-            list(groups.values()),
+        watcher = Watcher(
+            self.models.described(self.allocations),
             engine="sglang",
             release=self.release,
             journal=self.journal,
             settings=self.settings,
         )
-        self.allocations.watcher = self.watcher
         for graph, kind, inputs in self.captures:
-            self.watcher.captured(graph, kind, inputs)
+            watcher.captured(graph, kind, inputs)
         self.captures.clear()
-
-    def pool_of(self, runner: Any, prefix: str) -> Pool:
-        """Return the groups of a model's pool: those of another model, if the pool is its own."""
-        pool = runner.token_to_kv_pool
-        for model in self.models.values():
-            if model is not None and model.pool.pool is pool:
-                return model.pool
-        size = runner.sliding_window_size
-        if getattr(runner.model_config, "attention_chunk_size", None) is not None:
-            raise NotRecognisedError("attention in chunks")
-        if size is not None and hasattr(pool, "swa_kv_pool") and size <= 0:
-            raise NotRecognisedError(f"a sliding window of {size}")
-        found = described(pool, None if size is None else int(size) + 1, prefix)
-        self.allocations.follow(found.parts.items())
-        return found
-
-    def target(self, runner: Any, pool: Pool) -> None:
-        """Note what holds for the whole engine, from the runner of the model that it serves."""
-        self.table = runner.req_to_token_pool.req_to_token
-        allocator = runner.token_to_kv_pool_allocator
-        if not self.allocations.serve(pool, allocator):
-            self.journal.undecided(f"the slots of a {type(allocator).__name__} are not watched")
-        vocabulary, context = runner.model_config.vocab_size, runner.model_config.context_len
-        self.ranges = {
-            "input_ids": (0, int(vocabulary)),
-            "positions": (0, int(context)),
-            "mrope_positions": (0, int(context)),
-        }
-        arguments = runner.server_args
-        tp, dp = (int(getattr(arguments, name, 1) or 1) for name in ("tp_size", "dp_size"))
-        recurrent = hasattr(runner.req_to_token_pool, "mamba_pool")
-        self.repeatable = tp == 1 and dp == 1 and not recurrent
-        if recurrent:
-            self.journal.undecided("the state of recurrent layers is not watched")
-        for name, accepted in UNWATCHED.items():
-            value = getattr(arguments, name, None)
-            if value not in accepted:
-                self.journal.undecided(f"{name}={value!r} is not watched")
-        scope = {name: getattr(arguments, name) for name in SCOPE if hasattr(arguments, name)}
-        self.journal.scope(
-            **scope,
-            model=type(runner.model).__name__,
-            pool=type(runner.token_to_kv_pool).__name__,
-            window=runner.sliding_window_size,
-            context=int(context),
-        )
+        self.allocations.watcher = watcher
+        return watcher
 
     # Batches and forwards.
 
@@ -182,7 +84,7 @@ class Engine:
     ) -> Any:
         """Watch the forwards of one batch of the scheduler."""
         if self.watcher is None:
-            self.start()
+            self.watcher = self.start()
         self.requests = batch.reqs
         try:
             return original(scheduler, batch, *args, **kwargs)
@@ -224,13 +126,11 @@ class Engine:
     def watched(self, run: Callable[[], Any], runner: Any, batch: Any, graph_runner: Any) -> Any:
         """Run one forward between the watcher's `begin` and `end`."""
         watcher, requests = self.watcher, self.requests
-        model = self.models.get(id(runner))
+        model = self.models.of(runner)
         if watcher is None or requests is None or self.capturing or self.now is not None:
             return run()
         if model is None:
             watcher.skipped(None)
-            if id(runner) not in self.models:
-                watcher.not_watched("a model that the engine added later")
             return run()
         forward, batch_rows = self.facts(model, batch, requests)
         self.forwards += 1
@@ -259,11 +159,10 @@ class Engine:
 
     def facts(self, model: Model, batch: Any, requests: Sequence[Any]) -> tuple[Forward, list[int]]:
         """Return the facts of a forward, and the batch's row of each of its rows."""
-        assert self.table is not None
         mode = rows.mode_of(batch)
         if not model.drafts:
             try:
-                forward, found = rows.forward_of(batch, requests, model.pool, self.table)
+                forward, found = rows.forward_of(batch, requests, model.pool, self.models.table)
                 return forward, found.batch_rows
             except NotRecognisedError as error:
                 self.journal.undecided(f"{error} is not watched")
@@ -290,12 +189,7 @@ class Engine:
         path = f"{kind.__module__}.{kind.__qualname__}.init_forward_metadata"
         if path not in self.hooked:
             self.hooked.add(path)
-            self.hook_now(path, self.metadata)
-
-    def hook_now(self, path: str, method: Original) -> None:
-        """Wrap a function that was found only now, and apply the hook at once."""
-        self.hook(path, method)
-        sys.modules["sglang.srt.plugins.hook_registry"].HookRegistry.apply_hooks()
+            self.hook(path, self.metadata)
 
     def metadata(
         self, original: Original, backend: Any, batch: Any, *args: Any, **kwargs: Any
@@ -351,7 +245,7 @@ class Engine:
         path = f"{owner.__module__}.{owner.__qualname__}.replay"
         if owner is not torch.cuda.CUDAGraph and path not in self.hooked:
             self.hooked.add(path)
-            self.hook_now(path, self.replay)
+            self.hook(path, self.replay)
 
     def replay(self, original: Original, graph: Any, *args: Any, **kwargs: Any) -> Any:
         """Judge a replay of a whole graph; count a piece of one."""
@@ -379,10 +273,10 @@ class Engine:
                 type(runner).__name__,
                 live,
                 bucket,
-                graphs.inputs_of(runner, batch, shape, self.ranges),
+                graphs.inputs_of(runner, batch, shape, self.models.ranges),
                 run,
                 functools.partial(graphs.outputs_of, runner, key, shape),
-                repeatable=self.repeatable,
+                repeatable=self.models.repeatable,
             )
         )
 

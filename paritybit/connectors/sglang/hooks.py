@@ -110,7 +110,7 @@ def install() -> None:
         return
     registry = importlib.import_module("sglang.srt.plugins.hook_registry")
     engine = Engine(release(), journal, settings)
-    engine.hook = functools.partial(register, registry)
+    engine.hook = functools.partial(wrap_now, registry)
     found = {name: own(TARGETS[name]) for name in TARGETS}
     if found["free_pages"]:  # Both ways lead there, and it says exactly which pages.
         found["free_in_pages"] = []
@@ -146,6 +146,12 @@ def defined(path: str) -> bool:
 def register(registry: Any, path: str, method: Callable[..., Any]) -> None:
     """Wrap one function of the engine. `method` gets the original, then its arguments."""
     registry.HookRegistry.register(path, guarded(method), registry.HookType.AROUND)
+
+
+def wrap_now(registry: Any, path: str, method: Callable[..., Any]) -> None:
+    """Wrap one function that was found only after the engine had applied its hooks."""
+    register(registry, path, method)
+    registry.HookRegistry.apply_hooks()
 
 
 def guarded(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -60,11 +60,13 @@ def triton(backend: Any, pool: Pool, mode: str, size: int, graph: bool) -> list[
     """Return the flat lists of TritonAttnBackend."""
     decode = mode == "decode"
     meta = backend.forward_metadata
+    size_of_window = int(backend.sliding_window_size or 0)
     found = []
     for sliding, start in ((False, ""), (True, "window_")):
-        group = group_of(pool, sliding)
-        if group is None or (sliding and not backend.sliding_window_size):
+        group = group_of(pool, sliding) or group_of(pool, not sliding)
+        if sliding and size_of_window <= 0:
             continue
+        assert group is not None
         if graph:
             bounds = getattr(backend, start + "kv_indptr")
             name = f"cuda_graph_{start}kv_indices"
@@ -82,7 +84,7 @@ def triton(backend: Any, pool: Pool, mode: str, size: int, graph: bool) -> list[
                 bounds[1:] - bounds[:-1],
                 covers="all" if decode else "cached",
                 source=source_of(name, type(backend)),
-                window=int(backend.sliding_window_size) if sliding and decode else None,
+                window=size_of_window + (not decode) if sliding else None,
             )
         )
     return found

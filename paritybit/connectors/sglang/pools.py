@@ -55,7 +55,7 @@ def described(pool: Any, window: int | None, prefix: str = "") -> Pool:
     kind = type(pool).__name__
     found = Pool(pool)
     if hasattr(pool, "swa_kv_pool") and hasattr(pool, "full_kv_pool"):
-        if getattr(pool, "full_to_swa_index_mapping", None) is None or window is None:
+        if getattr(pool, "full_to_swa_index_mapping", None) is None or (window or 0) <= 1:
             raise NotRecognisedError(f"a {kind} without a mapping or a window")
         if getattr(pool, "swa_req_ring_size", None) is not None:
             raise NotRecognisedError(f"a {kind} that keeps a ring of slots per request")

@@ -32,9 +32,8 @@ def mode_of(batch: Any) -> str:
 
 def request_row(request: Any) -> int | None:
     """Return the row of the request table that a request has."""
-    kv = getattr(request, "kv", None)
-    holder = kv if hasattr(kv, "req_pool_idx") else request
-    row: int | None = holder.req_pool_idx
+    holder = getattr(request, "kv", None) or request
+    row: int | None = getattr(holder, "req_pool_idx", None)
     return row
 
 

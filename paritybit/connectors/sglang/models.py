@@ -1,0 +1,130 @@
+"""The models of an engine: their pools, and what holds for all of them."""
+
+import dataclasses
+import weakref
+from typing import Any
+
+from torch import Tensor
+
+from paritybit.connectors.sglang.allocations import Allocations
+from paritybit.connectors.sglang.pools import NotRecognisedError, Pool, described
+from paritybit.watch.facts import Group
+from paritybit.watch.journal import Journal
+
+SCOPE = (
+    "model_path", "page_size", "attention_backend", "prefill_attention_backend",
+    "decode_attention_backend", "disable_overlap_schedule", "disable_radix_cache",
+    "disable_cuda_graph", "cuda_graph_bs", "cuda_graph_max_bs", "disable_piecewise_cuda_graph",
+    "enable_torch_compile", "kv_cache_dtype", "chunked_prefill_size", "enable_mixed_chunk",
+    "speculative_algorithm", "speculative_eagle_topk", "speculative_num_steps",
+    "speculative_num_draft_tokens", "tp_size", "dp_size", "pp_size", "ep_size", "enable_lora",
+    "enable_hierarchical_cache", "disaggregation_mode", "swa_full_tokens_ratio", "device",
+)  # fmt: skip
+"""Settings of the engine that are reported, where a release has them."""
+
+UNWATCHED = {
+    "enable_dp_attention": (None, False),
+    "pp_size": (None, 1),
+    "enable_pdmux": (None, False),
+    "disaggregation_mode": (None, "null"),
+    "enable_hierarchical_cache": (None, False),
+    "enable_two_batch_overlap": (None, False),
+    "dllm_algorithm": (None,),
+}
+"""Settings that the connector does not follow, unless they have one of these values."""
+
+
+@dataclasses.dataclass
+class Model:
+    """One model of the engine: its runner, the pool that it writes, and whether it drafts."""
+
+    runner: Any
+    pool: Pool
+    drafts: bool
+
+
+class Models:
+    """The models of the engine.
+
+    `table` gives the location of each position of a request, `ranges` the values that padding may
+    hold, by the name of an input. `repeatable` says whether a replay may be repeated.
+    """
+
+    table: Tensor
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.runners: list[weakref.ref[Any]] = []
+        self.models: dict[int, Model] = {}
+        self.ranges: dict[str, tuple[int, int]] = {}
+        self.repeatable = True
+
+    def add(self, runner: Any) -> None:
+        """Note a model runner that the engine makes."""
+        self.runners.append(weakref.ref(runner))
+
+    def of(self, runner: Any) -> Model | None:
+        """Return the model of a runner, or None if it is not watched."""
+        model = self.models.get(id(runner))
+        return model if model is not None and model.runner is runner else None
+
+    def described(self, allocations: Allocations) -> list[Group]:
+        """Return the groups of all models, those of the model that is served first."""
+        groups: dict[str, Group] = {}
+        runners = [runner for runner in (ref() for ref in self.runners) if runner is not None]
+        for runner in sorted(runners, key=lambda runner: bool(runner.is_draft_worker)):
+            drafts = sum(model.drafts for model in self.models.values())
+            draft = bool(runner.is_draft_worker)
+            try:
+                pool = self.pool_of(runner, f"draft{drafts or ''}." if draft else "")
+            except NotRecognisedError as error:
+                self.journal.undecided(f"{error} is not watched")
+                continue
+            groups.update(pool.groups)
+            allocations.follow((part, name) for name, part in pool.parts.items())
+            self.models[id(runner)] = Model(runner, pool, draft)
+            if not draft:
+                self.served(runner)
+                allocator = runner.token_to_kv_pool_allocator
+                if not allocations.serve(pool, allocator):
+                    kind = type(allocator).__name__
+                    self.journal.undecided(f"what a {kind} allocates is not watched")
+        return list(groups.values())
+
+    def pool_of(self, runner: Any, prefix: str) -> Pool:
+        """Return the pool of a model; that of another model, if both have the same."""
+        pool = runner.token_to_kv_pool
+        for model in self.models.values():
+            if model.pool.pool is pool:
+                return model.pool
+        if getattr(runner.model_config, "attention_chunk_size", None) is not None:
+            raise NotRecognisedError("attention in chunks")
+        size = runner.sliding_window_size
+        return described(pool, None if size is None else int(size) + 1, prefix)
+
+    def served(self, runner: Any) -> None:
+        """Note what holds for the whole engine, from the runner of the model that it serves."""
+        self.table = runner.req_to_token_pool.req_to_token
+        config, arguments = runner.model_config, runner.server_args
+        context = (0, int(config.context_len))
+        self.ranges = {
+            "input_ids": (0, int(config.vocab_size)),
+            "positions": context,
+            "mrope_positions": context,
+        }
+        recurrent = hasattr(runner.req_to_token_pool, "mamba_pool")
+        ranks = [int(getattr(arguments, name, 1) or 1) for name in ("tp_size", "dp_size")]
+        self.repeatable = ranks == [1, 1] and not recurrent
+        if recurrent:
+            self.journal.undecided("the state of recurrent layers is not watched")
+        for name, accepted in UNWATCHED.items():
+            value = getattr(arguments, name, None)
+            if value not in accepted:
+                self.journal.undecided(f"{name}={value!r} is not watched")
+        self.journal.scope(
+            **{name: getattr(arguments, name) for name in SCOPE if hasattr(arguments, name)},
+            model=type(runner.model).__name__,
+            pool=type(runner.token_to_kv_pool).__name__,
+            window=runner.sliding_window_size,
+            context=int(config.context_len),
+        )

@@ -1,0 +1,1 @@
+"""What the connectors report about their engines."""

@@ -1,0 +1,246 @@
+"""An engine of stand-ins is followed from its first batch to the sanitizer's journal."""
+
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from paritybit.connectors.sglang.engine import Engine
+from paritybit.watch.journal import Journal
+from paritybit.watch.settings import Settings
+from properties.connectors import parts
+
+PROMPT = [5, 6, 7, 8, 9, 10]
+
+
+class Toy:
+    """An engine that prefills one request and decodes it. `fault` runs within each forward."""
+
+    def __init__(self, folder: Path) -> None:
+        self.journal = Journal(folder / "process-1.jsonl")
+        self.engine = Engine("0", self.journal, Settings(str(folder)))
+        self.pool = parts.SlidingPool()
+        self.table = torch.zeros(4, 32, dtype=torch.int32)
+        self.allocator = SimpleNamespace(
+            full_attn_allocator=parts.TokenAllocator(parts.SIZE),
+            swa_attn_allocator=parts.TokenAllocator(parts.SIZE),
+        )
+        config = SimpleNamespace(vocab_size=100, context_len=64, attention_chunk_size=None)
+        self.runner = parts.Part(
+            is_draft_worker=False,
+            token_to_kv_pool=self.pool,
+            token_to_kv_pool_allocator=self.allocator,
+            req_to_token_pool=SimpleNamespace(req_to_token=self.table),
+            sliding_window_size=parts.WINDOW,
+            model_config=config,
+            server_args=SimpleNamespace(tp_size=1, page_size=1),
+            model=self,
+            attn_backend=parts.TritonAttnBackend(self.pool, self.table),
+        )
+        self.engine.hook = lambda path, method: None
+        self.engine.hook_lists = lambda runner: None  # type: ignore[method-assign]
+        self.request = parts.request("a", 1, PROMPT, [])
+        self.table[1, :32] = torch.arange(20, 52)
+        self.fault: Callable[[], None] = lambda: None
+        self.model: Callable[[Any], str] = self.eagerly
+        self.engine.model_runner(lambda runner: None, self.runner)
+
+    def run(self, batch: Any) -> Any:
+        """Run one batch of the scheduler."""
+        scheduled = SimpleNamespace(reqs=[self.request])
+        return self.engine.batch(
+            lambda scheduler, scheduled: self.engine.forward(self.forward, self.runner, batch),
+            self,
+            scheduled,
+        )
+
+    def forward(self, runner: Any, batch: Any) -> str:
+        """Run the model as ModelRunner.forward does."""
+        return self.model(batch)
+
+    def eagerly(self, batch: Any) -> str:
+        """Run the model: K and V of a token are its location and some number."""
+        if batch.forward_mode.name == "DECODE":
+            build = lambda backend, batch: backend.init_forward_metadata(batch)  # noqa: E731
+            self.engine.metadata(build, self.runner.attn_backend, batch)
+        self.write(batch.out_cache_loc)
+        self.fault()
+        return "logits"
+
+    def write(self, locations: torch.Tensor) -> None:
+        """Write the KV of some locations."""
+        values = locations + torch.rand(len(locations))
+        self.pool.full_kv_pool.write(locations, values)
+        self.pool.swa_kv_pool.write(self.pool.full_to_swa_index_mapping[locations], values)
+
+    def prefill(self) -> None:
+        """Prefill the prompt and append a token."""
+        self.run(parts.extend([1], [0], [6], [20, 21, 22, 23, 24, 25]))
+        self.request.output_ids.append(11)
+
+    def decode(self) -> None:
+        """Decode one token."""
+        length = len(PROMPT) + len(self.request.output_ids)
+        self.run(parts.decode([1], [length], [11], [19 + length]))
+        self.request.output_ids.append(11 + length)
+
+    @property
+    def found(self) -> set[str]:
+        """The checks that found something."""
+        return {key.split(" | ")[0] for key in self.journal.findings}
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Iterator[Toy]:
+    toy = Toy(tmp_path)
+    yield toy
+    if toy.journal.file is not None:
+        toy.journal.file.close()
+    said = [text for text in toy.journal.said if '"undecided"' in text]
+    assert not said, said
+
+
+def test_a_right_engine_is_watched_and_nothing_is_found(toy: Toy) -> None:
+    toy.prefill()
+    for _ in range(4):
+        toy.decode()
+    counts = toy.journal.counts
+    assert not toy.journal.findings
+    assert (counts["forwards: extend"], counts["forwards: decode"]) == (1, 4)
+    assert counts["reads"] == sum(range(6, 10)) + 4 * 4
+    assert counts["lists"] == 8
+    assert '"window": 4' in next(text for text in toy.journal.said if '"scope"' in text)
+
+
+def test_a_write_that_nobody_owns_is_found(toy: Toy) -> None:
+    toy.prefill()
+    toy.fault = functools.partial(toy.write, torch.tensor([22]))
+    toy.decode()
+    assert "stray write" in toy.found
+
+
+def test_a_wrong_list_is_found(toy: Toy) -> None:
+    toy.prefill()
+    backend = toy.runner.attn_backend
+    build = backend.init_forward_metadata
+
+    def wrong(batch: Any) -> None:
+        build(batch)
+        backend.forward_metadata.window_kv_indices[1] += 1
+
+    backend.init_forward_metadata = wrong
+    toy.decode()
+    assert toy.found == {"wrong list"}
+
+
+def test_a_slot_that_is_freed_while_its_request_runs_is_found(toy: Toy) -> None:
+    toy.prefill()
+    allocator = toy.allocator.full_attn_allocator
+    toy.engine.allocations.free(lambda allocator, index: None, allocator, torch.tensor([23]))
+    toy.decode()
+    assert toy.found == {"freed in use"}
+
+
+def test_a_slot_that_is_freed_twice_in_one_call_is_found(toy: Toy) -> None:
+    toy.prefill()
+    allocator = toy.allocator.swa_attn_allocator
+    toy.engine.allocations.free(lambda allocator, index: None, allocator, torch.tensor([3, 3]))
+    assert toy.found == {"double free"}
+
+
+def test_what_is_only_collected_is_not_freed_yet(toy: Toy) -> None:
+    toy.prefill()
+    allocator = toy.allocator.full_attn_allocator
+    allocator.is_not_in_free_group = False
+    toy.engine.allocations.free(lambda allocator, index: None, allocator, torch.tensor([23]))
+    toy.decode()
+    assert not toy.found
+
+
+def test_a_copy_keeps_what_is_known_of_its_source(toy: Toy) -> None:
+    toy.prefill()
+    pool = toy.pool.full_kv_pool
+
+    def moved(pool: Any, target: torch.Tensor, source: torch.Tensor) -> None:
+        for tensor in (*pool.k_buffer, *pool.v_buffer):
+            tensor[target] = tensor[source]
+
+    toy.engine.allocations.move(moved, pool, torch.tensor([60]), torch.tensor([21]))
+    toy.pool.swa_kv_pool.write(torch.tensor([61]), torch.tensor([1.0]))
+    toy.table[1, 1] = 60
+    toy.decode()
+    assert not toy.found
+
+
+def test_a_forward_within_a_capture_or_without_a_batch_is_not_watched(toy: Toy) -> None:
+    toy.prefill()
+    batch = parts.decode([1], [7], [11], [26])
+    toy.engine.forward(toy.forward, toy.runner, batch)
+    toy.engine.capturing = 1
+    toy.run(batch)
+    assert toy.journal.counts["forwards"] == 1
+
+
+def test_the_error_of_the_engine_is_passed_on_and_watching_goes_on(toy: Toy) -> None:
+    toy.prefill()
+    toy.fault = functools.partial(divmod, 1, 0)
+    with pytest.raises(ZeroDivisionError):
+        toy.decode()
+    toy.fault = lambda: None
+    toy.decode()
+    assert not toy.found
+
+
+class Graph:
+    """A graph: the recorded writes of a runner's static locations."""
+
+    def __init__(self, toy: Toy, buffers: parts.Buffers) -> None:
+        self.toy, self.buffers = toy, buffers
+
+    def replay(self) -> None:
+        """Write the KV of all locations, those of padded rows too."""
+        locations = self.buffers.out_cache_loc
+        values = locations + 0.25 + self.buffers.input_ids * 0.001
+        pool = self.toy.pool
+        pool.full_kv_pool.write(locations, values)
+        pool.swa_kv_pool.write(pool.full_to_swa_index_mapping[locations], values)
+
+
+class Runner:
+    """A graph runner with one graph for 4 rows."""
+
+    def __init__(self, toy: Toy) -> None:
+        self.buffers, self.toy = parts.Buffers(), toy
+        self.graphs = {4: Graph(toy, self.buffers)}
+        self.attn_backend = toy.runner.attn_backend
+        self.model_runner = toy.runner
+
+    def replay(self, batch: Any) -> str:
+        """Populate the inputs and replay, as CudaGraphRunner does."""
+        self.buffers.populate(batch)
+        self.attn_backend.init_forward_metadata(batch)
+        self.toy.fault()
+        self.toy.engine.replay(Graph.replay, self.graphs[4])
+        return "logits"
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_replay_is_judged_with_its_static_inputs(toy: Toy, right: bool) -> None:
+    runner = Runner(toy)
+    toy.engine.capture(lambda runner: None, runner)
+    toy.prefill()
+
+    def spoil() -> None:
+        runner.buffers.out_cache_loc[2] = 23
+
+    toy.fault = (lambda: None) if right else spoil
+    toy.model = functools.partial(toy.engine.runner, Runner.replay, runner)
+    toy.decode()
+    counts = toy.journal.counts
+    assert (counts["captures"], counts["replays"], counts["padded_replays"]) == (1, 1, 1)
+    assert counts["lists"] == 2
+    assert bool(toy.found) is not right

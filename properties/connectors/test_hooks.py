@@ -1,0 +1,93 @@
+"""What is wrapped, what happens if the connector fails, and that nothing is if it is off."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paritybit.connectors.sglang import hooks, load
+from paritybit.connectors.sglang.allocations import Allocations
+from paritybit.connectors.sglang.engine import Engine
+from paritybit.watch.journal import Journal
+from paritybit.watch.settings import VARIABLE
+
+
+def test_each_target_is_wrapped_by_a_method() -> None:
+    for name in hooks.TARGETS:
+        assert callable(getattr(Engine, name, None) or getattr(Allocations, name))
+    assert {name for names in hooks.REQUIRED.values() for name in names} <= set(hooks.TARGETS)
+
+
+def test_only_what_a_path_itself_defines_is_wrapped() -> None:
+    """An inherited method, or a class that another module shows too, would be wrapped twice."""
+    assert hooks.defined("torch.cuda.CUDAGraph.replay")
+    assert hooks.defined(f"{__name__}.Base.run")
+    assert not hooks.defined(f"{__name__}.Derived.run")
+    assert not hooks.defined("paritybit.watch.attach.EntryPoint.load")
+    assert not hooks.defined("paritybit.nowhere.Class.run")
+
+
+class Base:
+    """A class with a method."""
+
+    def run(self) -> None:
+        """Run."""
+
+
+class Derived(Base):
+    """A class that inherits it."""
+
+
+def test_nothing_is_imported_while_the_sanitizer_is_off() -> None:
+    code = "import sys, paritybit.connectors.sglang as c; c.load(); print('torch' in sys.modules)"
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={}
+    )
+    assert out.stdout == "False\n"
+
+
+def test_load_does_nothing_without_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    load()
+
+
+def fail_before(original: Any, value: int) -> int:
+    raise KeyError(value)
+
+
+def fail_after(original: Any, value: int) -> int:
+    original(value)
+    raise KeyError(value)
+
+
+@pytest.mark.parametrize("method", [fail_before, fail_after])
+def test_an_error_of_the_connector_is_said_and_the_engine_goes_on(
+    method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path / "process-1.jsonl")
+    monkeypatch.setattr(hooks, "of_process", lambda: journal)
+    calls: list[int] = []
+
+    def original(value: int) -> int:
+        calls.append(value)
+        return value + 1
+
+    assert hooks.guarded(method)(original, 1) == 2
+    assert calls == [1]
+    assert journal.file is not None
+    journal.file.close()
+    assert "KeyError" in journal.path.read_text()
+
+
+def test_an_error_of_the_engine_is_raised_once() -> None:
+    calls: list[int] = []
+
+    def original(value: int) -> int:
+        calls.append(value)
+        raise ValueError("the engine's own")
+
+    with pytest.raises(ValueError, match="own"):
+        hooks.guarded(lambda original, value: original(value))(original, 1)
+    assert calls == [1]

@@ -1,0 +1,112 @@
+"""The rows of a batch, its trees of draft tokens, and the groups of a pool."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from paritybit.connectors.sglang.pools import NotRecognisedError, described
+from paritybit.connectors.sglang.rows import forward_of, paths_of
+from properties.connectors import parts
+
+TABLE = torch.arange(10, 90).view(4, 20)
+
+
+def rows_of(batch: Any, *requests: Any) -> Any:
+    pool = described(parts.SlidingPool(200), 5)
+    forward, found = forward_of(batch, requests, pool, TABLE)
+    return forward.rows, found.batch_rows
+
+
+def test_a_decode_row_has_its_tokens_and_slots_in_both_groups() -> None:
+    request = parts.request("a", 1, [1, 2, 3], [4])
+    (row,), _ = rows_of(parts.decode([1], [4], [4], [33]), request)
+    assert (row.request, row.tokens, row.cached, row.computed) == ("a", [1, 2, 3, 4], 3, 1)
+    assert row.slots["full"].tolist() == [30, 31, 32, 33]
+    assert row.slots["swa"].tolist() == [31, 32, 33, 34]
+
+
+def test_a_token_that_the_host_does_not_know_yet_is_none() -> None:
+    """Overlap scheduling prepares a decode before the last token is on the host."""
+    (row,), _ = rows_of(parts.decode([1], [5], [9], [34]), parts.request("a", 1, [1, 2, 3], [4]))
+    assert row.tokens == [1, 2, 3, 4, None]
+
+
+def test_several_prompts_of_one_prefill_have_a_row_each() -> None:
+    batch = parts.extend([0, 2], [2, 0], [1, 2], [12, 50, 51])
+    later = parts.request("b", 2, [7, 8, 9], [])
+    first = SimpleNamespace(
+        rid="a", kv=SimpleNamespace(req_pool_idx=0), origin_input_ids=[1, 2, 3], output_ids=[]
+    )
+    rows, _ = rows_of(batch, later, first)
+    assert [(row.request, row.cached, row.tokens) for row in rows] == [
+        ("a", 2, [1, 2, 3]),
+        ("b", 0, [7, 8]),
+    ]
+
+
+def test_a_slot_outside_the_window_is_none() -> None:
+    pool = parts.SlidingPool(200)
+    pool.full_to_swa_index_mapping[10] = 0
+    found = described(pool, 5)
+    assert found.slots(torch.tensor([10, 11]))["swa"].tolist() == [-1, 12]
+
+
+def tree(*nodes: tuple[int, int]) -> Any:
+    """Return the links of a tree: per node, its first child and its next sibling."""
+    child, sibling = zip(*nodes, strict=True)
+    return SimpleNamespace(
+        topk=2,
+        draft_token_num=len(nodes),
+        retrieve_next_token=torch.tensor([child]),
+        retrieve_next_sibling=torch.tensor([sibling]),
+    )
+
+
+def test_each_branch_of_a_draft_tree_is_a_row() -> None:
+    info = tree((1, -1), (3, 2), (-1, -1), (-1, -1))
+    assert paths_of(info, 0) == [[0, 1, 3], [0, 2]]
+    batch = parts.decode([1], [3], [4, 5, 6, 7], [33, 34, 35, 36])
+    batch.forward_mode, batch.spec_info = parts.mode("target_verify"), info
+    rows, batch_rows = rows_of(batch, parts.request("a", 1, [1, 2, 3], [4]))
+    assert [row.tokens[3:] for row in rows] == [[4, 5, 7], [4, 6]]
+    assert [row.slots["full"][3:].tolist() for row in rows] == [[33, 34, 36], [33, 35]]
+    assert batch_rows == [0, 0]
+
+
+def test_a_chain_of_draft_tokens_is_one_row() -> None:
+    batch = parts.decode([1], [3], [4, 5], [33, 34])
+    batch.forward_mode = parts.mode("target_verify")
+    batch.spec_info = SimpleNamespace(topk=1, draft_token_num=2)
+    (row,), _ = rows_of(batch, parts.request("a", 1, [1, 2, 3], [4]))
+    assert row.tokens == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("name", ["split_prefill", "dllm_extend", "prebuilt"])
+def test_a_mode_that_is_not_known_is_said(name: str) -> None:
+    batch = parts.decode([1], [4], [4], [33])
+    batch.forward_mode = parts.mode(name)
+    with pytest.raises(NotRecognisedError, match=name):
+        rows_of(batch, parts.request("a", 1, [1, 2, 3], [4]))
+
+
+def test_groups_have_the_layers_the_window_and_the_reserved_page() -> None:
+    pool = described(parts.SlidingPool(8, 4), 5, "draft.")
+    full, swa = pool.groups.values()
+    assert (full.name, full.window, full.reserved) == ("draft.full", None, frozenset(range(4)))
+    assert (swa.name, swa.window, swa.page_size) == ("draft.swa", 5, 4)
+    assert [layer.name for layer in full.layers] == ["layer 0", "layer 1"]
+
+
+@pytest.mark.parametrize("fault", ["layout", "shape", "buffers"])
+def test_a_pool_that_is_not_known_is_said(fault: str) -> None:
+    pool: Any = parts.SubPool(8, 1)
+    if fault == "layout":
+        pool.kv_cache_layout = "hnd"
+    elif fault == "shape":
+        pool.size = 4
+    else:
+        del pool.k_buffer
+    with pytest.raises(NotRecognisedError, match="SubPool"):
+        described(pool, None)
