@@ -21,6 +21,12 @@ CHUNK = 2**22
 SEED = 20_261_124
 
 
+def as_integers(tensor: Tensor) -> Tensor:
+    """Return a tensor's bits as integers of the same width."""
+    widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.view(widths[tensor.element_size()])
+
+
 def words_of(tensor: Tensor) -> Tensor:
     """Return [slots, words] over the bytes of [slots, ...], as wide integers as they divide into.
 
@@ -60,6 +66,7 @@ class Checksums:
         self.slots = min(tensor.shape[0] for tensor in self.tensors)
         self.device = self.tensors[0].device
         self.scales: Sequence[int] = factors(len(self.tensors), SEED).tolist()
+        self.bytes_per_slot = sum(t[:1].numel() * t.element_size() for t in self.tensors)
         self.tables: dict[int, Tensor] = {}
         self.fast = self._on_cuda()
 
@@ -101,7 +108,7 @@ class Checksums:
         for first in range(0, len(slots), step):
             some = slots[first : first + step]
             for tensor, scale in zip(self.tensors, self.scales, strict=True):
-                rows = tensor.index_select(0, some.to(tensor.device))
+                rows = as_integers(tensor).index_select(0, some.to(tensor.device))
                 self._add(total[first : first + step], rows, scale)
         return total
 

@@ -123,10 +123,12 @@ class Journal:
         self.once("stand_in", what=what, why=why)
 
     def end(self) -> None:
-        """Write the counts and the last line."""
+        """Write the counts and the last line, and close the file. A fork leaves it alone."""
         if os.getpid() == self.pid and self.file is not None:
             self.write_counts()
             self.write("end")
+            self.file.close()
+            self.file = None
 
 
 _OPEN: list[Journal] = []

@@ -142,6 +142,38 @@ class Idle:
 
 
 @dataclass(frozen=True)
+class Relation:
+    """A replay that was run again under a condition that must not change what it computes.
+
+    `group` and `where` name the layer or output that differs beyond rounding; `size` is the
+    difference relative to the largest value there.
+    """
+
+    number: int
+    forward: Forward
+    kind: str
+    group: str | None
+    where: str
+    size: float
+    cause: Mapping[str, Any] | None = None
+
+    def finding(self, check: str, what: str) -> Finding:
+        """Return the finding of a check of relations."""
+        layer = self.where if self.group else None
+        return Finding(
+            check=check,
+            text=f"{what}: {self.where} differs by {self.size:.2g} of its largest value",
+            key=key_of(check, self.group, self.cause),
+            forward=self.number,
+            forward_kind=self.forward.kind,
+            group=self.group,
+            replay=self.kind,
+            layer=layer,
+            cause=self.cause,
+        )
+
+
+@dataclass(frozen=True)
 class Inputs:
     """The static inputs of a replay, and what each was when the graph was captured."""
 
@@ -150,6 +182,19 @@ class Inputs:
     kind: str
     inputs: Sequence[StaticInput]
     captured: Mapping[str, "Captured"]
+
+    def finding(self, check: str, static: StaticInput, what: str) -> Finding:
+        """Return the finding about one input."""
+        cause = {"what": static.name, "input": static.name, "source": static.source}
+        return Finding(
+            check=check,
+            text=f"{self.kind}: {what}",
+            key=key_of(check, None, cause),
+            forward=self.number,
+            forward_kind=self.forward.kind,
+            replay=self.kind,
+            cause=cause,
+        )
 
 
 @dataclass(frozen=True)
@@ -160,3 +205,12 @@ class Captured:
     dtype: torch.dtype
     shape: tuple[int, ...]
     value: Tensor | None
+
+
+@dataclass(frozen=True)
+class Logged:
+    """Errors that the engine logged during a forward: the place in its source, and the message."""
+
+    number: int
+    kind: str
+    records: Sequence[tuple[str, str]]

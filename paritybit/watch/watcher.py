@@ -5,28 +5,33 @@ inside the sanitizer makes the run undecided and stops the checks of that forwar
 on with its own result.
 """
 
-import functools
 import os
 import platform
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor
 
 from paritybit.watch import reading
-from paritybit.watch.attach import where
+from paritybit.watch.boundary import Boundary, guarded
 from paritybit.watch.chains import Chains
-from paritybit.watch.checks import selected
 from paritybit.watch.facts import Forward, Group, IndexList, Replay, StaticInput
-from paritybit.watch.journal import Finding, Journal
+from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Names, Story
-from paritybit.watch.observations import Captured, Frame, Freeing, Idle, Inputs, Lists
+from paritybit.watch.observations import (
+    Captured,
+    Frame,
+    Freeing,
+    Idle,
+    Inputs,
+    Lists,
+    Logged,
+    Relation,
+)
+from paritybit.watch.replays.relations import NAMES, Relations, Tried
+from paritybit.watch.replays.trial import Explained, Trial, explain
 from paritybit.watch.settings import Settings
-
-P = ParamSpec("P")
 
 SMALL = 2**20
 """Bytes of a static input up to which its value at capture is kept."""
@@ -44,23 +49,7 @@ class UnderWay:
     """Per group, the slots that replays changed, bool [slots]."""
 
 
-def guarded(method: Callable[P, None]) -> Callable[P, None]:
-    """Make an error inside the sanitizer a line of the journal, and stop watching this forward."""
-
-    @functools.wraps(method)
-    def call(*args: P.args, **kwargs: P.kwargs) -> None:
-        watcher: Any = args[0]
-        with watcher.lock:
-            try:
-                with torch.no_grad():
-                    method(*args, **kwargs)
-            except Exception:
-                watcher.failed()
-
-    return call
-
-
-class Watcher:
+class Watcher(Boundary):
     """Watches the KV groups of one model in this process.
 
     Slots are given as integer tensors of any shape and device; -1 means no slot.
@@ -75,15 +64,17 @@ class Watcher:
         journal: Journal,
         settings: Settings,
     ) -> None:
-        self.lock = threading.RLock()
+        super().__init__(journal, settings)
         names = Names()
         self.ledgers = {group.name: Ledger(group, names) for group in groups}
-        self.journal, self.settings = journal, settings
-        self.checks = selected(settings.checks)
         self.chains = Chains()
         self.number = 0
         self.seen = 0
         self.now: UnderWay | None = None
+        self.trial: Trial | None = None
+        self.blamed: set[str] = set()
+        tried = tuple(name for name in NAMES if name in {check.name for check in self.checks})
+        self.relations = Relations(settings.every, tried)
         self.captures: dict[object, dict[str, Captured]] = {}
         journal.once(
             "start",
@@ -144,6 +135,7 @@ class Watcher:
             shared += int((others & reads.judged).sum())
             reading.adopt(reads)
         self.now = UnderWay(self.number, forward, chain, owned)
+        self.listener.taken()
         self.journal.count(
             forwards=1,
             reads=read,
@@ -187,45 +179,126 @@ class Watcher:
         }
         self.journal.count(captures=1, **{f"captures: {kind}": 1})
 
+    @guarded
+    def inputs(self, kind: str, inputs: Sequence[StaticInput]) -> None:
+        """Judge the inputs of a forward that replays no graph, where their values are known."""
+        if self.now is not None:
+            self.judge("inputs", Inputs(self.now.number, self.now.forward, kind, inputs, {}))
+
     def replay(self, replay: Replay) -> object:
         """Replay a graph and judge it. Returns what the first `replay.run()` returned."""
-        if self.now is None:
+        if self.now is None or self.busy:
             return replay.run()
-        self._inputs(replay)
+        self._prepare(replay)
         result = replay.run()
-        self._replayed(replay)
+        self._replayed(replay, result)
         return result
 
     @guarded
-    def _inputs(self, replay: Replay) -> None:
-        """Judge the static inputs before a replay."""
-        if self.now is not None:
-            captured = self.captures.get(replay.graph, {})
-            self.judge(
-                "inputs",
-                Inputs(self.now.number, self.now.forward, replay.kind, replay.inputs, captured),
-            )
-
-    @guarded
-    def _replayed(self, replay: Replay) -> None:
-        """Judge what a replay changed."""
+    def _prepare(self, replay: Replay) -> None:
+        """Judge the static inputs, and save the state before the first run."""
         if self.now is None:
             return
-        for name, ledger in self.ledgers.items():
-            self.frame(ledger, self.now, name, replay.kind)
+        captured = self.captures.get(replay.graph, {})
+        found = Inputs(self.now.number, self.now.forward, replay.kind, replay.inputs, captured)
+        self.judge("inputs", found)
+        self.trial = Trial(replay, self.now.owned, self.ledgers)
+
+    @guarded
+    def _replayed(self, replay: Replay, result: object) -> None:
+        """Judge what a replay changed, then run it again if that is due."""
+        now, trial = self.now, self.trial
+        if now is None or trial is None:
+            return
+        self.trial = None
         padded = int(replay.rows < replay.bucket)
         self.journal.count(replays=1, padded_replays=padded, **{f"replays: {replay.kind}": 1})
+        due = self.relations.due(replay.kind)
+        strays = {name: self.stray(ledger, now) for name, ledger in self.ledgers.items()}
+        strays = {name: stray for name, stray in strays.items() if len(stray)}
+        if strays or due:
+            trial.ran(result)
+        with self.alone():
+            for name, stray in strays.items():
+                ledger = self.ledgers[name]
+                found = self.explained(ledger, stray, trial)
+                self.judge_stray(ledger, now, stray, replay.kind, found)
+            if due and not strays and trial.possible:
+                with trial.restoring():
+                    for tried in self.relations.tried(trial, due, now.number):
+                        self.judge_tried(replay, now, tried)
+        if (strays or due) and trial.possible:
+            self.check_restored(now, trial)
 
-    def frame(self, ledger: Ledger, now: UnderWay, name: str, replay: str | None) -> None:
-        """Take a frame of one group and judge the slots that changed."""
+    def explained(self, ledger: Ledger, stray: Tensor, trial: Trial) -> Explained:
+        """Find the causes of stray writes by running the replay again."""
+        known = self.captures.get(trial.replay.graph, {})
+        values = {name: was.value for name, was in known.items() if was.value is not None}
+        if not trial.possible:
+            return Explained([], {})
+        return explain(trial, ledger, stray, values, self.blamed)
+
+    def judge_stray(
+        self,
+        ledger: Ledger,
+        now: UnderWay,
+        stray: Tensor,
+        kind: str | None = None,
+        explained: Explained | None = None,
+    ) -> None:
+        """Judge stray writes, and remember them for later reads. `kind` is the replay's."""
+        causes, layers = ([], {}) if explained is None else (explained.causes, explained.layers)
+        found = Frame(now.number, now.forward, ledger, stray, kind, causes, layers)
+        self.judge("frame", found)
+        for cause, slots in causes:
+            self.blamed.add(cause["input"])
+            ledger.tell(slots, Story(now.number, "a stray write", cause))
+        ledger.tell(stray.tolist(), Story(now.number, "a stray write"))
+
+    def judge_tried(self, replay: Replay, now: UnderWay, tried: Tried) -> None:
+        """Count a relation that was tried, and judge it if it does not hold."""
+        self.journal.count(
+            **{f"tried: {tried.name}": 1, f"rounding: {tried.name}": int(tried.rounding)}
+        )
+        if tried.found is not None:
+            found = tried.found
+            self.judge(
+                tried.name,
+                Relation(
+                    now.number, now.forward, replay.kind, found.group, found.where, found.size,
+                    tried.cause,
+                ),
+            )  # fmt: skip
+
+    def check_restored(self, now: UnderWay, trial: Trial) -> None:
+        """Look for slots that only running again changed.
+
+        The first run may have written them too, with the bytes that they held. The first run's
+        inputs then give those back, and poison shows that it writes them: a stray write.
+        """
+        for ledger in self.ledgers.values():
+            slots = self.stray(ledger, now)
+            if not len(slots):
+                continue
+            with self.alone(), trial.restoring():
+                trial.again()
+            with self.alone():
+                explained = self.explained(ledger, slots, trial)
+            self.stray(ledger, now)
+            hit = torch.tensor(sorted(explained.layers), dtype=torch.int64, device=slots.device)
+            if len(hit):
+                self.judge_stray(ledger, now, hit, trial.replay.kind, explained)
+            if len(rest := slots[~torch.isin(slots, hit)]):
+                self.undecided("a replay that ran again changed slots that it does not own")
+                ledger.forget(rest)
+
+    def stray(self, ledger: Ledger, now: UnderWay) -> Tensor:
+        """Take a frame of one group. Returns the slots that changed without being owned."""
+        name = ledger.group.name
         changed = ledger.frame()
-        stray = ledger.outside(changed, now.owned[name])
-        if len(stray):
-            found = Frame(now.number, now.forward, ledger, stray, replay)
-            self.judge("frame", found)
-            ledger.tell(stray.tolist(), Story(now.number, "a stray write"))
         before = now.changed.get(name)
         now.changed[name] = changed if before is None else before | changed
+        return ledger.outside(changed, now.owned[name])
 
     @guarded
     def end(self) -> None:
@@ -234,7 +307,8 @@ class Watcher:
         if now is None:
             return
         for name, ledger in self.ledgers.items():
-            self.frame(ledger, now, name, None)
+            if len(stray := self.stray(ledger, now)):
+                self.judge_stray(ledger, now, stray)
             writes = reading.writes(now.forward, ledger, now.chain)
             if now.forward.owned is not None:
                 self.note_owned(ledger, now, name)
@@ -242,7 +316,9 @@ class Watcher:
                 reading.note(writes, ledger, now.changed[name], now.number)
             if ledger.device.type == "cuda":  # Calls between forwards may use another stream.
                 torch.cuda.current_stream(ledger.device).synchronize()
-        self.journal.count()
+        errors, warnings = self.listener.taken()
+        self.judge("log", Logged(now.number, now.forward.kind, errors))
+        self.journal.count(logged_warnings=warnings)
 
     def note_owned(self, ledger: Ledger, now: UnderWay, name: str) -> None:
         """Note the writes of slots of which only the owner is known, not the tokens."""
@@ -304,33 +380,9 @@ class Watcher:
             self.judge("idle", Idle(self.number, ledger, ledger.index(free), ledger.index(cached)))
         self.journal.count(idle=1)
 
-    # What is said.
-
-    def judge(self, stage: str, observation: object) -> None:
-        """Run the selected checks of a stage and write what they find."""
-        for check in self.checks:
-            if check.stage == stage:
-                self.write(check.judge(observation))
-
-    def write(self, findings: Iterable[Finding]) -> None:
-        """Write findings to the journal."""
-        for finding in findings:
-            self.journal.finding(finding)
-
-    def undecided(self, what: str) -> None:
-        """Say that something could not be judged."""
-        self.journal.undecided(what)
-
-    not_watched = undecided
-
-    def scope(self, **settings: object) -> None:
-        """State settings that are in use."""
-        self.journal.scope(**settings)
-
-    def failed(self) -> None:
-        """Note the error being handled, and stop watching this forward."""
+    def stopped(self) -> None:
+        """Stop watching this forward. What it writes is not known."""
         now, self.now = self.now, None
-        self.undecided(f"an error in the sanitizer: {where()}")
         if now is not None:
             for ledger in self.ledgers.values():
                 ledger.forget_all()

@@ -1,0 +1,1 @@
+"""Tests of the sanitizer, without an engine but a toy."""

@@ -3,14 +3,18 @@
 from collections.abc import Mapping, Sequence
 
 from paritybit.watch.checks import (
-    changed_dtype,
     corrupted_read,
+    dirty_log,
     double_free,
     freed_in_use,
+    graph_and_eager_differ,
     leak,
     moved_address,
+    padding_leak,
+    stale_input,
     stray_write,
     uninitialised_read,
+    unrepeatable_replay,
     wrong_list,
     wrong_owner,
 )
@@ -27,8 +31,12 @@ CHECKS: Mapping[str, Check] = {
         freed_in_use,
         double_free,
         leak,
+        unrepeatable_replay,
+        padding_leak,
+        graph_and_eager_differ,
         moved_address,
-        changed_dtype,
+        stale_input,
+        dirty_log,
     )
 }
 

@@ -1,33 +1,43 @@
-"""Moved address: a static input is not where it was when the graph captured it."""
+"""Moved address: a static input is not where, or not what, it was when the graph captured it."""
 
 from collections.abc import Iterable
 
+from paritybit.watch.facts import StaticInput
 from paritybit.watch.journal import Finding
-from paritybit.watch.observations import Check, Inputs, key_of
+from paritybit.watch.observations import Captured, Check, Inputs
 
 
 def judge(inputs: Inputs) -> Iterable[Finding]:
-    """Yield a finding per static input that moved."""
+    """Yield a finding per static input that moved or changed."""
     for static in inputs.inputs:
         captured = inputs.captured.get(static.name)
-        if captured is None or static.tensor.data_ptr() == captured.address:
-            continue
-        cause = {"what": static.name, "input": static.name, "source": static.source}
-        yield Finding(
-            check=CHECK.name,
-            text=f"{static.name} is not at the address that {inputs.kind} captured",
-            key=key_of(CHECK.name, None, cause),
-            forward=inputs.number,
-            forward_kind=inputs.forward.kind,
-            replay=inputs.kind,
-            cause=cause,
+        wrong = None if captured is None else fault(static, captured)
+        if wrong is not None:
+            yield inputs.finding(CHECK.name, static, f"{static.name} {wrong}")
+
+
+def fault(static: StaticInput, captured: Captured) -> str | None:
+    """Return what differs from capture, if anything does."""
+    tensor = static.tensor
+    if (tensor.dtype, tuple(tensor.shape)) != (captured.dtype, captured.shape):
+        return (
+            f"is {describe(tensor.dtype, tuple(tensor.shape))}, "
+            f"but was captured as {describe(captured.dtype, captured.shape)}"
         )
+    if tensor.data_ptr() != captured.address:
+        return "is not at the address at which it was captured"
+    return None
+
+
+def describe(dtype: object, shape: tuple[int, ...]) -> str:
+    """Return a dtype and a shape in words."""
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
 
 
 CHECK = Check(
     "moved address",
     "inputs",
-    "a static input is at the address at which its graph captured it",
+    "a static input has the address, dtype and shape that its graph captured",
     "a comparison per static input and replay",
     judge,
 )

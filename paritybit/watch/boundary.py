@@ -1,0 +1,122 @@
+"""The boundary between an engine and the sanitizer: what it says, and what its errors do."""
+
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, ParamSpec
+
+import torch
+
+from paritybit.watch.attach import where
+from paritybit.watch.checks import selected
+from paritybit.watch.journal import Finding, Journal
+from paritybit.watch.settings import Settings
+
+P = ParamSpec("P")
+
+MOST_ERRORS = 100
+"""Errors of one forward that are kept."""
+
+LONGEST = 500
+"""Characters of an error's message that are kept."""
+
+
+def guarded(method: Callable[P, None]) -> Callable[P, None]:
+    """Make an error inside the sanitizer a line of the journal, and stop watching this forward."""
+
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
+        watcher: Any = args[0]
+        with watcher.lock:
+            if watcher.busy:
+                return
+            try:
+                with torch.no_grad():
+                    method(*args, **kwargs)
+            except Exception:
+                watcher.failed()
+
+    return call
+
+
+class Listener(logging.Handler):
+    """Keeps the errors, and counts the warnings, that an engine's loggers emit."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.errors: list[tuple[str, str]] = []
+        self.warnings = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one record."""
+        if record.levelno < logging.ERROR:
+            self.warnings += 1
+        elif len(self.errors) < MOST_ERRORS:
+            self.errors.append((f"{record.name}:{record.lineno}", record.getMessage()[:LONGEST]))
+
+    def taken(self) -> tuple[list[tuple[str, str]], int]:
+        """Return the errors and the number of warnings since the last call."""
+        errors, warnings = self.errors, self.warnings
+        self.errors, self.warnings = [], 0
+        return errors, warnings
+
+
+class Boundary:
+    """Runs the selected checks and writes what they find.
+
+    Calls may come from several threads. What comes while the sanitizer itself runs the engine is
+    ignored.
+    """
+
+    def __init__(self, journal: Journal, settings: Settings) -> None:
+        self.journal, self.settings = journal, settings
+        self.checks = selected(settings.checks)
+        self.lock = threading.RLock()
+        self.busy = False
+        self.listener = Listener()
+
+    def listen(self, *names: str) -> None:
+        """Listen to the engine's loggers of these names."""
+        for name in names:
+            logging.getLogger(name).addHandler(self.listener)
+
+    def stopped(self) -> None:
+        """Stop watching the forward under way, after an error."""
+        raise NotImplementedError
+
+    def failed(self) -> None:
+        """Write the error being handled to the journal, and stop watching this forward."""
+        self.undecided(f"an error in the sanitizer: {where()}")
+        self.stopped()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Ignore what the engine reports while the sanitizer itself runs it."""
+        self.busy = True
+        try:
+            yield
+        finally:
+            self.busy = False
+
+    def judge(self, stage: str, observation: object) -> None:
+        """Run the selected checks of a stage and write what they find."""
+        for check in self.checks:
+            if check.stage == stage:
+                self.write(check.judge(observation))
+
+    def write(self, findings: Iterable[Finding]) -> None:
+        """Write findings to the journal."""
+        for finding in findings:
+            self.journal.finding(finding)
+
+    def undecided(self, what: str) -> None:
+        """Say that something could not be judged."""
+        self.journal.undecided(what)
+
+    not_watched = undecided
+
+    def scope(self, **settings: object) -> None:
+        """State settings that are in use."""
+        self.journal.scope(**settings)

@@ -1,0 +1,21 @@
+"""Graph and eager differ: a replay computes something else than the same batch eagerly."""
+
+from collections.abc import Iterable
+
+from paritybit.watch.journal import Finding
+from paritybit.watch.observations import Check, Relation
+
+
+def judge(relation: Relation) -> Iterable[Finding]:
+    """Yield the finding."""
+    what = f"the replay of {relation.kind} differs from the same batch run eagerly"
+    yield relation.finding(CHECK.name, what)
+
+
+CHECK = Check(
+    "graph and eager differ",
+    "graph and eager differ",
+    "the same batch run eagerly gives the same, but for the noise of eager against eager",
+    "an eager forward per replay that is tried",
+    judge,
+)

@@ -1,0 +1,21 @@
+"""Padding leak: what a replay computes for live rows depends on the values of its padding."""
+
+from collections.abc import Iterable
+
+from paritybit.watch.journal import Finding
+from paritybit.watch.observations import Check, Relation
+
+
+def judge(relation: Relation) -> Iterable[Finding]:
+    """Yield the finding."""
+    what = f"the replay of {relation.kind} depends on the values of its padding"
+    yield relation.finding(CHECK.name, what)
+
+
+CHECK = Check(
+    "padding leak",
+    "padding leak",
+    "other valid values in padded tails change no live output and no owned slot",
+    "two replays per padded replay that is tried",
+    judge,
+)

@@ -1,0 +1,37 @@
+"""Stale input: the live part of an input is not what the batch gives it."""
+
+from collections.abc import Iterable
+
+import torch
+
+from paritybit.watch.journal import Finding
+from paritybit.watch.observations import Check, Inputs
+
+
+def judge(inputs: Inputs) -> Iterable[Finding]:
+    """Yield a finding per input that is stale."""
+    for static in inputs.inputs:
+        if static.expected is None:
+            continue
+        live = static.tensor.narrow(static.axis, 0, static.live)
+        expected = static.expected.to(live.device, live.dtype)
+        if live.shape != expected.shape:
+            what = f"{static.name} has {list(live.shape)} live, not {list(expected.shape)}"
+            yield inputs.finding(CHECK.name, static, what)
+        elif not torch.equal(live, expected):
+            place = (live != expected).flatten().nonzero().flatten()
+            if not len(place):
+                continue
+            first = int(place[0])
+            held, right = live.flatten()[first].item(), expected.flatten()[first].item()
+            what = f"{static.name} holds {held} at live entry {first}, not {right}"
+            yield inputs.finding(CHECK.name, static, what)
+
+
+CHECK = Check(
+    "stale input",
+    "inputs",
+    "the live part of a model's input is what the batch gives it",
+    "a comparison per input for which the connector knows the right values",
+    judge,
+)

@@ -1,0 +1,21 @@
+"""Unrepeatable replay: a replay that runs again from the same state differs from itself."""
+
+from collections.abc import Iterable
+
+from paritybit.watch.journal import Finding
+from paritybit.watch.observations import Check, Relation
+
+
+def judge(relation: Relation) -> Iterable[Finding]:
+    """Yield the finding."""
+    what = f"the replay of {relation.kind}, run again from the same state, differs"
+    yield relation.finding(CHECK.name, what)
+
+
+CHECK = Check(
+    "unrepeatable replay",
+    "unrepeatable replay",
+    "replaying again from the same state gives the same live outputs and owned slots",
+    "a replay per replay that is tried",
+    judge,
+)

@@ -1,0 +1,1 @@
+"""What is tried on a replay: running it again under changed conditions."""

@@ -1,0 +1,267 @@
+"""Runs a replay again under changed conditions, and puts everything back afterwards.
+
+What is put back: the static inputs, the outputs, the slots that the forward owns, and the slots
+that the first run changed without owning them. Anything else that a replay changes makes it not
+`repeatable`, by the facts.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paritybit.watch.bits import as_integers
+from paritybit.watch.facts import Replay, StaticInput
+from paritybit.watch.ledger import Ledger, folded
+
+LARGEST = 256 * 2**20
+"""Bytes of owned slots up to which a replay is run again."""
+
+DEEPEST = 4
+"""Levels of containers in which outputs are looked for."""
+
+
+@dataclass
+class Saved:
+    """Tensors and their values."""
+
+    pairs: list[tuple[Tensor, Tensor]]
+
+    @classmethod
+    def of(cls, tensors: Iterable[Tensor]) -> "Saved":
+        """Save tensors, each once."""
+        unique = {(t.data_ptr(), t.dtype, t.shape, t.stride()): t for t in tensors}
+        return cls([(tensor, tensor.clone()) for tensor in unique.values()])
+
+    def restore(self) -> None:
+        """Give the tensors their values back."""
+        for tensor, value in self.pairs:
+            tensor.copy_(value)
+
+
+@dataclass
+class SavedSlots:
+    """Slots of a group and their bytes: `rows` has [n, ...] for each tensor of the group."""
+
+    ledger: Ledger
+    slots: Tensor
+    rows: list[Tensor]
+
+    @classmethod
+    def of(cls, ledger: Ledger, slots: Tensor) -> "SavedSlots":
+        """Save slots of a group."""
+        return cls(ledger, slots, [taken(t, slots) for t in ledger.checksums.tensors])
+
+    def restore(self) -> None:
+        """Give the slots their bytes back."""
+        for tensor, rows in zip(self.ledger.checksums.tensors, self.rows, strict=True):
+            as_integers(tensor)[self.slots] = as_integers(rows)
+
+    def inverted(self) -> "SavedSlots":
+        """Return the same slots with every bit flipped: bytes that they surely do not hold."""
+        rows = [(~as_integers(part)).view(part.dtype) for part in self.rows]
+        return SavedSlots(self.ledger, self.slots, rows)
+
+
+def taken(tensor: Tensor, slots: Tensor) -> Tensor:
+    """Return a copy of some slots' rows, whatever the dtype."""
+    return as_integers(tensor).index_select(0, slots).view(tensor.dtype)
+
+
+def tensors_in(value: object, depth: int = DEEPEST) -> Iterator[Tensor]:
+    """Yield the tensors in containers and in the attributes of plain objects."""
+    if isinstance(value, Tensor):
+        yield value
+    elif depth and isinstance(value, Mapping):
+        for part in value.values():
+            yield from tensors_in(part, depth - 1)
+    elif depth and isinstance(value, list | tuple):
+        for part in value:
+            yield from tensors_in(part, depth - 1)
+    elif depth and is_dataclass(value):
+        for name in fields(value):
+            yield from tensors_in(getattr(value, name.name, None), depth - 1)
+
+
+@dataclass
+class Values:
+    """What a replay computed: its outputs by name, and the bytes of the owned slots per group."""
+
+    outputs: Mapping[str, Tensor]
+    owned: list[SavedSlots]
+
+
+@dataclass
+class Trial:
+    """One replay, its state before the first run, and from `ran` on its state after it."""
+
+    replay: Replay
+    owned: Mapping[str, Tensor]
+    ledgers: Mapping[str, Ledger]
+    inputs: Saved = field(init=False)
+    slots: list[SavedSlots] = field(init=False)
+    after: list[Saved | SavedSlots] = field(init=False, default_factory=list)
+    first: Values = field(init=False)
+    possible: bool = field(init=False, default=False)
+    """Whether the replay may run again: all that the engine takes from it can be put back."""
+
+    def __post_init__(self) -> None:
+        self.inputs = Saved.of(static.tensor for static in self.replay.inputs)
+        again = self.replay.repeatable and self.small()
+        self.slots = self.owned_slots() if again else []
+
+    def small(self) -> bool:
+        """Whether the owned slots have few enough bytes to be saved."""
+        owned = sum(
+            len(self.owned[name]) * ledger.checksums.bytes_per_slot
+            for name, ledger in self.ledgers.items()
+        )
+        return owned <= LARGEST
+
+    def owned_slots(self) -> list[SavedSlots]:
+        """Save the bytes of the owned slots of all groups."""
+        return [SavedSlots.of(ledger, self.owned[name]) for name, ledger in self.ledgers.items()]
+
+    def ran(self, result: object) -> None:
+        """Save the state after the first run, which is the engine's own."""
+        if not self.slots:
+            return
+        outputs = self.replay.outputs()
+        inputs = [static.tensor for static in self.replay.inputs]
+        self.first = Values({k: v.clone() for k, v in outputs.items()}, self.owned_slots())
+        saved = Saved.of([*inputs, *outputs.values(), *tensors_in(result)])
+        self.after = [saved, *self.first.owned]
+        self.possible = bool(self.slots) and len(saved.pairs) > len(self.inputs.pairs)
+
+    @contextmanager
+    def restoring(self, stray: Sequence[SavedSlots] = ()) -> Iterator[None]:
+        """Put everything back at the end, also after an error."""
+        try:
+            yield
+        finally:
+            for saved in [*self.after, *stray]:
+                saved.restore()
+
+    def again(self, changes: Mapping[str, Tensor] = {}) -> None:
+        """Run from the state before the first run, with some inputs' tails changed."""
+        self.rewind()
+        for static in self.replay.inputs:
+            if static.name in changes:
+                tail(static, static.tensor).copy_(changes[static.name])
+        self.replay.run()
+
+    def rewind(self) -> None:
+        """Go back to the state before the first run."""
+        self.inputs.restore()
+        for saved in self.slots:
+            saved.restore()
+
+    def values(self) -> Values:
+        """Return what the last run computed."""
+        return Values(self.replay.outputs(), self.owned_slots())
+
+
+def tail(static: StaticInput, tensor: Tensor) -> Tensor:
+    """Return the padded part of a static input, or of a tensor of its shape: a view."""
+    return tensor.narrow(static.axis, static.live, static.size - static.live)
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What trials say of stray slots: those with each cause, and the first layer of each slot."""
+
+    causes: list[tuple[dict[str, Any], list[int]]]
+    layers: dict[int, str]
+
+
+def explain(
+    trial: Trial,
+    ledger: Ledger,
+    stray: Tensor,
+    captured: Mapping[str, Tensor],
+    known: Collection[str],
+) -> Explained:
+    """Find the static input whose padded tail alone makes stray writes go away.
+
+    The stray slots get other bytes and the replay runs again: those that it overwrites again are
+    explained by the input whose tail, set to its value at capture, makes it leave them alone.
+    Inputs that are `known` to have explained something are tried first.
+    """
+    saved = SavedSlots.of(ledger, stray)
+    poison = saved.inverted()
+    causes: list[tuple[dict[str, Any], list[int]]] = []
+    with trial.restoring([saved]):
+        hit = overwritten(trial, poison, {})
+        layers = first_layers(ledger, poison, hit)
+        candidates = [
+            static
+            for static in trial.replay.inputs
+            if static.live < static.size and differs_from_capture(static, captured)
+        ]
+        candidates.sort(key=lambda static: static.name not in known)
+        for static in candidates:
+            value = tail(static, captured[static.name])
+            spared = hit & ~overwritten(trial, poison, {static.name: value})
+            if bool(spared.any()):
+                causes.append((cause_of(static), stray[spared].tolist()))
+                hit = hit & ~spared
+            if not bool(hit.any()):
+                break
+    return Explained(causes, layers)
+
+
+def differs_from_capture(static: StaticInput, captured: Mapping[str, Tensor]) -> bool:
+    """Whether the padded tail of an input is known to be other than it was at capture."""
+    value = captured.get(static.name)
+    if value is None or value.shape != static.tensor.shape:
+        return False
+    return not torch.equal(tail(static, static.tensor), tail(static, value))
+
+
+def overwritten(trial: Trial, poison: SavedSlots, changes: Mapping[str, Tensor]) -> Tensor:
+    """Run again with poisoned slots. Returns which of them lost their poison, bool [n]."""
+    checksums = poison.ledger.checksums
+    poison.restore()
+    before = folded(checksums.of(poison.slots))
+    trial.again(changes)
+    return folded(checksums.of(poison.slots)) != before
+
+
+def first_layers(ledger: Ledger, poison: SavedSlots, hit: Tensor) -> dict[int, str]:
+    """Return the first layer in which each slot that was hit lost its poison."""
+    found: dict[int, str] = {}
+    tensors = iter(zip(ledger.checksums.tensors, poison.rows, strict=True))
+    for layer in ledger.group.layers:
+        for _ in layer.tensors:
+            tensor, rows = next(tensors)
+            now = as_integers(taken(tensor, poison.slots))
+            lost = (now != as_integers(rows)).flatten(1).any(1) & hit
+            for slot in poison.slots[lost].tolist():
+                found.setdefault(slot, layer.name)
+    return found
+
+
+def cause_of(static: StaticInput) -> dict[str, Any]:
+    """Return the cause that names a static input's padded tail."""
+    what = f"the padded tail of {static.name} alone explains it"
+    return {"what": what, "input": static.name, "source": static.source}
+
+
+def other_tails(inputs: Sequence[StaticInput], number: int) -> dict[str, Tensor]:
+    """Return other valid values for the padded tails of inputs that have some, by name."""
+    found = {}
+    for index, static in enumerate(inputs):
+        if static.valid is None or static.live >= static.size:
+            continue
+        low, high = static.valid
+        if high - low < 2:
+            continue
+        now = tail(static, static.tensor)
+        steps = torch.arange(now.numel(), device=now.device).reshape(now.shape)
+        values = (steps + 7919 * number + index) % (high - low) + low
+        same = values == now.to(torch.int64)
+        found[static.name] = torch.where(same, (values - low + 1) % (high - low) + low, values)
+    return found

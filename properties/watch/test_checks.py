@@ -1,0 +1,305 @@
+"""Each check, on a toy engine whose connector is installed by another distribution.
+
+A fault is a change to one engine. Each test runs the same requests with and without it.
+"""
+
+import importlib
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from paritybit.watch import attach, journal
+from paritybit.watch.checks import CHECKS
+from paritybit.watch.settings import VARIABLE, Settings
+
+THREADS = torch.get_num_threads()
+TOY = Path(__file__).parent / "toy"
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The toy engine's module, imported while the sanitizer is on. Its journal is in `tmp_path`."""
+    monkeypatch.setenv(VARIABLE, Settings(str(tmp_path)).text())
+    monkeypatch.syspath_prepend(TOY)
+    monkeypatch.setattr(journal, "_OPEN", [])
+    monkeypatch.setattr(attach, "_CONNECTED", set())
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    torch.set_num_threads(1)  # Tiny tensors: more threads only wait for one another.
+    attach.install()
+    toyengine = importlib.import_module("toyengine")
+
+    yield toyengine
+    torch.set_num_threads(THREADS)
+    for name in ("toyengine", "toyengine_paritybit"):
+        del sys.modules[name]
+
+
+def serve(engine: Any) -> None:
+    """Serve a few requests: buckets full and padded, shared prefixes, contexts beyond windows."""
+    one = engine.add("one", [3, 1, 4, 1, 5])
+    engine.decode()
+    two = engine.add("two", [9, 2, 6, 5, 3, 5])
+    three = engine.add("three", [8, 9, 7])
+    for _ in range(3):
+        engine.decode()
+    engine.finish(one, keep=6)
+    four = engine.add("four", [3, 1, 4, 1, 5, 11, 12])
+    five = engine.add("five", [2, 7, 1])
+    for _ in range(2):
+        engine.decode()
+    engine.finish(five)
+    six = engine.add("six", [7, 7, 7, 7, 7, 7])
+    engine.finish(three)
+    for _ in range(3):
+        engine.decode()
+    for request in (two, four, six):
+        engine.finish(request)
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of this process's journal."""
+    current = journal.of_process(Settings(str(folder)))
+    assert current is not None
+    current.end()
+    return list(journal.read(current.path))
+
+
+def found(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return the findings of a journal by check. Nothing in it may be undecided."""
+    written = lines(folder)
+    assert [line for line in written if line["kind"] == "undecided"] == []
+    findings: dict[str, list[dict[str, Any]]] = {}
+    for line in written:
+        if line["kind"] == "finding":
+            findings.setdefault(line["check"], []).append(line)
+    return findings
+
+
+def test_a_right_engine_is_clean_and_all_of_it_is_watched(toy: ModuleType, tmp_path: Path) -> None:
+    engine = toy.Engine()
+    serve(engine)
+    assert found(tmp_path) == {}
+    counts = [line for line in lines(tmp_path) if line["kind"] == "counts"][-1]["counts"]
+    assert counts["forwards"] == 15
+    assert counts["replays"] == 9
+    assert counts["padded_replays"] == 7
+    assert counts["reads"] > 100
+    assert counts["shared_reads"] > 10
+    assert counts["lists"] == 18
+    for relation in ("unrepeatable replay", "padding leak", "graph and eager differ"):
+        assert counts[f"tried: {relation}"] > 5
+        assert counts[f"rounding: {relation}"] <= 9
+
+
+def test_watching_changes_no_token(toy: ModuleType) -> None:
+    watched, alone = toy.Engine(), object.__new__(toy.Engine)
+    toy.Engine.__init__.__closure__[0].cell_contents(alone)
+    for engine in (watched, alone):
+        serve(engine)
+    for name, kv in watched.kv.items():
+        assert torch.equal(kv[:, 1:], alone.kv[name][:, 1:])  # Padding writes slot 0.
+
+
+def stale_tail(engine: Any) -> None:
+    """The padding of `loc_swa` keeps what the last batch wrote there."""
+    for graph in engine.graphs.values():
+        fill = graph.fill
+
+        def wrong(batch: Any, graph: Any = graph, fill: Any = fill) -> None:
+            kept = graph.static["loc_swa"].clone()
+            fill(batch)
+            rows = len(batch["ids"])
+            graph.static["loc_swa"][rows:] = kept[rows:]
+
+        graph.fill = wrong
+
+
+def lost_write(engine: Any) -> None:
+    """A prefill does not write its second token."""
+    run = engine.model
+
+    def wrong(batch: Any) -> Any:
+        if len(batch["ids"]) in {3, 5, 6}:
+            batch["loc_full"] = batch["loc_full"].clone()
+            batch["loc_full"][1] = 0
+        return run(batch)
+
+    engine.model = wrong
+
+
+def long_match(engine: Any) -> None:
+    """The prefix cache ignores the last token that it compares."""
+    match = engine.match
+
+    def wrong(tokens: list[int]) -> int:
+        length: int = match(tokens)
+        longer = [p for p in engine.prefixes if len(p) == length + 1 and length + 1 < len(tokens)]
+        if not longer:
+            return length
+        engine.prefixes.setdefault(tuple(tokens[: length + 1]), engine.prefixes[longer[0]])
+        return length + 1
+
+    engine.match = wrong
+
+
+def overwritten(engine: Any) -> None:
+    """Someone overwrites a running request's slot between two forwards."""
+    obtain = engine.obtain
+
+    def wrong(requests: list[Any]) -> None:
+        obtain(requests)
+        if len(engine.running) == 3:
+            engine.kv["full"][1][engine.running[0].slots["full"][2]] = 7.0
+
+    engine.obtain = wrong
+
+
+def short_lists(engine: Any) -> None:
+    """The lists of the full group drop the first key beyond six."""
+    entries = engine.entries
+
+    def wrong(name: str, slots: list[int]) -> Any:
+        return entries(name, slots[1:] if name == "full" and len(slots) > 6 else slots)
+
+    engine.entries = wrong
+
+
+def early_free(engine: Any) -> None:
+    """The first slot of each request is freed when it starts to decode."""
+    decode = engine.decode
+
+    def wrong() -> None:
+        for request in engine.running:
+            if len(request.tokens) == 7:
+                allocator = engine.allocators["full"]
+                allocator.free([request.slots["full"][0]])
+                allocator.free_slots.append(allocator.free_slots.pop(0))
+        decode()
+
+    engine.decode = wrong
+
+
+def freed_again(engine: Any) -> None:
+    """A finished request frees its last slot twice."""
+    finish = engine.finish
+
+    def wrong(request: Any, keep: int = 0) -> None:
+        finish(request, keep)
+        engine.allocators["swa"].free([request.slots["swa"][-1]])
+
+    engine.finish = wrong
+
+
+def never_freed(engine: Any) -> None:
+    """A finished request frees all slots but its last."""
+    free = engine.allocators["full"].free
+    engine.allocators["full"].free = lambda slots: free(slots[:-1])
+
+
+def counting(engine: Any) -> None:
+    """A replay depends on how many there were."""
+    run, calls = engine.model, []
+
+    def wrong(batch: Any) -> Any:
+        calls.append(1)
+        return run({**batch, "positions": (batch["positions"] + len(calls)) % 32})
+
+    engine.model = wrong
+
+
+def leaking(engine: Any) -> None:
+    """Each row sees the ids of all rows, padding too."""
+    run = engine.model
+
+    def wrong(batch: Any) -> Any:
+        return run({**batch, "ids": (batch["ids"] + batch["ids"].sum()) % 64})
+
+    engine.model = wrong
+
+
+def baked(engine: Any) -> None:
+    """Graphs captured other weights than eager uses."""
+    for graph in engine.graphs.values():
+        other: Any = object.__new__(type(engine))
+        other.__dict__.update(engine.__dict__)
+        other.weights = [weight * 0.5 for weight in engine.weights]
+        graph.engine = other
+
+
+def moved(engine: Any) -> None:
+    """A static input is allocated again."""
+    static = engine.graphs[4].static
+    static["ids"] = static["ids"].clone()
+
+
+def narrowed(engine: Any) -> None:
+    """A static input becomes narrower."""
+    static = engine.graphs[4].static
+    static["positions"] = static["positions"].to(torch.int32)
+
+
+def complaining(engine: Any) -> None:
+    """The model logs an error."""
+    run = engine.model
+
+    def wrong(batch: Any) -> Any:
+        logging.getLogger("toyengine.model").error("something is wrong")
+        return run(batch)
+
+    engine.model = wrong
+
+
+FAULTS: list[tuple[Callable[[Any], None], str]] = [
+    (stale_tail, "stray write"),
+    (stale_tail, "corrupted read"),
+    (lost_write, "uninitialised read"),
+    (long_match, "wrong owner"),
+    (overwritten, "corrupted read"),
+    (short_lists, "wrong list"),
+    (early_free, "freed in use"),
+    (freed_again, "double free"),
+    (never_freed, "leak"),
+    (counting, "unrepeatable replay"),
+    (leaking, "padding leak"),
+    (baked, "graph and eager differ"),
+    (moved, "moved address"),
+    (narrowed, "moved address"),
+    (complaining, "dirty log"),
+]
+
+
+@pytest.mark.parametrize(("fault", "check"), FAULTS)
+def test_a_fault_fires_its_check(
+    toy: ModuleType, tmp_path: Path, fault: Callable[[Any], None], check: str
+) -> None:
+    engine = toy.Engine()
+    fault(engine)
+    serve(engine)
+    assert check in found(tmp_path)
+
+
+def test_every_check_has_a_fault_that_fires_it() -> None:
+    elsewhere = {"stale input"}
+    assert {check for _, check in FAULTS} | elsewhere == set(CHECKS)
+
+
+def test_a_stray_write_names_the_tail_that_explains_it_and_so_does_who_reads_it(
+    toy: ModuleType, tmp_path: Path
+) -> None:
+    engine = toy.Engine()
+    stale_tail(engine)
+    serve(engine)
+    findings = found(tmp_path)
+    for finding in findings["stray write"]:
+        assert finding["cause"]["input"] == "loc_swa"
+        assert finding["cause"]["source"] == "toyengine:60"
+        assert finding["layer"] == "swa"
+        assert finding["replay"] == "decode"
+    assert {f["cause"]["input"] for f in findings["corrupted read"]} == {"loc_swa"}
+    assert set(findings) == {"stray write", "corrupted read"}

@@ -1,0 +1,145 @@
+"""The toy engine's connector, as another distribution would ship it."""
+
+import atexit
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from paritybit.watch.facts import Forward, Group, IndexList, Layer, Replay, Row, StaticInput
+from paritybit.watch.journal import of_process
+from paritybit.watch.settings import active
+from paritybit.watch.watcher import Watcher
+
+toyengine: Any = importlib.import_module("toyengine")
+
+VALID = {"ids": (0, toyengine.VOCABULARY), "positions": (0, toyengine.MOST)}
+
+
+def connect() -> None:
+    """Watch every engine that this process makes."""
+    journal, settings = of_process(), active()
+    assert journal is not None and settings is not None
+    atexit.register(journal.end)
+    init = toyengine.Engine.__init__
+
+    def made(engine: Any, *args: Any, **kwargs: Any) -> None:
+        init(engine, *args, **kwargs)
+        groups = [
+            Group(name, (Layer(name, (kv[0], kv[1])),), toyengine.WINDOW if name == "swa" else None)
+            for name, kv in engine.kv.items()
+        ]
+        watcher = Watcher(groups, engine="toy", release="1", journal=journal, settings=settings)
+        watcher.listen("toyengine")
+        watch(engine, watcher)
+
+    toyengine.Engine.__init__ = made
+
+
+def watch(engine: Any, watcher: Watcher) -> None:
+    """Report an engine's forwards, replays and allocations to a watcher."""
+    engine.watcher = watcher
+    for bucket, graph in engine.graphs.items():
+        watcher.captured(bucket, "decode", statics(graph, 0))
+        graph.replay = replays(engine, graph, graph.replay)
+    for name, allocator in engine.allocators.items():
+        alloc, free = allocator.alloc, allocator.free
+
+        def allocated(name: str = name, alloc: Any = alloc) -> int:
+            slot: int = alloc()
+            watcher.allocated(name, torch.tensor([slot]))
+            return slot
+
+        def freed(slots: list[int], name: str = name, free: Any = free) -> None:
+            watcher.freed(name, torch.tensor(slots))
+            free(slots)
+
+        allocator.alloc, allocator.free = allocated, freed
+    engine.forward = forwards(engine, watcher, engine.forward)
+    finish = engine.finish
+
+    def finished(request: Any, keep: int = 0) -> None:
+        finish(request, keep)
+        if not engine.running:
+            slots = {
+                name: (allocator.free_slots, sorted(engine.cached(name)))
+                for name, allocator in engine.allocators.items()
+            }
+            watcher.idle({n: (torch.tensor(f), torch.tensor(c)) for n, (f, c) in slots.items()})
+
+    engine.finish = finished
+
+
+def forwards(engine: Any, watcher: Watcher, run: Callable[..., None]) -> Callable[..., None]:
+    """Return a `forward` that is watched."""
+
+    def forward(kind: str, requests: list[Any]) -> None:
+        rows = tuple(
+            Row(
+                r.name,
+                r.tokens,
+                r.cached,
+                len(r.tokens) - r.cached,
+                {name: torch.tensor(slots) for name, slots in r.slots.items()},
+            )
+            for r in requests
+        )
+        if not watcher.due():
+            owned = {
+                name: torch.tensor([s for r in requests for s in r.slots[name][r.cached :]])
+                for name in engine.kv
+            }
+            watcher.skipped(owned)
+            run(kind, requests)
+            return
+        watcher.begin(Forward(kind, rows))
+        try:
+            run(kind, requests)
+        except BaseException:
+            watcher.abandon()
+            raise
+        watcher.end()
+
+    return forward
+
+
+def statics(graph: Any, rows: int) -> list[StaticInput]:
+    """Return the static inputs of a graph."""
+    return [
+        StaticInput(name, value, rows, graph.bucket, valid=VALID.get(name), source="toyengine:60")
+        for name, value in graph.static.items()
+    ]
+
+
+def replays(engine: Any, graph: Any, run: Callable[[int], Any]) -> Callable[[int], Any]:
+    """Return a `replay` that is watched."""
+
+    def replay(rows: int) -> Any:
+        watcher = engine.watcher
+        lists = [
+            IndexList(
+                name,
+                name,
+                graph.static[f"entries_{name}"].flatten(),
+                torch.arange(graph.bucket) * toyengine.MOST,
+                graph.static[f"counts_{name}"],
+            )
+            for name in engine.kv
+        ]
+        watcher.lists(lists)
+        live = {name: value[:rows] for name, value in graph.static.items()}
+        return watcher.replay(
+            Replay(
+                graph=graph.bucket,
+                kind="decode",
+                rows=rows,
+                bucket=graph.bucket,
+                inputs=statics(graph, rows),
+                run=lambda: run(rows),
+                outputs=lambda: {"logits": graph.logits[:rows]},
+                eager=lambda: {"logits": engine.model(live)},
+            )
+        )
+
+    return replay
