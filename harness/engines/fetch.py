@@ -212,15 +212,16 @@ def pinned(wanted: str) -> str | None:
 def _require_dependencies(package: Package) -> None:
     """Install what an engine imports, apart from the main environment, unless it is there."""
     for name in package.dependencies:
-        if not (dependencies_folder() / name).exists():
-            _install(name)
+        install(name, PINS / f"engine-{name}.txt")
 
 
-def _install(name: str) -> None:
-    """Install one folder of what engines import.
+def install(name: str, requirements: Path) -> None:
+    """Install one folder of what engines import, from a requirements file, unless it is there.
 
     Raises CannotRunError where it cannot be, MalformedError where a file is not what is pinned.
     """
+    if (dependencies_folder() / name).exists():
+        return
     _require_place(name)
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
         target = Path(scratch) / name
@@ -231,7 +232,7 @@ def _install(name: str) -> None:
             "--target",
             str(target),
             "-r",
-            str(PINS / f"engine-{name}.txt"),
+            str(requirements),
         )
         if not target.exists():
             if OTHER_HASH in said:

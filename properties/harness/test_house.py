@@ -33,6 +33,7 @@ ORDER = (
     "paritybit.harness.records",
     "paritybit.harness.campaigns",
     "paritybit.harness.engines",
+    "paritybit.drive",
     "paritybit.harness.cli",
 )
 """The packages: any may import from those before it."""

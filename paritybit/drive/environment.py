@@ -1,0 +1,96 @@
+"""Fetches a whole engine and what it imports, and says how it is started. Runs outside of it."""
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from paritybit.drive.legs import Leg
+from paritybit.harness.engines import fetch
+from paritybit.places import IMPORT_FOLDER
+
+PINS = Path(__file__).parent / "pins"
+"""Requirements files with a hash for each file, one per release of transformers."""
+
+TRANSFORMERS = re.compile(r"transformers\s*==\s*([0-9.]+)")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A whole engine that lies here: its name, its import folder, and that of what it imports."""
+
+    name: str
+    source: Path
+    dependencies: Path
+
+
+def prepare(spec: str) -> Environment:
+    """Return the engine of `sglang==VERSION` or of a folder, fetched with what it imports.
+
+    Raises MalformedError and CannotRunError as `fetch.find` does.
+    """
+    found = fetch.find(spec)
+    pins = pins_for(wanted_transformers(found.package))
+    fetch.install(pins.stem, pins)
+    return Environment(found.name, found.package.parent, fetch.dependencies_folder() / pins.stem)
+
+
+def wanted_transformers(package: Path) -> str | None:
+    """Return which release of transformers an engine pins, None where it does not say."""
+    beside = [
+        *package.parent.glob("sglang-*.dist-info/METADATA"),
+        package.parent / "pyproject.toml",
+    ]
+    for file in beside:
+        if file.is_file():
+            named = TRANSFORMERS.search(file.read_text(encoding="utf-8"))
+            if named is not None:
+                return named[1]
+    return None
+
+
+def pins_for(transformers: str | None) -> Path:
+    """Return the requirements file of the newest transformers that is not newer than wanted.
+
+    The newest of all for None, the oldest where each is newer.
+    """
+    files = sorted(PINS.glob("transformers-*.txt"), key=lambda file: fetch.in_order(file.stem))
+    if transformers is None:
+        return files[-1]
+    wanted = fetch.in_order(transformers)
+    return [files[0], *(file for file in files if fetch.in_order(file.stem) <= wanted)][-1]
+
+
+def command(
+    environment: Environment, leg: Leg, model: str, seed: int, device: str
+) -> tuple[list[str], dict[str, str]]:
+    """Return the words that serve an engine in one way, and the variables of their process."""
+    words = [
+        *(sys.executable, "-m", "paritybit.drive.sglang"),
+        *("--model", model, "--device", device, "--seed", str(seed)),
+        *("--seconds", f"{leg.seconds:g}"),
+        *leg.arguments,
+    ]
+    return words, variables(environment, device, os.environ)
+
+
+def variables(
+    environment: Environment, device: str, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables of an engine's process.
+
+    Compiled files are kept in the cache: compiling anew takes longer than all the rest.
+    """
+    own = {name: value for name, value in inherited.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    folders = [str(IMPORT_FOLDER), str(environment.source), str(environment.dependencies)]
+    if inherited.get("PYTHONPATH"):
+        folders.append(inherited["PYTHONPATH"])
+    own["PYTHONPATH"] = os.pathsep.join(folders)
+    own["PYTHONPYCACHEPREFIX"] = str(fetch.dependencies_folder() / "pycache")
+    own["PYTHONUNBUFFERED"] = "1"
+    if device == "cpu":
+        own["TRITON_INTERPRET"] = "1"
+        own["CUDA_VISIBLE_DEVICES"] = ""
+    return own

@@ -1,0 +1,32 @@
+"""The settings that a whole engine is served with by default, one process each: a table."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Leg:
+    """One way to serve an engine: its name, its options, and its part of the time."""
+
+    name: str
+    arguments: tuple[str, ...] = ()
+    share: float = 1.0
+    seconds: float = 0.0
+
+
+LEGS = (
+    Leg("decode graphs", (), 3.0),
+    Leg("overlap", ("--overlap",), 2.0),
+    Leg("page size 16", ("--page-size", "16")),
+    Leg("page size 64", ("--page-size", "64", "--overlap")),
+    Leg("no prefix cache", ("--no-prefix-cache",)),
+)
+"""What is tried on any device, in this order, with parts of the time."""
+
+
+def plan(device: str, seconds: float) -> tuple[Leg, ...]:
+    """Return the legs of a device, whose seconds add up to the given ones."""
+    legs = LEGS
+    total = sum(leg.share for leg in legs)
+    return tuple(
+        Leg(leg.name, leg.arguments, leg.share, seconds * leg.share / total) for leg in legs
+    )

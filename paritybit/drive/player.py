@@ -1,0 +1,108 @@
+"""Plays waves of requests to a scheduler that asks for them. Knows no engine."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from paritybit.drive.requests import Planned, Wave
+
+
+class PlayedError(BaseException):
+    """Ends the event loop of a scheduler: all is played. An engine's handlers let it pass."""
+
+
+@dataclass(frozen=True)
+class Orders:
+    """How a player's actions become an engine's own requests.
+
+    `arrive` takes a name, a prompt, how many tokens to make and a temperature. `abort` takes a
+    name. `flush` empties the cache of an idle engine.
+    """
+
+    arrive: Callable[[str, list[int], int, float], Any]
+    abort: Callable[[str], Any]
+    flush: Callable[[], Any]
+
+
+@dataclass
+class Player:
+    """Hands out what arrives at each poll, and hears what has ended.
+
+    Once `stop` says so it aborts what runs, and ends when the engine has been idle.
+    """
+
+    waves: Iterator[Wave]
+    orders: Orders
+    stop: Callable[[], bool]
+    idle_polls: int = 2
+    served: int = 0
+    played: int = 0
+    _open: dict[str, Planned] = field(default_factory=dict)
+    _waiting: list[Planned] = field(default_factory=list)
+    _ended: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    _aborted: set[str] = field(default_factory=set)
+    _prompts: dict[str, list[int]] = field(default_factory=dict)
+    _poll: int = 0
+    _quiet: int = 0
+    _flush: bool = False
+    _leaving: bool = False
+
+    def poll(self) -> list[Any]:
+        """Return what arrives now. Raises PlayedError when all is played and the engine idle."""
+        given: list[Any] = []
+        if not self._leaving and self.stop():
+            self._leave(given)
+        if not self._open and not self._waiting:
+            self._quiet += 1
+            if self._quiet <= self.idle_polls:
+                return given
+            if self._leaving:
+                raise PlayedError
+            self._begin(next(self.waves), given)
+        self._poll += 1
+        for planned in [one for one in self._waiting if self._due(one)]:
+            self._arrive(planned, given)
+        for name, planned in self._open.items():
+            late = planned.aborted is not None and self._poll >= planned.aborted
+            if late and name not in self._aborted:
+                self._aborted.add(name)
+                given.append(self.orders.abort(name))
+        return given
+
+    def ended(self, name: str, tokens: Iterable[int]) -> None:
+        """Take notice that a request has ended with these tokens."""
+        if self._open.pop(name, None) is not None:
+            self._ended[name] = self._poll, tuple(tokens)
+            self.served += 1
+
+    def _begin(self, wave: Wave, given: list[Any]) -> None:
+        if self._flush:
+            given.append(self.orders.flush())
+        self._waiting = list(wave.requests)
+        self._ended, self._prompts, self._aborted = {}, {}, set()
+        self._poll, self._quiet, self._flush = 0, 0, wave.flush
+        self.played += 1
+
+    def _due(self, planned: Planned) -> bool:
+        if planned.follows is None:
+            return planned.arrives <= self._poll
+        ended = self._ended.get(planned.follows)
+        return ended is not None and ended[0] + planned.arrives <= self._poll
+
+    def _arrive(self, planned: Planned, given: list[Any]) -> None:
+        self._waiting.remove(planned)
+        prompt = list(planned.prompt)
+        if planned.follows is not None:
+            before = self._ended[planned.follows][1]
+            prompt = [*self._prompts[planned.follows], *before, *prompt]
+        self._open[planned.name] = planned
+        self._prompts[planned.name] = prompt
+        given.append(self.orders.arrive(planned.name, prompt, planned.tokens, planned.temperature))
+
+    def _leave(self, given: list[Any]) -> None:
+        self._leaving = True
+        self._waiting = []
+        for name in self._open:
+            if name not in self._aborted:
+                self._aborted.add(name)
+                given.append(self.orders.abort(name))

@@ -1,0 +1,151 @@
+"""A whole sglang in this process: its scheduler as it starts one, with a player for a client."""
+
+import argparse
+import contextlib
+import importlib
+import inspect
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from paritybit.drive.player import Orders, PlayedError, Player
+from paritybit.drive.requests import waves
+from paritybit.drive.settings import Served, options_of
+
+END_OF_NAME = ";"
+"""Ends each request's identity: an engine aborts every request whose identity begins alike."""
+
+
+NOTHING = ("input_embeds", "mm_inputs", "token_ids_logprob", "token_type_ids")
+"""What a request of ours lacks, and a release may want to be told so."""
+
+
+class EngineFailedError(BaseException):
+    """The engine raised. It holds what. An engine's own handlers let it pass."""
+
+
+class Engine:
+    """A scheduler of sglang that serves what a player plays. `forwards` counts what it ran."""
+
+    def __init__(self, served: Served) -> None:
+        self.served = served
+        self.player: Player | None = None
+        self._scheduler: Any = None
+        self._made: dict[str, list[int]] = {}
+        self.arguments: Any = None
+
+    @property
+    def forwards(self) -> int:
+        """How many batches the scheduler has run."""
+        return 0 if self._scheduler is None else int(self._scheduler.forward_ct)
+
+    def serve(self, stop: Callable[[], bool]) -> None:
+        """Start the scheduler and serve waves until `stop` says so, then until it is idle.
+
+        Raises EngineFailedError if the engine raises, ValueError for settings that it lacks.
+        """
+        module: Any = importlib.import_module("sglang.srt.managers.scheduler")
+        configuration: Any = importlib.import_module("sglang.srt.server_args")
+        with tempfile.TemporaryDirectory(prefix="paritybit-") as folder:
+            self.arguments = self._settle(configuration, Path(folder))
+            self._intercept(module, stop)
+            ports = configuration.PortArgs.init_new(self.arguments)
+            given = {
+                "server_args": self.arguments,
+                "port_args": ports,
+                "pipe_writer": SimpleNamespace(send=lambda told: None),
+            }
+            start = module.run_scheduler_process
+            for name, parameter in inspect.signature(start).parameters.items():
+                if name not in given and parameter.default is inspect.Parameter.empty:
+                    given[name] = None if name == "dp_rank" else 0
+            with contextlib.suppress(PlayedError):
+                start(**given)
+
+    def _settle(self, configuration: Any, folder: Path) -> Any:
+        parser = argparse.ArgumentParser()
+        configuration.ServerArgs.add_cli_args(parser)
+        words = self.served.words(options_of(parser), folder)
+        arguments = configuration.prepare_server_args(words)
+        if hasattr(arguments, "resolve_once"):
+            arguments.resolve_once()
+        return arguments
+
+    def _intercept(self, module: Any, stop: Callable[[], bool]) -> None:
+        """Let the scheduler play once it is ready, and fail here when it fails."""
+        run = module.Scheduler.run_event_loop
+
+        def playing(scheduler: Any) -> Any:
+            self._scheduler = scheduler
+            self.player = Player(
+                waves(self.served.seed, self.served.limits()), self._orders(), stop
+            )
+            channels = getattr(scheduler, "ipc_channels", scheduler)
+            type(channels.send_to_tokenizer).send_output = lambda sender, *given: self._hear(*given)
+            receiver = type(getattr(scheduler, "request_receiver", scheduler))
+            receiver.recv_requests = lambda *arguments, **named: self._poll()
+            return run(scheduler)
+
+        def failed() -> str:
+            raise EngineFailedError(traceback.format_exc())
+
+        module.Scheduler.run_event_loop = playing
+        module.get_exception_traceback = failed
+
+    def _poll(self) -> list[Any]:
+        assert self.player is not None
+        return self.player.poll()
+
+    def _orders(self) -> Orders:
+        structures: Any = importlib.import_module("sglang.srt.managers.io_struct")
+        sampling: Any = importlib.import_module("sglang.srt.sampling.sampling_params")
+
+        request = inspect.signature(structures.TokenizedGenerateReqInput).parameters
+        nothing = {name: None for name in NOTHING if name in request}
+
+        def arrive(name: str, prompt: list[int], tokens: int, temperature: float) -> Any:
+            how = sampling.SamplingParams(
+                max_new_tokens=tokens, temperature=temperature, ignore_eos=True
+            )
+            how.normalize(None)
+            return structures.TokenizedGenerateReqInput(
+                rid=name + END_OF_NAME,
+                input_text="",
+                input_ids=_like_ids(structures, prompt),
+                sampling_params=how,
+                return_logprob=False,
+                logprob_start_len=-1,
+                top_logprobs_num=0,
+                stream=False,
+                **nothing,
+            )
+
+        return Orders(
+            arrive,
+            lambda name: structures.AbortReq(rid=name + END_OF_NAME),
+            structures.FlushCacheReqInput,
+        )
+
+    def _hear(self, output: Any, *rest: Any) -> None:
+        """Tell the player which requests an output of the scheduler ends."""
+        assert self.player is not None
+        if type(output).__name__ == "AbortReq":
+            self.player.ended(output.rid.rstrip(END_OF_NAME), self._made.pop(output.rid, []))
+        elif hasattr(output, "finished_reasons"):
+            for index, request in enumerate(output.rids):
+                made = self._made.setdefault(request, [])
+                if output.output_ids is not None:
+                    made.extend(int(token) for token in output.output_ids[index])
+                if output.finished_reasons[index] is not None:
+                    self.player.ended(request.rstrip(END_OF_NAME), self._made.pop(request))
+
+
+def _like_ids(structures: Any, prompt: list[int]) -> Any:
+    """Return a prompt as the release holds one: a list, or an array of 64-bit integers."""
+    annotation = str(structures.TokenizedGenerateReqInput.__annotations__.get("input_ids", ""))
+    if "array" in annotation.lower():
+        return importlib.import_module("array").array("q", prompt)
+    return prompt

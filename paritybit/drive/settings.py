@@ -1,0 +1,122 @@
+"""The settings of a whole sglang as its own command line takes them, whatever the release."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paritybit.drive.models import VOCABULARY, WINDOW, Model
+from paritybit.drive.requests import Limits
+
+BUCKETS = (2, 4, 8)
+"""Batch sizes that decoding captures."""
+
+TOKEN_BUCKETS = (16, 32, 64)
+"""Numbers of tokens that prefilling captures."""
+
+ROWS, CHUNK, CONTEXT, POOL = 8, 64, 1536, 1536
+"""Most requests that run at once; most tokens of a prefill, of a request, and of the pool."""
+
+GRAPHS = ("none", "decode", "piecewise", "breakable", "full")
+"""What is captured. The last three name how prefills are captured, besides decoding."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a whole engine is served with."""
+
+    model: Model
+    device: str = "cpu"
+    seed: int = 0
+    page_size: int = 1
+    prefix_cache: bool = True
+    overlap: bool = False
+    speculative: str | None = None
+    topk: int = 1
+    backend: str = "triton"
+    graphs: str = "decode"
+
+    def limits(self) -> Limits:
+        """Return what requests must keep to."""
+        return Limits(WINDOW, self.page_size, CHUNK, CONTEXT, POOL, VOCABULARY, ROWS)
+
+    def words(self, known: frozenset[str], folder: Path) -> list[str]:
+        """Return command-line words, of the options that a release is `known` to have.
+
+        Raises ValueError for a setting that the release lacks.
+        """
+        words = [
+            *("--model-path", str(self.model.write(folder))),
+            *("--load-format", "dummy"),
+            "--skip-tokenizer-init",
+            *("--device", self.device),
+            *("--dtype", "float32" if self.device == "cpu" else "bfloat16"),
+            *("--page-size", str(self.page_size)),
+            *("--chunked-prefill-size", str(CHUNK)),
+            *("--max-prefill-tokens", str(CHUNK)),
+            *("--max-total-tokens", str(POOL)),
+            *("--max-running-requests", str(ROWS)),
+            *("--context-length", str(CONTEXT)),
+            *("--attention-backend", self.backend),
+            *("--sampling-backend", "pytorch"),
+            *("--grammar-backend", "none"),
+            *("--random-seed", str(self.seed)),
+            *("--mem-fraction-static", "0.5"),
+            *("--watchdog-timeout", "1000000"),
+            *("--log-level", "warning"),
+        ]
+        if not self.prefix_cache:
+            words.append("--disable-radix-cache")
+        if not self.overlap:
+            words.append("--disable-overlap-schedule")
+        return [*words, *self._graphs(known), *self._speculation(known, folder)]
+
+    def _graphs(self, known: frozenset[str]) -> Sequence[str]:
+        """Return the options for what is captured, by the names of the release."""
+        if "--cuda-graph-config" in known:
+            return "--cuda-graph-config", json.dumps(self._phases())
+        prefill = self.graphs in {"piecewise", "breakable"}
+        if self.graphs == "full" or (prefill and "--disable-piecewise-cuda-graph" not in known):
+            raise ValueError(f"this release has no {self.graphs} graphs for prefills")
+        words = ["--cuda-graph-max-bs", str(BUCKETS[-1]), "--cuda-graph-bs", *map(str, BUCKETS)]
+        if self.graphs == "none":
+            words = ["--disable-cuda-graph"]
+        if not prefill:
+            return [*words, *({"--disable-piecewise-cuda-graph"} & known)]
+        words += ["--piecewise-cuda-graph-tokens", *map(str, TOKEN_BUCKETS)]
+        words += ["--piecewise-cuda-graph-compiler", "eager"]
+        if self.graphs == "breakable":
+            if "--enable-breakable-cuda-graph" not in known:
+                raise ValueError("this release has no breakable graphs for prefills")
+            words.append("--enable-breakable-cuda-graph")
+        return [*words, *({"--enforce-piecewise-cuda-graph"} & known)]
+
+    def _phases(self) -> dict[str, dict[str, object]]:
+        decode: dict[str, object] = {"backend": "disabled"}
+        if self.graphs != "none":
+            decode = {"backend": "full", "bs": list(BUCKETS), "max_bs": BUCKETS[-1]}
+        prefill: dict[str, object] = {"backend": "disabled"}
+        if self.graphs not in {"none", "decode"}:
+            backend = "tc_piecewise" if self.graphs == "piecewise" else self.graphs
+            prefill = {"backend": backend, "bs": list(TOKEN_BUCKETS), "max_bs": TOKEN_BUCKETS[-1]}
+        return {"decode": decode, "prefill": prefill}
+
+    def _speculation(self, known: frozenset[str], folder: Path) -> Sequence[str]:
+        if self.speculative is None:
+            return ()
+        if self.model.draft is None:
+            raise ValueError(f"{self.model.name} has no draft model here")
+        steps, tokens = 3, 4 if self.topk == 1 else 6
+        return (
+            *("--speculative-algorithm", self.speculative.upper()),
+            *("--speculative-draft-model-path", str(self.model.write_draft(folder))),
+            *("--speculative-num-steps", str(steps)),
+            *("--speculative-eagle-topk", str(self.topk)),
+            *("--speculative-num-draft-tokens", str(tokens)),
+        )
+
+
+def options_of(parser: argparse.ArgumentParser) -> frozenset[str]:
+    """Return the names of all options of a command line."""
+    return frozenset(parser._option_string_actions)

@@ -1,0 +1,89 @@
+"""Serve generated requests to a whole sglang in this process: `python -m paritybit.drive.sglang`.
+
+Ends with 0 when it has played for as long as asked, and the engine was idle at the end.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from paritybit.drive.models import MODELS
+from paritybit.drive.settings import GRAPHS, Served
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    made = argparse.ArgumentParser(prog="python -m paritybit.drive.sglang")
+    made.add_argument("--model", choices=tuple(MODELS), default="gemma4")
+    made.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--seconds", type=float, help="play for this long, then until idle")
+    made.add_argument("--forwards", type=int, help="play for so many forwards, then until idle")
+    made.add_argument("--page-size", type=int, default=1)
+    made.add_argument("--no-prefix-cache", action="store_true")
+    made.add_argument("--overlap", action="store_true")
+    made.add_argument("--speculative", choices=("eagle",))
+    made.add_argument("--topk", type=int, default=1)
+    made.add_argument("--backend", default="triton")
+    made.add_argument("--graphs", choices=GRAPHS, default="decode")
+    return made
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Play as the command line says; return the exit code."""
+    asked = parser().parse_args(words)
+    served = Served(
+        model=MODELS[asked.model],
+        device=asked.device,
+        seed=asked.seed,
+        page_size=asked.page_size,
+        prefix_cache=not asked.no_prefix_cache,
+        overlap=asked.overlap,
+        speculative=asked.speculative,
+        topk=asked.topk,
+        backend=asked.backend,
+        graphs=asked.graphs,
+    )
+    if served.device == "cpu":
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+    return play(served, asked.seconds, asked.forwards)
+
+
+def play(served: Served, seconds: float | None, forwards: int | None) -> int:
+    """Serve until the time or the number of forwards is reached; return the exit code."""
+    from paritybit.drive.serving import Engine, EngineFailedError  # noqa: PLC0415
+    from paritybit.drive.stand_ins.table import install  # noqa: PLC0415
+
+    install(served.device)
+    begun, asked_to_end = time.monotonic(), []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *arguments: asked_to_end.append(arguments[0]))
+    engine = Engine(served)
+
+    def stop() -> bool:
+        late = seconds is not None and time.monotonic() - begun >= seconds
+        return bool(asked_to_end) or late or (forwards is not None and engine.forwards >= forwards)
+
+    try:
+        engine.serve(stop)
+    except EngineFailedError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    took = time.monotonic() - begun
+    player = engine.player
+    if player is not None:
+        sys.stderr.write(
+            f"{engine.forwards} forwards, {player.served} requests, {player.played} waves "
+            f"in {took:.1f} s\n"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.stdout.flush()
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)

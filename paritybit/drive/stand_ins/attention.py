@@ -1,0 +1,244 @@
+"""The arithmetic of attention in torch, over the very index lists that the engine's kernels get.
+
+Shapes: T queries, R rows, H query heads, G KV heads, S slots. A buffer is [S, G, width],
+or [pages, page size, G, width]. Queries
+are [T, H, width of K], outputs [T, H, width of V]. Row r lists the slots
+`kv_indices[kv_indptr[r] : kv_indptr[r + 1]]`, and its queries are those from `qo_indptr[r]` on.
+"""
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def decode_attention(
+    q: Tensor,
+    k_buffer: Tensor,
+    v_buffer: Tensor,
+    o: Tensor,
+    kv_indptr: Tensor,
+    kv_indices: Tensor,
+    sm_scale: float,
+    k_scale: Any = 1.0,
+    v_scale: Any = 1.0,
+    logit_cap: float = 0.0,
+    sinks: Tensor | None = None,
+    xai_temperature_len: int = -1,
+) -> None:
+    """Attend with one query per row to all slots that the row lists, into `o`."""
+    rows = q.shape[0]
+    starts = kv_indptr[:rows].long()
+    counts = kv_indptr[1 : rows + 1].long() - starts
+    longest = int(counts.max()) if rows else 0
+    if longest <= 0:
+        o.zero_()
+        return
+    places = torch.arange(longest, device=q.device)
+    listed = places < counts[:, None]
+    entries = (starts[:, None] + places).where(listed, starts.new_zeros(()))
+    slots = kv_indices[_inside(entries, kv_indices)].long().where(listed, starts.new_zeros(()))
+    keys, values = gathered(k_buffer, slots), gathered(v_buffer, slots)
+    grouped = q.float().view(rows, keys.shape[2], -1, q.shape[-1])
+    scores = torch.einsum("rghd,rlgd->rghl", grouped, keys) * (sm_scale * k_scale)
+    scores = _capped(scores, logit_cap)
+    temperature = _temperature(counts - 1, xai_temperature_len)
+    if temperature is not None:
+        scores = scores * temperature.view(-1, 1, 1, 1)
+    scores = scores.masked_fill(~listed[:, None, None, :], -math.inf)
+    weights = _softmax(scores, None if sinks is None else sinks.view(1, keys.shape[2], -1, 1))
+    o.copy_(torch.einsum("rghl,rlgd->rghd", weights, values).reshape(o.shape) * v_scale)
+
+
+def extend_attention(
+    q_extend: Tensor,
+    k_extend: Tensor,
+    v_extend: Tensor,
+    o_extend: Tensor,
+    k_buffer: Tensor,
+    v_buffer: Tensor,
+    qo_indptr: Tensor,
+    kv_indptr: Tensor,
+    kv_indices: Tensor,
+    custom_mask: Tensor | None = None,
+    is_causal: bool = True,
+    mask_indptr: Tensor | None = None,
+    k_scale: Any = 1.0,
+    v_scale: Any = 1.0,
+    sm_scale: float | None = None,
+    logit_cap: float = 0.0,
+    skip_prefix_custom_mask: bool = True,
+    sliding_window_size: int = -1,
+    sinks: Tensor | None = None,
+    window_kv_offsets: Tensor | None = None,
+    xai_temperature_len: int = -1,
+) -> None:
+    """Attend to the slots that each row lists, then to the K and V computed now, into `o_extend`.
+
+    A custom mask has a line per query over all keys of its row; with a window, the line starts
+    `window_kv_offsets` keys before the first that is listed.
+    """
+    scale = q_extend.shape[-1] ** -0.5 if sm_scale is None else sm_scale
+    keys, masks = kv_indptr.tolist(), _starts(mask_indptr, custom_mask)
+    offsets = _starts(window_kv_offsets if sliding_window_size > 0 else None, custom_mask)
+    for row, new, places in _rows(qo_indptr):
+        slots = kv_indices[keys[row] : keys[row + 1]].long()
+        prefix, width = len(slots), len(slots) + len(places)
+        seen = torch.ones(len(places), width, dtype=torch.bool, device=places.device)
+        if masks is not None and custom_mask is not None:
+            offset = 0 if offsets is None else offsets[row]
+            lines = _lines(custom_mask, masks[row], len(places), width + offset)[:, offset:]
+            hidden = prefix if skip_prefix_custom_mask else 0
+            seen[:, hidden:] = lines[:, hidden:]
+        elif is_causal:
+            seen = _causal(prefix + places, width)
+        seen &= _windowed(prefix + places, width, sliding_window_size)
+        o_extend[new] = _attend(
+            q_extend[new],
+            torch.cat([gathered(k_buffer, slots) * k_scale, k_extend[new].float()]),
+            torch.cat([gathered(v_buffer, slots) * v_scale, v_extend[new].float()]),
+            seen,
+            scale,
+            logit_cap,
+            sinks,
+            _temperature(prefix + places, xai_temperature_len),
+        ).to(o_extend.dtype)
+
+
+def unified_attention(
+    q: Tensor,
+    o: Tensor,
+    k_buffer: Tensor,
+    v_buffer: Tensor,
+    qo_indptr: Tensor,
+    kv_indptr: Tensor,
+    kv_indices: Tensor,
+    prefix_lens: Tensor,
+    k_scale: Any = 1.0,
+    v_scale: Any = 1.0,
+    custom_mask: Tensor | None = None,
+    mask_indptr: Tensor | None = None,
+    sm_scale: float | None = None,
+    logit_cap: float = 0.0,
+    is_causal: bool = True,
+    sliding_window_size: int = -1,
+    sinks: Tensor | None = None,
+    window_start_pos: Tensor | None = None,
+    xai_temperature_len: int = -1,
+) -> None:
+    """Attend to the slots that each row lists, those computed now included, into `o`."""
+    scale = q.shape[-1] ** -0.5 if sm_scale is None else sm_scale
+    keys, prefixes = kv_indptr.tolist(), prefix_lens.tolist()
+    masks = _starts(mask_indptr, custom_mask)
+    for row, new, places in _rows(qo_indptr):
+        slots, positions = kv_indices[keys[row] : keys[row + 1]].long(), prefixes[row] + places
+        seen = torch.ones(len(places), len(slots), dtype=torch.bool, device=places.device)
+        if masks is not None and custom_mask is not None:
+            seen = _lines(custom_mask, masks[row], len(places), len(slots))
+        elif is_causal:
+            seen = _causal(positions, len(slots))
+        seen &= _windowed(positions, len(slots), sliding_window_size)
+        o[new] = _attend(
+            q[new],
+            gathered(k_buffer, slots) * k_scale,
+            gathered(v_buffer, slots) * v_scale,
+            seen,
+            scale,
+            logit_cap,
+            sinks,
+            _temperature(positions, xai_temperature_len),
+        ).to(o.dtype)
+
+
+def _rows(qo_indptr: Tensor) -> Iterator[tuple[int, slice, Tensor]]:
+    """Yield each row that has queries: its number, those, and their places from 0."""
+    ends = qo_indptr.tolist()
+    for row, (first, end) in enumerate(pairwise(ends)):
+        if end > first:
+            yield row, slice(first, end), torch.arange(end - first, device=qo_indptr.device)
+
+
+def _starts(starts: Tensor | None, custom_mask: Tensor | None) -> list[int] | None:
+    """Return where something of a custom mask starts, per row; None without such a mask."""
+    return None if starts is None or custom_mask is None else [int(one) for one in starts.tolist()]
+
+
+def _causal(positions: Tensor, width: int) -> Tensor:
+    """Return which of `width` listed keys each query sees, whose own key is at its position."""
+    return torch.arange(width, device=positions.device) <= positions[:, None]
+
+
+def _windowed(positions: Tensor, width: int, window: int) -> Tensor:
+    """Return which of `width` listed keys lie in the window of each query."""
+    if window <= 0:
+        return torch.ones(len(positions), width, dtype=torch.bool, device=positions.device)
+    return positions[:, None] <= torch.arange(width, device=positions.device) + window
+
+
+def _attend(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    seen: Tensor,
+    scale: float,
+    logit_cap: float,
+    sinks: Tensor | None,
+    temperature: Tensor | None,
+) -> Tensor:
+    """Return [T, H, width of V]: queries of one row, where `seen` is [T, keys]."""
+    grouped = q.float().view(q.shape[0], keys.shape[1], -1, q.shape[-1])
+    scores = _capped(torch.einsum("tghd,lgd->tghl", grouped, keys) * scale, logit_cap)
+    if temperature is not None:
+        scores = scores * temperature.view(-1, 1, 1, 1)
+    scores = scores.masked_fill(~seen[:, None, None, :], -math.inf)
+    weights = _softmax(scores, None if sinks is None else sinks.view(1, keys.shape[1], -1, 1))
+    return torch.einsum("tghl,lgd->tghd", weights, values).reshape(q.shape[0], q.shape[1], -1)
+
+
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Return the weights of keys. A sink takes its share and gives nothing; no key gives zeros."""
+    highest = scores.amax(-1, keepdim=True).clamp(min=-1e20)
+    parts = (scores - highest).exp()
+    total = parts.sum(-1, keepdim=True)
+    if sinks is not None:
+        total = total + (sinks.float() - highest).exp()
+    return parts / total.where(total > 0, total.new_ones(()))
+
+
+def _capped(scores: Tensor, logit_cap: float) -> Tensor:
+    return logit_cap * (scores / logit_cap).tanh() if logit_cap > 0 else scores
+
+
+def _temperature(positions: Tensor, length: int) -> Tensor | None:
+    """Return by how much the scores of queries at these positions are multiplied."""
+    if length <= 0:
+        return None
+    scaled = positions.float().clamp(min=1.0).log2() / math.log2(length)
+    return scaled.where(positions > length, scaled.new_ones(()))
+
+
+def gathered(buffer: Tensor, slots: Tensor) -> Tensor:
+    """Return what slots hold, in float32: of a buffer [S, ...], or one [pages, page size, ...].
+
+    A kernel would read outside its buffer where torch would raise: such a slot is read as another.
+    """
+    if buffer.dim() == 4:
+        page = buffer.shape[1]
+        slots = slots.clamp(0, buffer.shape[0] * page - 1)
+        return buffer[slots // page, slots % page].float()
+    return buffer[_inside(slots, buffer)].float()
+
+
+def _lines(custom_mask: Tensor, start: int, count: int, width: int) -> Tensor:
+    """Return the lines of a flat mask, [count, width]. What lies beyond its end is hidden."""
+    flat = custom_mask[start : start + count * width].bool()
+    flat = torch.nn.functional.pad(flat, (0, count * width - len(flat)))
+    return flat.view(count, width)
+
+
+def _inside(indices: Tensor, indexed: Tensor) -> Tensor:
+    """Return indices of the first axis that exist, in place of those that do not."""
+    return indices.clamp(0, indexed.shape[0] - 1)

@@ -1,0 +1,105 @@
+"""CUDA graphs, streams and events for an engine on a CPU.
+
+A graph is a tape of torch ops, and of launches of interpreted kernels, over the very tensors that
+they were given. A replay runs no Python of the engine.
+"""
+
+import contextlib
+import importlib
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from paritybit.reference.torch_ops import TorchOps
+from paritybit.subjects.engines.shared.graphs import STREAM, Event, Stream, emulate_device
+from paritybit.subjects.engines.shared.interpreter import quicken
+
+
+def stand_in_for_graphs() -> None:
+    """Give torch's CUDA and CPU modules what an engine's graph runners ask for."""
+    quicken()
+    emulate_device(TorchOps())
+    for module in (torch.cuda, torch.cpu):
+        held: Any = module
+        held.Stream = Stream
+        held.Event = Event
+        # Torch's compiler refuses one function that has two of its names.
+        held.StreamContext = lambda stream: contextlib.nullcontext(stream)  # noqa: PLW0108
+        held.stream = lambda stream: contextlib.nullcontext(stream)  # noqa: PLW0108
+        for name in ("current_stream", "default_stream"):
+            setattr(held, name, _answering(STREAM))
+        for name in ("set_stream", "set_device", "synchronize", "empty_cache"):
+            setattr(held, name, _answering(None))
+
+
+def _answering(answer: object) -> Callable[..., Any]:
+    """Return a function of its own that takes anything and gives one answer."""
+    return lambda *arguments, **named: answer
+
+
+RUNNERS = ("model_executor.model_runner", "model_executor.model_runner_components.cuda_graph_setup")
+"""The modules that, by release, choose a graph runner by the kind of device."""
+
+
+def use_runner_of_cuda() -> None:
+    """Let an engine on a CPU build the graph runner for decoding that it builds on CUDA.
+
+    On a CPU it would otherwise build one that compiles, and only where it is asked to compile.
+    """
+    for name in RUNNERS:
+        try:
+            module: Any = importlib.import_module(f"sglang.srt.{name}")
+        except ModuleNotFoundError:
+            continue
+        if hasattr(module, "CPUGraphRunner"):
+            module.CPUGraphRunner = _runner_of_cuda(module)
+            if hasattr(module, "capture_decode_graph"):
+                _wrap_capture(module)
+            else:
+                _wrap_init(module.ModelRunner)
+
+
+def _runner_of_cuda(module: Any) -> Callable[[Any], Any]:
+    def built(model_runner: Any) -> Any:
+        if hasattr(model_runner, "_decode_cuda_graph_runner_cls"):
+            return model_runner._decode_cuda_graph_runner_cls()(model_runner)
+        model_runner.server_args.enable_torch_compile = False
+        return module.CudaGraphRunner(model_runner)
+
+    return built
+
+
+def _wrap_init(runner: Any) -> None:
+    init = runner.init_device_graphs
+
+    def initialised(model_runner: Any, *arguments: Any, **named: Any) -> Any:
+        if model_runner.server_args.disable_cuda_graph:
+            return init(model_runner, *arguments, **named)
+        model_runner.server_args.enable_torch_compile = True
+        try:
+            return init(model_runner, *arguments, **named)
+        finally:
+            model_runner.server_args.enable_torch_compile = False
+
+    runner.init_device_graphs = initialised
+
+
+def _wrap_capture(module: Any) -> None:
+    flags = module.get_flags
+
+    def compiling() -> Any:
+        disabled = module.check_cuda_graph_backend(module.Phase.DECODE, module.Backend.DISABLED)
+        return SimpleNamespace(capture=SimpleNamespace(enable_torch_compile=not disabled))
+
+    capture = module.capture_decode_graph
+
+    def captured(**named: Any) -> Any:
+        module.get_flags = compiling
+        try:
+            return capture(**named)
+        finally:
+            module.get_flags = flags
+
+    module.capture_decode_graph = captured

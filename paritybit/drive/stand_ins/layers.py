@@ -1,0 +1,81 @@
+"""Compiled layers and kernels: the engine's own torch implementations, or a function in torch."""
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from paritybit.drive.stand_ins import attention
+from paritybit.subjects.engines.shared.graphs import whole
+
+ATTENTION: Mapping[str, Callable[..., None]] = {
+    "decode_attention.decode_attention_fwd": attention.decode_attention,
+    "extend_attention.extend_attention_fwd": attention.extend_attention,
+    "extend_attention.extend_attention_fwd_unified": attention.unified_attention,
+}
+"""What stands in for each kernel of the Triton backend."""
+
+KERNELS = ("sglang.srt.layers.attention.triton_ops", "sglang.kernels.ops.attention")
+"""The packages that hold them, by release."""
+
+OF_NO_ACCOUNT = frozenset(
+    {
+        *("attn_logits", "attn_lse", "num_kv_splits", "max_kv_splits", "max_len_extend"),
+        *("extend_seq_lens_cpu", "page_size", "has_mla", "use_pdl", "enable_lean", "lean_Mp"),
+        *("lean_Lp", "lean_Op", "lean_locks", "uneven_batch", "identity_kv_indices"),
+    }
+)
+"""Arguments that say how a kernel computes, and not what."""
+
+
+def stand_in_for_layers() -> None:
+    """Let layers run in torch, and the arithmetic of attention over the lists that it is given."""
+    layers: Any = importlib.import_module("sglang.srt.layers.utils.multi_platform")
+    layers.MultiPlatformOp.dispatch_forward = lambda layer: layer.forward_native
+    for place, arithmetic in ATTENTION.items():
+        file, name = place.split(".")
+        for package in KERNELS:
+            module = _found(f"{package}.{file}")
+            if hasattr(module, name):
+                setattr(module, name, whole(adapted(getattr(module, name), arithmetic)))
+    logits = _found("sglang.srt.layers.logits_processor")
+    if hasattr(logits, "fused_softcap"):
+        logits.fused_softcap = softcap
+
+
+def softcap(logits: Tensor, cap: float) -> Tensor:
+    """Bound logits in place, smoothly, and return them."""
+    return logits.copy_((logits / cap).tanh() * cap)
+
+
+def adapted(kernel: Callable[..., None], arithmetic: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that is called like a kernel and does the arithmetic.
+
+    It raises NotImplementedError for an argument that the arithmetic lacks and that is used.
+    """
+    signature = inspect.signature(kernel)
+    known = set(inspect.signature(arithmetic).parameters)
+    defaults = {
+        name: parameter.default
+        for name, parameter in signature.parameters.items()
+        if name not in known | OF_NO_ACCOUNT
+    }
+
+    def called(*arguments: Any, **named: Any) -> None:
+        given = signature.bind(*arguments, **named).arguments
+        for name, default in defaults.items():
+            if name in given and given[name] is not default:
+                raise NotImplementedError(f"attention with {name} has no stand-in")
+        arithmetic(**{name: value for name, value in given.items() if name in known})
+
+    return called
+
+
+def _found(name: str) -> Any:
+    """Return a module, None where the release has none of the name."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        return None
