@@ -80,14 +80,14 @@ class Allocations:
 
     def allocate(self, original: Original, allocator: Any, *args: Any, **kwargs: Any) -> Any:
         """Note slots that an allocator hands out; of a page, all at once when it is new."""
-        slots = original(allocator, *args, **kwargs)
+        result = original(allocator, *args, **kwargs)
         name = self.names.get(id(allocator))
-        if self.watcher is not None and name is not None and slots is not None and slots.numel():
-            page = int(allocator.page_size)
+        if self.watcher is not None and name is not None and result is not None:
+            slots, page = result, int(allocator.page_size)
             if page > 1:
                 slots = self.pages(allocator, slots[slots % page == 0] // page)
             self.watcher.allocated(name, slots)
-        return slots
+        return result
 
     def restore(self, original: Original, allocator: Any, *args: Any, **kwargs: Any) -> Any:
         """Note the slots that are free again after an allocator went back to an earlier state."""
