@@ -1,8 +1,9 @@
 """Checksums of slots: one int64 per slot, over all layers and tensors of a group.
 
-A slot's bytes are read as integers ("words"), so that NaN payloads and -0.0 count. Each word is
-multiplied by an odd factor of its place, and all are added modulo 2^64. A change of one word
-always changes the sum; swapped words, tensors or layers do too, except with probability 2^-64.
+A slot's bytes are read as integers ("words"), so that NaN payloads and -0.0 count. The upper half
+of each word is mixed into the lower, the word is multiplied by an odd factor of its place, and all
+are added modulo 2^64. A change of one word always changes the sum. Other changes, such as swapped
+words, tensors or layers, do except with a probability of 2^-32 or less.
 """
 
 import importlib
@@ -17,6 +18,9 @@ WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 CHUNK = 2**22
 """Words that the torch implementation multiplies at once: 32 MiB."""
+
+LOWER = 2**32 - 1
+"""The lower half of a word."""
 
 SEED = 20_261_124
 
@@ -108,7 +112,8 @@ class Checksums:
         for first in range(0, len(slots), step):
             some = slots[first : first + step]
             for tensor, scale in zip(self.tensors, self.scales, strict=True):
-                rows = as_integers(tensor).index_select(0, some.to(tensor.device))
+                bits = words_of(tensor) if viewable(tensor) else as_integers(tensor)
+                rows = bits.index_select(0, some.to(tensor.device))
                 self._add(total[first : first + step], rows, scale)
         return total
 
@@ -116,6 +121,9 @@ class Checksums:
         """Add the part of one tensor [n, ...] to the checksums of its slots."""
         step = max(1, CHUNK // max(1, rows[:1].numel()))
         for first in range(0, len(rows), step):
-            words = words_of(rows[first : first + step])
-            products = words.to(self.device) * self.table(words.shape[1])
-            total[first : first + step] += products.sum(1) * scale
+            words = words_of(rows[first : first + step]).to(self.device, torch.int64)
+            words = words ^ ((words >> 32) & LOWER)
+            table = self.table(words.shape[1])
+            # CUDA has no matrix product of integers.
+            sums = (words * table).sum(1) if words.is_cuda else words @ table
+            total[first : first + step] += sums * scale

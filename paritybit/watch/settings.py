@@ -38,7 +38,8 @@ def parsed(text: str) -> Settings:
     if not isinstance(data, dict) or not isinstance(data.get("out"), str):
         raise ValueError(f"{VARIABLE} is not an object with a folder `out`")
     checks, every = data.get("checks"), data.get("every", 1)
-    if checks is not None and not all(isinstance(name, str) for name in checks):
+    named = checks is None or isinstance(checks, list)
+    if not named or not all(isinstance(name, str) for name in checks or ()):
         raise ValueError(f"{VARIABLE}: `checks` is not a list of names")
     if not isinstance(every, int) or every < 1:
         raise ValueError(f"{VARIABLE}: `every` is not a positive integer")

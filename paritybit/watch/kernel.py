@@ -1,0 +1,162 @@
+"""The kernel that takes checksums on a GPU: it reads each byte of the slots once, as wide words."""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# The line above is for the kernel: Triton's values have no Python types.
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paritybit.watch.bits import Checksums, words_of
+
+TILE = 2048
+"""Words that one program multiplies at once: 16 KiB, where words have 64 bits."""
+
+WIDEST = 512
+"""Words of one slot that a tile covers."""
+
+TENSORS = 8
+"""Tensors that one program reads before it adds to the checksums."""
+
+WARPS = 4
+
+TYPES = {
+    torch.int64: tl.int64,
+    torch.int32: tl.int32,
+    torch.int16: tl.int16,
+    torch.uint8: tl.uint8,
+}
+
+
+@triton.jit
+def checksum_kernel(
+    addresses,
+    scales,
+    table,
+    slots,
+    out,
+    first: tl.int64,
+    count,
+    tensors,
+    stride: tl.int64,
+    width,
+    WORD: tl.constexpr,
+    INDEXED: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TENSORS: tl.constexpr,
+):
+    entry = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = entry < count
+    # 64 bits wide before it is multiplied: a pool has more than 2^31 words.
+    if INDEXED:  # noqa: SIM108 - Triton compiles one branch alone
+        slot = tl.load(slots + entry, mask=inside, other=0)
+    else:
+        slot = first + entry.to(tl.int64)
+    place = slot[:, None] * stride
+    total = tl.zeros([ROWS], tl.int64)
+    begin = tl.program_id(1) * TENSORS
+    for tensor in range(begin, tl.minimum(begin + TENSORS, tensors)):
+        address = tl.load(addresses + tensor)
+        if ALIGNED:
+            address = tl.multiple_of(address, 16)
+        words = address.to(tl.pointer_type(WORD))
+        part = tl.zeros([ROWS], tl.int64)
+        for left in range(0, width, COLUMNS):
+            column = left + tl.arange(0, COLUMNS)
+            factor = tl.load(table + column, mask=column < width, other=0)
+            mask = inside[:, None] & (column < width)[None, :]
+            word = tl.load(words + place + column[None, :], mask=mask, other=0)
+            word = word.to(tl.int64)
+            part += tl.sum((word ^ ((word >> 32) & 0xFFFFFFFF)) * factor[None, :], 1)
+        total += part * tl.load(scales + tensor)
+    tl.atomic_add(out + entry, total, mask=inside)
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Tensors whose slots have the same layout: one launch reads them all."""
+
+    addresses: Tensor
+    scales: Tensor
+    word: torch.dtype
+    stride: int
+    width: int
+    aligned: bool
+
+
+class Launcher:
+    """Launches the kernel over the tensors of a group."""
+
+    def __init__(self, checksums: Checksums) -> None:
+        self.device, self.table = checksums.device, checksums.table
+        self.parts = list(alike(checksums))
+
+    def all(self, first: int, last: int) -> Tensor:
+        """Return the checksums of the slots from `first` up to `last`, int64 [slots]."""
+        out = torch.zeros(last - first, dtype=torch.int64, device=self.device)
+        self._launch(out, out, first, indexed=False)
+        return out
+
+    def of(self, slots: Tensor) -> Tensor:
+        """Return the checksums of some slots, int64 [n]."""
+        out = torch.zeros(len(slots), dtype=torch.int64, device=self.device)
+        self._launch(out, slots.to(torch.int64).contiguous(), 0, indexed=True)
+        return out
+
+    def _launch(self, out: Tensor, slots: Tensor, first: int, *, indexed: bool) -> None:
+        """Add to `out` what each part of the group contributes."""
+        if not len(out):
+            return
+        for part in self.parts:
+            columns = min(WIDEST, triton.next_power_of_2(part.width))
+            rows = TILE // columns
+            tensors = len(part.addresses)
+            grid = (triton.cdiv(len(out), rows), triton.cdiv(tensors, TENSORS))
+            checksum_kernel[grid](
+                part.addresses,
+                part.scales,
+                self.table(part.width),
+                slots,
+                out,
+                first,
+                len(out),
+                tensors,
+                part.stride,
+                part.width,
+                WORD=TYPES[part.word],
+                INDEXED=indexed,
+                ALIGNED=part.aligned,
+                ROWS=rows,
+                COLUMNS=columns,
+                TENSORS=TENSORS,
+                num_warps=WARPS,
+            )
+
+
+def alike(checksums: Checksums) -> Iterable[Alike]:
+    """Yield the tensors of a group by the layout of their slots."""
+    found: dict[tuple[torch.dtype, int, int, bool], list[tuple[int, int]]] = {}
+    for tensor, scale in zip(checksums.tensors, checksums.scales, strict=True):
+        words = words_of(tensor)
+        row, width, size = words.stride(0), words.shape[1], words.element_size()
+        aligned = words.data_ptr() % 16 == 0 and row * size % 16 == 0
+        key = (words.dtype, row, width, aligned)
+        found.setdefault(key, []).append((words.data_ptr(), scale))
+    for (word, stride, width, aligned), members in found.items():
+        table = torch.tensor(members, dtype=torch.int64)
+        addresses, scales = table.unbind(1)
+        device = checksums.device
+        yield Alike(
+            addresses.contiguous().to(device),
+            scales.contiguous().to(device),
+            word,
+            stride,
+            width,
+            aligned,
+        )

@@ -1,0 +1,201 @@
+"""The parts of the sanitizer: checksums, chains of hashes, the journal, the settings, attaching."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from paritybit.watch import attach, bench, journal, settings
+from paritybit.watch.bits import Checksums
+from paritybit.watch.chains import MOST_ALIASES, Chains
+from paritybit.watch.facts import Group, Layer
+from paritybit.watch.replays import differences
+from properties.support.interpreting import run_interpreted
+
+
+def checksums(*tensors: torch.Tensor) -> Checksums:
+    """Return the checksums of a group with a layer per tensor."""
+    layers = tuple(Layer(str(number), (tensor,)) for number, tensor in enumerate(tensors))
+    return Checksums(Group("group", layers))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.float8_e4m3fn])
+def test_a_checksum_changes_with_any_byte(dtype: torch.dtype) -> None:
+    bits = torch.randint(0, 255, (6, 3, 5 * dtype.itemsize), dtype=torch.uint8)
+    sums = checksums(bits.view(dtype), bits.clone().view(dtype))
+    before = sums.all()
+    assert torch.equal(sums.of(torch.tensor([4, 1])), before[[4, 1]])
+    assert torch.equal(sums.all(2, 5), before[2:5])
+    for place in range(bits.shape[2]):
+        bits[3, 1, place] ^= 1
+        changed = sums.all() != before
+        bits[3, 1, place] ^= 1
+        assert changed.nonzero().flatten().tolist() == [3]
+
+
+def test_a_checksum_sees_signs_of_zero_payloads_of_nan_and_swaps() -> None:
+    one, other = torch.zeros(4, 8), torch.zeros(4, 8)
+    sums = checksums(one, other)
+    before = sums.all()
+    one[1, 3] = -0.0
+    one.view(torch.int32)[2, 0] = 0x7FC00001
+    assert (sums.all() != before).tolist() == [False, True, True, False]
+    before = sums.all()
+    one[1], other[1] = other[1].clone(), one[1].clone()
+    one.view(torch.int32)[2, [0, 1]] = one.view(torch.int32)[2, [1, 0]]
+    assert (sums.all() != before).tolist() == [False, True, True, False]
+
+
+def test_a_checksum_sees_that_all_bits_are_flipped() -> None:
+    """And that all signs are, of one word or of many."""
+    bits = torch.randint(0, 2**15, (9, 64), dtype=torch.int16)
+    sums = checksums(bits.view(torch.bfloat16))
+    before = sums.all()
+    bits[1] ^= -1
+    bits[2, :4] ^= -1
+    bits[3] ^= -(2**15)
+    bits[4, :4] ^= -(2**15)
+    bits[5, [3, 7]] ^= -(2**15)
+    assert (sums.all() != before).tolist() == [False, *[True] * 5, *[False] * 3]
+
+
+def test_a_checksum_reads_tensors_whose_slots_are_not_contiguous() -> None:
+    base = torch.randn(2, 8, 5, 3)
+    strided = checksums(base[0].transpose(1, 2), base[1])
+    plain = checksums(base[0].transpose(1, 2).contiguous(), base[1])
+    assert torch.equal(strided.all(), plain.all())
+    assert torch.equal(strided.of(torch.tensor([7, 2])), plain.all()[[7, 2]])
+
+
+def test_the_kernel_takes_the_same_checksums() -> None:
+    done = run_interpreted("properties.watch.interpreted")
+    assert done.returncode == 0, done.stderr
+
+
+def test_equal_tokens_have_equal_hashes() -> None:
+    chains = Chains()
+    one = chains.hashes("a", [1, 2, 3, 4], 4)
+    assert chains.hashes("b", [1, 2, 3, 9], 4)[:3] == one[:3]
+    assert chains.hashes("b", [1, 2, 3, 9], 4)[3] != one[3]
+    assert chains.hashes("c", [2, 1, 3, 4], 4)[1:] != one[1:]
+    assert chains.hashes("d", [1, 2, 3], 3, "space") != one[:3]
+    assert all(value % 2 == 0 and value for value in one)
+
+
+def test_an_unknown_token_is_named_by_request_and_position_until_it_is_known() -> None:
+    chains = Chains()
+    provisional = chains.hashes("a", [1, None, None], 3)
+    assert chains.hashes("b", [1, None, None], 3)[1:] != provisional[1:]
+    assert [value & 1 for value in provisional] == [0, 1, 1]
+    final = chains.hashes("c", [1, 2, 3], 3)
+    chains.hashes("a", [1, 2, None], 3)
+    assert chains.final(provisional[1]) == final[1]
+    assert chains.final(provisional[2]) != final[2]
+    chains.known("a", 2, 3)
+    assert [chains.final(value) for value in provisional] == final
+
+
+def test_chains_forget_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paritybit.watch.chains.MOST_TOKENS", 100)
+    monkeypatch.setattr("paritybit.watch.chains.MOST_ALIASES", 10)
+    chains = Chains()
+    for number in range(50):
+        chains.hashes(str(number), [None] * 10, 10)
+        chains.hashes(str(number), list(range(10)), 10)
+    assert sum(len(chain.tokens) for chain in chains.chains.values()) == chains.held <= 100
+    assert len(chains.aliases) <= 10 < MOST_ALIASES
+    assert chains.hashes("0", list(range(10)), 10) == chains.hashes("49", list(range(10)), 10)
+
+
+def test_a_journal_keeps_all_but_a_line_that_a_kill_cut(tmp_path: Path) -> None:
+    made = journal.Journal(tmp_path / "process-1.jsonl")
+    for _ in range(journal.MOST_ALIKE + 5):
+        made.finding(journal.Finding("leak", "a leak", "leak | full", 3))
+    made.undecided("something")
+    made.undecided("something")
+    made.end()
+    kinds = [line["kind"] for line in journal.read(made.path)]
+    assert kinds.count("finding") == journal.MOST_ALIKE
+    assert kinds[-3:] == ["undecided", "counts", "end"]
+    last = [line for line in journal.read(made.path) if line["kind"] == "counts"][-1]
+    assert last["findings"] == {"leak | full": journal.MOST_ALIKE + 5}
+    whole = made.path.read_text()
+    made.path.write_text(whole[:-5])
+    assert len(list(journal.read(made.path))) == len(kinds) - 1
+
+
+@pytest.mark.parametrize("junk", ["{}", "[]", "no", '{"kind": "evil"}', "[" * 100_000])
+def test_what_is_no_journal_is_refused(tmp_path: Path, junk: str) -> None:
+    path = tmp_path / "process-1.jsonl"
+    path.write_text(junk + '\n{"kind": "end"}\n')
+    with pytest.raises(ValueError, match=r"process-1.jsonl:1 is no line of a journal"):
+        list(journal.read(path))
+
+
+def test_a_journal_that_is_too_large_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "process-1.jsonl"
+    path.write_text('{"kind": "end"}\n')
+    monkeypatch.setattr(journal, "LARGEST_FILE", 3)
+    with pytest.raises(ValueError, match="more than 3 bytes"):
+        list(journal.read(path))
+
+
+def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(settings.VARIABLE, raising=False)
+    assert settings.active() is None
+    wanted = settings.Settings("folder", ("leak",), 7)
+    monkeypatch.setenv(settings.VARIABLE, wanted.text())
+    assert settings.active() == wanted
+    for wrong in ("1", "{}", '{"out": 1}', '{"out": "a", "every": 0}', '{"out": "a", "checks": 3}'):
+        with pytest.raises(ValueError):
+            settings.parsed(wrong)
+
+
+def test_a_connector_that_fails_makes_the_run_undecided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(settings.VARIABLE, settings.Settings(str(tmp_path)).text())
+    monkeypatch.setattr(journal, "_OPEN", [])
+    monkeypatch.setattr(attach, "_CONNECTED", set())
+    site = tmp_path / "site"
+    (site / "broken-1.0.dist-info").mkdir(parents=True)
+    (site / "broken-1.0.dist-info" / "METADATA").write_text("Name: broken\nVersion: 1.0\n")
+    points = "[paritybit.connectors]\nbroken = broken_connector:connect\n"
+    (site / "broken-1.0.dist-info" / "entry_points.txt").write_text(points)
+    (site / "broken_connector.py").write_text("def connect():\n    raise KeyError('moved')\n")
+    monkeypatch.syspath_prepend(site)
+    attach.connect("broken")
+    attach.connect("broken")
+    attach.connect("missing")
+    current = journal.of_process()
+    assert current is not None
+    current.end()
+    told = [line["what"] for line in journal.read(current.path) if line["kind"] == "undecided"]
+    assert told[0].startswith("the connector of broken failed: KeyError: 'moved' (")
+    assert told[1:] == ["no connector is installed for missing"]
+    assert current.path == tmp_path / f"process-{os.getpid()}.jsonl"
+    sys.modules.pop("broken_connector", None)
+
+
+def test_rounding_is_told_from_a_fault() -> None:
+    one = torch.randn(5, 8)
+    assert differences.relative(one, one.clone()) == 0.0
+    assert 0 < differences.relative(one, one * (1 + 1e-6)) < differences.LEAST
+    assert differences.relative(one, one + 1) > differences.LEAST
+    assert differences.relative(one, one.log()) == float("inf")
+    assert differences.relative(torch.tensor([0.0]), torch.tensor([-0.0])) > 0
+
+
+def test_the_bench_measures_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "bench.json"
+    words = ["bench", "--gib", "0.01", "--repeats", "1", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", words)
+    bench.main()
+    found = json.loads(out.read_text())
+    assert found["ledger_bytes_per_slot"] == 32
+    assert found["frame_gb_per_s"] > 0

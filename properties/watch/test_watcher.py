@@ -1,0 +1,340 @@
+"""What the watcher judges and what it must not, forward by forward."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paritybit.watch.facts import Forward, IndexList, Replay, StaticInput
+from paritybit.watch.watcher import Watcher
+from properties.support.watching import Scene, row
+
+TOKENS = [5, 6, 7, 8, 9, 10, 11, 12]
+SLOTS = [3, 4, 5, 6, 7, 8, 9, 10]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    """A watcher with all checks."""
+    made = Scene(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_request_that_goes_on_is_clean(scene: Scene) -> None:
+    scene.forward("a", TOKENS[:5], 0, SLOTS)
+    scene.forward("a", TOKENS[:6], 5, SLOTS)
+    scene.forward("a", TOKENS[:7], 6, SLOTS)
+    assert scene.checks() == []
+    assert scene.counts()["reads"] == 5 + 6 + 3 + 3  # Within the window: 3 positions each.
+
+
+def test_a_stray_write_is_found_and_explains_who_reads_it(scene: Scene) -> None:
+    scene.forward("a", TOKENS[:5], 0, SLOTS)
+    scene.forward("b", [1, 2], 0, [20, 21], stray=[SLOTS[4]])
+    scene.forward("a", TOKENS[:6], 5, SLOTS)
+    assert scene.checks() == ["stray write"] * 2 + ["corrupted read"] * 2
+    stray, _, read, _ = scene.lines("finding")
+    assert stray["writer"] == {"request": "a", "position": 4, "forward": 1}
+    assert read["cause"] == {"what": "a stray write", "forward": 2}
+    assert read["reader"] == {"request": "a", "position": 4, "forward": 3}
+
+
+def test_bytes_that_change_between_forwards_are_no_stray_write(scene: Scene) -> None:
+    scene.forward("a", TOKENS[:5], 0, SLOTS)
+    scene.write([SLOTS[4], 30])
+    scene.forward("b", [1, 2], 0, [20, 21])
+    assert scene.checks() == []
+    scene.forward("a", TOKENS[:6], 5, SLOTS)
+    assert scene.checks() == ["corrupted read"] * 2
+
+
+def test_bytes_that_come_back_are_right(scene: Scene) -> None:
+    """As when KV is moved to the host and back."""
+    scene.forward("a", TOKENS[:5], 0, SLOTS)
+    kept = [tensor.clone() for group in scene.groups for tensor in group.layers[0].tensors]
+    scene.write(SLOTS)
+    scene.forward("b", [1, 2], 0, [20, 21])
+    back = iter(kept)
+    for group in scene.groups:
+        for tensor in group.layers[0].tensors:
+            tensor[SLOTS] = next(back)[SLOTS]
+    scene.forward("a", TOKENS[:6], 5, SLOTS)
+    assert scene.checks() == []
+
+
+def test_a_prefix_is_shared_by_equal_tokens_alone(scene: Scene) -> None:
+    scene.forward("a", TOKENS[:5], 0, SLOTS)
+    scene.forward("b", [*TOKENS[:3], 50], 3, [*SLOTS[:3], 20])
+    assert scene.checks() == []
+    assert scene.counts()["shared_reads"] == 6
+    scene.forward("c", [*TOKENS[:3], 51, 52], 4, [*SLOTS[:4], 21])
+    assert scene.checks() == ["wrong owner"] * 2
+
+
+def test_spaces_share_nothing(scene: Scene) -> None:
+    scene.forward("a", TOKENS[:5], 0, SLOTS, space="adapter")
+    scene.forward("b", [*TOKENS[:3], 50], 3, [*SLOTS[:3], 20], space="adapter")
+    assert scene.checks() == []
+    scene.forward("c", [*TOKENS[:3], 50], 3, [*SLOTS[:3], 21])
+    assert set(scene.checks()) == {"wrong owner"}
+
+
+def test_a_slot_that_a_forward_left_alone_is_not_taken_for_written(scene: Scene) -> None:
+    scene.watcher.begin(Forward("extend", (row("a", TOKENS[:3], 0, SLOTS),)))
+    scene.write(SLOTS[:2])
+    scene.watcher.end()
+    scene.forward("a", TOKENS[:4], 3, SLOTS)
+    assert scene.checks() == ["uninitialised read"] * 2
+
+
+def test_a_position_without_a_slot_is_found_within_the_window_alone(scene: Scene) -> None:
+    scene.forward("a", TOKENS[:6], 0, SLOTS)
+    evicted = {"full": SLOTS, "swa": [-1, -1, -1, *SLOTS[3:]]}
+    scene.forward("a", TOKENS[:7], 6, evicted)
+    assert scene.checks() == []
+    evicted = {"full": SLOTS, "swa": [-1, -1, -1, -1, 0, *SLOTS[5:]]}
+    scene.forward("a", TOKENS[:8], 7, evicted)
+    assert scene.checks() == ["uninitialised read"]
+
+
+def test_a_token_may_become_known_after_it_was_computed(scene: Scene) -> None:
+    """Under overlap scheduling: the request goes on, and another shares its prefix."""
+    scene.forward("a", [*TOKENS[:3], None], 0, SLOTS)
+    scene.forward("a", [*TOKENS[:4], None], 4, SLOTS)
+    scene.forward("a", [*TOKENS[:4], None, None], 5, SLOTS)
+    scene.watcher.known("a", 4, TOKENS[4])
+    scene.watcher.known("a", 5, TOKENS[5])
+    scene.forward("b", TOKENS[:7], 6, [*SLOTS[:6], 20])
+    assert scene.checks() == []
+    assert scene.counts()["unresolved_reads"] == 0
+    scene.forward("c", [*TOKENS[:5], 99, 98], 6, [*SLOTS[:6], 21])
+    assert scene.checks() == ["wrong owner"] * 2
+
+
+def test_a_token_that_stays_unknown_is_not_judged(scene: Scene) -> None:
+    scene.forward("a", [*TOKENS[:3], None], 0, SLOTS)
+    scene.forward("b", TOKENS[:5], 4, [*SLOTS[:4], 20])
+    assert scene.checks() == []
+    assert scene.counts()["unresolved_reads"] == 2
+
+
+def test_a_copy_holds_what_its_source_holds(scene: Scene) -> None:
+    scene.forward("a", TOKENS[:5], 0, SLOTS)
+    for group in scene.groups:
+        for tensor in group.layers[0].tensors:
+            tensor[40:43] = tensor[SLOTS[:3]]
+        scene.watcher.copied(group.name, torch.tensor(SLOTS[:3]), torch.arange(40, 43))
+    scene.forward("b", [*TOKENS[:3], 50], 3, [40, 41, 42, 43])
+    assert scene.checks() == []
+    scene.forward("c", [*TOKENS[1:4], 50], 3, [40, 41, 42, 44])
+    assert set(scene.checks()) == {"wrong owner"}
+
+
+def test_slots_that_were_loaded_are_taken_as_they_are_and_then_followed(scene: Scene) -> None:
+    scene.forward("a", TOKENS[:5], 0, SLOTS)
+    scene.write(SLOTS)
+    for group in scene.groups:
+        scene.watcher.forget(group.name, torch.tensor(SLOTS))
+    scene.forward("b", [1, 2, 3, 4], 3, [*SLOTS[:3], 20])
+    assert scene.checks() == []
+    scene.write(SLOTS[2:3])
+    scene.forward("b", [1, 2, 3, 4, 5], 4, [*SLOTS[:3], 20, 21])
+    assert scene.checks() == ["corrupted read"] * 2
+
+
+def test_a_slot_is_freed_in_use_only_while_it_is_free(scene: Scene) -> None:
+    scene.forward("a", TOKENS[:5], 0, SLOTS)
+    scene.watcher.freed("full", torch.tensor([SLOTS[1]]))
+    scene.watcher.allocated("full", torch.tensor([SLOTS[1]]))
+    scene.forward("a", TOKENS[:6], 5, SLOTS)
+    assert scene.checks() == []
+    scene.watcher.freed("full", torch.tensor([SLOTS[1]]))
+    scene.forward("a", TOKENS[:7], 6, SLOTS)
+    assert scene.checks() == ["freed in use"]
+    assert scene.lines("finding")[0]["freed"] == {"before_forward": 3}
+    scene.watcher.freed("full", torch.tensor([20, 20]))
+    assert scene.checks() == ["freed in use", "double free"]
+
+
+def test_sampling_follows_the_writes_of_skipped_forwards(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, every=3)
+    assert [scene.watcher.due() for _ in range(7)] == [True, False, False] * 2 + [True]
+    scene.forward("a", TOKENS[:5], 0, SLOTS)
+    scene.write(SLOTS[5:6])
+    scene.watcher.skipped({"full": torch.tensor(SLOTS[5:6]), "swa": torch.tensor(SLOTS[5:6])})
+    scene.forward("a", TOKENS[:7], 6, SLOTS)
+    assert scene.checks() == []
+    scene.write(SLOTS[5:6])
+    scene.forward("a", TOKENS[:8], 7, SLOTS)
+    assert scene.checks() == ["corrupted read"] * 2
+    scene.write(SLOTS)
+    scene.watcher.skipped(None)
+    scene.forward("a", [*TOKENS, 13], 8, [*SLOTS, 11])
+    assert len(scene.checks()) == 2
+    scene.close()
+
+
+def test_forwards_of_a_draft_model_may_name_what_they_own_alone(scene: Scene) -> None:
+    owned = {"full": torch.tensor([5, 6, -1])}
+    scene.watcher.begin(Forward("draft", (), owned))
+    scene.write([5, 6], "full")
+    scene.watcher.end()
+    assert scene.checks() == []
+    scene.watcher.begin(Forward("draft", (), owned))
+    scene.write([5, 7], "full")
+    scene.watcher.end()
+    assert scene.checks() == ["stray write"]
+
+
+def test_branches_of_a_tree_of_draft_tokens_share_slots(scene: Scene) -> None:
+    scene.forward("a", TOKENS[:3], 0, SLOTS)
+    one = row("a", [*TOKENS[:3], 20, 21], 3, [*SLOTS[:3], 30, 31])
+    other = row("a", [*TOKENS[:3], 20, 22], 3, [*SLOTS[:3], 30, 32])
+    scene.watcher.begin(Forward("verify", (one, other)))
+    scene.write([30, 31, 32])
+    scene.watcher.end()
+    scene.forward("a", [*TOKENS[:3], 20, 22, 23], 5, [*SLOTS[:3], 30, 32, 33])
+    assert scene.checks() == []
+
+
+def listed(entries: list[int], **more: Any) -> IndexList:
+    """Return a list of one row."""
+    counts = torch.tensor([len(entries)])
+    return IndexList("kv_indices", more.pop("group", "full"), torch.tensor(entries),
+                     torch.tensor([0]), counts, **more)  # fmt: skip
+
+
+LISTS: list[tuple[IndexList, bool]] = [
+    (listed(SLOTS[:7]), True),
+    (listed([*SLOTS[:6], 40]), False),
+    (listed(SLOTS[1:7]), False),
+    (listed([*SLOTS[1::-1], *SLOTS[2:7]]), False),
+    (listed(SLOTS[:6], covers="cached"), True),
+    (listed(SLOTS[3:7], group="swa"), True),
+    (listed(SLOTS[2:7], group="swa"), False),
+    (listed(SLOTS[2:7], group="swa", exact=False), True),
+    (listed(SLOTS[4:7], group="swa", exact=False), False),
+    (listed(SLOTS[4:7], group="swa", window=3), True),
+]
+
+
+@pytest.mark.parametrize(("given", "right"), LISTS)
+def test_a_list_names_the_slots_of_its_row_within_the_window(
+    scene: Scene, given: IndexList, right: bool
+) -> None:
+    scene.forward("a", TOKENS[:6], 0, SLOTS)
+    scene.watcher.begin(Forward("decode", (row("a", TOKENS[:7], 6, SLOTS),)))
+    scene.watcher.lists([given])
+    assert scene.checks() == ([] if right else ["wrong list"])
+
+
+@pytest.mark.parametrize(
+    ("entries", "right"), [([4, 2], True), ([4, 3], False), ([4], False), ([4, 2, 1], False)]
+)
+def test_a_list_of_pages_names_the_pages(scene: Scene, entries: list[int], right: bool) -> None:
+    slots = [16, 17, 18, 19, 8, 9, 10, 11]
+    scene.forward("a", TOKENS[:5], 0, slots)
+    scene.watcher.begin(Forward("decode", (row("a", TOKENS[:6], 5, slots),)))
+    scene.watcher.lists([listed(entries, page=4)])
+    assert scene.checks() == ([] if right else ["wrong list"])
+
+
+def test_an_input_that_is_not_the_batchs_is_stale(scene: Scene) -> None:
+    scene.watcher.begin(Forward("decode", (row("a", TOKENS[:1], 0, SLOTS),)))
+    held = torch.tensor([5, 6, 0, 0])
+    right, wrong = torch.tensor([5, 6], dtype=torch.int32), torch.tensor([5, 7])
+    scene.watcher.inputs("decode", [StaticInput("input_ids", held, 2, 4, expected=right)])
+    assert scene.checks() == []
+    scene.watcher.inputs("decode", [StaticInput("input_ids", held, 2, 4, expected=wrong)])
+    assert scene.checks() == ["stale input"]
+
+
+def replay(scene: Scene, slot: int, out: torch.Tensor, **more: Any) -> Replay:
+    """Return a replay that writes 1.0 to a slot and adds 1 to an output that it owns."""
+    tensor = scene.groups[0].layers[0].tensors[0]
+
+    def run() -> str:
+        tensor[slot] = 1.0
+        out.copy_(tensor[slot].sum() + 1)
+        return "result"
+
+    return Replay("graph", "decode", 1, 2, [], run, lambda: {"out": out}, **more)
+
+
+def test_an_error_of_the_sanitizer_leaves_the_engines_result_alone(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_args: object) -> None:
+        raise RuntimeError("a defect")
+
+    out = torch.zeros(())
+    monkeypatch.setattr(scene.watcher, "judge_tried", fail)
+    scene.watcher.begin(Forward("decode", (row("a", TOKENS[:1], 0, SLOTS),)))
+    assert scene.watcher.replay(replay(scene, SLOTS[0], out)) == "result"
+    assert not scene.watcher.watching
+    scene.watcher.end()
+    assert out == 9
+    (line,) = scene.lines("undecided")
+    assert "RuntimeError: a defect" in line["what"]
+    assert "/" not in line["what"]
+    scene.forward("a", TOKENS[:2], 1, SLOTS)
+    assert scene.lines("finding") == []
+
+
+def test_an_error_of_the_engine_reaches_the_engine(scene: Scene) -> None:
+    broken = Replay("graph", "decode", 1, 2, [], lambda: 1 // 0)
+    scene.watcher.begin(Forward("decode", (row("a", TOKENS[:1], 0, SLOTS),)))
+    with pytest.raises(ZeroDivisionError):
+        scene.watcher.replay(broken)
+    scene.watcher.abandon()
+    scene.forward("a", TOKENS[:2], 1, SLOTS)
+    assert scene.checks() == []
+
+
+def test_a_replay_that_may_not_be_repeated_runs_once(scene: Scene) -> None:
+    for repeatable, times in ((False, 1), (True, 2)):
+        calls: list[int] = []
+        made = replay(scene, SLOTS[0], torch.zeros(()), repeatable=repeatable)
+        run = made.run
+
+        def counted(run: Any = run, calls: list[int] = calls) -> object:
+            calls.append(1)
+            return run()
+
+        made.run = counted
+        scene.watcher.begin(Forward("decode", (row("a", TOKENS[:1], 0, SLOTS),)))
+        scene.watcher.replay(made)
+        scene.watcher.end()
+        assert len(calls) == times
+
+
+def test_what_the_engine_reports_while_the_sanitizer_runs_it_is_ignored(scene: Scene) -> None:
+    made = replay(scene, SLOTS[0], torch.zeros(()))
+    run = made.run
+    made.run = lambda: (scene.watcher.begin(Forward("decode", ())), run())[1]
+    scene.watcher.begin(Forward("decode", (row("a", TOKENS[:1], 0, SLOTS),)))
+    scene.watcher.busy = True
+    assert made.run() == "result"
+    scene.watcher.busy = False
+    scene.watcher.end()
+    assert scene.counts()["forwards"] == 1
+
+
+def test_only_the_named_checks_run(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, checks=("corrupted read",))
+    scene.forward("a", TOKENS[:5], 0, SLOTS)
+    scene.forward("b", [1, 2], 0, [20, 21], stray=[SLOTS[4]])
+    scene.forward("a", TOKENS[:6], 5, SLOTS)
+    assert set(scene.checks()) == {"corrupted read"}
+    scene.close()
+    with pytest.raises(ValueError, match="no check is named 'corupted'"):
+        Scene(tmp_path, checks=("corupted",))
+
+
+def test_a_slot_takes_32_bytes_of_ledger(scene: Scene) -> None:
+    watcher: Watcher = scene.watcher
+    for ledger in watcher.ledgers.values():
+        assert sum(column.nbytes for column in ledger.columns()) == 32 * ledger.slots
