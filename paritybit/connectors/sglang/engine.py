@@ -232,7 +232,7 @@ class Engine:
                 self.journal.undecided(f"the graphs of {kind} with the key {key!r} are not watched")
                 continue
             self.hook_graph(graph)
-            inputs = graphs.inputs_of(runner, None, graphs.Shape(bucket, bucket), {})
+            inputs = graphs.inputs_of(runner, None, bucket, {}, None)
             if self.watcher is None:
                 self.captures.append((graph, kind, inputs))
             else:
@@ -262,8 +262,8 @@ class Engine:
             return run()
         now.replays += 1
         runner, batch = now.runner, now.batch
-        live, tokens = self.live(runner, batch)
-        shape = graphs.Shape(live, bucket, tokens)
+        live = self.live(runner, batch)
+        pool = now.model.pool if now.model.pool.sliding is not None else None
         backend = graphs.backend_of(runner)
         if not now.model.drafts:
             self.judge_lists(now, backend, bucket, graph=True)
@@ -273,20 +273,17 @@ class Engine:
                 type(runner).__name__,
                 live,
                 bucket,
-                graphs.inputs_of(runner, batch, shape, self.models.ranges),
+                graphs.inputs_of(runner, batch, bucket, self.models.ranges, pool),
                 run,
-                functools.partial(graphs.outputs_of, runner, key, shape),
+                functools.partial(graphs.outputs_of, runner, key, graphs.Shape(live, bucket)),
                 repeatable=self.models.repeatable,
             )
         )
 
-    def live(self, runner: Any, batch: Any) -> tuple[int, int]:
-        """Return the live rows of a replay, in the unit of its key, and the tokens of one."""
-        if hasattr(runner, "capture_num_tokens") and not hasattr(runner, "capture_bs"):
-            return len(batch.input_ids), 1
-        live = int(batch.batch_size)
-        locations = getattr(batch, "out_cache_loc", None)
-        return live, len(locations) // live if live and locations is not None else 1
+    def live(self, runner: Any, batch: Any) -> int:
+        """Return the live rows of a replay, or its tokens if the runner's graphs go by tokens."""
+        by_tokens = hasattr(runner, "capture_num_tokens") and not hasattr(runner, "capture_bs")
+        return len(batch.input_ids) if by_tokens else int(batch.batch_size)
 
     # Idle moments.
 

@@ -1,9 +1,9 @@
 """The static inputs and outputs of a graph runner.
 
 A runner keeps its inputs in `buffers`, its graphs in `graphs` or in a backend's `_graphs`, by the
-size of the batch or a key that has it. What the batch gives to an input is the attribute of the
-same name of the engine's ForwardBatch, or of the draft's input; its length says how many entries
-belong to one row.
+size of the batch or a key that has it. An input has as many entries per row in each graph as in
+the largest. What the batch gives to an input is the attribute of the same name of the engine's
+ForwardBatch, or of the draft's input.
 """
 
 import dataclasses
@@ -12,11 +12,28 @@ from typing import Any
 
 from torch import Tensor
 
+from paritybit.connectors.sglang.pools import Pool
 from paritybit.connectors.sglang.sources import source_of
 from paritybit.watch.facts import StaticInput
 
 AXES = {"mrope_positions": 1}
 """The axis of an input along which it is padded, where that is not the first."""
+
+TOKENS = ("input_ids", "positions", "mrope_positions", "out_cache_loc", "out_cache_loc_swa")
+ROWS = ("req_pool_indices", "seq_lens", "seq_lens_cpu")
+DRAFT = ("positions", "out_cache_loc", *ROWS, "topk_p", "topk_index", "hidden_states")
+
+REFRESHED = {
+    "CudaGraphRunner": (*TOKENS, *ROWS, "encoder_lens"),
+    "DecodeCudaGraphRunner": (*TOKENS, *ROWS, "encoder_lens"),
+    "PrefillCudaGraphRunner": TOKENS,
+    "PiecewiseCudaGraphRunner": TOKENS,
+    "BreakableCudaGraphRunner": TOKENS,
+    "EAGLEDraftCudaGraphRunner": DRAFT,
+    "FrozenKVMTPCudaGraphRunner": DRAFT,
+    "EAGLEDraftExtendCudaGraphRunner": (*TOKENS, *ROWS, "hidden_states"),
+}
+"""Per kind of runner, the inputs that the batch must give to it before each replay."""
 
 OF_BACKENDS = (
     "kv_indptr",
@@ -24,24 +41,22 @@ OF_BACKENDS = (
     "qo_indptr",
     "cuda_graph_kv_indices",
     "cuda_graph_window_kv_indices",
-    "cuda_graph_swa_out_cache_loc",
     "cuda_graph_num_kv_splits",
     "cuda_graph_window_num_kv_splits",
     "cuda_graph_window_kv_offsets",
 )
 """Inputs that attention backends keep, where they have them."""
 
-PER_TOKEN = ("cuda_graph_swa_out_cache_loc",)
-"""Inputs of backends with one entry per token."""
+SLID = "cuda_graph_swa_out_cache_loc"
+"""The input of a backend that has the slots of `out_cache_loc` in the sliding sub-pool."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """The rows of a replay: live ones, those of the graph, and the tokens of one row."""
+    """The live rows of a replay and those of its graph."""
 
     live: int
     bucket: int
-    tokens: int = 1
 
 
 def graphs_of(runner: Any) -> Mapping[Any, Any]:
@@ -93,51 +108,56 @@ def bucket_of(key: Any) -> int | None:
 
 
 def inputs_of(
-    runner: Any, batch: Any, shape: Shape, ranges: Mapping[str, tuple[int, int]]
+    runner: Any, batch: Any, bucket: int, ranges: Mapping[str, tuple[int, int]], pool: Pool | None
 ) -> list[StaticInput]:
     """Return the static inputs of a runner. `batch` None gives them as at capture.
 
     `ranges` are the values that padding may hold, by name.
     """
-    buffers = runner.buffers
+    buffers, backend = runner.buffers, backend_of(runner)
+    largest = max(filter(None, map(bucket_of, graphs_of(runner))), default=bucket)
     found = []
-    for name, tensor in vars(buffers).items():
-        if not isinstance(tensor, Tensor) or name == "next_token_logits_buffer":
-            continue
+
+    def add(name: str, tensor: Tensor, given: Tensor | None, owners: tuple[type, ...]) -> None:
         axis = AXES.get(name, 0)
-        given = given_to(name, batch)
         length = tensor.shape[axis] if tensor.ndim else 1
-        per_row = given.shape[axis] // shape.live if given is not None and shape.live else 0
-        known = given is not None and given.shape[axis] == per_row * shape.live
-        static = StaticInput(
-            name,
-            tensor,
-            per_row * shape.live if known else length,
-            min(per_row * shape.bucket, length) if known else length,
-            axis,
-            ranges.get(name) if known else None,
-            source_of(name, type(buffers), type(runner)),
-            given if known else None,
-        )
+        size = length * bucket // largest
+        if given is not None and not (length % largest == 0 and fits(given, tensor, axis, size)):
+            given = None
+        static = StaticInput(name, tensor, length, length, axis, source=source_of(name, *owners))
+        if given is not None:
+            static.live, static.size = given.shape[axis], size
+            static.valid, static.expected = ranges.get(name), given
         found.append(static)
-    backend = backend_of(runner)
+
+    for name, tensor in vars(buffers).items():
+        if isinstance(tensor, Tensor) and name != "next_token_logits_buffer":
+            add(name, tensor, given_to(name, batch, runner), (type(buffers), type(runner)))
     for name in OF_BACKENDS:
-        tensor = getattr(backend, name, None)
-        if isinstance(tensor, Tensor):
-            per_row = shape.tokens if name in PER_TOKEN and batch is not None else 0
-            live, size = per_row * shape.live, per_row * shape.bucket
-            length = len(tensor)
-            source = source_of(name, type(backend))
-            found.append(StaticInput(name, tensor, live or length, size or length, source=source))
+        if isinstance(getattr(backend, name, None), Tensor):
+            add(name, getattr(backend, name), None, (type(backend),))
+    if isinstance(getattr(backend, SLID, None), Tensor):
+        locations = given_to("out_cache_loc", batch, runner)
+        slid = None if locations is None or pool is None else pool.mapping[locations.long()]
+        add(SLID, getattr(backend, SLID), slid, (type(backend),))
     return found
 
 
-def given_to(name: str, batch: Any) -> Tensor | None:
-    """Return what the batch gives to an input, or None if it gives nothing."""
-    for holder in (batch, getattr(batch, "spec_info", None)):
-        value = getattr(holder, name, None)
-        if isinstance(value, Tensor) and value.ndim:
-            return value
+def fits(given: Tensor, tensor: Tensor, axis: int, size: int) -> bool:
+    """Whether a batch's values can be the live part of an input."""
+    if given.ndim != tensor.ndim or given.shape[axis] > size:
+        return False
+    others = [number for number in range(given.ndim) if number != axis]
+    return all(given.shape[number] == tensor.shape[number] for number in others)
+
+
+def given_to(name: str, batch: Any, runner: Any) -> Tensor | None:
+    """Return what the batch gives to an input of a runner, or None if it need not."""
+    if name in REFRESHED.get(type(runner).__name__, ()):
+        for holder in (batch, getattr(batch, "spec_info", None)):
+            value = getattr(holder, name, None)
+            if isinstance(value, Tensor) and value.ndim:
+                return value
     return None
 
 

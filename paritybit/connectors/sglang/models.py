@@ -106,11 +106,12 @@ class Models:
         """Note what holds for the whole engine, from the runner of the model that it serves."""
         self.table = runner.req_to_token_pool.req_to_token
         config, arguments = runner.model_config, runner.server_args
-        context = (0, int(config.context_len))
+        tokens, positions = (0, int(config.vocab_size)), (0, max(1, int(config.context_len) // 2))
         self.ranges = {
-            "input_ids": (0, int(config.vocab_size)),
-            "positions": context,
-            "mrope_positions": context,
+            "input_ids": tokens,
+            "topk_index": tokens,
+            "positions": positions,  # Those of a draft grow with each of its steps.
+            "mrope_positions": positions,
         }
         recurrent = hasattr(runner.req_to_token_pool, "mamba_pool")
         ranks = [int(getattr(arguments, name, 1) or 1) for name in ("tp_size", "dp_size")]
