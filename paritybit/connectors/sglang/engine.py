@@ -276,9 +276,15 @@ class Engine:
                 graphs.inputs_of(runner, batch, bucket, self.models.ranges, pool),
                 run,
                 functools.partial(graphs.outputs_of, runner, key, graphs.Shape(live, bucket)),
+                functools.partial(self.eagerly, now) if now.mode == "decode" else None,
                 repeatable=self.models.repeatable,
             )
         )
+
+    def eagerly(self, now: UnderWay) -> dict[str, Tensor]:
+        """Run the batch under way without its graph."""
+        with graphs.attribute(self, "now", None), graphs.attribute(self, "requests", None):
+            return graphs.eagerly(now.model.runner, now.batch)
 
     def live(self, runner: Any, batch: Any) -> int:
         """Return the live rows of a replay, or its tokens if the runner's graphs go by tokens."""

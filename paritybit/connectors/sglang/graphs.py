@@ -6,7 +6,9 @@ the largest. What the batch gives to an input is the attribute of the same name 
 ForwardBatch, or of the draft's input.
 """
 
+import contextlib
 import dataclasses
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -83,6 +85,39 @@ def outputs_of(runner: Any, key: Any, shape: Shape) -> dict[str, Tensor]:
                 if tensor.ndim and len(tensor) and len(tensor) % shape.bucket == 0
             }
     return {}
+
+
+def eagerly(model_runner: Any, batch: Any) -> dict[str, Tensor]:
+    """Run a batch of a model without its graphs, and return what it computed, by name.
+
+    What an eager forward leaves behind for later ones is put back.
+    """
+    run = model_runner._forward_raw
+    arguments = {"skip_attn_backend_init": False, "pp_proxy_tensors": None}
+    known = inspect.signature(run).parameters
+    with contextlib.ExitStack() as kept:
+        for name in ("graph_runner", "decode_cuda_graph_runner"):
+            if hasattr(model_runner, name):
+                kept.enter_context(attribute(model_runner, name, None))
+        for owner, name in (
+            (model_runner.attn_backend, "forward_metadata"),
+            (model_runner.token_to_kv_pool, "swa_loc"),
+        ):
+            if hasattr(owner, name):
+                kept.enter_context(attribute(owner, name, getattr(owner, name)))
+        output = run(batch, **{name: arguments[name] for name in arguments if name in known})
+    return dict(tensors(output.logits_output, ""))
+
+
+@contextlib.contextmanager
+def attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an attribute another value, and its own back afterwards."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 def tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
