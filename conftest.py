@@ -9,6 +9,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -99,6 +100,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[SEED] = drawn if asked is None else int(asked)
         return
     config.stash[SEED] = int(worker_input["paritybit_seed"])
+    # A shell ignores these for what it starts in the background, and tests of signals need them.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     gpus = visible_gpus()
     if config.stash[DEVICE] == "cuda" and gpus:
         number = int(re.sub(r"\D", "", str(worker_input["workerid"])) or 0)

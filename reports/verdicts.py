@@ -11,7 +11,7 @@ from paritybit.harness.records.schema import BugOnRunner, BugRow, CleanRow, Reco
 
 STATUSES: Mapping[str, tuple[bool, str]] = {
     "caught": (True, "The required property detected the bug."),
-    "clean is red too": (False, "The same property is violated on the clean engine."),
+    "fails without the bug too": (False, "The same property is violated on the clean engine."),
     "not reproduced": (
         False,
         "The hunt detected the bug, but replaying the shrunk schedule did not.",

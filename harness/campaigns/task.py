@@ -78,7 +78,7 @@ class Status(StrEnum):
     WRONG_PROPERTY = "wrong property"
     UNAFFECTED = "unaffected"
     AFFECTED_AFTER_ALL = "affected after all"
-    CLEAN_IS_RED = "clean is red too"
+    CLEAN_IS_RED = "fails without the bug too"
     VACUOUS = "vacuous"
     NOT_REPRODUCED = "not reproduced"
     UNDECLARED_STATE = "undeclared state"

@@ -36,14 +36,13 @@ VARIABLES = re.compile(
 """The variables of the environment that an engine's code is given: none of them is a secret."""
 
 EMULATED_ON_CPU = (
-    "CUDA graphs: the calls are recorded on a tape and replayed with the same tensors",
-    "Triton kernels: run by Triton's interpreter",
+    "CUDA graphs. The calls are recorded on a tape and replayed with the same tensors.",
+    "the compilation of Triton kernels. Triton's interpreter runs them.",
 )
 EMULATED_ON_GPU = (
-    "code that the engine compiles for a GPU: replaced by its Triton kernels, or by its "
-    "own PyTorch code where it has no Triton kernel",
-    "memory between the parts of a prefill graph: kept allocated, where the engine allows "
-    "its reuse",
+    "code that the engine compiles for a GPU. The engine's Triton kernels run instead, or its "
+    "own PyTorch code where it has no Triton kernel.",
+    "the reuse of memory between the segments of a prefill graph. The memory stays allocated.",
 )
 """What is not the engine's on a device, whichever engine it is."""
 

@@ -15,8 +15,8 @@ BEYOND = 3
 """How many positions beyond the window are probed, on either side."""
 
 ONE_MORE = (
-    "the engine's extend kernel masks with the window plus one key in every known "
-    "release; the engine's own phases differ publicly"
+    "in every known release the engine's extend kernel allows one key more than the window, "
+    "and its decode kernel does not"
 )
 """Why one key more on extend, and nothing else, is listed."""
 

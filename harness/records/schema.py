@@ -25,7 +25,7 @@ HuntStatus = Literal[
     "wrong property",
     "unaffected",
     "affected after all",
-    "clean is red too",
+    "fails without the bug too",
     "vacuous",
     "not reproduced",
     "undeclared state",

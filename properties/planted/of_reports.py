@@ -49,8 +49,8 @@ OF_REPORTS: tuple[Fault, ...] = (
     Fault(
         name="red-clean-build-is-sound",
         file="reports/verdicts.py",
-        old='"clean is red too": (False,',
-        new='"clean is red too": (True,',
+        old='"fails without the bug too": (False,',
+        new='"fails without the bug too": (True,',
         tests=("properties/reports/test_matrices.py",),
         why="A hunt whose finding the clean build shows as well is shown as expected.",
     ),

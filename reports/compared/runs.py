@@ -34,7 +34,7 @@ from paritybit.reports.verdicts import judges_coverage, sound
 
 GRAVEST = (
     "red",
-    "clean is red too",
+    "fails without the bug too",
     "undeclared state",
     "device lost",
     "missed",

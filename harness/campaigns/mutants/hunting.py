@@ -73,7 +73,7 @@ class End(StrEnum):
     SEEN = "seen"
     CANNOT_MATTER = "cannot matter"
     SURVIVED = "survived"
-    CLEAN_IS_RED = "clean is red too"
+    CLEAN_IS_RED = "fails without the bug too"
 
 
 @dataclass(frozen=True)

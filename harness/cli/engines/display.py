@@ -129,8 +129,8 @@ def notes(record: Mapping[str, Any]) -> list[str]:
             f"{', '.join(group['properties'])}: {group['reason']}"
             for group in record["unasked"]
         ),
-        f"stubbed: {', '.join(answer['stubs'])}",
-        *(f"emulated: {part}" for part in answer["emulated"]),
+        f"stubbed modules: {', '.join(answer['stubs'])}",
+        *(f"replaced: {part}" for part in answer["emulated"]),
         *(f"undecided: {entry['leg']}: {entry['reason']}" for entry in answer["undecided"]),
     ]
 
@@ -139,11 +139,10 @@ def finding_line(finding: Mapping[str, Any]) -> str:
     """Return a finding in one line: where, what, which fault class, and why if that was proved."""
     classes = f" ({', '.join(finding['faults'])})" if finding["faults"] else ""
     cause = f"; cause: {finding['cause']}" if finding["cause"] else ""
-    listed = f"; known difference: {finding['listed']}" if finding["listed"] else ""
+    why = f"; {finding['listed']}" if finding["listed"] else ""
+    kind = "known difference, not a finding" if finding["listed"] else "finding"
     where = f"{finding['runner']} {finding['preset']}"
-    return (
-        f"finding: {finding['property']} on {where}{classes}: {finding['message']}{cause}{listed}"
-    )
+    return f"{kind}: {finding['property']} on {where}{classes}: {finding['message']}{cause}{why}"
 
 
 def runner_table(walked: Walked, package: Package = SGLANG, asked: Sequence[str] = ()) -> Table:

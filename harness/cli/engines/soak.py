@@ -89,7 +89,7 @@ def show(
         *(f"known difference, not a finding: {line_of(finding)}" for finding in found["listed"]),
         *found["notes"],
         *(f"{entry['runner']} is not available: {entry['reason']}" for entry in found["lacking"]),
-        *(f"emulated: {part}" for part in found["emulated"]),
+        *(f"replaced: {part}" for part in found["emulated"]),
         *(f"undecided: {entry['leg']}: {entry['reason']}" for entry in found["undecided"]),
         *(
             f"to replay: {replay_of(folder / Path(finding['case']).name, engine)}"

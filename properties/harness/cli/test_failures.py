@@ -60,7 +60,7 @@ def test_a_missed_bug_names_the_property_that_must_see_it() -> None:
 
 def test_findings_of_one_cause_are_told_once_and_named() -> None:
     hunts = tuple(
-        bug("swa_pad", "clean is red too", runner, finding=swa_pad_finding())
+        bug("swa_pad", "fails without the bug too", runner, finding=swa_pad_finding())
         for runner in ("target_verify", "decode", "piecewise")
     )
     record = replace(green(), bugs=hunts)
@@ -76,7 +76,7 @@ def test_of_one_cause_the_finding_with_the_shortest_schedule_is_told() -> None:
     short = swa_pad_finding()
     twice = replace(short.schedule, steps=short.schedule.steps * 2)
     long = replace(short, schedule=twice, reproduce="paritybit replay long.json")
-    hunts = tuple(bug("swa_pad", "clean is red too", finding=one) for one in (long, short))
+    hunts = tuple(bug("swa_pad", "fails without the bug too", finding=one) for one in (long, short))
     (group,) = groups(replace(green(), bugs=hunts))
     assert group.first.row.finding == short
     assert group.replay == short.reproduce
