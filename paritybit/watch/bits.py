@@ -16,8 +16,11 @@ from paritybit.watch.facts import Group
 
 WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
-CHUNK = 2**22
-"""Words that the torch implementation multiplies at once: 32 MiB."""
+CHUNK = {"cpu": 2**17}
+"""Words that the torch implementation multiplies at once: what a core's cache holds."""
+
+LARGE_CHUNK = 2**22
+"""The same on other devices: 32 MiB."""
 
 LOWER = 2**32 - 1
 """The lower half of a word."""
@@ -72,6 +75,7 @@ class Checksums:
         self.scales: Sequence[int] = factors(len(self.tensors), SEED).tolist()
         self.bytes_per_slot = sum(t[:1].numel() * t.element_size() for t in self.tensors)
         self.tables: dict[int, Tensor] = {}
+        self.chunk = CHUNK.get(self.device.type, LARGE_CHUNK)
         self.fast = self._on_cuda()
 
     def _on_cuda(self) -> object | None:
@@ -108,7 +112,7 @@ class Checksums:
             return self.fast.of(slots)  # type: ignore[attr-defined, no-any-return]
         total = torch.zeros(len(slots), dtype=torch.int64, device=self.device)
         row = max(1, self.tensors[0][:1].numel())
-        step = max(1, CHUNK // row)
+        step = max(1, self.chunk // row)
         for first in range(0, len(slots), step):
             some = slots[first : first + step]
             for tensor, scale in zip(self.tensors, self.scales, strict=True):
@@ -119,11 +123,13 @@ class Checksums:
 
     def _add(self, total: Tensor, rows: Tensor, scale: int) -> None:
         """Add the part of one tensor [n, ...] to the checksums of its slots."""
-        step = max(1, CHUNK // max(1, rows[:1].numel()))
+        step = max(1, self.chunk // max(1, rows[:1].numel()))
         for first in range(0, len(rows), step):
             words = words_of(rows[first : first + step]).to(self.device, torch.int64)
-            words = words ^ ((words >> 32) & LOWER)
             table = self.table(words.shape[1])
+            mixed = words >> 32
+            mixed &= LOWER
+            mixed ^= words
             # CUDA has no matrix product of integers.
-            sums = (words * table).sum(1) if words.is_cuda else words @ table
+            sums = (mixed * table).sum(1) if mixed.is_cuda else mixed @ table
             total[first : first + step] += sums * scale

@@ -78,28 +78,30 @@ class Ledger:
         self.checksums = Checksums(group)
         self.slots, self.device = self.checksums.slots, self.checksums.device
 
-        def column(dtype: torch.dtype) -> Tensor:
-            return torch.zeros(self.slots, dtype=dtype, device=self.device)
-
-        self.chain = column(torch.int64)
-        self.checksum, self.before = column(torch.int32), column(torch.int32)
-        self.request, self.position = column(torch.int32), column(torch.int32)
-        self.forward, self.freed = column(torch.int32), column(torch.int32)
+        # The last entry of each column takes what is said of slots that are none.
+        self.wide = [
+            torch.zeros(self.slots + 1, dtype=dtype, device=self.device)
+            for dtype in (torch.int64, *[torch.int32] * 6)
+        ]
+        self.chain, self.checksum, self.before, self.request, self.position, *rest = self.columns()
+        self.forward, self.freed = rest
         reserved = sorted(slot for slot in group.reserved if 0 <= slot < self.slots)
         self.reserved = torch.tensor(reserved, dtype=torch.int64, device=self.device)
         self.stories: OrderedDict[int, Story] = OrderedDict()
 
-    def columns(self) -> tuple[Tensor, ...]:
-        """Return all columns."""
-        return (
-            self.chain, self.checksum, self.before, self.request, self.position,
-            self.forward, self.freed,
-        )  # fmt: skip
+    def columns(self) -> list[Tensor]:
+        """Return all columns, [slots] each."""
+        return [column[: self.slots] for column in self.wide]
 
     def index(self, slots: Tensor) -> Tensor:
         """Return slot numbers as int64 on the ledger's device, without those of no slot."""
         slots = slots.to(self.device, torch.int64).flatten()
         return slots[(slots >= 0) & (slots < self.slots)]
+
+    def places(self, slots: Tensor) -> Tensor:
+        """Return the places of slots in the wide columns, int64 [n], without waiting for a GPU."""
+        slots = slots.to(self.device, torch.int64).flatten()
+        return slots.masked_fill((slots < 0) | (slots >= self.slots), self.slots)
 
     def frame(self) -> Tensor:
         """Take a frame. Returns whether each slot changed since the last one, bool [slots]."""
@@ -110,10 +112,6 @@ class Ledger:
             torch.ne(now, self.before[first:last], out=changed[first:last])
             self.before[first:last] = now
         return changed
-
-    def reframe(self, slots: Tensor) -> None:
-        """Take the frame of some slots again, as after their bytes were restored."""
-        self.before[slots] = folded(self.checksums.of(slots))
 
     def outside(self, changed: Tensor, owned: Tensor) -> Tensor:
         """Return which of the changed slots are neither owned nor reserved, int64 [n]."""
@@ -135,12 +133,16 @@ class Ledger:
         self.forget_stories(slots)
 
     def forget(self, slots: Tensor) -> None:
-        """Note that some slots hold bytes that nobody followed."""
-        self.chain[slots] = UNKNOWN
-        self.checksum[slots] = 0
-        self.forward[slots] = UNSEEN
-        self.freed[slots] = 0
-        self.forget_stories(slots)
+        """Note that some slots, of any shape, hold bytes that nobody followed."""
+        places = self.places(slots)
+        chain, checksum, *_, forward, freed = self.wide
+        for column, value in ((chain, UNKNOWN), (checksum, 0), (forward, UNSEEN), (freed, 0)):
+            column.index_fill_(0, places, value)
+        self.forget_stories(places)
+
+    def mark_freed(self, slots: Tensor, forward: int) -> None:
+        """Note that slots were freed before a forward; 0: that they were allocated."""
+        self.wide[-1].index_fill_(0, self.places(slots), forward)
 
     def forget_all(self) -> None:
         """Note that any slot may hold bytes that nobody followed."""
@@ -151,16 +153,16 @@ class Ledger:
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Note that the engine copied slots: the copies hold what their sources hold."""
-        for column in self.columns():
-            if column is not self.freed:
-                column[target] = column[source]
-        if self.stories:
-            pairs = zip(source.tolist(), target.tolist(), strict=True)
-            told = [(new, self.stories.get(old)) for old, new in pairs]
-            for new, story in told:
-                self.stories.pop(new, None)
-                if story is not None:
-                    self.tell([new], story)
+        old, new = self.places(source), self.places(target)
+        for column in self.wide[:-1]:
+            column[new] = column[old]
+        if not self.stories:
+            return
+        told = [self.stories.get(slot) for slot in old.tolist()]
+        self.forget_stories(new)
+        for slot, story in zip(new.tolist(), told, strict=True):
+            if story is not None:
+                self.tell([slot], story)
 
     def tell(self, slots: list[int], story: Story) -> None:
         """Remember what changed some slots. The first story of a slot stays."""

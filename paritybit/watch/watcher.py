@@ -30,11 +30,8 @@ from paritybit.watch.observations import (
     Relation,
 )
 from paritybit.watch.replays.relations import NAMES, Relations, Tried
-from paritybit.watch.replays.trial import Explained, Trial, explain
+from paritybit.watch.replays.trial import SMALL, Explained, Trial, explain
 from paritybit.watch.settings import Settings
-
-SMALL = 2**20
-"""Bytes of a static input up to which its value at capture is kept."""
 
 
 @dataclass
@@ -108,7 +105,7 @@ class Watcher(Boundary):
             if owned is None:
                 ledger.forget_all()
             elif name in owned:
-                ledger.forget(ledger.index(owned[name]))
+                ledger.forget(owned[name])
         self.journal.count(skipped_forwards=1)
 
     @guarded
@@ -227,7 +224,7 @@ class Watcher(Boundary):
                 with trial.restoring():
                     for tried in self.relations.tried(trial, due, now.number):
                         self.judge_tried(replay, now, tried)
-        if (strays or due) and trial.possible:
+        if trial.changed:
             self.check_restored(now, trial)
 
     def explained(self, ledger: Ledger, stray: Tensor, trial: Trial) -> Explained:
@@ -346,22 +343,19 @@ class Watcher(Boundary):
     @guarded
     def allocated(self, group: str, slots: Tensor) -> None:
         """Note that the engine allocated slots."""
-        ledger = self.ledgers[group]
-        ledger.freed[ledger.index(slots)] = 0
+        self.ledgers[group].mark_freed(slots, 0)
 
     @guarded
     def freed(self, group: str, slots: Tensor) -> None:
         """Note that the engine freed slots, each at most once per call."""
         ledger = self.ledgers[group]
-        mine = ledger.index(slots)
-        self.judge("freeing", Freeing(self.number, ledger, mine))
-        ledger.freed[mine] = self.number + 1
+        self.judge("freeing", Freeing(self.number, ledger, ledger.index(slots)))
+        ledger.mark_freed(slots, self.number + 1)
 
     @guarded
     def copied(self, group: str, source: Tensor, target: Tensor) -> None:
         """Note that the engine copied slots, `source[i]` to `target[i]`."""
-        ledger = self.ledgers[group]
-        ledger.copy(ledger.index(source), ledger.index(target))
+        self.ledgers[group].copy(source, target)
 
     @guarded
     def forget(self, group: str, slots: Tensor | None) -> None:
@@ -370,7 +364,7 @@ class Watcher(Boundary):
         if slots is None:
             ledger.forget_all()
         else:
-            ledger.forget(ledger.index(slots))
+            ledger.forget(slots)
 
     @guarded
     def idle(self, groups: Mapping[str, tuple[Tensor, Tensor]]) -> None:

@@ -20,6 +20,9 @@ from paritybit.watch.ledger import Ledger, folded
 LARGEST = 256 * 2**20
 """Bytes of owned slots up to which a replay is run again."""
 
+SMALL = 2**20
+"""Bytes of a static input up to which it is saved in any case."""
+
 DEEPEST = 4
 """Levels of containers in which outputs are looked for."""
 
@@ -107,9 +110,11 @@ class Trial:
     first: Values = field(init=False)
     possible: bool = field(init=False, default=False)
     """Whether the replay may run again: all that the engine takes from it can be put back."""
+    changed: bool = field(init=False, default=False)
+    """Whether it ran with other inputs, and may thus have changed other slots."""
 
     def __post_init__(self) -> None:
-        self.inputs = Saved.of(static.tensor for static in self.replay.inputs)
+        self.inputs = Saved.of(static.tensor for static in self.replay.inputs if kept(static))
         again = self.replay.repeatable and self.small()
         self.slots = self.owned_slots() if again else []
 
@@ -130,7 +135,7 @@ class Trial:
         if not self.slots:
             return
         outputs = self.replay.outputs()
-        inputs = [static.tensor for static in self.replay.inputs]
+        inputs = [tensor for tensor, _ in self.inputs.pairs]
         self.first = Values({k: v.clone() for k, v in outputs.items()}, self.owned_slots())
         saved = Saved.of([*inputs, *outputs.values(), *tensors_in(result)])
         self.after = [saved, *self.first.owned]
@@ -148,6 +153,7 @@ class Trial:
     def again(self, changes: Mapping[str, Tensor] = {}) -> None:
         """Run from the state before the first run, with some inputs' tails changed."""
         self.rewind()
+        self.changed |= bool(changes)
         for static in self.replay.inputs:
             if static.name in changes:
                 tail(static, static.tensor).copy_(changes[static.name])
@@ -162,6 +168,11 @@ class Trial:
     def values(self) -> Values:
         """Return what the last run computed."""
         return Values(self.replay.outputs(), self.owned_slots())
+
+
+def kept(static: StaticInput) -> bool:
+    """Whether an input is saved: it is small, or has a tail that may be changed."""
+    return static.tensor.nbytes <= SMALL or static.live < static.size
 
 
 def tail(static: StaticInput, tensor: Tensor) -> Tensor:
