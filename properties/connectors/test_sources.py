@@ -19,6 +19,12 @@ class Runner:
         ]
         dsts.append(self.appended[:, :3])
         self.assigned[:3] = batch.assigned
+        kernel[(3,)](self.passed, batch)
+        filled = self.filled_elsewhere
+        kernel[(3,)](
+            filled,
+            self.copied,
+        )
 
 def build():
     return [
@@ -39,8 +45,10 @@ def build():
         ("listed_too", 10),
         ("appended", 12),
         ("assigned", 13),
-        ("declared", 18),
-        ("declared_too", 21),
+        ("declared", 24),
+        ("declared_too", 27),
+        ("passed", 14),
+        ("filled_elsewhere", 17),
         ("created", None),
     ],
 )

@@ -3,10 +3,11 @@
 import ast
 import functools
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-NOT_AT_REPLAY = ("__init__", "create", "capture", "init_cuda_graph_state", "_allocate")
-"""Functions, by the start of their names, that run at capture only."""
+NOT_AT_REPLAY = ("__init__", "create", "capture", "init_cuda_graph_state", "allocate")
+"""Parts of the names of functions that run at capture only."""
 
 
 REGISTRY = "sglang.srt.model_executor.cuda_graph_buffer_registry"
@@ -15,10 +16,10 @@ REGISTRY = "sglang.srt.model_executor.cuda_graph_buffer_registry"
 
 def source_of(name: str, *owners: type) -> str | None:
     """Return where the modules of some classes, or the registry, fill the buffer `name`."""
-    modules = [cls.__module__ for owner in owners for cls in owner.__mro__[:-1]]
-    for module in dict.fromkeys([*modules, REGISTRY]):
+    classes = [(cls.__module__, cls.__name__) for owner in owners for cls in owner.__mro__[:-1]]
+    for module, cls in dict.fromkeys([*classes, (REGISTRY, None)]):
         path = getattr(sys.modules.get(module), "__file__", None)
-        line = fills(path).get(name) if path else None
+        line = fills(path, cls).get(name) if path else None
         if line is not None:
             return f"{shown(str(path))}:{line}"
     return None
@@ -31,21 +32,48 @@ def shown(path: str) -> str:
 
 
 @functools.cache
-def fills(path: str) -> dict[str, int]:
-    """Return, by the name of a buffer, the first line of a file that copies into it."""
+def fills(path: str, cls: str | None = None) -> dict[str, int]:
+    """Return, by the name of a buffer, the first line of a file or class that copies into it.
+
+    Where none does, it is the first line that passes the buffer on, as to a kernel.
+    """
     try:
         tree = ast.parse(Path(path).read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
         return {}
-    found: dict[str, int] = {}
-    for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef) and not function.name.startswith(NOT_AT_REPLAY):
+    within = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls]
+    copied: dict[str, int] = {}
+    passed: dict[str, int] = {}
+    for function in ast.walk(within[0] if within else tree):
+        if isinstance(function, ast.FunctionDef) and at_replay(function.name):
             for node in ast.walk(function):
                 for view in views(node):
-                    name = buffer(view)
-                    if name:
-                        found.setdefault(name, view.lineno)
-    return found
+                    copied.setdefault(buffer(view) or "", view.lineno)
+            for name, line in arguments(function):
+                passed.setdefault(name, line)
+    return {**passed, **copied}
+
+
+def at_replay(name: str) -> bool:
+    """Whether a function may run before a replay, by its name."""
+    return not any(part in name for part in NOT_AT_REPLAY)
+
+
+def arguments(function: ast.FunctionDef) -> Iterator[tuple[str, int]]:
+    """Yield the buffers that a function passes on, themselves or by a local name, and the lines."""
+    local: dict[str, str] = {}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name = buffer(node.value)
+            if name:
+                local.setdefault(node.targets[0].id, name)
+    for node in ast.walk(function):
+        if not isinstance(node, ast.Call):
+            continue
+        for value in [*node.args, *(keyword.value for keyword in node.keywords)]:
+            name = local.get(value.id) if isinstance(value, ast.Name) else buffer(value)
+            if name and not isinstance(value, ast.Constant):
+                yield name, value.lineno
 
 
 def views(node: ast.AST) -> list[ast.expr]:

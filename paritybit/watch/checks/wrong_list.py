@@ -1,4 +1,7 @@
-"""Wrong list: a kernel is handed slots other than those that a row's request and window imply."""
+"""Wrong list: a kernel is handed slots other than those that a row's request and window imply.
+
+The rows after the live ones are padding: their lists may only name reserved slots.
+"""
 
 from collections.abc import Iterable
 
@@ -21,6 +24,31 @@ def judge(lists: Lists) -> Iterable[Finding]:
         wrong = fault(lists, row, given.entries[offset : offset + max(count, 0)], count)
         if wrong is not None:
             yield finding(lists, row, *wrong)
+    yield from padding(lists, offsets[len(rows) :], counts[len(rows) :])
+
+
+def padding(lists: Lists, offsets: list[int], counts: list[int]) -> Iterable[Finding]:
+    """Yield a finding if padded rows list slots that are not reserved."""
+    given = lists.given
+    named = [given.entries[o : o + c] for o, c in zip(offsets, counts, strict=True) if c > 0]
+    if not named:
+        return
+    slots = torch.cat(named).to(torch.int64) * given.page
+    reserved = lists.ledger.reserved.to(slots.device)
+    wrong = slots[~torch.isin(slots, reserved)].unique()
+    if len(wrong):
+        cause = {"what": f"padding in the list {given.name}", "source": given.source}
+        yield Finding(
+            check=CHECK.name,
+            text=f"{given.name} ({given.group}) lists slot {int(wrong[0])} for a padded row",
+            key=key_of(CHECK.name, given.group, cause),
+            forward=lists.number,
+            forward_kind=lists.forward.kind,
+            group=given.group,
+            slots=tuple(wrong[:SHOWN].tolist()),
+            count=len(wrong),
+            cause=cause,
+        )
 
 
 def fault(lists: Lists, row: Row, entries: Tensor, count: int) -> tuple[str, int, list[int]] | None:
@@ -71,7 +99,7 @@ def finding(lists: Lists, row: Row, what: str, position: int, slots: list[int]) 
 CHECK = Check(
     "wrong list",
     "lists",
-    "an index list names, for every live row, exactly the slots of its request within the window",
+    "an index list names, for each live row, the slots of its request in the window, and no others",
     "a comparison per entry",
     judge,
 )
