@@ -1,5 +1,6 @@
 """Tiny models with random weights whose geometry is that of models that shipped."""
 
+import importlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -89,5 +90,95 @@ GEMMA4 = Model(
     },
 )
 
-MODELS = {model.name: model for model in (GEMMA4,)}
+GPT_OSS = Model(
+    name="gpt_oss",
+    says="GPT-OSS: attention sinks, mixture of experts, every second layer slides",
+    config={
+        **_SIZES,
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "intermediate_size": 128,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "attention_bias": True,
+        "hidden_act": "silu",
+        "swiglu_limit": 7.0,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 150_000.0},
+        "tie_word_embeddings": False,
+    },
+    draft={
+        **_SIZES,
+        "architectures": ["LlamaForCausalLMEagle"],
+        "model_type": "llama",
+        "intermediate_size": 128,
+        "num_hidden_layers": 1,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "hidden_act": "silu",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        "tie_word_embeddings": False,
+    },
+)
+
+MIMO = Model(
+    name="mimo",
+    says="MiMo-V2-Flash: K and V of different widths, three sliding layers, one full",
+    config={
+        **_SIZES,
+        "architectures": ["MiMoV2FlashForCausalLM"],
+        "model_type": "mimo_v2_flash",
+        "intermediate_size": 128,
+        "moe_intermediate_size": 64,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 48,
+        "v_head_dim": 32,
+        "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 4,
+        "swa_head_dim": 48,
+        "swa_v_head_dim": 32,
+        "sliding_window_size": WINDOW,
+        "hybrid_layer_pattern": [1, 1, 1, 0],
+        "hybrid_block_size": None,
+        "moe_layer_freq": [0, 0, 0, 0],
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+        "n_shared_experts": None,
+        "attention_bias": False,
+        "attention_value_scale": 0.7,
+        "add_swa_attention_sink_bias": True,
+        "add_full_attention_sink_bias": False,
+        "hidden_act": "silu",
+        "layernorm_epsilon": 1e-5,
+        "partial_rotary_factor": 0.5,
+        "rope_theta": 5_000_000.0,
+        "swa_rope_theta": 10_000.0,
+        "tie_word_embeddings": False,
+    },
+)
+
+MODELS = {model.name: model for model in (GEMMA4, GPT_OSS, MIMO)}
 """The models that can be served, by name."""
+
+
+def register_configurations() -> None:
+    """Let transformers read configurations whose class comes with a model. Runs with the engine."""
+    transformers: Any = importlib.import_module("transformers")
+
+    class Configuration(transformers.PretrainedConfig):  # type: ignore[misc]
+        """Holds what a configuration says, as it says it."""
+
+        model_type = "mimo_v2_flash"
+
+    transformers.AutoConfig.register(Configuration.model_type, Configuration, exist_ok=True)

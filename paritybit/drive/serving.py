@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from paritybit.drive.models import register_configurations
 from paritybit.drive.player import Orders, PlayedError, Player
 from paritybit.drive.requests import waves
 from paritybit.drive.settings import Served, options_of
@@ -66,6 +67,7 @@ class Engine:
                 start(**given)
 
     def _settle(self, configuration: Any, folder: Path) -> Any:
+        register_configurations()
         parser = argparse.ArgumentParser()
         configuration.ServerArgs.add_cli_args(parser)
         words = self.served.words(options_of(parser), folder)

@@ -11,9 +11,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from paritybit.reference.torch_ops import TorchOps
-from paritybit.subjects.engines.shared.graphs import STREAM, Event, Stream, emulate_device
+from paritybit.subjects.engines.shared.graphs import (
+    STREAM,
+    CpuGraph,
+    Event,
+    Stream,
+    emulate_device,
+)
 from paritybit.subjects.engines.shared.interpreter import quicken
 
 
@@ -37,6 +44,25 @@ def stand_in_for_graphs() -> None:
 def _answering(answer: object) -> Callable[..., Any]:
     """Return a function of its own that takes anything and gives one answer."""
     return lambda *arguments, **named: answer
+
+
+def whole_value(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Let a recording graph keep each call of `function` whole: it reads values on the host.
+
+    A replay writes what the call gives into the tensor that it gave while it was recorded.
+    """
+
+    def called(*arguments: Any, **named: Any) -> Tensor:
+        graph = CpuGraph.recording
+        if graph is None:
+            return function(*arguments, **named)
+        graph.end()
+        value = function(*arguments, **named)
+        graph.parts.append(lambda: value.copy_(function(*arguments, **named)))
+        graph.begin()
+        return value
+
+    return called
 
 
 RUNNERS = ("model_executor.model_runner", "model_executor.model_runner_components.cuda_graph_setup")

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from paritybit.drive.stand_ins import attention
+from paritybit.drive.stand_ins.graphs import whole_value
 from paritybit.subjects.engines.shared.graphs import whole
 
 ATTENTION: Mapping[str, Callable[..., None]] = {
@@ -40,6 +41,9 @@ def stand_in_for_layers() -> None:
             module = _found(f"{package}.{file}")
             if hasattr(module, name):
                 setattr(module, name, whole(adapted(getattr(module, name), arithmetic)))
+    experts = _found("sglang.srt.layers.moe.fused_moe_native")
+    if hasattr(experts, "moe_forward_native"):
+        experts.moe_forward_native = whole_value(experts.moe_forward_native)
     logits = _found("sglang.srt.layers.logits_processor")
     if hasattr(logits, "fused_softcap"):
         logits.fused_softcap = softcap
