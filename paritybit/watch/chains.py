@@ -6,6 +6,7 @@ it, are *provisional*, and are odd. Once the token is known, an alias leads from
 hash to the final one. All final hashes are even and none is 0.
 """
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ class Chain:
 
     start: int = UNKNOWN
     tokens: list[int | None] = field(default_factory=list)
-    hashes: list[int] = field(default_factory=list)
+    hashes: "array[int]" = field(default_factory=lambda: array("q"))
 
 
 @dataclass
@@ -40,10 +41,10 @@ class Chains:
 
     def hashes(
         self, request: str, tokens: Sequence[int | None], length: int, space: str = ""
-    ) -> list[int]:
+    ) -> "array[int]":
         """Return the hashes at the first `length` positions of a request with these tokens.
 
-        Requests of different spaces share none.
+        They are 64-bit integers. Requests of different spaces share none.
         """
         chain = self.chains.get(request)
         if chain is None:

@@ -113,6 +113,12 @@ class Ledger:
             self.before[first:last] = now
         return changed
 
+    def reframe(self, slots: Tensor, changed: Tensor) -> None:
+        """Take the frame of some slots alone, and note in `changed` which of them changed."""
+        now = folded(self.checksums.of(slots))
+        changed[slots] |= now != self.before[slots]
+        self.before[slots] = now
+
     def outside(self, changed: Tensor, owned: Tensor) -> Tensor:
         """Return which of the changed slots are neither owned nor reserved, int64 [n]."""
         outside = changed.clone()

@@ -1,5 +1,6 @@
 """Collects what the rows of a forward read and write, as flat tensors on the ledger's device."""
 
+from array import array
 from dataclasses import dataclass
 
 import torch
@@ -35,7 +36,7 @@ def owned(forward: Forward, ledger: Ledger) -> Tensor:
     return ledger.index(torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64))
 
 
-def hashes(forward: Forward, chains: Chains) -> list[list[int]]:
+def hashes(forward: Forward, chains: Chains) -> list["array[int]"]:
     """Return, for each row, the hash at each of its positions."""
     return [
         chains.hashes(row.request, row.tokens, row.cached + row.computed, row.space)
@@ -43,13 +44,14 @@ def hashes(forward: Forward, chains: Chains) -> list[list[int]]:
     ]
 
 
-def reads(forward: Forward, number: int, ledger: Ledger, chain: list[list[int]]) -> Reads | None:
+def reads(forward: Forward, number: int, ledger: Ledger, chain: list["array[int]"]) -> Reads | None:
     """Return what the rows read in a group, or None if they read nothing.
 
     The ledger must have just taken a frame. Where a hash is provisional, `chain` is compared later.
     """
     group = ledger.group
-    parts, expected, row_of, positions = [], [], [], []
+    parts, row_of, positions = [], [], []
+    expected = array("q")
     for index, row in enumerate(forward.rows):
         if not row.computed or group.name not in row.slots:
             continue
@@ -68,7 +70,7 @@ def reads(forward: Forward, number: int, ledger: Ledger, chain: list[list[int]])
     missing |= torch.isin(slots, ledger.reserved)
     place = slots.masked_fill(missing, 0)
     held = ledger.chain[place]
-    hashed = torch.tensor(expected, dtype=torch.int64).to(device)
+    hashed = torch.frombuffer(expected, dtype=torch.int64).to(device)
     return Reads(
         number=number,
         forward=forward,
@@ -118,10 +120,11 @@ def adopt(reads: Reads) -> None:
     ledger.checksum[slots] = ledger.before[slots]
 
 
-def writes(forward: Forward, ledger: Ledger, chain: list[list[int]]) -> Writes | None:
+def writes(forward: Forward, ledger: Ledger, chain: list["array[int]"]) -> Writes | None:
     """Return what the rows of a forward write in a group, or None if that is nothing."""
     name = ledger.group.name
-    parts, values, requests, positions = [], [], [], []
+    parts, requests, positions = [], [], []
+    values = array("q")
     for index, row in enumerate(forward.rows):
         if not row.computed or name not in row.slots:
             continue
@@ -137,7 +140,7 @@ def writes(forward: Forward, ledger: Ledger, chain: list[list[int]]) -> Writes |
     device = ledger.device
     return Writes(
         slots[real],
-        torch.tensor(values, dtype=torch.int64).to(device)[real],
+        torch.frombuffer(values, dtype=torch.int64).to(device)[real],
         torch.cat(requests).to(device, torch.int32)[real],
         torch.cat(positions).to(device, torch.int32)[real],
     )

@@ -7,6 +7,8 @@ on with its own result.
 
 import os
 import platform
+import random
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -40,14 +42,18 @@ class UnderWay:
 
     number: int
     forward: Forward
-    chain: list[list[int]]
+    chain: list["array[int]"]
     owned: dict[str, Tensor]
     changed: dict[str, Tensor] = field(default_factory=dict)
-    """Per group, the slots that replays changed, bool [slots]."""
+    """Per group, the slots that changed since it began, bool [slots]."""
+    replayed: bool = False
 
 
 class Watcher(Boundary):
     """Watches the KV groups of one model in this process.
+
+    A checked forward takes a frame before and after it, and after each replay. Where forwards are
+    sampled, the frame after the last replay is the last one.
 
     Slots are given as integer tensors of any shape and device; -1 means no slot.
     """
@@ -66,7 +72,7 @@ class Watcher(Boundary):
         self.ledgers = {group.name: Ledger(group, names) for group in groups}
         self.chains = Chains()
         self.number = 0
-        self.seen = 0
+        self.wait, self.gaps = 0, random.Random(0)
         self.now: UnderWay | None = None
         self.trial: Trial | None = None
         self.blamed: set[str] = set()
@@ -81,17 +87,23 @@ class Watcher(Boundary):
             torch=torch.__version__,
             python=platform.python_version(),
             device=str(next(iter(self.ledgers.values())).device) if self.ledgers else None,
+            checks=[check.name for check in self.checks],
+            every=settings.every,
         )
 
     # Forwards.
 
     def due(self) -> bool:
-        """Whether the next forward is to be checked. To be called once per forward.
+        """Whether the next forward is to be checked: one in `every`, on average.
 
-        If not, the connector calls `skipped` in place of `begin` and `end`.
+        Asked once per forward. If not, `skipped` is called in place of `begin` and `end`.
         """
-        self.seen += 1
-        return (self.seen - 1) % self.settings.every == 0
+        self.wait -= 1
+        if self.wait >= 0:
+            return False
+        # Gaps of one length might always meet the same kind of forward.
+        self.wait = self.gaps.randint(0, 2 * self.settings.every - 2)
+        return True
 
     @property
     def watching(self) -> bool:
@@ -207,7 +219,7 @@ class Watcher(Boundary):
         now, trial = self.now, self.trial
         if now is None or trial is None:
             return
-        self.trial = None
+        self.trial, now.replayed = None, True
         padded = int(replay.rows < replay.bucket)
         self.journal.count(replays=1, padded_replays=padded, **{f"replays: {replay.kind}": 1})
         due = self.relations.due(replay.kind)
@@ -304,7 +316,9 @@ class Watcher(Boundary):
         if now is None:
             return
         for name, ledger in self.ledgers.items():
-            if len(stray := self.stray(ledger, now)):
+            if now.replayed and self.settings.every > 1:
+                ledger.reframe(now.owned[name], now.changed[name])
+            elif len(stray := self.stray(ledger, now)):
                 self.judge_stray(ledger, now, stray)
             writes = reading.writes(now.forward, ledger, now.chain)
             if now.forward.owned is not None:

@@ -95,7 +95,7 @@ def test_an_unknown_token_is_named_by_request_and_position_until_it_is_known() -
     assert chains.final(provisional[1]) == final[1]
     assert chains.final(provisional[2]) != final[2]
     chains.known("a", 2, 3)
-    assert [chains.final(value) for value in provisional] == final
+    assert [chains.final(value) for value in provisional] == list(final)
 
 
 def test_chains_forget_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from paritybit.watch.replays.trial import Trial, Values, cause_of, other_tails
 NAMES = ("unrepeatable replay", "padding leak", "graph and eager differ")
 """The checks that judge relations, in the order in which they are tried."""
 
-EAGER_AT_FIRST = 64
+AT_FIRST = 64
 """Replays of a kind of which each is tried; after that every `THEN`-th."""
 
 THEN = 4
@@ -37,7 +37,7 @@ class Tried:
 
 @dataclass
 class Relations:
-    """Tries relations. One in `every` forwards is watched, so each costs a forward then."""
+    """Tries relations. Where forwards are sampled, one at a time, and on one in `THEN` replays."""
 
     every: int
     names: tuple[str, ...]
@@ -50,8 +50,9 @@ class Relations:
         if not self.names:
             return ()
         if self.every > 1:
-            return (self.names[number % len(self.names)],)
-        return self.names if number < EAGER_AT_FIRST or number % THEN == 0 else ()
+            turn, rest = divmod(number, THEN)
+            return () if rest else (self.names[turn % len(self.names)],)
+        return self.names if number < AT_FIRST or number % THEN == 0 else ()
 
     def tried(self, trial: Trial, names: tuple[str, ...], number: int) -> Iterator[Tried]:
         """Try relations on a replay; the caller puts everything back.
