@@ -7,7 +7,7 @@
 | before | 4 | folded checksum at the last frame |
 | request | 4 | number of the request that wrote it |
 | position | 4 | position for which it was written |
-| forward | 4 | forward that wrote it; 0: never written, -1: written while nobody watched |
+| forward | 4 | forward that wrote it; 0: never, -1: one that nobody watched, -2: if any |
 | freed | 4 | forward before which it was freed; 0: it is in use, as far as is known |
 """
 
@@ -23,7 +23,8 @@ from paritybit.watch.bits import Checksums
 from paritybit.watch.chains import UNKNOWN
 from paritybit.watch.facts import Group
 
-NEVER, UNSEEN = 0, -1
+NEVER, UNSEEN, MAYBE = 0, -1, -2
+"""In place of a forward: never written, written while nobody watched, perhaps written."""
 
 FRAME = 2**18
 """Slots whose checksums are held at once while a frame is taken."""
@@ -154,7 +155,8 @@ class Ledger:
         """Note that any slot may hold bytes that nobody followed."""
         self.chain.fill_(UNKNOWN)
         self.checksum.fill_(0)
-        self.forward.fill_(UNSEEN)
+        untouched = (self.forward == NEVER) | (self.forward == MAYBE)
+        self.forward.copy_(torch.where(untouched, MAYBE, UNSEEN))
         self.stories.clear()
 
     def copy(self, source: Tensor, target: Tensor) -> None:

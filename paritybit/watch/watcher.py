@@ -16,16 +16,14 @@ import torch
 from torch import Tensor
 
 from paritybit.watch import reading
-from paritybit.watch.boundary import Boundary, guarded
-from paritybit.watch.chains import Chains
+from paritybit.watch.between import Between
+from paritybit.watch.boundary import guarded
 from paritybit.watch.facts import Forward, Group, IndexList, Replay, StaticInput
 from paritybit.watch.journal import Journal
-from paritybit.watch.ledger import Ledger, Names, Story
+from paritybit.watch.ledger import Ledger, Story
 from paritybit.watch.observations import (
     Captured,
     Frame,
-    Freeing,
-    Idle,
     Inputs,
     Lists,
     Logged,
@@ -49,7 +47,7 @@ class UnderWay:
     replayed: bool = False
 
 
-class Watcher(Boundary):
+class Watcher(Between):
     """Watches the KV groups of one model in this process.
 
     A checked forward takes a frame before and after it, and after each replay. Where forwards are
@@ -67,11 +65,7 @@ class Watcher(Boundary):
         journal: Journal,
         settings: Settings,
     ) -> None:
-        super().__init__(journal, settings)
-        names = Names()
-        self.ledgers = {group.name: Ledger(group, names) for group in groups}
-        self.chains = Chains()
-        self.number = 0
+        super().__init__(groups, journal, settings)
         self.wait, self.gaps = 0, random.Random(0)
         self.now: UnderWay | None = None
         self.trial: Trial | None = None
@@ -193,6 +187,22 @@ class Watcher(Boundary):
         """Judge the inputs of a forward that replays no graph, where their values are known."""
         if self.now is not None:
             self.judge("inputs", Inputs(self.now.number, self.now.forward, kind, inputs, {}))
+
+    @guarded
+    def tokens(self, ids: Tensor) -> None:
+        """Judge the token ids [n] that a forward gives to its model, in the order of its rows.
+
+        They are compared where the rows know them.
+        """
+        if self.now is None:
+            return
+        rows = self.now.forward.rows
+        wanted = [token for row in rows for token in row.tokens[row.cached :][: row.computed]]
+        places = [place for place, token in enumerate(wanted) if token is not None]
+        known = torch.tensor(places, dtype=torch.int64, device=ids.device)
+        expected = torch.tensor([token for token in wanted if token is not None])
+        given = StaticInput("input_ids", ids[known], len(known), len(known), expected=expected)
+        self.inputs("batch", [given])
 
     def replay(self, replay: Replay) -> object:
         """Replay a graph and judge it. Returns what the first `replay.run()` returned."""
@@ -346,47 +356,6 @@ class Watcher(Boundary):
         if now is not None:
             for name, slots in now.owned.items():
                 self.ledgers[name].forget(slots)
-
-    # What happens between forwards.
-
-    @guarded
-    def known(self, request: str, position: int, token: int) -> None:
-        """Note the token of a request at a position, which was None when it was computed."""
-        self.chains.known(request, position, token)
-
-    @guarded
-    def allocated(self, group: str, slots: Tensor) -> None:
-        """Note that the engine allocated slots."""
-        self.ledgers[group].mark_freed(slots, 0)
-
-    @guarded
-    def freed(self, group: str, slots: Tensor) -> None:
-        """Note that the engine freed slots, each at most once per call."""
-        ledger = self.ledgers[group]
-        self.judge("freeing", Freeing(self.number, ledger, ledger.index(slots)))
-        ledger.mark_freed(slots, self.number + 1)
-
-    @guarded
-    def copied(self, group: str, source: Tensor, target: Tensor) -> None:
-        """Note that the engine copied slots, `source[i]` to `target[i]`."""
-        self.ledgers[group].copy(source, target)
-
-    @guarded
-    def forget(self, group: str, slots: Tensor | None) -> None:
-        """Note that slots were filled by something that is not followed. None: any slot."""
-        ledger = self.ledgers[group]
-        if slots is None:
-            ledger.forget_all()
-        else:
-            ledger.forget(slots)
-
-    @guarded
-    def idle(self, groups: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-        """Judge, while nothing runs, the slots that are free and those in the prefix cache."""
-        for name, (free, cached) in groups.items():
-            ledger = self.ledgers[name]
-            self.judge("idle", Idle(self.number, ledger, ledger.index(free), ledger.index(cached)))
-        self.journal.count(idle=1)
 
     def stopped(self) -> None:
         """Stop watching this forward. What it writes is not known."""

@@ -159,6 +159,19 @@ def test_a_slot_is_freed_in_use_only_while_it_is_free(scene: Scene) -> None:
     assert scene.checks() == ["freed in use", "double free"]
 
 
+def test_a_leak_is_a_slot_that_was_used_and_is_neither_free_nor_cached(scene: Scene) -> None:
+    def idle(free: list[int], cached: list[int]) -> None:
+        scene.watcher.idle({"full": (torch.tensor(free), torch.tensor(cached))})
+
+    scene.watcher.skipped(None)
+    scene.forward("a", TOKENS[:3], 0, SLOTS)
+    idle([5, 6, 7], [3, 4])
+    assert scene.checks() == []
+    idle([6, 7], [3, 4])
+    idle([5, 4], [3, 4])
+    assert scene.checks() == ["leak"] * 2
+
+
 def test_sampling_follows_the_writes_of_skipped_forwards(tmp_path: Path) -> None:
     scene = Scene(tmp_path, every=3)
     due = [scene.watcher.due() for _ in range(3000)]
@@ -264,6 +277,16 @@ def test_an_input_that_is_not_the_batchs_is_stale(scene: Scene) -> None:
     assert scene.checks() == []
     scene.watcher.inputs("decode", [StaticInput("input_ids", held, 2, 4, expected=wrong)])
     assert scene.checks() == ["stale input"]
+
+
+def test_a_model_is_given_the_tokens_of_its_rows(scene: Scene) -> None:
+    rows = (row("a", TOKENS[:2], 0, SLOTS), row("b", [1, None], 0, [20, 21]))
+    scene.watcher.begin(Forward("extend", rows))
+    scene.watcher.tokens(torch.tensor([5, 6, 1, 99], dtype=torch.int32))
+    assert scene.checks() == []
+    scene.watcher.tokens(torch.tensor([5, 6, 2, 99]))
+    assert scene.checks() == ["stale input"]
+    assert "holds 2 at live entry 2, not 1" in scene.lines("finding")[0]["text"]
 
 
 def replay(scene: Scene, slot: int, out: torch.Tensor, **more: Any) -> Replay:

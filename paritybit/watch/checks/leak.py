@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from paritybit.watch.journal import Finding
-from paritybit.watch.ledger import NEVER
+from paritybit.watch.ledger import MAYBE, NEVER
 from paritybit.watch.observations import SHOWN, Check, Idle, key_of
 
 
@@ -20,7 +20,7 @@ def judge(idle: Idle) -> Iterable[Finding]:
         return mask
 
     free, cached = marks(idle.free), marks(idle.cached)
-    used = ledger.forward != NEVER
+    used = (ledger.forward != NEVER) & (ledger.forward != MAYBE)
     used[ledger.reserved] = False
     yield from found(idle, used & ~free & ~cached, "is neither free nor in the prefix cache")
     yield from found(idle, free & cached, "is free and in the prefix cache")

@@ -1,0 +1,63 @@
+"""What an engine reports between forwards: allocations, copies, tokens that became known."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from paritybit.watch.boundary import Boundary, guarded
+from paritybit.watch.chains import Chains
+from paritybit.watch.facts import Group
+from paritybit.watch.journal import Journal
+from paritybit.watch.ledger import Ledger, Names
+from paritybit.watch.observations import Freeing, Idle
+from paritybit.watch.settings import Settings
+
+
+class Between(Boundary):
+    """Holds the ledgers, and enters into them what happens between forwards."""
+
+    def __init__(self, groups: Sequence[Group], journal: Journal, settings: Settings) -> None:
+        super().__init__(journal, settings)
+        names = Names()
+        self.ledgers = {group.name: Ledger(group, names) for group in groups}
+        self.chains = Chains()
+        self.number = 0
+
+    @guarded
+    def known(self, request: str, position: int, token: int) -> None:
+        """Note the token of a request at a position, which was None when it was computed."""
+        self.chains.known(request, position, token)
+
+    @guarded
+    def allocated(self, group: str, slots: Tensor) -> None:
+        """Note that the engine allocated slots."""
+        self.ledgers[group].mark_freed(slots, 0)
+
+    @guarded
+    def freed(self, group: str, slots: Tensor) -> None:
+        """Note that the engine freed slots, each at most once per call."""
+        ledger = self.ledgers[group]
+        self.judge("freeing", Freeing(self.number, ledger, ledger.index(slots)))
+        ledger.mark_freed(slots, self.number + 1)
+
+    @guarded
+    def copied(self, group: str, source: Tensor, target: Tensor) -> None:
+        """Note that the engine copied slots, `source[i]` to `target[i]`."""
+        self.ledgers[group].copy(source, target)
+
+    @guarded
+    def forget(self, group: str, slots: Tensor | None) -> None:
+        """Note that slots were filled by something that is not followed. None: any slot."""
+        ledger = self.ledgers[group]
+        if slots is None:
+            ledger.forget_all()
+        else:
+            ledger.forget(slots)
+
+    @guarded
+    def idle(self, groups: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """Judge, while nothing runs, the slots that are free and those in the prefix cache."""
+        for name, (free, cached) in groups.items():
+            ledger = self.ledgers[name]
+            self.judge("idle", Idle(self.number, ledger, ledger.index(free), ledger.index(cached)))
+        self.journal.count(idle=1)
