@@ -74,6 +74,7 @@ def use_runner_of_cuda() -> None:
 
     On a CPU it would otherwise build one that compiles, and only where it is asked to compile.
     """
+    _claim_abilities()
     for name in RUNNERS:
         try:
             module: Any = importlib.import_module(f"sglang.srt.{name}")
@@ -85,6 +86,21 @@ def use_runner_of_cuda() -> None:
                 _wrap_capture(module)
             else:
                 _wrap_init(module.ModelRunner)
+
+
+def _claim_abilities() -> None:
+    """Say that the platform captures graphs and runs Triton's kernels, as with the stand-ins.
+
+    A release that asks for neither lacks what says so.
+    """
+    try:
+        platform: Any = importlib.import_module("sglang.srt.platforms.interface").SRTPlatform
+    except (ModuleNotFoundError, AttributeError):
+        return
+    if hasattr(platform, "capabilities"):
+        platform.capabilities = type(platform.capabilities)(
+            graph_capture=True, supports_triton=True
+        )
 
 
 def _runner_of_cuda(module: Any) -> Callable[[Any], Any]:
