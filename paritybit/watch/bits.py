@@ -8,6 +8,7 @@ words, tensors or layers, do except with a probability of 2^-32 or less.
 
 import importlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,16 +79,16 @@ class Checksums:
         self.chunk = CHUNK.get(self.device.type, LARGE_CHUNK)
         self.fast = self._on_cuda()
 
-    def _on_cuda(self) -> object | None:
+    def _on_cuda(self) -> Any:
         """Return the kernel's launcher, or None where torch has to do."""
         same = all(tensor.device == self.device for tensor in self.tensors)
         if self.device.type != "cuda" or not same or not all(map(viewable, self.tensors)):
             return None
         try:
-            kernel = importlib.import_module("paritybit.watch.kernel")
-        except ImportError:
+            launcher: Any = importlib.import_module("paritybit.watch.kernel").Launcher(self)
+            launcher.all(0, min(1, self.slots))
+        except Exception:  # No Triton, or none that can compile here.
             return None
-        launcher: object = kernel.Launcher(self)
         return launcher
 
     def table(self, width: int) -> Tensor:
@@ -100,7 +101,8 @@ class Checksums:
         """Return the checksums of the slots from `first` up to `last`, int64 [slots]."""
         last = self.slots if last is None else last
         if self.fast is not None:
-            return self.fast.all(first, last)  # type: ignore[attr-defined, no-any-return]
+            sums: Tensor = self.fast.all(first, last)
+            return sums
         total = torch.zeros(last - first, dtype=torch.int64, device=self.device)
         for tensor, scale in zip(self.tensors, self.scales, strict=True):
             self._add(total, tensor[first:last], scale)
@@ -109,7 +111,8 @@ class Checksums:
     def of(self, slots: Tensor) -> Tensor:
         """Return the checksums of some slots, int64 [n]; their numbers are int64 [n]."""
         if self.fast is not None:
-            return self.fast.of(slots)  # type: ignore[attr-defined, no-any-return]
+            sums: Tensor = self.fast.of(slots)
+            return sums
         total = torch.zeros(len(slots), dtype=torch.int64, device=self.device)
         row = max(1, self.tensors[0][:1].numel())
         step = max(1, self.chunk // row)

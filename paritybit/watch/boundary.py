@@ -88,8 +88,9 @@ class Boundary:
 
     def failed(self) -> None:
         """Write the error being handled to the journal, and stop watching this forward."""
-        self.undecided(f"an error in the sanitizer: {where()}")
+        what = f"an error in the sanitizer: {where()}"
         self.stopped()
+        self.undecided(what)
 
     @contextmanager
     def alone(self) -> Iterator[None]:

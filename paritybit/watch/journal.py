@@ -15,6 +15,7 @@ Each line also has `time`, in seconds since the epoch.
 
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -72,17 +73,28 @@ class Journal:
     pid: int = field(default_factory=os.getpid)
     file: TextIO | None = None
     counted: float = 0.0
+    lost: bool = False
+    """Whether a line could not be written. The engine goes on, and stderr was told."""
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append one line. `kind` is one of KINDS; values that JSON lacks are written as text."""
         assert kind in KINDS, kind
+        line = {"kind": kind, "time": round(time.time(), 3), **fields}
+        try:
+            self._append(json.dumps(line, default=str) + "\n", durable=kind == "finding")
+        except OSError as error:
+            if not self.lost:
+                sys.stderr.write(f"paritybit: the journal cannot be written: {error.strerror}\n")
+            self.lost = True
+
+    def _append(self, text: str, *, durable: bool) -> None:
+        """Write a line and flush it; wait for the disk if it is to be durable."""
         if self.file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.file = self.path.open("a", encoding="utf-8")
-        line = {"kind": kind, "time": round(time.time(), 3), **fields}
-        self.file.write(json.dumps(line, default=str) + "\n")
+        self.file.write(text)
         self.file.flush()
-        if kind == "finding":
+        if durable:
             os.fsync(self.file.fileno())
 
     def finding(self, finding: Finding) -> None:

@@ -59,23 +59,21 @@ def checksum_kernel(
     else:
         slot = first + entry.to(tl.int64)
     place = slot[:, None] * stride
-    total = tl.zeros([ROWS], tl.int64)
+    total = tl.zeros([ROWS, COLUMNS], tl.int64)
     begin = tl.program_id(1) * TENSORS
     for tensor in range(begin, tl.minimum(begin + TENSORS, tensors)):
         address = tl.load(addresses + tensor)
         if ALIGNED:
             address = tl.multiple_of(address, 16)
         words = address.to(tl.pointer_type(WORD))
-        part = tl.zeros([ROWS], tl.int64)
+        scale = tl.load(scales + tensor)
         for left in range(0, width, COLUMNS):
             column = left + tl.arange(0, COLUMNS)
-            factor = tl.load(table + column, mask=column < width, other=0)
+            factor = tl.load(table + column, mask=column < width, other=0) * scale
             mask = inside[:, None] & (column < width)[None, :]
-            word = tl.load(words + place + column[None, :], mask=mask, other=0)
-            word = word.to(tl.int64)
-            part += tl.sum((word ^ ((word >> 32) & 0xFFFFFFFF)) * factor[None, :], 1)
-        total += part * tl.load(scales + tensor)
-    tl.atomic_add(out + entry, total, mask=inside)
+            word = tl.load(words + place + column[None, :], mask=mask, other=0).to(tl.int64)
+            total += (word ^ ((word >> 32) & 0xFFFFFFFF)) * factor[None, :]
+    tl.atomic_add(out + entry, tl.sum(total, 1), mask=inside)
 
 
 @dataclass(frozen=True)

@@ -127,6 +127,18 @@ def test_a_journal_keeps_all_but_a_line_that_a_kill_cut(tmp_path: Path) -> None:
     assert len(list(journal.read(made.path))) == len(kinds) - 1
 
 
+def test_a_journal_that_cannot_be_written_is_no_error_of_the_engine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    made = journal.Journal(tmp_path / "file" / "process-1.jsonl")
+    made.undecided("one")
+    made.undecided("another")
+    made.end()
+    assert made.lost
+    assert capsys.readouterr().err.count("the journal cannot be written") == 1
+
+
 @pytest.mark.parametrize("junk", ["{}", "[]", "no", '{"kind": "evil"}', "[" * 100_000])
 def test_what_is_no_journal_is_refused(tmp_path: Path, junk: str) -> None:
     path = tmp_path / "process-1.jsonl"

@@ -40,6 +40,8 @@ def running(frame: Frame, slot: int) -> dict[str, object] | None:
     """Return the row of this forward whose context holds the slot: the victim."""
     name = frame.ledger.group.name
     for row in frame.forward.rows:
+        if name not in row.slots:
+            continue
         places = (row.slots[name][: row.cached] == slot).nonzero().flatten()
         if len(places):
             return {"request": row.request, "position": int(places[0]), "forward": frame.number}
