@@ -12,6 +12,7 @@ EXAMPLES ?=
 RECORD ?= paritybit-out/latest/run.json
 ARGS ?=
 ENGINE ?=
+MODEL ?=
 MPS ?=
 VERSION ?=
 
@@ -29,6 +30,7 @@ READ_BY_engine := VERSION
 READ_BY_bisect-releases := ENGINE BUG RUNNER PRESET DEVICE MPS SEED EXAMPLES ARGS
 READ_BY_planted-engine := VERSION RUNNER ARGS
 READ_BY_releases := ENGINE DEVICE MPS SEED EXAMPLES ARGS
+READ_BY_watch := ENGINE MODEL DEVICE SEED ARGS
 READ_BY_replay := CASE ENGINE DEVICE ARGS
 READ_BY_bisect := BUGS CASE ENGINE RUNNER DEVICE SEED ARGS
 READ_BY_timeline := DEVICE MPS ARGS
@@ -60,7 +62,7 @@ SHARED := $(if $(filter 1,$(MPS)),--mps)
 quoted = '$(subst ','\'',$(1))'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup regress engine bisect-releases releases planted-engine replay bisect timeline corpus test test-releases planted report compare summary documents list bench soak mutants code-mutants detections check
+.PHONY: help setup regress watch engine bisect-releases releases planted-engine replay bisect timeline corpus test test-releases planted report compare summary documents list bench soak mutants code-mutants detections check
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -72,6 +74,9 @@ setup: $(SETUP) ## Set up .venv if this interpreter lacks a dependency
 regress: $(SETUP) ## Test the unchanged engine, then each bug (or BUG=…). ENGINE=… tests a released engine
 	@$(RUN) -m paritybit regress $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(SEED),--seed $(call quoted,$(SEED))) $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) \
 	  $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(if $(BUG),--bug $(call quoted,$(BUG))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(if $(SHAPE),--shape $(call quoted,$(SHAPE))) $(ARGS)
+
+watch: $(SETUP) ## Check a whole engine with the KV sanitizer: ENGINE=sglang==0.5.12
+	@$(RUN) -m paritybit watch $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(MODEL),--model $(call quoted,$(MODEL))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(if $(SEED),--seed $(call quoted,$(SEED))) $(ARGS)
 
 engine: $(SETUP) ## Download an engine release: VERSION=0.5.12 (sglang) or vllm==0.33.0
 	@$(RUN) -m paritybit engine $(call quoted,$(VERSION))

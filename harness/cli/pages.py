@@ -14,7 +14,7 @@ from paritybit.harness.engines.record import FORMAT as TRIAL
 from paritybit.harness.engines.record import is_trial
 from paritybit.harness.errors import MalformedError, cut
 from paritybit.harness.records import record as run_record
-from paritybit.harness.records.case import read_json
+from paritybit.harness.records.case import is_of_format, read_json
 from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.schema import FORMAT as RUN
 from paritybit.harness.records.schema import Record
@@ -26,8 +26,12 @@ from paritybit.reports.compared.runs import Comparison, compare_runs
 from paritybit.reports.compared.terminal import change_lines, engine_tables, tables
 from paritybit.reports.page import render, render_comparison
 from paritybit.reports.summary import summarise
+from paritybit.reports.watched.page import render as render_watched
 from rich.console import Console
 from rich.table import Table
+
+from paritybit.launch import record as watch_record
+from paritybit.launch.schema import FORMAT as WATCH
 
 PAGE = "index.html"
 """The page of a run, beside its record."""
@@ -36,7 +40,14 @@ PAGE = "index.html"
 def run_report(options: argparse.Namespace) -> int:
     """Make the page of a run record."""
     page = options.page or options.record.parent / PAGE
-    data = record_asked_for(options.record)
+    found = json_asked_for(options.record)
+    if is_of_format(found, WATCH):
+        text = render_watched(watch_record.record_of(found, options.record.name))
+        run_record.require_writable(page)
+        write_whole(page, text)
+        print(page)
+        return OK
+    data = run_record.record_of(found, options.record.name)
     run_record.require_writable(page)
     beside = page.resolve().parent == options.record.resolve().parent
     write_whole(page, render(data, previous_of(options.record, data) if beside else None))
@@ -46,12 +57,17 @@ def run_report(options: argparse.Namespace) -> int:
 
 def record_asked_for(path: Path) -> Record:
     """Return the record of a run of regress, or of the last one. Raises MalformedError for none."""
+    return run_record.record_of(json_asked_for(path), path.name)
+
+
+def json_asked_for(path: Path) -> Any:
+    """Return the JSON data of a record, or of the last run's. Raises MalformedError for none."""
     if path == RECORD and not path.exists():
         raise MalformedError(
             f"{path} does not exist: name the record of a run (run.json), or run "
             "paritybit regress first"
         )
-    return run_record.load(path)
+    return read_json(path)
 
 
 def run_compare(options: argparse.Namespace) -> int:

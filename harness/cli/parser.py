@@ -5,6 +5,7 @@ from textwrap import fill
 from typing import Any
 
 from paritybit.harness.cli.folders import CORPUS, OUT
+from paritybit.harness.cli.watch.options import add_options, add_out
 from paritybit.harness.cli.words.help import COMMANDS, DESCRIPTION, DETAILS, EXAMPLES
 from paritybit.harness.cli.words.reading import Formatter, Parser
 from paritybit.harness.cli.words.values import (
@@ -42,6 +43,7 @@ run_report: Command = "paritybit.harness.cli.pages", "run_report"
 run_summary: Command = "paritybit.harness.cli.pages", "run_summary"
 run_regress: Command = "paritybit.harness.cli.regress", "run_regress"
 run_replay: Command = "paritybit.harness.cli.replay", "run_replay"
+run_watch: Command = "paritybit.harness.cli.watch.run", "run_watch"
 
 HELP_WIDTH = 80
 
@@ -84,6 +86,7 @@ def parser() -> Parser:
     commands = Commands(top)
     for add in (
         add_regress,
+        add_watch,
         add_replay,
         add_bisect,
         add_timeline,
@@ -173,12 +176,7 @@ def add_regress(commands: Commands) -> None:
         "engine play these schedules first"
     )
     regress.add_argument("--database", type=file, help=database)
-    regress.add_argument(
-        "--out",
-        type=file,
-        default=OUT,
-        help=f"Folder in which each run creates its own folder (default: {OUT})",
-    )
+    add_out(regress)
     regress.add_argument(
         "--engine",
         metavar="ENGINE",
@@ -188,6 +186,11 @@ def add_regress(commands: Commands) -> None:
         ),
     )
     add_device(regress)
+
+
+def add_watch(commands: Commands) -> None:
+    """Add the sanitizer."""
+    add_options(commands.add("watch", run_watch))
 
 
 def add_replay(commands: Commands) -> None:
@@ -390,10 +393,5 @@ def add_releases(commands: Commands) -> None:
         help="Generated schedules for each runner, in addition to the fixed ones (default: 4)",
     )
     add_workers(walk)
-    walk.add_argument(
-        "--out",
-        type=file,
-        default=OUT,
-        help=f"Folder in which each run creates its own folder (default: {OUT})",
-    )
+    add_out(walk)
     add_device(walk)

@@ -34,11 +34,18 @@ ORDER = (
     "paritybit.harness.campaigns",
     "paritybit.harness.engines",
     "paritybit.drive",
+    "paritybit.inject",
+    "paritybit.launch",
     "paritybit.harness.cli",
 )
 """The packages: any may import from those before it."""
 
-DATA_FOR_REPORTS = ("paritybit.harness.explain.facts", "paritybit.harness.records.schema")
+DATA_FOR_REPORTS = (
+    "paritybit.harness.explain.facts",
+    "paritybit.harness.records.schema",
+    "paritybit.launch.schema",
+    "paritybit.launch.words",
+)
 """All that `reports` knows of a run: data, and no torch."""
 
 BELOW_THE_HARNESS = ("paritybit.reference", "paritybit.subjects")

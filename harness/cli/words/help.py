@@ -18,6 +18,7 @@ docs/glossary.md defines runner, bucket, schedule, property, trial, hunt, case a
 
 COMMANDS = {
     "regress": "Test the unchanged engine, and test it again with each known bug switched on",
+    "watch": "Run a command with the KV sanitizer in each engine process, or drive a release",
     "replay": "Replay case files",
     "bisect": "Find the smallest set of bugs or static inputs that makes a schedule fail",
     "timeline": "Replay the upstream bug history: which properties were violated at each point",
@@ -43,6 +44,17 @@ exit codes:
   0  one case: every property holds; several: each reproduces its recorded result
   1  one case: a property is violated; several: one does not reproduce its result
 """,
+    "watch": """\
+exit codes:
+    0  no finding, and enough was checked
+    1  at least one finding
+    2  malformed command line
+  125  no verdict: the command failed, no engine was loaded, or no graph was
+       replayed
+  130  interrupted by Ctrl-C without a finding
+
+SIGTERM stops the command, and the verdict is about what was checked until then.
+""",
     "bisect": """\
 For an engine's case, the command looks for the smallest set of static inputs
 whose stale values make the schedule fail.
@@ -62,6 +74,10 @@ completed its steps without a finding.
 
 EXAMPLES = {
     "regress": "regress --bug swa_pad@decode\nregress --engine sglang==0.5.12 --runner decode",
+    "watch": (
+        "watch --engine sglang==0.5.12\n"
+        "watch -- python -m sglang.launch_server --model-path MODEL"
+    ),
     "replay": "replay properties/corpus/swa_pad@decode.json\nreplay properties/corpus",
     "bisect": "bisect swa_pad,swa_int64\nbisect swa_pad,req_pool_pad --runner decode --seed 1",
     "timeline": "timeline --device cpu --record timeline.json",

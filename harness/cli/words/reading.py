@@ -52,6 +52,9 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
 class Parser(argparse.ArgumentParser):
     """A parser that reports a wrong command line in one sentence."""
 
+    runs_command = False
+    """Whether the words after the first `--` are a command to run, left in `command`."""
+
     def error(self, message: str) -> NoReturn:
         """Raise that sentence as MalformedError."""
         raise MalformedError(f"{message} (see {self.prog} --help)")
@@ -89,7 +92,13 @@ class Parser(argparse.ArgumentParser):
 
         So a command refuses by itself what is unknown, and names its own options and help.
         """
+        command = None
+        if self.runs_command and "--" in words[0]:
+            place = words[0].index("--")
+            command, words = tuple(words[0][place + 1 :]), (words[0][:place], *words[1:])
         options, unknown = super().parse_known_args(*words, **named)
+        if self.runs_command:
+            options.command = command
         if unknown:
             likeliest = meant(unknown[0].partition("=")[0], self._option_string_actions)
             self.error(f"unrecognized arguments: {cut(' '.join(unknown))}{likeliest}")

@@ -23,6 +23,7 @@ NASTY = "a b';touch x;$$HOME\"|`c"
 
 TARGETS = {
     "regress": ["BUG", "RUNNER", "PRESET", "SHAPE", "SEED", "EXAMPLES", "DEVICE", "ENGINE"],
+    "watch": ["ENGINE", "MODEL", "DEVICE", "SEED"],
     "engine": ["VERSION"],
     "bisect-releases": ["BUG", "RUNNER", "PRESET", "SEED", "EXAMPLES", "DEVICE", "ENGINE"],
     "planted-engine": ["VERSION", "RUNNER"],

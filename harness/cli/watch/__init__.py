@@ -1,0 +1,1 @@
+"""The command `watch`: its options, the run, and what it shows."""

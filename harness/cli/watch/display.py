@@ -1,0 +1,88 @@
+"""What `watch` shows while a command runs: how much was watched, and each finding at once."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from paritybit.harness.errors import printable
+from rich.console import Console
+from rich.text import Text
+
+from paritybit.launch.found import finding_of
+from paritybit.launch.schema import Finding
+from paritybit.launch.tally import Tally
+from paritybit.launch.verdict import plural, scope_of
+from paritybit.launch.words import lines_of
+
+FIRST_LINE, RAREST_LINE = 5.0, 300.0
+"""Seconds after which progress is printed, and the longest time between two lines of it.
+
+The time doubles from line to line. It is for output in which no line can be redrawn.
+"""
+
+NAMES = 9
+"""Letters of the name of a line about a finding, with the space behind it."""
+
+
+class Display:
+    """Shows a run on a console.
+
+    `redraws` says whether the progress is one line that is redrawn: the console must be a terminal
+    on which nobody else writes. Otherwise lines are printed, more and more rarely.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        *,
+        redraws: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.console, self.clock = console, clock
+        self.redraws = redraws and console.is_terminal
+        self.leg = ""
+        self.started = clock()
+        self.pause = FIRST_LINE
+        self.next = self.started + self.pause
+        self.status = console.status("starting") if self.redraws else None
+
+    @contextmanager
+    def showing(self) -> Iterator[None]:
+        """Redraw the progress within."""
+        if self.status is None:
+            yield
+            return
+        with self.status:
+            yield
+
+    def show(self, tally: Tally, finding: Mapping[str, Any] | None) -> None:
+        """Show a tally, and a finding that is new in it."""
+        if finding is not None:
+            key = str(finding.get("key"))
+            self.put_finding(finding_of(finding, key, tally.number(key), self.leg))
+        now = self.clock()
+        if self.status is not None:
+            self.status.update(Text(self.progress(tally, now)))
+        elif now >= self.next:
+            self.put(self.progress(tally, now))
+            self.pause = min(2 * self.pause, RAREST_LINE)
+            self.next = now + self.pause
+
+    def progress(self, tally: Tally, now: float) -> str:
+        """Return the line of progress."""
+        found = plural(len(tally.findings), "finding")
+        seen = scope_of(tally.counts()) if tally.processes else "no engine loaded yet"
+        leg = f"{self.leg}: " if self.leg else ""
+        return f"{now - self.started:.0f} s: {leg}{seen}: {found}"
+
+    def put_finding(self, finding: Finding, replay: str | None = None) -> None:
+        """Print a finding as a sanitizer does: what it is, then a line for each fact."""
+        self.put(f"{finding.check}: {finding.text}", style="bold red")
+        for name, text in lines_of(finding, replay):
+            self.put(f"  {name:{NAMES}}{text}")
+
+    def put(self, line: str, style: str | None = None) -> None:
+        """Print a line. It says whose it is, since the command's own output may stand around it."""
+        text = f"paritybit: {printable(line)}"
+        self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,111 @@
+"""The end of a run of `watch`: its record, its cases, its page, the verdict and the exit code."""
+
+import argparse
+import shlex
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+from paritybit.harness.cli.exit_codes import (
+    CANNOT_RUN,
+    FINDING,
+    HUNG_UP,
+    INTERRUPTED,
+    OK,
+    TERMINATED,
+)
+from paritybit.harness.cli.folders import shown, swap_link
+from paritybit.harness.cli.watch.run import SIGNALS, Run
+from paritybit.harness.machine.stopping import heard_at_the_end
+from paritybit.harness.records.files import write_whole
+from paritybit.reports.watched.page import render
+
+from paritybit.launch import case as cases
+from paritybit.launch import record as records
+from paritybit.launch.schema import Watched
+from paritybit.launch.words import causes_of
+from paritybit.watch.checks import CHECKS
+
+RECORD, PAGE = "watch.json", "index.html"
+
+CODES: Mapping[str, int] = {"finding": FINDING, "no finding": OK, "undecided": CANNOT_RUN}
+"""Exit codes by verdict."""
+
+STOPPED: Mapping[int, int] = {
+    signal.SIGINT: INTERRUPTED,
+    signal.SIGTERM: TERMINATED,
+    signal.SIGHUP: HUNG_UP,
+}
+"""Exit codes of a run without a finding that a signal ended before its time."""
+
+
+def finish(run: Run, options: argparse.Namespace, seconds: Mapping[str, float]) -> int:
+    """Write record, cases and page, show the verdict, and return the exit code."""
+    with heard_at_the_end():
+        number = interruption(run, options)
+        record = made(run, options, None if number is None else SIGNALS[number])
+        record, found = with_cases(record, seconds)
+        for name, case in found.items():
+            cases.write(case, run.folder / "cases" / name)
+        records.write(record, run.folder / RECORD)
+        write_whole(run.folder / PAGE, render(record))
+        swap_link(run.folder)
+        show(run, record, options.engine)
+    if record.verdict != "finding" and number is not None:
+        return STOPPED[number]
+    return CODES[record.verdict]
+
+
+def interruption(run: Run, options: argparse.Namespace) -> int | None:
+    """Return the signal that ended a run before its time, None for one that ended as it should.
+
+    SIGTERM is how a server is stopped: a command that was watched until then has a verdict.
+    """
+    number = run.stops.received
+    return None if number == signal.SIGTERM and options.engine is None else number
+
+
+def made(run: Run, options: argparse.Namespace, interrupted: str | None) -> Watched:
+    """Return the record of a run."""
+    engine = options.engine
+    asked = records.Asked(
+        command=shlex.join(["paritybit", *map(shown, options.typed)]),
+        every=options.every,
+        checks=run.checks,
+        known_checks=tuple(CHECKS),
+        engine=None if engine is None else shown(engine),
+        model=options.model if engine is not None else None,
+        device=options.device if engine is not None else None,
+        seed=(options.seed or 0) if engine is not None else None,
+        not_run=run.not_run,
+    )
+    return records.make(asked, run.outcomes, interrupted)
+
+
+def with_cases(
+    record: Watched, seconds: Mapping[str, float]
+) -> tuple[Watched, dict[str, cases.WatchCase]]:
+    """Return a record whose findings name their cases, and these by file name."""
+    found = cases.cases_of(record, dict(seconds))
+    return cases.named(record, found), found
+
+
+def show(run: Run, record: Watched, engine: str | None) -> None:
+    """Print each cause with its first finding, then the verdict in one line."""
+    display = run.display
+    for cause in causes_of(record.findings):
+        first = cause.findings[0]
+        display.put(f"cause: {cause.name}: {cause.count}")
+        display.put_finding(first, replay_of(run.folder, first.case, engine))
+    if record.verdict == "finding":
+        for reason in record.undecided:
+            display.put(f"undecided: {reason}")
+    display.put(f"page: {run.folder / PAGE}")
+    display.put(f"{record.verdict}: {record.message}", style="bold")
+
+
+def replay_of(folder: Path, case: str | None, engine: str | None) -> str | None:
+    """Return the command that replays a case, None where there is none."""
+    if case is None or engine is None:
+        return None
+    return shlex.join(["paritybit", "replay", str(folder / "cases" / case), "--engine", engine])

@@ -1,0 +1,57 @@
+"""The options of `watch`."""
+
+from paritybit.harness.cli.folders import OUT
+from paritybit.harness.cli.words.reading import Parser
+from paritybit.harness.cli.words.values import count, file, names, number
+
+
+def add_out(command: Parser) -> None:
+    """Add the option that says where a run creates its folder."""
+    about = f"Folder in which each run creates its own folder (default: {OUT})"
+    command.add_argument("--out", type=file, default=OUT, help=about)
+
+
+def add_options(watch: Parser) -> None:
+    """Add the options; the command to run follows `--`."""
+    watch.runs_command = True
+    watch.usage = "paritybit watch [options] -- COMMAND ...\n       paritybit watch [options]"
+    watch.usage += " --engine ENGINE"
+    add_out(watch)
+    watch.add_argument(
+        "--checks",
+        type=names,
+        default=(),
+        help="Comma-separated checks to run, for example stray-write (default: all)",
+    )
+    watch.add_argument(
+        "--every",
+        type=count,
+        default=1,
+        help="Check one forward pass in so many, to reduce the cost (default: 1)",
+    )
+    watch.add_argument(
+        "--engine",
+        metavar="ENGINE",
+        help=(
+            "Download and drive a release, for example sglang==0.5.12, or drive the source tree "
+            "in this folder, in place of COMMAND"
+        ),
+    )
+    watch.add_argument("--model", help="Shape of the generated model (default: gemma4)")
+    watch.add_argument("--device", help="Device: auto, cpu or cuda (default: auto)")
+    watch.add_argument(
+        "--seed", type=number, help="Random seed for model and requests (default: 0)"
+    )
+    watch.add_argument(
+        "--seconds",
+        type=count,
+        help="Seconds for all settings of the engine together (default: 150)",
+    )
+    watch.add_argument(
+        "--page-size", type=count, help="Try only settings with this KV page size (default: all)"
+    )
+    watch.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="Try the remaining settings after a finding, too",
+    )

@@ -1,0 +1,235 @@
+"""The run of `watch`: a command of the user's, or a plan of legs of an engine.
+
+What takes long to import is imported after the command has started: see `finish`.
+"""
+
+import argparse
+import importlib
+import os
+import re
+import signal
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from paritybit.harness.cli.folders import run_folder
+from paritybit.harness.cli.watch.display import Display
+from paritybit.harness.errors import CannotRunError, MalformedError, known
+from paritybit.harness.machine.gpus import visible_gpus
+from rich.console import Console
+
+from paritybit import __version__
+from paritybit.drive import environment as engines
+from paritybit.drive.legs import Leg, plan
+from paritybit.drive.models import MODELS
+from paritybit.inject import environment_with, prepare
+from paritybit.launch.command import Running
+from paritybit.launch.follow import Following, Limits, Stops
+from paritybit.launch.journals import Journals
+from paritybit.launch.verdict import Outcome
+from paritybit.watch.settings import Settings
+
+COMMAND = "command"
+"""What the only leg of a user's command is called."""
+
+SECONDS = 150
+"""Seconds for which all legs of a plan are served together, start-up apart."""
+
+MODEL = "gemma4"
+
+ALLOWANCE = 300.0
+"""Seconds that a leg may take in addition to its time: to start, and to become idle."""
+
+AFTER_FINDING = 5.0
+"""Seconds that a leg goes on after its first finding. Later ones may show what it did."""
+
+ONLY_ENGINE = ("model", "device", "seed", "seconds", "page_size", "keep_going")
+"""Options that need --engine."""
+
+
+@dataclass
+class Run:
+    """A run under way. `outcomes` has the legs that have ended, `not_run` why others were not."""
+
+    folder: Path
+    imports: Path
+    display: Display
+    stops: Stops
+    every: int
+    checks: tuple[str, ...] | None
+    outcomes: list[Outcome] = field(default_factory=list)
+    not_run: dict[str, str] = field(default_factory=dict)
+
+    def settings(self, out: Path) -> str:
+        """Return the value of PARITYBIT_WATCH for journals in a folder."""
+        return Settings(str(out.resolve()), self.checks, self.every).text()
+
+    def watch(
+        self, leg: Leg, words: Sequence[str], variables: Mapping[str, str], limits: Limits
+    ) -> Outcome:
+        """Run a leg of a plan in a folder of its own, which gets its output, too."""
+        out = self.folder / "legs" / re.sub(r"[^\w.-]+", "-", leg.name)
+        out.mkdir(parents=True)
+        variables = environment_with(variables, self.imports, self.settings(out))
+        with (out / "engine.log").open("wb") as log:
+            running = Running(words, variables, log, out)
+            outcome = self.followed(running, leg, out, limits)
+        outcome = replace(outcome, log=str((out / "engine.log").relative_to(self.folder)))
+        self.outcomes.append(outcome)
+        return outcome
+
+    def followed(self, running: Running, leg: Leg, out: Path, limits: Limits) -> Outcome:
+        """Follow a command that was started, and return what it came to."""
+        self.display.leg = leg.name if leg.name != COMMAND else ""
+        following = Following(running, Journals(out), self.stops, self.display.show, limits)
+        tally = following.follow()
+        return Outcome(
+            name=leg.name,
+            arguments=leg.arguments,
+            tally=tally,
+            code=running.process.returncode,
+            seconds=following.seconds,
+            stopped=running.asked_to_stop,
+            too_long=following.too_long,
+        )
+
+
+def run_watch(options: argparse.Namespace) -> int:
+    """Watch a command, or an engine that is served generated requests; return the exit code."""
+    require_sense(options)
+    checks = checks_of(options.checks)
+    if options.engine is not None:
+        return watch_engine(options, checks)
+    console = Console(stderr=True, soft_wrap=True)
+    with begun(options, checks, Display(console, redraws=False)) as run:
+        variables = environment_with(os.environ, run.imports, run.settings(run.folder))
+        running = Running(options.command, variables)
+        outcome = run.followed(running, Leg(COMMAND), run.folder, Limits())
+        run.outcomes.append(outcome)
+        return finish(run, options, {})
+
+
+def watch_engine(options: argparse.Namespace, checks: tuple[str, ...] | None) -> int:
+    """Serve an engine generated requests, leg by leg, until one has a finding."""
+    known("model", options.model or MODEL, MODELS)
+    device = device_of(options.device or "auto")
+    legs = legs_of(device, float(options.seconds or SECONDS), options.page_size)
+    engine = engines.prepare(options.engine)
+    console = Console(soft_wrap=True)
+    options = argparse.Namespace(
+        **{**vars(options), "device": device, "model": options.model or MODEL}
+    )
+    with begun(options, checks, Display(console, redraws=True)) as run:
+        run.display.put(f"watch {engine.name} on {device}, {len(legs)} settings in turn")
+        with run.display.showing():
+            for leg in legs:
+                why = reason_to_skip(run, keep_going=options.keep_going)
+                if why is not None:
+                    run.not_run[leg.name] = why
+                    continue
+                words, variables = engines.command(
+                    engine, leg, options.model, options.seed or 0, device
+                )
+                after = None if options.keep_going else AFTER_FINDING
+                run.watch(leg, words, variables, Limits(leg.seconds + ALLOWANCE, after))
+        return finish(run, options, {leg.name: leg.seconds for leg in legs})
+
+
+def reason_to_skip(run: Run, *, keep_going: bool) -> str | None:
+    """Return why no further leg is run, None if the next one is."""
+    if run.stops.received is not None:
+        return "the run was interrupted before"
+    found = [outcome.name for outcome in run.outcomes if outcome.tally.findings]
+    if found and not keep_going:
+        return f"leg {found[0]} had a finding; --keep-going tries the others, too"
+    return None
+
+
+@contextmanager
+def begun(
+    options: argparse.Namespace, checks: tuple[str, ...] | None, display: Display
+) -> Iterator[Run]:
+    """Make the folders of a run, and hear signals within."""
+    stops = Stops()
+    with (
+        tempfile.TemporaryDirectory(prefix="paritybit-") as scratch,
+        run_folder(options.out) as folder,
+        stops.heard(),
+    ):
+        prepare(Path(scratch), __version__)
+        yield Run(folder, Path(scratch), display, stops, options.every, checks)
+
+
+def finish(run: Run, options: argparse.Namespace, seconds: Mapping[str, float]) -> int:
+    """Write record, cases and page, show the verdict, and return the exit code."""
+    ends = importlib.import_module("paritybit.harness.cli.watch.finish")
+    code: int = ends.finish(run, options, seconds)
+    return code
+
+
+def require_sense(options: argparse.Namespace) -> None:
+    """Raise MalformedError unless there is one thing to watch, and its options belong to it."""
+    if options.engine is not None:
+        if options.command is not None:
+            raise MalformedError("--engine takes no command after --: it generates requests itself")
+        return
+    if options.command is None:
+        raise MalformedError(
+            "watch needs a command after --, as in: paritybit watch -- python serve.py; or "
+            "--engine with a release"
+        )
+    if not options.command or not options.command[0]:
+        raise MalformedError("the command after -- is empty")
+    for name in ONLY_ENGINE:
+        if getattr(options, name) not in (None, False):
+            raise MalformedError(f"--{name.replace('_', '-')} needs --engine")
+
+
+def checks_of(asked: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the names of the checks that are asked for; None for all.
+
+    A name may have `-` or `_` in place of a space. Raises UnknownNameError for any other.
+    """
+    if not asked:
+        return None
+    names = tuple(importlib.import_module("paritybit.watch.checks").CHECKS)
+    found = tuple(re.sub("[-_]", " ", name.lower()) for name in asked)
+    for name, plain in zip(asked, found, strict=True):
+        known("check", plain if plain in names else name, names)
+    return found
+
+
+def device_of(asked: str) -> str:
+    """Return cpu or cuda for auto, cpu or cuda. Raises CannotRunError for cuda without a GPU."""
+    gpus = bool(visible_gpus())
+    if asked == "cuda" and not gpus:
+        raise CannotRunError("--device cuda needs a GPU, but none is visible")
+    return ("cuda" if gpus else "cpu") if asked == "auto" else asked
+
+
+def legs_of(device: str, seconds: float, page_size: int | None = None) -> tuple[Leg, ...]:
+    """Return the legs to run, all or those with a page size; their seconds add up to the given."""
+    legs = plan(device, seconds)
+    if page_size is None:
+        return legs
+    chosen = [leg for leg in legs if page_size_of(leg) == page_size]
+    if not chosen:
+        chosen = [Leg(f"page size {page_size}", ("--page-size", str(page_size)))]
+    total = sum(leg.share for leg in chosen)
+    return tuple(replace(leg, seconds=seconds * leg.share / total) for leg in chosen)
+
+
+def page_size_of(leg: Leg) -> int:
+    """Return the page size of a leg."""
+    words = leg.arguments
+    return int(words[words.index("--page-size") + 1]) if "--page-size" in words else 1
+
+
+SIGNALS: Mapping[int, str] = {
+    signal.SIGINT: "Ctrl-C",
+    signal.SIGTERM: "SIGTERM",
+    signal.SIGHUP: "SIGHUP",
+}
+"""What the record calls the signals that end a run."""

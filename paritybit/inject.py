@@ -1,0 +1,92 @@
+"""Make the sanitizer importable in every process of a command, without changing its words.
+
+The processes may use a Python environment in which paritybit is not installed. They inherit
+`PYTHONPATH`, which names a folder that `prepare` fills:
+
+- `paritybit`, a link to this package. Nothing else of a checkout is importable from there.
+- `paritybit-VERSION.dist-info`, which declares the entry points. Engines find plugins by them.
+- `sitecustomize.py`, which Python imports at start-up, for engines without plugins.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from paritybit.places import PACKAGE
+
+ENTRY_POINTS: Mapping[str, Mapping[str, str]] = {
+    "sglang.srt.plugins": {"paritybit": "paritybit.connectors.sglang:load"},
+    "paritybit.connectors": {"sglang": "paritybit.connectors.sglang:connect"},
+}
+"""The entry points by group: name and object. `pyproject.toml` declares the same ones."""
+
+PLUGIN_LISTS: Mapping[str, str] = {"SGLANG_PLUGINS": "paritybit"}
+"""Environment variables that restrict an engine's plugins, each with the name to add to it."""
+
+SITECUSTOMIZE = '''\
+"""Import the sitecustomize that this one hides, then watch the engines of this process."""
+
+import os
+import sys
+
+
+def run_hidden():
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+
+    here = os.path.realpath(os.path.dirname(__file__))
+    path = [entry for entry in sys.path if os.path.realpath(entry or ".") != here]
+    spec = PathFinder.find_spec("sitecustomize", path)
+    if spec is not None and spec.loader is not None:
+        sys.modules["sitecustomize"] = module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+try:
+    run_hidden()
+finally:
+    if sys.version_info >= (3, 10) and os.environ.get("PARITYBIT_WATCH"):
+        from paritybit.watch.attach import install
+
+        install()
+'''
+
+
+def prepare(folder: Path, version: str) -> None:
+    """Fill an empty folder for `PYTHONPATH`. Raises OSError where it cannot be written."""
+    (folder / PACKAGE.name).symlink_to(PACKAGE)
+    (folder / "sitecustomize.py").write_text(SITECUSTOMIZE, encoding="utf-8")
+    metadata = folder / f"{PACKAGE.name}-{version}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {PACKAGE.name}\nVersion: {version}\n", encoding="utf-8"
+    )
+    (metadata / "entry_points.txt").write_text(entry_points(), encoding="utf-8")
+
+
+def entry_points() -> str:
+    """Return the entry points as a distribution's metadata holds them."""
+    return "\n".join(
+        f"[{group}]\n" + "".join(f"{name} = {target}\n" for name, target in members.items())
+        for group, members in ENTRY_POINTS.items()
+    )
+
+
+def environment_with(environment: Mapping[str, str], folder: Path, settings: str) -> dict[str, str]:
+    """Return an environment in which processes import from `folder` and are watched.
+
+    `settings` is the value of `PARITYBIT_WATCH`. A variable that already restricts an engine's
+    plugins is extended; one that is not set, or empty, allows all plugins and stays.
+    """
+    path = filter(None, [str(folder), environment.get("PYTHONPATH")])
+    lists = {
+        variable: f"{environment[variable]},{name}"
+        for variable, name in PLUGIN_LISTS.items()
+        if environment.get(variable)
+    }
+    return {
+        **environment,
+        **lists,
+        "PYTHONPATH": os.pathsep.join(path),
+        "PARITYBIT_WATCH": settings,
+    }

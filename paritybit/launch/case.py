@@ -1,0 +1,109 @@
+"""Cases of the sanitizer: what to serve a whole engine with to see a finding again.
+
+A case names an engine's settings by the name of a leg. It holds no command and no option, and it
+does not choose which engine runs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paritybit.harness.errors import MalformedError
+from paritybit.harness.lockstep.tracebacks import without_paths
+from paritybit.harness.records.case import dump_json, is_of_format, of_format
+from paritybit.harness.records.files import write_whole
+from paritybit.harness.records.typed_json import from_json, to_json
+from paritybit.launch.schema import Watched
+
+FORMAT = "paritybit-watch-case"
+VERSION = 1
+
+MOST_SECONDS = 3600.0
+"""The longest time for which a case may ask an engine to be served."""
+
+
+@dataclass(frozen=True)
+class WatchCase:
+    """A finding, and how to see it again.
+
+    `leg` names the settings, `seconds` is how long the leg was to be served. `key` is that of the
+    finding, which `text` describes; `forward` is where it was first seen.
+    """
+
+    engine: str
+    model: str
+    device: str
+    seed: int
+    leg: str
+    seconds: float
+    every: int
+    checks: tuple[str, ...] | None
+    key: str
+    text: str
+    forward: int | None
+
+
+def is_of_watch(data: Any) -> bool:
+    """Whether a file's JSON data says that it is a case of the sanitizer."""
+    return is_of_format(data, FORMAT)
+
+
+def case_of(data: Any, name: str) -> WatchCase:
+    """Return the case of a file's JSON data. Raises MalformedError for a malformed one."""
+    found = of_format(data, name, FORMAT, VERSION)
+    whole = {key: value for key, value in found.items() if key not in ("format", "version")}
+    try:
+        case: WatchCase = from_json(WatchCase, whole, "the case")
+    except ValueError as error:
+        raise MalformedError(f"{name} is not a complete case of watch: {error}") from error
+    if not 0 < case.seconds <= MOST_SECONDS:
+        raise MalformedError(f"{name}: the seconds of a case are between 0 and {MOST_SECONDS:.0f}")
+    if case.every < 1 or abs(case.seed) >= 10**18:
+        raise MalformedError(f"{name}: every must be positive, and seed have at most 18 digits")
+    return case
+
+
+def cases_of(record: Watched, seconds: dict[str, float]) -> dict[str, WatchCase]:
+    """Return the cases for the findings of a record, by file name.
+
+    `seconds` says how long each leg was to be served. Findings of one cause share a case, that of
+    the first. A record of a command has no cases: paritybit does not know what the command did.
+    """
+    if record.engine is None or record.model is None or record.device is None:
+        return {}
+    firsts = {finding.group_of: finding for finding in reversed(record.findings)}
+    return {
+        f"finding-{number}.json": WatchCase(
+            engine=record.engine,
+            model=record.model,
+            device=record.device,
+            seed=record.seed or 0,
+            leg=finding.leg,
+            seconds=seconds[finding.leg],
+            every=record.every,
+            checks=record.checks,
+            key=finding.key,
+            text=finding.text,
+            forward=finding.forward,
+        )
+        for number, finding in enumerate(reversed(firsts.values()), 1)
+    }
+
+
+def named(record: Watched, cases: Mapping[str, WatchCase]) -> Watched:
+    """Return a record whose findings name their case: that of the first finding of their cause."""
+    names = {case.key: name for name, case in cases.items()}
+    of_cause = {
+        finding.group_of: names[finding.key] for finding in record.findings if finding.key in names
+    }
+    findings = tuple(
+        replace(finding, case=of_cause.get(finding.group_of)) for finding in record.findings
+    )
+    return replace(record, findings=findings)
+
+
+def write(case: WatchCase, path: Path) -> None:
+    """Write a case. Raises CannotRunError where it cannot be written."""
+    data = {"format": FORMAT, "version": VERSION, **to_json(case)}
+    write_whole(path, dump_json(without_paths(data)))

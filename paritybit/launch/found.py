@@ -1,0 +1,61 @@
+"""A finding of a journal as the record holds it.
+
+Values of another type than declared are left out.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from paritybit.launch.schema import Cause, Finding, Who
+from paritybit.launch.tally import cause_of
+
+
+def finding_of(found: Mapping[str, Any], key: str, number: int, leg: str) -> Finding:
+    """Return a finding of a journal for the record."""
+    slots = found.get("slots")
+    return Finding(
+        check=str(found.get("check")),
+        text=str(found.get("text")),
+        key=key,
+        number=max(number, 1),
+        leg=leg,
+        group_of=cause_of(found),
+        forward=whole_number(found.get("forward")),
+        kind=words(found.get("forward_kind")),
+        group=words(found.get("group")),
+        replay=words(found.get("replay")),
+        layer=words(found.get("layer")),
+        slots=tuple(slot for slot in slots if type(slot) is int)
+        if isinstance(slots, list | tuple)
+        else (),
+        count=whole_number(found.get("count")) or 1,
+        writer=who(found.get("writer")),
+        reader=who(found.get("reader")),
+        freed=who(found.get("freed")),
+        cause=cause(found.get("cause")),
+    )
+
+
+def words(value: object) -> str | None:
+    """Return a value as text; None for nothing."""
+    return None if value is None or value == "" else str(value)
+
+
+def whole_number(value: object) -> int | None:
+    """Return a value if it is a whole number, else None."""
+    return value if type(value) is int else None
+
+
+def who(value: object) -> Who | None:
+    """Return who did something, from an object of a journal."""
+    if not isinstance(value, Mapping):
+        return None
+    position, forward = (whole_number(value.get(name)) for name in ("position", "forward"))
+    return Who(words(value.get("request")), position, forward)
+
+
+def cause(value: object) -> Cause | None:
+    """Return a cause, from an object of a journal."""
+    if not isinstance(value, Mapping):
+        return None
+    return Cause(str(value.get("what")), words(value.get("input")), words(value.get("source")))

@@ -1,0 +1,141 @@
+"""Makes, writes and reads the record of `paritybit watch`."""
+
+import platform
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paritybit import __version__
+from paritybit.harness.errors import MalformedError
+from paritybit.harness.lockstep.tracebacks import without_paths
+from paritybit.harness.records.case import dump_json, of_format
+from paritybit.harness.records.files import write_whole
+from paritybit.harness.records.record import repository, revision
+from paritybit.harness.records.typed_json import from_json, to_json
+from paritybit.launch.found import finding_of
+from paritybit.launch.schema import (
+    FORMAT,
+    VERSION,
+    Environment,
+    Finding,
+    Leg,
+    Process,
+    Watched,
+)
+from paritybit.launch.scope import not_tried
+from paritybit.launch.verdict import Outcome, ending, judged, open_questions
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a run was asked to do. `checks` is None for all of `known_checks`."""
+
+    command: str
+    every: int = 1
+    checks: tuple[str, ...] | None = None
+    known_checks: tuple[str, ...] = ()
+    engine: str | None = None
+    model: str | None = None
+    device: str | None = None
+    seed: int | None = None
+    not_run: Mapping[str, str] = field(default_factory=dict)
+    """Legs of the plan that were not run, and why."""
+
+
+def make(asked: Asked, outcomes: Sequence[Outcome], interrupted: str | None) -> Watched:
+    """Return the record of a run, in which no text names a path of this machine.
+
+    `interrupted` is the name of the signal that ended it before its time.
+    """
+    counts: Counter[str] = Counter()
+    for outcome in outcomes:
+        counts.update(outcome.tally.counts())
+    findings = tuple(found for outcome in outcomes for found in findings_of(outcome))
+    unselected = [] if asked.checks is None else sorted({*asked.known_checks} - {*asked.checks})
+    settings: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        for name, values in settings_of(outcome).items():
+            settings.setdefault(name, []).extend(values)
+    untried = tuple(not_tried(settings, counts, unselected, asked.not_run))
+    undecided = tuple(dict.fromkeys(open_questions(outcomes)))
+    verdict, message = judged(findings, undecided, counts, untried, interrupted)
+    commit, dirty = revision()
+    whole = Watched(
+        environment=Environment(
+            __version__, platform.python_version(), commit, dirty, repository()
+        ),
+        command=asked.command,
+        verdict=verdict,
+        message=message,
+        interrupted=interrupted,
+        engine=asked.engine,
+        model=asked.model,
+        device=asked.device,
+        seed=asked.seed,
+        every=asked.every,
+        checks=asked.checks,
+        seconds=round(sum(outcome.seconds for outcome in outcomes), 1),
+        counts=dict(counts),
+        findings=findings,
+        undecided=undecided,
+        legs=tuple(map(leg_of, outcomes)),
+        not_tried=untried,
+    )
+    return from_json(Watched, without_paths(to_json(whole)), "the record")
+
+
+def settings_of(outcome: Outcome) -> dict[str, list[str]]:
+    """Return the settings that were in use, by name, the devices of processes among them."""
+    processes = outcome.tally.processes.values()
+    devices = {str(one.started["device"]).partition(":")[0] for one in processes if one.started}
+    return {**outcome.tally.settings, **({"device": sorted(devices)} if devices else {})}
+
+
+def leg_of(outcome: Outcome) -> Leg:
+    """Return a leg for the record."""
+    tally = outcome.tally
+    return Leg(
+        name=outcome.name,
+        arguments=outcome.arguments,
+        ending=ending(outcome),
+        code=outcome.code,
+        seconds=round(outcome.seconds, 1),
+        counts=tally.counts(),
+        settings={name: tuple(values) for name, values in settings_of(outcome).items()},
+        stand_ins=dict(tally.stand_ins),
+        processes=tuple(
+            Process(
+                **{
+                    name: None if value is None else str(value)
+                    for name, value in one.started.items()
+                },
+                ended=one.ended,
+            )
+            for one in tally.processes.values()
+            if one.started
+        ),
+    )
+
+
+def findings_of(outcome: Outcome) -> Iterator[Finding]:
+    """Yield the findings of a leg, the first of each key."""
+    for key, found in outcome.tally.findings.items():
+        yield finding_of(found, key, outcome.tally.number(key), outcome.name)
+
+
+def write(record: Watched, path: Path) -> None:
+    """Write a record. Raises CannotRunError where it cannot be written."""
+    write_whole(path, dump_json({"format": FORMAT, "version": VERSION, **to_json(record)}))
+
+
+def record_of(data: Any, name: str) -> Watched:
+    """Return the record of a file's JSON data. Raises MalformedError for any other data."""
+    found = of_format(data, name, FORMAT, VERSION)
+    whole = {key: value for key, value in found.items() if key not in ("format", "version")}
+    try:
+        record: Watched = from_json(Watched, whole, "the record")
+    except ValueError as error:
+        raise MalformedError(f"{name} is not a complete record of watch: {error}") from error
+    return record

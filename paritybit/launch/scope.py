@@ -1,0 +1,72 @@
+"""What a run did not try: settings that were not in use, and states that were not reached."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from paritybit.launch.schema import NotTried
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A setting of an engine that changes which code runs, and the values that are worth trying.
+
+    `values` has a word for each value, as the engine spells it in lower case.
+    """
+
+    name: str
+    what: str
+    values: Mapping[str, str]
+
+
+ON_OFF: Mapping[str, str] = {"false": "on", "true": "off"}
+"""The values of a setting that switches something off."""
+
+AXES = (
+    Axis("page_size", "page size", {"1": "1", "64": "64"}),
+    Axis("disable_overlap_schedule", "overlap scheduling", ON_OFF),
+    Axis("disable_radix_cache", "prefix cache", ON_OFF),
+    Axis("disable_piecewise_cuda_graph", "piecewise prefill graphs", ON_OFF),
+    Axis("speculative_algorithm", "speculation", {"none": "none", "eagle": "EAGLE"}),
+    Axis("speculative_eagle_topk", "branches of speculation (topk)", {"1": "1", "4": "4"}),
+    Axis("attention_backend", "attention backend", {"triton": "Triton", "fa3": "FA3"}),
+    Axis("device", "device", {"cpu": "CPU", "cuda": "CUDA"}),
+)
+
+STATES: Mapping[str, tuple[str, str]] = {
+    "padded_replays": ("padded replays", "each replay filled its bucket"),
+    "shared_reads": ("reads of a slot that another request wrote", "no prefix was shared"),
+    "list_entries": ("index lists of attention kernels", "no list was seen"),
+    "idle": ("leaks", "the engine was never seen idle"),
+}
+"""What is not reached where a count is zero: what, and why."""
+
+
+def not_tried(
+    settings: Mapping[str, Sequence[str]],
+    counts: Mapping[str, int],
+    unselected: Iterable[str] = (),
+    legs: Mapping[str, str] | None = None,
+) -> Iterator[NotTried]:
+    """Yield what the verdict does not cover, over all processes.
+
+    `settings` has the values that were in use, `unselected` the checks that were switched off, and
+    `legs` why a leg was not run, by name.
+    """
+    for leg, why in (legs or {}).items():
+        yield NotTried(f"leg {leg}", why)
+    for check in unselected:
+        yield NotTried(f"check: {check}", "not selected by --checks")
+    skipped = counts.get("skipped_forwards", 0)
+    if skipped:
+        yield NotTried(f"{skipped:,} forward passes", "not selected by --every")
+    for name, (what, why) in STATES.items():
+        if not counts.get(name):
+            yield NotTried(what, why)
+    for axis in AXES:
+        seen = {value.lower() for value in settings.get(axis.name, ())}
+        missing = [word for value, word in axis.values.items() if value not in seen]
+        if not seen:
+            yield NotTried(axis.what, "the engine does not state this setting")
+        elif missing:
+            only = ", ".join(axis.values.get(value, value) for value in sorted(seen))
+            yield NotTried(f"{axis.what}: {', '.join(missing)}", f"only {only} was in use")

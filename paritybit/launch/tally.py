@@ -1,0 +1,107 @@
+"""What the journals of a command, or of one leg of a plan, say so far."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from paritybit.launch.journals import Entry
+
+STARTED = ("engine", "release", "device", "torch", "python")
+"""What a process says of itself when it starts to watch an engine."""
+
+NOT_KNOWN = "not known"
+
+
+def cause_of(finding: Mapping[str, Any]) -> str:
+    """Return what findings of one cause share.
+
+    A finding whose cause is not known shares it with those of its check and group alone.
+    """
+    cause = finding.get("cause")
+    if isinstance(cause, Mapping):
+        return str(cause.get("input") or cause.get("what") or NOT_KNOWN)
+    return f"{NOT_KNOWN} ({finding.get('check')}, {finding.get('group') or 'no group'})"
+
+
+@dataclass
+class Process:
+    """One process that wrote a journal. `counts` and `findings`, by key, are its last totals."""
+
+    started: dict[str, Any] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    findings: dict[str, int] = field(default_factory=dict)
+    written: Counter[str] = field(default_factory=Counter)
+    ended: bool = False
+
+
+@dataclass
+class Tally:
+    """Totals over processes. `findings` holds the first finding of each key."""
+
+    processes: dict[str, Process] = field(default_factory=dict)
+    findings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    undecided: dict[str, None] = field(default_factory=dict)
+    settings: dict[str, list[str]] = field(default_factory=dict)
+    stand_ins: dict[str, str] = field(default_factory=dict)
+
+    def take(self, process: str, entry: Entry) -> dict[str, Any] | None:
+        """Take note of an entry; return a finding if it is the first of its key."""
+        mine = self.processes.setdefault(process, Process())
+        match entry["kind"]:
+            case "start":
+                mine.started = {name: entry.get(name) for name in STARTED}
+            case "counts":
+                mine.counts = numbers(entry.get("counts"))
+                mine.findings = numbers(entry.get("findings"))
+            case "finding":
+                return self._found(mine, entry)
+            case "undecided":
+                self.undecided.setdefault(str(entry.get("what")))
+            case "scope":
+                self._set(entry.get("settings"))
+            case "stand_in":
+                self.stand_ins.setdefault(str(entry.get("what")), str(entry.get("why")))
+            case "end":
+                mine.ended = True
+        return None
+
+    def _found(self, process: Process, entry: Entry) -> dict[str, Any] | None:
+        finding = {name: value for name, value in entry.items() if name not in ("kind", "time")}
+        key = str(entry.get("key"))
+        process.written[key] += 1
+        if key in self.findings:
+            return None
+        self.findings[key] = finding
+        return finding
+
+    def _set(self, settings: object) -> None:
+        for name, value in settings.items() if isinstance(settings, Mapping) else ():
+            values = self.settings.setdefault(str(name), [])
+            if str(value) not in values:
+                values.append(str(value))
+
+    def count(self, name: str) -> int:
+        """Return a count over all processes."""
+        return sum(process.counts.get(name, 0) for process in self.processes.values())
+
+    def counts(self) -> dict[str, int]:
+        """Return all counts over all processes, by name."""
+        names = dict.fromkeys(
+            name for process in self.processes.values() for name in process.counts
+        )
+        return {name: self.count(name) for name in names}
+
+    def number(self, key: str) -> int:
+        """Return how many findings of a key there were. A kill may lose the last counts."""
+        return sum(
+            max(process.findings.get(key, 0), process.written[key])
+            for process in self.processes.values()
+        )
+
+
+def numbers(value: object) -> dict[str, int]:
+    """Return the whole numbers of an object, by name."""
+    if not isinstance(value, Mapping):
+        return {}
+    return {str(name): number for name, number in value.items() if type(number) is int}

@@ -1,0 +1,131 @@
+"""The verdict of a run, from what its legs say. Nothing found is a verdict only if much was seen.
+
+| verdict | when |
+|---|---|
+| finding | a check found something, however the run ended |
+| undecided | a command failed, something could not be judged, or too little was seen |
+| no finding | else |
+"""
+
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from paritybit.launch.schema import Finding, NotTried, Verdict
+from paritybit.launch.tally import Tally
+
+NEEDED: Mapping[str, str] = {
+    "forwards": "no forward pass was checked",
+    "reads": "no read of a KV slot was checked",
+    "replays": "no graph was replayed",
+}
+"""Counts that must not be zero, and what is said where one is."""
+
+NO_ENGINE = "no engine that the sanitizer supports was loaded"
+
+MOST_NAMED = 4
+"""So much that was not tried stands in the verdict; the page lists all of it."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a leg came to: its tally, how its command ended, and how long it took.
+
+    `code` is the exit code, negative for a signal. `stopped` says that the command was asked to
+    stop, `too_long` that it was because it did not end in time. `log` names the file with its
+    output, if that is not shown.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    tally: Tally
+    code: int
+    seconds: float
+    stopped: bool = False
+    too_long: bool = False
+    log: str | None = None
+
+
+def ending(outcome: Outcome) -> str:
+    """Return how a command ended, as the rest of a sentence about it."""
+    if outcome.too_long:
+        return f"did not end within {outcome.seconds:.0f} s"
+    if outcome.stopped:
+        return "was stopped"
+    if outcome.code < 0:
+        return f"was killed by {signal_name(-outcome.code)}"
+    return "ended" if outcome.code == 0 else f"failed by itself with exit code {outcome.code}"
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, or its number if it has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def open_questions(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Yield why a run without a finding has no verdict."""
+    for outcome in outcomes:
+        which = "the command" if len(outcomes) == 1 and outcome.log is None else outcome.name
+        if outcome.too_long or (outcome.code != 0 and not outcome.stopped):
+            see = f" (see {outcome.log})" if outcome.log else ""
+            yield f"{which} {ending(outcome)}{see}"
+    for outcome in outcomes:
+        yield from outcome.tally.undecided
+    if not any(process.started for one in outcomes for process in one.tally.processes.values()):
+        yield NO_ENGINE
+        return
+    for name, sentence in NEEDED.items():
+        if not sum(outcome.tally.count(name) for outcome in outcomes):
+            yield sentence
+
+
+def judged(
+    findings: Sequence[Finding],
+    open_: Sequence[str],
+    counts: Mapping[str, int],
+    not_tried: Sequence[NotTried],
+    interrupted: str | None,
+) -> tuple[Verdict, str]:
+    """Return the verdict, and the line that states it with what it covers."""
+    seen = scope_of(counts)
+    if findings:
+        causes = list(dict.fromkeys(finding.group_of for finding in findings))
+        number = sum(finding.number for finding in findings)
+        first = findings[0]
+        more = f"; {len(causes) - 1} more cause{'s' * (len(causes) > 2)}" * (len(causes) > 1)
+        return "finding", (
+            f"{plural(number, 'finding')} with {plural(len(causes), 'cause')}: {first.check}: "
+            f"{first.text}{more}; {seen}"
+        )
+    if open_:
+        more = f"; and {len(open_) - 1} more" if len(open_) > 1 else ""
+        return "undecided", f"{open_[0]}{more}; no finding in {seen}"
+    if interrupted is not None:
+        return "undecided", f"interrupted ({interrupted}); no finding in {seen}"
+    names = [one.what for one in not_tried[:MOST_NAMED]]
+    rest = len(not_tried) - len(names)
+    missing = f"; not tried: {', '.join(names)}{f' and {rest} more' if rest else ''}"
+    return "no finding", f"no finding in {seen}{missing if names else ''}"
+
+
+def scope_of(counts: Mapping[str, int]) -> str:
+    """Return how much was watched."""
+
+    def count(name: str) -> int:
+        return counts.get(name, 0)
+
+    if not any(counts.values()):
+        return "nothing that was watched"
+    return (
+        f"{plural(count('forwards'), 'forward')}, {plural(count('replays'), 'replay')} "
+        f"({count('padded_replays'):,} padded), {plural(count('reads'), 'read')} "
+        f"({count('shared_reads'):,} shared)"
+    )
+
+
+def plural(number: int, word: str) -> str:
+    """Return a count with its noun."""
+    return f"{number:,} {word}{'s' * (number != 1)}"

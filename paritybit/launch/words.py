@@ -1,0 +1,82 @@
+"""A finding in words, as a sanitizer reports it: on the terminal and on the page."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from paritybit.launch.schema import Finding, Who
+
+
+def lines_of(finding: Finding, replay: str | None = None) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each line about a finding; `replay` is the command for it."""
+    yield "where", ", ".join(where(finding))
+    yield "written", f"last written by {by(finding.writer)}" if finding.writer else "not known"
+    if finding.freed is not None:
+        yield "freed", f"freed{at(finding.freed)}"
+    if finding.reader is not None:
+        yield "read", f"read by {by(finding.reader)}"
+    yield "cause", why(finding)
+    if replay is not None:
+        yield "replay", replay
+
+
+def where(finding: Finding) -> Iterator[str]:
+    """Yield where it is: group, layer, slots, forward."""
+    if finding.group is not None:
+        yield f"group {finding.group}"
+    if finding.layer is not None:
+        yield finding.layer
+    if finding.slots:
+        rest = finding.count - 1
+        more = f" and {rest} more" if rest > 0 else ""
+        yield f"slot {finding.slots[0]}{more}"
+    kind = f" ({finding.kind})" if finding.kind else ""
+    yield f"forward {finding.forward}{kind}" if finding.forward is not None else "between forwards"
+    if finding.replay is not None:
+        yield f"replay of {finding.replay}"
+
+
+def by(who: Who) -> str:
+    """Return who did something."""
+    name = f"request {who.request}" if who.request is not None else "a request that is not known"
+    place = f", position {who.position}" if who.position is not None else ""
+    return f"{name}{place}{f', in forward {who.forward}' if who.forward is not None else ''}"
+
+
+def at(who: Who) -> str:
+    """Return when something was done, and by whom as far as it is known."""
+    request = f" by request {who.request}" if who.request is not None else ""
+    return f"{request}{f' before forward {who.forward}' if who.forward is not None else ''}"
+
+
+def why(finding: Finding) -> str:
+    """Return the cause: where an input explains it, its name and where the engine fills it."""
+    cause = finding.cause
+    if cause is None:
+        return "not known"
+    source = f" ({cause.source})" if cause.source else ""
+    named = "" if cause.input is None or cause.input in cause.what else f"{cause.input}: "
+    return f"{named}{cause.what}{source}"
+
+
+@dataclass(frozen=True)
+class CauseGroup:
+    """The findings of one cause, and what they share in words."""
+
+    name: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def count(self) -> str:
+        """How often each check found it."""
+        checks: dict[str, int] = {}
+        for finding in self.findings:
+            checks[finding.check] = checks.get(finding.check, 0) + finding.number
+        return ", ".join(f"{number:,} × {check}" for check, number in checks.items())
+
+
+def causes_of(findings: Sequence[Finding]) -> list[CauseGroup]:
+    """Return findings by their cause, in the order in which they were found."""
+    groups: dict[str, list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault(finding.group_of, []).append(finding)
+    return [CauseGroup(name, tuple(members)) for name, members in groups.items()]

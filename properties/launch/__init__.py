@@ -1,0 +1,1 @@
+"""`paritybit watch`: the command that it runs, journals, verdict, record and page."""

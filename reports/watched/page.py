@@ -1,0 +1,105 @@
+"""One HTML page from the record of `paritybit watch`."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paritybit.reports.page import environment
+
+from paritybit.launch.schema import Finding, Watched
+from paritybit.launch.words import CauseGroup, by, causes_of, lines_of
+
+SIGNS = {"finding": ("✗", "bad"), "no finding": ("✓", "good"), "undecided": ("?", "warn")}
+"""Sign and tone of a verdict."""
+
+FIGURES = {
+    "forwards": "forward passes",
+    "replays": "graph replays",
+    "padded_replays": "padded replays",
+    "reads": "slot reads checked",
+    "shared_reads": "reads of a slot that another request wrote",
+    "list_entries": "entries of index lists checked",
+}
+"""The counts at the top of the page."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the picture of a finding: what it is, and a note."""
+
+    name: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A finding on the page: its lines, and the picture from its cause to who is hit."""
+
+    finding: Finding
+    lines: tuple[tuple[str, str], ...]
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Card:
+    """The findings of one cause."""
+
+    group: CauseGroup
+    anchor: str
+    shown: tuple[Shown, ...]
+
+
+def render(record: Watched) -> str:
+    """Return the page of a record. Equal records give equal pages."""
+    sign, tone = SIGNS[record.verdict]
+    cards = [
+        Card(group, f"cause-{number}", tuple(map(shown, group.findings)))
+        for number, group in enumerate(causes_of(record.findings), 1)
+    ]
+    return (
+        environment()
+        .get_template("watch.html.j2")
+        .render(
+            record=record,
+            sign=sign,
+            tone=tone,
+            cards=cards,
+            figures={what: record.counts.get(name, 0) for name, what in FIGURES.items()},
+            counts={name: n for name, n in record.counts.items() if name not in FIGURES},
+            stand_ins={what: why for leg in record.legs for what, why in leg.stand_ins.items()},
+            processes=[(leg.name, process) for leg in record.legs for process in leg.processes],
+            settings=settings_of(record),
+        )
+    )
+
+
+def shown(finding: Finding) -> Shown:
+    """Return a finding as the page shows it."""
+    return Shown(finding, tuple(lines_of(finding)), tuple(steps_of(finding)))
+
+
+def steps_of(finding: Finding) -> Iterator[Step]:
+    """Yield the way from the cause of a finding over its slot to the requests it hits."""
+    if finding.cause is not None:
+        name = finding.cause.input or "cause"
+        note = finding.cause.source or ("" if finding.cause.input else finding.cause.what)
+        yield Step(name, note or "static input")
+    what = f"replay of {finding.replay}" if finding.replay else f"{finding.kind or 'a'} forward"
+    if finding.forward is not None:
+        yield Step(what, f"forward {finding.forward}")
+    if finding.slots:
+        more = f" and {finding.count - 1} more" if finding.count > 1 else ""
+        layer = f", {finding.layer}" if finding.layer else ""
+        yield Step(f"slot {finding.slots[0]}{more}", f"group {finding.group}{layer}")
+    if finding.writer is not None:
+        yield Step("written for", by(finding.writer))
+    if finding.reader is not None:
+        yield Step("read by", by(finding.reader))
+
+
+def settings_of(record: Watched) -> dict[str, str]:
+    """Return the values of each setting over all legs."""
+    found: dict[str, dict[str, None]] = {}
+    for leg in record.legs:
+        for name, values in leg.settings.items():
+            found.setdefault(name, {}).update(dict.fromkeys(values))
+    return {name: ", ".join(values) for name, values in found.items()}
