@@ -106,12 +106,13 @@ class Engine:
         sampling: Any = importlib.import_module("sglang.srt.sampling.sampling_params")
 
         request = inspect.signature(structures.TokenizedGenerateReqInput).parameters
+        # Trees of drafts are verified by sampling with a compiled kernel alone.
+        greedy = self.served.speculative is not None and self.served.device == "cpu"
         nothing = {name: None for name in NOTHING if name in request}
 
         def arrive(name: str, prompt: list[int], tokens: int, temperature: float) -> Any:
-            how = sampling.SamplingParams(
-                max_new_tokens=tokens, temperature=temperature, ignore_eos=True
-            )
+            heat = 0.0 if greedy else temperature
+            how = sampling.SamplingParams(max_new_tokens=tokens, temperature=heat, ignore_eos=True)
             how.normalize(None)
             return structures.TokenizedGenerateReqInput(
                 rid=name + END_OF_NAME,

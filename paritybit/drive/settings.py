@@ -37,6 +37,10 @@ class Served:
     backend: str = "triton"
     graphs: str = "decode"
 
+    def scope(self) -> dict[str, object]:
+        """Return the settings by name, as a journal states them."""
+        return {**vars(self), "model": self.model.name}
+
     def limits(self) -> Limits:
         """Return what requests must keep to."""
         return Limits(WINDOW, self.page_size, CHUNK, CONTEXT, POOL, VOCABULARY, ROWS)

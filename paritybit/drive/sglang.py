@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from paritybit.drive.models import MODELS
 from paritybit.drive.settings import GRAPHS, Served
+from paritybit.watch import journal
 
 
 def parser() -> argparse.ArgumentParser:
@@ -58,6 +59,9 @@ def play(served: Served, seconds: float | None, forwards: int | None) -> int:
     from paritybit.drive.stand_ins.table import install  # noqa: PLC0415
 
     install(served.device)
+    lines = journal.of_process()
+    if lines is not None:
+        lines.scope(**served.scope())
     begun, asked_to_end = time.monotonic(), []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *arguments: asked_to_end.append(arguments[0]))

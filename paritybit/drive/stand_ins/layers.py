@@ -9,6 +9,7 @@ from torch import Tensor
 
 from paritybit.drive.stand_ins import attention
 from paritybit.drive.stand_ins.graphs import whole_value
+from paritybit.drive.stand_ins.modules import found
 from paritybit.subjects.engines.shared.graphs import whole
 
 ATTENTION: Mapping[str, Callable[..., None]] = {
@@ -32,21 +33,37 @@ OF_NO_ACCOUNT = frozenset(
 
 
 def stand_in_for_layers() -> None:
-    """Let layers run in torch, and the arithmetic of attention over the lists that it is given."""
+    """Let layers run in torch as the engine itself has them."""
     layers: Any = importlib.import_module("sglang.srt.layers.utils.multi_platform")
     layers.MultiPlatformOp.dispatch_forward = lambda layer: layer.forward_native
+
+
+def stand_in_for_attention() -> None:
+    """Let torch do the arithmetic of attention, over the lists that its kernels are given."""
     for place, arithmetic in ATTENTION.items():
         file, name = place.split(".")
         for package in KERNELS:
-            module = _found(f"{package}.{file}")
+            module = found(f"{package}.{file}")
             if hasattr(module, name):
                 setattr(module, name, whole(adapted(getattr(module, name), arithmetic)))
-    experts = _found("sglang.srt.layers.moe.fused_moe_native")
-    if hasattr(experts, "moe_forward_native"):
-        experts.moe_forward_native = whole_value(experts.moe_forward_native)
-    logits = _found("sglang.srt.layers.logits_processor")
-    if hasattr(logits, "fused_softcap"):
-        logits.fused_softcap = softcap
+
+
+def stand_in_for_experts() -> str | None:
+    """Let a graph hold each call of the engine's own experts in torch."""
+    experts = found("sglang.srt.layers.moe.fused_moe_native")
+    if not hasattr(experts, "moe_forward_native"):
+        return ""
+    experts.moe_forward_native = whole_value(experts.moe_forward_native)
+    return None
+
+
+def stand_in_for_softcap() -> str | None:
+    """Let torch bound the logits, where the release has a kernel of one function for that."""
+    logits = found("sglang.srt.layers.logits_processor")
+    if not hasattr(logits, "fused_softcap"):
+        return ""
+    logits.fused_softcap = softcap
+    return None
 
 
 def softcap(logits: Tensor, cap: float) -> Tensor:
@@ -75,11 +92,3 @@ def adapted(kernel: Callable[..., None], arithmetic: Callable[..., None]) -> Cal
         arithmetic(**{name: value for name, value in given.items() if name in known})
 
     return called
-
-
-def _found(name: str) -> Any:
-    """Return a module, None where the release has none of the name."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        return None

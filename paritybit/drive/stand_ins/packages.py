@@ -40,9 +40,11 @@ def _asked_for_availability(frame: FrameType | None) -> bool:
     return False
 
 
-def stand_in_for_packages() -> StubFinder:
-    """Let the import of a package that is not installed give an empty module. Return its finder."""
+def stand_in_for_packages() -> str:
+    """Let the import of a package that is not installed give an empty module. Return their names.
+
+    Without any, the text is empty.
+    """
     missing = tuple(name for name in OPTIONAL if importlib.util.find_spec(name) is None)
-    finder = UnavailableFinder(missing, absent=ABSENT)
-    sys.meta_path.append(finder)
-    return finder
+    sys.meta_path.append(UnavailableFinder(missing, absent=ABSENT))
+    return ", ".join(missing)
