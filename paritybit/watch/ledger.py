@@ -197,6 +197,6 @@ class Ledger:
         }
 
     def freeing(self, slot: int) -> dict[str, Any] | None:
-        """Return when a slot was freed, or None if it is in use."""
+        """Return before which forward a slot was freed, or None if it is in use."""
         freed = int(self.freed[slot])
-        return {"before_forward": freed} if freed else None
+        return {"forward": freed} if freed else None
