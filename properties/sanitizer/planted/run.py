@@ -1,0 +1,175 @@
+"""Plant the faults of the table, one at a time, and see what `paritybit watch` says of each.
+
+A script: `python -m properties.sanitizer.planted.run --sources FOLDER`. FOLDER has one folder per
+release, such as `0.5.23`, in which its wheel is unpacked. A release is first watched without a
+fault; what is found then counts for no fault. Faults that the record has an outcome of are left
+out, so that a run that was interrupted goes on. Exits with 0 if all faults are found.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from properties.sanitizer.planted.faults import TABLE, Fault, read
+from properties.sanitizer.planted.outcome import Outcome, Status, judge, write
+from properties.sanitizer.planted.outcome import read as read_record
+from properties.sanitizer.planted.plant import plant
+from properties.support.places import ROOT
+
+RECORD = ROOT / "reports/evidence/planted-sanitizer.json"
+
+LEGS: dict[frozenset[str], str] = {}
+"""The leg of the plan in which a fault's line runs, by what the fault needs."""
+
+MOST_SECONDS = 900.0
+"""Seconds after which a watched engine is taken to hang."""
+
+
+@dataclass
+class Trials:
+    """Watches engines, with faults and without. `out` keeps what each run leaves, for a look."""
+
+    sources: Path
+    out: Path
+    words: tuple[str, ...] = ()
+    controls: dict[tuple[str, str], Outcome] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock)
+
+    def tried(self, fault: Fault, leg: str, known: dict[str, Outcome]) -> Iterator[Outcome]:
+        """Yield the outcome of a fault, and first that of its control run if that is new."""
+        control = Fault(f"{fault.release}: {leg}", "control", "", "", "", "", fault.release)
+        control = replace(control, environment=fault.environment)
+        if fault.environment:
+            named = " ".join(f"{name}={value}" for name, value in fault.environment.items())
+            control = replace(control, name=f"{control.name}, {named}")
+        with self.lock:
+            usual = known.get(control.name)
+            if usual is None:
+                usual = self.outcome(control, leg, ())
+                known[control.name] = usual
+                yield usual
+        yield self.outcome(fault, leg, usual.keys)
+
+    def outcome(self, fault: Fault, leg: str, control: Sequence[str]) -> Outcome:
+        """Plant a fault, watch the engine, and return what was said."""
+        with tempfile.TemporaryDirectory(prefix="planted-", dir=self.sources) as scratch:
+            engine = Path(scratch, f"sglang-{fault.release}")
+            try:
+                plant(fault if fault.old else None, self.sources / fault.release, engine)
+            except ValueError as error:
+                return Outcome(fault.name, fault.release, leg, Status.UNFIT, 0.0, note=str(error))
+            begun = time.monotonic()
+            watched = self.watch(fault, engine, leg)
+            return judge(fault, watched, leg, time.monotonic() - begun, control)
+
+    def watch(self, fault: Fault, engine: Path, leg: str) -> dict[str, Any]:
+        """Return the record of `paritybit watch` for an engine's folder."""
+        out = self.out / fault.name.replace(": ", "-").replace(" ", "-").replace(",", "")
+        command = [
+            *(sys.executable, "-m", "paritybit", "watch", "--engine", str(engine)),
+            *("--out", str(out), "--leg", leg, *self.words),
+        ]
+        log = out.with_suffix(".log")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            log.open("wb") as file,
+            subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env={**os.environ, **fault.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            ) as process,
+        ):
+            try:
+                process.wait(MOST_SECONDS)
+            except BaseException:
+                process.terminate()
+                raise
+        record = out / "watch.json"
+        if not record.exists():
+            return {"undecided": [f"no record; see {log.name}"]}
+        data: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
+        return data
+
+
+def say(line: str) -> None:
+    """Print one line at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def chosen(faults: Sequence[Fault], only: str | None) -> tuple[Fault, ...]:
+    """Return the faults named, by comma, or all. Raises SystemExit for an unknown name."""
+    if only is None:
+        return tuple(faults)
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    known = {fault.name: fault for fault in faults}
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        raise SystemExit(f"unknown fault: {', '.join(unknown) or 'none is named'}")
+    return tuple(known[name] for name in names)
+
+
+def options() -> argparse.Namespace:
+    """Return what the command line asks for."""
+    parser = argparse.ArgumentParser(description="Plant faults in sglang; see what watch says.")
+    parser.add_argument("--sources", type=Path, required=True, help="Folder of unpacked releases")
+    parser.add_argument("--table", type=Path, default=TABLE, help="A table of faults (faults.toml)")
+    parser.add_argument("--record", type=Path, default=RECORD, help="Where outcomes go, as JSON")
+    parser.add_argument("--out", type=Path, help="Where the runs' own records go")
+    parser.add_argument("--only", metavar="NAME,...", help="Plant these faults alone, again")
+    parser.add_argument("--leg", help="The leg to run, whatever a fault needs")
+    parser.add_argument("--jobs", type=int, default=1, help="Engines that are watched at a time")
+    parser.add_argument("words", nargs="*", help="Further words for `paritybit watch`, after --")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Plant the faults asked for and return the exit code."""
+    asked = options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    faults = read(asked.table)
+    known = read_record(asked.record)
+    left = chosen(faults, asked.only)
+    if asked.only is None:
+        left = tuple(fault for fault in left if fault.name not in known)
+    out = asked.out or Path(tempfile.mkdtemp(prefix="planted-"))
+    trials = Trials(asked.sources.resolve(), out, tuple(asked.words))
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        legs = [asked.leg or LEGS[frozenset(fault.needs)] for fault in left]
+        running = [
+            pool.submit(lambda fault, leg: list(trials.tried(fault, leg, known)), fault, leg)
+            for fault, leg in zip(left, legs, strict=True)
+        ]
+        try:
+            for place, ended in enumerate(as_completed(running), 1):
+                for outcome in ended.result():
+                    known[outcome.name] = outcome
+                    what = " ".join(filter(None, (outcome.status, outcome.check)))
+                    say(f"[{place}/{len(left)}] {outcome.name}: {what} ({outcome.seconds:.0f} s)")
+                write(asked.record, known, faults)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    write(asked.record, known, faults)
+    tried = [known[fault.name] for fault in faults if fault.name in known]
+    found = sum(outcome.status is Status.FOUND for outcome in tried)
+    say(f"{found} of {len(tried)} found; runs are in {out}")
+    return 0 if found == len(tried) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
