@@ -10,6 +10,7 @@ import pkgutil
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from paritybit.connectors.sglang.engine import Engine
@@ -85,13 +86,13 @@ REQUIRED: dict[str, tuple[str, ...]] = {
 """What cannot be watched if none of these methods has a target."""
 
 
-def require_plugins() -> bool:
-    """Return whether this release has plugins; say so in the journal if not."""
-    there = find_spec("sglang.srt.plugins.hook_registry") is not None
-    journal = of_process()
+def require_plugins() -> None:
+    """Say so in the journal if this release has no plugins. Imports nothing of it."""
+    spec, journal = find_spec("sglang"), of_process()
+    folders = spec.submodule_search_locations if spec is not None else None
+    there = any(Path(folder, "srt", "plugins").is_dir() for folder in folders or ())
     if not there and journal is not None:
         journal.undecided(f"sglang {release()} has no plugins; 0.5.11 is the first that does")
-    return there
 
 
 def release() -> str:

@@ -1,0 +1,73 @@
+"""Whole releases are watched: what is known of each is found, and nothing else.
+
+The tests are skipped unless the releases are asked for; each takes about a minute.
+"""
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from paritybit import __version__, inject
+from paritybit.drive.environment import command, prepare
+from paritybit.drive.legs import Leg
+from paritybit.watch import journal
+from paritybit.watch.settings import VARIABLE, Settings
+from properties.support.releases import package_of
+
+STRAY = "stray write | swa | out_cache_loc_swa"
+LISTS = {
+    "wrong list | full | padding in the list cuda_graph_kv_indices",
+    "wrong list | swa | padding in the list cuda_graph_window_kv_indices",
+}
+"""What a row of the request table that padding keeps stale shows: sgl-project/sglang#26292."""
+
+SPECULATION = ("--model", "gpt_oss", "--speculative", "eagle")
+
+WAYS: Mapping[str, tuple[str, ...]] = {
+    "decode": (),
+    "overlap": ("--overlap", "--page-size", "16"),
+    "no prefix cache": ("--no-prefix-cache",),
+    "chains": SPECULATION,
+    "trees": (*SPECULATION, "--topk", "4"),
+}
+
+
+def watched(version: str, arguments: tuple[str, ...], folder: Path) -> list[dict[str, object]]:
+    """Return the journal of a release that served requests for a while."""
+    package_of(version)
+    injected = Path(tempfile.mkdtemp(dir=folder))
+    inject.prepare(injected, __version__)
+    leg = Leg("one", (*arguments, "--forwards", "150"), seconds=600)
+    words, variables = command(prepare(f"sglang=={version}"), leg, "gemma4", 5, "cpu")
+    variables["PYTHONPATH"] = f"{injected}:{variables['PYTHONPATH']}"
+    variables[VARIABLE] = Settings(str(folder / "out")).text()
+    done = subprocess.run(words, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (file,) = (folder / "out").glob("process-*.jsonl")
+    return list(journal.read(file))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("version", ["0.5.11", "0.5.12", "0.5.23"])
+def test_a_whole_release_is_watched(version: str, way: str, tmp_path: Path) -> None:
+    lines = watched(version, WAYS[way], tmp_path)
+    found = {line["key"] for line in lines if line["kind"] == "finding"}
+    undecided = [line["what"] for line in lines if line["kind"] == "undecided"]
+    counts = next(line["counts"] for line in reversed(lines) if line["kind"] == "counts")
+    assert isinstance(counts, dict)
+    assert not undecided
+    assert counts["reads"] > 1_000
+    assert counts["replays"] > 20
+    assert counts["lists"] > 100
+    if version == "0.5.11" and way == "decode":
+        assert STRAY in found
+        sources = {json.dumps(line["cause"]) for line in lines if line.get("key") == STRAY}
+        assert all("cuda_graph_runner.py:373" in source for source in sources)
+    elif version == "0.5.12":
+        assert found <= LISTS
+    elif version == "0.5.23":
+        assert not found
