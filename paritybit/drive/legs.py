@@ -21,8 +21,8 @@ LEGS = (
     Leg("no prefix cache", ("--no-prefix-cache",)),
     Leg("attention sinks", ("--model", "gpt_oss")),
     Leg("widths of K and V", ("--model", "mimo", "--overlap")),
-    Leg("EAGLE, topk 1", ("--model", "gpt_oss", "--speculative", "eagle")),
-    Leg("EAGLE, topk 2", ("--model", "gpt_oss", "--speculative", "eagle", "--topk", "2")),
+    Leg("EAGLE topk 1", ("--model", "gpt_oss", "--speculative", "eagle")),
+    Leg("EAGLE topk 2", ("--model", "gpt_oss", "--speculative", "eagle", "--topk", "2")),
 )
 """What is tried on any device, in this order, with parts of the time."""
 

@@ -51,6 +51,12 @@ def add_options(watch: Parser) -> None:
         "--page-size", type=count, help="Try only settings with this KV page size (default: all)"
     )
     watch.add_argument(
+        "--legs",
+        type=names,
+        default=(),
+        help="Comma-separated settings to try, for example 'page size 16' (default: all)",
+    )
+    watch.add_argument(
         "--keep-going",
         action="store_true",
         help="Try the remaining settings after a finding, too",

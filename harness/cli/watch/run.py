@@ -45,7 +45,7 @@ ALLOWANCE = 300.0
 AFTER_FINDING = 5.0
 """Seconds that a leg goes on after its first finding. Later ones may show what it did."""
 
-ONLY_ENGINE = ("model", "device", "seed", "seconds", "page_size", "keep_going")
+ONLY_ENGINE = ("model", "device", "seed", "seconds", "page_size", "legs", "keep_going")
 """Options that need --engine."""
 
 
@@ -115,7 +115,8 @@ def watch_engine(options: argparse.Namespace, checks: tuple[str, ...] | None) ->
     """Serve an engine generated requests, leg by leg, until one has a finding."""
     known("model", options.model or MODEL, MODELS)
     device = device_of(options.device or "auto")
-    legs = legs_of(device, float(options.seconds or SECONDS), options.page_size)
+    seconds = float(options.seconds or SECONDS)
+    legs = legs_of(device, seconds, options.page_size, options.legs)
     engine = engines.prepare(options.engine)
     console = Console(soft_wrap=True)
     options = argparse.Namespace(
@@ -183,7 +184,7 @@ def require_sense(options: argparse.Namespace) -> None:
     if not options.command or not options.command[0]:
         raise MalformedError("the command after -- is empty")
     for name in ONLY_ENGINE:
-        if getattr(options, name) not in (None, False):
+        if getattr(options, name):
             raise MalformedError(f"--{name.replace('_', '-')} needs --engine")
 
 
@@ -209,14 +210,21 @@ def device_of(asked: str) -> str:
     return ("cuda" if gpus else "cpu") if asked == "auto" else asked
 
 
-def legs_of(device: str, seconds: float, page_size: int | None = None) -> tuple[Leg, ...]:
-    """Return the legs to run, all or those with a page size; their seconds add up to the given."""
+def legs_of(
+    device: str, seconds: float, page_size: int | None = None, names: Sequence[str] = ()
+) -> tuple[Leg, ...]:
+    """Return the legs to run: all, or those with these names and this page size.
+
+    Their seconds add up to the given ones. Raises UnknownNameError for a name that no leg has.
+    """
     legs = plan(device, seconds)
-    if page_size is None:
-        return legs
-    chosen = [leg for leg in legs if page_size_of(leg) == page_size]
-    if not chosen:
-        chosen = [Leg(f"page size {page_size}", ("--page-size", str(page_size)))]
+    for name in names:
+        known("leg", name, [leg.name for leg in legs])
+    chosen = [leg for leg in legs if not names or leg.name in names]
+    if page_size is not None:
+        chosen = [leg for leg in chosen if page_size_of(leg) == page_size]
+        if not chosen:
+            chosen = [Leg(f"page size {page_size}", ("--page-size", str(page_size)))]
     total = sum(leg.share for leg in chosen)
     return tuple(replace(leg, seconds=seconds * leg.share / total) for leg in chosen)
 

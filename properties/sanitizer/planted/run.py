@@ -9,16 +9,17 @@ out, so that a run that was interrupted goes on. Exits with 0 if all faults are 
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Lock
+from threading import Lock, current_thread
 from typing import Any
 
 from properties.sanitizer.planted.faults import TABLE, Fault, read
@@ -29,8 +30,18 @@ from properties.support.places import ROOT
 
 RECORD = ROOT / "reports/evidence/planted-sanitizer.json"
 
-LEGS: dict[frozenset[str], str] = {}
-"""The leg of the plan in which a fault's line runs, by what the fault needs."""
+LEGS: Mapping[frozenset[str], str] = {
+    frozenset(): "decode graphs",
+    frozenset({"page"}): "page size 16",
+    frozenset({"page", "eagle"}): "EAGLE topk 1",
+    frozenset({"eagle"}): "EAGLE topk 1",
+    frozenset({"eagle", "overlap"}): "EAGLE topk 1",
+    frozenset({"eagle", "topk"}): "EAGLE topk 2",
+    frozenset({"overlap"}): "overlap",
+    frozenset({"no-prefix-cache"}): "no prefix cache",
+    frozenset({"prefill-graphs"}): "decode graphs",
+}
+"""The leg of the plan that comes nearest to what a fault needs."""
 
 MOST_SECONDS = 900.0
 """Seconds after which a watched engine is taken to hang."""
@@ -63,22 +74,22 @@ class Trials:
 
     def outcome(self, fault: Fault, leg: str, control: Sequence[str]) -> Outcome:
         """Plant a fault, watch the engine, and return what was said."""
-        with tempfile.TemporaryDirectory(prefix="planted-", dir=self.sources) as scratch:
-            engine = Path(scratch, f"sglang-{fault.release}")
-            try:
-                plant(fault if fault.old else None, self.sources / fault.release, engine)
-            except ValueError as error:
-                return Outcome(fault.name, fault.release, leg, Status.UNFIT, 0.0, note=str(error))
-            begun = time.monotonic()
-            watched = self.watch(fault, engine, leg)
-            return judge(fault, watched, leg, time.monotonic() - begun, control)
+        engine = self.sources / current_thread().name / fault.release  # One path: compiled files.
+        shutil.rmtree(engine, ignore_errors=True)
+        try:
+            plant(fault if fault.old else None, self.sources / fault.release, engine)
+        except ValueError as error:
+            return Outcome(fault.name, fault.release, leg, Status.UNFIT, 0.0, note=str(error))
+        begun = time.monotonic()
+        watched = self.watch(fault, engine, leg)
+        return judge(fault, watched, leg, time.monotonic() - begun, control)
 
     def watch(self, fault: Fault, engine: Path, leg: str) -> dict[str, Any]:
         """Return the record of `paritybit watch` for an engine's folder."""
         out = self.out / fault.name.replace(": ", "-").replace(" ", "-").replace(",", "")
         command = [
             *(sys.executable, "-m", "paritybit", "watch", "--engine", str(engine)),
-            *("--out", str(out), "--leg", leg, *self.words),
+            *("--device", "cpu", "--out", str(out), "--legs", leg, *self.words),
         ]
         log = out.with_suffix(".log")
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -98,10 +109,10 @@ class Trials:
             except BaseException:
                 process.terminate()
                 raise
-        record = out / "watch.json"
-        if not record.exists():
+        records = sorted(out.glob("**/watch.json"))
+        if not records:
             return {"undecided": [f"no record; see {log.name}"]}
-        data: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
+        data: dict[str, Any] = json.loads(records[-1].read_text(encoding="utf-8"))
         return data
 
 
@@ -148,7 +159,7 @@ def main() -> int:
         left = tuple(fault for fault in left if fault.name not in known)
     out = asked.out or Path(tempfile.mkdtemp(prefix="planted-"))
     trials = Trials(asked.sources.resolve(), out, tuple(asked.words))
-    with ThreadPoolExecutor(asked.jobs) as pool:
+    with ThreadPoolExecutor(asked.jobs, "planted") as pool:
         legs = [asked.leg or LEGS[frozenset(fault.needs)] for fault in left]
         running = [
             pool.submit(lambda fault, leg: list(trials.tried(fault, leg, known)), fault, leg)
