@@ -75,6 +75,9 @@ def use_runner_of_cuda() -> None:
     On a CPU it would otherwise build one that compiles, and only where it is asked to compile.
     """
     _claim_abilities()
+    information: Any = importlib.import_module("sglang.srt.model_executor.forward_batch_info")
+    mode = information.ForwardMode
+    mode.is_cpu_graph = mode.is_cuda_graph  # On a CPU only decodes are replayed, no verification.
     for name in RUNNERS:
         try:
             module: Any = importlib.import_module(f"sglang.srt.{name}")
