@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from paritybit.drive.stand_ins.graphs import stand_in_for_graphs, use_runner_of_cuda
+from paritybit.drive.stand_ins.kernels import quicken_kernels
 from paritybit.drive.stand_ins.layers import (
     stand_in_for_attention,
     stand_in_for_experts,
@@ -35,6 +36,11 @@ ANYWHERE = (
 """What every device needs, before the engine is imported."""
 
 ON_A_CPU = (
+    StandIn(
+        "Triton's interpreter: numpy for the engine's index kernels, compared with it at first",
+        "it takes most of the time of a step",
+        quicken_kernels,
+    ),
     StandIn(
         "CUDA graphs, streams and events: a tape of torch ops and of launches of interpreted "
         "kernels, replayed over the same tensors",

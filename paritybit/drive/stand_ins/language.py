@@ -1,0 +1,290 @@
+"""A few operations of Triton's language on numpy arrays."""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+
+class Value:
+    """An array, or a number of a fixed width. Operators give what Triton's give."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def to(self, dtype: Any, *unused: Any, **named: Any) -> Any:
+        """Return the same in another type, or what it is the address of."""
+        if isinstance(dtype, PointerType):
+            return Pointer(Addressed(int(self.data), np.dtype(dtype.element)), np.int64(0))
+        return Value(self.data.astype(dtype))
+
+    def __getitem__(self, places: Any) -> "Value":
+        return Value(self.data[places])
+
+    def __bool__(self) -> bool:
+        return bool(self.data)
+
+    def __index__(self) -> int:
+        return int(self.data)
+
+    def __int__(self) -> int:
+        return int(self.data)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its lengths."""
+        return tuple(self.data.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """Its type."""
+        return self.data.dtype.type
+
+    def __neg__(self) -> "Value":
+        return Value(-self.data)
+
+    def __invert__(self) -> "Value":
+        return Value(~self.data)
+
+
+class Pointer:
+    """An address, or an array of them: places in an array of memory."""
+
+    __slots__ = ("memory", "place")
+
+    def __init__(self, memory: Any, place: Any) -> None:
+        self.memory, self.place = memory, place
+
+    def __add__(self, more: Any) -> "Pointer":
+        return Pointer(self.memory, self.place + bare(more))
+
+    __radd__ = __add__
+
+    def __sub__(self, less: Any) -> "Pointer":
+        return Pointer(self.memory, self.place - bare(less))
+
+    def __getitem__(self, places: Any) -> "Pointer":
+        return Pointer(self.memory, self.place[places])
+
+    @property
+    def dtype(self) -> Any:
+        """What it points to, as `dtype.element_ty`."""
+        return _ElementType(self.memory.dtype.type)
+
+    def inside(self, places: Any) -> Any:
+        """Return places. Raises IndexError for one outside of the memory."""
+        if places.size and (places.min() < 0 or places.max() >= len(self.memory)):
+            raise IndexError("a kernel reads or writes outside of a tensor's memory")
+        return places
+
+
+class PointerType:
+    """The type of addresses of elements."""
+
+    def __init__(self, element: Any, *unused: Any) -> None:
+        self.element = element
+
+
+class Addressed:
+    """The memory at an address that a kernel read from memory. Nothing tells where it ends."""
+
+    def __init__(self, address: int, dtype: Any) -> None:
+        self.address, self.dtype = address, dtype
+
+    def __len__(self) -> int:
+        return 2**62
+
+    def __getitem__(self, places: Any) -> Any:
+        near, first = self._near(places)
+        return near[places - first]
+
+    def __setitem__(self, places: Any, values: Any) -> None:
+        near, first = self._near(places)
+        near[places - first] = values
+
+    def _near(self, places: Any) -> tuple[Any, int]:
+        """Return an array from the first to the last of some places, and the first."""
+        if not places.size:
+            return np.empty(0, self.dtype), 0
+        first, count = int(places.min()), int(places.max() - places.min()) + 1
+        size = self.dtype.itemsize
+        held = (ctypes.c_char * (count * size)).from_address(self.address + first * size)
+        return np.frombuffer(held, self.dtype), first
+
+
+class _ElementType:
+    def __init__(self, element: Any) -> None:
+        self.element_ty = element
+
+
+def bare(given: Any) -> Any:
+    """Return the array of a value, and anything else as it is."""
+    return given.data if isinstance(given, Value) else given
+
+
+def wrapped(given: Any) -> Any:
+    """Return a number with the width that Triton gives it, and anything else as it is."""
+    if isinstance(given, bool | np.bool_):
+        return Value(np.bool_(given))
+    if isinstance(given, int):
+        return Value(np.int32(given) if -(2**31) <= given < 2**31 else np.int64(given))
+    return Value(np.float32(given)) if isinstance(given, float) else given
+
+
+def _quotient(left: Any, right: Any) -> Any:
+    """Return what division of integers gives, towards zero as in C."""
+    found = np.floor_divide(left, right)
+    return found + ((found < 0) & (found * right != left)).astype(found.dtype)
+
+
+def _binary(function: Any, reflected: bool = False) -> Any:
+    def applied(left: Value, right: Any) -> Any:
+        if isinstance(right, Pointer):
+            return NotImplemented
+        one, other = left.data, bare(right)
+        return Value(function(other, one) if reflected else function(one, other))
+
+    return applied
+
+
+OPERATORS = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "floordiv": _quotient,
+    "mod": lambda left, right: left - _quotient(left, right) * right,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "lshift": np.left_shift,
+    "rshift": np.right_shift,
+}
+COMPARISONS = {
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+}
+for _name, _function in OPERATORS.items():
+    setattr(Value, f"__{_name}__", _binary(_function))
+    setattr(Value, f"__r{_name}__", _binary(_function, reflected=True))
+for _name, _function in COMPARISONS.items():
+    setattr(Value, f"__{_name}__", _binary(_function))
+
+
+class Language:
+    """What kernels call `tl`. `place` is the number of the program under way, `sizes` the grid."""
+
+    constexpr, pointer_type = int, PointerType
+    int1, int8, int16, int32, int64 = np.bool_, np.int8, np.int16, np.int32, np.int64
+    uint8, uint32, uint64 = np.uint8, np.uint32, np.uint64
+    float16, float32, float64 = np.float16, np.float32, np.float64
+
+    def __init__(self) -> None:
+        self.place: Sequence[int] = (0, 0, 0)
+        self.sizes: Sequence[int] = (1, 1, 1)
+
+    def to_tensor(self, given: Any, check: bool = True) -> Any:
+        """Return what an assignment in a kernel keeps."""
+        return wrapped(given)
+
+    def cast(self, given: Any, dtype: Any, *unused: Any, **named: Any) -> Any:
+        """Return a value in another type."""
+        return wrapped(given).to(dtype)
+
+    def program_id(self, axis: int = 0) -> Value:
+        """Return which program runs."""
+        return Value(np.int32(self.place[axis]))
+
+    def num_programs(self, axis: int = 0) -> Value:
+        """Return how many programs a launch has."""
+        return Value(np.int32(self.sizes[axis]))
+
+    def arange(self, start: int, end: int) -> Value:
+        """Return consecutive integers."""
+        return Value(np.arange(int(start), int(end), dtype=np.int32))
+
+    def cdiv(self, count: Any, size: Any) -> Value:
+        """Return how many parts of a size a count has."""
+        return Value(_quotient(bare(count) + (bare(size) - 1), bare(size)))
+
+    def load(self, pointer: Pointer, mask: Any = None, other: Any = None, **unused: Any) -> Value:
+        """Return what lies at addresses; `other` where the mask is off, 0 without one."""
+        places = np.asarray(pointer.place)
+        if mask is None:
+            return Value(pointer.memory[pointer.inside(places)])
+        places, on = np.broadcast_arrays(places, bare(mask))
+        on = on.astype(bool, copy=False)
+        found = np.zeros(places.shape, pointer.memory.dtype)
+        if other is not None:
+            found[...] = bare(other)
+        found[on] = pointer.memory[pointer.inside(places[on])]
+        return Value(found)
+
+    def store(self, pointer: Pointer, value: Any, mask: Any = None, **unused: Any) -> None:
+        """Write to addresses where the mask is on."""
+        places = np.asarray(pointer.place)
+        if mask is None:
+            pointer.memory[pointer.inside(places)] = bare(value)
+            return
+        places, on, held = np.broadcast_arrays(places, bare(mask), bare(value))
+        on = on.astype(bool, copy=False)
+        pointer.memory[pointer.inside(places[on])] = held[on]
+
+    def where(self, mask: Any, one: Any, other: Any) -> Value:
+        """Return one or the other."""
+        return Value(np.where(bare(mask), bare(one), bare(other)))
+
+    def zeros(self, shape: Any, dtype: Any) -> Value:
+        """Return zeros."""
+        return Value(np.zeros([int(size) for size in shape], dtype))
+
+    def full(self, shape: Any, value: Any, dtype: Any) -> Value:
+        """Return one value everywhere."""
+        return Value(np.full([int(size) for size in shape], bare(value), dtype))
+
+    def sum(self, given: Value, axis: int | None = None, **unused: Any) -> Value:
+        """Return the sum: of integers in their own width, from 32 bits on."""
+        dtype = given.data.dtype
+        kept = np.dtype(np.int32) if dtype.itemsize < 4 and dtype.kind in "iub" else dtype
+        return Value(given.data.sum(axis, dtype=kept))
+
+    def max(self, given: Value, axis: int | None = None, **unused: Any) -> Value:
+        """Return the largest."""
+        return Value(given.data.max(axis))
+
+    def min(self, given: Value, axis: int | None = None, **unused: Any) -> Value:
+        """Return the smallest."""
+        return Value(given.data.min(axis))
+
+    def maximum(self, one: Any, other: Any) -> Value:
+        """Return the larger of two."""
+        return Value(np.maximum(bare(one), bare(other)))
+
+    def minimum(self, one: Any, other: Any) -> Value:
+        """Return the smaller of two."""
+        return Value(np.minimum(bare(one), bare(other)))
+
+    def static_range(self, *bounds: Any, **unused: Any) -> range:
+        """Return numbers to count through."""
+        return range(*(int(bound) for bound in bounds))
+
+    range = static_range
+
+    def multiple_of(self, given: Any, *unused: Any) -> Any:
+        """Return what is given."""
+        return given
+
+    max_contiguous = multiple_of
+    static_assert = multiple_of
+
+
+LANGUAGE = Language()

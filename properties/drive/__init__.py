@@ -1,0 +1,1 @@
+"""What serves generated requests to whole engines."""

@@ -1,0 +1,123 @@
+"""The arithmetic of attention over an engine's lists, against attention over each row alone."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from paritybit.drive.stand_ins.attention import (
+    decode_attention,
+    extend_attention,
+    unified_attention,
+)
+
+SLOTS, HEADS, GROUPS, WIDTH, VALUES = 40, 4, 2, 8, 6
+PREFIXES, QUERIES = (5, 0, 9), (3, 4, 1)
+
+
+def rows() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return buffers of K and V, and the lists of rows with prefixes of different lengths."""
+    chance = torch.Generator().manual_seed(0)
+    k = torch.randn(SLOTS, GROUPS, WIDTH, generator=chance)
+    v = torch.randn(SLOTS, GROUPS, VALUES, generator=chance)
+    ends = torch.tensor([0, *PREFIXES]).cumsum(0)
+    return k, v, ends, torch.randperm(SLOTS, generator=chance)[: sum(PREFIXES)]
+
+
+def dense(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, sinks: Tensor | None = None, cap: float = 0.0
+) -> Tensor:
+    """Return [T, H, width of V], head by head and query by query, in float64."""
+    out = torch.zeros(*q.shape[:2], v.shape[-1], dtype=torch.float64)
+    for query in range(q.shape[0]):
+        for head in range(q.shape[1]):
+            group = head // (q.shape[1] // k.shape[1])
+            scores = (k[:, group].double() @ q[query, head].double()) * q.shape[-1] ** -0.5
+            if cap:
+                scores = cap * torch.tanh(scores / cap)
+            scores = scores.masked_fill(~seen[query], -math.inf)
+            if sinks is not None:
+                scores = torch.cat([scores, sinks[head].double()[None]])
+            weights = torch.softmax(scores, 0)[: len(k)]
+            out[query, head] = weights @ v[:, group].double()
+    return out.float()
+
+
+@pytest.mark.parametrize("cap", [0.0, 2.0])
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_decode_attends_to_all_that_a_row_lists(cap: float, with_sinks: bool) -> None:
+    k, v, ends, listed = rows()
+    q = torch.randn(3, HEADS, WIDTH, generator=torch.Generator().manual_seed(1))
+    sinks = torch.linspace(-1, 1, HEADS) if with_sinks else None
+    out = torch.full((3, HEADS, VALUES), math.nan)
+    decode_attention(q, k, v, out, ends, listed, WIDTH**-0.5, logit_cap=cap, sinks=sinks)
+    for row in (0, 2):
+        slots = listed[ends[row] : ends[row + 1]]
+        right = dense(
+            q[row : row + 1], k[slots], v[slots], torch.ones(1, len(slots)) > 0, sinks, cap
+        )
+        torch.testing.assert_close(out[row : row + 1], right)
+    assert out[1].eq(0).all()  # It lists nothing.
+
+
+def test_pages_are_read_like_slots() -> None:
+    k, v, ends, listed = rows()
+    q = torch.randn(3, HEADS, WIDTH)
+    one, other = torch.empty(3, HEADS, VALUES), torch.empty(3, HEADS, VALUES)
+    decode_attention(q, k, v, one, ends, listed, 0.3)
+    paged = k.view(5, 8, GROUPS, WIDTH), v.view(5, 8, GROUPS, VALUES)
+    decode_attention(q, *paged, other, ends, listed, 0.3)
+    assert one.equal(other)
+
+
+@pytest.mark.parametrize("window", [-1, 3])
+@pytest.mark.parametrize("tree", [False, True])
+def test_extend_and_unified_attention_see_what_a_mask_allows(window: int, tree: bool) -> None:
+    """The unified kernel lists the new tokens too; both give what dense attention gives."""
+    k, v, ends, listed = rows()
+    chance = torch.Generator().manual_seed(2)
+    total = sum(QUERIES)
+    q = torch.randn(total, HEADS, WIDTH, generator=chance)
+    new_k = torch.randn(total, GROUPS, WIDTH, generator=chance)
+    new_v = torch.randn(total, GROUPS, VALUES, generator=chance)
+    starts = torch.tensor([0, *QUERIES]).cumsum(0)
+    masks, right, unified, lengths = [], [], [], [0]
+    free = [slot for slot in range(SLOTS) if slot not in set(listed.tolist())]
+    for row, (prefix, count) in enumerate(zip(PREFIXES, QUERIES, strict=True)):
+        slots = listed[ends[row] : ends[row + 1]]
+        mine = slice(int(starts[row]), int(starts[row]) + count)
+        place = torch.arange(prefix + count)
+        seen = place <= (prefix + torch.arange(count))[:, None]
+        if tree:
+            seen = torch.ones(count, prefix + count, dtype=torch.bool)
+            seen[:, prefix:] = torch.eye(count) > 0
+        masks.append(seen.flatten())
+        if window > 0:
+            seen = seen & ((prefix + torch.arange(count))[:, None] <= place + window)
+        keys, values = torch.cat([k[slots], new_k[mine]]), torch.cat([v[slots], new_v[mine]])
+        right.append(dense(q[mine], keys, values, seen))
+        taken = torch.tensor(free[int(starts[row]) : int(starts[row]) + count])
+        k[taken], v[taken] = new_k[mine], new_v[mine]
+        unified += [*slots.tolist(), *taken.tolist()]
+        lengths.append(len(unified))
+    mask = torch.cat(masks) if tree else None
+    mask_starts = torch.tensor([0, *(len(one) for one in masks)]).cumsum(0)
+    given = {"custom_mask": mask, "mask_indptr": mask_starts, "sliding_window_size": window}
+    out, other = torch.empty(total, HEADS, VALUES), torch.empty(total, HEADS, VALUES)
+    offsets = torch.zeros(3, dtype=torch.int32)
+    extend_attention(
+        q, new_k, new_v, out, k, v, starts, ends, listed, window_kv_offsets=offsets, **given
+    )
+    torch.testing.assert_close(out, torch.cat(right))
+    listing = torch.tensor(lengths), torch.tensor(unified)
+    unified_attention(q, other, k, v, starts, *listing, torch.tensor(PREFIXES), **given)
+    torch.testing.assert_close(other, torch.cat(right))
+
+
+def test_a_slot_outside_of_the_pool_is_read_as_another() -> None:
+    k, v, _, _ = rows()
+    out = torch.empty(1, HEADS, VALUES)
+    ends, listed = torch.tensor([0, 2]), torch.tensor([-1, 10_000])
+    decode_attention(torch.zeros(1, HEADS, WIDTH), k, v, out, ends, listed, 1.0)
+    assert out.isfinite().all()

@@ -1,0 +1,95 @@
+"""Generated requests, and the player that hands them to a scheduler."""
+
+from itertools import islice
+
+import pytest
+
+from paritybit.drive.player import Orders, PlayedError, Player
+from paritybit.drive.requests import KINDS, Limits, Planned, Wave, waves
+
+LIMITS = Limits(window=16, page=16, chunk=64, context=1536, pool=1536, vocabulary=256, rows=8)
+
+Order = tuple[str, ...]
+
+
+def orders() -> Orders:
+    return Orders(
+        arrive=lambda name, prompt, tokens, heat: ("arrive", name, str(len(prompt))),
+        abort=lambda name: ("abort", name),
+        flush=lambda: ("flush",),
+    )
+
+
+def played(waves_played: list[Wave], polls: int) -> list[Order]:
+    """Return what a player hands out in so many polls to an engine that ends all at once."""
+    player = Player(iter(waves_played), orders(), stop=lambda: False, idle_polls=1)
+    said: list[Order] = []
+    for _ in range(polls):
+        for order in player.poll():
+            said.append(order)
+            if order[0] == "arrive":
+                player.ended(order[1], [7, 7])
+    return said
+
+
+def test_the_same_seed_gives_the_same_requests() -> None:
+    first, again, other = (list(islice(waves(seed, LIMITS), 12)) for seed in (3, 3, 4))
+    assert first == again
+    assert first != other
+
+
+def test_requests_keep_to_the_limits() -> None:
+    for wave in islice(waves(1, LIMITS), 4 * len(KINDS)):
+        names = [planned.name for planned in wave.requests]
+        assert len(set(names)) == len(names)
+        for planned in wave.requests:
+            assert planned.prompt
+            assert 0 <= min(planned.prompt) <= max(planned.prompt) < LIMITS.vocabulary
+            assert len(planned.prompt) + planned.tokens < min(LIMITS.context, LIMITS.pool)
+            assert planned.follows is None or planned.follows in names
+
+
+def test_what_faults_need_is_among_the_requests() -> None:
+    """Contexts beyond 1,024 keys, aborts, second turns, shared prefixes, more than the pool."""
+    found = list(islice(waves(0, LIMITS), 2 * len(KINDS)))
+    requests = [planned for wave in found for planned in wave.requests]
+    assert any(len(planned.prompt) > 1024 for planned in requests)
+    assert any(planned.aborted is not None for planned in requests)
+    assert any(planned.follows is not None for planned in requests)
+    assert any(
+        sum(len(planned.prompt) + planned.tokens for planned in wave.requests) > LIMITS.pool
+        for wave in found
+    )
+    prompts = {planned.prompt[: LIMITS.window] for planned in requests}
+    assert len(prompts) < len(requests)
+
+
+def test_a_second_turn_continues_the_conversation() -> None:
+    turns = (Planned("a", (1, 2, 3), 2), Planned("b", (4,), 2, arrives=1, follows="a"))
+    assert played([Wave(turns)], polls=4) == [("arrive", "a", "3"), ("arrive", "b", "6")]
+
+
+def test_a_wave_begins_once_the_engine_was_idle_and_may_empty_its_cache_first() -> None:
+    one, two = Wave((Planned("a", (1,), 1),), flush=True), Wave((Planned("b", (1,), 1),))
+    assert played([one, two], polls=4) == [("arrive", "a", "1"), ("flush",), ("arrive", "b", "1")]
+
+
+def test_a_player_that_is_to_stop_aborts_what_runs_and_ends_when_the_engine_is_idle() -> None:
+    asked: list[bool] = []
+    wave = Wave((Planned("a", (1,), 9), Planned("late", (1,), 9, arrives=50)))
+    player = Player(iter([wave]), orders(), stop=lambda: bool(asked), idle_polls=1)
+    assert [*player.poll(), *player.poll()] == [("arrive", "a", "1")]
+    asked.append(True)
+    assert player.poll() == [("abort", "a")]
+    assert player.poll() == []
+    player.ended("a", [])
+    assert player.poll() == []
+    with pytest.raises(PlayedError):
+        player.poll()
+
+
+def test_a_request_is_aborted_when_it_says_so() -> None:
+    player = Player(
+        iter([Wave((Planned("a", (1,), 9, aborted=2),))]), orders(), lambda: False, idle_polls=0
+    )
+    assert [player.poll() for _ in range(3)] == [[("arrive", "a", "1")], [("abort", "a")], []]
