@@ -9,6 +9,8 @@ from pathlib import Path
 
 from paritybit.drive.legs import Leg
 from paritybit.harness.engines import fetch
+from paritybit.harness.engines.adapters.packages import SGLANG
+from paritybit.harness.errors import MalformedError, quoted
 from paritybit.places import IMPORT_FOLDER
 
 PINS = Path(__file__).parent / "pins"
@@ -29,8 +31,14 @@ class Environment:
 def prepare(spec: str) -> Environment:
     """Return the engine of `sglang==VERSION` or of a folder, fetched with what it imports.
 
-    Raises MalformedError and CannotRunError as `fetch.find` does.
+    Raises MalformedError and CannotRunError as `fetch.find` does, and MalformedError for an engine
+    that nothing here drives.
     """
+    package = fetch.package_of(spec)
+    if package is not SGLANG:
+        raise MalformedError(
+            f"watch --engine drives sglang only, and {quoted(spec)} is {package.name}"
+        )
     found = fetch.find(spec)
     pins = pins_for(wanted_transformers(found.package))
     fetch.install(pins.stem, pins)

@@ -102,7 +102,8 @@ def judged(
         )
     if open_:
         more = f"; and {len(open_) - 1} more" if len(open_) > 1 else ""
-        return "undecided", f"{open_[0]}{more}; no finding in {seen}"
+        scope = f"; no finding in {seen}" if any(counts.values()) else ""
+        return "undecided", f"{open_[0]}{more}{scope}"
     if interrupted is not None:
         return "undecided", f"interrupted ({interrupted}); no finding in {seen}"
     names = [one.what for one in not_tried[:MOST_NAMED]]
@@ -118,7 +119,7 @@ def scope_of(counts: Mapping[str, int]) -> str:
         return counts.get(name, 0)
 
     if not any(counts.values()):
-        return "nothing that was watched"
+        return "nothing yet"
     return (
         f"{plural(count('forwards'), 'forward')}, {plural(count('replays'), 'replay')} "
         f"({count('padded_replays'):,} padded), {plural(count('reads'), 'read')} "

@@ -75,8 +75,7 @@ completed its steps without a finding.
 EXAMPLES = {
     "regress": "regress --bug swa_pad@decode\nregress --engine sglang==0.5.12 --runner decode",
     "watch": (
-        "watch --engine sglang==0.5.12\n"
-        "watch -- python -m sglang.launch_server --model-path MODEL"
+        "watch --engine sglang==0.5.12\nwatch -- python -m sglang.launch_server --model-path MODEL"
     ),
     "replay": "replay properties/corpus/swa_pad@decode.json\nreplay properties/corpus",
     "bisect": "bisect swa_pad,swa_int64\nbisect swa_pad,req_pool_pad --runner decode --seed 1",
