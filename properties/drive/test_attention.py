@@ -1,6 +1,7 @@
 """The arithmetic of attention over an engine's lists, against attention over each row alone."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -103,7 +104,7 @@ def test_extend_and_unified_attention_see_what_a_mask_allows(window: int, tree: 
         lengths.append(len(unified))
     mask = torch.cat(masks) if tree else None
     mask_starts = torch.tensor([0, *(len(one) for one in masks)]).cumsum(0)
-    given = {"custom_mask": mask, "mask_indptr": mask_starts, "sliding_window_size": window}
+    given: Any = {"custom_mask": mask, "mask_indptr": mask_starts, "sliding_window_size": window}
     out, other = torch.empty(total, HEADS, VALUES), torch.empty(total, HEADS, VALUES)
     offsets = torch.zeros(3, dtype=torch.int32)
     extend_attention(

@@ -1,5 +1,7 @@
 """Trees of draft tokens: how they are built, and which path is accepted."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -39,14 +41,14 @@ def test_a_tree_of_two_branches() -> None:
 
 def test_a_mask_of_queries_alone_and_one_that_is_packed() -> None:
     index, child, sibling = links()
-    rest = (torch.empty(2 * NODES, dtype=torch.long), index, child, sibling, 1, 4, NODES)
+    rest: Any = (torch.empty(2 * NODES, dtype=torch.long), index, child, sibling, 1, 4, NODES)
     chain = torch.tensor([[0, 1, 2, 3]] * 2), torch.tensor([2, 3])
     parents = torch.tensor([[-1, 0, 1, 2]] * 2)
     mask = torch.ones(2 * NODES * NODES, dtype=torch.bool)
-    build_tree(parents, *chain, mask, *rest, mask_mode=QUERIES_ONLY)
+    build_tree(parents, *chain, mask, *rest, QUERIES_ONLY)
     assert mask.view(2, NODES, NODES).equal(torch.ones(2, NODES, NODES).tril().bool())
     with pytest.raises(NotImplementedError, match="packed"):
-        build_tree(parents, *chain, mask, *rest, mask_mode=2)
+        build_tree(parents, *chain, mask, *rest, 2)
 
 
 def test_the_longest_path_that_the_target_takes_is_accepted() -> None:
