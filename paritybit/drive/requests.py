@@ -142,14 +142,18 @@ def _pressure(chance: random.Random, limits: Limits, prefix: str) -> Wave:
 
 
 def _long(chance: random.Random, limits: Limits, prefix: str) -> Wave:
-    """Make one or two long contexts among short requests, as far as the engine takes them."""
+    """Make one or two long contexts among short requests, as far as the engine takes them.
+
+    Each comes back with a second turn, so that a long prefix is reused.
+    """
     most = min(limits.context, limits.pool) - 4 * limits.window
     planned = []
     for index in range(chance.randint(1, 2)):
         length = min(chance.choice(LONG), most)
-        planned.append(
-            Planned(f"{prefix}{index}", _tokens(chance, limits, length), limits.window, index)
-        )
+        name = f"{prefix}{index}"
+        planned.append(Planned(name, _tokens(chance, limits, length), limits.window, index))
+        more = _tokens(chance, limits, chance.randint(1, limits.window))
+        planned.append(Planned(f"{name}+", more, limits.window, chance.randint(0, 4), follows=name))
     for index in range(2, limits.rows):
         prompt = _tokens(chance, limits, _length(chance, limits))
         planned.append(Planned(f"{prefix}{index}", prompt, chance.randint(2, 12), 2 * index))

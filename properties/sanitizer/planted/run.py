@@ -91,7 +91,7 @@ class Trials:
             *(sys.executable, "-m", "paritybit", "watch", "--engine", str(engine)),
             *("--device", "cpu", "--out", str(out), "--legs", leg, *self.words),
         ]
-        log = out.with_suffix(".log")
+        log = out.with_name(f"{out.name}.log")
         log.parent.mkdir(parents=True, exist_ok=True)
         with (
             log.open("wb") as file,
