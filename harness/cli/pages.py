@@ -14,7 +14,7 @@ from paritybit.harness.engines.record import FORMAT as TRIAL
 from paritybit.harness.engines.record import is_trial
 from paritybit.harness.errors import MalformedError, cut
 from paritybit.harness.records import record as run_record
-from paritybit.harness.records.case import is_of_format, read_json
+from paritybit.harness.records.case import read_json
 from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.schema import FORMAT as RUN
 from paritybit.harness.records.schema import Record
@@ -30,8 +30,7 @@ from paritybit.reports.watched.page import render as render_watched
 from rich.console import Console
 from rich.table import Table
 
-from paritybit.launch import record as watch_record
-from paritybit.launch.schema import FORMAT as WATCH
+from paritybit.launch import reading
 
 PAGE = "index.html"
 """The page of a run, beside its record."""
@@ -41,8 +40,8 @@ def run_report(options: argparse.Namespace) -> int:
     """Make the page of a run record."""
     page = options.page or options.record.parent / PAGE
     found = json_asked_for(options.record)
-    if is_of_format(found, WATCH):
-        text = render_watched(watch_record.record_of(found, options.record.name))
+    if reading.is_record(found):
+        text = render_watched(reading.record_of(found, options.record.name))
         run_record.require_writable(page)
         write_whole(page, text)
         print(page)

@@ -5,15 +5,10 @@ does not choose which engine runs.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from paritybit.harness.errors import MalformedError
-from paritybit.harness.lockstep.tracebacks import without_paths
-from paritybit.harness.records.case import dump_json, is_of_format, of_format
-from paritybit.harness.records.files import write_whole
-from paritybit.harness.records.typed_json import from_json, to_json
+from paritybit.launch.record import write_data
 from paritybit.launch.schema import Watched
 
 FORMAT = "paritybit-watch-case"
@@ -42,26 +37,6 @@ class WatchCase:
     key: str
     text: str
     forward: int | None
-
-
-def is_of_watch(data: Any) -> bool:
-    """Whether a file's JSON data says that it is a case of the sanitizer."""
-    return is_of_format(data, FORMAT)
-
-
-def case_of(data: Any, name: str) -> WatchCase:
-    """Return the case of a file's JSON data. Raises MalformedError for a malformed one."""
-    found = of_format(data, name, FORMAT, VERSION)
-    whole = {key: value for key, value in found.items() if key not in ("format", "version")}
-    try:
-        case: WatchCase = from_json(WatchCase, whole, "the case")
-    except ValueError as error:
-        raise MalformedError(f"{name} is not a complete case of watch: {error}") from error
-    if not 0 < case.seconds <= MOST_SECONDS:
-        raise MalformedError(f"{name}: the seconds of a case are between 0 and {MOST_SECONDS:.0f}")
-    if case.every < 1 or abs(case.seed) >= 10**18:
-        raise MalformedError(f"{name}: every must be positive, and seed have at most 18 digits")
-    return case
 
 
 def cases_of(record: Watched, seconds: dict[str, float]) -> dict[str, WatchCase]:
@@ -105,5 +80,4 @@ def named(record: Watched, cases: Mapping[str, WatchCase]) -> Watched:
 
 def write(case: WatchCase, path: Path) -> None:
     """Write a case. Raises CannotRunError where it cannot be written."""
-    data = {"format": FORMAT, "version": VERSION, **to_json(case)}
-    write_whole(path, dump_json(without_paths(data)))
+    write_data({"format": FORMAT, "version": VERSION, **asdict(case)}, path)

@@ -1,19 +1,17 @@
-"""Makes, writes and reads the record of `paritybit watch`."""
+"""Makes and writes the record of `paritybit watch`. Imports no torch: a stop is to be quick."""
 
+import json
 import platform
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from paritybit import __version__
-from paritybit.harness.errors import MalformedError
 from paritybit.harness.lockstep.tracebacks import without_paths
-from paritybit.harness.records.case import dump_json, of_format
 from paritybit.harness.records.files import write_whole
-from paritybit.harness.records.record import repository, revision
-from paritybit.harness.records.typed_json import from_json, to_json
+from paritybit.harness.records.revision import repository, revision
 from paritybit.launch.found import finding_of
 from paritybit.launch.schema import (
     FORMAT,
@@ -45,7 +43,7 @@ class Asked:
 
 
 def make(asked: Asked, outcomes: Sequence[Outcome], interrupted: str | None) -> Watched:
-    """Return the record of a run, in which no text names a path of this machine.
+    """Return the record of a run.
 
     `interrupted` is the name of the signal that ended it before its time.
     """
@@ -62,7 +60,7 @@ def make(asked: Asked, outcomes: Sequence[Outcome], interrupted: str | None) -> 
     undecided = tuple(dict.fromkeys(open_questions(outcomes)))
     verdict, message = judged(findings, undecided, counts, untried, interrupted)
     commit, dirty = revision()
-    whole = Watched(
+    return Watched(
         environment=Environment(
             __version__, platform.python_version(), commit, dirty, repository()
         ),
@@ -83,7 +81,6 @@ def make(asked: Asked, outcomes: Sequence[Outcome], interrupted: str | None) -> 
         legs=tuple(map(leg_of, outcomes)),
         not_tried=untried,
     )
-    return from_json(Watched, without_paths(to_json(whole)), "the record")
 
 
 def settings_of(outcome: Outcome) -> dict[str, list[str]]:
@@ -127,15 +124,9 @@ def findings_of(outcome: Outcome) -> Iterator[Finding]:
 
 def write(record: Watched, path: Path) -> None:
     """Write a record. Raises CannotRunError where it cannot be written."""
-    write_whole(path, dump_json({"format": FORMAT, "version": VERSION, **to_json(record)}))
+    write_data({"format": FORMAT, "version": VERSION, **asdict(record)}, path)
 
 
-def record_of(data: Any, name: str) -> Watched:
-    """Return the record of a file's JSON data. Raises MalformedError for any other data."""
-    found = of_format(data, name, FORMAT, VERSION)
-    whole = {key: value for key, value in found.items() if key not in ("format", "version")}
-    try:
-        record: Watched = from_json(Watched, whole, "the record")
-    except ValueError as error:
-        raise MalformedError(f"{name} is not a complete record of watch: {error}") from error
-    return record
+def write_data(data: dict[str, Any], path: Path) -> None:
+    """Write JSON data, in which no text names a path of this machine."""
+    write_whole(path, json.dumps(without_paths(data), indent=1) + "\n")

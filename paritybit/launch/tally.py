@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from paritybit.harness.lockstep.tracebacks import without_paths
 from paritybit.launch.journals import Entry
 
 STARTED = ("engine", "release", "device", "torch", "python")
@@ -46,7 +47,11 @@ class Tally:
     stand_ins: dict[str, str] = field(default_factory=dict)
 
     def take(self, process: str, entry: Entry) -> dict[str, Any] | None:
-        """Take note of an entry; return a finding if it is the first of its key."""
+        """Take note of an entry; return a finding if it is the first of its key.
+
+        Of a path of this machine, only the name stays that it ends in.
+        """
+        entry = without_paths(entry)
         mine = self.processes.setdefault(process, Process())
         match entry["kind"]:
             case "start":
@@ -104,4 +109,6 @@ def numbers(value: object) -> dict[str, int]:
     """Return the whole numbers of an object, by name."""
     if not isinstance(value, Mapping):
         return {}
-    return {str(name): number for name, number in value.items() if type(number) is int}
+    return {
+        str(without_paths(name)): number for name, number in value.items() if type(number) is int
+    }

@@ -13,6 +13,7 @@ from paritybit.harness.campaigns.task import Status
 from paritybit.harness.errors import LONGEST_VALUE
 from paritybit.harness.explain.facts import LATER, Cause, Explanation
 from paritybit.harness.records import record as records
+from paritybit.harness.records import revision
 from paritybit.harness.records.schema import (
     CleanStatus,
     Environment,
@@ -233,12 +234,12 @@ def test_a_file_that_is_no_record_is_refused_in_one_sentence(key: str, tmp_path:
 def test_a_record_names_where_its_commit_is_found_and_no_user_and_no_path_of_a_machine(
     remote: str, address: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(records.REPOSITORY_VARIABLE, raising=False)
-    monkeypatch.setattr(records, "_git", lambda *_: remote or None)
-    assert records.repository() == address
-    monkeypatch.setattr(records, "_git", lambda *_: None)
-    monkeypatch.setenv(records.REPOSITORY_VARIABLE, remote)
-    assert records.repository() == address
+    monkeypatch.delenv(revision.REPOSITORY_VARIABLE, raising=False)
+    monkeypatch.setattr(revision, "_git", lambda *_: remote or None)
+    assert revision.repository() == address
+    monkeypatch.setattr(revision, "_git", lambda *_: None)
+    monkeypatch.setenv(revision.REPOSITORY_VARIABLE, remote)
+    assert revision.repository() == address
 
 
 EVIDENCE = sorted((Path(__file__).parents[2] / "reports" / "evidence" / "h200").glob("*.json"))

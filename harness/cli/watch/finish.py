@@ -15,7 +15,7 @@ from paritybit.harness.cli.exit_codes import (
     TERMINATED,
 )
 from paritybit.harness.cli.folders import shown, swap_link
-from paritybit.harness.cli.watch.run import SIGNALS, Run
+from paritybit.harness.cli.watch.run import SIGNALS, Run, check_names
 from paritybit.harness.machine.stopping import heard_at_the_end
 from paritybit.harness.records.files import write_whole
 from paritybit.reports.watched.page import render
@@ -24,7 +24,6 @@ from paritybit.launch import case as cases
 from paritybit.launch import record as records
 from paritybit.launch.schema import Watched
 from paritybit.launch.words import causes_of
-from paritybit.watch.checks import CHECKS
 
 RECORD, PAGE = "watch.json", "index.html"
 
@@ -72,7 +71,7 @@ def made(run: Run, options: argparse.Namespace, interrupted: str | None) -> Watc
         command=shlex.join(["paritybit", *map(shown, options.typed)]),
         every=options.every,
         checks=run.checks,
-        known_checks=tuple(CHECKS),
+        known_checks=check_names() if run.checks is not None else (),
         engine=None if engine is None else shown(engine),
         model=options.model if engine is not None else None,
         device=options.device if engine is not None else None,

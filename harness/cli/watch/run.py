@@ -195,11 +195,16 @@ def checks_of(asked: Sequence[str]) -> tuple[str, ...] | None:
     """
     if not asked:
         return None
-    names = tuple(importlib.import_module("paritybit.watch.checks").CHECKS)
+    names = check_names()
     found = tuple(re.sub("[-_]", " ", name.lower()) for name in asked)
     for name, plain in zip(asked, found, strict=True):
         known("check", plain if plain in names else name, names)
     return found
+
+
+def check_names() -> tuple[str, ...]:
+    """Return the names of all checks. To import them takes long."""
+    return tuple(importlib.import_module("paritybit.watch.checks").CHECKS)
 
 
 def device_of(asked: str) -> str:

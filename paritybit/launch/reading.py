@@ -1,0 +1,49 @@
+"""Reads records and cases of the sanitizer, which others may have written."""
+
+from typing import Any
+
+from paritybit.harness.errors import MalformedError
+from paritybit.harness.records.case import is_of_format, of_format
+from paritybit.harness.records.typed_json import from_json
+from paritybit.launch.case import FORMAT as CASE
+from paritybit.launch.case import MOST_SECONDS, WatchCase
+from paritybit.launch.case import VERSION as CASE_VERSION
+from paritybit.launch.schema import FORMAT as RECORD
+from paritybit.launch.schema import VERSION as RECORD_VERSION
+from paritybit.launch.schema import Watched
+
+
+def is_record(data: Any) -> bool:
+    """Whether a file's JSON data says that it is a record of the sanitizer."""
+    return is_of_format(data, RECORD)
+
+
+def record_of(data: Any, name: str) -> Watched:
+    """Return the record of a file's JSON data. Raises MalformedError for any other data."""
+    found = of_format(data, name, RECORD, RECORD_VERSION)
+    whole = {key: value for key, value in found.items() if key not in ("format", "version")}
+    try:
+        record: Watched = from_json(Watched, whole, "the record")
+    except ValueError as error:
+        raise MalformedError(f"{name} is not a complete record of watch: {error}") from error
+    return record
+
+
+def is_case(data: Any) -> bool:
+    """Whether a file's JSON data says that it is a case of the sanitizer."""
+    return is_of_format(data, CASE)
+
+
+def case_of(data: Any, name: str) -> WatchCase:
+    """Return the case of a file's JSON data. Raises MalformedError for a malformed one."""
+    found = of_format(data, name, CASE, CASE_VERSION)
+    whole = {key: value for key, value in found.items() if key not in ("format", "version")}
+    try:
+        case: WatchCase = from_json(WatchCase, whole, "the case")
+    except ValueError as error:
+        raise MalformedError(f"{name} is not a complete case of watch: {error}") from error
+    if not 0 < case.seconds <= MOST_SECONDS:
+        raise MalformedError(f"{name}: the seconds of a case are between 0 and {MOST_SECONDS:.0f}")
+    if case.every < 1 or abs(case.seed) >= 10**18:
+        raise MalformedError(f"{name}: every must be positive, and seed have at most 18 digits")
+    return case

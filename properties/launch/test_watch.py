@@ -1,0 +1,198 @@
+"""`paritybit watch -- COMMAND`, from its words to record, page and exit code."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paritybit.__main__ import main
+from properties.support.harness.command_line import CANNOT_RUN, FINDING, INTERRUPTED, MALFORMED, OK
+
+Script = Callable[[str], list[str]]
+Watch = Callable[..., subprocess.CompletedProcess[str]]
+Start = Callable[..., subprocess.Popen[str]]
+
+
+def record(folder: Path) -> Any:
+    """Return the record of the only run in a folder."""
+    return json.loads((folder / "out" / "latest" / "watch.json").read_text())
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there that has not ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_a_command_without_a_finding(watch: Watch, script: Script, tmp_path: Path) -> None:
+    """Its streams are its own, and paritybit's lines go to stderr."""
+    done = watch("--", *script("engine().end(); print('served', *sys.argv[1:])"), "--", "-x")
+    assert done.returncode == OK, done.stderr
+    assert done.stdout == "served -- -x\n"
+    assert all(line.startswith("paritybit: ") for line in done.stderr.splitlines())
+    last = done.stderr.splitlines()[-1]
+    assert "5 forwards, 3 replays (1 padded), 40 reads (2 shared)" in last
+    assert "not tried: " in last
+    data = record(tmp_path)
+    assert data["verdict"] == "no finding"
+    assert data["counts"]["reads"] == 40
+    assert data["legs"][0]["stand_ins"] == {"attention": "there is no GPU"}
+    assert {"page size: 64", "leaks"} <= {one["what"] for one in data["not_tried"]}
+    assert "/home" not in json.dumps(data)
+    page = (tmp_path / "out" / "latest" / "index.html").read_text()
+    assert "What was not tried" in page
+    assert "there is no GPU" in page
+
+
+def test_a_finding_is_printed_recorded_and_shown(
+    watch: Watch, script: Script, tmp_path: Path
+) -> None:
+    """It decides the exit code even where the command is killed before it could end."""
+    text = "engine([STRAY] * 3); os.kill(os.getpid(), signal.SIGKILL)"
+    done = watch("--", *script(text))
+    assert done.returncode == FINDING, done.stderr
+    for line in (
+        "stray write: the replay of decode changed slot 17",
+        "where    group swa, layer 0, slot 17 and 1 more, forward 4 (decode), replay of decode",
+        "written  last written by request r1, position 12, in forward 3",
+        "freed    freed before forward 3",
+        "read     read by request r2, position 14, in forward 4",
+        "cause    out_cache_loc_swa: the padded tail explains it (runner.py:373)",
+        "finding: 3 findings with 1 cause: stray write",
+        "undecided: the command was killed by SIGKILL",
+    ):
+        assert line in done.stderr
+    (found,) = record(tmp_path)["findings"]
+    assert found["number"] == 3
+    assert found["cause"]["input"] == "out_cache_loc_swa"
+    page = (tmp_path / "out" / "latest" / "index.html").read_text()
+    assert "out_cache_loc_swa" in page
+    assert "/somewhere" not in page
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "no engine that the sanitizer supports was loaded"),
+        ("raise SystemExit(7)", "the command failed by itself with exit code 7"),
+        ("engine(); raise SystemExit(1)", "the command failed by itself with exit code 1"),
+        ("engine(replays=-3)", "no graph was replayed"),
+        ("engine(reads=-40)", "no read of a KV slot was checked"),
+        ("engine().undecided('topk 9 is not watched')", "topk 9 is not watched"),
+    ],
+)
+def test_nothing_to_say(watch: Watch, script: Script, text: str, why: str) -> None:
+    text = text.replace("replays=-3", "replays=0").replace("reads=-40", "reads=0")
+    done = watch("--", *script(text))
+    assert done.returncode == CANNOT_RUN, done.stderr
+    assert why in done.stderr.splitlines()[-1]
+
+
+def test_processes_that_a_command_leaves_behind_are_stopped(
+    watch: Watch, script: Script, tmp_path: Path
+) -> None:
+    text = (
+        "engine()\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'],"
+        " stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
+        "open('pid', 'w').write(str(child.pid))\n"
+    )
+    assert watch("--", *script(text)).returncode == OK
+    assert not alive(int((tmp_path / "pid").read_text()))
+
+
+SERVER = """
+import threading
+journal = engine({findings})
+def stop(number, frame):
+    open('stopped', 'w').write(str(number))
+    raise SystemExit(0)
+signal.signal(signal.SIGTERM, stop); signal.signal(signal.SIGINT, stop)
+open('ready', 'w').close()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "findings", "code"),
+    [
+        (signal.SIGTERM, "", OK),
+        (signal.SIGTERM, "[STRAY]", FINDING),
+        (signal.SIGINT, "", INTERRUPTED),
+        (signal.SIGINT, "[STRAY]", FINDING),
+    ],
+)
+def test_a_server_is_stopped_by_a_signal(
+    started: Start, script: Script, tmp_path: Path, number: int, findings: str, code: int
+) -> None:
+    process = started("--", *script(SERVER.format(findings=findings)))
+    process.send_signal(number)
+    _, said = process.communicate()
+    assert process.returncode == code, said
+    assert (tmp_path / "stopped").read_text() == str(int(number))
+    assert record(tmp_path)["legs"][0]["ending"] == "was stopped"
+    assert (tmp_path / "out" / "latest" / "index.html").exists()
+
+
+def test_a_second_signal_kills_a_command_that_does_not_stop(
+    started: Start, script: Script, tmp_path: Path
+) -> None:
+    text = (
+        "engine([STRAY]); signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "open('ready', 'w').close(); time.sleep(600)\n"
+    )
+    process = started("--", *script(text))
+    process.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1.3)
+    process.send_signal(signal.SIGTERM)
+    process.communicate()
+    assert process.returncode == FINDING
+    assert record(tmp_path)["legs"][0]["code"] == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "watch needs a command after --"),
+        (["--"], "the command after -- is empty"),
+        (["--", ""], "the command after -- is empty"),
+        (["--", "no-such-program"], "cannot run 'no-such-program': not found"),
+        (["--", "/"], "cannot run '/': Permission denied"),
+        (["--every", "0", "--", "true"], "--every: '0' is not a whole number"),
+        (["--checks", "stary-write", "--", "true"], "nearest names are stray write"),
+        (["--engine", "sglang==0.5.12", "--", "true"], "--engine takes no command"),
+        (["--engine", "sglang==0.5.12", "--model", "gema"], "did you mean gemma4"),
+        (["--seed", "1", "--", "true"], "--seed needs --engine"),
+        (["--keep-going", "--", "true"], "--keep-going needs --engine"),
+        (["true"], "unrecognized arguments: true"),
+    ],
+)
+def test_a_malformed_command_line_is_refused_in_one_sentence(
+    words: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["watch", *words]) == MALFORMED
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_folder_that_cannot_be_made_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(["watch", "--out", str(tmp_path / "file"), "--", "true"]) == MALFORMED
+    assert "cannot write to report folder" in capsys.readouterr().err
