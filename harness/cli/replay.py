@@ -22,6 +22,7 @@ from paritybit.harness.checks.of_schedules.declared_state import DECLARED_STATE
 from paritybit.harness.cli.display import print_errors
 from paritybit.harness.cli.engines.trial import replay_engine
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
+from paritybit.harness.cli.watch.replay import replay_watched
 from paritybit.harness.engines.case import is_of_engine
 from paritybit.harness.errors import CannotRunError, MalformedError, printable
 from paritybit.harness.machine.workers import sparing, workers_for
@@ -30,15 +31,22 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
+from paritybit.launch.reading import is_case
+
 
 def run_replay(options: argparse.Namespace) -> int:
     """Replay one case file, or many, with all properties on."""
     if len(options.case) > 1 or options.case[0].is_dir():
-        if options.engine is not None:
-            raise MalformedError("--engine accepts only one case at a time")
-        return replay_many(options)
+        if options.engine is None:
+            return replay_many(options)
+        files = [(read_json(path), path.name) for path in files_of(options.case)]
+        if not all(is_case(data) for data, _ in files):
+            raise MalformedError("--engine accepts several cases only if all are from watch")
+        return replay_watched(files, options)
     path = options.case[0]
     data = read_json(path)
+    if is_case(data):
+        return replay_watched([(data, path.name)], options)
     if is_of_engine(data):
         return replay_engine(data, path.name, options)
     if options.engine is not None:

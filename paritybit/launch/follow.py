@@ -52,10 +52,12 @@ class Limits:
 
     `seconds` is the longest time it may run, and `after_finding` the time that is left to it after
     its first finding, in which later findings may show what that one did. None: no limit.
+    `sought` is the key of the only finding that counts for this; None for any.
     """
 
     seconds: float | None = None
     after_finding: float | None = None
+    sought: str | None = None
 
 
 class Following:
@@ -92,7 +94,8 @@ class Following:
         for process, entry in self.journals.entries():
             finding = self.tally.take(process, entry)
             if finding is not None:
-                self.found_at = self.found_at or time.monotonic()
+                if self.limits.sought in (None, finding.get("key")):
+                    self.found_at = self.found_at or time.monotonic()
                 self.show(self.tally, finding)
         self.show(self.tally, None)
 

@@ -123,6 +123,11 @@ def watch_engine(options: argparse.Namespace, checks: tuple[str, ...] | None) ->
         **{**vars(options), "device": device, "model": options.model or MODEL}
     )
     with begun(options, checks, Display(console, redraws=True)) as run:
+        run.not_run |= {
+            leg.name: "not selected on the command line"
+            for leg in plan(device, seconds)
+            if leg.name not in {one.name for one in legs}
+        }
         run.display.put(f"watch {engine.name} on {device}, {len(legs)} settings in turn")
         with run.display.showing():
             for leg in legs:
@@ -184,7 +189,7 @@ def require_sense(options: argparse.Namespace) -> None:
     if not options.command or not options.command[0]:
         raise MalformedError("the command after -- is empty")
     for name in ONLY_ENGINE:
-        if getattr(options, name):
+        if getattr(options, name) not in (None, False, ()):
             raise MalformedError(f"--{name.replace('_', '-')} needs --engine")
 
 

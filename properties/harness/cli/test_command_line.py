@@ -187,11 +187,16 @@ def test_an_option_of_one_value_is_counted_by_the_command_line_alone() -> None:
         assert reader.parse_args(["regress", "--seed", "0", "--mps", "--mps"]).seed == 0
 
 
-def test_an_engine_is_asked_about_one_case_at_a_time(tmp_path: Path, refused: Any) -> None:
+def test_an_engine_is_asked_about_one_case_of_a_schedule_at_a_time(
+    tmp_path: Path, refused: Any
+) -> None:
     """And no option is passed over without a word."""
-    for words in ([tmp_path], ["a.json", "b.json"]):
+    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+    for path in paths:
+        path.write_text("{}")
+    for words in ([tmp_path], paths):
         said = refused(MALFORMED, "replay", *words, "--engine", "sglang==0.5.12")
-        assert "--engine accepts only one case at a time" in said
+        assert "--engine accepts several cases only if all are from watch" in said
 
 
 def test_the_table_of_a_walk_that_cannot_be_written_is_refused_before_it_begins(

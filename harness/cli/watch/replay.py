@@ -1,0 +1,122 @@
+"""Replays cases of the sanitizer: serves an engine the same requests until the finding appears."""
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
+from paritybit.harness.cli.watch.display import Display
+from paritybit.harness.cli.watch.finish import STOPPED
+from paritybit.harness.cli.watch.run import ALLOWANCE, Run, device_of
+from paritybit.harness.errors import CannotRunError, MalformedError, cut, known, refused
+from rich.console import Console
+
+from paritybit import __version__
+from paritybit.drive import environment as engines
+from paritybit.drive.legs import Leg, plan
+from paritybit.drive.models import MODELS
+from paritybit.inject import prepare
+from paritybit.launch.case import WatchCase
+from paritybit.launch.follow import Limits, Stops
+from paritybit.launch.found import finding_of
+from paritybit.launch.reading import case_of
+from paritybit.launch.verdict import Outcome, open_questions, plural
+
+OTHER = -1
+"""What came of a case whose engine has other findings alone."""
+
+LEAST_SECONDS = 60.0
+"""Seconds for which an engine is served at least: another machine may be slower."""
+
+
+def replay_watched(files: Sequence[tuple[Any, str]], options: argparse.Namespace) -> int:
+    """Replay cases, each the JSON data and the name of a file; return the exit code.
+
+    For one case it is 1 if the engine has a finding. For several it is 1 if one of them did not
+    reproduce its finding.
+    """
+    cases = [(case_here(data, name, options), name) for data, name in files]
+    engine = engines.prepare(options.engine)
+    display = Display(Console(soft_wrap=True), redraws=True)
+    codes: list[int] = []
+    with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
+        prepare(Path(scratch), __version__)
+        stops = Stops()
+        for number, (case, name) in enumerate(cases):
+            folder = Path(scratch) / f"case-{number}"
+            run = Run(folder, Path(scratch), display, stops, case.every, case.checks)
+            with stops.heard():
+                outcome = served(run, engine, case)
+            if stops.received is not None and case.key not in outcome.tally.findings:
+                return refused("interrupted", STOPPED[stops.received])
+            codes.append(judged(display, case, name, outcome))
+    if len(cases) == 1:
+        return FINDING if codes[0] == OTHER else codes[0]
+    wrong, open_ = sum(code in (OK, OTHER) for code in codes), codes.count(CANNOT_RUN)
+    display.put(
+        f"{len(cases)} cases: {len(cases) - wrong - open_} reproduced, {wrong} not reproduced, "
+        f"{open_} without a verdict"
+    )
+    return FINDING if wrong else CANNOT_RUN if open_ else OK
+
+
+def case_here(data: Any, name: str, options: argparse.Namespace) -> WatchCase:
+    """Return the case of a file's JSON data, to be served to the engine asked for.
+
+    Raises MalformedError where none is asked for: a file that came from elsewhere decides no
+    code. Raises CannotRunError for a case of another device, or of a leg that there is not.
+    """
+    case = case_of(data, name)
+    if options.engine is None:
+        raise MalformedError(
+            f"{name} was recorded on {cut(case.engine)}, and a case cannot choose which "
+            "code runs: name the engine with --engine NAME==VERSION or --engine FOLDER"
+        )
+    known("model", case.model, MODELS)
+    known("device", case.device, ("cpu", "cuda"))
+    if device_of(options.device or case.device) != case.device:
+        raise CannotRunError(f"{name} was recorded on {case.device} and can only be replayed there")
+    leg_of(case)
+    return case
+
+
+def leg_of(case: WatchCase) -> Leg:
+    """Return the leg that a case names. Raises CannotRunError if this version has none."""
+    seconds = max(case.seconds, LEAST_SECONDS)
+    for leg in plan(case.device, seconds):
+        if leg.name == case.leg:
+            return Leg(leg.name, leg.arguments, leg.share, seconds)
+    raise CannotRunError(f"this version serves no engine with the settings {cut(case.leg)!r}")
+
+
+def served(run: Run, engine: engines.Environment, case: WatchCase) -> Outcome:
+    """Serve an engine as a case says, until its finding appears or its time is over."""
+    leg = leg_of(case)
+    words, variables = engines.command(engine, leg, case.model, case.seed, case.device)
+    limits = Limits(leg.seconds + ALLOWANCE, after_finding=0.0, sought=case.key)
+    with run.display.showing():
+        return run.watch(leg, words, variables, limits)
+
+
+def judged(display: Display, case: WatchCase, name: str, outcome: Outcome) -> int:
+    """Print what came of a case; return 1 for its finding, 0 without one, else 125.
+
+    Another finding is none of these: nothing is said about the one that was sought.
+    """
+    found = outcome.tally.findings
+    if case.key in found:
+        finding = finding_of(found[case.key], case.key, 1, case.leg)
+        at = f"forward {finding.forward}, recorded in forward {case.forward}"
+        display.put(f"{name}: reproduced: the finding appeared in {at}", style="bold")
+        return FINDING
+    if found:
+        others = plural(len(found), "other finding")
+        display.put(f"{name}: not reproduced, but {others}", style="bold")
+        return OTHER
+    for reason in open_questions([outcome]):
+        display.put(f"{name}: no verdict: {reason}", style="bold")
+        return CANNOT_RUN
+    display.put(f"{name}: not reproduced: no finding", style="bold")
+    return OK

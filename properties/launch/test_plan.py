@@ -1,0 +1,198 @@
+"""`paritybit watch --engine` and its cases, with a toy in place of the engine that is served."""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paritybit.harness.records.files import MOST_BYTES
+
+from paritybit.__main__ import main
+from paritybit.drive.environment import Environment
+from paritybit.drive.legs import Leg
+from properties.support.harness.command_line import (
+    CANNOT_RUN,
+    FINDING,
+    MALFORMED,
+    OK,
+    TERMINATED,
+)
+from properties.support.places import ROOT
+
+LEGS = (Leg("decode graphs", seconds=1.0), Leg("overlap", ("--overlap",), seconds=1.0))
+
+TOY = """
+leg = sys.argv[1]
+journal = engine([STRAY] if leg in os.environ.get("BROKEN", "") else ())
+print("served", leg)
+if leg in os.environ.get("STOPPED", ""):
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(600)
+if leg in os.environ.get("FAILED", ""):
+    raise SystemExit(3)
+time.sleep(0.3)
+journal.end()
+"""
+
+Run = Callable[..., int]
+
+
+@pytest.fixture
+def paritybit(
+    script: Callable[[str], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Run:
+    """Run a command in this process. Each leg of the plan runs the toy."""
+    words = script(TOY)
+
+    def command(_: object, leg: Leg, *__: object) -> tuple[Sequence[str], dict[str, str]]:
+        return [*words, leg.name], {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    for module in ("run", "replay"):
+        place = f"paritybit.harness.cli.watch.{module}"
+        monkeypatch.setattr(f"{place}.plan", lambda *_: LEGS)
+    monkeypatch.setattr(
+        "paritybit.drive.environment.prepare", lambda spec: Environment(spec, tmp_path, tmp_path)
+    )
+    monkeypatch.setattr("paritybit.drive.environment.command", command)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str, **environment: str) -> int:
+        for name in ("BROKEN", "STOPPED", "FAILED"):
+            monkeypatch.setenv(name, environment.get(name, ""))
+        return main(words)
+
+    return run
+
+
+WATCH = ("watch", "--engine", "sglang==0.5.11", "--device", "cpu")
+RUN = Path("paritybit-out/latest")
+
+
+def record() -> Any:
+    """Return the record of the last run."""
+    return json.loads((RUN / "watch.json").read_text())
+
+
+def test_all_legs_are_run_and_counted_together(
+    paritybit: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert paritybit(*WATCH) == OK
+    data = record()
+    assert [leg["name"] for leg in data["legs"]] == ["decode graphs", "overlap"]
+    assert data["counts"]["reads"] == 80
+    assert data["seed"] == 0
+    assert (RUN / "legs/overlap/engine.log").read_text() == "served overlap\n"
+    assert list((RUN / "cases").iterdir()) == []
+    assert "no finding in 10 forwards" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_finding_ends_the_plan_and_its_case_replays(
+    paritybit: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert paritybit(*WATCH, "--seed", "5", BROKEN="decode graphs") == FINDING
+    data = record()
+    assert [leg["name"] for leg in data["legs"]] == ["decode graphs"]
+    assert {
+        "what": "leg overlap",
+        "why": "leg decode graphs had a finding; --keep-going tries the others, too",
+    } in data["not_tried"]
+    (case,) = (RUN / "cases").iterdir()
+    said = capsys.readouterr().out
+    assert f"paritybit replay {RUN.resolve().relative_to(Path.cwd())}/cases/{case.name}" in said
+    replay = ("replay", str(case), "--engine", "sglang==0.5.11")
+    assert paritybit(*replay, BROKEN="decode graphs") == FINDING
+    assert "reproduced: the finding appeared in forward 4" in capsys.readouterr().out
+    assert paritybit(*replay) == OK
+    assert "not reproduced: no finding" in capsys.readouterr().out
+    assert paritybit(*replay, FAILED="decode graphs") == CANNOT_RUN
+    folder = ("replay", str(case.parent), str(case), "--engine", "sglang==0.5.11")
+    assert paritybit(*folder, BROKEN="decode graphs") == OK
+    assert "2 cases: 2 reproduced, 0 not reproduced" in capsys.readouterr().out
+    assert paritybit(*folder) == FINDING
+    assert paritybit("replay", str(case)) == MALFORMED
+    assert "name the engine with --engine" in capsys.readouterr().err
+
+
+def test_all_legs_are_run_if_asked_and_findings_of_one_cause_are_one(
+    paritybit: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert paritybit(*WATCH, "--keep-going", BROKEN="decode graphs,overlap") == FINDING
+    data = record()
+    assert [finding["leg"] for finding in data["findings"]] == ["decode graphs", "overlap"]
+    assert len({finding["case"] for finding in data["findings"]}) == 1
+    assert "2 findings with 1 cause" in capsys.readouterr().out
+
+
+def test_a_leg_that_fails_leaves_no_verdict(
+    paritybit: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert paritybit(*WATCH, FAILED="overlap") == CANNOT_RUN
+    said = capsys.readouterr().out
+    assert "overlap failed by itself with exit code 3 (see legs/overlap/engine.log)" in said
+
+
+def test_sigterm_ends_the_plan(paritybit: Run) -> None:
+    assert paritybit(*WATCH, STOPPED="decode graphs") == TERMINATED
+    data = record()
+    assert data["interrupted"] == "SIGTERM"
+    assert [leg["name"] for leg in data["legs"]] == ["decode graphs"]
+
+
+def test_the_page_is_made_again_from_the_record(
+    paritybit: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert paritybit(*WATCH, BROKEN="decode graphs") == FINDING
+    page = (RUN / "index.html").read_text()
+    assert paritybit("report", str(RUN / "watch.json"), "--page", "again.html") == OK
+    assert Path("again.html").read_text() == page
+
+
+HOSTILE: list[tuple[str, Any]] = [
+    ("seconds", 1e9),
+    ("seconds", "1"),
+    ("every", 0),
+    ("leg", "--backend=evil"),
+    ("model", "/etc"),
+    ("device", "cuda:0"),
+    ("seed", 10**19),
+    ("checks", [1]),
+    ("arguments", ["--model-path", "/"]),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), HOSTILE)
+def test_a_hostile_case_is_refused_and_starts_nothing(
+    paritybit: Run, key: str, value: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = {
+        **{
+            "format": "paritybit-watch-case",
+            "version": 1,
+            "engine": "sglang==1",
+            "model": "gemma4",
+        },
+        **{"device": "cpu", "seed": 0, "leg": "overlap", "seconds": 1.0, "every": 1},
+        **{"checks": None, "key": "k", "text": "t", "forward": 1, key: value},
+    }
+    Path("case.json").write_text(json.dumps(case))
+    before = sorted(Path.cwd().iterdir())
+    code = paritybit("replay", "case.json", "--engine", "sglang==0.5.11")
+    assert code == (CANNOT_RUN if key == "leg" else MALFORMED)
+    assert capsys.readouterr().err.count("\n") == 1
+    assert sorted(Path.cwd().iterdir()) == before
+
+
+def test_a_record_of_a_wrong_type_or_size_is_refused(
+    paritybit: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert paritybit(*WATCH) == OK
+    data = record()
+    for key, value in (("verdict", "good"), ("legs", [{}]), ("counts", {"reads": "1"})):
+        Path("changed.json").write_text(json.dumps({**data, key: value}))
+        assert paritybit("report", "changed.json") == MALFORMED
+        assert "is not a complete record of watch" in capsys.readouterr().err
+    with Path("large.json").open("wb") as file:
+        file.truncate(MOST_BYTES + 1)
+    assert paritybit("report", "large.json") == MALFORMED
