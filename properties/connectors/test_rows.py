@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paritybit.connectors.sglang.pools import NotRecognisedError, described
-from paritybit.connectors.sglang.rows import forward_of, paths_of
+from paritybit.connectors.sglang.rows import forward_of, implied, paths_of
 from properties.connectors import parts
 
 TABLE = torch.arange(10, 90).view(4, 20)
@@ -110,3 +110,16 @@ def test_a_pool_that_is_not_known_is_said(fault: str) -> None:
         del pool.k_buffer
     with pytest.raises(NotRecognisedError, match="SubPool"):
         described(pool, None)
+
+
+def test_a_decode_implies_its_inputs() -> None:
+    pool = described(parts.SlidingPool(200), 5)
+    requests = [parts.request("a", 1, [1, 2, 3], [4]), parts.request("b", 0, [9], [8, 7])]
+    batch = parts.decode([1, 0], [4, 2], [0, 0], [0, 0])
+    found = implied(forward_of(batch, requests, pool, TABLE)[0], "full")
+    assert {name: values.tolist() for name, values in found.items()} == {
+        "positions": [3, 1],
+        "seq_lens": [4, 2],
+        "out_cache_loc": [33, 11],
+        "input_ids": [4, 8],
+    }

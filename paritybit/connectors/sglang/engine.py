@@ -30,7 +30,7 @@ class UnderWay:
 
     model: Model
     batch: Any
-    mode: str
+    forward: Forward
     batch_rows: list[int]
     runner: Any = None
     replays: int = 0
@@ -138,7 +138,7 @@ class Engine:
         if due:
             self.hook_lists(runner)
             watcher.begin(forward)
-        self.now = UnderWay(model, batch, forward.kind, batch_rows)
+        self.now = UnderWay(model, batch, forward, batch_rows)
         try:
             if graph_runner is None:
                 result = run()
@@ -207,7 +207,9 @@ class Engine:
             return
         try:
             self.watcher.lists(
-                lists.lists_of(backend, now.model.pool, now.mode, now.batch_rows, size, graph)
+                lists.lists_of(
+                    backend, now.model.pool, now.forward.kind, now.batch_rows, size, graph
+                )
             )
         except NotRecognisedError as error:
             self.watcher.not_watched(f"{error} are not watched")
@@ -232,7 +234,7 @@ class Engine:
                 self.journal.undecided(f"the graphs of {kind} with the key {key!r} are not watched")
                 continue
             self.hook_graph(graph)
-            inputs = graphs.inputs_of(runner, None, bucket, {}, None)
+            inputs = graphs.inputs_of(runner, None, bucket, {}, None, {})
             if self.watcher is None:
                 self.captures.append((graph, kind, inputs))
             else:
@@ -273,13 +275,20 @@ class Engine:
                 type(runner).__name__,
                 live,
                 bucket,
-                graphs.inputs_of(runner, batch, bucket, self.models.ranges, pool),
+                graphs.inputs_of(
+                    runner, batch, bucket, self.models.ranges, pool, self.implied(now)
+                ),
                 run,
                 functools.partial(graphs.outputs_of, runner, key, graphs.Shape(live, bucket)),
-                functools.partial(self.eagerly, now) if now.mode == "decode" else None,
+                functools.partial(self.eagerly, now) if now.forward.kind == "decode" else None,
                 repeatable=self.models.repeatable,
             )
         )
+
+    def implied(self, now: UnderWay) -> dict[str, Tensor]:
+        """Return the inputs of the forward under way that its rows imply."""
+        group = lists.group_of(now.model.pool, sliding=False)
+        return {} if group is None else rows.implied(now.forward, group)
 
     def eagerly(self, now: UnderWay) -> dict[str, Tensor]:
         """Run the batch under way without its graph."""

@@ -143,11 +143,17 @@ def bucket_of(key: Any) -> int | None:
 
 
 def inputs_of(
-    runner: Any, batch: Any, bucket: int, ranges: Mapping[str, tuple[int, int]], pool: Pool | None
+    runner: Any,
+    batch: Any,
+    bucket: int,
+    ranges: Mapping[str, tuple[int, int]],
+    pool: Pool | None,
+    implied: Mapping[str, Tensor],
 ) -> list[StaticInput]:
     """Return the static inputs of a runner. `batch` None gives them as at capture.
 
-    `ranges` are the values that padding may hold, by name.
+    `ranges` are the values that padding may hold, by name. `implied` are the right values of
+    inputs for which they are known otherwise than from the batch.
     """
     buffers, backend = runner.buffers, backend_of(runner)
     largest = max(filter(None, map(bucket_of, graphs_of(runner))), default=bucket)
@@ -162,7 +168,7 @@ def inputs_of(
         static = StaticInput(name, tensor, length, length, axis, source=source_of(name, *owners))
         if given is not None:
             static.live, static.size = given.shape[axis], size
-            static.valid, static.expected = ranges.get(name), given
+            static.valid, static.expected = ranges.get(name), implied.get(name, given)
         found.append(static)
 
     for name, tensor in vars(buffers).items():
@@ -172,7 +178,7 @@ def inputs_of(
         if isinstance(getattr(backend, name, None), Tensor):
             add(name, getattr(backend, name), None, (type(backend),))
     if isinstance(getattr(backend, SLID, None), Tensor):
-        locations = given_to("out_cache_loc", batch, runner)
+        locations = implied.get("out_cache_loc", given_to("out_cache_loc", batch, runner))
         slid = None if locations is None or pool is None else pool.mapping[locations.long()]
         add(SLID, getattr(backend, SLID), slid, (type(backend),))
     return found

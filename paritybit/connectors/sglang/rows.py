@@ -77,6 +77,25 @@ def forward_of(
     return Forward(mode, tuple(found.rows)), found
 
 
+def implied(forward: Forward, group: str) -> dict[str, Tensor]:
+    """Return the inputs that the rows of a decode imply, by name, whatever the batch says.
+
+    `group` is the group whose slots are locations.
+    """
+    if forward.kind != "decode" or not forward.rows:
+        return {}
+    cached = torch.tensor([row.cached for row in forward.rows])
+    found = {
+        "positions": cached,
+        "seq_lens": cached + 1,
+        "out_cache_loc": torch.stack([row.slots[group][row.cached] for row in forward.rows]),
+    }
+    tokens = [row.tokens[row.cached] for row in forward.rows]
+    if None not in tokens:
+        found["input_ids"] = torch.tensor(tokens)
+    return found
+
+
 def lengths(batch: Any, mode: str) -> list[tuple[int, int]]:
     """Return, per row, how many positions are cached and how many are computed."""
     if mode in ("extend", "mixed"):
