@@ -1,0 +1,122 @@
+"""What a whole engine imports, and how its process is started."""
+
+import re
+from pathlib import Path
+
+import pytest
+from paritybit.harness.engines import fetch
+from paritybit.harness.errors import CannotRunError, MalformedError
+
+from paritybit.drive import environment
+from paritybit.drive.legs import LEGS, plan
+from paritybit.drive.models import GEMMA4, GPT_OSS, MODELS
+from paritybit.drive.settings import GRAPHS, Served
+from paritybit.drive.sglang import parser
+
+OLD = frozenset(
+    {
+        *("--cuda-graph-bs", "--disable-piecewise-cuda-graph", "--enable-breakable-cuda-graph"),
+        *("--enforce-piecewise-cuda-graph", "--piecewise-cuda-graph-tokens"),
+    }
+)
+NEW = frozenset({"--cuda-graph-config"})
+
+
+@pytest.mark.parametrize(
+    ("pinned", "chosen"),
+    [
+        ("transformers==5.6.0", "transformers-5.6.0"),
+        ("transformers==5.8.1", "transformers-5.6.0"),
+        ("transformers==5.19.0", "transformers-5.19.0"),
+        ("transformers==4.57.1", "transformers-5.6.0"),
+        ("transformers", "transformers-5.19.0"),
+    ],
+)
+def test_the_pins_are_those_of_the_release_of_transformers_that_an_engine_pins(
+    tmp_path: Path, pinned: str, chosen: str
+) -> None:
+    """Else those of the next older one that there is."""
+    (tmp_path / "pyproject.toml").write_text(f'dependencies = ["torch", "{pinned}"]\n')
+    wanted = environment.wanted_transformers(tmp_path / "sglang")
+    assert environment.pins_for(wanted).stem == chosen
+
+
+def test_each_pin_has_hashes_and_numpy_stays_below_what_breaks_the_interpreter() -> None:
+    for file in environment.PINS.glob("*.txt"):
+        text = file.read_text()
+        pins = re.findall(r"^[a-z].*", text, re.M)
+        assert len(pins) == len(re.findall(r"^[a-z][^\n]*==[^\n]*\n    --hash=", text, re.M)) > 50
+        versions = [pin.split("==")[1].split()[0] for pin in pins if pin.startswith("numpy==")]
+        assert versions
+        assert all(fetch.in_order(version)[:2] < [2, 4] for version in versions)
+
+
+def test_a_process_finds_the_engine_and_keeps_what_it_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(fetch.FOLDER_VARIABLE, str(tmp_path))
+    one = environment.Environment("sglang 0", tmp_path / "source", tmp_path / "dependencies")
+    inherited = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": "/own", "HOME": "/home"}
+    found = environment.variables(one, "cpu", inherited)
+    assert "PYTHONDONTWRITEBYTECODE" not in found
+    assert found["PYTHONPYCACHEPREFIX"].startswith(str(tmp_path))
+    assert found["PYTHONPATH"].split(":")[1:] == [str(one.source), str(one.dependencies), "/own"]
+    assert found["TRITON_INTERPRET"] == "1"
+    assert "TRITON_INTERPRET" not in environment.variables(one, "cuda", inherited)
+
+
+def test_an_engine_that_cannot_be_had_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(fetch.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(fetch, "_pip", lambda *words: "no index")
+    with pytest.raises(CannotRunError, match="no package index answers"):
+        environment.prepare("sglang==0.5.12")
+    with pytest.raises(MalformedError, match="is not an engine"):
+        environment.prepare("nothing")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_each_leg_is_a_command_line_that_is_understood(device: str) -> None:
+    legs = plan(device, 60.0)
+    assert sum(leg.seconds for leg in legs) == pytest.approx(60.0)
+    assert len({leg.name for leg in legs}) == len(legs)
+    for leg in legs:
+        one = environment.Environment("sglang 0", Path("source"), Path("dependencies"))
+        words, _ = environment.command(one, leg, "gemma4", 3, device)
+        asked = parser().parse_args(words[3:])
+        assert (asked.seed, asked.device) == (3, device)
+        assert asked.seconds == pytest.approx(leg.seconds, rel=1e-4)
+
+
+def test_the_legs_vary_each_setting() -> None:
+    said = {word for leg in LEGS for word in leg.arguments}
+    varied = {"--overlap", "--page-size", "--no-prefix-cache", "--model", "--speculative", "--topk"}
+    assert varied <= said
+
+
+@pytest.mark.parametrize("known", [OLD, NEW])
+@pytest.mark.parametrize("graphs", GRAPHS)
+def test_settings_become_options_that_the_release_has(
+    tmp_path: Path, known: frozenset[str], graphs: str
+) -> None:
+    if known == OLD and graphs == "full":
+        with pytest.raises(ValueError, match="no full graphs"):
+            Served(GEMMA4, graphs=graphs).words(known, tmp_path)
+        return
+    words = Served(GEMMA4, graphs=graphs).words(known, tmp_path)
+    assert {word for word in words if word in OLD | NEW} <= known
+    assert (tmp_path / "gemma4" / "config.json").is_file()
+
+
+def test_speculation_needs_a_draft_model(tmp_path: Path) -> None:
+    words = Served(GPT_OSS, speculative="eagle", topk=2).words(NEW, tmp_path)
+    assert words[words.index("--speculative-eagle-topk") + 1] == "2"
+    with pytest.raises(ValueError, match="no draft model"):
+        Served(GEMMA4, speculative="eagle").words(NEW, tmp_path)
+
+
+def test_the_models_have_a_sliding_window_and_a_vocabulary_of_their_own_size() -> None:
+    for model in MODELS.values():
+        assert model.config["sliding_window"] == 16
+        assert model.config["vocab_size"] == 256
