@@ -54,8 +54,15 @@ class Trials:
     sources: Path
     out: Path
     words: tuple[str, ...] = ()
-    controls: dict[tuple[str, str], Outcome] = field(default_factory=dict)
     lock: Lock = field(default_factory=Lock)
+    running: set[subprocess.Popen[bytes]] = field(default_factory=set)
+    stopping: bool = False
+
+    def stop(self) -> None:
+        """Stop the engines that are watched, and plant no further fault."""
+        self.stopping = True
+        for process in list(self.running):
+            process.terminate()
 
     def tried(self, fault: Fault, leg: str, known: dict[str, Outcome]) -> Iterator[Outcome]:
         """Yield the outcome of a fault, and first that of its control run if that is new."""
@@ -74,6 +81,8 @@ class Trials:
 
     def outcome(self, fault: Fault, leg: str, control: Sequence[str]) -> Outcome:
         """Plant a fault, watch the engine, and return what was said."""
+        if self.stopping:
+            raise KeyboardInterrupt
         engine = self.sources / current_thread().name / fault.release  # One path: compiled files.
         shutil.rmtree(engine, ignore_errors=True)
         try:
@@ -104,11 +113,12 @@ class Trials:
                 stderr=subprocess.STDOUT,
             ) as process,
         ):
+            self.running.add(process)
             try:
                 process.wait(MOST_SECONDS)
-            except BaseException:
+            except subprocess.TimeoutExpired:
                 process.terminate()
-                raise
+            self.running.discard(process)
         records = sorted(out.glob("**/watch.json"))
         if not records:
             return {"undecided": [f"no record; see {log.name}"]}
@@ -174,6 +184,7 @@ def main() -> int:
                 write(asked.record, known, faults)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            trials.stop()
             raise
     write(asked.record, known, faults)
     tried = [known[fault.name] for fault in faults if fault.name in known]
