@@ -22,6 +22,7 @@ from pathlib import Path
 from threading import Lock, current_thread
 from typing import Any
 
+from properties.planted.run import say
 from properties.sanitizer.planted.faults import TABLE, Fault, read
 from properties.sanitizer.planted.outcome import Outcome, Status, judge, write
 from properties.sanitizer.planted.outcome import read as read_record
@@ -124,12 +125,6 @@ class Trials:
             return {"undecided": [f"no record; see {log.name}"]}
         data: dict[str, Any] = json.loads(records[-1].read_text(encoding="utf-8"))
         return data
-
-
-def say(line: str) -> None:
-    """Print one line at once."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 def chosen(faults: Sequence[Fault], only: str | None) -> tuple[Fault, ...]:
