@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from paritybit.watch.boundary import Boundary, guarded
@@ -22,6 +23,8 @@ class Between(Boundary):
         self.ledgers = {group.name: Ledger(group, names) for group in groups}
         self.chains = Chains()
         self.number = 0
+        self.loading: dict[str, list[Tensor]] = {}
+        """Per group, the slots that were filled since the last forward ended."""
 
     @guarded
     def known(self, request: str, position: int, token: int) -> None:
@@ -47,12 +50,17 @@ class Between(Boundary):
 
     @guarded
     def forget(self, group: str, slots: Tensor | None) -> None:
-        """Note that slots were filled by something that is not followed. None: any slot."""
+        """Note that slots were filled by something that is not followed. None: any slot.
+
+        They may still be filled while the forward under way, or else the next one, runs.
+        """
         ledger = self.ledgers[group]
         if slots is None:
             ledger.forget_all()
+            slots = torch.arange(ledger.slots)
         else:
             ledger.forget(slots)
+        self.loading.setdefault(group, []).append(slots)
 
     @guarded
     def idle(self, groups: Mapping[str, tuple[Tensor, Tensor]]) -> None:

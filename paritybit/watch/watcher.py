@@ -112,6 +112,7 @@ class Watcher(Between):
                 ledger.forget_all()
             elif name in owned:
                 ledger.forget(owned[name])
+        self.loading.clear()
         self.journal.count(skipped_forwards=1)
 
     @guarded
@@ -317,7 +318,8 @@ class Watcher(Between):
         changed = ledger.frame()
         before = now.changed.get(name)
         now.changed[name] = changed if before is None else before | changed
-        return ledger.outside(changed, now.owned[name])
+        loading = [ledger.index(slots) for slots in self.loading.get(name, ())]
+        return ledger.outside(changed, torch.cat([now.owned[name], *loading]))
 
     @guarded
     def end(self) -> None:
@@ -337,6 +339,7 @@ class Watcher(Between):
                 reading.note(writes, ledger, now.changed[name], now.number)
             if ledger.device.type == "cuda":  # Calls between forwards may use another stream.
                 torch.cuda.current_stream(ledger.device).synchronize()
+        self.loading.clear()
         errors, warnings = self.listener.taken()
         self.judge("log", Logged(now.number, now.forward.kind, errors))
         self.journal.count(logged_warnings=warnings)
@@ -353,6 +356,7 @@ class Watcher(Between):
     def abandon(self) -> None:
         """Note that the forward raised: what it wrote is not known."""
         now, self.now = self.now, None
+        self.loading.clear()
         if now is not None:
             for name, slots in now.owned.items():
                 self.ledgers[name].forget(slots)

@@ -145,6 +145,21 @@ def test_slots_that_were_loaded_are_taken_as_they_are_and_then_followed(scene: S
     assert scene.checks() == ["corrupted read"] * 2
 
 
+def test_slots_may_be_loaded_while_a_forward_runs(scene: Scene) -> None:
+    scene.watcher.forget("full", torch.tensor([20]))
+    scene.forward("a", TOKENS[:2], 0, {"full": SLOTS, "swa": SLOTS})
+    scene.watcher.forget("full", torch.tensor([21]))
+    scene.watcher.begin(Forward("extend", (row("b", [1], 0, [30]),)))
+    scene.write([21, 30], "full")
+    scene.write([30], "swa")
+    scene.watcher.end()
+    assert scene.checks() == []
+    scene.watcher.begin(Forward("extend", (row("c", [2], 0, [31]),)))
+    scene.write([21, 31], "full")
+    scene.watcher.end()
+    assert scene.checks() == ["stray write"]
+
+
 def test_a_slot_is_freed_in_use_only_while_it_is_free(scene: Scene) -> None:
     scene.forward("a", TOKENS[:5], 0, SLOTS)
     scene.watcher.freed("full", torch.tensor([SLOTS[1]]))
