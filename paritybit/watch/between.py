@@ -1,17 +1,58 @@
 """What an engine reports between forwards: allocations, copies, tokens that became known."""
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from paritybit.watch.boundary import Boundary, guarded
 from paritybit.watch.chains import Chains
-from paritybit.watch.facts import Group
+from paritybit.watch.facts import Group, Row, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Names
 from paritybit.watch.observations import Freeing, Idle
 from paritybit.watch.settings import Settings
+
+MOST_WAITING = 4096
+"""Requests whose ids are kept until their tokens are known."""
+
+
+@dataclass
+class Relayed:
+    """Token ids that a model was given before the host knew them, until it does."""
+
+    waiting: OrderedDict[str, list[tuple[int, Tensor]]] = field(default_factory=OrderedDict)
+
+    def add(self, row: Row, ids: Tensor) -> None:
+        """Keep the ids, int [computed], of a row's tokens that are not known."""
+        tokens = row.tokens[row.cached :][: row.computed]
+        unknown = [place for place, token in enumerate(tokens) if token is None]
+        if unknown:
+            mine = self.waiting.setdefault(row.request, [])
+            mine += [(row.cached + place, ids[place].clone()) for place in unknown]
+        while len(self.waiting) > MOST_WAITING:
+            self.waiting.popitem(last=False)
+
+    def known(self, rows: Sequence[Row]) -> StaticInput | None:
+        """Return the ids whose tokens the rows know by now, with these, and drop them."""
+        ids, expected = [], []
+        for row in rows:
+            rest = []
+            for position, value in self.waiting.pop(row.request, ()):
+                token = row.tokens[position] if position < len(row.tokens) else None
+                if token is None:
+                    rest.append((position, value))
+                else:
+                    ids.append(value)
+                    expected.append(token)
+            if rest:
+                self.waiting[row.request] = rest
+        if not ids:
+            return None
+        given, wanted = torch.stack(ids), torch.tensor(expected)
+        return StaticInput("input_ids", given, len(ids), len(ids), expected=wanted)
 
 
 class Between(Boundary):
@@ -23,6 +64,7 @@ class Between(Boundary):
         self.ledgers = {group.name: Ledger(group, names) for group in groups}
         self.chains = Chains()
         self.number = 0
+        self.relayed = Relayed()
         self.loading: dict[str, list[Tensor]] = {}
         """Per group, the slots that were filled since the last forward ended."""
 

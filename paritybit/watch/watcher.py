@@ -140,6 +140,8 @@ class Watcher(Between):
             reading.adopt(reads)
         self.now = UnderWay(self.number, forward, chain, owned)
         self.listener.taken()
+        if (known := self.relayed.known(forward.rows)) is not None:
+            self.inputs("batch", [known])
         self.journal.count(
             forwards=1,
             reads=read,
@@ -190,10 +192,11 @@ class Watcher(Between):
             self.judge("inputs", Inputs(self.now.number, self.now.forward, kind, inputs, {}))
 
     @guarded
-    def tokens(self, ids: Tensor) -> None:
-        """Judge the token ids [n] that a forward gives to its model, in the order of its rows.
+    def tokens(self, ids: Tensor, positions: Tensor | None = None) -> None:
+        """Judge the token ids and positions, [n], that a forward gives to its model.
 
-        They are compared where the rows know them.
+        They are in the order of the rows. An id is compared once its row knows the token, in
+        this forward or in a later one.
         """
         if self.now is None:
             return
@@ -202,8 +205,14 @@ class Watcher(Between):
         places = [place for place, token in enumerate(wanted) if token is not None]
         known = torch.tensor(places, dtype=torch.int64, device=ids.device)
         expected = torch.tensor([token for token in wanted if token is not None])
-        given = StaticInput("input_ids", ids[known], len(known), len(known), expected=expected)
-        self.inputs("batch", [given])
+        given = [StaticInput("input_ids", ids[known], len(known), len(known), expected=expected)]
+        if positions is not None:
+            right = torch.cat([torch.arange(r.cached, r.cached + r.computed) for r in rows])
+            size = len(positions)
+            given.append(StaticInput("positions", positions, size, size, expected=right))
+        self.inputs("batch", given)
+        for row, mine in zip(rows, ids.split([row.computed for row in rows]), strict=True):
+            self.relayed.add(row, mine)
 
     def replay(self, replay: Replay) -> object:
         """Replay a graph and judge it. Returns what the first `replay.run()` returned."""

@@ -79,13 +79,15 @@ class Toy:
 
     def prefill(self) -> None:
         """Prefill the prompt and append a token."""
-        self.run(parts.extend([1], [0], [6], [20, 21, 22, 23, 24, 25]))
+        batch = parts.extend([1], [0], [6], [20, 21, 22, 23, 24, 25])
+        batch.input_ids = torch.tensor(PROMPT)
+        self.run(batch)
         self.request.output_ids.append(11)
 
     def decode(self) -> None:
         """Decode one token."""
         length = len(PROMPT) + len(self.request.output_ids)
-        self.run(parts.decode([1], [length], [11], [19 + length]))
+        self.run(parts.decode([1], [length], self.request.output_ids[-1:], [19 + length]))
         self.request.output_ids.append(11 + length)
 
     @property
@@ -114,6 +116,21 @@ def test_a_right_engine_is_watched_and_nothing_is_found(toy: Toy) -> None:
     assert counts["reads"] == sum(range(6, 10)) + 4 * 4
     assert counts["lists"] == 8
     assert '"window": 4' in next(text for text in toy.journal.said if '"scope"' in text)
+
+
+def test_a_token_or_a_position_that_is_not_the_requests_is_found(toy: Toy) -> None:
+    toy.prefill()
+    batch = parts.decode([1], [7], toy.request.output_ids[-1:], [26])
+    batch.positions = torch.tensor([6])
+    toy.run(batch)
+    assert toy.found == set()
+    batch = parts.decode([1], [7], toy.request.output_ids[-1:], [26])
+    batch.positions = torch.tensor([5])
+    toy.run(batch)
+    assert toy.found == {"stale input"}
+    assert list(toy.journal.findings) == ["stale input | - | positions"]
+    toy.run(parts.decode([1], [7], [99], [26]))
+    assert "stale input | - | input_ids" in toy.journal.findings
 
 
 def test_a_write_that_nobody_owns_is_found(toy: Toy) -> None:

@@ -304,6 +304,33 @@ def test_a_model_is_given_the_tokens_of_its_rows(scene: Scene) -> None:
     assert "holds 2 at live entry 2, not 1" in scene.lines("finding")[0]["text"]
 
 
+def test_a_model_is_given_the_positions_of_its_rows(scene: Scene) -> None:
+    rows = (row("a", TOKENS[:2], 0, SLOTS), row("b", [1, 2], 0, [20, 21]))
+    scene.watcher.begin(Forward("extend", rows))
+    scene.watcher.tokens(torch.tensor([5, 6, 1, 2]), torch.tensor([0, 1, 0, 1]))
+    assert scene.checks() == []
+    scene.watcher.tokens(torch.tensor([5, 6, 1, 2]), torch.tensor([0, 1, 2, 3]))
+    assert scene.checks() == ["stale input"]
+    assert "positions holds 2 at live entry 2, not 0" in scene.lines("finding")[0]["text"]
+
+
+def test_an_id_is_compared_once_its_token_is_known(scene: Scene) -> None:
+    def step(tokens: list[int | None], given: int) -> None:
+        cached = len(tokens) - 1
+        scene.watcher.begin(Forward("decode", (row("a", tokens, cached, SLOTS),)))
+        scene.watcher.tokens(torch.tensor([given]))
+        scene.write(SLOTS[cached : cached + 1])
+        scene.watcher.end()
+
+    step([5], 5)
+    step([5, None], 6)
+    step([5, 6, None], 7)
+    assert scene.checks() == []
+    step([5, 6, 8, None], 9)
+    assert scene.checks() == ["stale input"]
+    assert "holds 7 at live entry 0, not 8" in scene.lines("finding")[0]["text"]
+
+
 def replay(scene: Scene, slot: int, out: torch.Tensor, **more: Any) -> Replay:
     """Return a replay that writes 1.0 to a slot and adds 1 to an output that it owns."""
     tensor = scene.groups[0].layers[0].tensors[0]

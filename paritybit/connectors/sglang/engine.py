@@ -75,6 +75,7 @@ class Engine:
             watcher.captured(graph, kind, inputs)
         self.captures.clear()
         self.allocations.watcher = watcher
+        watcher.listen("sglang")
         return watcher
 
     # Batches and forwards.
@@ -132,12 +133,13 @@ class Engine:
         if model is None:
             watcher.skipped(None)
             return run()
-        forward, batch_rows = self.facts(model, batch, requests)
-        self.forwards += 1
         due = watcher.due()
+        forward, batch_rows = self.facts(model, batch, requests if due else None)
+        self.forwards += 1
         if due:
             self.hook_lists(runner)
             watcher.begin(forward)
+            self.judge_tokens(watcher, forward, batch)
         self.now = UnderWay(model, batch, forward, batch_rows)
         try:
             if graph_runner is None:
@@ -157,10 +159,23 @@ class Engine:
             watcher.skipped(self.written(forward))
         return result
 
-    def facts(self, model: Model, batch: Any, requests: Sequence[Any]) -> tuple[Forward, list[int]]:
-        """Return the facts of a forward, and the batch's row of each of its rows."""
+    def judge_tokens(self, watcher: Watcher, forward: Forward, batch: Any) -> None:
+        """Judge the token ids and positions of a batch whose rows are all reported in order."""
+        ids, positions = batch.input_ids, getattr(batch, "positions", None)
+        computed = sum(row.computed for row in forward.rows)
+        if forward.kind in rows.IN_ORDER and ids is not None and len(ids) == computed:
+            same = positions is not None and positions.shape == ids.shape
+            watcher.tokens(ids, positions if same else None)
+
+    def facts(
+        self, model: Model, batch: Any, requests: Sequence[Any] | None
+    ) -> tuple[Forward, list[int]]:
+        """Return the facts of a forward, and the batch's row of each of its rows.
+
+        Without requests the forward is not checked, and only what it owns is told.
+        """
         mode = rows.mode_of(batch)
-        if not model.drafts:
+        if requests is not None and not model.drafts:
             try:
                 forward, found = rows.forward_of(batch, requests, model.pool, self.models.table)
                 return forward, found.batch_rows

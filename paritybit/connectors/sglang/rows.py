@@ -13,6 +13,9 @@ from paritybit.watch.facts import Forward, Row
 MODES = ("extend", "mixed", "decode", "target_verify")
 """Modes of a forward whose rows are reported."""
 
+IN_ORDER = ("extend", "mixed", "decode")
+"""Modes whose token ids are those of the rows, one row after another."""
+
 
 @dataclass
 class Rows:
