@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from paritybit.harness.campaigns.bench import bench
 from paritybit.harness.campaigns.measuring.bandwidth import bandwidths
 from paritybit.harness.campaigns.measuring.before import against, beginning_of, committed, spread_of
@@ -17,7 +18,15 @@ from paritybit.harness.lockstep.config import resolve_device
 from paritybit.harness.records import record as run_record
 from paritybit.harness.records.typed_json import to_json
 
+from paritybit.watch.bench import measured
+
 Data = Mapping[str, Any]
+
+CPU_GIB, MOST_GIB, POOL_SHARE = 0.1, 60.0, 0.8
+"""GiB of the pool that the sanitizer is measured on: on a CPU, at most, and of a GPU's memory."""
+
+REPEATS = 3
+"""Calls of the sanitizer of which the median counts."""
 
 
 def run_bench(options: argparse.Namespace) -> int:
@@ -40,6 +49,8 @@ def run_bench(options: argparse.Namespace) -> int:
     for row in beginnings(device):
         figures["beginnings"].append(row)
         print(beginning_line(row))
+    figures["sanitizer"] = measured(gib_for(device), device, REPEATS)
+    print(sanitizer_line(figures["sanitizer"]))
     figures["commands"] = list(commands())
     for row in figures["commands"]:
         print(f"{row['command']}: {row['cpu_seconds']} CPU seconds")
@@ -47,6 +58,24 @@ def run_bench(options: argparse.Namespace) -> int:
     if options.record is not None:
         run_record.write_evidence("bench", device, figures, options.record)
     return OK
+
+
+def gib_for(device: str) -> float:
+    """Return how large a pool the sanitizer is measured on, in GiB: as large as fits a GPU."""
+    if device != "cuda":
+        return CPU_GIB
+    free, _ = torch.cuda.mem_get_info()
+    return min(MOST_GIB, POOL_SHARE * free / 2**30)
+
+
+def sanitizer_line(row: Data) -> str:
+    """Return how fast the sanitizer takes checksums, next to a copy in the same run."""
+    return (
+        f"sanitizer: checksums of a {row['pool_gib']} GiB pool: all slots at "
+        f"{row['frame_gb_per_s']} GB/s, listed slots at {row['reads_gb_per_s']} GB/s (ratio to a "
+        f"copy {row['frame_over_copy']:.0%} and {row['reads_over_copy']:.0%}); "
+        f"{row['ledger_bytes_per_slot']:g} bytes per slot"
+    )
 
 
 def print_preset(row: Data) -> None:

@@ -37,8 +37,18 @@ STATES: Mapping[str, tuple[str, str]] = {
     "shared_reads": ("reads of a slot that another request wrote", "no prefix was shared"),
     "list_entries": ("index lists of attention kernels", "no list was seen"),
     "idle": ("leaks", "the engine was never seen idle"),
+    "tried: unrepeatable replay": ("replaying a graph again", "no replay could be repeated"),
+    "tried: padding leak": ("other values in padding", "no padding could be overwritten"),
+    "tried: graph and eager differ": ("graph against eager", "no replay was also run eagerly"),
 }
 """What is not reached where a count is zero: what, and why."""
+
+
+PARTS: Mapping[str, tuple[str, str]] = {
+    "skipped_forwards": ("forward passes", "not selected by --every"),
+    "unresolved_reads": ("owners of reads", "the tokens were not known at that time"),
+}
+"""What is not reached where a count is not zero: what, and why."""
 
 
 def not_tried(
@@ -56,9 +66,9 @@ def not_tried(
         yield NotTried(f"leg {leg}", why)
     for check in unselected:
         yield NotTried(f"check: {check}", "not selected by --checks")
-    skipped = counts.get("skipped_forwards", 0)
-    if skipped:
-        yield NotTried(f"{skipped:,} forward passes", "not selected by --every")
+    for name, (what, why) in PARTS.items():
+        if counts.get(name):
+            yield NotTried(f"{counts[name]:,} {what}", why)
     for name, (what, why) in STATES.items():
         if not counts.get(name):
             yield NotTried(what, why)
