@@ -33,6 +33,7 @@ from paritybit.subjects.runners import RUNNERS
 from rich.console import Console, RenderableType
 
 from paritybit.__main__ import main
+from paritybit.watch.checks import CHECKS
 from properties.support.places import ROOT
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
@@ -149,6 +150,11 @@ def properties() -> str:
     return rows("property|what must hold", lines)
 
 
+def checks() -> str:
+    """Return the table of the sanitizer's checks."""
+    return rows("finding|what must hold|cost", ((c.name, c.law, c.cost) for c in CHECKS.values()))
+
+
 def changes() -> str:
     """Return the table of what can become of a finding from one run to the next."""
     codes = dict.fromkeys(ALARMING, exit_codes.FINDING)
@@ -223,6 +229,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "engine-soaks": engine_soaks,
     "glossary": glossary,
     "properties": properties,
+    "checks": checks,
     "changes": changes,
     "verdicts": verdicts,
     "bugs": bugs,

@@ -16,7 +16,7 @@ def judge(reads: Reads) -> Iterable[Finding]:
 CHECK = Check(
     "corrupted read",
     "reads",
-    "every slot that a live row reads holds, in every layer, the bytes that were written",
-    "a pass over the pool per checked forward, shared with the stray write",
+    "every slot that a live row reads still holds the bytes that were written to it",
+    "a pass over the pool per checked forward pass, shared with stray write",
     judge,
 )

@@ -22,7 +22,7 @@ def judge(logged: Logged) -> Iterable[Finding]:
 CHECK = Check(
     "dirty log",
     "log",
-    "a clean forward logs no error; warnings are counted",
+    "a forward pass logs no error; warnings are only counted",
     "none",
     judge,
 )

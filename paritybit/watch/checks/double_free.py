@@ -31,6 +31,6 @@ CHECK = Check(
     "double free",
     "freeing",
     "no slot is freed twice without being allocated in between",
-    "a look into the ledger per slot that is freed",
+    "a ledger entry per slot that is freed",
     judge,
 )

@@ -15,7 +15,7 @@ def judge(reads: Reads) -> Iterable[Finding]:
 CHECK = Check(
     "freed in use",
     "reads",
-    "no slot that a live row reads was freed since it was written",
-    "a look into the ledger per slot that is read",
+    "no slot that a live row reads was freed after it was written",
+    "a ledger entry per slot that is read",
     judge,
 )

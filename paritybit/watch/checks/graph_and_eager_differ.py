@@ -15,7 +15,7 @@ def judge(relation: Relation) -> Iterable[Finding]:
 CHECK = Check(
     "graph and eager differ",
     "graph and eager differ",
-    "the same batch run eagerly gives the same, but for the noise of eager against eager",
-    "an eager forward per replay that is tried",
+    "the same batch run eagerly gives the same result, up to the variation of eager runs",
+    "an eager forward pass per replay that is tried",
     judge,
 )

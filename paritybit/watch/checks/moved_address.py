@@ -37,7 +37,7 @@ def describe(dtype: object, shape: tuple[int, ...]) -> str:
 CHECK = Check(
     "moved address",
     "inputs",
-    "a static input has the address, dtype and shape that its graph captured",
+    "each static input still has the address, dtype and shape that its graph captured",
     "a comparison per static input and replay",
     judge,
 )

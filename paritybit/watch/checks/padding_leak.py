@@ -15,7 +15,7 @@ def judge(relation: Relation) -> Iterable[Finding]:
 CHECK = Check(
     "padding leak",
     "padding leak",
-    "other valid values in padded tails change no live output and no owned slot",
-    "two replays per padded replay that is tried",
+    "other valid values in the padded part change no live output and no owned slot",
+    "two more replays per padded replay that is tried",
     judge,
 )

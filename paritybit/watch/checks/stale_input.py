@@ -31,7 +31,7 @@ def judge(inputs: Inputs) -> Iterable[Finding]:
 CHECK = Check(
     "stale input",
     "inputs",
-    "the live part of a model's input is what the batch gives it",
+    "the live part of each static input holds the values of the batch",
     "a comparison per input for which the connector knows the right values",
     judge,
 )

@@ -51,7 +51,7 @@ def running(frame: Frame, slot: int) -> dict[str, object] | None:
 CHECK = Check(
     "stray write",
     "frame",
-    "a forward changes only the slots that its live tokens own, and reserved slots",
-    "two passes over the pool per checked forward, three if it replays a graph",
+    "a forward pass changes only the slots of its live tokens, and reserved slots",
+    "two passes over the pool per checked forward pass, three if it replays a graph",
     judge,
 )

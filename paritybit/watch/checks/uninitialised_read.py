@@ -16,7 +16,7 @@ def judge(reads: Reads) -> Iterable[Finding]:
 CHECK = Check(
     "uninitialised read",
     "reads",
-    "every slot that a live row reads was written at all",
-    "a look into the ledger per slot that is read",
+    "every slot that a live row reads has been written before",
+    "a ledger entry per slot that is read",
     judge,
 )

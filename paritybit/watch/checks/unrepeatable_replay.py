@@ -15,7 +15,7 @@ def judge(relation: Relation) -> Iterable[Finding]:
 CHECK = Check(
     "unrepeatable replay",
     "unrepeatable replay",
-    "replaying again from the same state gives the same live outputs and owned slots",
-    "a replay per replay that is tried",
+    "a second replay from the same state gives the same live outputs and owned slots",
+    "one more replay per replay that is tried",
     judge,
 )

@@ -99,7 +99,8 @@ def finding(lists: Lists, row: Row, what: str, position: int, slots: list[int]) 
 CHECK = Check(
     "wrong list",
     "lists",
-    "an index list names, for each live row, the slots of its request in the window, and no others",
+    "an index list names exactly the slots in each live row's window, in order; padded rows "
+    "name reserved slots only",
     "a comparison per entry",
     judge,
 )

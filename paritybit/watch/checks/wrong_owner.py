@@ -15,7 +15,7 @@ def judge(reads: Reads) -> Iterable[Finding]:
 CHECK = Check(
     "wrong owner",
     "reads",
-    "every slot that a live row reads was last written for exactly its tokens up to that position",
-    "a hash per token, and a look into the ledger per slot that is read",
+    "every slot that a live row reads was last written for exactly that row's tokens",
+    "a hash per token, and a ledger entry per slot that is read",
     judge,
 )
