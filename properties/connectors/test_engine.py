@@ -154,6 +154,18 @@ def test_a_wrong_list_is_found(toy: Toy) -> None:
     assert toy.found == {"wrong list"}
 
 
+@pytest.mark.parametrize("name", ["positions", "input_ids", "seq_lens"])
+def test_an_input_other_than_the_requests_imply_is_found(toy: Toy, name: str) -> None:
+    toy.prefill()
+    batch = parts.decode([1], [7], [11], [26])
+    batch.positions = torch.tensor([6])
+    getattr(batch, name)[0] += name != "seq_lens"
+    if name == "seq_lens":
+        batch.positions += 1
+    toy.run(batch)
+    assert toy.found == {"stale input"}
+
+
 def test_a_slot_that_is_freed_while_its_request_runs_is_found(toy: Toy) -> None:
     toy.prefill()
     allocator = toy.allocator.full_attn_allocator

@@ -112,14 +112,18 @@ def test_a_pool_that_is_not_known_is_said(fault: str) -> None:
         described(pool, None)
 
 
-def test_a_decode_implies_its_inputs() -> None:
+def test_rows_imply_the_inputs_of_their_batch() -> None:
     pool = described(parts.SlidingPool(200), 5)
-    requests = [parts.request("a", 1, [1, 2, 3], [4]), parts.request("b", 0, [9], [8, 7])]
-    batch = parts.decode([1, 0], [4, 2], [0, 0], [0, 0])
-    found = implied(forward_of(batch, requests, pool, TABLE)[0], "full")
-    assert {name: values.tolist() for name, values in found.items()} == {
-        "positions": [3, 1],
-        "seq_lens": [4, 2],
-        "out_cache_loc": [33, 11],
-        "input_ids": [4, 8],
+    requests = [parts.request("a", 1, [1, 2, 3], [4]), parts.request("b", 0, [9, 8], [7])]
+    batch = parts.extend([1, 0], [3, 1], [1, 2], [0, 0, 0])
+    _, found = forward_of(batch, requests, pool, TABLE)
+    values = {name: tensor.tolist() for name, tensor in implied(found, "extend", "full").items()}
+    assert values == {
+        "positions": [3, 1, 2],
+        "seq_lens": [4, 3],
+        "out_cache_loc": [33, 11, 12],
+        "input_ids": [4, 8, 7],
     }
+    requests[1].output_ids.clear()
+    _, found = forward_of(batch, requests, pool, TABLE)
+    assert "input_ids" not in implied(found, "extend", "full")

@@ -7,7 +7,7 @@ an engine does before, as warm-ups and captures, is not.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,7 +31,8 @@ class UnderWay:
     model: Model
     batch: Any
     forward: Forward
-    batch_rows: list[int]
+    rows: rows.Rows
+    implied: dict[str, Tensor]
     runner: Any = None
     replays: int = 0
     pieces: int = 0
@@ -134,13 +135,15 @@ class Engine:
             watcher.skipped(None)
             return run()
         due = watcher.due()
-        forward, batch_rows = self.facts(model, batch, requests if due else None)
+        forward, found = self.facts(model, batch, requests if due else None)
+        group = lists.group_of(model.pool, sliding=False)
+        implied = rows.implied(found, forward.kind, group) if group is not None else {}
         self.forwards += 1
         if due:
             self.hook_lists(runner)
             watcher.begin(forward)
-            self.judge_tokens(watcher, forward, batch)
-        self.now = UnderWay(model, batch, forward, batch_rows)
+            self.judge_batch(watcher, batch, implied)
+        self.now = UnderWay(model, batch, forward, found, implied)
         try:
             if graph_runner is None:
                 result = run()
@@ -159,32 +162,23 @@ class Engine:
             watcher.skipped(self.written(forward))
         return result
 
-    def judge_tokens(self, watcher: Watcher, forward: Forward, batch: Any) -> None:
-        """Judge the token ids and positions of a batch whose rows are all reported in order."""
-        ids, positions = batch.input_ids, getattr(batch, "positions", None)
-        computed = sum(row.computed for row in forward.rows)
-        if forward.kind in rows.IN_ORDER and ids is not None and len(ids) == computed:
-            same = positions is not None and positions.shape == ids.shape
-            watcher.tokens(ids, positions if same else None)
-
     def facts(
         self, model: Model, batch: Any, requests: Sequence[Any] | None
-    ) -> tuple[Forward, list[int]]:
-        """Return the facts of a forward, and the batch's row of each of its rows.
+    ) -> tuple[Forward, rows.Rows]:
+        """Return the facts of a forward, and its rows.
 
         Without requests the forward is not checked, and only what it owns is told.
         """
         mode = rows.mode_of(batch)
         if requests is not None and not model.drafts:
             try:
-                forward, found = rows.forward_of(batch, requests, model.pool, self.models.table)
-                return forward, found.batch_rows
+                return rows.forward_of(batch, requests, model.pool, self.models.table)
             except NotRecognisedError as error:
                 self.journal.undecided(f"{error} is not watched")
         locations = getattr(batch, "out_cache_loc", None)
         owned = {} if locations is None else model.pool.slots(locations)
         kind = f"draft {mode}" if model.drafts else mode
-        return Forward(kind, (), owned), []
+        return Forward(kind, (), owned), rows.Rows()
 
     def written(self, forward: Forward) -> dict[str, Tensor]:
         """Return the slots that a forward writes, per group."""
@@ -196,7 +190,25 @@ class Engine:
             for name in names
         }
 
-    # Index lists and replays.
+    # Inputs, index lists and replays.
+
+    def judge_batch(self, watcher: Watcher, batch: Any, implied: Mapping[str, Tensor]) -> None:
+        """Judge what the engine's batch gives to a forward, where its rows imply it."""
+        if not implied or getattr(batch, "encoder_lens", None) is not None:
+            return
+        ids, positions = batch.input_ids, getattr(batch, "positions", None)
+        if ids is not None and len(ids) == len(implied["positions"]):
+            same = positions is not None and positions.shape == ids.shape
+            watcher.tokens(ids, positions if same else None)
+        given = {name: getattr(batch, name, None) for name in ("seq_lens", "out_cache_loc")}
+        watcher.inputs(
+            "batch",
+            [
+                StaticInput(name, tensor, len(tensor), len(tensor), expected=implied[name])
+                for name, tensor in given.items()
+                if isinstance(tensor, Tensor) and name in implied
+            ],
+        )
 
     def hook_lists(self, runner: Any) -> None:
         """Wrap what builds the index lists of a model's attention backend, once per class."""
@@ -218,12 +230,12 @@ class Engine:
 
     def judge_lists(self, now: UnderWay, backend: Any, size: int, graph: bool) -> None:
         """Hand the lists of the forward under way to the watcher."""
-        if self.watcher is None or not self.watcher.watching or not now.batch_rows:
+        if self.watcher is None or not self.watcher.watching or not now.rows.batch_rows:
             return
         try:
             self.watcher.lists(
                 lists.lists_of(
-                    backend, now.model.pool, now.forward.kind, now.batch_rows, size, graph
+                    backend, now.model.pool, now.forward.kind, now.rows.batch_rows, size, graph
                 )
             )
         except NotRecognisedError as error:
@@ -290,20 +302,13 @@ class Engine:
                 type(runner).__name__,
                 live,
                 bucket,
-                graphs.inputs_of(
-                    runner, batch, bucket, self.models.ranges, pool, self.implied(now)
-                ),
+                graphs.inputs_of(runner, batch, bucket, self.models.ranges, pool, now.implied),
                 run,
                 functools.partial(graphs.outputs_of, runner, key, graphs.Shape(live, bucket)),
                 functools.partial(self.eagerly, now) if now.forward.kind == "decode" else None,
                 repeatable=self.models.repeatable,
             )
         )
-
-    def implied(self, now: UnderWay) -> dict[str, Tensor]:
-        """Return the inputs of the forward under way that its rows imply."""
-        group = lists.group_of(now.model.pool, sliding=False)
-        return {} if group is None else rows.implied(now.forward, group)
 
     def eagerly(self, now: UnderWay) -> dict[str, Tensor]:
         """Run the batch under way without its graph."""

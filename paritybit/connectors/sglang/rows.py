@@ -13,9 +13,6 @@ from paritybit.watch.facts import Forward, Row
 MODES = ("extend", "mixed", "decode", "target_verify")
 """Modes of a forward whose rows are reported."""
 
-IN_ORDER = ("extend", "mixed", "decode")
-"""Modes whose token ids are those of the rows, one row after another."""
-
 
 @dataclass
 class Rows:
@@ -80,23 +77,30 @@ def forward_of(
     return Forward(mode, tuple(found.rows)), found
 
 
-def implied(forward: Forward, group: str) -> dict[str, Tensor]:
-    """Return the inputs that the rows of a decode imply, by name, whatever the batch says.
+def implied(found: Rows, mode: str, group: str) -> dict[str, Tensor]:
+    """Return the inputs that rows imply, by name, whatever the batch says; none for a tree.
 
     `group` is the group whose slots are locations.
     """
-    if forward.kind != "decode" or not forward.rows:
+    rows = found.rows
+    if not rows or found.batch_rows != list(range(len(rows))):
         return {}
-    cached = torch.tensor([row.cached for row in forward.rows])
-    found = {
-        "positions": cached,
-        "seq_lens": cached + 1,
-        "out_cache_loc": torch.stack([row.slots[group][row.cached] for row in forward.rows]),
+    spans = [(row.cached, row.cached + row.computed) for row in rows]
+    slots = [row.slots[group][first:last] for row, (first, last) in zip(rows, spans, strict=True)]
+    inputs = {
+        "positions": torch.cat([torch.arange(first, last) for first, last in spans]),
+        "out_cache_loc": torch.cat(slots),
     }
-    tokens = [row.tokens[row.cached] for row in forward.rows]
+    if mode != "target_verify":
+        inputs["seq_lens"] = torch.tensor([last for _, last in spans])
+    tokens = [
+        token
+        for row, (first, last) in zip(rows, spans, strict=True)
+        for token in row.tokens[first:last]
+    ]
     if None not in tokens:
-        found["input_ids"] = torch.tensor(tokens)
-    return found
+        inputs["input_ids"] = torch.tensor(tokens)
+    return inputs
 
 
 def lengths(batch: Any, mode: str) -> list[tuple[int, int]]:
