@@ -6,8 +6,9 @@ they were given. A replay runs no Python of the engine.
 
 import contextlib
 import importlib
+import sys
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from paritybit.subjects.engines.shared.graphs import (
     Event,
     Stream,
     emulate_device,
+    implement_on_cpu,
 )
 from paritybit.subjects.engines.shared.interpreter import quicken
 
@@ -27,6 +29,10 @@ from paritybit.subjects.engines.shared.interpreter import quicken
 def stand_in_for_graphs() -> None:
     """Give torch's CUDA and CPU modules what an engine's graph runners ask for."""
     quicken()
+    keep_references()
+    implement_on_cpu("sglang")
+    held_tensor: Any = Tensor
+    held_tensor.record_stream = lambda tensor, stream: None
     emulate_device(TorchOps())
     for module in (torch.cuda, torch.cpu):
         held: Any = module
@@ -63,6 +69,17 @@ def whole_value(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return value
 
     return called
+
+
+WEAK_REFERENCES = "sglang.srt.compilation.weak_ref_tensor"
+"""The module of a compiled function that releases a graph's memory. It raises on a CPU."""
+
+
+def keep_references() -> None:
+    """Let graphs of prefills keep their outputs: a tape gives no memory back."""
+    module: Any = ModuleType(WEAK_REFERENCES)
+    module.weak_ref_tensors = module.weak_ref_tensor = lambda tensors: tensors
+    sys.modules.setdefault(WEAK_REFERENCES, module)
 
 
 RUNNERS = ("model_executor.model_runner", "model_executor.model_runner_components.cuda_graph_setup")

@@ -28,6 +28,15 @@ TREES: Mapping[str, tuple[str, Any]] = {
 }
 """Functions that call a compiled kernel of trees, by the module that has them."""
 
+KERNELS_OF_CUDA = (
+    "sglang.srt.speculative.eagle_info_v2",
+    "sglang.kernels.ops.speculative.cache_locs",
+)
+"""Modules that launch kernels of Triton on CUDA, and on another device something else, or nothing.
+
+Each asks a flag of its own.
+"""
+
 BUILDER = "sgl_build_tree_kernel_efficient"
 """The name under which they import the kernel that builds trees, on CUDA alone."""
 
@@ -40,6 +49,10 @@ def stand_in_for_trees() -> None:
             if hasattr(module, name):
                 replace_everywhere(getattr(module, name), stand_in)
             setattr(module, BUILDER, trees.build_tree)
+    for place in KERNELS_OF_CUDA:
+        module = found(place)
+        if hasattr(module, "_is_cuda"):
+            module._is_cuda = True
 
 
 class AsCuda(str):
@@ -67,19 +80,25 @@ def use_runners_of_cuda() -> None:
             if isinstance(held, type) and held.__module__ == module.__name__:
                 for method in CAPTURING:
                     if method in vars(held):
-                        setattr(held, method, _as_on_cuda(getattr(held, method)))
+                        setattr(held, method, _as_on_cuda(getattr(held, method), module))
 
 
-def _as_on_cuda(capture: Any) -> Any:
+def _as_on_cuda(capture: Any, module: Any) -> Any:
+    """Return a method that captures what its module captures on CUDA."""
+
     def captured(worker: Any, *arguments: Any, **named: Any) -> Any:
         target = getattr(worker, "target_worker", None)
         if target is None or target.device == "cuda":
             return capture(worker, *arguments, **named)
-        device = target.device
+        # Where CUDA's branch would import compiled attention, that of MUSA does the same without.
+        flag = "_is_musa" if hasattr(module, "_is_musa") else "_is_cuda"
+        device, held = target.device, getattr(module, flag, False)
         target.device = AsCuda(device)
+        setattr(module, flag, True)
         try:
             return capture(worker, *arguments, **named)
         finally:
             target.device = device
+            setattr(module, flag, held)
 
     return captured
