@@ -23,6 +23,8 @@ LEGS = (
     Leg("widths of K and V", ("--model", "mimo", "--overlap")),
     Leg("EAGLE topk 1", ("--model", "gpt_oss", "--speculative", "eagle")),
     Leg("EAGLE topk 2", ("--model", "gpt_oss", "--speculative", "eagle", "--topk", "2")),
+    Leg("EAGLE overlap", ("--model", "gpt_oss", "--speculative", "eagle", "--overlap")),
+    Leg("breakable prefill graphs", ("--graphs", "breakable")),
 )
 """What is tried on any device, in this order, with parts of the time."""
 
