@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from paritybit.__main__ import main
 from properties.support.harness.command_line import LONGEST
 from properties.support.places import ROOT
 
@@ -67,19 +68,15 @@ def variables() -> dict[str, str]:
 
 
 @pytest.fixture
-def watch(tmp_path: Path) -> Watch:
-    """Run `paritybit watch` with some words, in an empty folder."""
+def watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Watch:
+    """Run `paritybit watch` with some words in this process, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
 
-    def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            words_of(tmp_path, *words),
-            cwd=tmp_path,
-            env={**variables(), **environment},
-            capture_output=True,
-            text=True,
-            timeout=LONGEST,
-            check=False,
-        )
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        code = main(["watch", "--out", str(tmp_path / "out"), *words])
+        return subprocess.CompletedProcess(words, code, *capfd.readouterr())
 
     return run
 
