@@ -62,13 +62,15 @@ def play(served: Served, seconds: float | None, forwards: int | None) -> int:
     lines = journal.of_process()
     if lines is not None:
         lines.scope(**served.scope())
-    begun, asked_to_end = time.monotonic(), []
+    begun, asked_to_end = list[float](), list[int]()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *arguments: asked_to_end.append(arguments[0]))
     engine = Engine(served)
 
     def stop() -> bool:
-        late = seconds is not None and time.monotonic() - begun >= seconds
+        if not begun:  # The engine has started: its time counts from now.
+            begun.append(time.monotonic())
+        late = seconds is not None and time.monotonic() - begun[0] >= seconds
         return bool(asked_to_end) or late or (forwards is not None and engine.forwards >= forwards)
 
     try:
@@ -76,9 +78,9 @@ def play(served: Served, seconds: float | None, forwards: int | None) -> int:
     except EngineFailedError as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    took = time.monotonic() - begun
     player = engine.player
-    if player is not None:
+    if player is not None and begun:
+        took = time.monotonic() - begun[0]
         sys.stderr.write(
             f"{engine.forwards} forwards, {player.served} requests, {player.played} waves "
             f"in {took:.1f} s\n"

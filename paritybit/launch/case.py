@@ -10,6 +10,7 @@ from pathlib import Path
 
 from paritybit.launch.record import write_data
 from paritybit.launch.schema import Watched
+from paritybit.launch.words import causes_of
 
 FORMAT = "paritybit-watch-case"
 VERSION = 1
@@ -47,7 +48,7 @@ def cases_of(record: Watched, seconds: dict[str, float]) -> dict[str, WatchCase]
     """
     if record.engine is None or record.model is None or record.device is None:
         return {}
-    firsts = {finding.group_of: finding for finding in reversed(record.findings)}
+    firsts = [group.findings[0] for group in causes_of(record.findings)]
     return {
         f"finding-{number}.json": WatchCase(
             engine=record.engine,
@@ -62,7 +63,7 @@ def cases_of(record: Watched, seconds: dict[str, float]) -> dict[str, WatchCase]
             text=finding.text,
             forward=finding.forward,
         )
-        for number, finding in enumerate(reversed(firsts.values()), 1)
+        for number, finding in enumerate(firsts, 1)
     }
 
 

@@ -23,7 +23,7 @@ from paritybit.launch.schema import (
     Watched,
 )
 from paritybit.launch.scope import not_tried
-from paritybit.launch.verdict import Outcome, ending, judged, open_questions
+from paritybit.launch.verdict import NEEDED, Outcome, ending, judged, open_questions
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,11 @@ def make(asked: Asked, outcomes: Sequence[Outcome], interrupted: str | None) -> 
     findings = tuple(found for outcome in outcomes for found in findings_of(outcome))
     unselected = [] if asked.checks is None else sorted({*asked.known_checks} - {*asked.checks})
     settings: dict[str, list[str]] = {}
-    for outcome in outcomes:
+    for outcome in filter(seen, outcomes):
         for name, values in settings_of(outcome).items():
             settings.setdefault(name, []).extend(values)
-    untried = tuple(not_tried(settings, counts, unselected, asked.not_run))
+    unseen = {one.name: UNSEEN for one in outcomes if not seen(one)}
+    untried = tuple(not_tried(settings, counts, unselected, {**asked.not_run, **unseen}))
     undecided = tuple(dict.fromkeys(open_questions(outcomes)))
     verdict, message = judged(findings, undecided, counts, untried, interrupted)
     commit, dirty = revision()
@@ -81,6 +82,14 @@ def make(asked: Asked, outcomes: Sequence[Outcome], interrupted: str | None) -> 
         legs=tuple(map(leg_of, outcomes)),
         not_tried=untried,
     )
+
+
+UNSEEN = "no forward pass, no replay or no read was checked in it"
+
+
+def seen(outcome: Outcome) -> bool:
+    """Whether enough was watched in a leg for it to count."""
+    return all(outcome.tally.count(name) for name in NEEDED)
 
 
 def settings_of(outcome: Outcome) -> dict[str, list[str]]:

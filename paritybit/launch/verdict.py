@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from paritybit.launch.schema import Finding, NotTried, Verdict
 from paritybit.launch.tally import Tally
+from paritybit.launch.words import causes_of
 
 NEEDED: Mapping[str, str] = {
     "forwards": "no forward pass was checked",
@@ -92,9 +93,9 @@ def judged(
     """Return the verdict, and the line that states it with what it covers."""
     seen = scope_of(counts)
     if findings:
-        causes = list(dict.fromkeys(finding.group_of for finding in findings))
+        causes = causes_of(findings)
         number = sum(finding.number for finding in findings)
-        first = findings[0]
+        first = causes[0].findings[0]
         more = f"; {len(causes) - 1} more cause{'s' * (len(causes) > 2)}" * (len(causes) > 1)
         return "finding", (
             f"{plural(number, 'finding')} with {plural(len(causes), 'cause')}: {first.check}: "

@@ -66,6 +66,11 @@ class CauseGroup:
     findings: tuple[Finding, ...]
 
     @property
+    def explained(self) -> bool:
+        """Whether an experiment showed that a static input is the cause."""
+        return any(one.cause is not None and one.cause.input for one in self.findings)
+
+    @property
     def count(self) -> str:
         """How often each check found it."""
         checks: dict[str, int] = {}
@@ -75,8 +80,12 @@ class CauseGroup:
 
 
 def causes_of(findings: Sequence[Finding]) -> list[CauseGroup]:
-    """Return findings by their cause, in the order in which they were found."""
+    """Return findings by their cause, those first that a static input explains.
+
+    Otherwise they stand in the order in which they were found.
+    """
     groups: dict[str, list[Finding]] = {}
     for finding in findings:
         groups.setdefault(finding.group_of, []).append(finding)
-    return [CauseGroup(name, tuple(members)) for name, members in groups.items()]
+    found = [CauseGroup(name, tuple(members)) for name, members in groups.items()]
+    return sorted(found, key=lambda group: not group.explained)
