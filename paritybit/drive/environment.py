@@ -98,6 +98,8 @@ def variables(
     own["PYTHONPATH"] = os.pathsep.join(folders)
     own["PYTHONPYCACHEPREFIX"] = str(fetch.dependencies_folder() / "pycache")
     own["PYTHONUNBUFFERED"] = "1"
+    # By default a request gives back what left its window after 128 tokens: 8 windows of ours.
+    own.setdefault("SGLANG_SWA_EVICTION_INTERVAL", "8")
     if device == "cpu":
         own["TRITON_INTERPRET"] = "1"
         own["CUDA_VISIBLE_DEVICES"] = ""

@@ -142,14 +142,14 @@ def _pressure(chance: random.Random, limits: Limits, prefix: str) -> Wave:
 
 
 def _long(chance: random.Random, limits: Limits, prefix: str) -> Wave:
-    """Make one or two long contexts among short requests, as far as the engine takes them.
+    """Make two long contexts among short requests, as far as the engine takes them.
 
     Each comes back with a second turn, so that a long prefix is reused.
     """
     most = min(limits.context, limits.pool) - 4 * limits.window
     planned = []
-    for index in range(chance.randint(1, 2)):
-        length = min(chance.choice(LONG), most)
+    for index, lengths in enumerate((LONG[2:], LONG[:2])):
+        length = min(chance.choice(lengths), most)
         name = f"{prefix}{index}"
         planned.append(Planned(name, _tokens(chance, limits, length), limits.window, index))
         more = _tokens(chance, limits, chance.randint(1, limits.window))
@@ -160,5 +160,5 @@ def _long(chance: random.Random, limits: Limits, prefix: str) -> Wave:
     return Wave(tuple(planned), flush=chance.random() < 0.3)
 
 
-KINDS = (_churn, _sharing, _churn, _pressure, _churn, _long)
+KINDS = (_churn, _sharing, _long, _pressure)
 """The kinds of waves, in the order in which they come again and again."""
