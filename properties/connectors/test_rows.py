@@ -46,6 +46,14 @@ def test_several_prompts_of_one_prefill_have_a_row_each() -> None:
     ]
 
 
+@pytest.mark.parametrize("state", [None, SimpleNamespace(freed=False)])
+def test_the_row_of_a_request_is_found_beside_state_that_lacks_it(state: Any) -> None:
+    request = parts.request("a", 1, [1, 2, 3], [4])
+    request.kv = state
+    (row,), _ = rows_of(parts.decode([1], [4], [4], [33]), request)
+    assert row.request == "a"
+
+
 def test_a_slot_outside_the_window_is_none() -> None:
     pool = parts.SlidingPool(200)
     pool.full_to_swa_index_mapping[10] = 0

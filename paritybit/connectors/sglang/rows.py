@@ -31,10 +31,12 @@ def mode_of(batch: Any) -> str:
 
 
 def request_row(request: Any) -> int | None:
-    """Return the row of the request table that a request has."""
-    holder = getattr(request, "kv", None) or request
-    row: int | None = getattr(holder, "req_pool_idx", None)
-    return row
+    """Return the row of the request table that a request has, wherever the release keeps it."""
+    for holder in (getattr(request, "kv", None), request):
+        if hasattr(holder, "req_pool_idx"):
+            row: int | None = holder.req_pool_idx
+            return row
+    return None
 
 
 def forward_of(
