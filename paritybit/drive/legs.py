@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+LACKING = 4
+"""Exit code of a leg that the release cannot be served with; the last line it prints says why."""
+
 
 @dataclass(frozen=True)
 class Leg:

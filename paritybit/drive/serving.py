@@ -46,7 +46,7 @@ class Engine:
     def serve(self, stop: Callable[[], bool]) -> None:
         """Start the scheduler and serve waves until `stop` says so, then until it is idle.
 
-        Raises EngineFailedError if the engine raises, ValueError for settings that it lacks.
+        Raises EngineFailedError if the engine raises, LackingError for settings that it lacks.
         """
         module: Any = importlib.import_module("sglang.srt.managers.scheduler")
         configuration: Any = importlib.import_module("sglang.srt.server_args")

@@ -22,6 +22,10 @@ GRAPHS = ("none", "decode", "piecewise", "breakable", "full")
 """What is captured. The last three name how prefills are captured, besides decoding."""
 
 
+class LackingError(ValueError):
+    """A setting that a release, or a model, does not have."""
+
+
 @dataclass(frozen=True)
 class Served:
     """What a whole engine is served with."""
@@ -48,7 +52,7 @@ class Served:
     def words(self, known: frozenset[str], folder: Path) -> list[str]:
         """Return command-line words, of the options that a release is `known` to have.
 
-        Raises ValueError for a setting that the release lacks.
+        Raises LackingError for a setting that the release lacks.
         """
         words = [
             *("--model-path", str(self.model.write(folder))),
@@ -82,7 +86,7 @@ class Served:
             return "--cuda-graph-config", json.dumps(self._phases())
         prefill = self.graphs in {"piecewise", "breakable"}
         if self.graphs == "full" or (prefill and "--disable-piecewise-cuda-graph" not in known):
-            raise ValueError(f"this release has no {self.graphs} graphs for prefills")
+            raise LackingError(f"this release has no {self.graphs} graphs for prefills")
         words = ["--cuda-graph-max-bs", str(BUCKETS[-1]), "--cuda-graph-bs", *map(str, BUCKETS)]
         if self.graphs == "none":
             words = ["--disable-cuda-graph"]
@@ -92,7 +96,7 @@ class Served:
         words += ["--piecewise-cuda-graph-compiler", "eager"]
         if self.graphs == "breakable":
             if "--enable-breakable-cuda-graph" not in known:
-                raise ValueError("this release has no breakable graphs for prefills")
+                raise LackingError("this release has no breakable graphs for prefills")
             words.append("--enable-breakable-cuda-graph")
         return [*words, *({"--enforce-piecewise-cuda-graph"} & known)]
 
@@ -110,7 +114,7 @@ class Served:
         if self.speculative is None:
             return ()
         if self.model.draft is None:
-            raise ValueError(f"{self.model.name} has no draft model here")
+            raise LackingError(f"{self.model.name} has no draft model here")
         steps, tokens = 3, 4 if self.topk == 1 else 6
         return (
             *("--speculative-algorithm", self.speculative.upper()),

@@ -10,8 +10,9 @@ import sys
 import time
 from collections.abc import Sequence
 
+from paritybit.drive.legs import LACKING
 from paritybit.drive.models import MODELS
-from paritybit.drive.settings import GRAPHS, Served
+from paritybit.drive.settings import GRAPHS, LackingError, Served
 from paritybit.watch import journal
 
 
@@ -75,6 +76,9 @@ def play(served: Served, seconds: float | None, forwards: int | None) -> int:
 
     try:
         engine.serve(stop)
+    except LackingError as error:
+        sys.stderr.write(f"{error}\n")
+        return LACKING
     except EngineFailedError as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -30,6 +30,9 @@ print("served", leg)
 if leg in os.environ.get("STOPPED", ""):
     os.kill(os.getppid(), signal.SIGTERM)
     time.sleep(600)
+if leg in os.environ.get("LACKING", ""):
+    print("this release has no overlap")
+    raise SystemExit(4)
 if leg in os.environ.get("FAILED", ""):
     raise SystemExit(3)
 time.sleep(0.3)
@@ -59,7 +62,7 @@ def paritybit(
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str, **environment: str) -> int:
-        for name in ("BROKEN", "STOPPED", "FAILED"):
+        for name in ("BROKEN", "STOPPED", "FAILED", "LACKING"):
             monkeypatch.setenv(name, environment.get(name, ""))
         return main(words)
 
@@ -131,6 +134,13 @@ def test_a_leg_that_fails_leaves_no_verdict(
     assert paritybit(*WATCH, FAILED="overlap") == CANNOT_RUN
     said = capsys.readouterr().out
     assert "overlap failed by itself with exit code 3 (see legs/overlap/engine.log)" in said
+
+
+def test_a_leg_that_the_release_lacks_is_not_tried(paritybit: Run) -> None:
+    assert paritybit(*WATCH, LACKING="overlap") == OK
+    data = record()
+    assert [leg["name"] for leg in data["legs"]] == ["decode graphs"]
+    assert {"what": "leg overlap", "why": "this release has no overlap"} in data["not_tried"]
 
 
 def test_sigterm_ends_the_plan(paritybit: Run) -> None:

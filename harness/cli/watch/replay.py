@@ -15,7 +15,7 @@ from rich.console import Console
 
 from paritybit import __version__
 from paritybit.drive import environment as engines
-from paritybit.drive.legs import Leg, plan
+from paritybit.drive.legs import LACKING, Leg, plan
 from paritybit.drive.models import MODELS
 from paritybit.inject import prepare
 from paritybit.launch.case import WatchCase
@@ -111,6 +111,9 @@ def judged(display: Display, case: WatchCase, name: str, outcome: Outcome) -> in
         at = f"forward {finding.forward}, recorded in forward {case.forward}"
         display.put(f"{name}: reproduced: the finding appeared in {at}", style="bold")
         return FINDING
+    if outcome.code == LACKING:
+        display.put(f"{name}: no verdict: this engine cannot be served so", style="bold")
+        return CANNOT_RUN
     if found:
         others = plural(len(found), "other finding")
         display.put(f"{name}: not reproduced, but {others}", style="bold")

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from paritybit import __version__
 from paritybit.drive import environment as engines
-from paritybit.drive.legs import Leg, plan
+from paritybit.drive.legs import LACKING, Leg, plan
 from paritybit.drive.models import MODELS
 from paritybit.inject import environment_with, prepare
 from paritybit.launch.command import Running
@@ -77,7 +77,10 @@ class Run:
             running = Running(words, variables, log, out)
             outcome = self.followed(running, leg, out, limits)
         outcome = replace(outcome, log=str((out / "engine.log").relative_to(self.folder)))
-        self.outcomes.append(outcome)
+        if outcome.code == LACKING:
+            self.not_run[leg.name] = last_line(out / "engine.log")
+        else:
+            self.outcomes.append(outcome)
         return outcome
 
     def followed(self, running: Running, leg: Leg, out: Path, limits: Limits) -> Outcome:
@@ -94,6 +97,12 @@ class Run:
             stopped=running.asked_to_stop,
             too_long=following.too_long,
         )
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return lines[-1] if lines else "no reason was given"
 
 
 def run_watch(options: argparse.Namespace) -> int:
