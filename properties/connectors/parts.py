@@ -64,14 +64,15 @@ class PagedAllocator(TokenAllocator):
 
 
 class TritonAttnBackend:
-    """A backend that lists the slots of all positions for a decode."""
+    """A backend that lists all positions for a decode and the cached ones for a prefill."""
 
     def __init__(self, pool: Any, table: Tensor) -> None:
         self.pool, self.table, self.sliding_window_size = pool, table, WINDOW
 
     def init_forward_metadata(self, batch: Any) -> None:
-        """Build the lists: of all positions, and of the last ones, without any padding."""
-        lengths = batch.seq_lens.tolist()
+        """Build the lists of all positions and of the last ones, without any padding."""
+        decode = batch.forward_mode.name == "DECODE"
+        lengths = batch.seq_lens.tolist() if decode else batch.extend_prefix_lens_cpu
         rows = [self.table[at, :n] for at, n in zip(batch.req_pool_indices, lengths, strict=True)]
         tails = [row[-WINDOW:] for row in rows]
         mapping = self.pool.full_to_swa_index_mapping

@@ -64,9 +64,8 @@ class Toy:
 
     def eagerly(self, batch: Any) -> str:
         """Run the model: K and V of a token are its location and some number."""
-        if batch.forward_mode.name == "DECODE":
-            build = lambda backend, batch: backend.init_forward_metadata(batch)  # noqa: E731
-            self.engine.metadata(build, self.runner.attn_backend, batch)
+        build = lambda backend, batch: backend.init_forward_metadata(batch)  # noqa: E731
+        self.engine.metadata(build, self.runner.attn_backend, batch)
         self.write(batch.out_cache_loc)
         self.fault()
         return "logits"
@@ -114,7 +113,7 @@ def test_a_right_engine_is_watched_and_nothing_is_found(toy: Toy) -> None:
     assert not toy.journal.findings
     assert (counts["forwards: extend"], counts["forwards: decode"]) == (1, 4)
     assert counts["reads"] == sum(range(6, 10)) + 4 * 4
-    assert counts["lists"] == 8
+    assert counts["lists"] == 10
     assert '"window": 4' in next(text for text in toy.journal.said if '"scope"' in text)
 
 
@@ -295,5 +294,5 @@ def test_a_replay_is_judged_with_its_static_inputs(toy: Toy, right: bool) -> Non
     toy.decode()
     counts = toy.journal.counts
     assert (counts["captures"], counts["replays"], counts["padded_replays"]) == (1, 1, 1)
-    assert counts["lists"] == 2
+    assert counts["lists"] == 4
     assert bool(toy.found) is not right

@@ -36,6 +36,7 @@ class UnderWay:
     runner: Any = None
     replays: int = 0
     pieces: int = 0
+    listed: bool = False
 
 
 class Engine:
@@ -112,12 +113,13 @@ class Engine:
     def running(self, now: UnderWay, runner: Any) -> Iterator[None]:
         """Note which runner replays graphs, and afterwards that it replayed pieces."""
         before, now.runner = now.runner, runner
-        pieces = now.pieces
+        pieces, replays = now.pieces, now.replays
         try:
             yield
         finally:
             now.runner = before
-        if now.pieces > pieces and self.watcher is not None and self.watcher.watching:
+        only_pieces = now.pieces > pieces and now.replays == replays
+        if only_pieces and self.watcher is not None and self.watcher.watching:
             live = len(now.batch.input_ids)
             sizes = getattr(runner, "capture_num_tokens", None) or [live]
             bucket = min((size for size in sizes if size >= live), default=live)
@@ -143,12 +145,12 @@ class Engine:
             self.hook_lists(runner)
             watcher.begin(forward)
             self.judge_batch(watcher, batch, implied)
-        self.now = UnderWay(model, batch, forward, found, implied)
+        self.now = now = UnderWay(model, batch, forward, found, implied)
         try:
             if graph_runner is None:
                 result = run()
             else:
-                with self.running(self.now, graph_runner):
+                with self.running(now, graph_runner):
                     result = run()
         except BaseException:
             if due:
@@ -156,6 +158,8 @@ class Engine:
             raise
         finally:
             self.now = None
+        if due and forward.rows and not now.listed:
+            watcher.not_watched(f"the index lists of a forward of kind {forward.kind}")
         if due:
             watcher.end()
         else:
@@ -232,6 +236,7 @@ class Engine:
         """Hand the lists of the forward under way to the watcher."""
         if self.watcher is None or not self.watcher.watching or not now.rows.batch_rows:
             return
+        now.listed = True
         try:
             self.watcher.lists(
                 lists.lists_of(
@@ -294,7 +299,7 @@ class Engine:
         live = self.live(runner, batch)
         pool = now.model.pool if now.model.pool.sliding is not None else None
         backend = graphs.backend_of(runner)
-        if not now.model.drafts:
+        if not now.model.drafts and backend is not None:
             self.judge_lists(now, backend, bucket, graph=True)
         return watcher.replay(
             Replay(
