@@ -28,7 +28,7 @@ from paritybit.inject import environment_with, prepare
 from paritybit.launch.command import Running
 from paritybit.launch.follow import Following, Limits, Stops
 from paritybit.launch.journals import Journals
-from paritybit.launch.verdict import Outcome
+from paritybit.launch.verdict import Outcome, plural
 from paritybit.watch.settings import Settings
 
 COMMAND = "command"
@@ -137,7 +137,7 @@ def watch_engine(options: argparse.Namespace, checks: tuple[str, ...] | None) ->
             for leg in plan(device, seconds)
             if leg.name not in {one.name for one in legs}
         }
-        run.display.put(f"watch {engine.name} on {device}, {len(legs)} settings in turn")
+        run.display.put(f"watch {engine.name} on {device}, {plural(len(legs), 'setting')} in turn")
         with run.display.showing():
             for leg in legs:
                 why = reason_to_skip(run, keep_going=options.keep_going)
