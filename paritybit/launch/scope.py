@@ -21,6 +21,9 @@ class Axis:
 ON_OFF: Mapping[str, str] = {"false": "on", "true": "off"}
 """The values of a setting that switches something off."""
 
+ON: Mapping[str, str] = {"true": "on"}
+"""The value of a setting that switches something on which is off by default."""
+
 AXES = (
     Axis("page_size", "page size", {"1": "1", "64": "64"}),
     Axis("disable_overlap_schedule", "overlap scheduling", ON_OFF),
@@ -28,6 +31,11 @@ AXES = (
     Axis("disable_piecewise_cuda_graph", "piecewise prefill graphs", ON_OFF),
     Axis("speculative_algorithm", "speculation", {"none": "none", "eagle": "EAGLE"}),
     Axis("speculative_eagle_topk", "branches of speculation (topk)", {"1": "1", "4": "4"}),
+    Axis("enable_mixed_chunk", "prefill and decode in one batch", ON),
+    Axis("enable_lora", "LoRA", ON),
+    Axis("enable_hierarchical_cache", "hierarchical cache", ON),
+    Axis("kv_cache_dtype", "dtype of the KV cache", {"auto": "auto", "fp8_e4m3": "FP8"}),
+    Axis("tp_size", "tensor parallelism", {"1": "1", "2": "2"}),
     Axis("attention_backend", "attention backend", {"triton": "Triton", "fa3": "FA3"}),
     Axis("device", "device", {"cpu": "CPU", "cuda": "CUDA"}),
 )
@@ -43,12 +51,15 @@ STATES: Mapping[str, tuple[str, str]] = {
 }
 """What is not reached where a count is zero: what, and why."""
 
-
 PARTS: Mapping[str, tuple[str, str]] = {
     "skipped_forwards": ("forward passes", "not selected by --every"),
     "unresolved_reads": ("owners of reads", "the tokens were not known at that time"),
 }
 """What is not reached where a count is not zero: what, and why."""
+
+
+SPELLED: Mapping[str, str] = {"false": "off", "true": "on"}
+"""Words for values of settings that have no word of their own in AXES."""
 
 
 def not_tried(
@@ -78,5 +89,6 @@ def not_tried(
         if not seen:
             yield NotTried(axis.what, "the engine does not state this setting")
         elif missing:
-            only = ", ".join(axis.values.get(value, value) for value in sorted(seen))
+            words = {**SPELLED, **axis.values}
+            only = ", ".join(words.get(value, value) for value in sorted(seen))
             yield NotTried(f"{axis.what}: {', '.join(missing)}", f"only {only} was in use")

@@ -20,6 +20,7 @@ from properties.support.harness.command_line import (
     TERMINATED,
 )
 from properties.support.places import ROOT
+from properties.support.reports.pages import Page
 
 LEGS = (Leg("decode graphs", seconds=1.0), Leg("overlap", ("--overlap",), seconds=1.0))
 
@@ -155,6 +156,10 @@ def test_the_page_is_made_again_from_the_record(
 ) -> None:
     assert paritybit(*WATCH, BROKEN="decode graphs") == FINDING
     page = (RUN / "index.html").read_text()
+    found = Page(page)
+    assert found.open == []
+    assert len(found.ids) == len(set(found.ids))
+    assert not [name for _, name, value in found.attributes if "://" in value]
     assert paritybit("report", str(RUN / "watch.json"), "--page", "again.html") == OK
     assert Path("again.html").read_text() == page
 

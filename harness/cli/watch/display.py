@@ -71,7 +71,7 @@ class Display:
 
     def progress(self, tally: Tally, now: float) -> str:
         """Return the line of progress."""
-        found = plural(len(tally.findings), "finding")
+        found = plural(sum(map(tally.number, tally.findings)), "finding")
         seen = scope_of(tally.counts()) if tally.processes else "no engine loaded yet"
         leg = f"{self.leg}: " if self.leg else ""
         return f"{now - self.started:.0f} s: {leg}{seen}: {found}"

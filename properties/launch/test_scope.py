@@ -1,0 +1,66 @@
+"""What a run says that it did not try, and which of its verdicts come first."""
+
+import pytest
+
+from paritybit.launch.scope import AXES, STATES, Axis, not_tried
+from paritybit.launch.tally import Tally
+from paritybit.launch.verdict import Outcome, ending, open_questions
+
+ALL = {axis.name: list(axis.values) for axis in AXES}
+REACHED = dict.fromkeys(STATES, 1)
+
+
+def test_nothing_is_missing_where_all_was_tried() -> None:
+    assert list(not_tried(ALL, REACHED)) == []
+
+
+@pytest.mark.parametrize("axis", AXES, ids=lambda axis: axis.name)
+def test_a_value_that_was_not_in_use_is_named_with_those_that_were(axis: Axis) -> None:
+    name, values = axis.name, list(axis.values)
+    (one,) = not_tried({**ALL, name: [*values[1:], "Other"]}, REACHED)
+    assert axis.values[values[0]] in one.what
+    assert "other" in one.why
+    (unknown,) = not_tried({key: value for key, value in ALL.items() if key != name}, REACHED)
+    assert unknown.why == "the engine does not state this setting"
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_state_that_was_not_reached_is_named(name: str) -> None:
+    (one,) = not_tried(ALL, {**REACHED, name: 0})
+    assert (one.what, one.why) == STATES[name]
+
+
+def test_what_was_switched_off_is_named() -> None:
+    counts = {**REACHED, "skipped_forwards": 1200, "unresolved_reads": 3}
+    found = [one.what for one in not_tried(ALL, counts, ["leak"], {"overlap": "no time"})]
+    assert found == ["leg overlap", "check: leak", "1,200 forward passes", "3 owners of reads"]
+
+
+@pytest.mark.parametrize(
+    ("code", "stopped", "words"),
+    [
+        (0, False, "ended"),
+        (7, False, "failed by itself with exit code 7"),
+        (-9, False, "was killed by SIGKILL"),
+        (-64, False, "was killed by SIGRTMAX"),
+        (-99, False, "was killed by signal 99"),
+        (143, True, "was stopped"),
+    ],
+)
+def test_how_a_command_ended(code: int, stopped: bool, words: str) -> None:
+    outcome = Outcome("command", (), Tally(), code, 1.0, stopped=stopped)
+    assert ending(outcome) == words
+    asked = [reason for reason in open_questions([outcome]) if reason.startswith("the command")]
+    assert bool(asked) == (code != 0 and not stopped)
+
+
+def test_a_tally_adds_processes_up_and_survives_lines_of_other_types() -> None:
+    tally = Tally()
+    for process, number in (("1", 3), ("2", 4)):
+        tally.take(process, {"kind": "counts", "counts": {"reads": 1}})
+        tally.take(process, {"kind": "counts", "counts": {"reads": number, "x": "y"}})
+        tally.take(process, {"kind": "finding", "key": "k", "check": "leak"})
+    for kind in ("counts", "finding", "start", "scope", "stand_in", "undecided", "end", "else"):
+        tally.take("3", {"kind": kind, "counts": [], "settings": 3, "key": {}, "slots": "x"})
+    assert tally.counts() == {"reads": 7}
+    assert tally.number("k") == 2
