@@ -24,7 +24,7 @@ LEGS = (
     Leg("no prefix cache", ("--no-prefix-cache",)),
     Leg("attention sinks", ("--model", "gpt_oss")),
     Leg("widths of K and V", ("--model", "mimo", "--overlap")),
-    Leg("EAGLE topk 1", ("--model", "gpt_oss", "--speculative", "eagle")),
+    Leg("EAGLE topk 1", ("--model", "gpt_oss", "--speculative", "eagle", "--page-size", "16")),
     Leg("EAGLE topk 2", ("--model", "gpt_oss", "--speculative", "eagle", "--topk", "2")),
     Leg("EAGLE overlap", ("--model", "gpt_oss", "--speculative", "eagle", "--overlap")),
     Leg("breakable prefill graphs", ("--graphs", "breakable")),

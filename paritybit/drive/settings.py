@@ -9,6 +9,10 @@ from pathlib import Path
 from paritybit.drive.models import VOCABULARY, WINDOW, Model
 from paritybit.drive.requests import Limits
 
+WINDOWS = {1: 0.3, 16: 0.5}
+"""Slots of sliding-window layers per slot of the others, by page size, where it is not an engine's
+own default: so few that windows are evicted."""
+
 BUCKETS = (2, 4, 8)
 """Batch sizes that decoding captures."""
 
@@ -74,6 +78,8 @@ class Served:
             *("--watchdog-timeout", "1000000"),
             *("--log-level", "warning"),
         ]
+        if self.page_size in WINDOWS:
+            words += ["--swa-full-tokens-ratio", str(WINDOWS[self.page_size])]
         if not self.prefix_cache:
             words.append("--disable-radix-cache")
         if not self.overlap:

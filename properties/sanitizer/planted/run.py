@@ -36,11 +36,11 @@ LEGS: Mapping[frozenset[str], str] = {
     frozenset({"page"}): "page size 16",
     frozenset({"page", "eagle"}): "EAGLE topk 1",
     frozenset({"eagle"}): "EAGLE topk 1",
-    frozenset({"eagle", "overlap"}): "EAGLE topk 1",
+    frozenset({"eagle", "overlap"}): "EAGLE overlap",
     frozenset({"eagle", "topk"}): "EAGLE topk 2",
     frozenset({"overlap"}): "overlap",
     frozenset({"no-prefix-cache"}): "no prefix cache",
-    frozenset({"prefill-graphs"}): "decode graphs",
+    frozenset({"prefill-graphs"}): "breakable prefill graphs",
 }
 """The leg of the plan that comes nearest to what a fault needs."""
 
