@@ -32,7 +32,8 @@ def mode_of(batch: Any) -> str:
 
 def request_row(request: Any) -> int | None:
     """Return the row of the request table that a request has, wherever the release keeps it."""
-    for holder in (getattr(request, "kv", None), request):
+    holders: tuple[Any, ...] = (getattr(request, "kv", None), request)
+    for holder in holders:
         if hasattr(holder, "req_pool_idx"):
             row: int | None = holder.req_pool_idx
             return row
