@@ -188,7 +188,7 @@ def test_a_new_page_is_allocated_at_once_and_the_engine_gets_its_own_slots(toy: 
     allocations.watcher.allocated = lambda *told_: told.append((told_[0], told_[1].tolist()))  # type: ignore[method-assign,union-attr]
     slots = torch.tensor([7, 8, 9])
     assert allocations.allocate(lambda allocator, size: slots, allocator, 3) is slots
-    assert told == [("full", [8, 9, 10, 11])]
+    assert told == [("full", [0, 1, 2, 3, 8, 9, 10, 11, 0, 1, 2, 3])]
 
 
 def test_pages_are_freed_whole(toy: Toy) -> None:

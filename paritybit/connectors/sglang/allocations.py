@@ -73,6 +73,9 @@ class Allocations:
         if grouped and collects:
             return
         slots = slots.flatten()
+        if self.watcher.settings.every > 1:  # To look for duplicates would wait for the device.
+            self.watcher.freed(name, slots)
+            return
         values, counts = torch.unique(slots, return_counts=True)
         self.watcher.freed(name, values)
         if len(values) < len(slots):
@@ -85,7 +88,8 @@ class Allocations:
         if self.watcher is not None and name is not None and result is not None:
             slots, page = result, int(allocator.page_size)
             if page > 1:
-                slots = self.pages(allocator, slots[slots % page == 0] // page)
+                first = torch.where(slots % page == 0, slots // page, 0)  # Page 0 is reserved.
+                slots = self.pages(allocator, first, once=False)
             self.watcher.allocated(name, slots)
         return result
 
