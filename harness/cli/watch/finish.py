@@ -100,7 +100,8 @@ def show(run: Run, record: Watched, engine: str | None) -> None:
         for reason in record.undecided:
             display.put(f"undecided: {reason}")
     display.put(f"page: {run.folder / PAGE}")
-    display.put(f"{record.verdict}: {record.message}", style="bold")
+    verdict = "" if record.message.startswith(record.verdict) else f"{record.verdict}: "
+    display.put(f"{verdict}{record.message}", style="bold")
 
 
 def replay_of(folder: Path, case: str | None, engine: str | None) -> str | None:
