@@ -27,6 +27,7 @@ NEW = frozenset({"--cuda-graph-config"})
     [
         ("transformers==5.6.0", "transformers-5.6.0"),
         ("transformers==5.8.1", "transformers-5.6.0"),
+        ("transformers==5.12.1", "transformers-5.12.1"),
         ("transformers==5.19.0", "transformers-5.19.0"),
         ("transformers==4.57.1", "transformers-5.6.0"),
         ("transformers", "transformers-5.19.0"),

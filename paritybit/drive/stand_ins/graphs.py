@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.drive.stand_ins.modules import found
 from paritybit.reference.torch_ops import TorchOps
 from paritybit.subjects.engines.shared.graphs import (
     STREAM,
@@ -85,6 +86,9 @@ def keep_references() -> None:
 RUNNERS = ("model_executor.model_runner", "model_executor.model_runner_components.cuda_graph_setup")
 """The modules that, by release, choose a graph runner by the kind of device."""
 
+CAPTURING = ("init_device_graphs", "init_decode_cuda_graph", "capture_decode_graph")
+"""Their functions that do so, or those of their model runner."""
+
 
 def use_runner_of_cuda() -> None:
     """Let an engine on a CPU build the graph runner for decoding that it builds on CUDA.
@@ -102,10 +106,11 @@ def use_runner_of_cuda() -> None:
             continue
         if hasattr(module, "CPUGraphRunner"):
             module.CPUGraphRunner = _runner_of_cuda(module)
-            if hasattr(module, "capture_decode_graph"):
-                _wrap_capture(module)
-            else:
-                _wrap_init(module.ModelRunner)
+            for holder in (module, getattr(module, "ModelRunner", None)):
+                for name_of_capture in CAPTURING:
+                    if hasattr(holder, name_of_capture):
+                        capture = getattr(holder, name_of_capture)
+                        setattr(holder, name_of_capture, _compiling(module, capture))
 
 
 def _claim_abilities() -> None:
@@ -124,44 +129,43 @@ def _claim_abilities() -> None:
 
 
 def _runner_of_cuda(module: Any) -> Callable[[Any], Any]:
+    """Return what builds the runner that a model runner of this release builds on CUDA."""
+
     def built(model_runner: Any) -> Any:
         if hasattr(model_runner, "_decode_cuda_graph_runner_cls"):
             return model_runner._decode_cuda_graph_runner_cls()(model_runner)
+        newer = found("sglang.srt.model_executor.runner.decode_cuda_graph_runner")
+        if newer is not None:
+            return newer.DecodeCudaGraphRunner(model_runner)
         model_runner.server_args.enable_torch_compile = False
         return module.CudaGraphRunner(model_runner)
 
     return built
 
 
-def _wrap_init(runner: Any) -> None:
-    init = runner.init_device_graphs
+def _compiling(module: Any, capture: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a capture that runs although nothing compiles, unless graphs are switched off."""
 
-    def initialised(model_runner: Any, *arguments: Any, **named: Any) -> Any:
-        if model_runner.server_args.disable_cuda_graph:
-            return init(model_runner, *arguments, **named)
-        model_runner.server_args.enable_torch_compile = True
+    def captured(*runners: Any, **named: Any) -> Any:
+        arguments = next(iter((*runners, *named.values()))).server_args
+        if hasattr(module, "check_cuda_graph_backend"):
+            off = module.check_cuda_graph_backend(module.Phase.DECODE, module.Backend.DISABLED)
+        else:
+            off = arguments.disable_cuda_graph
+        if off:
+            return capture(*runners, **named)
+        flags = getattr(module, "get_flags", None)
+        if flags is None:
+            arguments.enable_torch_compile = True
+        else:
+            flag = SimpleNamespace(capture=SimpleNamespace(enable_torch_compile=True))
+            module.get_flags = lambda: flag
         try:
-            return init(model_runner, *arguments, **named)
+            return capture(*runners, **named)
         finally:
-            model_runner.server_args.enable_torch_compile = False
+            if flags is None:
+                arguments.enable_torch_compile = False
+            else:
+                module.get_flags = flags
 
-    runner.init_device_graphs = initialised
-
-
-def _wrap_capture(module: Any) -> None:
-    flags = module.get_flags
-
-    def compiling() -> Any:
-        disabled = module.check_cuda_graph_backend(module.Phase.DECODE, module.Backend.DISABLED)
-        return SimpleNamespace(capture=SimpleNamespace(enable_torch_compile=not disabled))
-
-    capture = module.capture_decode_graph
-
-    def captured(**named: Any) -> Any:
-        module.get_flags = compiling
-        try:
-            return capture(**named)
-        finally:
-            module.get_flags = flags
-
-    module.capture_decode_graph = captured
+    return captured

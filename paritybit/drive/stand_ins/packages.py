@@ -12,6 +12,9 @@ OPTIONAL = ("IPython", "gguf", "sentencepiece", "sgl_kernel", "torchvision", "vl
 """Packages that do without: formats, tokenizers, media, interactive use, compiled kernels."""
 
 
+OLDEST = "0"
+"""The version that their empty modules have, for who compares it with what it needs."""
+
 ABSENT = ("vllm.logger",)
 """Modules of them without which an engine does: it would call what they hold."""
 
@@ -46,5 +49,6 @@ def stand_in_for_packages() -> str:
     Without any, the text is empty.
     """
     missing = tuple(name for name in OPTIONAL if importlib.util.find_spec(name) is None)
-    sys.meta_path.append(UnavailableFinder(missing, absent=ABSENT))
+    versions = {name: {"__version__": OLDEST} for name in missing}
+    sys.meta_path.append(UnavailableFinder(missing, absent=ABSENT, answers=versions))
     return ", ".join(missing)
