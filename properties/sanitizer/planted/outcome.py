@@ -14,6 +14,10 @@ REASONS = Path(__file__).with_name("missed.toml")
 """Why faults are missed, by name."""
 
 
+FIRST = "driven and watched before the launcher existed"
+"""The note of an outcome that a script without `paritybit watch` gave."""
+
+
 class Status(StrEnum):
     """What the sanitizer said of a fault."""
 
@@ -131,12 +135,13 @@ def table(outcomes: Sequence[Outcome], faults: Sequence[Fault]) -> str:
         " in a copy of the engine's folder and runs `paritybit watch --engine` on it, on a CPU.",
         "A finding that the control run of the same leg has too does not count.",
         "",
+        *([why["about"], ""] if "about" in why else []),
         "## Control runs, without a fault",
         "",
         "| release and leg | forwards | findings |",
         "|---|---|---|",
         *(
-            f"| {outcome.name} | {outcome.forwards} | {cell(', '.join(outcome.keys) or 'none')} |"
+            f"| {outcome.name} | {outcome.forwards} | {ended(outcome)} |"
             for outcome in outcomes
             if outcome.name not in {fault.name for fault in faults}
         ),
@@ -166,6 +171,12 @@ def table(outcomes: Sequence[Outcome], faults: Sequence[Fault]) -> str:
     return "\n".join(lines)
 
 
+def ended(outcome: Outcome) -> str:
+    """Return the findings of a control run, none, or how else it ended."""
+    none = "none" if outcome.status is Status.MISSED else str(outcome.status)
+    return cell(", ".join(outcome.keys) or none)
+
+
 def class_lines(tried: Sequence[Fault], found: Sequence[Fault]) -> list[str]:
     """Return a row per class, in the order of the table of faults."""
     hits = Counter(fault.family for fault in found)
@@ -185,7 +196,7 @@ def fault_line(fault: Fault, outcome: Outcome) -> str:
         outcome.status,
         outcome.check or "",
         "" if outcome.forward is None else str(outcome.forward),
-        f"{outcome.seconds:.0f}",
+        f"{outcome.seconds:.0f}" + (" first" if outcome.note == FIRST else ""),
         fault.why + (f" ({fault.thread})" if fault.thread else ""),
     )
     return f"| {' | '.join(map(cell, shown))} |"
