@@ -31,7 +31,7 @@ def test_no_help_has_a_word_of_ours_without_saying_what_it_means() -> None:
     """The option --preset names a model, and its line says so, as does what `list` prints."""
     kinds = r"\{bugs,runners,presets,[a-z,-]+\}"
     for name, text in helps().items():
-        plain = re.sub(r"--(preset|legs) [A-Z]+|models \(presets\)|engines?'s? trials?|" + kinds, "", text)
+        plain = re.sub(r"--preset [A-Z]+|models \(presets\)|engines?'s? trials?|" + kinds, "", text)
         assert re.findall(OURS, plain, re.IGNORECASE) == [], name
     assert "models (presets)" in helps()["list"]
     assert all("Comma-separated models" in text for text in helps().values() if "--preset" in text)

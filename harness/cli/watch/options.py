@@ -51,7 +51,7 @@ def add_options(watch: Parser) -> None:
         "--page-size", type=count, help="Try only settings with this KV page size (default: all)"
     )
     watch.add_argument(
-        "--legs",
+        "--settings",
         type=names,
         default=(),
         help="Comma-separated settings to try, for example 'page size 16' (default: all)",

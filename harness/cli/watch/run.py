@@ -45,7 +45,7 @@ ALLOWANCE = 300.0
 AFTER_FINDING = 5.0
 """Seconds that a leg goes on after its first finding. Later ones may show what it did."""
 
-ONLY_ENGINE = ("model", "device", "seed", "seconds", "page_size", "legs", "keep_going")
+ONLY_ENGINE = ("model", "device", "seed", "seconds", "page_size", "settings", "keep_going")
 """Options that need --engine."""
 
 
@@ -125,7 +125,7 @@ def watch_engine(options: argparse.Namespace, checks: tuple[str, ...] | None) ->
     known("model", options.model or MODEL, MODELS)
     device = device_of(options.device or "auto")
     seconds = float(options.seconds or SECONDS)
-    legs = legs_of(device, seconds, options.page_size, options.legs)
+    legs = legs_of(device, seconds, options.page_size, options.settings)
     engine = engines.prepare(options.engine)
     console = Console(soft_wrap=True)
     options = argparse.Namespace(

@@ -99,7 +99,7 @@ class Trials:
         out = self.out / fault.name.replace(": ", "-").replace(" ", "-").replace(",", "")
         command = [
             *(sys.executable, "-m", "paritybit", "watch", "--engine", str(engine)),
-            *("--device", "cpu", "--out", str(out), "--legs", leg, *self.words),
+            *("--device", "cpu", "--out", str(out), "--settings", leg, *self.words),
         ]
         log = out.with_name(f"{out.name}.log")
         log.parent.mkdir(parents=True, exist_ok=True)
