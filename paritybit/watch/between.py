@@ -9,10 +9,11 @@ from torch import Tensor
 
 from paritybit.watch.boundary import Boundary, guarded
 from paritybit.watch.chains import Chains
+from paritybit.watch.changes import ALLOCATED, FILLED, FREED, MOST, Changes
 from paritybit.watch.facts import Group, Row, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Names
-from paritybit.watch.observations import Freeing, Idle
+from paritybit.watch.observations import Idle
 from paritybit.watch.settings import Settings
 
 MOST_WAITING = 4096
@@ -62,6 +63,7 @@ class Between(Boundary):
         super().__init__(journal, settings)
         names = Names()
         self.ledgers = {group.name: Ledger(group, names) for group in groups}
+        self.changes = {name: Changes(ledger) for name, ledger in self.ledgers.items()}
         self.chains = Chains()
         self.number = 0
         self.relayed = Relayed()
@@ -75,19 +77,18 @@ class Between(Boundary):
 
     @guarded
     def allocated(self, group: str, slots: Tensor) -> None:
-        """Note that the engine allocated slots."""
-        self.ledgers[group].mark_freed(slots, 0)
+        """Note that the engine allocated slots, or the pages that begin with some of them."""
+        self.note(group, ALLOCATED, slots)
 
     @guarded
     def freed(self, group: str, slots: Tensor) -> None:
-        """Note that the engine freed slots, each at most once per call."""
-        ledger = self.ledgers[group]
-        self.judge("freeing", Freeing(self.number, ledger, ledger.index(slots)))
-        ledger.mark_freed(slots, self.number + 1)
+        """Note that the engine freed slots, or the pages that begin with some of them."""
+        self.note(group, FREED, slots)
 
     @guarded
     def copied(self, group: str, source: Tensor, target: Tensor) -> None:
         """Note that the engine copied slots, `source[i]` to `target[i]`."""
+        self.settle()
         self.ledgers[group].copy(source, target)
 
     @guarded
@@ -96,17 +97,31 @@ class Between(Boundary):
 
         They may still be filled while the forward under way, or else the next one, runs.
         """
-        ledger = self.ledgers[group]
         if slots is None:
-            ledger.forget_all()
-            slots = torch.arange(ledger.slots)
+            self.settle()
+            self.ledgers[group].forget_all()
+            slots = torch.arange(self.ledgers[group].slots)
         else:
-            ledger.forget(slots)
+            self.note(group, FILLED, slots)
         self.loading.setdefault(group, []).append(slots)
+
+    def note(self, group: str, what: str, slots: Tensor) -> None:
+        """Note a change of slots. Where forwards are sampled, it is entered with later ones."""
+        changes = self.changes[group]
+        changes.note(what, self.number + 1, slots)
+        if self.settings.every == 1 or len(changes.noted) >= MOST:
+            self.settle()
+
+    def settle(self) -> None:
+        """Enter into the ledgers what was noted."""
+        for changes in self.changes.values():
+            if (freeing := changes.enter()) is not None:
+                self.judge("freeing", freeing)
 
     @guarded
     def idle(self, groups: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """Judge, while nothing runs, the slots that are free and those in the prefix cache."""
+        self.settle()
         for name, (free, cached) in groups.items():
             ledger = self.ledgers[name]
             self.judge("idle", Idle(self.number, ledger, ledger.index(free), ledger.index(cached)))

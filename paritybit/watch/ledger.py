@@ -142,14 +142,10 @@ class Ledger:
     def forget(self, slots: Tensor) -> None:
         """Note that some slots, of any shape, hold bytes that nobody followed."""
         places = self.places(slots)
-        chain, checksum, *_, forward, freed = self.wide
-        for column, value in ((chain, UNKNOWN), (checksum, 0), (forward, UNSEEN), (freed, 0)):
+        chain, checksum, *_, forward, _ = self.wide
+        for column, value in ((chain, UNKNOWN), (checksum, 0), (forward, UNSEEN)):
             column.index_fill_(0, places, value)
         self.forget_stories(places)
-
-    def mark_freed(self, slots: Tensor, forward: int) -> None:
-        """Note that slots were freed before a forward; 0: that they were allocated."""
-        self.wide[-1].index_fill_(0, self.places(slots), forward)
 
     def forget_all(self) -> None:
         """Note that any slot may hold bytes that nobody followed."""

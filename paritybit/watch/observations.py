@@ -124,11 +124,16 @@ class Lists:
 
 @dataclass(frozen=True)
 class Freeing:
-    """Slots, int64 [n], that the engine frees, before the ledger notes it."""
+    """Slots that the engine freed, int64 [n], each as often as it freed them.
 
-    number: int
+    `forward` has the number of the forward before which it did. `before` has the same for the
+    last time that the slot was freed without being allocated since: 0 if it was in use.
+    """
+
     ledger: Ledger
     slots: Tensor
+    before: Tensor
+    forward: Tensor
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from torch import Tensor
 from paritybit.watch import reading
 from paritybit.watch.between import Between
 from paritybit.watch.boundary import guarded
+from paritybit.watch.changes import FILLED
 from paritybit.watch.facts import Forward, Group, IndexList, Replay, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Story
@@ -107,11 +108,12 @@ class Watcher(Between):
     @guarded
     def skipped(self, owned: Mapping[str, Tensor] | None) -> None:
         """Note a forward that is not checked. None: it is not known which slots it writes."""
-        for name, ledger in self.ledgers.items():
-            if owned is None:
+        if owned is None:
+            self.settle()
+            for ledger in self.ledgers.values():
                 ledger.forget_all()
-            elif name in owned:
-                ledger.forget(owned[name])
+        for name in () if owned is None else owned:
+            self.note(name, FILLED, owned[name])
         self.loading.clear()
         self.journal.count(skipped_forwards=1)
 
@@ -121,6 +123,7 @@ class Watcher(Between):
         if self.now is not None:
             self.now = None
             self.undecided("a forward began before the last one ended")
+        self.settle()
         self.number += 1
         chain = reading.hashes(forward, self.chains)
         owned = {name: reading.owned(forward, ledger) for name, ledger in self.ledgers.items()}
@@ -336,6 +339,7 @@ class Watcher(Between):
         now, self.now = self.now, None
         if now is None:
             return
+        self.settle()
         for name, ledger in self.ledgers.items():
             if now.replayed and self.settings.every > 1:
                 ledger.reframe(now.owned[name], now.changed[name])
@@ -358,6 +362,7 @@ class Watcher(Between):
         mine = now.owned[name]
         slots = mine[now.changed[name][mine]]
         ledger.forget(slots)
+        ledger.freed[slots] = 0
         ledger.forward[slots] = now.number
         ledger.checksum[slots] = ledger.before[slots]
 
@@ -368,7 +373,7 @@ class Watcher(Between):
         self.loading.clear()
         if now is not None:
             for name, slots in now.owned.items():
-                self.ledgers[name].forget(slots)
+                self.note(name, FILLED, slots)
 
     def stopped(self) -> None:
         """Stop watching this forward. What it writes is not known."""

@@ -11,7 +11,9 @@ import torch
 from paritybit.watch import attach, bench, journal, settings
 from paritybit.watch.bits import Checksums
 from paritybit.watch.chains import MOST_ALIASES, Chains
+from paritybit.watch.changes import ALLOCATED, FILLED, FREED, Changes
 from paritybit.watch.facts import Group, Layer
+from paritybit.watch.ledger import Ledger, Names
 from paritybit.watch.replays import differences
 from properties.support.interpreting import run_interpreted
 
@@ -108,6 +110,27 @@ def test_chains_forget_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(len(chain.tokens) for chain in chains.chains.values()) == chains.held <= 100
     assert len(chains.aliases) <= 10 < MOST_ALIASES
     assert chains.hashes("0", list(range(10)), 10) == chains.hashes("49", list(range(10)), 10)
+
+
+def test_changes_are_entered_in_their_order() -> None:
+    ledger = Ledger(Group("full", (Layer("0", (torch.zeros(16, 1),)),), page_size=4), Names())
+    changes = Changes(ledger)
+    assert changes.enter() is None
+    changes.note(FREED, 3, torch.tensor([4, 5, 8]))  # Page 1 and page 2, by their first slots.
+    changes.note(ALLOCATED, 4, torch.tensor([6, 8]))
+    changes.note(FREED, 5, torch.tensor([8]))
+    changes.note(FILLED, 5, torch.tensor([9]))
+    changes.note(FREED, 6, torch.tensor([4, 4]))
+    freeing = changes.enter()
+    assert freeing is not None
+    assert ledger.freed.tolist() == [0] * 4 + [6] * 4 + [5, 0, 5, 5] + [0] * 4
+    assert ledger.forward.tolist() == [0] * 9 + [-1] + [0] * 6
+    told = torch.stack([freeing.slots, freeing.forward, freeing.before]).T.tolist()
+    assert sorted(told)[:3] == [[4, 3, 0], [4, 6, 3], [4, 6, 6]]
+    changes.note(FREED, 7, torch.tensor([8, 12, 99, -4]))
+    freeing = changes.enter()
+    assert freeing is not None
+    assert freeing.before.tolist() == [5, 0, 5, 5, 0, 0, 0, 0]
 
 
 def test_a_journal_keeps_all_but_a_line_that_a_kill_cut(tmp_path: Path) -> None:

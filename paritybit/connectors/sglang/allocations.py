@@ -52,13 +52,14 @@ class Allocations:
         self, original: Original, allocator: Any, index: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
         """Note the pages that an allocator of pages frees, given slots in them."""
-        self.freed(allocator, self.pages(allocator, index // allocator.page_size), grouped=True)
+        size = int(allocator.page_size)
+        self.freed(allocator, torch.unique(index // size) * size, grouped=True)
         return original(allocator, index, *args, **kwargs)
 
     def free_pages(self, original: Original, allocator: Any, *pages: Tensor, **kwargs: Any) -> Any:
         """Note the pages that an allocator of pages frees, given their numbers."""
         for numbers in pages:
-            self.freed(allocator, self.pages(allocator, numbers, once=False), grouped=False)
+            self.freed(allocator, numbers * int(allocator.page_size), grouped=False)
         return original(allocator, *pages, **kwargs)
 
     def freed(self, allocator: Any, slots: Tensor, grouped: bool) -> None:
@@ -72,25 +73,14 @@ class Allocations:
             collects = allocator.free_group is not None
         if grouped and collects:
             return
-        slots = slots.flatten()
-        if self.watcher.settings.every > 1:  # To look for duplicates would wait for the device.
-            self.watcher.freed(name, slots)
-            return
-        values, counts = torch.unique(slots, return_counts=True)
-        self.watcher.freed(name, values)
-        if len(values) < len(slots):
-            self.watcher.freed(name, values[counts > 1])
+        self.watcher.freed(name, slots)
 
     def allocate(self, original: Original, allocator: Any, *args: Any, **kwargs: Any) -> Any:
         """Note slots that an allocator hands out; of a page, all at once when it is new."""
         result = original(allocator, *args, **kwargs)
         name = self.names.get(id(allocator))
         if self.watcher is not None and name is not None and result is not None:
-            slots, page = result, int(allocator.page_size)
-            if page > 1:
-                first = torch.where(slots % page == 0, slots // page, 0)  # Page 0 is reserved.
-                slots = self.pages(allocator, first, once=False)
-            self.watcher.allocated(name, slots)
+            self.watcher.allocated(name, result)
         return result
 
     def restore(self, original: Original, allocator: Any, *args: Any, **kwargs: Any) -> Any:
@@ -106,22 +96,14 @@ class Allocations:
             self.watcher.freed(name, again)
         return result
 
-    def pages(self, allocator: Any, numbers: Tensor, once: bool = True) -> Tensor:
-        """Return the slots of pages, each page once if asked."""
-        size = int(allocator.page_size)
-        numbers = torch.unique(numbers) if once else numbers
-        within = torch.arange(size, device=numbers.device)
-        return (numbers.long()[:, None] * size + within).flatten()
-
     def free_slots(self, allocator: Any) -> Tensor:
         """Return all slots that an allocator holds, each as often as it holds it."""
         parts = [allocator.free_pages]
         for name in ("release_pages", "staged_pages"):
             held = getattr(allocator, name, None)
             parts += held if isinstance(held, list) else [] if held is None else [held]
-        numbers = torch.cat([part.long() for part in parts])
-        page = int(allocator.page_size)
-        return numbers if page == 1 else self.pages(allocator, numbers, once=False)
+        numbers, page = torch.cat([part.long() for part in parts]), int(allocator.page_size)
+        return (numbers[:, None] * page + torch.arange(page, device=numbers.device)).flatten()
 
     def move(
         self, original: Original, pool: Any, tgt_loc: Tensor, src_loc: Tensor, *args: Any, **kw: Any

@@ -180,7 +180,7 @@ class Engine:
             except NotRecognisedError as error:
                 self.journal.undecided(f"{error} is not watched")
         locations = getattr(batch, "out_cache_loc", None)
-        owned = {} if locations is None else model.pool.slots(locations)
+        owned = {} if locations is None else model.pool.written(locations)
         kind = f"draft {mode}" if model.drafts else mode
         return Forward(kind, (), owned), rows.Rows()
 

@@ -41,6 +41,13 @@ class Pool:
             for name in self.groups
         }
 
+    def written(self, locations: Tensor) -> dict[str, Tensor]:
+        """Return, per group, the slots of locations that a forward writes; 0 may mean none."""
+        return {
+            name: self.mapping[locations] if name == self.sliding else locations
+            for name in self.groups
+        }
+
     def slid(self, locations: Tensor) -> Tensor:
         """Return the slots of locations in the sliding sub-pool."""
         slots = self.mapping[locations.long()]

@@ -7,23 +7,22 @@ from paritybit.watch.observations import SHOWN, Check, Freeing, key_of
 
 
 def judge(freeing: Freeing) -> Iterable[Finding]:
-    """Yield one finding for all slots of a call."""
-    ledger = freeing.ledger
-    slots, times = freeing.slots.unique(return_counts=True)
-    again = slots[(ledger.freed[slots] != 0) | (times > 1)]
+    """Yield one finding for all slots that were free already."""
+    again = (freeing.before != 0).nonzero().flatten()
     if not len(again):
         return
-    slot, group = int(again[0]), ledger.group.name
+    ledger, slots = freeing.ledger, freeing.slots[again]
+    slot, group = int(slots[0]), ledger.group.name
     yield Finding(
         check=CHECK.name,
         text=f"slot {slot} ({group}) is freed twice",
         key=key_of(CHECK.name, group, None),
-        forward=freeing.number,
+        forward=int(freeing.forward[again[0]]) - 1,
         group=group,
-        slots=tuple(again[:SHOWN].tolist()),
-        count=len(again),
+        slots=tuple(slots[:SHOWN].tolist()),
+        count=len(slots),
         writer=ledger.writer(slot),
-        freed=ledger.freeing(slot),
+        freed={"forward": int(freeing.before[again[0]])},
     )
 
 

@@ -1,0 +1,85 @@
+"""What happened to slots between forwards, entered into a ledger at once.
+
+Each change is noted by a copy of its slot numbers alone, which does not wait for a GPU. `enter`
+then brings the ledger up to date with all changes, in their order.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from paritybit.watch.ledger import Ledger
+from paritybit.watch.observations import Freeing
+
+FREED, ALLOCATED, FILLED = "freed", "allocated", "filled"
+
+MOST = 4096
+"""Changes that are kept before the ledger is brought up to date."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What happened to some slots, int64 [n], before the forward with a number.
+
+    Pages are freed and allocated whole, and named by their first slots; other slots are ignored.
+    """
+
+    what: str
+    forward: int
+    slots: Tensor
+
+
+@dataclass
+class Changes:
+    """The changes of one ledger that are not entered yet."""
+
+    ledger: Ledger
+    noted: list[Change] = field(default_factory=list)
+
+    def note(self, what: str, forward: int, slots: Tensor) -> None:
+        """Note a change of slots. The engine may change the tensor afterwards."""
+        if not slots.numel():
+            return
+        copied = slots.detach().flatten().to(self.ledger.device, torch.int64, copy=True)
+        self.noted.append(Change(what, forward, copied))
+
+    def enter(self) -> Freeing | None:
+        """Bring the ledger up to date. Returns the slots that were freed; None without changes."""
+        if not self.noted:
+            return None
+        noted, self.noted = self.noted, []
+        if filled := [change.slots for change in noted if change.what == FILLED]:
+            self.ledger.forget(torch.cat(filled))
+        places, number = self._in_order(noted)
+        values = [change.forward if change.what == FREED else 0 for change in noted]
+        freed = torch.tensor(values, dtype=torch.int32, device=self.ledger.device)[number]
+        column = self.ledger.wide[-1]
+        another = places[1:] != places[:-1]
+        edge = another.new_ones(1)
+        held = torch.where(torch.cat([edge, another]), column[places], freed.roll(1))
+        last = torch.cat([another, edge])
+        column[places[last]] = freed[last]
+        mine = (freed != 0) & (places < self.ledger.slots)
+        return Freeing(self.ledger, places[mine], held[mine], freed[mine])
+
+    def _in_order(self, noted: list[Change]) -> tuple[Tensor, Tensor]:
+        """Return places of the ledger and numbers of changes, by place, then by number."""
+        page = self.ledger.group.page_size
+        places, numbers = [], []
+        for whole in (False, True):
+            chosen = [n for n, change in enumerate(noted) if (change.what != FILLED) == whole]
+            if not chosen:
+                continue
+            slots = torch.cat([noted[n].slots for n in chosen])
+            counts = torch.tensor([len(noted[n].slots) for n in chosen])
+            number = torch.tensor(chosen).repeat_interleave(counts).to(slots.device)
+            if whole and page > 1:
+                first = slots.masked_fill(slots % page != 0, -page)
+                slots = (first[:, None] + torch.arange(page, device=slots.device)).flatten()
+                number = number.repeat_interleave(page)
+            places.append(self.ledger.places(slots))
+            numbers.append(number)
+        place, number = torch.cat(places), torch.cat(numbers)
+        order = (place * len(noted) + number).argsort()
+        return place[order], number[order]
