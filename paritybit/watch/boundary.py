@@ -33,7 +33,10 @@ def guarded(method: Callable[P, None]) -> Callable[P, None]:
             if watcher.busy:
                 return
             try:
-                with torch.no_grad():
+                if torch.is_grad_enabled():
+                    with torch.no_grad():
+                        method(*args, **kwargs)
+                else:
                     method(*args, **kwargs)
             except Exception:
                 watcher.failed()

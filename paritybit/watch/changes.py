@@ -4,7 +4,7 @@ Each change is noted by a copy of its slot numbers alone, which does not wait fo
 then brings the ledger up to date with all changes, in their order.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ MOST = 4096
 
 @dataclass(frozen=True)
 class Change:
-    """What happened to some slots, int64 [n], before the forward with a number.
+    """What happened to some slots, of any shape, before the forward with a number.
 
     Pages are freed and allocated whole, and named by their first slots; other slots are ignored.
     """
@@ -39,16 +39,16 @@ class Changes:
 
     def note(self, what: str, forward: int, slots: Tensor) -> None:
         """Note a change of slots. The engine may change the tensor afterwards."""
-        if not slots.numel():
-            return
-        copied = slots.detach().flatten().to(self.ledger.device, torch.int64, copy=True)
-        self.noted.append(Change(what, forward, copied))
+        if slots.numel():
+            copied = slots.to(self.ledger.device, torch.int64, copy=True)
+            self.noted.append(Change(what, forward, copied))
 
     def enter(self) -> Freeing | None:
         """Bring the ledger up to date. Returns the slots that were freed; None without changes."""
         if not self.noted:
             return None
-        noted, self.noted = self.noted, []
+        noted = [replace(change, slots=change.slots.flatten()) for change in self.noted]
+        self.noted.clear()
         if filled := [change.slots for change in noted if change.what == FILLED]:
             self.ledger.forget(torch.cat(filled))
         places, number = self._in_order(noted)

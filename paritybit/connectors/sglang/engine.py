@@ -136,15 +136,15 @@ class Engine:
         if model is None:
             watcher.skipped(None)
             return run()
-        due = watcher.due()
-        forward, found = self.facts(model, batch, requests if due else None)
+        if not watcher.due():
+            return self.skipped(watcher, model, batch, run)
+        forward, found = self.facts(model, batch, requests)
         group = lists.group_of(model.pool, sliding=False)
         implied = rows.implied(found, forward.kind, group) if group is not None else {}
         self.forwards += 1
-        if due:
-            self.hook_lists(runner)
-            watcher.begin(forward)
-            self.judge_batch(watcher, batch, implied)
+        self.hook_lists(runner)
+        watcher.begin(forward)
+        self.judge_batch(watcher, batch, implied)
         self.now = now = UnderWay(model, batch, forward, found, implied)
         try:
             if graph_runner is None:
@@ -153,46 +153,34 @@ class Engine:
                 with self.running(now, graph_runner):
                     result = run()
         except BaseException:
-            if due:
-                watcher.abandon()
+            watcher.abandon()
             raise
         finally:
             self.now = None
-        if due and forward.rows and not now.listed:
+        if forward.rows and not now.listed:
             watcher.not_watched(f"the index lists of a forward of kind {forward.kind}")
-        if due:
-            watcher.end()
-        else:
-            watcher.skipped(self.written(forward))
+        watcher.end()
         return result
 
-    def facts(
-        self, model: Model, batch: Any, requests: Sequence[Any] | None
-    ) -> tuple[Forward, rows.Rows]:
-        """Return the facts of a forward, and its rows.
+    def skipped(self, watcher: Watcher, model: Model, batch: Any, run: Callable[[], Any]) -> Any:
+        """Run one forward that is not checked. Only what it writes is told."""
+        owned = model.pool.written(batch.out_cache_loc)
+        self.forwards += 1
+        with graphs.attribute(self, "requests", None):
+            result = run()
+        watcher.skipped(owned)
+        return result
 
-        Without requests the forward is not checked, and only what it owns is told.
-        """
+    def facts(self, model: Model, batch: Any, requests: Sequence[Any]) -> tuple[Forward, rows.Rows]:
+        """Return the facts of a forward, and its rows; where they are not known, what it owns."""
         mode = rows.mode_of(batch)
-        if requests is not None and not model.drafts:
+        if not model.drafts:
             try:
                 return rows.forward_of(batch, requests, model.pool, self.models.table)
             except NotRecognisedError as error:
                 self.journal.undecided(f"{error} is not watched")
-        locations = getattr(batch, "out_cache_loc", None)
-        owned = {} if locations is None else model.pool.written(locations)
         kind = f"draft {mode}" if model.drafts else mode
-        return Forward(kind, (), owned), rows.Rows()
-
-    def written(self, forward: Forward) -> dict[str, Tensor]:
-        """Return the slots that a forward writes, per group."""
-        if forward.owned is not None:
-            return dict(forward.owned)
-        names = {name for row in forward.rows for name in row.slots}
-        return {
-            name: torch.cat([row.slots[name][row.cached :] for row in forward.rows])
-            for name in names
-        }
+        return Forward(kind, (), model.pool.written(batch.out_cache_loc)), rows.Rows()
 
     # Inputs, index lists and replays.
 

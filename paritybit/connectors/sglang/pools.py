@@ -41,8 +41,10 @@ class Pool:
             for name in self.groups
         }
 
-    def written(self, locations: Tensor) -> dict[str, Tensor]:
+    def written(self, locations: Tensor | None) -> dict[str, Tensor]:
         """Return, per group, the slots of locations that a forward writes; 0 may mean none."""
+        if locations is None:
+            return {}
         return {
             name: self.mapping[locations] if name == self.sliding else locations
             for name in self.groups
