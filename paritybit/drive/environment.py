@@ -16,6 +16,9 @@ from paritybit.places import IMPORT_FOLDER
 PINS = Path(__file__).parent / "pins"
 """Requirements files with a hash for each file, one per release of transformers."""
 
+REAL_DRAFTS = "SGLANG_SIMULATE_ACC_TOKEN_MODE"
+"""The variable by which an engine that is to accept drafts accepts the draft's own tokens."""
+
 TRANSFORMERS = re.compile(r"transformers\s*==\s*([0-9.]+)")
 
 
@@ -81,7 +84,25 @@ def command(
         *("--seconds", f"{leg.seconds:g}"),
         *leg.arguments,
     ]
-    return words, variables(environment, device, os.environ)
+    chain = "eagle" in leg.arguments and "--topk" not in leg.arguments
+    drafts = acceptance(environment.source) if chain else {}
+    return words, {**drafts, **variables(environment, device, os.environ)}
+
+
+def acceptance(source: Path) -> dict[str, str]:
+    """Return the variables with which an engine accepts drafts, however random its models are.
+
+    The accepted tokens are the draft's own, so that KV holds what the request says. A release
+    that accepts other tokens in their place is left as it is, as is a tree of drafts.
+    """
+    known = source / "sglang/srt/environ.py"
+    if not known.is_file() or REAL_DRAFTS not in known.read_text(encoding="utf-8"):
+        return {}
+    return {
+        "SGLANG_SIMULATE_ACC_LEN": "2.5",
+        "SGLANG_SIMULATE_ACC_METHOD": "multinomial",
+        REAL_DRAFTS: "real-draft-token",
+    }
 
 
 def variables(

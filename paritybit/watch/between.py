@@ -13,7 +13,7 @@ from paritybit.watch.changes import ALLOCATED, FILLED, FREED, MOST, Changes
 from paritybit.watch.facts import Group, Row, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Names
-from paritybit.watch.observations import Idle
+from paritybit.watch.observations import Idle, OwnCheck
 from paritybit.watch.settings import Settings
 
 MOST_WAITING = 4096
@@ -126,3 +126,8 @@ class Between(Boundary):
             ledger = self.ledgers[name]
             self.judge("idle", Idle(self.number, ledger, ledger.index(free), ledger.index(cached)))
         self.journal.count(idle=1)
+
+    @guarded
+    def failed_pool_check(self, text: str, source: str | None) -> None:
+        """Note that the engine's own check of its pools failed while nothing runs."""
+        self.judge("own check", OwnCheck(self.number, text, source))

@@ -147,6 +147,15 @@ class Idle:
 
 
 @dataclass(frozen=True)
+class OwnCheck:
+    """A check of its pools that the engine itself made, and that failed: what it says and where."""
+
+    number: int
+    text: str
+    source: str | None
+
+
+@dataclass(frozen=True)
 class Relation:
     """A replay that was run again under a condition that must not change what it computes.
 

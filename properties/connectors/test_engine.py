@@ -193,6 +193,16 @@ def test_pages_are_freed_whole(toy: Toy) -> None:
     assert told == [[8, 12], [8]]
 
 
+def test_the_engine_s_own_check_of_its_pools_is_heard(toy: Toy) -> None:
+    def leaking(scheduler: object) -> None:
+        raise ValueError("pool memory leak detected!\n[swa] total=3")
+
+    toy.prefill()
+    with pytest.raises(ValueError, match="pool memory leak"):
+        toy.engine.idle(leaking, SimpleNamespace(is_fully_idle=lambda: False))
+    assert toy.found == {"failed pool check"}
+
+
 def test_what_is_only_collected_is_not_freed_yet(toy: Toy) -> None:
     toy.prefill()
     allocator = toy.allocator.full_attn_allocator

@@ -18,6 +18,7 @@ from paritybit.connectors.sglang import graphs, lists, rows
 from paritybit.connectors.sglang.allocations import Allocations, Original
 from paritybit.connectors.sglang.models import Model, Models
 from paritybit.connectors.sglang.pools import NotRecognisedError
+from paritybit.connectors.sglang.sources import raised_at
 from paritybit.watch.facts import Forward, Replay, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
@@ -324,4 +325,9 @@ class Engine:
                 self.allocations.idle(scheduler.tree_cache)
             except NotRecognisedError as error:
                 self.journal.undecided(f"{error} are not watched")
-        return original(scheduler, *args, **kwargs)
+        try:
+            return original(scheduler, *args, **kwargs)
+        except (AssertionError, ValueError) as error:  # It checks its pools when it is idle.
+            if self.watcher is not None:
+                self.watcher.failed_pool_check(" ".join(str(error).split()), raised_at(error))
+            raise

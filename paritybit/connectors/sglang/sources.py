@@ -3,6 +3,7 @@
 import ast
 import functools
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,15 @@ def shown(path: str) -> str:
     """Return a path from the engine's top-level package on."""
     parts = Path(path).parts
     return "/".join(parts[parts.index("sglang") :]) if "sglang" in parts else Path(path).name
+
+
+def raised_at(error: BaseException) -> str | None:
+    """Return the line of the engine that raised an error, or None if none of its lines did."""
+    lines = [
+        f"{shown(frame.f_code.co_filename)}:{line}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    return next((line for line in reversed(lines) if line.startswith("sglang/srt/")), None)
 
 
 @functools.cache
