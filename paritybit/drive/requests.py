@@ -126,15 +126,39 @@ def _sharing(chance: random.Random, limits: Limits, prefix: str) -> Wave:
     return Wave(tuple(planned))
 
 
+def _turnover(chance: random.Random, limits: Limits, prefix: str) -> Wave:
+    """Let a few requests decode for long while many with long prompts come and go.
+
+    What the former hold in the prefix cache grows old there, and the latter evict what is old.
+    """
+    common = _tokens(chance, limits, limits.chunk + limits.window)
+    planned = []
+    for index in range(3):
+        own = _tokens(chance, limits, chance.randint(1, limits.window - 1))
+        prompt = common[: chance.choice((limits.chunk, len(common)))] + own
+        planned.append(Planned(f"{prefix}{index}", prompt, 3 * limits.window, 2 * index))
+    for index in range(3, 6 * limits.rows):
+        shared = chance.choice((0, 0, 0, limits.window, limits.chunk))
+        length = chance.randint(limits.window, limits.chunk)
+        prompt = common[:shared] + _tokens(chance, limits, length)
+        planned.append(Planned(f"{prefix}{index}", prompt, chance.randint(1, 3), index // 2))
+    return Wave(tuple(planned))
+
+
 def _pressure(chance: random.Random, limits: Limits, prefix: str) -> Wave:
-    """Ask for more than the pool holds, at once: queues, eviction, retraction, aborts."""
+    """Ask for more than the pool holds, at once: queues, eviction, retraction, aborts.
+
+    Most prompts share a prefix, so that what is given back is in use elsewhere.
+    """
+    common = _tokens(chance, limits, limits.pool // 8)
     planned, asked = [], 0
     index = 0
-    while asked < 1.6 * limits.pool and index < 8 * limits.rows:
-        length = min(chance.randint(limits.window, limits.pool // 6), limits.context // 2)
-        tokens = min(chance.randint(2 * limits.window, limits.pool // 6), limits.context // 4)
-        aborted = chance.randint(1, 40) if chance.random() < 0.15 else None
-        prompt = _tokens(chance, limits, max(1, length))
+    while asked < 2.4 * limits.pool and index < 8 * limits.rows:
+        length = min(chance.randint(limits.window, limits.pool // 8), limits.context // 2)
+        tokens = min(chance.randint(limits.pool // 8, limits.pool // 4), limits.context // 4)
+        aborted = chance.randint(1, 80) if chance.random() < 0.15 else None
+        shared = chance.choice((0, length // 2, length - 1))
+        prompt = common[:shared] + _tokens(chance, limits, length - shared)
         planned.append(Planned(f"{prefix}{index}", prompt, max(1, tokens), index // 4, aborted))
         asked += length + tokens
         index += 1
@@ -160,5 +184,5 @@ def _long(chance: random.Random, limits: Limits, prefix: str) -> Wave:
     return Wave(tuple(planned), flush=chance.random() < 0.3)
 
 
-KINDS = (_churn, _sharing, _long, _pressure)
+KINDS = (_churn, _sharing, _turnover, _pressure, _long)
 """The kinds of waves, in the order in which they come again and again."""

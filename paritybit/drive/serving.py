@@ -112,7 +112,7 @@ class Engine:
 
         def arrive(name: str, prompt: list[int], tokens: int, temperature: float) -> Any:
             heat = 0.0 if greedy else temperature
-            how = sampling.SamplingParams(max_new_tokens=tokens, temperature=heat, ignore_eos=True)
+            how = sampling.SamplingParams(max_new_tokens=tokens, temperature=heat)
             how.normalize(None)
             return structures.TokenizedGenerateReqInput(
                 rid=name + END_OF_NAME,

@@ -75,6 +75,8 @@ class Served:
             *("--grammar-backend", "none"),
             *("--random-seed", str(self.seed)),
             *("--mem-fraction-static", "0.5"),
+            # Requests are admitted before their tokens fit, so that some are retracted.
+            *("--schedule-conservativeness", "0.1"),
             *("--watchdog-timeout", "1000000"),
             *("--log-level", "warning"),
         ]

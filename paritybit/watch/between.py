@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from paritybit.watch.boundary import Boundary, guarded
+from paritybit.watch.boundary import LONGEST, Boundary, guarded
 from paritybit.watch.chains import Chains
 from paritybit.watch.changes import ALLOCATED, FILLED, FREED, MOST, Changes
 from paritybit.watch.facts import Group, Row, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Names
-from paritybit.watch.observations import Idle, OwnCheck
+from paritybit.watch.observations import EngineError, Idle
 from paritybit.watch.settings import Settings
 
 MOST_WAITING = 4096
@@ -128,6 +128,7 @@ class Between(Boundary):
         self.journal.count(idle=1)
 
     @guarded
-    def failed_pool_check(self, text: str, source: str | None) -> None:
-        """Note that the engine's own check of its pools failed while nothing runs."""
-        self.judge("own check", OwnCheck(self.number, text, source))
+    def raised(self, error: BaseException, what: str, source: str | None, kind: str = "") -> None:
+        """Judge an error that the engine raised. `what` says what it means, `source` where."""
+        text = " ".join(str(error).split())[:LONGEST]
+        self.judge("error", EngineError(self.number, what, text, source, kind))

@@ -147,12 +147,14 @@ class Idle:
 
 
 @dataclass(frozen=True)
-class OwnCheck:
-    """A check of its pools that the engine itself made, and that failed: what it says and where."""
+class EngineError:
+    """An error that the engine raised: what it means, what it says, and the line that raised it."""
 
     number: int
+    what: str
     text: str
     source: str | None
+    kind: str = ""
 
 
 @dataclass(frozen=True)

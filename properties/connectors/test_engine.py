@@ -200,7 +200,20 @@ def test_the_engine_s_own_check_of_its_pools_is_heard(toy: Toy) -> None:
     toy.prefill()
     with pytest.raises(ValueError, match="pool memory leak"):
         toy.engine.idle(leaking, SimpleNamespace(is_fully_idle=lambda: False))
-    assert toy.found == {"failed pool check"}
+    assert toy.found == {"engine error"}
+
+
+@pytest.mark.parametrize(("index", "found"), [(10_000, {"engine error"}), ("a", set())])
+def test_an_access_out_of_bounds_is_told_from_other_errors(
+    toy: Toy, index: object, found: set[str]
+) -> None:
+    def failing() -> None:
+        toy.pool.full_kv_pool.k_buffer[0][index]
+
+    toy.fault = failing
+    with pytest.raises((IndexError, TypeError)):
+        toy.prefill()
+    assert toy.found == found
 
 
 def test_what_is_only_collected_is_not_freed_yet(toy: Toy) -> None:

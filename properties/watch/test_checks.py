@@ -285,7 +285,7 @@ def test_a_fault_fires_its_check(
 
 
 def test_every_check_has_a_fault_that_fires_it() -> None:
-    elsewhere = {"stale input", "failed pool check"}
+    elsewhere = {"stale input", "engine error"}
     assert {check for _, check in FAULTS} | elsewhere == set(CHECKS)
 
 

@@ -24,6 +24,9 @@ from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import Watcher
 
+OUT_OF_BOUNDS = ("out of bounds", "illegal memory access", "device-side assert")
+"""What an error says, in lower case, of memory that is accessed out of bounds."""
+
 
 @dataclasses.dataclass
 class UnderWay:
@@ -153,8 +156,11 @@ class Engine:
             else:
                 with self.running(now, graph_runner):
                     result = run()
-        except BaseException:
+        except BaseException as error:
             watcher.abandon()
+            if any(words in str(error).lower() for words in OUT_OF_BOUNDS):
+                what = "a forward pass accesses memory out of bounds"
+                watcher.raised(error, what, raised_at(error), forward.kind)
             raise
         finally:
             self.now = None
@@ -329,5 +335,6 @@ class Engine:
             return original(scheduler, *args, **kwargs)
         except (AssertionError, ValueError) as error:  # It checks its pools when it is idle.
             if self.watcher is not None:
-                self.watcher.failed_pool_check(" ".join(str(error).split()), raised_at(error))
+                what = "the engine's own check of its pools fails"
+                self.watcher.raised(error, what, raised_at(error))
             raise

@@ -1,0 +1,30 @@
+"""Engine error: memory is accessed out of bounds, or the engine finds its own pool wrong."""
+
+from collections.abc import Iterable
+
+from paritybit.watch.journal import Finding
+from paritybit.watch.observations import Check, EngineError, key_of
+
+
+def judge(error: EngineError) -> Iterable[Finding]:
+    """Yield one finding, with what the engine says and where."""
+    cause = (
+        None if error.source is None else {"what": "the line that raised", "source": error.source}
+    )
+    yield Finding(
+        check=CHECK.name,
+        text=f"{error.what}: {error.text}",
+        key=key_of(CHECK.name, None, {"what": error.what}),
+        forward=error.number,
+        forward_kind=error.kind,
+        cause=cause,
+    )
+
+
+CHECK = Check(
+    "engine error",
+    "error",
+    "no forward pass accesses memory out of bounds, and the engine's own check of its pools passes",
+    "none",
+    judge,
+)
