@@ -51,7 +51,8 @@ def who(value: object) -> Who | None:
     if not isinstance(value, Mapping):
         return None
     position, forward = (whole_number(value.get(name)) for name in ("position", "forward"))
-    return Who(words(value.get("request")), position, forward)
+    request, source = (words(value.get(name)) for name in ("request", "source"))
+    return Who(request, position, forward, source)
 
 
 def cause(value: object) -> Cause | None:

@@ -19,6 +19,7 @@ class Who:
     request: str | None = None
     position: int | None = None
     forward: int | None = None
+    source: str | None = None
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class Finding:
     """The first finding of its key, and how many there were.
 
     `leg` is where it was found. `slots` are the first few of `count`. `writer` wrote the slot last,
-    `reader` reads it, and `freed` says when it was freed. `cause` is None where it is not known.
+    `reader` reads it, and `freed` says when it was
+    freed last, and by which line. `cause` is None where it is not known.
     `group_of` is what findings of one cause share. `case` is the file name of its case.
     """
 

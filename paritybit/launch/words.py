@@ -43,9 +43,10 @@ def by(who: Who) -> str:
 
 
 def at(who: Who) -> str:
-    """Return when something was done, and by whom as far as it is known."""
+    """Return when something was done, and by whom and where as far as it is known."""
     request = f" by request {who.request}" if who.request is not None else ""
-    return f"{request}{f' before forward {who.forward}' if who.forward is not None else ''}"
+    forward = f" before forward {who.forward}" if who.forward is not None else ""
+    return f"{request}{forward}{f' by {who.source}' if who.source is not None else ''}"
 
 
 def why(finding: Finding) -> str:

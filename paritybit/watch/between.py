@@ -81,9 +81,12 @@ class Between(Boundary):
         self.note(group, ALLOCATED, slots)
 
     @guarded
-    def freed(self, group: str, slots: Tensor) -> None:
-        """Note that the engine freed slots, or the pages that begin with some of them."""
-        self.note(group, FREED, slots)
+    def freed(self, group: str, slots: Tensor, source: str | None = None) -> None:
+        """Note that the engine freed slots, or the pages that begin with some of them.
+
+        `source` is the line of the engine that did.
+        """
+        self.note(group, FREED, slots, source)
 
     @guarded
     def copied(self, group: str, source: Tensor, target: Tensor) -> None:
@@ -105,10 +108,10 @@ class Between(Boundary):
             self.note(group, FILLED, slots)
         self.loading.setdefault(group, []).append(slots)
 
-    def note(self, group: str, what: str, slots: Tensor) -> None:
+    def note(self, group: str, what: str, slots: Tensor, source: str | None = None) -> None:
         """Note a change of slots. Where forwards are sampled, it is entered with later ones."""
         changes = self.changes[group]
-        changes.note(what, self.number + 1, slots)
+        changes.note(what, slots, self.number + 1, source)
         if self.settings.every == 1 or len(changes.noted) >= MOST:
             self.settle()
 

@@ -20,13 +20,13 @@ MOST = 4096
 
 @dataclass(frozen=True)
 class Change:
-    """What happened to some slots, of any shape, before the forward with a number.
+    """What happened to some slots, of any shape, by which call if they were freed.
 
     Pages are freed and allocated whole, and named by their first slots; other slots are ignored.
     """
 
     what: str
-    forward: int
+    freeing: int
     slots: Tensor
 
 
@@ -37,11 +37,15 @@ class Changes:
     ledger: Ledger
     noted: list[Change] = field(default_factory=list)
 
-    def note(self, what: str, forward: int, slots: Tensor) -> None:
-        """Note a change of slots. The engine may change the tensor afterwards."""
+    def note(self, what: str, slots: Tensor, forward: int = 0, source: str | None = None) -> None:
+        """Note a change of slots. The engine may change the tensor afterwards.
+
+        Slots that are freed are so before a forward, from a line of source.
+        """
         if slots.numel():
             copied = slots.to(self.ledger.device, torch.int64, copy=True)
-            self.noted.append(Change(what, forward, copied))
+            freeing = self.ledger.note_freeing(forward, source) if what == FREED else 0
+            self.noted.append(Change(what, freeing, copied))
 
     def enter(self) -> Freeing | None:
         """Bring the ledger up to date. Returns the slots that were freed; None without changes."""
@@ -52,16 +56,22 @@ class Changes:
         if filled := [change.slots for change in noted if change.what == FILLED]:
             self.ledger.forget(torch.cat(filled))
         places, number = self._in_order(noted)
-        values = [change.forward if change.what == FREED else 0 for change in noted]
-        freed = torch.tensor(values, dtype=torch.int32, device=self.ledger.device)[number]
+        freeings = [change.freeing for change in noted]
+        freed = torch.tensor(freeings, dtype=torch.int32, device=self.ledger.device)[number]
         column = self.ledger.wide[-1]
         another = places[1:] != places[:-1]
-        edge = another.new_ones(1)
-        held = torch.where(torch.cat([edge, another]), column[places], freed.roll(1))
-        last = torch.cat([another, edge])
-        column[places[last]] = freed[last]
+        first = torch.cat([another.new_ones(1), another])
+        held = column[places]
+        # The last freeing up to each change: its own, an earlier one here, or the column's.
+        known = torch.where(freed != 0, freed, held.abs())
+        steps = torch.arange(len(places), device=places.device)
+        known = known[steps.masked_fill(~first & (freed == 0), 0).cummax(0).values]
+        state = torch.where(freed != 0, known, -known)
+        before = torch.where(first, held, state.roll(1))
+        last = torch.cat([another, another.new_ones(1)])
+        column[places[last]] = state[last]
         mine = (freed != 0) & (places < self.ledger.slots)
-        return Freeing(self.ledger, places[mine], held[mine], freed[mine])
+        return Freeing(self.ledger, places[mine], before[mine], freed[mine])
 
     def _in_order(self, noted: list[Change]) -> tuple[Tensor, Tensor]:
         """Return places of the ledger and numbers of changes, by place, then by number."""

@@ -8,7 +8,7 @@
 | request | 4 | number of the request that wrote it |
 | position | 4 | position for which it was written |
 | forward | 4 | forward that wrote it; 0: never, -1: one that nobody watched, -2: if any |
-| freed | 4 | forward before which it was freed; 0: it is in use, as far as is known |
+| freed | 4 | number of the call that freed it last; negative if it is in use again; 0: none did |
 """
 
 from collections import OrderedDict
@@ -31,6 +31,7 @@ FRAME = 2**18
 
 MOST_STORIES = 20_000
 MOST_NAMES = 200_000
+MOST_FREEINGS = 200_000
 
 
 def folded(checksums: Tensor) -> Tensor:
@@ -89,6 +90,8 @@ class Ledger:
         reserved = sorted(slot for slot in group.reserved if 0 <= slot < self.slots)
         self.reserved = torch.tensor(reserved, dtype=torch.int64, device=self.device)
         self.stories: OrderedDict[int, Story] = OrderedDict()
+        self.freeings: OrderedDict[int, dict[str, Any]] = OrderedDict()
+        self.last_freeing = 0
 
     def columns(self) -> list[Tensor]:
         """Return all columns, [slots] each."""
@@ -136,8 +139,12 @@ class Ledger:
         self.request[slots] = request
         self.position[slots] = position
         self.forward[slots] = forward
-        self.freed[slots] = 0
+        self.use(slots)
         self.forget_stories(slots)
+
+    def use(self, slots: Tensor) -> None:
+        """Note that some slots are in use."""
+        self.freed[slots] = -self.freed[slots].abs()
 
     def forget(self, slots: Tensor) -> None:
         """Note that some slots, of any shape, hold bytes that nobody followed."""
@@ -192,7 +199,20 @@ class Ledger:
             "forward": forward,
         }
 
-    def freeing(self, slot: int) -> dict[str, Any] | None:
-        """Return before which forward a slot was freed, or None if it is in use."""
+    def note_freeing(self, forward: int, source: str | None) -> int:
+        """Return the number of a call that frees slots before a forward, from a line of source."""
+        call = {"forward": forward, "source": source}
+        if self.freeings.get(self.last_freeing) != call:
+            self.last_freeing += 1
+            self.freeings[self.last_freeing] = call
+            if len(self.freeings) > MOST_FREEINGS:
+                self.freeings.popitem(last=False)
+        return self.last_freeing
+
+    def freeing(self, slot: int, reused: bool = False) -> dict[str, Any] | None:
+        """Return which call freed a slot, or None if it is in use.
+
+        With `reused`, return which call freed it last, though it may be in use again.
+        """
         freed = int(self.freed[slot])
-        return {"forward": freed} if freed else None
+        return self.freeings.get(abs(freed) if reused else freed)

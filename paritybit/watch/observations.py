@@ -37,8 +37,9 @@ class Reads:
     """The slots of one group that a forward's rows read, one entry per row and position.
 
     `expected` is the row's own hash at the position. `held`, `checksum`, `written` and `freed` are
-    the ledger's; `now` is the folded checksum of the bytes. `judged` is False where a hash means
-    nothing yet. Slots that no slot is (-1) or that are reserved are `missing`, and read slot 0.
+    the ledger's; `freed` is positive if the slot is free. `now` is the folded checksum of the
+    bytes. `judged` is False where a hash means nothing yet. Slots that no slot is (-1) or that are
+    reserved are `missing`, and read slot 0.
     """
 
     number: int
@@ -56,8 +57,13 @@ class Reads:
     written: Tensor
     freed: Tensor
 
-    def findings(self, check: str, wrong: Tensor, what: str) -> Iterable[Finding]:
-        """Yield a finding for each row that has wrong entries, bool [n]."""
+    def findings(
+        self, check: str, wrong: Tensor, what: str, reused: bool = False
+    ) -> Iterable[Finding]:
+        """Yield a finding for each row that has wrong entries, bool [n].
+
+        `reused` says that who freed a slot matters though it is in use again.
+        """
         if not bool(wrong.any()):
             return
         places = wrong.nonzero().flatten().tolist()
@@ -66,9 +72,11 @@ class Reads:
         for place in places:
             rows.setdefault(row[place], []).append(place)
         for number, mine in rows.items():
-            yield self._finding(check, self.forward.rows[number].request, mine, what)
+            yield self._finding(check, self.forward.rows[number].request, mine, what, reused)
 
-    def _finding(self, check: str, request: str, places: list[int], what: str) -> Finding:
+    def _finding(
+        self, check: str, request: str, places: list[int], what: str, reused: bool
+    ) -> Finding:
         """Return the finding for entries of one row."""
         first = places[0]
         slot, position = int(self.slots[first]), int(self.position[first])
@@ -90,7 +98,7 @@ class Reads:
             count=len(places),
             writer=None if missing else self.ledger.writer(slot),
             reader={"request": request, "position": position, "forward": self.number},
-            freed=None if missing else self.ledger.freeing(slot),
+            freed=None if missing else self.ledger.freeing(slot, reused),
             cause=cause,
         )
 
@@ -126,14 +134,14 @@ class Lists:
 class Freeing:
     """Slots that the engine freed, int64 [n], each as often as it freed them.
 
-    `forward` has the number of the forward before which it did. `before` has the same for the
-    last time that the slot was freed without being allocated since: 0 if it was in use.
+    `call` has the ledger's number of the call that did, and `before` that of the call that had
+    freed it before; it is not positive if the slot was in use.
     """
 
     ledger: Ledger
     slots: Tensor
     before: Tensor
-    forward: Tensor
+    call: Tensor
 
 
 @dataclass(frozen=True)

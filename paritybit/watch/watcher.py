@@ -362,7 +362,7 @@ class Watcher(Between):
         mine = now.owned[name]
         slots = mine[now.changed[name][mine]]
         ledger.forget(slots)
-        ledger.freed[slots] = 0
+        ledger.use(slots)
         ledger.forward[slots] = now.number
         ledger.checksum[slots] = ledger.before[slots]
 

@@ -50,6 +50,7 @@ class TokenAllocator:
         self.free_pages = torch.arange(1, size + 1)
         self.release_pages = torch.empty(0, dtype=torch.int64)
         self.is_not_in_free_group = True
+        self.free_group: list[Tensor] | None = []
 
 
 class PagedAllocator(TokenAllocator):
@@ -60,7 +61,7 @@ class PagedAllocator(TokenAllocator):
     def __init__(self, pages: int) -> None:
         self.free_pages = torch.arange(1, pages + 1)
         self.staged_pages: list[Tensor] = []
-        self.free_group: list[Tensor] | None = None
+        self.free_group = None
 
 
 class TritonAttnBackend:

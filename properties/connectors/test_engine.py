@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from paritybit.connectors.sglang import allocations as allocations_module
 from paritybit.connectors.sglang.engine import Engine
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
@@ -185,12 +186,35 @@ def test_pages_are_freed_whole(toy: Toy) -> None:
     allocations, allocator = toy.engine.allocations, parts.PagedAllocator(4)
     toy.prefill()
     toy.engine.allocations.follow([(allocator, "full")])
-    allocations.watcher.freed = lambda name, slots: told.append(slots.tolist())  # type: ignore[method-assign,union-attr]
+    allocations.watcher.freed = lambda name, slots, source: told.append(slots.tolist())  # type: ignore[method-assign,union-attr]
     allocations.free_in_pages(lambda *_: None, allocator, torch.tensor([8, 9, 13]))
     allocations.free_pages(lambda *_: None, allocator, torch.tensor([2]))
     allocator.free_group = []
     allocations.free_in_pages(lambda *_: None, allocator, torch.tensor([8]))
     assert told == [[8, 12], [8]]
+
+
+def test_what_is_collected_keeps_the_lines_that_freed_it(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[list[int], str | None]] = []
+    allocations, allocator = toy.engine.allocations, toy.allocator.full_attn_allocator
+    lines = iter(("cache.py:1", "cache.py:2", "cache.py:3"))
+    monkeypatch.setattr(allocations_module, "called_at", lambda files: next(lines))
+    toy.prefill()
+    allocations.watcher.freed = lambda name, slots, source: told.append((slots.tolist(), source))  # type: ignore[method-assign,union-attr]
+    allocator.is_not_in_free_group = False
+    for slots in ([21, 22], [23]):
+        allocations.free(lambda *_: None, allocator, torch.tensor(slots))
+        allocator.free_group.append(torch.tensor(slots))
+    allocator.is_not_in_free_group = True
+
+    def free_group_end() -> None:
+        allocations.free(lambda *_: None, allocator, torch.tensor([21, 22, 23]))
+
+    free_group_end()
+    allocations.free(lambda *_: None, allocator, torch.tensor([24, 25, 26]))
+    assert told == [([21, 22], "cache.py:1"), ([23], "cache.py:2"), ([24, 25, 26], "cache.py:3")]
 
 
 def test_the_engine_s_own_check_of_its_pools_is_heard(toy: Toy) -> None:

@@ -116,21 +116,24 @@ def test_changes_are_entered_in_their_order() -> None:
     ledger = Ledger(Group("full", (Layer("0", (torch.zeros(16, 1),)),), page_size=4), Names())
     changes = Changes(ledger)
     assert changes.enter() is None
-    changes.note(FREED, 3, torch.tensor([4, 5, 8]))  # Page 1 and page 2, by their first slots.
-    changes.note(ALLOCATED, 4, torch.tensor([6, 8]))
-    changes.note(FREED, 5, torch.tensor([8]))
-    changes.note(FILLED, 5, torch.tensor([9]))
-    changes.note(FREED, 6, torch.tensor([4, 4]))
+    changes.note(FREED, torch.tensor([4, 5, 8]), 3)  # Page 1 and page 2, by their first slots.
+    changes.note(ALLOCATED, torch.tensor([6, 8]))
+    changes.note(FREED, torch.tensor([8]), 5, "cache.py:7")
+    changes.note(FILLED, torch.tensor([9]))
+    changes.note(FREED, torch.tensor([4, 4]), 6)
     freeing = changes.enter()
     assert freeing is not None
-    assert ledger.freed.tolist() == [0] * 4 + [6] * 4 + [5, 0, 5, 5] + [0] * 4
+    assert ledger.freed.tolist() == [0] * 4 + [3] * 4 + [2, -2, 2, 2] + [0] * 4
     assert ledger.forward.tolist() == [0] * 9 + [-1] + [0] * 6
-    told = torch.stack([freeing.slots, freeing.forward, freeing.before]).T.tolist()
-    assert sorted(told)[:3] == [[4, 3, 0], [4, 6, 3], [4, 6, 6]]
-    changes.note(FREED, 7, torch.tensor([8, 12, 99, -4]))
+    told = torch.stack([freeing.slots, freeing.call, freeing.before]).T.tolist()
+    assert sorted(told)[:3] == [[4, 1, 0], [4, 3, 1], [4, 3, 3]]
+    assert ledger.freeing(8) == {"forward": 5, "source": "cache.py:7"}
+    assert ledger.freeing(9) is None
+    assert ledger.freeing(9, reused=True) == ledger.freeing(8)
+    changes.note(FREED, torch.tensor([8, 12, 99, -4]), 7)
     freeing = changes.enter()
     assert freeing is not None
-    assert freeing.before.tolist() == [5, 0, 5, 5, 0, 0, 0, 0]
+    assert freeing.before.tolist() == [2, -2, 2, 2, 0, 0, 0, 0]
 
 
 def test_a_journal_keeps_all_but_a_line_that_a_kill_cut(tmp_path: Path) -> None:

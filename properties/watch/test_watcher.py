@@ -169,7 +169,7 @@ def test_a_slot_is_freed_in_use_only_while_it_is_free(scene: Scene) -> None:
     scene.watcher.freed("full", torch.tensor([SLOTS[1]]))
     scene.forward("a", TOKENS[:7], 6, SLOTS)
     assert scene.checks() == ["freed in use"]
-    assert scene.lines("finding")[0]["freed"] == {"forward": 3}
+    assert scene.lines("finding")[0]["freed"] == {"forward": 3, "source": None}
     scene.watcher.freed("full", torch.tensor([20, 20]))
     assert scene.checks() == ["freed in use", "double free"]
 

@@ -4,6 +4,7 @@ Each method that `hooks` names wraps one kind of function of the engine: it gets
 then the arguments of the call.
 """
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.sglang.pools import NotRecognisedError, Pool
+from paritybit.connectors.sglang.sources import called_at, called_by
 from paritybit.watch.watcher import Watcher
 
 Original = Callable[..., Any]
@@ -24,6 +26,10 @@ class Allocations:
         self.names: dict[int, str] = {}
         self.pool: Pool | None = None
         self.allocators: dict[str, Any] = {}
+        self.files: set[str] = set()
+        """Source files of the allocators, and of the engine's hooks."""
+        self.collected: list[tuple[int, str | None]] = []
+        """How many locations the serving allocator has collected to free, and where, by call."""
 
     def follow(self, parts: Iterable[tuple[Any, str]]) -> None:
         """Note which pools or allocators belong to which groups."""
@@ -39,6 +45,7 @@ class Allocations:
             if owner is not None and hasattr(owner, "free_pages"):
                 self.allocators[name] = owner
         self.follow((owner, name) for name, owner in self.allocators.items())
+        self.files = files_of(allocator, *self.allocators.values())
         return len(self.allocators) == len(pool.groups)
 
     def free(
@@ -67,13 +74,32 @@ class Allocations:
         name = self.names.get(id(allocator))
         if self.watcher is None or name is None or not slots.numel():
             return
-        if hasattr(allocator, "is_not_in_free_group"):
-            collects = not allocator.is_not_in_free_group
-        else:
-            collects = allocator.free_group is not None
-        if grouped and collects:
+        if grouped and collects(allocator):
+            self.note_collected(allocator, slots)
             return
-        self.watcher.freed(name, slots)
+        parts = self.collected
+        whole = sum(count for count, _ in parts) == slots.numel()
+        if not (whole and called_by("free_group_end")):
+            parts = [(slots.numel(), called_at(self.files))]
+        for part, (_, source) in zip(
+            slots.split([count for count, _ in parts]), parts, strict=True
+        ):
+            self.watcher.freed(name, part, source)
+
+    def collect(
+        self, original: Original, allocator: Any, index: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Note locations that an allocator over others is to free."""
+        if self.watcher is not None and collects(allocator):
+            self.note_collected(allocator, index)
+        return original(allocator, index, *args, **kwargs)
+
+    def note_collected(self, allocator: Any, index: Tensor) -> None:
+        """Note where locations are freed that an allocator collects."""
+        if not allocator.free_group:
+            self.collected = []
+        if index.numel():
+            self.collected.append((index.numel(), called_at(self.files)))
 
     def allocate(self, original: Original, allocator: Any, *args: Any, **kwargs: Any) -> Any:
         """Note slots that an allocator hands out; of a page, all at once when it is new."""
@@ -140,6 +166,21 @@ class Allocations:
                 for name, allocator in self.allocators.items()
             }
         )
+
+
+def collects(allocator: Any) -> bool:
+    """Whether an allocator collects what it is to free."""
+    if hasattr(allocator, "is_not_in_free_group"):
+        return not allocator.is_not_in_free_group
+    return allocator.free_group is not None
+
+
+def files_of(*allocators: Any) -> set[str]:
+    """Return the source files of allocators' classes, and of the engine's hooks."""
+    modules = {cls.__module__ for allocator in allocators for cls in type(allocator).__mro__}
+    modules |= {"sglang.srt.plugins.hook_registry", __name__}
+    files = (getattr(sys.modules.get(module), "__file__", None) for module in modules)
+    return {file for file in files if file}
 
 
 def cached(cache: Any) -> Tensor:

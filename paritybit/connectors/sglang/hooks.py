@@ -60,6 +60,11 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "free_in_pages": tuple(
         f"{path}.PagedTokenToKVPoolAllocator.free" for path in MODULES_OF_ALLOCATORS
     ),
+    "collect": tuple(
+        f"{path}.SWATokenToKVPoolAllocator.{name}"
+        for path in (f"{CACHE}.swa_memory_pool", f"{CACHE}.allocator.swa")
+        for name in ("free_full", "free")
+    ),
     "allocate": tuple(
         f"{path}.{owner}.{name}"
         for path in MODULES_OF_ALLOCATORS
@@ -115,8 +120,8 @@ def install() -> None:
     found = {name: own(TARGETS[name]) for name in TARGETS}
     if found["free_pages"]:  # Both ways lead there, and it says exactly which pages.
         found["free_in_pages"] = []
-    if len(found["idle"]) > 1:
-        del found["idle"][1:]
+    for name in ("idle", "collect"):  # The others call the first one, or inherit from it.
+        del found[name][1:]
     for name, paths in found.items():
         for path in paths:
             owner = engine if hasattr(engine, name) else engine.allocations

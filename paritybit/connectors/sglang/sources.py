@@ -4,8 +4,9 @@ import ast
 import functools
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
+from types import FrameType
 
 NOT_AT_REPLAY = ("__init__", "create", "capture", "init_cuda_graph_state", "allocate")
 """Parts of the names of functions that run at capture only."""
@@ -26,10 +27,33 @@ def source_of(name: str, *owners: type) -> str | None:
     return None
 
 
+@functools.cache
 def shown(path: str) -> str:
     """Return a path from the engine's top-level package on."""
     parts = Path(path).parts
     return "/".join(parts[parts.index("sglang") :]) if "sglang" in parts else Path(path).name
+
+
+def called_at(files: Collection[str]) -> str | None:
+    """Return the line of the engine that led here, outside of some files; None without one."""
+    for frame in callers():
+        path = frame.f_code.co_filename
+        if path not in files and "/sglang/srt/" in path:
+            return f"{shown(path)}:{frame.f_lineno}"
+    return None
+
+
+def called_by(function: str) -> bool:
+    """Whether a function of this name led here."""
+    return any(frame.f_code.co_name == function for frame in callers())
+
+
+def callers() -> Iterator[FrameType]:
+    """Yield the frames that led here, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def raised_at(error: BaseException) -> str | None:

@@ -8,7 +8,7 @@ from paritybit.watch.observations import SHOWN, Check, Freeing, key_of
 
 def judge(freeing: Freeing) -> Iterable[Finding]:
     """Yield one finding for all slots that were free already."""
-    again = (freeing.before != 0).nonzero().flatten()
+    again = (freeing.before > 0).nonzero().flatten()
     if not len(again):
         return
     ledger, slots = freeing.ledger, freeing.slots[again]
@@ -17,12 +17,12 @@ def judge(freeing: Freeing) -> Iterable[Finding]:
         check=CHECK.name,
         text=f"slot {slot} ({group}) is freed twice",
         key=key_of(CHECK.name, group, None),
-        forward=int(freeing.forward[again[0]]) - 1,
+        forward=ledger.freeings[int(freeing.call[again[0]])]["forward"] - 1,
         group=group,
         slots=tuple(slots[:SHOWN].tolist()),
         count=len(slots),
         writer=ledger.writer(slot),
-        freed={"forward": int(freeing.before[again[0]])},
+        freed=ledger.freeings.get(int(freeing.before[again[0]])),
     )
 
 

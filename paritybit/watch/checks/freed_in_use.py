@@ -8,7 +8,7 @@ from paritybit.watch.observations import Check, Reads
 
 def judge(reads: Reads) -> Iterable[Finding]:
     """Yield a finding per row."""
-    wrong = ~reads.missing & (reads.freed != 0)
+    wrong = ~reads.missing & (reads.freed > 0)
     yield from reads.findings(CHECK.name, wrong, "it was freed while the request needed it")
 
 

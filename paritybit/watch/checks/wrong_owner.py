@@ -9,7 +9,9 @@ from paritybit.watch.observations import Check, Reads
 def judge(reads: Reads) -> Iterable[Finding]:
     """Yield a finding per row."""
     wrong = reads.judged & (reads.held != reads.expected)
-    yield from reads.findings(CHECK.name, wrong, "it was last written for other tokens")
+    yield from reads.findings(
+        CHECK.name, wrong, "it was last written for other tokens", reused=True
+    )
 
 
 CHECK = Check(
