@@ -112,8 +112,9 @@ class Watcher(Between):
             self.settle()
             for ledger in self.ledgers.values():
                 ledger.forget_all()
-        for name in () if owned is None else owned:
-            self.note(name, FILLED, owned[name])
+        else:
+            for name, slots in owned.items():
+                self.note(name, FILLED, slots)
         self.loading.clear()
         self.journal.count(skipped_forwards=1)
 

@@ -229,7 +229,7 @@ def test_the_engine_s_own_check_of_its_pools_is_heard(toy: Toy) -> None:
 
 @pytest.mark.parametrize(("index", "found"), [(10_000, {"engine error"}), ("a", set())])
 def test_an_access_out_of_bounds_is_told_from_other_errors(
-    toy: Toy, index: object, found: set[str]
+    toy: Toy, index: Any, found: set[str]
 ) -> None:
     def failing() -> None:
         toy.pool.full_kv_pool.k_buffer[0][index]

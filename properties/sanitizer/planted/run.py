@@ -75,12 +75,13 @@ class Trials:
         with self.lock:
             usual = known.get(control.name)
             if usual is None:
-                usual = self.outcome(control, leg, ())
+                usual = self.outcome(control, leg, (), "--keep-going")
                 known[control.name] = usual
                 yield usual
-        yield self.outcome(fault, leg, usual.keys)
+        # A run that ends with its first finding would end with one of the release's own.
+        yield self.outcome(fault, leg, usual.keys, *(["--keep-going"] if usual.keys else []))
 
-    def outcome(self, fault: Fault, leg: str, control: Sequence[str]) -> Outcome:
+    def outcome(self, fault: Fault, leg: str, control: Sequence[str], *words: str) -> Outcome:
         """Plant a fault, watch the engine, and return what was said."""
         if self.stopping:
             raise KeyboardInterrupt
@@ -91,15 +92,15 @@ class Trials:
         except ValueError as error:
             return Outcome(fault.name, fault.release, leg, Status.UNFIT, 0.0, note=str(error))
         begun = time.monotonic()
-        watched = self.watch(fault, engine, leg)
+        watched = self.watch(fault, engine, leg, words)
         return judge(fault, watched, leg, time.monotonic() - begun, control)
 
-    def watch(self, fault: Fault, engine: Path, leg: str) -> dict[str, Any]:
+    def watch(self, fault: Fault, engine: Path, leg: str, words: Sequence[str]) -> dict[str, Any]:
         """Return the record of `paritybit watch` for an engine's folder."""
         out = self.out / fault.name.replace(": ", "-").replace(" ", "-").replace(",", "")
         command = [
             *(sys.executable, "-m", "paritybit", "watch", "--engine", str(engine)),
-            *("--device", "cpu", "--out", str(out), "--settings", leg, *self.words),
+            *("--device", "cpu", "--out", str(out), "--settings", leg, *self.words, *words),
         ]
         log = out.with_name(f"{out.name}.log")
         log.parent.mkdir(parents=True, exist_ok=True)
