@@ -21,7 +21,8 @@ class Planned:
 
     `arrives` and `aborted` count polls since its wave began. With `follows`, the prompt is the
     whole conversation of that request of the wave, then `prompt`; it arrives `arrives` polls
-    after that one ended.
+    after that one ended. No name of a request that is aborted begins another name: an engine aborts
+    every request whose name begins alike.
     """
 
     name: str
@@ -96,7 +97,7 @@ def _churn(chance: random.Random, limits: Limits, prefix: str) -> Wave:
         prompt = _tokens(chance, limits, _length(chance, limits))
         planned.append(
             Planned(
-                f"{prefix}{index}",
+                f"{prefix}{index:03}",
                 prompt,
                 tokens,
                 arrival,
@@ -110,11 +111,11 @@ def _churn(chance: random.Random, limits: Limits, prefix: str) -> Wave:
 def _sharing(chance: random.Random, limits: Limits, prefix: str) -> Wave:
     """Make requests that share a part of a prompt, and come back with a second turn."""
     common = _tokens(chance, limits, limits.chunk + 2 * limits.window)
-    planned = [Planned(f"{prefix}0", common, 4)]
+    planned = [Planned(f"{prefix}000", common, 4)]
     for index in range(1, chance.randint(limits.rows, 3 * limits.rows)):
         shared = min(len(common), chance.choice((_length(chance, limits), len(common))))
         own = _tokens(chance, limits, chance.randint(1, limits.window))
-        name = f"{prefix}{index}"
+        name = f"{prefix}{index:03}"
         arrival = chance.randint(0, 12) + (4 if index > limits.rows else 0)
         planned.append(
             Planned(name, common[:shared] + own, chance.randint(2, 2 * limits.window), arrival)
@@ -136,12 +137,12 @@ def _turnover(chance: random.Random, limits: Limits, prefix: str) -> Wave:
     for index in range(3):
         own = _tokens(chance, limits, chance.randint(1, limits.window - 1))
         prompt = common[: chance.choice((limits.chunk, len(common)))] + own
-        planned.append(Planned(f"{prefix}{index}", prompt, 3 * limits.window, 2 * index))
+        planned.append(Planned(f"{prefix}{index:03}", prompt, 3 * limits.window, 2 * index))
     for index in range(3, 6 * limits.rows):
         shared = chance.choice((0, 0, 0, limits.window, limits.chunk))
         length = chance.randint(limits.window, limits.chunk)
         prompt = common[:shared] + _tokens(chance, limits, length)
-        planned.append(Planned(f"{prefix}{index}", prompt, chance.randint(1, 3), index // 2))
+        planned.append(Planned(f"{prefix}{index:03}", prompt, chance.randint(1, 3), index // 2))
     return Wave(tuple(planned))
 
 
@@ -159,7 +160,7 @@ def _pressure(chance: random.Random, limits: Limits, prefix: str) -> Wave:
         aborted = chance.randint(1, 80) if chance.random() < 0.15 else None
         shared = chance.choice((0, length // 2, length - 1))
         prompt = common[:shared] + _tokens(chance, limits, length - shared)
-        planned.append(Planned(f"{prefix}{index}", prompt, max(1, tokens), index // 4, aborted))
+        planned.append(Planned(f"{prefix}{index:03}", prompt, max(1, tokens), index // 4, aborted))
         asked += length + tokens
         index += 1
     return Wave(tuple(planned), flush=chance.random() < 0.5)
@@ -174,13 +175,13 @@ def _long(chance: random.Random, limits: Limits, prefix: str) -> Wave:
     planned = []
     for index, lengths in enumerate((LONG[2:], LONG[:2])):
         length = min(chance.choice(lengths), most)
-        name = f"{prefix}{index}"
+        name = f"{prefix}{index:03}"
         planned.append(Planned(name, _tokens(chance, limits, length), limits.window, index))
         more = _tokens(chance, limits, chance.randint(1, limits.window))
         planned.append(Planned(f"{name}+", more, limits.window, chance.randint(0, 4), follows=name))
     for index in range(2, limits.rows):
         prompt = _tokens(chance, limits, _length(chance, limits))
-        planned.append(Planned(f"{prefix}{index}", prompt, chance.randint(2, 12), 2 * index))
+        planned.append(Planned(f"{prefix}{index:03}", prompt, chance.randint(2, 12), 2 * index))
     return Wave(tuple(planned), flush=chance.random() < 0.3)
 
 

@@ -16,10 +16,6 @@ from paritybit.drive.player import Orders, PlayedError, Player
 from paritybit.drive.requests import waves
 from paritybit.drive.settings import Served, options_of
 
-END_OF_NAME = ";"
-"""Ends each request's identity: an engine aborts every request whose identity begins alike."""
-
-
 NOTHING = ("input_embeds", "mm_inputs", "token_ids_logprob", "token_type_ids")
 """What a request of ours lacks, and a release may want to be told so."""
 
@@ -115,7 +111,7 @@ class Engine:
             how = sampling.SamplingParams(max_new_tokens=tokens, temperature=heat)
             how.normalize(None)
             return structures.TokenizedGenerateReqInput(
-                rid=name + END_OF_NAME,
+                rid=name,
                 input_text="",
                 input_ids=_like_ids(structures, prompt),
                 sampling_params=how,
@@ -128,7 +124,7 @@ class Engine:
 
         return Orders(
             arrive,
-            lambda name: structures.AbortReq(rid=name + END_OF_NAME),
+            lambda name: structures.AbortReq(rid=name),
             structures.FlushCacheReqInput,
         )
 
@@ -136,14 +132,14 @@ class Engine:
         """Tell the player which requests an output of the scheduler ends."""
         assert self.player is not None
         if type(output).__name__ == "AbortReq":
-            self.player.ended(output.rid.rstrip(END_OF_NAME), self._made.pop(output.rid, []))
+            self.player.ended(output.rid, self._made.pop(output.rid, []))
         elif hasattr(output, "finished_reasons"):
             for index, request in enumerate(output.rids):
                 made = self._made.setdefault(request, [])
                 if output.output_ids is not None:
                     made.extend(int(token) for token in output.output_ids[index])
                 if output.finished_reasons[index] is not None:
-                    self.player.ended(request.rstrip(END_OF_NAME), self._made.pop(request))
+                    self.player.ended(request, self._made.pop(request))
 
 
 def _like_ids(structures: Any, prompt: list[int]) -> Any:
