@@ -16,6 +16,7 @@ from paritybit.watch.facts import Group, Layer
 from paritybit.watch.ledger import Ledger, Names
 from paritybit.watch.replays import differences
 from properties.support.interpreting import run_interpreted
+from properties.watch.checksums_agree import compare
 
 
 def checksums(*tensors: torch.Tensor) -> Checksums:
@@ -72,8 +73,12 @@ def test_a_checksum_reads_tensors_whose_slots_are_not_contiguous() -> None:
     assert torch.equal(strided.of(torch.tensor([7, 2])), plain.all()[[7, 2]])
 
 
-def test_the_kernel_takes_the_same_checksums() -> None:
-    done = run_interpreted("properties.watch.interpreted")
+def test_the_kernel_takes_the_same_checksums(device: str) -> None:
+    """Compiled where CUDA is, else interpreted."""
+    if device == "cuda":
+        compare(device)
+        return
+    done = run_interpreted("properties.watch.checksums_agree")
     assert done.returncode == 0, done.stderr
 
 
