@@ -238,7 +238,7 @@ def legs_of(
     """
     legs = plan(device, seconds)
     for name in names:
-        known("leg", name, [leg.name for leg in legs])
+        known("setting", name, [leg.name for leg in legs])
     chosen = [leg for leg in legs if not names or leg.name in names]
     if page_size is not None:
         chosen = [leg for leg in chosen if page_size_of(leg) == page_size]
