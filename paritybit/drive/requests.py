@@ -143,7 +143,7 @@ def _turnover(chance: random.Random, limits: Limits, prefix: str) -> Wave:
         length = chance.randint(limits.window, limits.chunk)
         prompt = common[:shared] + _tokens(chance, limits, length)
         planned.append(Planned(f"{prefix}{index:03}", prompt, chance.randint(1, 3), index // 2))
-    return Wave(tuple(planned))
+    return Wave(tuple(planned), flush=True)
 
 
 def _pressure(chance: random.Random, limits: Limits, prefix: str) -> Wave:
