@@ -218,13 +218,30 @@ def test_what_is_collected_keeps_the_lines_that_freed_it(
 
 
 def test_the_engine_s_own_check_of_its_pools_is_heard(toy: Toy) -> None:
-    def leaking(scheduler: object) -> None:
+    def on_idle() -> None:
         raise ValueError("pool memory leak detected!\n[swa] total=3")
 
     toy.prefill()
     with pytest.raises(ValueError, match="pool memory leak"):
-        toy.engine.idle(leaking, SimpleNamespace(is_fully_idle=lambda: False))
+        toy.engine.loop(lambda scheduler: on_idle(), None)
     assert toy.found == {"engine error"}
+
+
+def test_an_assertion_of_the_engine_s_caches_is_told_from_others(toy: Toy) -> None:
+    def failing(file: str) -> Callable[[object], None]:
+        def loop(scheduler: object) -> None:
+            exec(compile("assert False, 'a lock'", file, "exec"))
+
+        return loop
+
+    toy.prefill()
+    for file, found in (
+        ("/engine/sglang/srt/layers/linear.py", set[str]()),
+        ("/engine/sglang/srt/mem_cache/swa_radix_cache.py", {"engine error"}),
+    ):
+        with pytest.raises(AssertionError):
+            toy.engine.loop(failing(file), None)
+        assert toy.found == found
 
 
 @pytest.mark.parametrize(("index", "found"), [(10_000, {"engine error"}), ("a", set())])
@@ -236,7 +253,7 @@ def test_an_access_out_of_bounds_is_told_from_other_errors(
 
     toy.fault = failing
     with pytest.raises((IndexError, TypeError)):
-        toy.prefill()
+        toy.engine.loop(lambda scheduler: toy.prefill(), None)
     assert toy.found == found
 
 

@@ -18,11 +18,14 @@ from paritybit.connectors.sglang import graphs, lists, rows
 from paritybit.connectors.sglang.allocations import Allocations, Original
 from paritybit.connectors.sglang.models import Model, Models
 from paritybit.connectors.sglang.pools import NotRecognisedError
-from paritybit.connectors.sglang.sources import raised_at
+from paritybit.connectors.sglang.sources import raised_at, raised_in
 from paritybit.watch.facts import Forward, Replay, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import Watcher
+
+OWN_CHECKS = ("sglang/srt/mem_cache/",)
+"""Where the engine asserts what must hold of its pools and of its prefix cache."""
 
 OUT_OF_BOUNDS = ("out of bounds", "illegal memory access", "device-side assert")
 """What an error says, in lower case, of memory that is accessed out of bounds."""
@@ -83,6 +86,15 @@ class Engine:
         self.allocations.watcher = watcher
         watcher.listen("sglang")
         return watcher
+
+    def loop(self, original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        """Judge the error that ends the loop of the scheduler, if one does."""
+        try:
+            return original(scheduler, *args, **kwargs)
+        except Exception as error:
+            if self.watcher is not None and (what := meaning(error)) is not None:
+                self.watcher.raised(error, what, raised_at(error))
+            raise
 
     # Batches and forwards.
 
@@ -156,11 +168,8 @@ class Engine:
             else:
                 with self.running(now, graph_runner):
                     result = run()
-        except BaseException as error:
+        except BaseException:
             watcher.abandon()
-            if any(words in str(error).lower() for words in OUT_OF_BOUNDS):
-                what = "a forward pass accesses memory out of bounds"
-                watcher.raised(error, what, raised_at(error), forward.kind)
             raise
         finally:
             self.now = None
@@ -331,10 +340,13 @@ class Engine:
                 self.allocations.idle(scheduler.tree_cache)
             except NotRecognisedError as error:
                 self.journal.undecided(f"{error} are not watched")
-        try:
-            return original(scheduler, *args, **kwargs)
-        except (AssertionError, ValueError) as error:  # It checks its pools when it is idle.
-            if self.watcher is not None:
-                what = "the engine's own check of its pools fails"
-                self.watcher.raised(error, what, raised_at(error))
-            raise
+        return original(scheduler, *args, **kwargs)
+
+
+def meaning(error: Exception) -> str | None:
+    """Return what an error that ended an engine means, or None if it need not be about KV."""
+    if any(words in str(error).lower() for words in OUT_OF_BOUNDS):
+        return "a forward pass accesses memory out of bounds"
+    asserts = isinstance(error, AssertionError) and (raised_at(error) or "").startswith(OWN_CHECKS)
+    idle = isinstance(error, ValueError) and raised_in(error, "on_idle")
+    return "the engine's own check of its slots fails" if asserts or idle else None

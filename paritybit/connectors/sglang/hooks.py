@@ -44,6 +44,7 @@ POOLS = ("MHATokenToKVPool", "MLATokenToKVPool")
 
 TARGETS: dict[str, tuple[str, ...]] = {
     "model_runner": (f"{EXECUTOR}.model_runner.ModelRunner.__init__",),
+    "loop": ("sglang.srt.managers.scheduler.Scheduler.run_event_loop",),
     "batch": ("sglang.srt.managers.scheduler.Scheduler.run_batch",),
     "idle": (
         "sglang.srt.managers.scheduler.Scheduler.on_idle",

@@ -65,6 +65,12 @@ def raised_at(error: BaseException) -> str | None:
     return next((line for line in reversed(lines) if line.startswith("sglang/srt/")), None)
 
 
+def raised_in(error: BaseException, function: str) -> bool:
+    """Whether an error came through a function of this name."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code.co_name == function for frame, _ in frames)
+
+
 @functools.cache
 def fills(path: str, cls: str | None = None) -> dict[str, int]:
     """Return, by the name of a buffer, the first line of a file or class that copies into it.

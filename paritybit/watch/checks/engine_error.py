@@ -24,7 +24,7 @@ def judge(error: EngineError) -> Iterable[Finding]:
 CHECK = Check(
     "engine error",
     "error",
-    "no forward pass accesses memory out of bounds, and the engine's own check of its pools passes",
+    "no forward pass accesses memory out of bounds, and the engine's own checks of slots pass",
     "none",
     judge,
 )
