@@ -109,14 +109,19 @@ def _churn(chance: random.Random, limits: Limits, prefix: str) -> Wave:
 
 
 def _sharing(chance: random.Random, limits: Limits, prefix: str) -> Wave:
-    """Make requests that share a part of a prompt, and come back with a second turn."""
-    common = _tokens(chance, limits, limits.chunk + 2 * limits.window)
+    """Make requests that share a part of a prompt, and come back with a second turn.
+
+    The first two arrive at once and share several chunks: both compute the last one.
+    """
+    common = _tokens(chance, limits, 2 * limits.chunk + limits.window)
     planned = [Planned(f"{prefix}000", common, 4)]
     for index in range(1, chance.randint(limits.rows, 3 * limits.rows)):
         shared = min(len(common), chance.choice((_length(chance, limits), len(common))))
         own = _tokens(chance, limits, chance.randint(1, limits.window))
         name = f"{prefix}{index:03}"
         arrival = chance.randint(0, 12) + (4 if index > limits.rows else 0)
+        if index == 1:
+            shared, own, arrival = len(common), _tokens(chance, limits, limits.chunk), 0
         planned.append(
             Planned(name, common[:shared] + own, chance.randint(2, 2 * limits.window), arrival)
         )
