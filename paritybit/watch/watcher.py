@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from paritybit.watch import reading
-from paritybit.watch.between import Between
+from paritybit.watch.between import FILLED, Between
 from paritybit.watch.boundary import guarded
-from paritybit.watch.changes import FILLED
 from paritybit.watch.facts import Forward, Group, IndexList, Replay, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Story

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from paritybit.watch import attach, bench, journal, settings
+from paritybit.watch.between import ALLOCATED, FILLED, FREED, Changes
 from paritybit.watch.bits import Checksums
 from paritybit.watch.chains import MOST_ALIASES, Chains
-from paritybit.watch.changes import ALLOCATED, FILLED, FREED, Changes
 from paritybit.watch.facts import Group, Layer
 from paritybit.watch.ledger import Ledger, Names
 from paritybit.watch.replays import differences

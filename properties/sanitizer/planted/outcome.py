@@ -130,7 +130,7 @@ def table(outcomes: Sequence[Outcome], faults: Sequence[Fault]) -> str:
         "# Faults planted in sglang, and what the sanitizer says",
         "",
         f"{len(found)} of {len(tried)} planted faults are found"
-        + (f" ({100 * len(found) / len(tried):.0f} %)." if tried else "."),
+        + (f" ({100 * len(found) / len(tried):.1f} %)." if tried else "."),
         "Made by `python -m properties.sanitizer.planted.run`, which plants one fault at a time"
         " in a copy of the engine's folder and runs `paritybit watch --engine` on it, on a CPU.",
         "A finding that the control run of the same leg has too does not count.",
