@@ -195,10 +195,12 @@ class Between(Boundary):
         self.loading.setdefault(group, []).append(slots)
 
     def note(self, group: str, what: str, slots: Tensor, source: str | None = None) -> None:
-        """Note a change of slots. Where forwards are sampled, it is entered with later ones."""
-        changes = self.changes[group]
-        changes.note(what, slots, self.number + 1, source)
-        if self.settings.every == 1 or len(changes.noted) >= MOST_NOTED:
+        """Note a change of slots. Where forwards are sampled, it is entered with later ones.
+
+        They are then entered where a forward runs: its stream waits for what was noted elsewhere.
+        """
+        self.changes[group].note(what, slots, self.number + 1, source)
+        if self.settings.every == 1:
             self.settle()
 
     def settle(self) -> None:

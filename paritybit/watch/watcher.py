@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from paritybit.watch import reading
-from paritybit.watch.between import FILLED, Between
+from paritybit.watch.between import FILLED, MOST_NOTED, Between
 from paritybit.watch.boundary import guarded
 from paritybit.watch.facts import Forward, Group, IndexList, Replay, StaticInput
 from paritybit.watch.journal import Journal
@@ -114,6 +114,8 @@ class Watcher(Between):
         else:
             for name, slots in owned.items():
                 self.note(name, FILLED, slots)
+            if any(len(changes.noted) >= MOST_NOTED for changes in self.changes.values()):
+                self.settle()
         self.loading.clear()
         self.journal.count(skipped_forwards=1)
 
