@@ -228,19 +228,23 @@ def test_the_engine_s_own_check_of_its_pools_is_heard(toy: Toy) -> None:
 
 
 def test_an_assertion_of_the_engine_s_caches_is_told_from_others(toy: Toy) -> None:
-    def failing(file: str) -> Callable[[object], None]:
+    def failing(outer: str, inner: str) -> Callable[[object], None]:
+        code = compile("assert False, 'a lock'", inner, "exec")
+
         def loop(scheduler: object) -> None:
-            exec(compile("assert False, 'a lock'", file, "exec"))
+            exec(compile("exec(code)", outer, "exec"), {"code": code})
 
         return loop
 
     toy.prefill()
-    for file, found in (
-        ("/engine/sglang/srt/layers/linear.py", set[str]()),
-        ("/engine/sglang/srt/mem_cache/swa_radix_cache.py", {"engine error"}),
+    cache, other = "/engine/sglang/srt/mem_cache/radix_cache.py", "/engine/torch/cuda.py"
+    for outer, inner, found in (
+        (cache, "/engine/sglang/srt/layers/linear.py", set[str]()),
+        (cache, other, set()),
+        (other, cache, {"engine error"}),
     ):
         with pytest.raises(AssertionError):
-            toy.engine.loop(failing(file), None)
+            toy.engine.loop(failing(outer, inner), None)
         assert toy.found == found
 
 

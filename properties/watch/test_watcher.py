@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from paritybit.watch import watcher as watcher_module
 from paritybit.watch.facts import Forward, IndexList, Replay, StaticInput
 from paritybit.watch.watcher import Watcher
 from properties.support.watching import Scene, row
@@ -204,6 +205,17 @@ def test_sampling_follows_the_writes_of_skipped_forwards(tmp_path: Path) -> None
     scene.watcher.skipped(None)
     scene.forward("a", [*TOKENS, 13], 8, [*SLOTS, 11])
     assert len(scene.checks()) == 2
+    scene.close()
+
+
+def test_sampling_enters_what_was_noted_before_it_is_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher_module, "MOST_NOTED", 3)
+    scene = Scene(tmp_path, every=100)
+    for number in range(3):
+        scene.watcher.skipped({"full": torch.tensor([SLOTS[number]])})
+        assert len(scene.watcher.changes["full"].noted) == (number + 1) % 3
     scene.close()
 
 

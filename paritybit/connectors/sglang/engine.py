@@ -18,13 +18,13 @@ from paritybit.connectors.sglang import graphs, lists, rows
 from paritybit.connectors.sglang.allocations import Allocations, Original
 from paritybit.connectors.sglang.models import Model, Models
 from paritybit.connectors.sglang.pools import NotRecognisedError
-from paritybit.connectors.sglang.sources import raised_at, raised_in
+from paritybit.connectors.sglang.sources import lines_of, raised_at, raised_in
 from paritybit.watch.facts import Forward, Replay, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import Watcher
 
-OWN_CHECKS = ("sglang/srt/mem_cache/",)
+OWN_CHECKS = "sglang/srt/mem_cache/"
 """Where the engine asserts what must hold of its pools and of its prefix cache."""
 
 OUT_OF_BOUNDS = ("out of bounds", "illegal memory access", "device-side assert")
@@ -347,6 +347,6 @@ def meaning(error: Exception) -> str | None:
     """Return what an error that ended an engine means, or None if it need not be about KV."""
     if any(words in str(error).lower() for words in OUT_OF_BOUNDS):
         return "a forward pass accesses memory out of bounds"
-    asserts = isinstance(error, AssertionError) and (raised_at(error) or "").startswith(OWN_CHECKS)
+    asserts = isinstance(error, AssertionError) and lines_of(error)[-1].startswith(OWN_CHECKS)
     idle = isinstance(error, ValueError) and raised_in(error, "on_idle")
     return "the engine's own check of its slots fails" if asserts or idle else None

@@ -58,11 +58,14 @@ def callers() -> Iterator[FrameType]:
 
 def raised_at(error: BaseException) -> str | None:
     """Return the line of the engine that raised an error, or None if none of its lines did."""
-    lines = [
-        f"{shown(frame.f_code.co_filename)}:{line}"
-        for frame, line in traceback.walk_tb(error.__traceback__)
-    ]
-    return next((line for line in reversed(lines) if line.startswith("sglang/srt/")), None)
+    lines = reversed(lines_of(error))
+    return next((line for line in lines if line.startswith("sglang/srt/")), None)
+
+
+def lines_of(error: BaseException) -> list[str]:
+    """Return the lines that an error came through; the last one raised it."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return [f"{shown(frame.f_code.co_filename)}:{line}" for frame, line in frames]
 
 
 def raised_in(error: BaseException, function: str) -> bool:

@@ -14,10 +14,6 @@ REASONS = Path(__file__).with_name("missed.toml")
 """Why faults are missed, by name."""
 
 
-FIRST = "driven and watched before the launcher existed"
-"""The note of an outcome that a script without `paritybit watch` gave."""
-
-
 class Status(StrEnum):
     """What the sanitizer said of a fault."""
 
@@ -196,7 +192,7 @@ def fault_line(fault: Fault, outcome: Outcome) -> str:
         outcome.status,
         outcome.check or "",
         "" if outcome.forward is None else str(outcome.forward),
-        f"{outcome.seconds:.0f}" + (" first" if outcome.note == FIRST else ""),
+        f"{outcome.seconds:.0f}",
         fault.why + (f" ({fault.thread})" if fault.thread else ""),
     )
     return f"| {' | '.join(map(cell, shown))} |"
