@@ -19,6 +19,9 @@ PINS = Path(__file__).parent / "pins"
 REAL_DRAFTS = "SGLANG_SIMULATE_ACC_TOKEN_MODE"
 """The variable by which an engine that is to accept drafts accepts the draft's own tokens."""
 
+SLIDING_DRAFTS = "sglang/srt/layers/attention/triton_backend.py", "window_rail"
+"""A file of the engine, and a name in it where drafts may have sliding windows."""
+
 TRANSFORMERS = re.compile(r"transformers\s*==\s*([0-9.]+)")
 
 
@@ -84,6 +87,8 @@ def command(
         *("--seconds", f"{leg.seconds:g}"),
         *leg.arguments,
     ]
+    if "standalone" in leg.arguments and says(environment.source, *SLIDING_DRAFTS):
+        words.append("--sliding-draft")
     chain = "eagle" in leg.arguments and "--topk" not in leg.arguments
     drafts = acceptance(environment.source) if chain else {}
     return words, {**drafts, **variables(environment, device, os.environ)}
@@ -95,14 +100,19 @@ def acceptance(source: Path) -> dict[str, str]:
     The accepted tokens are the draft's own, so that KV holds what the request says. A release
     that accepts other tokens in their place is left as it is, as is a tree of drafts.
     """
-    known = source / "sglang/srt/environ.py"
-    if not known.is_file() or REAL_DRAFTS not in known.read_text(encoding="utf-8"):
+    if not says(source, "sglang/srt/environ.py", REAL_DRAFTS):
         return {}
     return {
         "SGLANG_SIMULATE_ACC_LEN": "2.5",
         "SGLANG_SIMULATE_ACC_METHOD": "multinomial",
         REAL_DRAFTS: "real-draft-token",
     }
+
+
+def says(source: Path, file: str, words: str) -> bool:
+    """Whether a file of an engine's source has these words."""
+    path = source / file
+    return path.is_file() and words in path.read_text(encoding="utf-8")
 
 
 def variables(

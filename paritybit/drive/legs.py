@@ -27,6 +27,10 @@ LEGS = (
     Leg("EAGLE topk 1", ("--model", "gpt_oss", "--speculative", "eagle", "--page-size", "16")),
     Leg("EAGLE topk 2", ("--model", "gpt_oss", "--speculative", "eagle", "--topk", "2")),
     Leg("EAGLE overlap", ("--model", "gpt_oss", "--speculative", "eagle", "--overlap")),
+    Leg(
+        "draft model",
+        ("--model", "gpt_oss", "--speculative", "standalone", "--topk", "2", "--overlap"),
+    ),
     Leg("breakable prefill graphs", ("--graphs", "breakable")),
 )
 """What is tried on any device, in this order, with parts of the time."""

@@ -25,6 +25,9 @@ ROWS, CHUNK, CONTEXT, POOL = 8, 64, 1536, 1536
 GRAPHS = ("none", "decode", "piecewise", "breakable", "full")
 """What is captured. The last three name how prefills are captured, besides decoding."""
 
+SPECULATION = ("eagle", "standalone")
+"""Who drafts: a layer that reads what the target computed, or a second model like the target."""
+
 
 class LackingError(ValueError):
     """A setting that a release, or a model, does not have."""
@@ -42,6 +45,7 @@ class Served:
     overlap: bool = False
     speculative: str | None = None
     topk: int = 1
+    sliding_draft: bool = False
     backend: str = "triton"
     graphs: str = "decode"
 
@@ -123,10 +127,15 @@ class Served:
             return ()
         if self.model.draft is None:
             raise LackingError(f"{self.model.name} has no draft model here")
+        draft = self.model.write_draft(folder)
+        if self.speculative == "standalone":
+            if not self.sliding_draft:
+                raise LackingError("this release has no draft models with sliding windows")
+            draft = self.model.write(folder / "draft")
         steps, tokens = 3, 4 if self.topk == 1 else 6
         return (
             *("--speculative-algorithm", self.speculative.upper()),
-            *("--speculative-draft-model-path", str(self.model.write_draft(folder))),
+            *("--speculative-draft-model-path", str(draft)),
             *("--speculative-num-steps", str(steps)),
             *("--speculative-eagle-topk", str(self.topk)),
             *("--speculative-num-draft-tokens", str(tokens)),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from paritybit.drive.legs import LACKING
 from paritybit.drive.models import MODELS
-from paritybit.drive.settings import GRAPHS, LackingError, Served
+from paritybit.drive.settings import GRAPHS, SPECULATION, LackingError, Served
 from paritybit.watch import journal
 
 
@@ -27,7 +27,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--page-size", type=int, default=1)
     made.add_argument("--no-prefix-cache", action="store_true")
     made.add_argument("--overlap", action="store_true")
-    made.add_argument("--speculative", choices=("eagle",))
+    made.add_argument("--speculative", choices=SPECULATION)
+    made.add_argument("--sliding-draft", action="store_true")
     made.add_argument("--topk", type=int, default=1)
     made.add_argument("--backend", default="triton")
     made.add_argument("--graphs", choices=GRAPHS, default="decode")
@@ -46,6 +47,7 @@ def main(words: Sequence[str] | None = None) -> int:
         overlap=asked.overlap,
         speculative=asked.speculative,
         topk=asked.topk,
+        sliding_draft=asked.sliding_draft,
         backend=asked.backend,
         graphs=asked.graphs,
     )

@@ -77,9 +77,10 @@ class IndexList:
 
     Row r has `counts[r]` entries from `offsets[r]` on in the flat tensor `entries`; for a table
     of [rows, width] the offset is r * width. `page` > 1 means that an entry is a page number, and
-    that a row lists one entry per page. `covers` says which positions a row lists: "cached" those
-    before this forward, "all" those that it computes too. `exact` means that the kernel reads each
-    entry: entries before the window are then wrong. Otherwise the kernel masks the window itself.
+    that a row lists one entry per page. A row lists its cached positions, and the first `computed`
+    of those that it computes; None means all. The list of a draft's step takes the positions of
+    the `step` steps before it for cached ones. `exact` means that the kernel reads each entry:
+    entries before the window are then wrong. Otherwise the kernel masks the window itself.
     `window` overrides the group's window for this list: some kernels read fewer positions.
     The rows from `len(forward.rows)` on are padding.
     """
@@ -89,7 +90,8 @@ class IndexList:
     entries: torch.Tensor
     offsets: torch.Tensor
     counts: torch.Tensor
-    covers: str = "all"
+    computed: int | None = None
+    step: int = 0
     exact: bool = True
     page: int = 1
     source: str | None = None

@@ -248,17 +248,23 @@ def test_an_assertion_of_the_engine_s_caches_is_told_from_others(toy: Toy) -> No
         assert toy.found == found
 
 
-@pytest.mark.parametrize(("index", "found"), [(10_000, {"engine error"}), ("a", set())])
+@pytest.mark.parametrize(("index", "within"), [(10_000, True), (10_000, False), ("a", True)])
 def test_an_access_out_of_bounds_is_told_from_other_errors(
-    toy: Toy, index: Any, found: set[str]
+    toy: Toy, index: Any, within: bool
 ) -> None:
+    """An index of data that no batch reads says nothing of KV."""
+
     def failing() -> None:
         toy.pool.full_kv_pool.k_buffer[0][index]
 
-    toy.fault = failing
+    def run_batch(scheduler: object) -> None:
+        toy.fault = failing
+        toy.prefill()
+
+    toy.prefill()
     with pytest.raises((IndexError, TypeError)):
-        toy.engine.loop(lambda scheduler: toy.prefill(), None)
-    assert toy.found == found
+        toy.engine.loop(run_batch if within else lambda scheduler: failing(), None)
+    assert toy.found == ({"engine error"} if within and index == 10_000 else set())
 
 
 def test_what_is_only_collected_is_not_freed_yet(toy: Toy) -> None:

@@ -1,6 +1,8 @@
 """What a whole engine imports, and how its process is started."""
 
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from paritybit.harness.errors import CannotRunError, MalformedError
 from paritybit.drive import environment
 from paritybit.drive.legs import LEGS, plan
 from paritybit.drive.models import GEMMA4, GPT_OSS, MODELS
-from paritybit.drive.settings import GRAPHS, Served
+from paritybit.drive.settings import GRAPHS, LackingError, Served
 from paritybit.drive.sglang import parser
 
 OLD = frozenset(
@@ -115,6 +117,15 @@ def test_speculation_needs_a_draft_model(tmp_path: Path) -> None:
     assert words[words.index("--speculative-eagle-topk") + 1] == "2"
     with pytest.raises(ValueError, match="no draft model"):
         Served(GEMMA4, speculative="eagle").words(NEW, tmp_path)
+
+
+def test_a_draft_model_slides_as_its_target_where_a_release_has_such(tmp_path: Path) -> None:
+    served = Served(GPT_OSS, speculative="standalone", topk=2, sliding_draft=True)
+    words = served.words(NEW, tmp_path)
+    draft = Path(words[words.index("--speculative-draft-model-path") + 1])
+    assert json.loads((draft / "config.json").read_text())["architectures"] == ["GptOssForCausalLM"]
+    with pytest.raises(LackingError, match="no draft models with sliding windows"):
+        replace(served, sliding_draft=False).words(NEW, tmp_path)
 
 
 def test_the_models_have_a_sliding_window_and_a_vocabulary_of_their_own_size() -> None:

@@ -266,7 +266,7 @@ LISTS: list[tuple[IndexList, bool]] = [
     (listed([*SLOTS[:6], 40]), False),
     (listed(SLOTS[1:7]), False),
     (listed([*SLOTS[1::-1], *SLOTS[2:7]]), False),
-    (listed(SLOTS[:6], covers="cached"), True),
+    (listed(SLOTS[:6], computed=0), True),
     (listed(SLOTS[3:7], group="swa"), True),
     (listed(SLOTS[2:7], group="swa"), False),
     (listed(SLOTS[2:7], group="swa", exact=False), True),

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.sglang import graphs, lists, rows
+from paritybit.connectors.sglang import drafts, graphs, lists, rows
 from paritybit.connectors.sglang.allocations import Allocations, Original
 from paritybit.connectors.sglang.models import Model, Models
 from paritybit.connectors.sglang.pools import NotRecognisedError
@@ -27,8 +27,11 @@ from paritybit.watch.watcher import Watcher
 OWN_CHECKS = "sglang/srt/mem_cache/"
 """Where the engine asserts what must hold of its pools and of its prefix cache."""
 
-OUT_OF_BOUNDS = ("out of bounds", "illegal memory access", "device-side assert")
+OUT_OF_BOUNDS = ("illegal memory access", "device-side assert")
 """What an error says, in lower case, of memory that is accessed out of bounds."""
+
+WITHIN_BATCH = "out of bounds"
+"""What says so only of an error of a batch that runs: elsewhere an engine indexes other data."""
 
 
 @dataclasses.dataclass
@@ -154,13 +157,14 @@ class Engine:
             return run()
         if not watcher.due():
             return self.skipped(watcher, model, batch, run)
-        forward, found = self.facts(model, batch, requests)
+        forward, found = self.facts(model, batch, requests, graph_runner)
         group = lists.group_of(model.pool, sliding=False)
-        implied = rows.implied(found, forward.kind, group) if group is not None else {}
+        implies = drafts.implied_by_draft if model.drafts else rows.implied
+        implied = implies(found, forward.kind, group) if group is not None else {}
         self.forwards += 1
         self.hook_lists(runner)
         watcher.begin(forward)
-        self.judge_batch(watcher, batch, implied)
+        self.judge_batch(watcher, batch, implied, model.drafts)
         self.now = now = UnderWay(model, batch, forward, found, implied)
         try:
             if graph_runner is None:
@@ -173,7 +177,7 @@ class Engine:
             raise
         finally:
             self.now = None
-        if forward.rows and not now.listed:
+        if forward.rows and not now.listed and not model.drafts:
             watcher.not_watched(f"the index lists of a forward of kind {forward.kind}")
         watcher.end()
         return result
@@ -187,28 +191,40 @@ class Engine:
         watcher.skipped(owned)
         return result
 
-    def facts(self, model: Model, batch: Any, requests: Sequence[Any]) -> tuple[Forward, rows.Rows]:
+    def facts(
+        self, model: Model, batch: Any, requests: Sequence[Any], runner: Any
+    ) -> tuple[Forward, rows.Rows]:
         """Return the facts of a forward, and its rows; where they are not known, what it owns."""
-        mode = rows.mode_of(batch)
-        if not model.drafts:
-            try:
-                return rows.forward_of(batch, requests, model.pool, self.models.table)
-            except NotRecognisedError as error:
-                self.journal.undecided(f"{error} is not watched")
+        mode, pool, table = rows.mode_of(batch), model.pool, self.models.table
         kind = f"draft {mode}" if model.drafts else mode
-        return Forward(kind, (), model.pool.written(batch.out_cache_loc)), rows.Rows()
+        try:
+            if not model.drafts:
+                return rows.forward_of(batch, requests, pool, table)
+            if model.shares:
+                raise NotRecognisedError("a draft that reads the KV of its target")
+            topk = None if runner is None else getattr(runner, "topk", None)
+            return drafts.draft_forward_of(batch, requests, pool, table, topk)
+        except NotRecognisedError as error:
+            if model.drafts:
+                self.journal.scope(drafts_not_watched=str(error))
+            else:
+                self.journal.undecided(f"{error} is not watched")
+        return Forward(kind, (), pool.written(batch.out_cache_loc)), rows.Rows()
 
     # Inputs, index lists and replays.
 
-    def judge_batch(self, watcher: Watcher, batch: Any, implied: Mapping[str, Tensor]) -> None:
+    def judge_batch(
+        self, watcher: Watcher, batch: Any, implied: Mapping[str, Tensor], drafts: bool
+    ) -> None:
         """Judge what the engine's batch gives to a forward, where its rows imply it."""
         if not implied or getattr(batch, "encoder_lens", None) is not None:
             return
         ids, positions = batch.input_ids, getattr(batch, "positions", None)
-        if ids is not None and len(ids) == len(implied["positions"]):
+        if not drafts and ids is not None and len(ids) == len(implied["positions"]):
             same = positions is not None and positions.shape == ids.shape
             watcher.tokens(ids, positions if same else None)
-        given = {name: getattr(batch, name, None) for name in ("seq_lens", "out_cache_loc")}
+        names = ("seq_lens", "out_cache_loc", *(["positions"] if drafts else []))
+        given = {name: getattr(batch, name, None) for name in names}
         watcher.inputs(
             "batch",
             [
@@ -232,7 +248,7 @@ class Engine:
         """Judge the index lists that a backend built for an eager forward."""
         result = original(backend, batch, *args, **kwargs)
         now = self.now
-        if now is not None and backend is now.model.runner.attn_backend and not now.model.drafts:
+        if now is not None and backend is now.model.runner.attn_backend:
             self.judge_lists(now, backend, int(batch.batch_size), graph=False)
         return result
 
@@ -241,14 +257,14 @@ class Engine:
         if self.watcher is None or not self.watcher.watching or not now.rows.batch_rows:
             return
         now.listed = True
+        mode, pool = now.forward.kind.removeprefix("draft "), now.model.pool
         try:
-            self.watcher.lists(
-                lists.lists_of(
-                    backend, now.model.pool, now.forward.kind, now.rows.batch_rows, size, graph
-                )
-            )
+            self.watcher.lists(lists.lists_of(backend, pool, mode, now.rows, size, graph))
         except NotRecognisedError as error:
-            self.watcher.not_watched(f"{error} are not watched")
+            if now.model.drafts:
+                self.watcher.scope(draft_lists_not_watched=str(error))
+            else:
+                self.watcher.not_watched(f"{error} are not watched")
 
     def capture(self, original: Original, runner: Any, *args: Any, **kwargs: Any) -> Any:
         """Note the static inputs of the graphs that a runner captured."""
@@ -303,7 +319,7 @@ class Engine:
         live = self.live(runner, batch)
         pool = now.model.pool if now.model.pool.sliding is not None else None
         backend = graphs.backend_of(runner)
-        if not now.model.drafts and backend is not None:
+        if backend is not None:
             self.judge_lists(now, backend, bucket, graph=True)
         return watcher.replay(
             Replay(
@@ -345,8 +361,12 @@ class Engine:
 
 def meaning(error: Exception) -> str | None:
     """Return what an error that ended an engine means, or None if it need not be about KV."""
-    if any(words in str(error).lower() for words in OUT_OF_BOUNDS):
+    says, raised = str(error).lower(), lines_of(error)[-1]
+    bounds = WITHIN_BATCH in says and (
+        raised_in(error, "run_batch") or raised.startswith(OWN_CHECKS)
+    )
+    if bounds or any(words in says for words in OUT_OF_BOUNDS):
         return "a forward pass accesses memory out of bounds"
-    asserts = isinstance(error, AssertionError) and lines_of(error)[-1].startswith(OWN_CHECKS)
+    asserts = isinstance(error, AssertionError) and raised.startswith(OWN_CHECKS)
     idle = isinstance(error, ValueError) and raised_in(error, "on_idle")
     return "the engine's own check of its slots fails" if asserts or idle else None

@@ -167,8 +167,9 @@ def inputs_of(
             given = None
         static = StaticInput(name, tensor, length, length, axis, source=source_of(name, *owners))
         if given is not None:
-            static.live, static.size = given.shape[axis], size
-            static.valid, static.expected = ranges.get(name), implied.get(name, given)
+            static.expected = implied.get(name, given)  # Runners of drafts pad the batch itself.
+            static.live, static.size = static.expected.shape[axis], size
+            static.valid = ranges.get(name)
         found.append(static)
 
     for name, tensor in vars(buffers).items():
@@ -204,7 +205,7 @@ def given_to(name: str, batch: Any, runner: Any) -> Tensor | None:
 
 def backend_of(runner: Any) -> Any:
     """Return the attention backend whose lists a runner's graphs read."""
-    for name in ("attn_backend", "draft_extend_attn_backend"):
+    for name in ("attn_backend", "draft_attn_backend", "draft_extend_attn_backend"):
         backend = getattr(runner, name, None)
         if backend is not None:
             return backend

@@ -6,34 +6,44 @@
 | fa3 | a table of all positions; the kernel masks the window | the same |
 
 Triton's decode reads one key fewer than its extend, as reported in sgl-project/sglang#32087.
+
+Where a draft takes up accepted tokens, releases up to 0.5.12 list these too. Each of a draft's
+steps has lists of its own, with one position more per step and a row per branch.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from paritybit.connectors.sglang.pools import NotRecognisedError, Pool
+from paritybit.connectors.sglang.rows import Rows
 from paritybit.connectors.sglang.sources import source_of
 from paritybit.watch.facts import IndexList
 
 
 def lists_of(
-    backend: Any, pool: Pool, mode: str, batch_rows: Sequence[int], size: int, graph: bool
+    backend: Any, pool: Pool, mode: str, found: Rows, size: int, graph: bool
 ) -> list[IndexList]:
     """Return the lists that a backend built for a batch of `size` rows, padding included.
 
-    `batch_rows` gives the batch's row of each row of the forward. `graph` says that a graph reads
-    them. Raises NotRecognisedError.
+    `found` has the rows of the forward. `graph` says that a graph reads the lists. Raises
+    NotRecognisedError.
     """
-    build = BACKENDS.get(type(backend).__name__)
+    kind = type(backend).__name__
+    if kind == "TritonMultiStepDraftBackend":
+        return steps(backend, pool, size)
+    build = BACKENDS.get(kind)
     if build is None:
-        raise NotRecognisedError(
-            f"the index lists of the attention backend {type(backend).__name__}"
-        )
-    found: list[IndexList] = build(backend, pool, mode, size, graph)
-    return [spread(given, batch_rows, size) for given in found]
+        raise NotRecognisedError(f"the index lists of the attention backend {kind}")
+    lists: list[IndexList] = build(backend, pool, mode, size, graph)
+    if mode in ("draft_extend", "draft_extend_v2") and lists:
+        given, row = lists[0], found.rows[0]
+        computed = None if int(given.counts[0]) == row.cached + row.computed else 0
+        lists = [replace(given, computed=computed) for given in lists]
+    return [spread(given, found.batch_rows, size) for given in lists]
 
 
 def spread(given: IndexList, batch_rows: Sequence[int], size: int) -> IndexList:
@@ -42,18 +52,7 @@ def spread(given: IndexList, batch_rows: Sequence[int], size: int) -> IndexList:
     if list(batch_rows) == list(range(live)):
         return given
     index = torch.tensor([*batch_rows, *range(live, size)], device=given.counts.device)
-    return IndexList(
-        given.name,
-        given.group,
-        given.entries,
-        given.offsets[index],
-        given.counts[index],
-        given.covers,
-        given.exact,
-        given.page,
-        given.source,
-        given.window,
-    )
+    return replace(given, offsets=given.offsets[index], counts=given.counts[index])
 
 
 def triton(backend: Any, pool: Pool, mode: str, size: int, graph: bool) -> list[IndexList]:
@@ -82,11 +81,44 @@ def triton(backend: Any, pool: Pool, mode: str, size: int, graph: bool) -> list[
                 entries,
                 bounds[:-1],
                 bounds[1:] - bounds[:-1],
-                covers="all" if decode else "cached",
+                computed=None if decode else 0,
                 source=source_of(name, type(backend)),
                 window=size_of_window + (not decode) if sliding else None,
             )
         )
+    return found
+
+
+def steps(backend: Any, pool: Pool, size: int) -> list[IndexList]:
+    """Return the lists of each step of TritonMultiStepDraftBackend, for a graph of `size` requests.
+
+    Raises NotRecognisedError.
+    """
+    if getattr(backend, "draft_window_size", 0):
+        raise NotRecognisedError("the index lists of a draft with a window of its own")
+    rows = size * int(backend.topk)
+    found = []
+    for sliding, start in ((False, ""), (True, "window_")):
+        name = f"cuda_graph_{start}kv_indices"
+        entries = getattr(backend, name, None)
+        group = group_of(pool, sliding) or group_of(pool, not sliding)
+        if entries is None or group is None:
+            continue
+        for step in range(len(backend.attn_backends)):
+            bounds = getattr(backend, start + "kv_indptr")[step, : rows + 1].long()
+            found.append(
+                IndexList(
+                    name,
+                    group,
+                    entries[step],
+                    bounds[:-1],
+                    bounds[1:] - bounds[:-1],
+                    computed=1,
+                    step=step,
+                    source=source_of(name, type(backend)),
+                    window=int(backend.sliding_window_size) if sliding else None,
+                )
+            )
     return found
 
 
@@ -110,7 +142,7 @@ def flash_attention(backend: Any, pool: Pool, mode: str, size: int, graph: bool)
                 table.contiguous().flatten(),
                 offsets,
                 (lengths + page - 1) // page,
-                covers="cached" if tree else "all",
+                computed=0 if tree else None,
                 exact=False,
                 page=page,
                 source=source_of(name, type(backend)),

@@ -36,11 +36,15 @@ UNWATCHED = {
 
 @dataclasses.dataclass
 class Model:
-    """One model of the engine: its runner, the pool that it writes, and whether it drafts."""
+    """One model of the engine: its runner, its pool, and whether it drafts.
+
+    `shares` says that an earlier model has the same pool.
+    """
 
     runner: Any
     pool: Pool
     drafts: bool
+    shares: bool = False
 
 
 class Models:
@@ -80,9 +84,10 @@ class Models:
             except NotRecognisedError as error:
                 self.journal.undecided(f"{error} is not watched")
                 continue
+            shares = any(model.pool is pool for model in self.models.values())
             groups.update(pool.groups)
             allocations.follow((part, name) for name, part in pool.parts.items())
-            self.models[id(runner)] = Model(runner, pool, draft)
+            self.models[id(runner)] = Model(runner, pool, draft, shares)
             if not draft:
                 self.served(runner)
                 allocator = runner.token_to_kv_pool_allocator

@@ -24,6 +24,11 @@ class Rows:
     rows: list[Row] = field(default_factory=list)
     batch_rows: list[int] = field(default_factory=list)
 
+    def add(self, batch_row: int, row: Row) -> None:
+        """Add a row of the forward, which belongs to a row of the batch."""
+        self.rows.append(row)
+        self.batch_rows.append(batch_row)
+
 
 def mode_of(batch: Any) -> str:
     """Return the engine's word for what a batch does, in lower case."""
@@ -53,17 +58,11 @@ def forward_of(
         return Forward(mode, ()), Rows()
     if mode not in MODES:
         raise NotRecognisedError(f"a forward with the mode {mode}")
-    by_row = {request_row(request): request for request in requests}
     found = Rows()
-    table_rows = batch.req_pool_indices.tolist()
-    for index, (at, (cached, computed)) in enumerate(
-        zip(table_rows, lengths(batch, mode), strict=True)
+    of_rows = requests_of(batch, requests, mode)
+    for index, ((at, request), (cached, computed)) in enumerate(
+        zip(of_rows, lengths(batch, mode), strict=True)
     ):
-        if at not in by_row:
-            raise NotRecognisedError(
-                f"a row of a {mode} batch that belongs to no request of the batch"
-            )
-        request = by_row[at]
         known = [*request.origin_input_ids, *request.output_ids]
         locations = table[at, : cached + computed]
         for nodes, tokens in branches(batch, mode, index, known, cached, computed):
@@ -75,9 +74,20 @@ def forward_of(
             row = Row(
                 request.rid, tokens, cached, length - cached, pool.slots(places), space(request)
             )
-            found.rows.append(row)
-            found.batch_rows.append(index)
+            found.add(index, row)
     return Forward(mode, tuple(found.rows)), found
+
+
+def requests_of(batch: Any, requests: Sequence[Any], mode: str) -> list[tuple[int, Any]]:
+    """Return, for each row of a batch, its row of the request table and its request.
+
+    Raises NotRecognisedError.
+    """
+    by_row = {request_row(request): request for request in requests}
+    table_rows = batch.req_pool_indices.tolist()
+    if any(at not in by_row for at in table_rows):
+        raise NotRecognisedError(f"a row of a {mode} batch that belongs to no request of the batch")
+    return [(at, by_row[at]) for at in table_rows]
 
 
 def implied(found: Rows, mode: str, group: str) -> dict[str, Tensor]:
@@ -136,16 +146,19 @@ def branches(
     Nodes None stand for all in order, as where there is no tree. Under overlap scheduling the
     last tokens are not on the host yet and are None.
     """
-    total = cached + computed
     if mode != "target_verify":
-        missing: list[int | None] = [None] * max(0, total - len(known))
-        return [(None, [*known[:total], *missing])]
+        return [(None, so_far(known, cached + computed))]
     drafts = batch.input_ids[index * computed : (index + 1) * computed].tolist()
-    before: list[int | None] = [*known[:cached], *[None] * (cached - len(known))]
+    before = so_far(known, cached)
     paths = paths_of(batch.spec_info, index)
     if paths is None or paths == [list(range(computed))]:
         return [(None, [*before, *drafts])]
     return [(path, [*before, *(drafts[node] for node in path)]) for path in paths]
+
+
+def so_far(known: list[int], total: int) -> list[int | None]:
+    """Return the first `total` tokens of a request: those that are known, then None."""
+    return [*known[:total], *[None] * max(0, total - len(known))]
 
 
 def paths_of(info: Any, index: int) -> list[list[int]] | None:

@@ -54,9 +54,10 @@ def padding(lists: Lists, offsets: list[int], counts: list[int]) -> Iterable[Fin
 def fault(lists: Lists, row: Row, entries: Tensor, count: int) -> tuple[str, int, list[int]] | None:
     """Return what is wrong with a row's entries, at which position, and the right slots there."""
     given, group = lists.given, lists.ledger.group
-    last = row.cached + (row.computed if given.covers == "all" else 0)
+    cached = row.cached + given.step
+    last = cached + (row.computed if given.computed is None else given.computed)
     window = group.window if given.window is None else given.window
-    needed = 0 if window is None else max(0, row.cached - window + 1)
+    needed = 0 if window is None else max(0, cached - window + 1)
     needed = min(needed, last)
     first = (-(-last // given.page) - count) * given.page
     lowest = needed // given.page * given.page

@@ -12,7 +12,7 @@ from properties.sanitizer.planted.plant import plant
 from properties.support.releases import package_of
 
 FAULTS = read()
-NEEDS = {"page", "eagle", "topk", "overlap", "no-prefix-cache", "prefill-graphs"}
+NEEDS = {"page", "eagle", "topk", "overlap", "no-prefix-cache", "prefill-graphs", "draft-model"}
 
 
 def test_the_table_has_distinct_faults_of_many_classes() -> None:

@@ -1,0 +1,100 @@
+"""The forwards of a draft model: their rows, and what these imply.
+
+A draft's KV at a position belongs to the tokens up to that position, as the target's does, and has
+the same location. A graph of draft steps writes `columns` positions per branch after the cached
+ones. Their tokens are known to nobody before the replay.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paritybit.connectors.sglang.pools import NotRecognisedError, Pool
+from paritybit.connectors.sglang.rows import (
+    Rows,
+    forward_of,
+    host,
+    implied,
+    mode_of,
+    requests_of,
+    so_far,
+    space,
+)
+from paritybit.watch.facts import Forward, Row
+
+PREFILLS = ("extend", "mixed")
+EXTENDS = ("draft_extend", "draft_extend_v2")
+"""Modes in which a draft takes up the tokens of a prompt, and those that were accepted."""
+
+
+def draft_forward_of(
+    batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor, topk: int | None
+) -> tuple[Forward, Rows]:
+    """Return the facts of a forward of a draft model. Raises NotRecognisedError.
+
+    The arguments are those of `forward_of`. `topk` is the number of branches of a graph of draft
+    steps; None for a forward without such a graph.
+    """
+    mode = mode_of(batch)
+    if mode in PREFILLS:
+        _, found = forward_of(batch, requests, pool, table)
+    elif mode in EXTENDS:
+        found = extended(batch, requests, pool, table)
+    elif mode == "decode" and topk is not None:
+        found = stepped(batch, requests, pool, table, topk)
+    else:
+        raise NotRecognisedError(f"a draft's forward with the mode {mode}")
+    return Forward(f"draft {mode}", tuple(found.rows)), found
+
+
+def extended(batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor) -> Rows:
+    """Return the rows of a batch whose lengths count the tokens that it computes."""
+    found = Rows()
+    computed = host(batch.extend_seq_lens_cpu, batch.extend_seq_lens)
+    of_rows = requests_of(batch, requests, mode_of(batch))
+    totals = batch.seq_lens.tolist()
+    for index, ((at, request), total, new) in enumerate(
+        zip(of_rows, totals, computed, strict=True)
+    ):
+        found.add(index, row_of(request, total - new, pool, table[at, :total]))
+    return found
+
+
+def stepped(batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor, topk: int) -> Rows:
+    """Return the rows of a graph of draft steps: one per branch."""
+    found = Rows()
+    of_rows = requests_of(batch, requests, mode_of(batch))
+    totals = batch.seq_lens.tolist()
+    branches = batch.out_cache_loc.view(len(totals), topk, -1)
+    columns = branches.shape[2]
+    for index, ((at, request), total) in enumerate(zip(of_rows, totals, strict=True)):
+        for branch in branches[index]:
+            # A chain's slots are those of its next positions, whatever the batch says.
+            new = table[at, total : total + columns] if topk == 1 else branch
+            locations = torch.cat((table[at, :total], new.to(table)))
+            found.add(index, row_of(request, total, pool, locations))
+    return found
+
+
+def row_of(request: Any, cached: int, pool: Pool, locations: Tensor) -> Row:
+    """Return the row of a request that has these locations."""
+    total = len(locations)
+    tokens = so_far([*request.origin_input_ids, *request.output_ids], total)
+    return Row(request.rid, tokens, cached, total - cached, pool.slots(locations), space(request))
+
+
+def implied_by_draft(found: Rows, mode: str, group: str) -> dict[str, Tensor]:
+    """Return the inputs of a draft's forward that its rows imply, by name."""
+    if mode != "draft decode":
+        inputs = implied(found, mode, group)
+        inputs.pop("input_ids", None)  # Those of a draft are one token ahead.
+        return inputs
+    rows = found.rows
+    starts = {at: row.cached for at, row in zip(found.batch_rows, rows, strict=True)}
+    return {
+        "positions": torch.tensor([row.cached for row in rows]),
+        "out_cache_loc": torch.cat([row.slots[group][row.cached :] for row in rows]),
+        "seq_lens": torch.tensor(list(starts.values())),
+    }

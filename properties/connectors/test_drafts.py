@@ -1,0 +1,156 @@
+"""The rows of a draft model's forwards, what they imply, and the lists of its steps."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paritybit.connectors.sglang.drafts import draft_forward_of, implied_by_draft
+from paritybit.connectors.sglang.lists import lists_of
+from paritybit.connectors.sglang.pools import NotRecognisedError, Pool, described
+from paritybit.connectors.sglang.rows import Rows
+from paritybit.watch.checks import wrong_list
+from paritybit.watch.facts import Forward
+from paritybit.watch.ledger import Ledger, Names
+from paritybit.watch.observations import Lists
+from properties.connectors import parts
+
+TABLE = torch.arange(10, 90).view(4, 20)
+STEPS = 3
+REQUESTS = (parts.request("a", 1, [1, 2, 3], [4]), parts.request("b", 2, [5, 6], [7]))
+
+
+def batch_of(mode: str, totals: list[int], **more: Any) -> Any:
+    """Return a batch of the rows 1 and 2 of the table, which are those of "a" and "b"."""
+    return SimpleNamespace(
+        forward_mode=SimpleNamespace(name=mode.upper()),
+        req_pool_indices=torch.tensor([1, 2]),
+        seq_lens=torch.tensor(totals),
+        spec_info=None,
+        **more,
+    )
+
+
+def described_by(batch: Any, topk: int | None) -> tuple[Forward, Rows, Pool]:
+    pool = described(parts.SubPool(100, 1), None, "draft.")
+    forward, found = draft_forward_of(batch, REQUESTS, pool, TABLE, topk)
+    return forward, found, pool
+
+
+def chain() -> Any:
+    """Return a batch for a graph of steps without branches."""
+    locations = torch.cat((TABLE[1, 4:7], TABLE[2, 2:5]))
+    return batch_of("decode", [4, 2], out_cache_loc=locations)
+
+
+def tree() -> Any:
+    """Return a batch for a graph of steps with two branches per request."""
+    return batch_of("decode", [4, 2], out_cache_loc=torch.arange(70, 82))
+
+
+def accepted() -> Any:
+    """Return a batch that takes up two and three accepted tokens."""
+    return batch_of(
+        "draft_extend_v2",
+        [5, 5],
+        out_cache_loc=torch.cat((TABLE[1, 3:5], TABLE[2, 2:5])),
+        extend_seq_lens_cpu=[2, 3],
+        extend_seq_lens=None,
+    )
+
+
+def test_a_chain_of_steps_has_a_row_per_request_with_its_next_slots() -> None:
+    forward, found, _ = described_by(chain(), 1)
+    assert forward.kind == "draft decode"
+    assert [(row.request, row.cached, row.computed) for row in found.rows] == [
+        ("a", 4, STEPS),
+        ("b", 2, STEPS),
+    ]
+    assert found.rows[0].tokens == [1, 2, 3, 4, None, None, None]
+    assert found.rows[1].slots["draft.full"].tolist() == TABLE[2, :5].tolist()
+
+
+def test_each_branch_of_a_tree_of_steps_is_a_row() -> None:
+    _, found, _ = described_by(tree(), 2)
+    assert found.batch_rows == [0, 0, 1, 1]
+    assert [row.slots["draft.full"][row.cached :].tolist() for row in found.rows] == [
+        [70, 71, 72],
+        [73, 74, 75],
+        [76, 77, 78],
+        [79, 80, 81],
+    ]
+
+
+def test_tokens_that_were_accepted_follow_those_that_are_cached() -> None:
+    forward, found, _ = described_by(accepted(), None)
+    assert [(row.cached, row.computed) for row in forward.rows] == [(3, 2), (2, 3)]
+    assert found.rows[0].tokens == [1, 2, 3, 4, None]
+
+
+@pytest.mark.parametrize(("mode", "topk"), [("decode", None), ("target_verify", 1)])
+def test_rows_of_other_forwards_are_not_known(mode: str, topk: int | None) -> None:
+    with pytest.raises(NotRecognisedError, match=f"a draft's forward with the mode {mode}"):
+        described_by(batch_of(mode, [4, 2]), topk)
+
+
+@pytest.mark.parametrize("batch", [chain(), tree(), accepted()], ids=["chain", "tree", "accepted"])
+def test_rows_imply_what_a_right_batch_holds(batch: Any) -> None:
+    forward, found, _ = described_by(batch, 2 if len(batch.out_cache_loc) == 12 else 1)
+    inputs = implied_by_draft(found, forward.kind, "draft.full")
+    assert inputs["out_cache_loc"].tolist() == batch.out_cache_loc.tolist()
+    assert "input_ids" not in inputs
+    first = {"draft decode": [4], "draft draft_extend_v2": [3]}[forward.kind]
+    assert inputs["positions"][:1].tolist() == first
+    if "seq_lens" in inputs:
+        assert inputs["seq_lens"].tolist() == batch.seq_lens.tolist()
+
+
+def lists_of_steps(batch: Any, topk: int) -> tuple[Forward, Pool, Any]:
+    """Return a forward, its pool, and the backend that lists its steps, with a padded request."""
+    forward, found, pool = described_by(batch, topk)
+    bounds = torch.zeros(STEPS, 3 * topk + 1, dtype=torch.int32)
+    entries = torch.zeros(STEPS, 60, dtype=torch.int64)
+    for step in range(STEPS - 1):
+        rows = [row.slots["draft.full"][: row.cached + step + 1] for row in found.rows]
+        rows += [torch.zeros(1, dtype=torch.int64)] * topk
+        bounds[step, 1:] = torch.tensor([len(row) for row in rows]).cumsum(0)
+        entries[step, : int(bounds[step, -1])] = torch.cat(rows)
+    kind = type("TritonMultiStepDraftBackend", (SimpleNamespace,), {})
+    backend = kind(
+        topk=topk,
+        attn_backends=[None] * (STEPS - 1),
+        kv_indptr=bounds,
+        cuda_graph_kv_indices=entries,
+    )
+    return forward, pool, backend
+
+
+def wrong(forward: Forward, pool: Pool, backend: Any) -> list[str]:
+    """Return what the check says of the lists of a graph for three requests."""
+    ledger = Ledger(pool.groups["draft.full"], Names())
+    found = Rows(list(forward.rows), list(range(len(forward.rows))))
+    given = lists_of(backend, pool, "decode", found, 3, graph=True)
+    assert [one.step for one in given] == [0, 1]
+    return [
+        finding.text
+        for one in given
+        for finding in wrong_list.judge(Lists(1, forward, ledger, one))
+    ]
+
+
+@pytest.mark.parametrize(("batch", "topk"), [(chain(), 1), (tree(), 2)], ids=["chain", "tree"])
+def test_the_lists_of_each_step_are_judged(batch: Any, topk: int) -> None:
+    forward, pool, backend = lists_of_steps(batch, topk)
+    assert not wrong(forward, pool, backend)
+    entries: Tensor = backend.cuda_graph_kv_indices
+    entries[1, 2] += 1
+    assert ["position 2 as slot" in text for text in wrong(forward, pool, backend)] == [True]
+
+
+def test_a_drafts_own_window_is_not_judged() -> None:
+    forward, pool, backend = lists_of_steps(chain(), 1)
+    backend.draft_window_size = 8
+    with pytest.raises(NotRecognisedError, match="a draft with a window of its own"):
+        wrong(forward, pool, backend)
