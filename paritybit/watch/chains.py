@@ -90,6 +90,9 @@ def update(
     hashes = old_hashes[:first]
     previous = hashes[-1] if hashes else chain.start
     same = True
+    if not previous & 1 and first >= len(old_tokens) and None not in tokens[first:]:
+        hashes.extend(final_hashes(previous, tokens[first:]))
+        first = len(tokens)
     for position in range(first, len(tokens)):
         token = tokens[position]
         previous = following(previous, token, request, position)
@@ -112,6 +115,15 @@ def first_difference(one: list[int | None], other: list[int | None]) -> int:
 def start(space: str) -> int:
     """Return what stands before the first hash in a space."""
     return hash(space) & ~1 if space else UNKNOWN
+
+
+def final_hashes(previous: int, tokens: Sequence[int | None]) -> list[int]:
+    """Return the hash after each of some tokens that are all known, as `following` gives it."""
+    hashes = []
+    for token in tokens:
+        previous = (hash((previous, token)) & ~1) or 2
+        hashes.append(previous)
+    return hashes
 
 
 def following(previous: int, token: int | None, request: str, position: int) -> int:

@@ -40,7 +40,8 @@ class Row:
     `tokens` holds at least cached + computed ids. An id that the host does not know yet is None,
     as under overlap scheduling; the ledger names such a token by its request and position.
     `slots` gives, per group, the slot of each position from 0 to cached + computed - 1. A position
-    that has no slot any more, as outside a sliding window, is -1.
+    that has no slot any more, as outside a sliding window, is -1. They are best on the host: what
+    each row needs is then found without a call of a GPU per row.
 
     `space` names what KV depends on besides tokens, such as a LoRA adapter or a cache salt. Rows
     of different spaces never share KV.

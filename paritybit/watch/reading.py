@@ -1,6 +1,7 @@
 """Collects what the rows of a forward read and write, as flat tensors on the ledger's device."""
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +37,15 @@ def owned(forward: Forward, ledger: Ledger) -> Tensor:
     return ledger.index(torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64))
 
 
+def ranges(spans: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+    """Return half-open ranges one after the other, int64 [n]: each entry's range, and its value."""
+    starts = torch.tensor([first for first, _ in spans])
+    lengths = torch.tensor([last for _, last in spans]) - starts
+    number = torch.arange(len(spans)).repeat_interleave(lengths)
+    before = lengths.cumsum(0) - lengths
+    return number, torch.arange(len(number)) + (starts - before)[number]
+
+
 def hashes(forward: Forward, chains: Chains) -> list["array[int]"]:
     """Return, for each row, the hash at each of its positions."""
     return [
@@ -50,7 +60,7 @@ def reads(forward: Forward, number: int, ledger: Ledger, chain: list["array[int]
     The ledger must have just taken a frame. Where a hash is provisional, `chain` is compared later.
     """
     group = ledger.group
-    parts, row_of, positions = [], [], []
+    parts, rows, spans = list[Tensor](), list[int](), list[tuple[int, int]]()
     expected = array("q")
     for index, row in enumerate(forward.rows):
         if not row.computed or group.name not in row.slots:
@@ -60,11 +70,12 @@ def reads(forward: Forward, number: int, ledger: Ledger, chain: list["array[int]
             continue
         parts.append(row.slots[group.name][first : row.cached])
         expected += chain[index][first : row.cached]
-        row_of.append(torch.full((row.cached - first,), index))
-        positions.append(torch.arange(first, row.cached))
+        rows.append(index)
+        spans.append((first, row.cached))
     if not parts:
         return None
     device = ledger.device
+    which, positions = ranges(spans)
     slots = torch.cat(parts).to(device, torch.int64)
     missing = (slots < 0) | (slots >= ledger.slots)
     missing |= torch.isin(slots, ledger.reserved)
@@ -75,8 +86,8 @@ def reads(forward: Forward, number: int, ledger: Ledger, chain: list["array[int]
         number=number,
         forward=forward,
         ledger=ledger,
-        row=torch.cat(row_of).to(device),
-        position=torch.cat(positions).to(device),
+        row=torch.tensor(rows)[which].to(device),
+        position=positions.to(device),
         slots=slots,
         expected=hashed,
         judged=(held != UNKNOWN) & (hashed != UNKNOWN) & ~missing,
@@ -123,7 +134,7 @@ def adopt(reads: Reads) -> None:
 def writes(forward: Forward, ledger: Ledger, chain: list["array[int]"]) -> Writes | None:
     """Return what the rows of a forward write in a group, or None if that is nothing."""
     name = ledger.group.name
-    parts, requests, positions = [], [], []
+    parts, requests, spans = list[Tensor](), list[int](), list[tuple[int, int]]()
     values = array("q")
     for index, row in enumerate(forward.rows):
         if not row.computed or name not in row.slots:
@@ -131,18 +142,19 @@ def writes(forward: Forward, ledger: Ledger, chain: list["array[int]"]) -> Write
         last = row.cached + row.computed
         parts.append(row.slots[name][row.cached : last])
         values += chain[index][row.cached : last]
-        requests.append(torch.full((row.computed,), ledger.names.number(row.request)))
-        positions.append(torch.arange(row.cached, last))
+        requests.append(ledger.names.number(row.request))
+        spans.append((row.cached, last))
     if not parts:
         return None
+    number, positions = ranges(spans)
     slots = torch.cat(parts).to(ledger.device, torch.int64)
     real = (slots >= 0) & (slots < ledger.slots) & ~torch.isin(slots, ledger.reserved)
     device = ledger.device
     return Writes(
         slots[real],
         torch.frombuffer(values, dtype=torch.int64).to(device)[real],
-        torch.cat(requests).to(device, torch.int32)[real],
-        torch.cat(positions).to(device, torch.int32)[real],
+        torch.tensor(requests)[number].to(device, torch.int32)[real],
+        positions.to(device, torch.int32)[real],
     )
 
 

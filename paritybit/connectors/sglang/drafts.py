@@ -19,6 +19,7 @@ from paritybit.connectors.sglang.rows import (
     implied,
     mode_of,
     requests_of,
+    slots_of,
     so_far,
     space,
 )
@@ -53,36 +54,40 @@ def extended(batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor) -> 
     """Return the rows of a batch whose lengths count the tokens that it computes."""
     found = Rows()
     computed = host(batch.extend_seq_lens_cpu, batch.extend_seq_lens)
-    of_rows = requests_of(batch, requests, mode_of(batch))
     totals = batch.seq_lens.tolist()
-    for index, ((at, request), total, new) in enumerate(
-        zip(of_rows, totals, computed, strict=True)
-    ):
-        found.add(index, row_of(request, total - new, pool, table[at, :total]))
+    held = slots_of(batch, pool, table, max(totals))
+    for index, request in enumerate(requests_of(batch, requests, mode_of(batch))):
+        slots = {name: block[index, : totals[index]] for name, block in held.items()}
+        found.add(index, row_of(request, totals[index] - computed[index], computed[index], slots))
     return found
 
 
 def stepped(batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor, topk: int) -> Rows:
     """Return the rows of a graph of draft steps: one per branch."""
     found = Rows()
-    of_rows = requests_of(batch, requests, mode_of(batch))
     totals = batch.seq_lens.tolist()
     branches = batch.out_cache_loc.view(len(totals), topk, -1)
     columns = branches.shape[2]
-    for index, ((at, request), total) in enumerate(zip(of_rows, totals, strict=True)):
-        for branch in branches[index]:
+    held = slots_of(batch, pool, table, max(totals) + columns)
+    steps = {name: slots.cpu() for name, slots in pool.slots(branches).items()}
+    for index, request in enumerate(requests_of(batch, requests, mode_of(batch))):
+        total = totals[index]
+        for branch in range(topk):
             # A chain's slots are those of its next positions, whatever the batch says.
-            new = table[at, total : total + columns] if topk == 1 else branch
-            locations = torch.cat((table[at, :total], new.to(table)))
-            found.add(index, row_of(request, total, pool, locations))
+            slots = {
+                name: block[index, : total + columns]
+                if topk == 1
+                else torch.cat((block[index, :total], steps[name][index, branch].to(block)))
+                for name, block in held.items()
+            }
+            found.add(index, row_of(request, total, columns, slots))
     return found
 
 
-def row_of(request: Any, cached: int, pool: Pool, locations: Tensor) -> Row:
-    """Return the row of a request that has these locations."""
-    total = len(locations)
-    tokens = so_far([*request.origin_input_ids, *request.output_ids], total)
-    return Row(request.rid, tokens, cached, total - cached, pool.slots(locations), space(request))
+def row_of(request: Any, cached: int, computed: int, slots: dict[str, Tensor]) -> Row:
+    """Return the row of a request that has these slots."""
+    tokens = so_far([*request.origin_input_ids, *request.output_ids], cached + computed)
+    return Row(request.rid, tokens, cached, computed, slots, space(request))
 
 
 def implied_by_draft(found: Rows, mode: str, group: str) -> dict[str, Tensor]:

@@ -129,19 +129,22 @@ def flash_attention(backend: Any, pool: Pool, mode: str, size: int, graph: bool)
     page = int(backend.page_size)
     tree = mode == "target_verify" and int(getattr(backend, "topk", 0) or 0) > 1
     lengths: Tensor = meta.cache_seqlens_int32[:size].long()
+    pages = (lengths + page - 1) // page
+    width = int(pages.max())
     found = []
     for sliding, name in ((False, "page_table"), (True, "swa_page_table")):
         group, table = group_of(pool, sliding), getattr(meta, name, None)
         if group is None or table is None:
             continue
-        offsets = torch.arange(len(lengths), device=table.device) * table.shape[1]
+        table = table[: len(pages), :width]
+        offsets = torch.arange(len(pages), device=table.device) * table.shape[1]
         found.append(
             IndexList(
                 name,
                 group,
                 table.contiguous().flatten(),
                 offsets,
-                (lengths + page - 1) // page,
+                pages,
                 computed=0 if tree else None,
                 exact=False,
                 page=page,

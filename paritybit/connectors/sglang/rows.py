@@ -59,35 +59,35 @@ def forward_of(
     if mode not in MODES:
         raise NotRecognisedError(f"a forward with the mode {mode}")
     found = Rows()
-    of_rows = requests_of(batch, requests, mode)
-    for index, ((at, request), (cached, computed)) in enumerate(
-        zip(of_rows, lengths(batch, mode), strict=True)
-    ):
+    of_rows, spans = requests_of(batch, requests, mode), lengths(batch, mode)
+    held = slots_of(batch, pool, table, max(sum(span) for span in spans))
+    ids = batch.input_ids.tolist() if mode == "target_verify" else []
+    for index, (request, (cached, computed)) in enumerate(zip(of_rows, spans, strict=True)):
         known = [*request.origin_input_ids, *request.output_ids]
-        locations = table[at, : cached + computed]
-        for nodes, tokens in branches(batch, mode, index, known, cached, computed):
-            places = locations
+        drafts = ids[index * computed : (index + 1) * computed]
+        for nodes, tokens in branches(batch, mode, index, known, (cached, computed), drafts):
+            slots = {name: block[index, : cached + computed] for name, block in held.items()}
             if nodes is not None:
-                chosen = torch.tensor(nodes, device=table.device) + cached
-                places = torch.cat((locations[:cached], locations[chosen]))
-            length = len(places)
-            row = Row(
-                request.rid, tokens, cached, length - cached, pool.slots(places), space(request)
-            )
-            found.add(index, row)
+                places = torch.cat((torch.arange(cached), cached + torch.tensor(nodes)))
+                slots = {name: mine[places] for name, mine in slots.items()}
+            count = computed if nodes is None else len(nodes)
+            found.add(index, Row(request.rid, tokens, cached, count, slots, space(request)))
     return Forward(mode, tuple(found.rows)), found
 
 
-def requests_of(batch: Any, requests: Sequence[Any], mode: str) -> list[tuple[int, Any]]:
-    """Return, for each row of a batch, its row of the request table and its request.
+def slots_of(batch: Any, pool: Pool, table: Tensor, longest: int) -> dict[str, Tensor]:
+    """Return, per group, the slots of each row's first positions, [rows, longest] on the host."""
+    locations = table[batch.req_pool_indices, :longest]
+    return {name: slots.cpu() for name, slots in pool.slots(locations).items()}
 
-    Raises NotRecognisedError.
-    """
+
+def requests_of(batch: Any, requests: Sequence[Any], mode: str) -> list[Any]:
+    """Return the request of each row of a batch. Raises NotRecognisedError."""
     by_row = {request_row(request): request for request in requests}
     table_rows = batch.req_pool_indices.tolist()
     if any(at not in by_row for at in table_rows):
         raise NotRecognisedError(f"a row of a {mode} batch that belongs to no request of the batch")
-    return [(at, by_row[at]) for at in table_rows]
+    return [by_row[at] for at in table_rows]
 
 
 def implied(found: Rows, mode: str, group: str) -> dict[str, Tensor]:
@@ -139,16 +139,17 @@ def host(values: Any, tensor: Any) -> list[int]:
 
 
 def branches(
-    batch: Any, mode: str, index: int, known: list[int], cached: int, computed: int
+    batch: Any, mode: str, index: int, known: list[int], span: tuple[int, int], drafts: list[int]
 ) -> list[tuple[list[int] | None, list[int | None]]]:
     """Return the branches of one row of a batch: the nodes of its tree, and the row's tokens.
 
-    Nodes None stand for all in order, as where there is no tree. Under overlap scheduling the
-    last tokens are not on the host yet and are None.
+    `span` counts its cached and its computed positions, and `drafts` are its draft tokens. Nodes
+    None stand for all in order, as where there is no tree. Under overlap scheduling the last
+    tokens are not on the host yet and are None.
     """
+    cached, computed = span
     if mode != "target_verify":
         return [(None, so_far(known, cached + computed))]
-    drafts = batch.input_ids[index * computed : (index + 1) * computed].tolist()
     before = so_far(known, cached)
     paths = paths_of(batch.spec_info, index)
     if paths is None or paths == [list(range(computed))]:

@@ -4,6 +4,7 @@ The rows after the live ones are padding: their lists may only name reserved slo
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from paritybit.watch.facts import Row
 from paritybit.watch.journal import Finding
 from paritybit.watch.observations import SHOWN, Check, Lists, key_of
+from paritybit.watch.reading import ranges
 
 
 def judge(lists: Lists) -> Iterable[Finding]:
@@ -19,23 +21,88 @@ def judge(lists: Lists) -> Iterable[Finding]:
     if not rows:
         return
     counts, offsets = given.counts.tolist(), given.offsets.tolist()
-    for number, row in enumerate(rows):
-        count, offset = int(counts[number]), int(offsets[number])
-        wrong = fault(lists, row, given.entries[offset : offset + max(count, 0)], count)
-        if wrong is not None:
-            yield finding(lists, row, *wrong)
-    yield from padding(lists, offsets[len(rows) :], counts[len(rows) :])
+    used = max((offset + max(count, 0) for offset, count in zip(offsets, counts, strict=True)))
+    entries = given.entries[: max(used, 0)].to("cpu", torch.int64)
+    spans = []
+    for row, count, offset in zip(rows, counts, offsets, strict=False):
+        span = span_of(lists, row, count)
+        if isinstance(span, str):
+            yield finding(lists, row, span, first_needed(lists, row), [])
+        elif span is not None and offset + count > len(entries):
+            there = max(0, len(entries) - offset)
+            what = f"{count} entries, of which the tensor has {there}"
+            yield finding(lists, row, what, span.last, [])
+        elif span is not None:
+            spans.append(replace(span, offset=offset))
+    if spans:
+        yield from differing(lists, entries, spans)
+    yield from padding(lists, entries, offsets[len(rows) :], counts[len(rows) :])
 
 
-def padding(lists: Lists, offsets: list[int], counts: list[int]) -> Iterable[Finding]:
+@dataclass(frozen=True)
+class Span:
+    """The positions from `needed` to `last` that a row reads; its list begins with `first`.
+
+    `offset` is the place of its first entry.
+    """
+
+    row: Row
+    needed: int
+    last: int
+    first: int
+    offset: int = 0
+
+
+def first_needed(lists: Lists, row: Row) -> int:
+    """Return the first position that a row reads through a list."""
+    given, window = lists.given, lists.ledger.group.window
+    window = window if given.window is None else given.window
+    return 0 if window is None else max(0, row.cached + given.step - window + 1)
+
+
+def span_of(lists: Lists, row: Row, count: int) -> Span | str | None:
+    """Return what a row reads through a list; text if the count is wrong; None if nothing."""
+    given = lists.given
+    cached, page = row.cached + given.step, given.page
+    last = cached + (row.computed if given.computed is None else given.computed)
+    needed = min(first_needed(lists, row), last)
+    pages, lowest = -(-last // page), needed // page * page
+    first = (pages - count) * page
+    if needed == last:
+        return None
+    if first > lowest or first < 0 or (given.exact and first != lowest and count):
+        return f"{count} entries, not {pages - lowest // page}"
+    return Span(row, needed, last, first)
+
+
+def differing(lists: Lists, entries: Tensor, spans: list[Span]) -> Iterable[Finding]:
+    """Yield a finding for each row that has an entry other than the slot of its position."""
+    given, name = lists.given, lists.ledger.group.name
+    number, position = ranges([(span.needed, span.last) for span in spans])
+    first = torch.tensor([span.first for span in spans])[number]
+    offset = torch.tensor([span.offset for span in spans])[number]
+    listed = entries[offset + (position - first) // given.page] * given.page
+    listed += position % given.page
+    parts = [span.row.slots[name][span.needed : span.last].cpu() for span in spans]
+    slots = torch.cat(parts).to(torch.int64)
+    wrong = ((listed != slots) & (slots >= 0)).nonzero().flatten()
+    for which in number[wrong].unique().tolist():
+        mine = wrong[number[wrong] == which]
+        at, place = int(position[mine[0]]), mine[0]
+        what = f"position {at} as slot {int(listed[place])}, not {int(slots[place])}"
+        yield finding(lists, spans[which].row, what, at, slots[mine[:SHOWN]].tolist())
+
+
+def padding(
+    lists: Lists, entries: Tensor, offsets: list[int], counts: list[int]
+) -> Iterable[Finding]:
     """Yield a finding if padded rows list slots that are not reserved."""
     given = lists.given
-    named = [given.entries[o : o + c] for o, c in zip(offsets, counts, strict=True) if c > 0]
+    named = [entries[o : o + c] for o, c in zip(offsets, counts, strict=True) if c > 0]
     if not named:
         return
-    slots = torch.cat(named).to(torch.int64) * given.page
-    reserved = lists.ledger.reserved.to(slots.device)
-    wrong = slots[~torch.isin(slots, reserved)].unique()
+    slots = torch.cat(named) * given.page
+    wrong = slots[~torch.isin(slots, torch.tensor(sorted(lists.ledger.group.reserved)))].unique()
     if len(wrong):
         cause = {"what": f"padding in the list {given.name}", "source": given.source}
         yield Finding(
@@ -49,35 +116,6 @@ def padding(lists: Lists, offsets: list[int], counts: list[int]) -> Iterable[Fin
             count=len(wrong),
             cause=cause,
         )
-
-
-def fault(lists: Lists, row: Row, entries: Tensor, count: int) -> tuple[str, int, list[int]] | None:
-    """Return what is wrong with a row's entries, at which position, and the right slots there."""
-    given, group = lists.given, lists.ledger.group
-    cached = row.cached + given.step
-    last = cached + (row.computed if given.computed is None else given.computed)
-    window = group.window if given.window is None else given.window
-    needed = 0 if window is None else max(0, cached - window + 1)
-    needed = min(needed, last)
-    first = (-(-last // given.page) - count) * given.page
-    lowest = needed // given.page * given.page
-    if needed == last:
-        return None
-    if len(entries) < count:
-        return f"{count} entries, of which the tensor has {len(entries)}", last, []
-    if first > lowest or first < 0 or (given.exact and first != lowest and count):
-        right = -(-last // given.page) - lowest // given.page
-        return f"{count} entries, not {right}", needed, []
-    position = torch.arange(needed, last, device=entries.device)
-    listed = entries.to(torch.int64)[(position - first) // given.page] * given.page
-    listed += position % given.page
-    slots = row.slots[group.name][needed:last].to(entries.device, torch.int64)
-    wrong = ((listed != slots) & (slots >= 0)).nonzero().flatten()
-    if not len(wrong):
-        return None
-    place = int(wrong[0])
-    what = f"position {needed + place} as slot {int(listed[place])}, not {int(slots[place])}"
-    return what, needed + place, slots[wrong[:SHOWN]].tolist()
 
 
 def finding(lists: Lists, row: Row, what: str, position: int, slots: list[int]) -> Finding:
