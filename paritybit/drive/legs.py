@@ -22,7 +22,7 @@ LEGS = (
     Leg("page size 16", ("--page-size", "16")),
     Leg("page size 64", ("--page-size", "64", "--overlap")),
     Leg("no prefix cache", ("--no-prefix-cache",)),
-    Leg("attention sinks", ("--model", "gpt_oss")),
+    Leg("attention sinks", ("--model", "gpt_oss", "--whole-prompts")),
     Leg("widths of K and V", ("--model", "mimo", "--overlap")),
     Leg("EAGLE topk 1", ("--model", "gpt_oss", "--speculative", "eagle", "--page-size", "16")),
     Leg("EAGLE topk 2", ("--model", "gpt_oss", "--speculative", "eagle", "--topk", "2")),

@@ -41,6 +41,7 @@ class Served:
     device: str = "cpu"
     seed: int = 0
     page_size: int = 1
+    whole_prompts: bool = False
     prefix_cache: bool = True
     overlap: bool = False
     speculative: str | None = None
@@ -62,6 +63,7 @@ class Served:
 
         Raises LackingError for a setting that the release lacks.
         """
+        chunk = CONTEXT if self.whole_prompts else CHUNK
         words = [
             *("--model-path", str(self.model.write(folder))),
             *("--load-format", "dummy"),
@@ -69,8 +71,8 @@ class Served:
             *("--device", self.device),
             *("--dtype", "float32" if self.device == "cpu" else "bfloat16"),
             *("--page-size", str(self.page_size)),
-            *("--chunked-prefill-size", str(CHUNK)),
-            *("--max-prefill-tokens", str(CHUNK)),
+            *("--chunked-prefill-size", str(chunk)),
+            *("--max-prefill-tokens", str(chunk)),
             *("--max-total-tokens", str(POOL)),
             *("--max-running-requests", str(ROWS)),
             *("--context-length", str(CONTEXT)),

@@ -25,6 +25,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seconds", type=float, help="play for this long, then until idle")
     made.add_argument("--forwards", type=int, help="play for so many forwards, then until idle")
     made.add_argument("--page-size", type=int, default=1)
+    made.add_argument("--whole-prompts", action="store_true")
     made.add_argument("--no-prefix-cache", action="store_true")
     made.add_argument("--overlap", action="store_true")
     made.add_argument("--speculative", choices=SPECULATION)
@@ -43,6 +44,7 @@ def main(words: Sequence[str] | None = None) -> int:
         device=asked.device,
         seed=asked.seed,
         page_size=asked.page_size,
+        whole_prompts=asked.whole_prompts,
         prefix_cache=not asked.no_prefix_cache,
         overlap=asked.overlap,
         speculative=asked.speculative,

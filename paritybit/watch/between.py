@@ -16,7 +16,7 @@ from paritybit.watch.chains import Chains
 from paritybit.watch.facts import Group, Row, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Names
-from paritybit.watch.observations import EngineError, Freeing, Idle
+from paritybit.watch.observations import EngineError, Freeing, Idle, IdleRows
 from paritybit.watch.settings import Settings
 
 MOST_WAITING = 4096
@@ -210,12 +210,25 @@ class Between(Boundary):
                 self.judge("freeing", freeing)
 
     @guarded
-    def idle(self, groups: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-        """Judge, while nothing runs, the slots that are free and those in the prefix cache."""
+    def idle(
+        self,
+        groups: Mapping[str, tuple[Tensor, Tensor]],
+        locked: Mapping[str, int] | None = None,
+        rows: tuple[int, int] | None = None,
+    ) -> None:
+        """Judge, while nothing runs, the slots that are free and those in the prefix cache.
+
+        `locked` counts, per group, the cached slots that the engine says it must keep. `rows` are
+        the rows of the request table that are free, and all of them.
+        """
         self.settle()
         for name, (free, cached) in groups.items():
             ledger = self.ledgers[name]
-            self.judge("idle", Idle(self.number, ledger, ledger.index(free), ledger.index(cached)))
+            count = (locked or {}).get(name, 0)
+            found = Idle(self.number, ledger, ledger.index(free), ledger.index(cached), count)
+            self.judge("idle", found)
+        if rows is not None:
+            self.judge("idle", IdleRows(self.number, *rows))
         self.journal.count(idle=1)
 
     @guarded

@@ -146,12 +146,25 @@ class Freeing:
 
 @dataclass(frozen=True)
 class Idle:
-    """What the engine says of a group's slots while nothing runs: int64 [n] each."""
+    """What the engine says of a group's slots while nothing runs: int64 [n] each.
+
+    `locked` counts the cached slots that the engine says it must keep.
+    """
 
     number: int
     ledger: Ledger
     free: Tensor
     cached: Tensor
+    locked: int = 0
+
+
+@dataclass(frozen=True)
+class IdleRows:
+    """How many rows of the request table are free while nothing runs, and how many there are."""
+
+    number: int
+    free: int
+    all: int
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class Toy:
             is_draft_worker=False,
             token_to_kv_pool=self.pool,
             token_to_kv_pool_allocator=self.allocator,
-            req_to_token_pool=SimpleNamespace(req_to_token=self.table),
+            req_to_token_pool=SimpleNamespace(req_to_token=self.table, free_slots=[2, 3, 4]),
             sliding_window_size=parts.WINDOW,
             model_config=config,
             server_args=SimpleNamespace(tp_size=1, page_size=1),
@@ -225,6 +225,35 @@ def test_the_engine_s_own_check_of_its_pools_is_heard(toy: Toy) -> None:
     with pytest.raises(ValueError, match="pool memory leak"):
         toy.engine.loop(lambda scheduler: on_idle(), None)
     assert toy.found == {"engine error"}
+
+
+@pytest.mark.parametrize(
+    ("locked", "lost", "sessions", "found"),
+    [(0, 0, {}, set()), (2, 0, {}, {"leak"}), (0, 1, {}, {"leak"}), (2, 1, {"s": 1}, set())],
+)
+def test_what_stays_locked_or_taken_when_nothing_runs_leaks(
+    toy: Toy, locked: int, lost: int, sessions: dict[str, int], found: set[str]
+) -> None:
+    toy.prefill()
+    table = toy.runner.req_to_token_pool
+    assert (len(table.free_slots), toy.engine.all_rows) == (3, 4)
+    table.free_slots = [1, 2, 3, 4][lost:]
+    for allocator in (toy.allocator.full_attn_allocator, toy.allocator.swa_attn_allocator):
+        allocator.free_pages = allocator.free_pages[:0]
+    cache = SimpleNamespace(
+        all_values_flatten=lambda: toy.table[1, :6],
+        full_protected_size=lambda: locked,
+        swa_protected_size=lambda: 0,
+    )
+    toy.engine.idle(
+        lambda scheduler: None,
+        SimpleNamespace(
+            is_fully_idle=lambda: True,
+            tree_cache=cache,
+            session_controller=SimpleNamespace(sessions=sessions),
+        ),
+    )
+    assert toy.found == found
 
 
 def test_an_assertion_of_the_engine_s_caches_is_told_from_others(toy: Toy) -> None:

@@ -188,6 +188,18 @@ def test_a_leak_is_a_slot_that_was_used_and_is_neither_free_nor_cached(scene: Sc
     assert scene.checks() == ["leak"] * 2
 
 
+def test_locks_and_rows_that_outlive_all_requests_leak(scene: Scene) -> None:
+    free = {"full": (torch.tensor([5]), torch.tensor([3]))}
+    scene.watcher.idle(free, {"full": 0}, (8, 8))
+    assert scene.checks() == []
+    scene.watcher.idle(free, {"full": 2}, (8, 8))
+    scene.watcher.idle(free, {"full": 0}, (7, 8))
+    assert [line["text"] for line in scene.lines("finding")] == [
+        "nothing runs, and 2 slots of the prefix cache are locked (full)",
+        "nothing runs, and 1 rows of the request table are not free",
+    ]
+
+
 def test_sampling_follows_the_writes_of_skipped_forwards(tmp_path: Path) -> None:
     scene = Scene(tmp_path, every=3)
     due = [scene.watcher.due() for _ in range(3000)]

@@ -151,10 +151,10 @@ class Allocations:
             self.watcher.forget(name, indices)
         return result
 
-    def idle(self, cache: Any) -> None:
+    def idle(self, cache: Any, rows: tuple[int, int] | None) -> None:
         """Tell the watcher the slots that are free and those in the prefix cache, per group.
 
-        Raises NotRecognisedError.
+        `rows` None: a session is open, which may keep rows and locks. Raises NotRecognisedError.
         """
         if self.watcher is None or self.pool is None:
             return
@@ -164,8 +164,23 @@ class Allocations:
             {
                 name: (self.free_slots(allocator), held[name][held[name] >= 0])
                 for name, allocator in self.allocators.items()
-            }
+            },
+            None if rows is None else self.locked(cache),
+            rows,
         )
+
+    def locked(self, cache: Any) -> dict[str, int]:
+        """Return how many slots a prefix cache says it must keep, per group, where it says so."""
+        assert self.pool is not None
+        full = "protected_size" if self.pool.sliding is None else "full_protected_size"
+        found = {}
+        for name in self.allocators:
+            count = getattr(
+                cache, "swa_protected_size" if name == self.pool.sliding else full, int
+            )()
+            if isinstance(count, int):
+                found[name] = count
+        return found
 
 
 def collects(allocator: Any) -> bool:

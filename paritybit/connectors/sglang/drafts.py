@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.connectors.sglang.lists import PREFILLS
 from paritybit.connectors.sglang.pools import NotRecognisedError, Pool
 from paritybit.connectors.sglang.rows import (
     Rows,
@@ -25,9 +26,8 @@ from paritybit.connectors.sglang.rows import (
 )
 from paritybit.watch.facts import Forward, Row
 
-PREFILLS = ("extend", "mixed")
 EXTENDS = ("draft_extend", "draft_extend_v2")
-"""Modes in which a draft takes up the tokens of a prompt, and those that were accepted."""
+"""Modes in which a draft takes up the tokens that were accepted."""
 
 
 def draft_forward_of(

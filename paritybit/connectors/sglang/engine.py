@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.sglang import drafts, graphs, lists, rows
+from paritybit.connectors.sglang import drafts, graphs, lists, metadata, rows
 from paritybit.connectors.sglang.allocations import Allocations, Original
 from paritybit.connectors.sglang.models import Model, Models
 from paritybit.connectors.sglang.pools import NotRecognisedError
@@ -66,6 +66,7 @@ class Engine:
         self.hooked: set[str] = set()
         self.forwards = 0
         self.idle_at = 0
+        self.all_rows = 0
 
     # The models, and the start.
 
@@ -107,6 +108,8 @@ class Engine:
         """Watch the forwards of one batch of the scheduler."""
         if self.watcher is None:
             self.watcher = self.start()
+            taken = {rows.request_row(request) for request in batch.reqs} - {None}
+            self.all_rows = rows.free_rows(self.models.rows) + len(taken)
         self.requests = batch.reqs
         try:
             return original(scheduler, batch, *args, **kwargs)
@@ -265,6 +268,9 @@ class Engine:
                 self.watcher.scope(draft_lists_not_watched=str(error))
             else:
                 self.watcher.not_watched(f"{error} are not watched")
+        if not now.model.drafts:
+            given = metadata.metadata_of(backend, mode, now.batch, now.rows, graph)
+            self.watcher.inputs(type(backend).__name__, list(given))
 
     def capture(self, original: Original, runner: Any, *args: Any, **kwargs: Any) -> Any:
         """Note the static inputs of the graphs that a runner captured."""
@@ -319,6 +325,8 @@ class Engine:
         live = self.live(runner, batch)
         pool = now.model.pool if now.model.pool.sliding is not None else None
         backend = graphs.backend_of(runner)
+        if backend is None and not now.listed and not now.model.drafts:
+            backend = now.model.runner.attn_backend
         if backend is not None:
             self.judge_lists(now, backend, bucket, graph=True)
         return watcher.replay(
@@ -353,10 +361,15 @@ class Engine:
         if news and scheduler.is_fully_idle():
             self.idle_at = self.forwards
             try:
-                self.allocations.idle(scheduler.tree_cache)
+                self.allocations.idle(scheduler.tree_cache, self.free_rows(scheduler))
             except NotRecognisedError as error:
                 self.journal.undecided(f"{error} are not watched")
         return original(scheduler, *args, **kwargs)
+
+    def free_rows(self, scheduler: Any) -> tuple[int, int] | None:
+        """Return how many rows of the request table are free, and all; None with open sessions."""
+        sessions = getattr(getattr(scheduler, "session_controller", None), "sessions", None)
+        return None if sessions else (rows.free_rows(self.models.rows), self.all_rows)
 
 
 def meaning(error: Exception) -> str | None:

@@ -23,6 +23,9 @@ from paritybit.connectors.sglang.rows import Rows
 from paritybit.connectors.sglang.sources import source_of
 from paritybit.watch.facts import IndexList
 
+PREFILLS = ("extend", "mixed")
+"""Modes that take up prompts. FlashAttention keeps a row per request slot for their graphs."""
+
 
 def lists_of(
     backend: Any, pool: Pool, mode: str, found: Rows, size: int, graph: bool
@@ -58,6 +61,8 @@ def spread(given: IndexList, batch_rows: Sequence[int], size: int) -> IndexList:
 def triton(backend: Any, pool: Pool, mode: str, size: int, graph: bool) -> list[IndexList]:
     """Return the flat lists of TritonAttnBackend."""
     decode = mode == "decode"
+    if graph and mode in PREFILLS:
+        raise NotRecognisedError("the index lists of Triton in a graph for prefills")
     meta = backend.forward_metadata
     size_of_window = int(backend.sliding_window_size or 0)
     found = []

@@ -50,10 +50,12 @@ class Model:
 class Models:
     """The models of the engine.
 
-    `table` gives the location of each position of a request, `ranges` the values that padding may
-    hold, by the name of an input. `repeatable` says whether a replay may be repeated.
+    `rows` is the table of requests, and `table` what it holds: the location of each position of a
+    request. `ranges` are the values that padding may hold, by the name of an input. `repeatable`
+    says whether a replay may be repeated.
     """
 
+    rows: Any
     table: Tensor
 
     def __init__(self, journal: Journal) -> None:
@@ -109,7 +111,8 @@ class Models:
 
     def served(self, runner: Any) -> None:
         """Note what holds for the whole engine, from the runner of the model that it serves."""
-        self.table = runner.req_to_token_pool.req_to_token
+        self.rows = runner.req_to_token_pool
+        self.table = self.rows.req_to_token
         config, arguments = runner.model_config, runner.server_args
         tokens, positions = (0, int(config.vocab_size)), (0, max(1, int(config.context_len) // 2))
         self.ranges = {

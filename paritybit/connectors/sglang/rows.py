@@ -45,6 +45,11 @@ def request_row(request: Any) -> int | None:
     return None
 
 
+def free_rows(table: Any) -> int:
+    """Return how many rows of a ReqToTokenPool are free."""
+    return len(table.free_slots)
+
+
 def forward_of(
     batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor
 ) -> tuple[Forward, Rows]:

@@ -39,6 +39,7 @@ LEGS: Mapping[frozenset[str], str] = {
     frozenset({"eagle", "overlap"}): "EAGLE overlap",
     frozenset({"eagle", "topk"}): "EAGLE topk 2",
     frozenset({"draft-model"}): "draft model",
+    frozenset({"whole-prompts"}): "attention sinks",
     frozenset({"overlap"}): "overlap",
     frozenset({"no-prefix-cache"}): "no prefix cache",
     frozenset({"prefill-graphs"}): "breakable prefill graphs",

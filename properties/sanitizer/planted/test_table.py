@@ -9,10 +9,11 @@ import pytest
 
 from properties.sanitizer.planted.faults import Fault, read
 from properties.sanitizer.planted.plant import plant
+from properties.sanitizer.planted.run import LEGS
 from properties.support.releases import package_of
 
 FAULTS = read()
-NEEDS = {"page", "eagle", "topk", "overlap", "no-prefix-cache", "prefill-graphs", "draft-model"}
+NEEDS = set().union(*LEGS)
 
 
 def test_the_table_has_distinct_faults_of_many_classes() -> None:

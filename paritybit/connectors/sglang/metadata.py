@@ -1,0 +1,126 @@
+"""What an attention backend hands to its kernels besides index lists: lengths, offsets and masks.
+
+| backend | field | what it says |
+|---|---|---|
+| triton | qo_indptr | where each request's queries begin, and the end |
+| triton | mask_indptr | where each request's part of the mask begins, and the end |
+| triton | window_kv_offsets | the position of the first key in a request's window |
+| triton | custom_mask | which keys a draft token sees: all cached ones and its own ancestors |
+| fa3 | cache_seqlens_int32 | how many keys each request has |
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paritybit.connectors.sglang.rows import Rows, paths_of
+from paritybit.connectors.sglang.sources import source_of
+from paritybit.watch.facts import StaticInput
+
+LARGEST_MASK = 2**24
+"""Entries of a mask up to which it is compared."""
+
+VERIFY = "target_verify"
+
+
+def metadata_of(
+    backend: Any, mode: str, batch: Any, found: Rows, graph: bool
+) -> Iterator[StaticInput]:
+    """Yield what a backend's metadata holds for a batch, with what the rows imply.
+
+    `graph` says that a graph reads it.
+    """
+    build = BACKENDS.get(type(backend).__name__)
+    if build is None or mode not in ("extend", "mixed", "decode", VERIFY):
+        return
+    spans = list(spans_of(batch, mode, found).values())
+    held, expected = build(backend, mode, batch, spans, graph)
+    for name, right in expected.items():
+        tensor = held.get(name)
+        if isinstance(tensor, Tensor) and len(tensor) >= len(right):
+            source = source_of(name, type(backend))
+            live = len(right)
+            yield StaticInput(name, tensor, live, len(tensor), source=source, expected=right)
+
+
+def spans_of(batch: Any, mode: str, found: Rows) -> dict[int, tuple[int, int]]:
+    """Return how many positions are cached and computed, per row of the batch."""
+    drafted = int(batch.spec_info.draft_token_num) if mode == VERIFY else None
+    return {
+        at: (row.cached, row.computed if drafted is None else drafted)
+        for at, row in zip(found.batch_rows, found.rows, strict=True)
+    }
+
+
+Expected = tuple[Mapping[str, Any], dict[str, Tensor]]
+"""What a backend holds, and what it should hold, by name."""
+
+
+def triton(
+    backend: Any, mode: str, batch: Any, spans: Sequence[tuple[int, int]], graph: bool
+) -> Expected:
+    """Return the metadata of TritonAttnBackend."""
+    meta = backend.forward_metadata
+    names = ("qo_indptr", "mask_indptr", "window_kv_offsets", "custom_mask")
+    held = {name: getattr(meta, name, None) for name in names}
+    if graph:
+        mask = getattr(getattr(backend, "_verify_mask", None), "buffer", None)
+        held = {
+            "qo_indptr": getattr(backend, "qo_indptr", None),
+            "mask_indptr": getattr(backend, "mask_indptr", None),
+            "window_kv_offsets": getattr(backend, "cuda_graph_window_kv_offsets", None),
+            "custom_mask": getattr(backend, "cuda_graph_custom_mask", mask),
+        }
+    if mode == "decode":
+        return held, {}
+    expected = {"qo_indptr": ends(computed for _, computed in spans)}
+    if mode == VERIFY:
+        window = int(backend.sliding_window_size or 0)
+        expected["mask_indptr"] = ends(n * (cached + n) for cached, n in spans)
+        if window > 0:
+            first = [max(0, cached - window) for cached, _ in spans]
+            expected["window_kv_offsets"] = torch.tensor(first)
+        mask_of_all = mask_of(batch.spec_info, spans)
+        if mask_of_all is not None:
+            expected["custom_mask"] = mask_of_all
+    return held, expected
+
+
+def flash_attention(
+    backend: Any, mode: str, batch: Any, spans: Sequence[tuple[int, int]], graph: bool
+) -> Expected:
+    """Return the metadata of FlashAttentionBackend. That of a graph is its latest one too."""
+    del graph, batch
+    tree = mode == VERIFY and int(getattr(backend, "topk", 0) or 0) > 1
+    totals = [cached + (0 if tree else computed) for cached, computed in spans]
+    return vars(backend.forward_metadata), {"cache_seqlens_int32": torch.tensor(totals)}
+
+
+BACKENDS = {"TritonAttnBackend": triton, "FlashAttentionBackend": flash_attention}
+"""Per class of an attention backend, what returns its metadata."""
+
+
+def ends(lengths: Any) -> Tensor:
+    """Return where each part of a flat tensor begins, and where the last one ends."""
+    return torch.tensor([0, *accumulate(lengths)])
+
+
+def mask_of(info: Any, spans: Sequence[tuple[int, int]]) -> Tensor | None:
+    """Return which keys each draft token sees, flat; None if that is too large or not known."""
+    if sum(n * (cached + n) for cached, n in spans) > LARGEST_MASK:
+        return None
+    parts = []
+    for index, (cached, count) in enumerate(spans):
+        paths = paths_of(info, index) or [list(range(count))]
+        sees = torch.zeros(count, cached + count, dtype=torch.uint8)
+        sees[:, :cached] = 1
+        for path in paths:
+            for place, node in enumerate(path):
+                sees[node, [cached + ancestor for ancestor in path[: place + 1]]] = 1
+        if not all(sees[node, cached + node] for node in range(count)):
+            return None
+        parts.append(sees.flatten())
+    return torch.cat(parts)

@@ -1,0 +1,114 @@
+"""What backends hand to kernels besides lists is compared with what the rows imply."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from paritybit.connectors.sglang.metadata import mask_of, metadata_of
+from paritybit.connectors.sglang.rows import Rows
+from paritybit.watch.checks import stale_input
+from paritybit.watch.facts import Forward, Row, StaticInput
+from paritybit.watch.observations import Inputs
+
+WINDOW = 3
+
+
+def backend(kind: str, **attributes: Any) -> Any:
+    return type(kind, (SimpleNamespace,), {})(sliding_window_size=WINDOW, **attributes)
+
+
+def rows(*spans: tuple[int, int]) -> Rows:
+    found = Rows()
+    for index, (cached, computed) in enumerate(spans):
+        found.add(index, Row("a", [1] * (cached + computed), cached, computed, {}))
+    return found
+
+
+def chain(count: int) -> Any:
+    """Return a batch that verifies so many draft tokens without branches."""
+    return SimpleNamespace(spec_info=SimpleNamespace(topk=1, draft_token_num=count))
+
+
+def stale(inputs: list[StaticInput]) -> list[str]:
+    """Return the names of the inputs that hold something else than is implied."""
+    found = Inputs(1, Forward("decode", ()), "b", inputs, {})
+    return [str(finding.cause["input"]) for finding in stale_input.judge(found) if finding.cause]
+
+
+VERIFIES = {
+    "qo_indptr": [0, 2, 4, 99],
+    "mask_indptr": [0, 8, 22, 99],
+    "window_kv_offsets": [0, 2, 99],
+    "custom_mask": [1, 1, 1, 0, 1, 1, 1, 1, *[1] * 6, 0, *[1] * 7, 99],
+}
+"""What is right for two requests with 2 and 5 cached keys and two draft tokens each, then padding.
+"""
+
+
+def verified(graph: bool, **changed: list[int]) -> list[StaticInput]:
+    held = {name: torch.tensor(value) for name, value in {**VERIFIES, **changed}.items()}
+    meta = SimpleNamespace() if graph else SimpleNamespace(**held)
+    spelled = {
+        "window_kv_offsets": "cuda_graph_window_kv_offsets",
+        "custom_mask": "cuda_graph_custom_mask",
+    }
+    own = {spelled.get(name, name): value for name, value in held.items()} if graph else {}
+    given = backend("TritonAttnBackend", forward_metadata=meta, **own)
+    found = rows((2, 2), (5, 2))
+    return list(metadata_of(given, "target_verify", chain(2), found, graph))
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_what_a_verification_is_given_is_compared(graph: bool) -> None:
+    assert {one.name for one in verified(graph)} == set(VERIFIES)
+    assert not stale(verified(graph))
+    for name, value in VERIFIES.items():
+        wrong = [value[0], value[1] + 1, *value[2:]]
+        assert stale(verified(graph, **{name: wrong})) == [name]
+
+
+def test_the_queries_of_prompts_are_counted() -> None:
+    for held, found in (([0, 3, 4, 7], []), ([0, 3, 5, 7], ["qo_indptr"])):
+        meta = SimpleNamespace(qo_indptr=torch.tensor(held))
+        given = backend("TritonAttnBackend", forward_metadata=meta)
+        spans = rows((0, 3), (4, 1))
+        inputs = list(metadata_of(given, "extend", SimpleNamespace(), spans, graph=False))
+        assert stale(inputs) == found
+
+
+@pytest.mark.parametrize(
+    ("mode", "topk", "lengths"), [("decode", 1, [4]), ("target_verify", 1, [5]),
+                                  ("target_verify", 2, [3])]
+)  # fmt: skip
+def test_the_lengths_of_flash_attention_are_exact(mode: str, topk: int, lengths: list[int]) -> None:
+    for held, found in ((lengths, []), ([lengths[0] + 1], ["cache_seqlens_int32"])):
+        meta = SimpleNamespace(cache_seqlens_int32=torch.tensor(held))
+        given = backend("FlashAttentionBackend", forward_metadata=meta, topk=topk)
+        assert stale(list(metadata_of(given, mode, chain(2), rows((3, 1)), graph=True))) == found
+
+
+def test_a_draft_token_sees_its_ancestors_alone() -> None:
+    links = SimpleNamespace(
+        topk=2,
+        retrieve_next_token=torch.tensor([[1, 3, -1, -1]]),
+        retrieve_next_sibling=torch.tensor([[-1, 2, -1, -1]]),
+    )
+    mask = mask_of(links, [(1, 4)])
+    assert mask is not None
+    assert mask.view(4, 5)[:, 1:].tolist() == [
+        [1, 0, 0, 0],
+        [1, 1, 0, 0],
+        [1, 0, 1, 0],
+        [1, 1, 0, 1],
+    ]
+    links.retrieve_next_sibling[0, 1] = -1
+    assert mask_of(links, [(1, 4)]) is None
+
+
+def test_other_backends_and_modes_are_left_out() -> None:
+    given = backend("TritonAttnBackend", forward_metadata=SimpleNamespace())
+    assert not list(metadata_of(given, "draft_extend", chain(2), rows((3, 1)), graph=True))
+    other = backend("OtherBackend", forward_metadata=SimpleNamespace())
+    assert not list(metadata_of(other, "decode", chain(2), rows((3, 1)), graph=True))
