@@ -47,6 +47,11 @@ class Player:
     _flush: bool = False
     _leaving: bool = False
 
+    @property
+    def open(self) -> int:
+        """How many requests have arrived and not ended."""
+        return len(self._open)
+
     def poll(self) -> list[Any]:
         """Return what arrives now. Raises PlayedError when all is played and the engine idle."""
         given: list[Any] = []

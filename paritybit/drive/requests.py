@@ -190,5 +190,5 @@ def _long(chance: random.Random, limits: Limits, prefix: str) -> Wave:
     return Wave(tuple(planned), flush=chance.random() < 0.3)
 
 
-KINDS = (_churn, _sharing, _turnover, _pressure, _long)
+KINDS = (_churn, _sharing, _long, _turnover, _pressure)
 """The kinds of waves, in the order in which they come again and again."""

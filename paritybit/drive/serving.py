@@ -5,6 +5,7 @@ import contextlib
 import importlib
 import inspect
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,10 @@ NOTHING = ("input_embeds", "mm_inputs", "token_ids_logprob", "token_type_ids")
 """What a request of ours lacks, and a release may want to be told so."""
 
 
+LONGEST_WAIT = 15
+"""Seconds for which an engine that is asked again and again may serve nobody who waits."""
+
+
 class EngineFailedError(BaseException):
     """The engine raised. It holds what. An engine's own handlers let it pass."""
 
@@ -31,6 +36,7 @@ class Engine:
         self.served = served
         self.player: Player | None = None
         self._scheduler: Any = None
+        self._progress = 0, 0.0
         self._made: dict[str, list[int]] = {}
         self.arguments: Any = None
 
@@ -94,7 +100,14 @@ class Engine:
         module.get_exception_traceback = failed
 
     def _poll(self) -> list[Any]:
+        """Return what arrives now. Raises EngineFailedError if requests wait and none is served."""
         assert self.player is not None
+        now = time.monotonic()
+        if self.forwards != self._progress[0] or not self.player.open:
+            self._progress = self.forwards, now
+        elif now - self._progress[1] > LONGEST_WAIT:
+            waiting = f"{self.player.open} requests wait and no batch ran"
+            raise EngineFailedError(f"the engine stalled: {waiting} for {LONGEST_WAIT} s")
         return self.player.poll()
 
     def _orders(self) -> Orders:

@@ -86,7 +86,9 @@ class Served:
             *("--watchdog-timeout", "1000000"),
             *("--log-level", "warning"),
         ]
-        if self.page_size in WINDOWS:
+        if self.whole_prompts:  # All of its tokens have a slot until a prompt is computed.
+            words += ["--swa-full-tokens-ratio", "0.9"]
+        elif self.page_size in WINDOWS:
             words += ["--swa-full-tokens-ratio", str(WINDOWS[self.page_size])]
         if not self.prefix_cache:
             words.append("--disable-radix-cache")

@@ -43,6 +43,8 @@ class Row:
     that has no slot any more, as outside a sliding window, is -1. They are best on the host: what
     each row needs is then found without a call of a GPU per row.
 
+    The last `spare` positions belong to the row, and need not be written.
+
     `space` names what KV depends on besides tokens, such as a LoRA adapter or a cache salt. Rows
     of different spaces never share KV.
 
@@ -56,6 +58,7 @@ class Row:
     computed: int
     slots: Mapping[str, torch.Tensor]
     space: str = ""
+    spare: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,13 +66,17 @@ class Forward:
     """One forward pass: `kind` is the engine's word for it, such as decode or extend.
 
     `owned` gives, per group, the slots that the forward may write: None means the slots of the
-    computed positions of its rows. A forward whose reads cannot be told, as one of a draft model,
-    has no rows and names `owned`; only its frame and its replays are then checked.
+    computed positions of its rows. A forward whose reads cannot be told has no rows and names
+    `owned`; only its frame and its replays are then checked.
+
+    `model` tells several models apart that compute for the same requests, as a draft does: each
+    may know other tokens of them at a time.
     """
 
     kind: str
     rows: tuple[Row, ...]
     owned: Mapping[str, torch.Tensor] | None = None
+    model: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,6 +114,7 @@ class StaticInput:
     that padding may hold, as a half-open range; None means that no other value is known to be
     valid, and the tail is then never overwritten. `source` is the file and line in the engine that
     fills it. `expected` are the values that the batch gives to the live part, on any device.
+    `writes` is the group of which it holds the slots to write, if it does.
     """
 
     name: str
@@ -117,6 +125,7 @@ class StaticInput:
     valid: tuple[int, int] | None = None
     source: str | None = None
     expected: torch.Tensor | None = None
+    writes: str | None = None
 
 
 @dataclass

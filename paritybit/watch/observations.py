@@ -121,6 +121,22 @@ class Frame:
 
 
 @dataclass(frozen=True)
+class Unwritten:
+    """Slots of one group that a forward computed and did not write, int64 [n] each, n > 0.
+
+    `row` is the number of the row, and `position` that of the token.
+    """
+
+    number: int
+    forward: Forward
+    ledger: Ledger
+    slots: Tensor
+    row: Tensor
+    position: Tensor
+    replay: str | None = None
+
+
+@dataclass(frozen=True)
 class Lists:
     """One index list of a forward, with the slots it should name."""
 

@@ -15,12 +15,17 @@ from paritybit.watch.observations import Reads
 
 @dataclass(frozen=True)
 class Writes:
-    """The slots that the rows of a forward compute, one entry per row and position."""
+    """The slots that the rows of a forward compute, one entry per row and position.
+
+    `row` is the row's number, and `must` says whether the slot must be written.
+    """
 
     slots: Tensor
     chain: Tensor
     request: Tensor
     position: Tensor
+    row: Tensor
+    must: Tensor
 
 
 def owned(forward: Forward, ledger: Ledger) -> Tensor:
@@ -49,7 +54,9 @@ def ranges(spans: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
 def hashes(forward: Forward, chains: Chains) -> list["array[int]"]:
     """Return, for each row, the hash at each of its positions."""
     return [
-        chains.hashes(row.request, row.tokens, row.cached + row.computed, row.space)
+        chains.hashes(
+            f"{forward.model}{row.request}", row.tokens, row.cached + row.computed, row.space
+        )
         for row in forward.rows
     ]
 
@@ -134,7 +141,8 @@ def adopt(reads: Reads) -> None:
 def writes(forward: Forward, ledger: Ledger, chain: list["array[int]"]) -> Writes | None:
     """Return what the rows of a forward write in a group, or None if that is nothing."""
     name = ledger.group.name
-    parts, requests, spans = list[Tensor](), list[int](), list[tuple[int, int]]()
+    parts, spans = list[Tensor](), list[tuple[int, int]]()
+    rows, requests, musts = list[int](), list[int](), list[int]()
     values = array("q")
     for index, row in enumerate(forward.rows):
         if not row.computed or name not in row.slots:
@@ -142,7 +150,9 @@ def writes(forward: Forward, ledger: Ledger, chain: list["array[int]"]) -> Write
         last = row.cached + row.computed
         parts.append(row.slots[name][row.cached : last])
         values += chain[index][row.cached : last]
+        rows.append(index)
         requests.append(ledger.names.number(row.request))
+        musts.append(last - row.spare)
         spans.append((row.cached, last))
     if not parts:
         return None
@@ -155,20 +165,33 @@ def writes(forward: Forward, ledger: Ledger, chain: list["array[int]"]) -> Write
         torch.frombuffer(values, dtype=torch.int64).to(device)[real],
         torch.tensor(requests)[number].to(device, torch.int32)[real],
         positions.to(device, torch.int32)[real],
+        torch.tensor(rows)[number].to(device)[real],
+        (positions < torch.tensor(musts)[number]).to(device)[real],
     )
 
 
-def note(writes: Writes, ledger: Ledger, changed: Tensor, number: int) -> None:
-    """Enter a forward's writes into the ledger; the frame after it was just taken.
+def seen(writes: Writes, ledger: Ledger, changed: Tensor) -> Tensor:
+    """Return which slots were seen to be written, bool [n].
 
-    A slot whose bytes did not change, and that was last written for another position or never,
-    was not written: it keeps its entry, and whoever reads it is told. Keys depend on positions,
-    so equal bytes for two positions do not happen.
+    Not so are those whose bytes did not change, and that were last written for another position
+    or never. Keys depend on positions, so that equal bytes for two positions come only from one
+    forward that wrote for another.
     """
     slots = writes.slots
     same = ledger.position[slots] == writes.position
     known = (ledger.forward[slots] != 0) & (same | (ledger.chain[slots] == UNKNOWN))
-    wrote = changed[slots] | known
+    return changed[slots] | known
+
+
+def note(writes: Writes, ledger: Ledger, changed: Tensor, number: int) -> Tensor:
+    """Enter a forward's writes into the ledger; the frame after it was just taken.
+
+    Returns which of the slots that must be written were not, bool [n].
+
+    A slot that was not seen to be written keeps its entry, and whoever reads it is told.
+    """
+    slots, wrote = writes.slots, seen(writes, ledger, changed)
     ledger.write(
         slots[wrote], writes.chain[wrote], writes.request[wrote], writes.position[wrote], number
     )
+    return writes.must & ~wrote

@@ -8,46 +8,23 @@ on with its own result.
 import os
 import platform
 import random
-from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from paritybit.watch import reading
-from paritybit.watch.between import FILLED, MOST_NOTED, Between
+from paritybit.watch.between import FILLED, MOST_NOTED
 from paritybit.watch.boundary import guarded
-from paritybit.watch.facts import Forward, Group, IndexList, Replay, StaticInput
+from paritybit.watch.facts import Forward, Group, IndexList, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Story
-from paritybit.watch.observations import (
-    Captured,
-    Frame,
-    Inputs,
-    Lists,
-    Logged,
-    Relation,
-)
-from paritybit.watch.replays.relations import NAMES, Relations, Tried
-from paritybit.watch.replays.trial import SMALL, Explained, Trial, explain
+from paritybit.watch.observations import Inputs, Lists, Logged, Unwritten
+from paritybit.watch.replays.replaying import Replaying, UnderWay
 from paritybit.watch.settings import Settings
 
 
-@dataclass
-class UnderWay:
-    """The forward that is being watched."""
-
-    number: int
-    forward: Forward
-    chain: list["array[int]"]
-    owned: dict[str, Tensor]
-    changed: dict[str, Tensor] = field(default_factory=dict)
-    """Per group, the slots that changed since it began, bool [slots]."""
-    replayed: bool = False
-
-
-class Watcher(Between):
+class Watcher(Replaying):
     """Watches the KV groups of one model in this process.
 
     A checked forward takes a frame before and after it, and after each replay. Where forwards are
@@ -67,12 +44,6 @@ class Watcher(Between):
     ) -> None:
         super().__init__(groups, journal, settings)
         self.wait, self.gaps = 0, random.Random(0)
-        self.now: UnderWay | None = None
-        self.trial: Trial | None = None
-        self.blamed: set[str] = set()
-        tried = tuple(name for name in NAMES if name in {check.name for check in self.checks})
-        self.relations = Relations(settings.every, tried)
-        self.captures: dict[object, dict[str, Captured]] = {}
         journal.once(
             "start",
             engine=engine,
@@ -177,20 +148,6 @@ class Watcher(Between):
             self.journal.count(lists=1, list_entries=int(given.counts[:rows].sum()))
 
     @guarded
-    def captured(self, graph: object, kind: str, inputs: Sequence[StaticInput]) -> None:
-        """Note that a graph was captured, with the addresses and values of its static inputs."""
-        self.captures[graph] = {
-            static.name: Captured(
-                static.tensor.data_ptr(),
-                static.tensor.dtype,
-                tuple(static.tensor.shape),
-                static.tensor.clone() if static.tensor.nbytes <= SMALL else None,
-            )
-            for static in inputs
-        }
-        self.journal.count(captures=1, **{f"captures: {kind}": 1})
-
-    @guarded
     def inputs(self, kind: str, inputs: Sequence[StaticInput]) -> None:
         """Judge the inputs of a forward that replays no graph, where their values are known."""
         if self.now is not None:
@@ -219,122 +176,6 @@ class Watcher(Between):
         for row, mine in zip(rows, ids.split([row.computed for row in rows]), strict=True):
             self.relayed.add(row, mine)
 
-    def replay(self, replay: Replay) -> object:
-        """Replay a graph and judge it. Returns what the first `replay.run()` returned."""
-        if self.now is None or self.busy:
-            return replay.run()
-        self._prepare(replay)
-        result = replay.run()
-        self._replayed(replay, result)
-        return result
-
-    @guarded
-    def _prepare(self, replay: Replay) -> None:
-        """Judge the static inputs, and save the state before the first run."""
-        if self.now is None:
-            return
-        captured = self.captures.get(replay.graph, {})
-        found = Inputs(self.now.number, self.now.forward, replay.kind, replay.inputs, captured)
-        self.judge("inputs", found)
-        self.trial = Trial(replay, self.now.owned, self.ledgers)
-
-    @guarded
-    def _replayed(self, replay: Replay, result: object) -> None:
-        """Judge what a replay changed, then run it again if that is due."""
-        now, trial = self.now, self.trial
-        if now is None or trial is None:
-            return
-        self.trial, now.replayed = None, True
-        padded = int(replay.rows < replay.bucket)
-        self.journal.count(replays=1, padded_replays=padded, **{f"replays: {replay.kind}": 1})
-        due = self.relations.due(replay.kind)
-        strays = {name: self.stray(ledger, now) for name, ledger in self.ledgers.items()}
-        strays = {name: stray for name, stray in strays.items() if len(stray)}
-        if strays or due:
-            trial.ran(result)
-        with self.alone():
-            for name, stray in strays.items():
-                ledger = self.ledgers[name]
-                found = self.explained(ledger, stray, trial)
-                self.judge_stray(ledger, now, stray, replay.kind, found)
-            if due and not strays and trial.possible:
-                with trial.restoring():
-                    for tried in self.relations.tried(trial, due, now.number):
-                        self.judge_tried(replay, now, tried)
-        if trial.changed:
-            self.check_restored(now, trial)
-
-    def explained(self, ledger: Ledger, stray: Tensor, trial: Trial) -> Explained:
-        """Find the causes of stray writes by running the replay again."""
-        known = self.captures.get(trial.replay.graph, {})
-        values = {name: was.value for name, was in known.items() if was.value is not None}
-        if not trial.possible:
-            return Explained([], {})
-        return explain(trial, ledger, stray, values, self.blamed)
-
-    def judge_stray(
-        self,
-        ledger: Ledger,
-        now: UnderWay,
-        stray: Tensor,
-        kind: str | None = None,
-        explained: Explained | None = None,
-    ) -> None:
-        """Judge stray writes, and remember them for later reads. `kind` is the replay's."""
-        causes, layers = ([], {}) if explained is None else (explained.causes, explained.layers)
-        found = Frame(now.number, now.forward, ledger, stray, kind, causes, layers)
-        self.judge("frame", found)
-        for cause, slots in causes:
-            self.blamed.add(cause["input"])
-            ledger.tell(slots, Story(now.number, "a stray write", cause))
-        ledger.tell(stray.tolist(), Story(now.number, "a stray write"))
-
-    def judge_tried(self, replay: Replay, now: UnderWay, tried: Tried) -> None:
-        """Count a relation that was tried, and judge it if it does not hold."""
-        self.journal.count(
-            **{f"tried: {tried.name}": 1, f"rounding: {tried.name}": int(tried.rounding)}
-        )
-        if tried.found is not None:
-            found = tried.found
-            self.judge(
-                tried.name,
-                Relation(
-                    now.number, now.forward, replay.kind, found.group, found.where, found.size,
-                    tried.cause,
-                ),
-            )  # fmt: skip
-
-    def check_restored(self, now: UnderWay, trial: Trial) -> None:
-        """Look for slots that only running again changed.
-
-        The first run may have written them too, with the bytes that they held. The first run's
-        inputs then give those back, and poison shows that it writes them: a stray write.
-        """
-        for ledger in self.ledgers.values():
-            slots = self.stray(ledger, now)
-            if not len(slots):
-                continue
-            with self.alone(), trial.restoring():
-                trial.again()
-            with self.alone():
-                explained = self.explained(ledger, slots, trial)
-            self.stray(ledger, now)
-            hit = torch.tensor(sorted(explained.layers), dtype=torch.int64, device=slots.device)
-            if len(hit):
-                self.judge_stray(ledger, now, hit, trial.replay.kind, explained)
-            if len(rest := slots[~torch.isin(slots, hit)]):
-                self.undecided("a replay that ran again changed slots that it does not own")
-                ledger.forget(rest)
-
-    def stray(self, ledger: Ledger, now: UnderWay) -> Tensor:
-        """Take a frame of one group. Returns the slots that changed without being owned."""
-        name = ledger.group.name
-        changed = ledger.frame()
-        before = now.changed.get(name)
-        now.changed[name] = changed if before is None else before | changed
-        loading = [ledger.index(slots) for slots in self.loading.get(name, ())]
-        return ledger.outside(changed, torch.cat([now.owned[name], *loading]))
-
     @guarded
     def end(self) -> None:
         """End the forward: judge which slots it changed, and enter its writes into the ledger."""
@@ -351,13 +192,24 @@ class Watcher(Between):
             if now.forward.owned is not None:
                 self.note_owned(ledger, now, name)
             if writes is not None:
-                reading.note(writes, ledger, now.changed[name], now.number)
+                missing = reading.note(writes, ledger, now.changed[name], now.number)
+                self.judge_missing(ledger, now, writes, missing)
             if ledger.device.type == "cuda":  # Calls between forwards may use another stream.
                 torch.cuda.current_stream(ledger.device).synchronize()
         self.loading.clear()
         errors, warnings = self.listener.taken()
         self.judge("log", Logged(now.number, now.forward.kind, errors))
         self.journal.count(logged_warnings=warnings)
+
+    def judge_missing(
+        self, ledger: Ledger, now: UnderWay, writes: reading.Writes, missing: Tensor
+    ) -> None:
+        """Judge the slots that must be written and were not, if there are any."""
+        if bool(missing.any()):
+            slots, rows = writes.slots[missing], writes.row[missing]
+            position, replay = writes.position[missing], now.replayed
+            found = Unwritten(now.number, now.forward, ledger, slots, rows, position, replay)
+            self.judge("writes", found)
 
     def note_owned(self, ledger: Ledger, now: UnderWay, name: str) -> None:
         """Note the writes of slots of which only the owner is known, not the tokens."""

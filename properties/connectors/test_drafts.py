@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paritybit.connectors.sglang.drafts import draft_forward_of, implied_by_draft
+from paritybit.connectors.sglang.drafts import Steps, draft_forward_of, implied_by_draft
 from paritybit.connectors.sglang.lists import lists_of
 from paritybit.connectors.sglang.pools import NotRecognisedError, Pool, described
 from paritybit.connectors.sglang.rows import Rows
@@ -35,7 +35,8 @@ def batch_of(mode: str, totals: list[int], **more: Any) -> Any:
 
 def described_by(batch: Any, topk: int | None) -> tuple[Forward, Rows, Pool]:
     pool = described(parts.SubPool(100, 1), None, "draft.")
-    forward, found = draft_forward_of(batch, REQUESTS, pool, TABLE, topk)
+    steps = None if topk is None else Steps(topk, STEPS)
+    forward, found = draft_forward_of(batch, REQUESTS, pool, TABLE, steps)
     return forward, found, pool
 
 
@@ -69,6 +70,7 @@ def test_a_chain_of_steps_has_a_row_per_request_with_its_next_slots() -> None:
         ("b", 2, STEPS),
     ]
     assert found.rows[0].tokens == [1, 2, 3, 4, None, None, None]
+    assert found.rows[0].spare == 1
     assert found.rows[1].slots["draft.full"].tolist() == TABLE[2, :5].tolist()
 
 

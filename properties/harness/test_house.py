@@ -50,7 +50,7 @@ DATA_FOR_REPORTS = (
 
 BELOW_THE_HARNESS = ("paritybit.reference", "paritybit.subjects")
 
-MOST_FILES, MOST_LINES, MOST_FUNCTION_LINES = 16, 400, 60
+MOST_FILES, MOST_LINES, MOST_FUNCTION_LINES = 17, 400, 60
 
 TABLES_OF_DATA: tuple[str, ...] = ()
 """Files that are one table of data, however long."""

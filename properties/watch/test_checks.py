@@ -258,6 +258,7 @@ def complaining(engine: Any) -> None:
 FAULTS: list[tuple[Callable[[Any], None], str]] = [
     (stale_tail, "stray write"),
     (stale_tail, "corrupted read"),
+    (lost_write, "unwritten slot"),
     (lost_write, "uninitialised read"),
     (long_match, "wrong owner"),
     (overwritten, "corrupted read"),

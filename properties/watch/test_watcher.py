@@ -1,6 +1,7 @@
 """What the watcher judges and what it must not, forward by forward."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,17 @@ def test_a_slot_that_a_forward_left_alone_is_not_taken_for_written(scene: Scene)
     scene.write(SLOTS[:2])
     scene.watcher.end()
     scene.forward("a", TOKENS[:4], 3, SLOTS)
-    assert scene.checks() == ["uninitialised read"] * 2
+    assert scene.checks() == ["unwritten slot"] * 2 + ["uninitialised read"] * 2
+    assert "which is position 2 of request a" in scene.lines("finding")[0]["text"]
+
+
+def test_a_slot_to_spare_need_not_be_written(scene: Scene) -> None:
+    whole = row("a", TOKENS[:3], 0, SLOTS)
+    for spare, found in ((1, []), (0, ["unwritten slot"] * 2)):
+        scene.watcher.begin(Forward("decode", (replace(whole, spare=spare),)))
+        scene.write(SLOTS[:2])
+        scene.watcher.end()
+        assert scene.checks() == found
 
 
 def test_a_position_without_a_slot_is_found_within_the_window_alone(scene: Scene) -> None:
@@ -157,6 +168,7 @@ def test_slots_may_be_loaded_while_a_forward_runs(scene: Scene) -> None:
     assert scene.checks() == []
     scene.watcher.begin(Forward("extend", (row("c", [2], 0, [31]),)))
     scene.write([21, 31], "full")
+    scene.write([31], "swa")
     scene.watcher.end()
     assert scene.checks() == ["stray write"]
 
@@ -397,6 +409,46 @@ def test_an_error_of_the_engine_reaches_the_engine(scene: Scene) -> None:
     assert scene.checks() == []
 
 
+@pytest.mark.parametrize(("slot", "found"), [(SLOTS[0], []), (SLOTS[4], ["unwritten slot"])])
+def test_a_replay_may_write_what_its_slot_holds(scene: Scene, slot: int, found: list[str]) -> None:
+    """As where a padded row wrote it before, at another position."""
+    held = scene.groups[0].layers[0].tensors[0]
+    held[SLOTS[4]] = 1.0
+    scene.watcher.begin(Forward("extend", (row("b", TOKENS[:2], 0, {"full": [30, SLOTS[0]]}),)))
+    scene.write([30], "full")
+    held[SLOTS[0]] = 1.0
+    scene.watcher.end()
+    scene.watcher.begin(Forward("decode", (row("a", TOKENS[:1], 0, {"full": SLOTS}),)))
+    scene.watcher.replay(replay(scene, slot, torch.zeros(())))
+    scene.watcher.end()
+    assert scene.checks() == found
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_padding_that_writes_what_a_slot_holds_is_found(scene: Scene, writes: bool) -> None:
+    """Bytes that do not change say nothing: the slot is written again with others in it."""
+    scene.forward("b", TOKENS[:1], 0, [SLOTS[3]])
+    held = scene.groups[0].layers[0].tensors[0]
+    there = held[SLOTS[3]].clone()
+    out = torch.zeros(())
+    made = replay(scene, SLOTS[0], out)
+    aims = torch.tensor([SLOTS[0], SLOTS[3]])
+    made.inputs = [StaticInput("out_cache_loc", aims, 1, 2, writes="full")]
+    run = made.run
+
+    def stale() -> object:
+        if writes:
+            held[SLOTS[3]] = there
+        return run()
+
+    made.run = stale
+    scene.watcher.begin(Forward("decode", (row("a", TOKENS[:1], 0, {"full": SLOTS}),)))
+    scene.watcher.replay(made)
+    scene.watcher.end()
+    assert scene.checks() == ["stray write"] * writes
+    assert torch.equal(held[SLOTS[3]], there)
+
+
 def test_a_replay_that_may_not_be_repeated_runs_once(scene: Scene) -> None:
     for repeatable, times in ((False, 1), (True, 2)):
         calls: list[int] = []
@@ -408,7 +460,7 @@ def test_a_replay_that_may_not_be_repeated_runs_once(scene: Scene) -> None:
             return run()
 
         made.run = counted
-        scene.watcher.begin(Forward("decode", (row("a", TOKENS[:1], 0, SLOTS),)))
+        scene.watcher.begin(Forward("decode", (row("a", TOKENS[:1], 0, {"full": SLOTS}),)))
         scene.watcher.replay(made)
         scene.watcher.end()
         assert len(calls) == times

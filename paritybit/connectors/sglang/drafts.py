@@ -1,11 +1,13 @@
 """The forwards of a draft model: their rows, and what these imply.
 
 A draft's KV at a position belongs to the tokens up to that position, as the target's does, and has
-the same location. A graph of draft steps writes `columns` positions per branch after the cached
-ones. Their tokens are known to nobody before the replay.
+the same location. A graph of draft steps has several positions per branch after the cached ones,
+and writes one per step but the last, which only samples. Their tokens are known to nobody before
+the replay.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,24 +32,37 @@ EXTENDS = ("draft_extend", "draft_extend_v2")
 """Modes in which a draft takes up the tokens that were accepted."""
 
 
+@dataclass(frozen=True)
+class Steps:
+    """What a graph of draft steps computes: how many branches per request, and how many steps."""
+
+    topk: int
+    steps: int
+
+    @classmethod
+    def of(cls, runner: Any) -> "Steps | None":
+        """Return what the graphs of a runner compute, or None if they have no steps."""
+        topk, steps = (getattr(runner, name, None) for name in ("topk", "speculative_num_steps"))
+        return None if topk is None or steps is None else cls(int(topk), int(steps))
+
+
 def draft_forward_of(
-    batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor, topk: int | None
+    batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor, steps: Steps | None
 ) -> tuple[Forward, Rows]:
     """Return the facts of a forward of a draft model. Raises NotRecognisedError.
 
-    The arguments are those of `forward_of`. `topk` is the number of branches of a graph of draft
-    steps; None for a forward without such a graph.
+    The arguments are those of `forward_of`. `steps` is None for a forward without such a graph.
     """
     mode = mode_of(batch)
     if mode in PREFILLS:
         _, found = forward_of(batch, requests, pool, table)
     elif mode in EXTENDS:
         found = extended(batch, requests, pool, table)
-    elif mode == "decode" and topk is not None:
-        found = stepped(batch, requests, pool, table, topk)
+    elif mode == "decode" and steps is not None:
+        found = stepped(batch, requests, pool, table, steps)
     else:
         raise NotRecognisedError(f"a draft's forward with the mode {mode}")
-    return Forward(f"draft {mode}", tuple(found.rows)), found
+    return Forward(f"draft {mode}", tuple(found.rows), model="draft "), found
 
 
 def extended(batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor) -> Rows:
@@ -62,14 +77,14 @@ def extended(batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor) -> 
     return found
 
 
-def stepped(batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor, topk: int) -> Rows:
+def stepped(batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor, steps: Steps) -> Rows:
     """Return the rows of a graph of draft steps: one per branch."""
-    found = Rows()
+    found, topk = Rows(), steps.topk
     totals = batch.seq_lens.tolist()
     branches = batch.out_cache_loc.view(len(totals), topk, -1)
     columns = branches.shape[2]
     held = slots_of(batch, pool, table, max(totals) + columns)
-    steps = {name: slots.cpu() for name, slots in pool.slots(branches).items()}
+    new = {name: slots.cpu() for name, slots in pool.slots(branches).items()}
     for index, request in enumerate(requests_of(batch, requests, mode_of(batch))):
         total = totals[index]
         for branch in range(topk):
@@ -77,10 +92,11 @@ def stepped(batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor, topk
             slots = {
                 name: block[index, : total + columns]
                 if topk == 1
-                else torch.cat((block[index, :total], steps[name][index, branch].to(block)))
+                else torch.cat((block[index, :total], new[name][index, branch].to(block)))
                 for name, block in held.items()
             }
-            found.add(index, row_of(request, total, columns, slots))
+            row = row_of(request, total, columns, slots)
+            found.add(index, replace(row, spare=columns - steps.steps + 1))
     return found
 
 

@@ -7,6 +7,7 @@ an engine does before, as warm-ups and captures, is not.
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -110,6 +111,8 @@ class Engine:
             self.watcher = self.start()
             taken = {rows.request_row(request) for request in batch.reqs} - {None}
             self.all_rows = rows.free_rows(self.models.rows) + len(taken)
+            if hasattr(scheduler, "enable_overlap"):  # Its setting may have been overruled.
+                self.journal.scope(disable_overlap_schedule=not scheduler.enable_overlap)
         self.requests = batch.reqs
         try:
             return original(scheduler, batch, *args, **kwargs)
@@ -205,8 +208,8 @@ class Engine:
                 return rows.forward_of(batch, requests, pool, table)
             if model.shares:
                 raise NotRecognisedError("a draft that reads the KV of its target")
-            topk = None if runner is None else getattr(runner, "topk", None)
-            return drafts.draft_forward_of(batch, requests, pool, table, topk)
+            steps = None if runner is None else drafts.Steps.of(runner)
+            return drafts.draft_forward_of(batch, requests, pool, table, steps)
         except NotRecognisedError as error:
             if model.drafts:
                 self.journal.scope(drafts_not_watched=str(error))
@@ -323,7 +326,7 @@ class Engine:
         now.replays += 1
         runner, batch = now.runner, now.batch
         live = self.live(runner, batch)
-        pool = now.model.pool if now.model.pool.sliding is not None else None
+        pool = now.model.pool
         backend = graphs.backend_of(runner)
         if backend is None and not now.listed and not now.model.drafts:
             backend = now.model.runner.attn_backend
@@ -356,9 +359,13 @@ class Engine:
     # Idle moments.
 
     def idle(self, original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        """Judge which slots are free or cached, once each time that nothing runs any more."""
+        """Judge which slots are free or cached, once each time that nothing runs any more.
+
+        Requests may wait, as where nothing can be evicted for them.
+        """
         news = self.watcher is not None and self.idle_at != self.forwards
-        if news and scheduler.is_fully_idle():
+        waiting = "ignore_waiting" in inspect.signature(scheduler.is_fully_idle).parameters
+        if news and scheduler.is_fully_idle(**({"ignore_waiting": True} if waiting else {})):
             self.idle_at = self.forwards
             try:
                 self.allocations.idle(scheduler.tree_cache, self.free_rows(scheduler))

@@ -159,6 +159,8 @@ def inputs_of(
     largest = max(filter(None, map(bucket_of, graphs_of(runner))), default=bucket)
     found = []
 
+    writes = {} if pool is None else slots_to_write(pool)
+
     def add(name: str, tensor: Tensor, given: Tensor | None, owners: tuple[type, ...]) -> None:
         axis = AXES.get(name, 0)
         length = tensor.shape[axis] if tensor.ndim else 1
@@ -166,6 +168,7 @@ def inputs_of(
         if given is not None and not (length % largest == 0 and fits(given, tensor, axis, size)):
             given = None
         static = StaticInput(name, tensor, length, length, axis, source=source_of(name, *owners))
+        static.writes = writes.get(name)
         if given is not None:
             static.expected = implied.get(name, given)  # Runners of drafts pad the batch itself.
             static.live, static.size = static.expected.shape[axis], size
@@ -180,9 +183,17 @@ def inputs_of(
             add(name, getattr(backend, name), None, (type(backend),))
     if isinstance(getattr(backend, SLID, None), Tensor):
         locations = implied.get("out_cache_loc", given_to("out_cache_loc", batch, runner))
-        slid = None if locations is None or pool is None else pool.mapping[locations.long()]
+        slides = locations is not None and pool is not None and pool.sliding is not None
+        slid = pool.mapping[locations.long()] if slides else None
         add(SLID, getattr(backend, SLID), slid, (type(backend),))
     return found
+
+
+def slots_to_write(pool: Pool) -> dict[str, str]:
+    """Return, by the name of an input that holds slots to write, their group."""
+    full = next((name for name in pool.groups if name != pool.sliding), None)
+    found = {"out_cache_loc": full, "out_cache_loc_swa": pool.sliding, SLID: pool.sliding}
+    return {name: group for name, group in found.items() if group is not None}
 
 
 def fits(given: Tensor, tensor: Tensor, axis: int, size: int) -> bool:

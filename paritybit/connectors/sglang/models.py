@@ -13,7 +13,7 @@ from paritybit.watch.journal import Journal
 
 SCOPE = (
     "model_path", "page_size", "attention_backend", "prefill_attention_backend",
-    "decode_attention_backend", "disable_overlap_schedule", "disable_radix_cache",
+    "decode_attention_backend", "disable_radix_cache",
     "disable_cuda_graph", "cuda_graph_bs", "cuda_graph_max_bs", "disable_piecewise_cuda_graph",
     "enable_torch_compile", "kv_cache_dtype", "chunked_prefill_size", "enable_mixed_chunk",
     "speculative_algorithm", "speculative_eagle_topk", "speculative_num_steps",

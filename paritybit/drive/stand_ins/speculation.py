@@ -63,6 +63,22 @@ def stand_in_for_trees() -> None:
             module._is_cuda = True
 
 
+RULES = "sglang.srt.arg_groups.speculative_hook"
+"""The module that settles what speculation is served with."""
+
+NO_OVERLAP = "_disable_overlap_schedule_for_cpu"
+"""Its function that switches overlap scheduling off on a CPU."""
+
+
+def overlap_as_on_cuda() -> str | None:
+    """Let batches overlap though drafts are made on a CPU, where a release would not."""
+    module = found(RULES)
+    if module is None or not hasattr(module, NO_OVERLAP):
+        return ""
+    setattr(module, NO_OVERLAP, lambda server_args: None)
+    return None
+
+
 class AsCuda(str):
     """The name of a device that an engine takes for CUDA; torch reads what it is."""
 

@@ -14,7 +14,11 @@ from paritybit.drive.stand_ins.layers import (
     stand_in_for_softcap,
 )
 from paritybit.drive.stand_ins.packages import stand_in_for_packages
-from paritybit.drive.stand_ins.speculation import stand_in_for_trees, use_runners_of_cuda
+from paritybit.drive.stand_ins.speculation import (
+    overlap_as_on_cuda,
+    stand_in_for_trees,
+    use_runners_of_cuda,
+)
 from paritybit.watch import journal
 
 
@@ -71,6 +75,11 @@ ON_A_CPU = (
         "the choice of graph runners for drafting: those of CUDA",
         "the engine has none for a CPU",
         use_runners_of_cuda,
+    ),
+    StandIn(
+        "the rule that batches with drafts do not overlap: none",
+        "the engine has it for a CPU alone",
+        overlap_as_on_cuda,
     ),
     StandIn(
         "the experts' torch implementation: one step of a graph",

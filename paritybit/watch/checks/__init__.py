@@ -16,6 +16,7 @@ from paritybit.watch.checks import (
     stray_write,
     uninitialised_read,
     unrepeatable_replay,
+    unwritten_slot,
     wrong_list,
     wrong_owner,
 )
@@ -25,6 +26,7 @@ CHECKS: Mapping[str, Check] = {
     module.CHECK.name: module.CHECK
     for module in (
         stray_write,
+        unwritten_slot,
         wrong_owner,
         corrupted_read,
         uninitialised_read,

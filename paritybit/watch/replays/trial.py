@@ -241,6 +241,18 @@ def overwritten(trial: Trial, poison: SavedSlots, changes: Mapping[str, Tensor])
     return folded(checksums.of(poison.slots)) != before
 
 
+def rewritten(trial: Trial, ledger: Ledger, slots: Tensor) -> Tensor:
+    """Run again with other bytes in some slots. Returns which of them it writes, bool [n]."""
+    saved = SavedSlots.of(ledger, slots)
+    poison = saved.inverted()
+    with trial.restoring([saved]):
+        trial.rewind()
+        poison.restore()
+        before = folded(ledger.checksums.of(slots))
+        trial.replay.run()
+        return folded(ledger.checksums.of(slots)) != before
+
+
 def first_layers(ledger: Ledger, poison: SavedSlots, hit: Tensor) -> dict[int, str]:
     """Return the first layer in which each slot that was hit lost its poison."""
     found: dict[int, str] = {}

@@ -1,0 +1,216 @@
+"""The replays of a watched forward: what each changed, and running it again."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from paritybit.watch import reading
+from paritybit.watch.between import Between
+from paritybit.watch.boundary import guarded
+from paritybit.watch.facts import Forward, Group, Replay, StaticInput
+from paritybit.watch.journal import Journal
+from paritybit.watch.ledger import Ledger, Story
+from paritybit.watch.observations import Captured, Frame, Inputs, Relation
+from paritybit.watch.replays.relations import NAMES, Relations, Tried
+from paritybit.watch.replays.trial import SMALL, Explained, Trial, explain, rewritten, tail
+from paritybit.watch.settings import Settings
+
+
+@dataclass
+class UnderWay:
+    """The forward that is being watched."""
+
+    number: int
+    forward: Forward
+    chain: list["array[int]"]
+    owned: dict[str, Tensor]
+    changed: dict[str, Tensor] = field(default_factory=dict)
+    """Per group, the slots that changed since it began, bool [slots]."""
+    replayed: str | None = None
+    """The kind of the runner that replayed a graph in it."""
+
+
+class Replaying(Between):
+    """Judges the replays of the forward that is being watched."""
+
+    def __init__(self, groups: Sequence[Group], journal: Journal, settings: Settings) -> None:
+        super().__init__(groups, journal, settings)
+        self.now: UnderWay | None = None
+        self.trial: Trial | None = None
+        self.blamed: set[str] = set()
+        tried = tuple(name for name in NAMES if name in {check.name for check in self.checks})
+        self.relations = Relations(settings.every, tried)
+        self.captures: dict[object, dict[str, Captured]] = {}
+
+    @guarded
+    def captured(self, graph: object, kind: str, inputs: Sequence[StaticInput]) -> None:
+        """Note that a graph was captured, with the addresses and values of its static inputs."""
+        self.captures[graph] = {
+            static.name: Captured(
+                static.tensor.data_ptr(),
+                static.tensor.dtype,
+                tuple(static.tensor.shape),
+                static.tensor.clone() if static.tensor.nbytes <= SMALL else None,
+            )
+            for static in inputs
+        }
+        self.journal.count(captures=1, **{f"captures: {kind}": 1})
+
+    def replay(self, replay: Replay) -> object:
+        """Replay a graph and judge it. Returns what the first `replay.run()` returned."""
+        if self.now is None or self.busy:
+            return replay.run()
+        self._prepare(replay)
+        result = replay.run()
+        self._replayed(replay, result)
+        return result
+
+    @guarded
+    def _prepare(self, replay: Replay) -> None:
+        """Judge the static inputs, and save the state before the first run."""
+        if self.now is None:
+            return
+        captured = self.captures.get(replay.graph, {})
+        found = Inputs(self.now.number, self.now.forward, replay.kind, replay.inputs, captured)
+        self.judge("inputs", found)
+        self.trial = Trial(replay, self.now.owned, self.ledgers)
+
+    @guarded
+    def _replayed(self, replay: Replay, result: object) -> None:
+        """Judge what a replay changed, then run it again if that is due."""
+        now, trial = self.now, self.trial
+        if now is None or trial is None:
+            return
+        self.trial, now.replayed = None, replay.kind
+        padded = int(replay.rows < replay.bucket)
+        self.journal.count(replays=1, padded_replays=padded, **{f"replays: {replay.kind}": 1})
+        due = self.relations.due(replay.kind)
+        strays = {name: self.stray(ledger, now) for name, ledger in self.ledgers.items()}
+        strays = {name: stray for name, stray in strays.items() if len(stray)}
+        quiet = {name: self.quiet(ledger, now) for name, ledger in self.ledgers.items()}
+        quiet = {name: slots for name, slots in quiet.items() if len(slots)}
+        if strays or due or quiet:
+            trial.ran(result)
+        if trial.possible:
+            for name, slots in quiet.items():
+                with self.alone():
+                    wrote = rewritten(trial, self.ledgers[name], slots)
+                now.changed[name][slots[wrote]] = True
+        if due and not strays and trial.possible:
+            self.judge_aims(now, trial)
+        with self.alone():
+            for name, stray in strays.items():
+                ledger = self.ledgers[name]
+                found = self.explained(ledger, stray, trial)
+                self.judge_stray(ledger, now, stray, replay.kind, found)
+            if due and not strays and trial.possible:
+                with trial.restoring():
+                    for tried in self.relations.tried(trial, due, now.number):
+                        self.judge_tried(replay, now, tried)
+        if trial.changed:
+            self.check_restored(now, trial)
+
+    def quiet(self, ledger: Ledger, now: UnderWay) -> Tensor:
+        """Return the slots that must be written and were not seen to be, int64 [n]."""
+        changed = now.changed[ledger.group.name]
+        if bool(changed[now.owned[ledger.group.name]].all()):
+            return ledger.reserved[:0]
+        writes = reading.writes(now.forward, ledger, now.chain)
+        if writes is None:
+            return ledger.reserved[:0]
+        return writes.slots[writes.must & ~reading.seen(writes, ledger, changed)]
+
+    def judge_aims(self, now: UnderWay, trial: Trial) -> None:
+        """Judge the slots that padding names to be written: a write of equal bytes is seen so."""
+        for name, ledger in self.ledgers.items():
+            aims = [
+                tail(static, static.tensor).flatten()
+                for static in trial.replay.inputs
+                if static.writes == name and static.live < static.size
+            ]
+            if not aims:
+                continue
+            slots = ledger.index(torch.cat(aims)).unique()
+            mine = torch.cat((ledger.reserved, now.owned[name]))
+            slots = slots[~torch.isin(slots, mine)]
+            if not len(slots):
+                continue
+            with self.alone():
+                explained = self.explained(ledger, slots, trial)
+            hit = torch.tensor(sorted(explained.layers), dtype=torch.int64, device=slots.device)
+            if len(hit):
+                self.judge_stray(ledger, now, hit, trial.replay.kind, explained)
+
+    def explained(self, ledger: Ledger, stray: Tensor, trial: Trial) -> Explained:
+        """Find the causes of stray writes by running the replay again."""
+        known = self.captures.get(trial.replay.graph, {})
+        values = {name: was.value for name, was in known.items() if was.value is not None}
+        if not trial.possible:
+            return Explained([], {})
+        return explain(trial, ledger, stray, values, self.blamed)
+
+    def judge_stray(
+        self,
+        ledger: Ledger,
+        now: UnderWay,
+        stray: Tensor,
+        kind: str | None = None,
+        explained: Explained | None = None,
+    ) -> None:
+        """Judge stray writes, and remember them for later reads. `kind` is the replay's."""
+        causes, layers = ([], {}) if explained is None else (explained.causes, explained.layers)
+        found = Frame(now.number, now.forward, ledger, stray, kind, causes, layers)
+        self.judge("frame", found)
+        for cause, slots in causes:
+            self.blamed.add(cause["input"])
+            ledger.tell(slots, Story(now.number, "a stray write", cause))
+        ledger.tell(stray.tolist(), Story(now.number, "a stray write"))
+
+    def judge_tried(self, replay: Replay, now: UnderWay, tried: Tried) -> None:
+        """Count a relation that was tried, and judge it if it does not hold."""
+        self.journal.count(
+            **{f"tried: {tried.name}": 1, f"rounding: {tried.name}": int(tried.rounding)}
+        )
+        if tried.found is not None:
+            found = tried.found
+            self.judge(
+                tried.name,
+                Relation(
+                    now.number, now.forward, replay.kind, found.group, found.where, found.size,
+                    tried.cause,
+                ),
+            )  # fmt: skip
+
+    def check_restored(self, now: UnderWay, trial: Trial) -> None:
+        """Look for slots that only running again changed.
+
+        The first run may have written them too, with the bytes that they held. The first run's
+        inputs then give those back, and poison shows that it writes them: a stray write.
+        """
+        for ledger in self.ledgers.values():
+            slots = self.stray(ledger, now)
+            if not len(slots):
+                continue
+            with self.alone(), trial.restoring():
+                trial.again()
+            with self.alone():
+                explained = self.explained(ledger, slots, trial)
+            self.stray(ledger, now)
+            hit = torch.tensor(sorted(explained.layers), dtype=torch.int64, device=slots.device)
+            if len(hit):
+                self.judge_stray(ledger, now, hit, trial.replay.kind, explained)
+            if len(rest := slots[~torch.isin(slots, hit)]):
+                self.undecided("a replay that ran again changed slots that it does not own")
+                ledger.forget(rest)
+
+    def stray(self, ledger: Ledger, now: UnderWay) -> Tensor:
+        """Take a frame of one group. Returns the slots that changed without being owned."""
+        name = ledger.group.name
+        changed = ledger.frame()
+        before = now.changed.get(name)
+        now.changed[name] = changed if before is None else before | changed
+        loading = [ledger.index(slots) for slots in self.loading.get(name, ())]
+        return ledger.outside(changed, torch.cat([now.owned[name], *loading]))
