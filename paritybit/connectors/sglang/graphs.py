@@ -183,8 +183,9 @@ def inputs_of(
             add(name, getattr(backend, name), None, (type(backend),))
     if isinstance(getattr(backend, SLID, None), Tensor):
         locations = implied.get("out_cache_loc", given_to("out_cache_loc", batch, runner))
-        slides = locations is not None and pool is not None and pool.sliding is not None
-        slid = pool.mapping[locations.long()] if slides else None
+        slid = None
+        if locations is not None and pool is not None and pool.sliding is not None:
+            slid = pool.mapping[locations.long()]
         add(SLID, getattr(backend, SLID), slid, (type(backend),))
     return found
 
