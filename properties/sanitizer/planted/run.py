@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
@@ -57,7 +58,7 @@ class Trials:
     sources: Path
     out: Path
     words: tuple[str, ...] = ()
-    lock: Lock = field(default_factory=Lock)
+    locks: defaultdict[str, Lock] = field(default_factory=lambda: defaultdict(Lock))
     running: set[subprocess.Popen[bytes]] = field(default_factory=set)
     stopping: bool = False
 
@@ -74,7 +75,7 @@ class Trials:
         if fault.environment:
             named = " ".join(f"{name}={value}" for name, value in fault.environment.items())
             control = replace(control, name=f"{control.name}, {named}")
-        with self.lock:
+        with self.locks[control.name]:
             usual = known.get(control.name)
             if usual is None:
                 usual = self.outcome(control, leg, (), "--keep-going")
