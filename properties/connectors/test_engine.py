@@ -118,6 +118,15 @@ def test_a_right_engine_is_watched_and_nothing_is_found(toy: Toy) -> None:
     assert '"window": 4' in next(text for text in toy.journal.said if '"scope"' in text)
 
 
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_the_scope_states_what_the_scheduler_does(toy: Toy, overlaps: bool) -> None:
+    """The setting may have been overruled."""
+    toy.enable_overlap = overlaps  # type: ignore[attr-defined]
+    toy.prefill()
+    stated = f'"disable_overlap_schedule": {str(not overlaps).lower()}'
+    assert any(stated in text for text in toy.journal.said)
+
+
 def test_a_token_or_a_position_that_is_not_the_requests_is_found(toy: Toy) -> None:
     toy.prefill()
     batch = parts.decode([1], [7], toy.request.output_ids[-1:], [26])

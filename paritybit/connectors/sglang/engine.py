@@ -364,8 +364,7 @@ class Engine:
         Requests may wait, as where nothing can be evicted for them.
         """
         news = self.watcher is not None and self.idle_at != self.forwards
-        waiting = "ignore_waiting" in inspect.signature(scheduler.is_fully_idle).parameters
-        if news and scheduler.is_fully_idle(**({"ignore_waiting": True} if waiting else {})):
+        if news and nothing_runs(scheduler):
             self.idle_at = self.forwards
             try:
                 self.allocations.idle(scheduler.tree_cache, self.free_rows(scheduler))
@@ -377,6 +376,12 @@ class Engine:
         """Return how many rows of the request table are free, and all; None with open sessions."""
         sessions = getattr(getattr(scheduler, "session_controller", None), "sessions", None)
         return None if sessions else (rows.free_rows(self.models.rows), self.all_rows)
+
+
+def nothing_runs(scheduler: Any) -> bool:
+    """Whether no request runs; some may wait, where the release can tell these apart."""
+    can_tell = "ignore_waiting" in inspect.signature(scheduler.is_fully_idle).parameters
+    return bool(scheduler.is_fully_idle(**({"ignore_waiting": True} if can_tell else {})))
 
 
 def meaning(error: Exception) -> str | None:

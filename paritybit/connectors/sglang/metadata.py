@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.sglang.rows import Rows, paths_of
+from paritybit.connectors.sglang.rows import MODES, Rows, paths_of
 from paritybit.connectors.sglang.sources import source_of
 from paritybit.watch.facts import StaticInput
 
@@ -34,7 +34,7 @@ def metadata_of(
     `graph` says that a graph reads it.
     """
     build = BACKENDS.get(type(backend).__name__)
-    if build is None or mode not in ("extend", "mixed", "decode", VERIFY):
+    if build is None or mode not in MODES:
         return
     spans = list(spans_of(batch, mode, found).values())
     held, expected = build(backend, mode, batch, spans, graph)

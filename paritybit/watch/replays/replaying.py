@@ -140,9 +140,16 @@ class Replaying(Between):
                 continue
             with self.alone():
                 explained = self.explained(ledger, slots, trial)
-            hit = torch.tensor(sorted(explained.layers), dtype=torch.int64, device=slots.device)
-            if len(hit):
-                self.judge_stray(ledger, now, hit, trial.replay.kind, explained)
+            self.judge_overwritten(ledger, now, trial, explained)
+
+    def judge_overwritten(
+        self, ledger: Ledger, now: UnderWay, trial: Trial, explained: Explained
+    ) -> Tensor:
+        """Judge the slots that a replay overwrote when it ran again, and return them, int64 [n]."""
+        hit = torch.tensor(sorted(explained.layers), dtype=torch.int64, device=ledger.device)
+        if len(hit):
+            self.judge_stray(ledger, now, hit, trial.replay.kind, explained)
+        return hit
 
     def explained(self, ledger: Ledger, stray: Tensor, trial: Trial) -> Explained:
         """Find the causes of stray writes by running the replay again."""
@@ -199,9 +206,7 @@ class Replaying(Between):
             with self.alone():
                 explained = self.explained(ledger, slots, trial)
             self.stray(ledger, now)
-            hit = torch.tensor(sorted(explained.layers), dtype=torch.int64, device=slots.device)
-            if len(hit):
-                self.judge_stray(ledger, now, hit, trial.replay.kind, explained)
+            hit = self.judge_overwritten(ledger, now, trial, explained)
             if len(rest := slots[~torch.isin(slots, hit)]):
                 self.undecided("a replay that ran again changed slots that it does not own")
                 ledger.forget(rest)
