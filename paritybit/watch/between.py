@@ -13,10 +13,10 @@ from torch import Tensor
 
 from paritybit.watch.boundary import LONGEST, Boundary, guarded
 from paritybit.watch.chains import Chains
-from paritybit.watch.facts import Group, Row, StaticInput
+from paritybit.watch.facts import Forward, Group, Row, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Names
-from paritybit.watch.observations import EngineError, Freeing, Idle, IdleRows
+from paritybit.watch.observations import Cached, EngineError, Freeing, Idle, IdleRows
 from paritybit.watch.settings import Settings
 
 MOST_WAITING = 4096
@@ -108,26 +108,26 @@ class Changes:
 
 @dataclass
 class Relayed:
-    """Token ids that a model was given before the host knew them, until it does."""
+    """Token ids that models were given before the host knew them, until it does."""
 
     waiting: OrderedDict[str, list[tuple[int, Tensor]]] = field(default_factory=OrderedDict)
 
-    def add(self, row: Row, ids: Tensor) -> None:
-        """Keep the ids, int [computed], of a row's tokens that are not known."""
-        tokens = row.tokens[row.cached :][: row.computed]
+    def add(self, model: str, row: Row, ids: Tensor) -> None:
+        """Keep those of the ids of a row, int [n], that its tokens from `cached` on do not say."""
+        tokens = row.tokens[row.cached :][: len(ids)]
         unknown = [place for place, token in enumerate(tokens) if token is None]
         if unknown:
-            mine = self.waiting.setdefault(row.request, [])
+            mine = self.waiting.setdefault(f"{model}{row.request}", [])
             mine += [(row.cached + place, ids[place].clone()) for place in unknown]
         while len(self.waiting) > MOST_WAITING:
             self.waiting.popitem(last=False)
 
-    def known(self, rows: Sequence[Row]) -> StaticInput | None:
-        """Return the ids whose tokens the rows know by now, with these, and drop them."""
+    def known(self, forward: Forward) -> StaticInput | None:
+        """Return the ids whose tokens a forward's rows know by now, with these, and drop them."""
         ids, expected = [], []
-        for row in rows:
-            rest = []
-            for position, value in self.waiting.pop(row.request, ()):
+        for row in forward.rows:
+            rest, name = [], f"{forward.model}{row.request}"
+            for position, value in self.waiting.pop(name, ()):
                 token = row.tokens[position] if position < len(row.tokens) else None
                 if token is None:
                     rest.append((position, value))
@@ -135,7 +135,7 @@ class Relayed:
                     ids.append(value)
                     expected.append(token)
             if rest:
-                self.waiting[row.request] = rest
+                self.waiting[name] = rest
         if not ids:
             return None
         given, wanted = torch.stack(ids), torch.tensor(expected)
@@ -230,6 +230,15 @@ class Between(Boundary):
         if rows is not None:
             self.judge("idle", IdleRows(self.number, *rows))
         self.journal.count(idle=1)
+
+    @guarded
+    def cached(self, group: str, slots: Tensor, evictable: int) -> None:
+        """Judge the slots of a group that are in the prefix cache, between two forwards.
+
+        `evictable` counts those that the engine says it may evict, now or once they are unlocked.
+        """
+        held = len(self.ledgers[group].index(slots).unique())
+        self.judge("idle", Cached(self.number, group, held, evictable))
 
     @guarded
     def raised(self, error: BaseException, what: str, source: str | None, kind: str = "") -> None:

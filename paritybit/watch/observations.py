@@ -175,6 +175,16 @@ class Idle:
 
 
 @dataclass(frozen=True)
+class Cached:
+    """How many slots of a group the prefix cache holds, and how many it says it may ever evict."""
+
+    number: int
+    group: str
+    held: int
+    evictable: int
+
+
+@dataclass(frozen=True)
 class IdleRows:
     """How many rows of the request table are free while nothing runs, and how many there are."""
 

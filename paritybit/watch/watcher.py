@@ -116,7 +116,7 @@ class Watcher(Replaying):
             reading.adopt(reads)
         self.now = UnderWay(self.number, forward, chain, owned)
         self.listener.taken()
-        if (known := self.relayed.known(forward.rows)) is not None:
+        if (known := self.relayed.known(forward)) is not None:
             self.inputs("batch", [known])
         self.journal.count(
             forwards=1,
@@ -154,27 +154,37 @@ class Watcher(Replaying):
             self.judge("inputs", Inputs(self.now.number, self.now.forward, kind, inputs, {}))
 
     @guarded
-    def tokens(self, ids: Tensor, positions: Tensor | None = None) -> None:
+    def tokens(
+        self, ids: Tensor, positions: Tensor | None = None, kept: Sequence[int] | None = None
+    ) -> None:
         """Judge the token ids and positions, [n], that a forward gives to its model.
 
-        They are in the order of the rows. An id is compared once its row knows the token, in
-        this forward or in a later one.
+        They are in the order of the rows. Of the ids of a row the first `kept` are judged; None
+        means all. An id is compared once its row knows the token, in this forward or in a later
+        one.
         """
         if self.now is None:
             return
-        rows = self.now.forward.rows
-        wanted = [token for row in rows for token in row.tokens[row.cached :][: row.computed]]
-        places = [place for place, token in enumerate(wanted) if token is not None]
+        forward, rows = self.now.forward, self.now.forward.rows
+        counts = [row.computed for row in rows] if kept is None else kept
+        wanted, places, start = list[int](), list[int](), 0
+        for row, count in zip(rows, counts, strict=True):
+            for place, token in enumerate(row.tokens[row.cached :][:count], start):
+                if token is not None:
+                    places.append(place)
+                    wanted.append(token)
+            start += row.computed
         known = torch.tensor(places, dtype=torch.int64, device=ids.device)
-        expected = torch.tensor([token for token in wanted if token is not None])
+        expected = torch.tensor(wanted)
         given = [StaticInput("input_ids", ids[known], len(known), len(known), expected=expected)]
         if positions is not None:
             right = torch.cat([torch.arange(r.cached, r.cached + r.computed) for r in rows])
             size = len(positions)
             given.append(StaticInput("positions", positions, size, size, expected=right))
         self.inputs("batch", given)
-        for row, mine in zip(rows, ids.split([row.computed for row in rows]), strict=True):
-            self.relayed.add(row, mine)
+        parts = ids.split([row.computed for row in rows])
+        for row, mine, count in zip(rows, parts, counts, strict=True):
+            self.relayed.add(forward.model, row, mine[:count])
 
     @guarded
     def end(self) -> None:

@@ -7,7 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from paritybit.connectors.sglang.drafts import Steps, draft_forward_of, implied_by_draft
+from paritybit.connectors.sglang.drafts import (
+    Steps,
+    draft_forward_of,
+    implied_by_draft,
+    kept_ids,
+)
 from paritybit.connectors.sglang.lists import lists_of
 from paritybit.connectors.sglang.pools import NotRecognisedError, Pool, described
 from paritybit.connectors.sglang.rows import Rows
@@ -33,10 +38,10 @@ def batch_of(mode: str, totals: list[int], **more: Any) -> Any:
     )
 
 
-def described_by(batch: Any, topk: int | None) -> tuple[Forward, Rows, Pool]:
+def described_by(batch: Any, topk: int | None, ahead: bool = False) -> tuple[Forward, Rows, Pool]:
     pool = described(parts.SubPool(100, 1), None, "draft.")
     steps = None if topk is None else Steps(topk, STEPS)
-    forward, found = draft_forward_of(batch, REQUESTS, pool, TABLE, steps)
+    forward, found = draft_forward_of(batch, REQUESTS, pool, TABLE, steps, ahead)
     return forward, found, pool
 
 
@@ -89,6 +94,44 @@ def test_tokens_that_were_accepted_follow_those_that_are_cached() -> None:
     forward, found, _ = described_by(accepted(), None)
     assert [(row.cached, row.computed) for row in forward.rows] == [(3, 2), (2, 3)]
     assert found.rows[0].tokens == [1, 2, 3, 4, None]
+
+
+def test_a_draft_that_is_given_the_next_token_has_rows_without_the_first() -> None:
+    _, found, _ = described_by(accepted(), None, ahead=True)
+    assert [row.tokens for row in found.rows] == [[2, 3, 4, None, None], [6, 7, None, None, None]]
+    assert [row.space for row in found.rows] == [" after 1", " after 5"]
+
+
+def prefilled(totals: list[int]) -> Any:
+    """Return a batch that prefills the first tokens of both requests."""
+    slots = torch.cat([TABLE[row, :total] for row, total in enumerate(totals, 1)])
+    lengths = {"extend_seq_lens_cpu": totals, "extend_seq_lens": None}
+    return batch_of("extend", totals, out_cache_loc=slots, **lengths)
+
+
+@pytest.mark.parametrize(
+    ("totals", "names_next", "kept"),
+    [
+        ([4, 3], False, [4, 3]),
+        ([2, 1], False, [1, 0]),
+        ([2, 1], True, [2, 1]),
+        ([3, 2], True, [2, 1]),
+    ],
+    ids=["whole", "chunks", "next token is named", "next token is the request's own"],
+)
+def test_the_last_id_of_a_chunk_is_judged_where_the_release_knows_the_next_token(
+    totals: list[int], names_next: bool, kept: list[int]
+) -> None:
+    assert kept_ids(prefilled(totals), REQUESTS, names_next) == kept
+
+
+def test_only_accepted_ids_of_drafts_are_judged() -> None:
+    batch = accepted()
+    assert kept_ids(batch, REQUESTS, True) == [0, 0]
+    batch.spec_info = SimpleNamespace(num_accept_tokens=torch.tensor([2, 1]))
+    assert kept_ids(batch, REQUESTS, True) == [2, 1]
+    assert kept_ids(chain(), REQUESTS, True) == [0, 0]
+    assert kept_ids(batch_of("draft_extend", [5, 5]), REQUESTS, True) is None
 
 
 @pytest.mark.parametrize(("mode", "topk"), [("decode", None), ("target_verify", 1)])

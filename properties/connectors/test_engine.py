@@ -237,12 +237,26 @@ def test_the_engine_s_own_check_of_its_pools_is_heard(toy: Toy) -> None:
 
 
 @pytest.mark.parametrize(
-    ("locked", "lost", "sessions", "found"),
-    [(0, 0, {}, set()), (2, 0, {}, {"leak"}), (0, 1, {}, {"leak"}), (2, 1, {"s": 1}, set())],
+    ("locked", "counted", "lost", "sessions", "idle", "found"),
+    [
+        (0, 6, 0, {}, True, set()),
+        (2, 4, 0, {}, True, {"leak"}),
+        (0, 6, 1, {}, True, {"leak"}),
+        (2, 4, 1, {"s": 1}, True, set()),
+        (2, 4, 1, {}, False, set()),
+        (0, 5, 0, {}, False, {"leak"}),
+    ],
 )
-def test_what_stays_locked_or_taken_when_nothing_runs_leaks(
-    toy: Toy, locked: int, lost: int, sessions: dict[str, int], found: set[str]
+def test_what_nothing_can_use_again_leaks(
+    toy: Toy,
+    locked: int,
+    counted: int,
+    lost: int,
+    sessions: dict[str, int],
+    idle: bool,
+    found: set[str],
 ) -> None:
+    """Locks and rows leak when nothing runs, and cached slots that are not counted at any time."""
     toy.prefill()
     table = toy.runner.req_to_token_pool
     assert (len(table.free_slots), toy.engine.all_rows) == (3, 4)
@@ -252,12 +266,14 @@ def test_what_stays_locked_or_taken_when_nothing_runs_leaks(
     cache = SimpleNamespace(
         all_values_flatten=lambda: toy.table[1, :6],
         full_protected_size=lambda: locked,
+        full_evictable_size=lambda: counted,
         swa_protected_size=lambda: 0,
+        swa_evictable_size=lambda: 6,
     )
     toy.engine.idle(
         lambda scheduler: None,
         SimpleNamespace(
-            is_fully_idle=lambda: True,
+            is_fully_idle=lambda: idle,
             tree_cache=cache,
             session_controller=SimpleNamespace(sessions=sessions),
         ),

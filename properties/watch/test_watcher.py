@@ -207,9 +207,16 @@ def test_locks_and_rows_that_outlive_all_requests_leak(scene: Scene) -> None:
     scene.watcher.idle(free, {"full": 2}, (8, 8))
     scene.watcher.idle(free, {"full": 0}, (7, 8))
     assert [line["text"] for line in scene.lines("finding")] == [
-        "nothing runs, and 2 slots of the prefix cache are locked (full)",
-        "nothing runs, and 1 rows of the request table are not free",
+        "no forward pass runs, and 2 slots of the prefix cache are locked (full)",
+        "no forward pass runs, and 1 rows of the request table are not free",
     ]
+
+
+def test_cached_slots_that_the_cache_does_not_count_leak(scene: Scene) -> None:
+    scene.watcher.cached("full", torch.tensor([3, 4, 4]), 2)
+    assert scene.checks() == []
+    scene.watcher.cached("full", torch.tensor([3, 4, 5]), 2)
+    assert scene.checks() == ["leak"]
 
 
 def test_sampling_follows_the_writes_of_skipped_forwards(tmp_path: Path) -> None:
@@ -338,6 +345,26 @@ def test_a_model_is_given_the_tokens_of_its_rows(scene: Scene) -> None:
     scene.watcher.tokens(torch.tensor([5, 6, 2, 99]))
     assert scene.checks() == ["stale input"]
     assert "holds 2 at live entry 2, not 1" in scene.lines("finding")[0]["text"]
+
+
+def test_ids_that_a_request_does_not_keep_are_not_compared(scene: Scene) -> None:
+    rows = (row("a", TOKENS[:2], 0, SLOTS), row("b", [1, None], 0, [20, 21]))
+    scene.watcher.begin(Forward("draft extend", rows, model="draft "))
+    scene.watcher.tokens(torch.tensor([5, 99, 1, 99]), kept=[1, 1])
+    scene.watcher.end()
+    after = (row("b", [1, 2, 3], 2, [20, 21, 22]),)
+    scene.watcher.begin(Forward("draft extend", after, model="draft "))
+    assert "stale input" not in scene.checks()
+
+
+def test_a_draft_s_ids_are_kept_apart_from_those_of_its_target(scene: Scene) -> None:
+    first = (row("a", [5, None], 0, SLOTS),)
+    scene.watcher.begin(Forward("extend", first))
+    scene.watcher.tokens(torch.tensor([5, 6]))
+    scene.watcher.end()
+    later = (row("a", [7, 8, 9], 2, SLOTS),)
+    scene.watcher.begin(Forward("draft extend", later, model="draft "))
+    assert "stale input" not in scene.checks()
 
 
 def test_a_model_is_given_the_positions_of_its_rows(scene: Scene) -> None:

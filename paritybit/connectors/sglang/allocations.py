@@ -151,33 +151,36 @@ class Allocations:
             self.watcher.forget(name, indices)
         return result
 
-    def idle(self, cache: Any, rows: tuple[int, int] | None) -> None:
+    def idle(self, cache: Any, rows: tuple[int, int] | None, quiet: bool) -> None:
         """Tell the watcher the slots that are free and those in the prefix cache, per group.
 
-        `rows` None: a session is open, which may keep rows and locks. Raises NotRecognisedError.
+        `rows` None: a session is open, which may keep rows and locks. If not `quiet`, requests hold
+        slots that are neither. Raises NotRecognisedError.
         """
         if self.watcher is None or self.pool is None:
             return
-        locations = cached(cache)
-        held = self.pool.slots(locations)
-        self.watcher.idle(
-            {
-                name: (self.free_slots(allocator), held[name][held[name] >= 0])
-                for name, allocator in self.allocators.items()
-            },
-            None if rows is None else self.locked(cache),
-            rows,
-        )
+        held = {name: slots[slots >= 0] for name, slots in self.pool.slots(cached(cache)).items()}
+        locked, evictable = self.sizes(cache, "protected_size"), self.sizes(cache, "evictable_size")
+        for name in {*locked} & {*evictable}:
+            self.watcher.cached(name, held[name], locked[name] + evictable[name])
+        if quiet:
+            self.watcher.idle(
+                {
+                    name: (self.free_slots(allocator), held[name])
+                    for name, allocator in self.allocators.items()
+                },
+                None if rows is None else locked,
+                rows,
+            )
 
-    def locked(self, cache: Any) -> dict[str, int]:
-        """Return how many slots a prefix cache says it must keep, per group, where it says so."""
+    def sizes(self, cache: Any, what: str) -> dict[str, int]:
+        """Return how many slots a prefix cache counts as `what`, per group, where it does."""
         assert self.pool is not None
-        full = "protected_size" if self.pool.sliding is None else "full_protected_size"
+        sliding = self.pool.sliding
         found = {}
         for name in self.allocators:
-            count = getattr(
-                cache, "swa_protected_size" if name == self.pool.sliding else full, int
-            )()
+            prefix = "" if sliding is None else "swa_" if name == sliding else "full_"
+            count = getattr(cache, prefix + what, lambda: None)()
             if isinstance(count, int):
                 found[name] = count
         return found

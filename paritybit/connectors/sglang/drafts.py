@@ -1,9 +1,10 @@
 """The forwards of a draft model: their rows, and what these imply.
 
-A draft's KV at a position belongs to the tokens up to that position, as the target's does, and has
-the same location. A graph of draft steps has several positions per branch after the cached ones,
-and writes one per step but the last, which only samples. Their tokens are known to nobody before
-the replay.
+A draft's KV at a position has the same location as the target's. It belongs to the tokens up to
+that position, and with EAGLE to the next one too: the draft is given each token with the hidden
+state of the position before it. A graph of draft steps has several positions per branch after the
+cached ones, and writes one per step but the last, which only samples. Their tokens are known to
+nobody before the replay.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,6 @@ from paritybit.connectors.sglang.lists import PREFILLS
 from paritybit.connectors.sglang.pools import NotRecognisedError, Pool
 from paritybit.connectors.sglang.rows import (
     Rows,
-    forward_of,
     host,
     implied,
     mode_of,
@@ -30,6 +30,12 @@ from paritybit.watch.facts import Forward, Row
 
 EXTENDS = ("draft_extend", "draft_extend_v2")
 """Modes in which a draft takes up the tokens that were accepted."""
+
+
+def reads_ahead(runner: Any) -> bool:
+    """Whether the draft model of a runner is given, at each position, the token after it."""
+    algorithm = getattr(runner, "spec_algorithm", None)
+    return algorithm is not None and bool(algorithm.is_eagle())
 
 
 @dataclass(frozen=True)
@@ -47,25 +53,29 @@ class Steps:
 
 
 def draft_forward_of(
-    batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor, steps: Steps | None
+    batch: Any,
+    requests: Sequence[Any],
+    pool: Pool,
+    table: Tensor,
+    steps: Steps | None,
+    ahead: bool = False,
 ) -> tuple[Forward, Rows]:
     """Return the facts of a forward of a draft model. Raises NotRecognisedError.
 
     The arguments are those of `forward_of`. `steps` is None for a forward without such a graph.
+    With `ahead`, the tokens of a row begin with the second one of its request.
     """
     mode = mode_of(batch)
-    if mode in PREFILLS:
-        _, found = forward_of(batch, requests, pool, table)
-    elif mode in EXTENDS:
-        found = extended(batch, requests, pool, table)
+    if mode in (*PREFILLS, *EXTENDS):
+        found = extended(batch, requests, pool, table, ahead)
     elif mode == "decode" and steps is not None:
-        found = stepped(batch, requests, pool, table, steps)
+        found = stepped(batch, requests, pool, table, steps, ahead)
     else:
         raise NotRecognisedError(f"a draft's forward with the mode {mode}")
     return Forward(f"draft {mode}", tuple(found.rows), model="draft "), found
 
 
-def extended(batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor) -> Rows:
+def extended(batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor, ahead: bool) -> Rows:
     """Return the rows of a batch whose lengths count the tokens that it computes."""
     found = Rows()
     computed = host(batch.extend_seq_lens_cpu, batch.extend_seq_lens)
@@ -73,11 +83,14 @@ def extended(batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor) -> 
     held = slots_of(batch, pool, table, max(totals))
     for index, request in enumerate(requests_of(batch, requests, mode_of(batch))):
         slots = {name: block[index, : totals[index]] for name, block in held.items()}
-        found.add(index, row_of(request, totals[index] - computed[index], computed[index], slots))
+        cached = totals[index] - computed[index]
+        found.add(index, row_of(request, cached, computed[index], slots, ahead))
     return found
 
 
-def stepped(batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor, steps: Steps) -> Rows:
+def stepped(
+    batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor, steps: Steps, ahead: bool
+) -> Rows:
     """Return the rows of a graph of draft steps: one per branch."""
     found, topk = Rows(), steps.topk
     totals = batch.seq_lens.tolist()
@@ -95,22 +108,50 @@ def stepped(batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor, step
                 else torch.cat((block[index, :total], new[name][index, branch].to(block)))
                 for name, block in held.items()
             }
-            row = row_of(request, total, columns, slots)
+            row = row_of(request, total, columns, slots, ahead)
             found.add(index, replace(row, spare=columns - steps.steps + 1))
     return found
 
 
-def row_of(request: Any, cached: int, computed: int, slots: dict[str, Tensor]) -> Row:
+def row_of(request: Any, cached: int, computed: int, slots: dict[str, Tensor], ahead: bool) -> Row:
     """Return the row of a request that has these slots."""
-    tokens = so_far([*request.origin_input_ids, *request.output_ids], cached + computed)
-    return Row(request.rid, tokens, cached, computed, slots, space(request))
+    known, kept = [*request.origin_input_ids, *request.output_ids], space(request)
+    if ahead:
+        first, *known = known
+        kept = f"{kept} after {first}"
+    tokens = so_far(known, cached + computed)
+    return Row(request.rid, tokens, cached, computed, slots, kept)
+
+
+def kept_ids(batch: Any, requests: Sequence[Any], names_next: bool) -> list[int] | None:
+    """Return how many of the ids that each row computes its request keeps; None for all.
+
+    The ids of steps are not kept, nor those of drafts that were not accepted. After a chunk, the
+    last id is the sampled token unless the release names the next one of the prompt
+    (`names_next`); it does so for no token that the request has made itself before a retraction.
+    """
+    mode, totals = mode_of(batch), batch.seq_lens.tolist()
+    if mode in PREFILLS:
+        computed = host(batch.extend_seq_lens_cpu, batch.extend_seq_lens)
+        kept = []
+        for request, total, count in zip(
+            requests_of(batch, requests, mode), totals, computed, strict=True
+        ):
+            prompt = len(request.origin_input_ids)
+            last = total >= prompt + len(request.output_ids)
+            kept.append(count if last or (names_next and total < prompt) else count - 1)
+        return kept
+    if mode == "draft_extend":
+        return None
+    lengths = getattr(batch.spec_info, "num_accept_tokens", None) if mode in EXTENDS else None
+    return [0] * len(totals) if lengths is None else lengths.tolist()
 
 
 def implied_by_draft(found: Rows, mode: str, group: str) -> dict[str, Tensor]:
     """Return the inputs of a draft's forward that its rows imply, by name."""
     if mode != "draft decode":
         inputs = implied(found, mode, group)
-        inputs.pop("input_ids", None)  # Those of a draft are one token ahead.
+        inputs.pop("input_ids", None)  # Which of them a request keeps is known to its batch.
         return inputs
     rows = found.rows
     starts = {at: row.cached for at, row in zip(found.batch_rows, rows, strict=True)}

@@ -66,8 +66,10 @@ class Engine:
         self.captures: list[tuple[Any, str, list[StaticInput]]] = []
         self.hooked: set[str] = set()
         self.forwards = 0
-        self.idle_at = 0
+        self.idle_at = 0, False
         self.all_rows = 0
+        self.names_next = False
+        """Whether a batch names the token after a chunk, for a draft."""
 
     # The models, and the start.
 
@@ -111,6 +113,7 @@ class Engine:
             self.watcher = self.start()
             taken = {rows.request_row(request) for request in batch.reqs} - {None}
             self.all_rows = rows.free_rows(self.models.rows) + len(taken)
+            self.names_next = hasattr(batch, "chunked_req_next_prompt_token")
             if hasattr(scheduler, "enable_overlap"):  # Its setting may have been overruled.
                 self.journal.scope(disable_overlap_schedule=not scheduler.enable_overlap)
         self.requests = batch.reqs
@@ -170,7 +173,7 @@ class Engine:
         self.forwards += 1
         self.hook_lists(runner)
         watcher.begin(forward)
-        self.judge_batch(watcher, batch, implied, model.drafts)
+        self.judge_batch(watcher, batch, implied, model)
         self.now = now = UnderWay(model, batch, forward, found, implied)
         try:
             if graph_runner is None:
@@ -209,7 +212,7 @@ class Engine:
             if model.shares:
                 raise NotRecognisedError("a draft that reads the KV of its target")
             steps = None if runner is None else drafts.Steps.of(runner)
-            return drafts.draft_forward_of(batch, requests, pool, table, steps)
+            return drafts.draft_forward_of(batch, requests, pool, table, steps, model.ahead)
         except NotRecognisedError as error:
             if model.drafts:
                 self.journal.scope(drafts_not_watched=str(error))
@@ -220,16 +223,19 @@ class Engine:
     # Inputs, index lists and replays.
 
     def judge_batch(
-        self, watcher: Watcher, batch: Any, implied: Mapping[str, Tensor], drafts: bool
+        self, watcher: Watcher, batch: Any, implied: Mapping[str, Tensor], model: Model
     ) -> None:
         """Judge what the engine's batch gives to a forward, where its rows imply it."""
         if not implied or getattr(batch, "encoder_lens", None) is not None:
             return
         ids, positions = batch.input_ids, getattr(batch, "positions", None)
-        if not drafts and ids is not None and len(ids) == len(implied["positions"]):
+        listed = ids is not None and len(ids) == len(implied["out_cache_loc"])
+        if listed and (model.ahead or not model.drafts):
             same = positions is not None and positions.shape == ids.shape
-            watcher.tokens(ids, positions if same else None)
-        names = ("seq_lens", "out_cache_loc", *(["positions"] if drafts else []))
+            requests = self.requests or ()
+            kept = drafts.kept_ids(batch, requests, self.names_next) if model.drafts else None
+            watcher.tokens(ids, positions if same else None, kept)
+        names = ("seq_lens", "out_cache_loc", *(["positions"] if model.drafts else []))
         given = {name: getattr(batch, name, None) for name in names}
         watcher.inputs(
             "batch",
@@ -359,15 +365,15 @@ class Engine:
     # Idle moments.
 
     def idle(self, original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        """Judge which slots are free or cached, once each time that nothing runs any more.
+        """Judge which slots are free or cached, once each time that no batch can run.
 
-        Requests may wait, as where nothing can be evicted for them.
+        Requests may wait, and a chunk of one may hold slots, as where nothing can be evicted.
         """
-        news = self.watcher is not None and self.idle_at != self.forwards
-        if news and nothing_runs(scheduler):
-            self.idle_at = self.forwards
+        now = self.forwards, nothing_runs(scheduler)
+        if self.watcher is not None and self.idle_at != now:
+            self.idle_at = now
             try:
-                self.allocations.idle(scheduler.tree_cache, self.free_rows(scheduler))
+                self.allocations.idle(scheduler.tree_cache, self.free_rows(scheduler), now[1])
             except NotRecognisedError as error:
                 self.journal.undecided(f"{error} are not watched")
         return original(scheduler, *args, **kwargs)
@@ -380,8 +386,15 @@ class Engine:
 
 def nothing_runs(scheduler: Any) -> bool:
     """Whether no request runs; some may wait, where the release can tell these apart."""
-    can_tell = "ignore_waiting" in inspect.signature(scheduler.is_fully_idle).parameters
-    return bool(scheduler.is_fully_idle(**({"ignore_waiting": True} if can_tell else {})))
+    function = getattr(scheduler.is_fully_idle, "__func__", scheduler.is_fully_idle)
+    asked = {"ignore_waiting": True} if tells_waiting(function) else {}
+    return bool(scheduler.is_fully_idle(**asked))
+
+
+@functools.cache
+def tells_waiting(function: Callable[..., Any]) -> bool:
+    """Whether a function can leave requests that wait out of account."""
+    return "ignore_waiting" in inspect.signature(function).parameters
 
 
 def meaning(error: Exception) -> str | None:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from paritybit.connectors.sglang.allocations import Allocations
+from paritybit.connectors.sglang.drafts import reads_ahead
 from paritybit.connectors.sglang.pools import NotRecognisedError, Pool, described
 from paritybit.watch.facts import Group
 from paritybit.watch.journal import Journal
@@ -38,13 +39,15 @@ UNWATCHED = {
 class Model:
     """One model of the engine: its runner, its pool, and whether it drafts.
 
-    `shares` says that an earlier model has the same pool.
+    `shares` says that an earlier model has the same pool. `ahead` says that it drafts from the
+    token after each position.
     """
 
     runner: Any
     pool: Pool
     drafts: bool
     shares: bool = False
+    ahead: bool = False
 
 
 class Models:
@@ -89,7 +92,8 @@ class Models:
             shares = any(model.pool is pool for model in self.models.values())
             groups.update(pool.groups)
             allocations.follow((part, name) for name, part in pool.parts.items())
-            self.models[id(runner)] = Model(runner, pool, draft, shares)
+            ahead = draft and reads_ahead(runner)
+            self.models[id(runner)] = Model(runner, pool, draft, shares, ahead)
             if not draft:
                 self.served(runner)
                 allocator = runner.token_to_kv_pool_allocator

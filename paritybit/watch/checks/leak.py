@@ -1,7 +1,7 @@
 """Leak: while nothing runs, a slot is neither free nor in the prefix cache, or both.
 
-A cached slot that stays locked, and a row of the request table that stays taken, leak too: nothing
-can use them again.
+A cached slot that stays locked, one that the cache does not count as evictable, and a row of the
+request table that stays taken leak too: nothing can use them again.
 """
 
 from collections.abc import Iterable
@@ -11,20 +11,23 @@ from torch import Tensor
 
 from paritybit.watch.journal import Finding
 from paritybit.watch.ledger import MAYBE, NEVER
-from paritybit.watch.observations import SHOWN, Check, Idle, IdleRows, key_of
+from paritybit.watch.observations import SHOWN, Cached, Check, Idle, IdleRows, key_of
 
 
-def judge(idle: Idle | IdleRows) -> Iterable[Finding]:
+def judge(idle: Idle | IdleRows | Cached) -> Iterable[Finding]:
     """Yield a finding per kind of leak."""
     if isinstance(idle, IdleRows):
-        if idle.free < idle.all:
-            count = idle.all - idle.free
-            yield held(idle.number, None, count, "rows of the request table are not free")
+        count = idle.all - idle.free
+        yield from held(idle.number, None, count, "rows of the request table are not free")
+        return
+    if isinstance(idle, Cached):
+        count = idle.held - idle.evictable
+        what = "slots of the prefix cache can never be evicted"
+        yield from held(idle.number, idle.group, count, what)
         return
     ledger = idle.ledger
-    if idle.locked > 0:
-        group = ledger.group.name
-        yield held(idle.number, group, idle.locked, "slots of the prefix cache are locked")
+    locked = "slots of the prefix cache are locked"
+    yield from held(idle.number, ledger.group.name, idle.locked, locked)
 
     def marks(slots: Tensor) -> Tensor:
         mask = torch.zeros(ledger.slots, dtype=torch.bool, device=ledger.device)
@@ -38,17 +41,18 @@ def judge(idle: Idle | IdleRows) -> Iterable[Finding]:
     yield from found(idle, free & cached, "is free and in the prefix cache")
 
 
-def held(number: int, group: str | None, count: int, what: str) -> Finding:
-    """Return the finding for something that is counted alone."""
+def held(number: int, group: str | None, count: int, what: str) -> Iterable[Finding]:
+    """Yield a finding if something that is counted alone is held."""
     where = "" if group is None else f" ({group})"
-    return Finding(
-        check=CHECK.name,
-        text=f"nothing runs, and {count} {what}{where}",
-        key=key_of(CHECK.name, group, {"what": what}),
-        forward=number,
-        group=group,
-        count=count,
-    )
+    if count > 0:
+        yield Finding(
+            check=CHECK.name,
+            text=f"no forward pass runs, and {count} {what}{where}",
+            key=key_of(CHECK.name, group, {"what": what}),
+            forward=number,
+            group=group,
+            count=count,
+        )
 
 
 def found(idle: Idle, wrong: Tensor, what: str) -> Iterable[Finding]:
@@ -74,7 +78,7 @@ CHECK = Check(
     "leak",
     "idle",
     "when nothing runs, every slot ever written is either free or in the prefix cache, none is "
-    "locked, and all rows of the request table are free",
+    "locked, all cached ones can be evicted, and all rows of the request table are free",
     "a pass over the ledger whenever the engine is idle",
     judge,
 )
