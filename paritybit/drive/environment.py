@@ -19,6 +19,9 @@ PINS = Path(__file__).parent / "pins"
 REAL_DRAFTS = "SGLANG_SIMULATE_ACC_TOKEN_MODE"
 """The variable by which an engine that is to accept drafts accepts the draft's own tokens."""
 
+CUDA_ALONE = "sglang/srt/speculative/spec_utils.py", 'device="cuda"'
+"""A file of the engine, and what it says where it accepts drafts so on CUDA alone."""
+
 SLIDING_DRAFTS = "sglang/srt/layers/attention/triton_backend.py", "window_rail"
 """A file of the engine, and a name in it where drafts may have sliding windows."""
 
@@ -90,17 +93,19 @@ def command(
     if "standalone" in leg.arguments and says(environment.source, *SLIDING_DRAFTS):
         words.append("--sliding-draft")
     chain = "eagle" in leg.arguments and "--topk" not in leg.arguments
-    drafts = acceptance(environment.source) if chain else {}
+    drafts = acceptance(environment.source, device) if chain else {}
     return words, {**drafts, **variables(environment, device, os.environ)}
 
 
-def acceptance(source: Path) -> dict[str, str]:
+def acceptance(source: Path, device: str) -> dict[str, str]:
     """Return the variables with which an engine accepts drafts, however random its models are.
 
     The accepted tokens are the draft's own, so that KV holds what the request says. A release
     that accepts other tokens in their place is left as it is, as is a tree of drafts.
     """
     if not says(source, "sglang/srt/environ.py", REAL_DRAFTS):
+        return {}
+    if device == "cpu" and says(source, *CUDA_ALONE):
         return {}
     return {
         "SGLANG_SIMULATE_ACC_LEN": "2.5",

@@ -106,6 +106,19 @@ def toy(tmp_path: Path) -> Iterator[Toy]:
     assert not said, said
 
 
+def test_a_batch_without_the_slots_that_it_writes_is_undecided(tmp_path: Path) -> None:
+    toy = Toy(tmp_path)
+    toy.prefill()
+    batch = parts.decode([1], [7], [11], [26])
+    batch.out_cache_loc = None
+    toy.model = lambda batch: "logits"
+    toy.run(batch)
+    assert not toy.found
+    assert any("a decode batch without the slots it writes" in text for text in toy.journal.said)
+    if toy.journal.file is not None:
+        toy.journal.file.close()
+
+
 def test_a_right_engine_is_watched_and_nothing_is_found(toy: Toy) -> None:
     toy.prefill()
     for _ in range(4):

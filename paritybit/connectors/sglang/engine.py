@@ -161,7 +161,7 @@ class Engine:
         model = self.models.of(runner)
         if watcher is None or requests is None or self.capturing or self.now is not None:
             return run()
-        if model is None:
+        if model is None or not self.located(batch):
             watcher.skipped(None)
             return run()
         if not watcher.due():
@@ -190,6 +190,14 @@ class Engine:
             watcher.not_watched(f"the index lists of a forward of kind {forward.kind}")
         watcher.end()
         return result
+
+    def located(self, batch: Any) -> bool:
+        """Whether a batch says which slots it writes."""
+        mode = rows.mode_of(batch)
+        says = mode == "idle" or batch.out_cache_loc is not None
+        if not says:
+            self.journal.undecided(f"a {mode} batch without the slots it writes is not watched")
+        return says
 
     def skipped(self, watcher: Watcher, model: Model, batch: Any, run: Callable[[], Any]) -> Any:
         """Run one forward that is not checked. Only what it writes is told."""

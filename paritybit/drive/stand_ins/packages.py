@@ -1,5 +1,6 @@
 """Packages that an engine imports and, as served here, never uses: empty modules."""
 
+import importlib
 import importlib.util
 import sys
 from importlib.machinery import ModuleSpec
@@ -8,12 +9,24 @@ from typing import Any
 
 from paritybit.subjects.engines.shared.stubs import StubFinder
 
-OPTIONAL = ("IPython", "gguf", "sentencepiece", "sgl_kernel", "torchvision", "vllm")
+OPTIONAL = (
+    "IPython",
+    "cuda",
+    "cutlass",
+    "gguf",
+    "sentencepiece",
+    "sgl_kernel",
+    "torchvision",
+    "vllm",
+)
 """Packages that do without: formats, tokenizers, media, interactive use, compiled kernels."""
 
 
 OLDEST = "0"
 """The version that their empty modules have, for who compares it with what it needs."""
+
+MEDIA = "torchvision"
+"""The one that is there from the start: some releases import what another needs of it first."""
 
 ABSENT = ("vllm.logger",)
 """Modules of them without which an engine does: it would call what they hold."""
@@ -51,4 +64,6 @@ def stand_in_for_packages() -> str:
     missing = tuple(name for name in OPTIONAL if importlib.util.find_spec(name) is None)
     versions = {name: {"__version__": OLDEST} for name in missing}
     sys.meta_path.append(UnavailableFinder(missing, absent=ABSENT, answers=versions))
+    if MEDIA in missing:
+        importlib.import_module(MEDIA)
     return ", ".join(missing)

@@ -30,6 +30,7 @@ TREES: Mapping[str, tuple[str, Any]] = {
 
 KERNELS_OF_CUDA = (
     "sglang.srt.speculative.eagle_info_v2",
+    "sglang.srt.speculative.triton_ops.cache_locs",
     "sglang.kernels.ops.speculative.cache_locs",
 )
 """Modules that launch kernels of Triton on CUDA, and on another device something else, or nothing.
@@ -41,16 +42,8 @@ BUILDER = "sgl_build_tree_kernel_efficient"
 """The name under which they import the kernel that builds trees, on CUDA alone."""
 
 
-LOCATIONS = ("sglang.kernels.ops.speculative.cache_locs", "sglang.srt.speculative.eagle_info_v2")
-"""The modules that look up the slots of drafts, by release. Their kernel is CUDA's alone."""
-
-
 def stand_in_for_trees() -> None:
     """Let trees be built and verified in torch, and slots be looked up by the engine's kernel."""
-    for place in LOCATIONS:
-        module = found(place)
-        if module is not None and hasattr(module, "assign_extend_cache_locs"):
-            module._is_cuda = True
     for place, (name, stand_in) in TREES.items():
         module = found(place)
         if module is not None:
