@@ -41,6 +41,7 @@ class Relations:
 
     every: int
     names: tuple[str, ...]
+    streak: int = STREAK
     replays: dict[str, int] = field(default_factory=dict)
     streaks: dict[tuple[str, str], int] = field(default_factory=dict)
 
@@ -79,7 +80,7 @@ class Relations:
         beyond = found is not None and found.beyond_rounding
         self.streaks[key] = self.streaks.get(key, 0) + 1 if beyond else 0
         lone = found is not None and not found.kv and name != NAMES[0]
-        if beyond and not (lone and self.streaks[key] < STREAK):
+        if beyond and not (lone and self.streaks[key] < self.streak):
             return Tried(name, found)
         return Tried(name, rounding=found is not None)
 
