@@ -69,6 +69,29 @@ def test_what_a_verification_is_given_is_compared(graph: bool) -> None:
         assert stale(verified(graph, **{name: wrong})) == [name]
 
 
+@pytest.mark.parametrize(("size", "right"), [(3, True), (4, True), (2, False), (None, True)])
+def test_the_grid_covers_the_longest_prompt(size: int | None, right: bool) -> None:
+    given = backend("TritonAttnBackend", forward_metadata=SimpleNamespace(max_extend_len=size))
+    spans = rows((0, 1), (4, 3))
+    inputs = list(metadata_of(given, "extend", SimpleNamespace(), spans, graph=False))
+    assert stale(inputs) == ([] if right else ["max_extend_len"])
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "wrong"), [(3, 7, []), (2, 7, ["max_seq_len_q"]), (3, 6, ["max_seq_len_k"])]
+)
+def test_flash_attention_is_given_the_longest_lengths(
+    queries: int, keys: int, wrong: list[str]
+) -> None:
+    meta = SimpleNamespace(
+        max_seq_len_q=queries, max_seq_len_k=keys, cache_seqlens_int32=torch.tensor([1, 7])
+    )
+    given = backend("FlashAttentionBackend", forward_metadata=meta)
+    spans = rows((0, 1), (4, 3))
+    inputs = list(metadata_of(given, "extend", SimpleNamespace(), spans, graph=False))
+    assert stale(inputs) == wrong
+
+
 def test_the_queries_of_prompts_are_counted() -> None:
     for held, found in (([0, 3, 4, 7], []), ([0, 3, 5, 7], ["qo_indptr"])):
         meta = SimpleNamespace(qo_indptr=torch.tensor(held))

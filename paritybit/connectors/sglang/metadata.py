@@ -6,7 +6,9 @@
 | triton | mask_indptr | where each request's part of the mask begins, and the end |
 | triton | window_kv_offsets | the position of the first key in a request's window |
 | triton | custom_mask | which keys a draft token sees: all cached ones and its own ancestors |
+| triton | max_extend_len | at least the most queries of a request: the kernel's grid |
 | fa3 | cache_seqlens_int32 | how many keys each request has |
+| fa3 | max_seq_len_q, max_seq_len_k | at least the most queries and keys of a request |
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,6 +68,8 @@ def triton(
     meta = backend.forward_metadata
     names = ("qo_indptr", "mask_indptr", "window_kv_offsets", "custom_mask")
     held = {name: getattr(meta, name, None) for name in names}
+    longest = max(computed for _, computed in spans)
+    held["max_extend_len"] = up_to(longest, getattr(meta, "max_extend_len", None))
     if graph:
         mask = getattr(getattr(backend, "_verify_mask", None), "buffer", None)
         held = {
@@ -76,7 +80,10 @@ def triton(
         }
     if mode == "decode":
         return held, {}
-    expected = {"qo_indptr": ends(computed for _, computed in spans)}
+    expected = {
+        "qo_indptr": ends(computed for _, computed in spans),
+        "max_extend_len": torch.tensor([longest]),
+    }
     if mode == VERIFY:
         window = int(backend.sliding_window_size or 0)
         expected["mask_indptr"] = ends(n * (cached + n) for cached, n in spans)
@@ -96,11 +103,23 @@ def flash_attention(
     del graph, batch
     tree = mode == VERIFY and int(getattr(backend, "topk", 0) or 0) > 1
     totals = [cached + (0 if tree else computed) for cached, computed in spans]
-    return vars(backend.forward_metadata), {"cache_seqlens_int32": torch.tensor(totals)}
+    meta = backend.forward_metadata
+    most = {
+        "max_seq_len_q": max(computed for _, computed in spans),
+        "max_seq_len_k": max(totals),
+    }
+    held = {name: up_to(right, getattr(meta, name, None)) for name, right in most.items()}
+    expected = {name: torch.tensor([right]) for name, right in most.items()}
+    return {**vars(meta), **held}, {**expected, "cache_seqlens_int32": torch.tensor(totals)}
 
 
 BACKENDS = {"TritonAttnBackend": triton, "FlashAttentionBackend": flash_attention}
 """Per class of an attention backend, what returns its metadata."""
+
+
+def up_to(right: int, size: Any) -> Tensor | None:
+    """Return a size, [1], that may be larger than what is right; None if it is no number."""
+    return torch.tensor([min(size, right)]) if isinstance(size, int) else None
 
 
 def ends(lengths: Any) -> Tensor:
