@@ -30,7 +30,7 @@ def decode_attention(
     xai_temperature_len: int = -1,
 ) -> None:
     """Attend with one query per row to all slots that the row lists, into `o`."""
-    rows = q.shape[0]
+    rows, kv_indices = q.shape[0], unbounded(kv_indices)
     starts = kv_indptr[:rows].long()
     counts = kv_indptr[1 : rows + 1].long() - starts
     longest = int(counts.max()) if rows else 0
@@ -82,6 +82,7 @@ def extend_attention(
     `window_kv_offsets` keys before the first that is listed.
     """
     scale = q_extend.shape[-1] ** -0.5 if sm_scale is None else sm_scale
+    kv_indices = unbounded(kv_indices)
     keys, masks = kv_indptr.tolist(), _starts(mask_indptr, custom_mask)
     offsets = _starts(window_kv_offsets if sliding_window_size > 0 else None, custom_mask)
     for row, new, places in _rows(qo_indptr):
@@ -131,6 +132,7 @@ def unified_attention(
 ) -> None:
     """Attend to the slots that each row lists, those computed now included, into `o`."""
     scale = q.shape[-1] ** -0.5 if sm_scale is None else sm_scale
+    kv_indices = unbounded(kv_indices)
     keys, prefixes = kv_indptr.tolist(), prefix_lens.tolist()
     masks = _starts(mask_indptr, custom_mask)
     for row, new, places in _rows(qo_indptr):
@@ -237,6 +239,12 @@ def _lines(custom_mask: Tensor, start: int, count: int, width: int) -> Tensor:
     flat = custom_mask[start : start + count * width].bool()
     flat = torch.nn.functional.pad(flat, (0, count * width - len(flat)))
     return flat.view(count, width)
+
+
+def unbounded(part: Tensor) -> Tensor:
+    """Return a flat tensor with what follows it in memory: a kernel gets only where it begins."""
+    rest = part.untyped_storage().nbytes() // part.element_size() - part.storage_offset()
+    return part.as_strided((rest,), (1,), part.storage_offset())
 
 
 def _inside(indices: Tensor, indexed: Tensor) -> Tensor:

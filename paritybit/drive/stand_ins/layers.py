@@ -10,6 +10,7 @@ from torch import Tensor
 from paritybit.drive.stand_ins import attention
 from paritybit.drive.stand_ins.graphs import whole_value
 from paritybit.drive.stand_ins.modules import found
+from paritybit.drive.stand_ins.sampled import Sampled
 from paritybit.subjects.engines.shared.graphs import whole
 
 ATTENTION: Mapping[str, Callable[..., None]] = {
@@ -75,7 +76,9 @@ def adapted(kernel: Callable[..., None], arithmetic: Callable[..., None]) -> Cal
     """Return a function that is called like a kernel and does the arithmetic.
 
     It raises NotImplementedError for an argument that the arithmetic lacks and that is used.
+    On a few calls the kernel itself runs too, and is compared.
     """
+    sampled = Sampled()
     signature = inspect.signature(kernel)
     known = set(inspect.signature(arithmetic).parameters)
     defaults = {
@@ -90,5 +93,6 @@ def adapted(kernel: Callable[..., None], arithmetic: Callable[..., None]) -> Cal
             if name in given and given[name] is not default:
                 raise NotImplementedError(f"attention with {name} has no stand-in")
         arithmetic(**{name: value for name, value in given.items() if name in known})
+        sampled.compare(kernel.__name__, given, lambda: kernel(*arguments, **named))
 
     return called

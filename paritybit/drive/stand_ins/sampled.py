@@ -1,0 +1,87 @@
+"""Compares an attention kernel with its stand-in, on a few of its calls.
+
+The kernel is interpreted, which takes long: its calls have a share of the time, and one of each
+length is enough.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from paritybit.watch.journal import Finding, of_process
+
+SHARE = 0.1
+"""Part of the time that comparing may take."""
+
+LARGEST = 1e-4
+"""Difference, relative to the largest value, that the order of float32 sums may explain."""
+
+OUTPUTS = ("o", "o_extend")
+"""The argument into which a kernel writes what it computes."""
+
+WITH_NEW_KEYS = "extend_attention_fwd"
+"""The kernel that takes the keys of its queries beside those that it is given a list of."""
+
+CHECK = "attention kernel"
+
+
+@dataclass
+class Sampled:
+    """Which calls were compared, and how long it took."""
+
+    begun: float = field(default_factory=time.monotonic)
+    spent: float = 0.0
+    seen: set[tuple[str, int]] = field(default_factory=set)
+
+    def due(self, name: str, longest: int) -> bool:
+        """Whether a call of a kernel, whose longest row has so many keys, is to be compared."""
+        within = self.spent <= SHARE * (time.monotonic() - self.begun)
+        return longest > 0 and within and (name, longest) not in self.seen
+
+    def compare(self, name: str, given: Mapping[str, Any], kernel: Callable[[], None]) -> None:
+        """Run a kernel after its stand-in, on the same arguments, if that is due.
+
+        A difference is a finding. What the stand-in computed stays.
+        """
+        output = next(given[one] for one in OUTPUTS if one in given)
+        longest = most(given["kv_indptr"])
+        if name == WITH_NEW_KEYS:
+            longest += most(given["qo_indptr"])
+        journal = of_process()
+        if journal is None or not self.due(name, longest):
+            return
+        start = time.monotonic()
+        self.seen.add((name, longest))
+        right = output.clone()
+        try:
+            kernel()
+            found = difference(output, right, given)
+        finally:
+            output.copy_(right)
+            self.spent += time.monotonic() - start
+        journal.count(**{f"tried: {CHECK}": 1})
+        if found > LARGEST:
+            text = f"{name} gives other values than torch over the same keys: they differ by "
+            text += f"{found:.2g} of the largest value, where a request has {longest} keys"
+            journal.finding(Finding(CHECK, text, f"{CHECK} | {name}", 0, count=1))
+
+
+def most(starts: Tensor) -> int:
+    """Return the largest count between two starts; 0 for none."""
+    return int(starts.diff().max()) if len(starts) > 1 else 0
+
+
+def difference(output: Tensor, right: Tensor, given: Mapping[str, Any]) -> float:
+    """Return by how much live outputs differ, relative to the largest value."""
+    if "qo_indptr" in given:
+        live = slice(0, int(given["qo_indptr"][-1]))
+        output, right = output[live], right[live]
+    else:
+        listed = given["kv_indptr"].diff()[: len(output)] > 0
+        output, right = output[: len(listed)][listed], right[: len(listed)][listed]
+    if not right.numel():
+        return 0.0
+    return float((output - right).abs().max() / right.abs().max().clamp(min=1e-20))

@@ -1,0 +1,82 @@
+"""Attention kernels are compared with their stand-ins on a few calls."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paritybit.drive.stand_ins import sampled
+from paritybit.drive.stand_ins.attention import decode_attention, unbounded
+from paritybit.watch import journal
+
+
+@pytest.fixture
+def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[journal.Journal]:
+    held = journal.Journal(tmp_path / "process-1.jsonl")
+    monkeypatch.setattr(sampled, "of_process", lambda: held)
+    yield held
+    if held.file is not None:
+        held.file.close()
+
+
+def call(keys: int) -> dict[str, Any]:
+    """Return the arguments of a decode with one row that lists so many keys, and one with none."""
+    return {"o": torch.ones(2, 3), "kv_indptr": torch.tensor([0, keys, keys])}
+
+
+def writes(given: dict[str, Any], value: float, row: int = 0) -> None:
+    given["o"][row] = value
+
+
+@pytest.mark.parametrize(
+    ("value", "row", "found"), [(1.0, 0, False), (1.00001, 0, False), (1.1, 0, True), (9, 1, False)]
+)
+def test_a_kernel_that_gives_other_values_for_a_live_row_is_found(
+    lines: journal.Journal, value: float, row: int, found: bool
+) -> None:
+    given = call(4)
+    sampled.Sampled().compare("decode", given, lambda: writes(given, value, row))
+    assert bool(lines.findings) == found
+    assert lines.counts == {"tried: attention kernel": 1}
+    assert given["o"].eq(1).all()
+
+
+def test_a_length_is_compared_once_and_within_a_share_of_the_time(lines: journal.Journal) -> None:
+    once = sampled.Sampled(begun=-1e6)
+    for keys in (4, 4, 5, 0):
+        given = call(keys)
+        once.compare("decode", given, lambda: None)
+    assert lines.counts == {"tried: attention kernel": 2}
+    once.spent = 1e9
+    once.compare("decode", call(6), lambda: None)
+    assert lines.counts == {"tried: attention kernel": 2}
+
+
+def test_new_keys_count_where_a_kernel_takes_them_besides(lines: journal.Journal) -> None:
+    given = {
+        "o_extend": torch.ones(5, 2),
+        "kv_indptr": torch.tensor([0, 0]),
+        "qo_indptr": torch.tensor([0, 4]),
+    }
+
+    def kernel() -> None:
+        given["o_extend"][4] = 7
+
+    one = sampled.Sampled()
+    one.compare(sampled.WITH_NEW_KEYS, given, kernel)
+    assert one.seen == {(sampled.WITH_NEW_KEYS, 4)}
+    assert not lines.findings
+
+
+def test_a_kernel_reads_on_beyond_the_slice_that_it_is_given() -> None:
+    assert unbounded(torch.arange(9)[2:4]).tolist() == list(range(2, 9))
+    keys, query = torch.randn(8, 1, 4), torch.randn(1, 1, 4)
+    entries: Tensor = torch.tensor([0, 3, 5, 6])
+    outputs = torch.zeros(2, 1, 1, 4)
+    for output, listed in zip(outputs, (entries[1:2], entries[1:].clone()), strict=True):
+        decode_attention(query, keys, keys, output, torch.tensor([0, 3]), listed, 1.0)
+    assert torch.equal(outputs[0], outputs[1])
+    assert outputs.abs().sum() > 0
