@@ -1,8 +1,7 @@
-"""Checks of the sanitizer for an engine's own tests, in pytest or unittest.
+"""One replay of a CUDA graph, judged in a test.
 
-`check_replay` judges one replay of a CUDA graph over KV tensors that a test holds. It needs no
-connector: the test says which tensors are KV, which slots the replay may write, and which inputs
-are padded.
+It needs no connector: the test says which tensors are KV, which slots the replay may write, and
+which inputs are padded.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,15 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.launch.found import finding_of
-from paritybit.launch.words import lines_of
+from paritybit.testing.outcome import UndecidedError, reports
 from paritybit.watch.facts import Forward, Group, Layer, Replay, Row, StaticInput
 from paritybit.watch.journal import Finding, Journal
 from paritybit.watch.observations import Captured
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import Watcher
-
-__all__ = ["StaticInput", "UndecidedError", "check_replay"]
 
 KV = Mapping[str, Sequence[Tensor]] | Sequence[Tensor]
 Slots = Mapping[str, Tensor] | Tensor
@@ -29,10 +25,6 @@ Outputs = Mapping[str, Tensor] | Sequence[Tensor] | Tensor | None
 
 ONE_GROUP = "kv"
 """The name of the group where the KV tensors are not named."""
-
-
-class UndecidedError(RuntimeError):
-    """A replay could not be judged. It says why."""
 
 
 @dataclass
@@ -116,7 +108,7 @@ def check_replay(
     )  # fmt: skip
     watcher.end()
     if journal.found:
-        raise AssertionError("\n\n".join(report(one) for one in journal.found))
+        raise AssertionError(reports(asdict(finding) for finding in journal.found))
     if journal.unsure:
         raise UndecidedError("; ".join(journal.unsure))
 
@@ -175,10 +167,3 @@ def named(outputs: Outputs) -> dict[str, Tensor]:
     if isinstance(outputs, Mapping):
         return dict(outputs)
     return {f"output {number}": tensor for number, tensor in enumerate(outputs)}
-
-
-def report(finding: Finding) -> str:
-    """Return a finding as a sanitizer's report."""
-    found = finding_of(asdict(finding), finding.key, 1, "")
-    lines = [f"  {name}: {text}" for name, text in lines_of(found)]
-    return "\n".join([f"{found.check}: {found.text}", *lines])

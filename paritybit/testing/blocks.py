@@ -1,0 +1,100 @@
+"""Watches the engines of this process, and of those that it starts, while a block runs."""
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import paritybit
+from paritybit import inject
+from paritybit.launch.journals import Journals
+from paritybit.testing.outcome import UndecidedError, reports
+from paritybit.watch import attach
+from paritybit.watch.journal import of_process
+from paritybit.watch.settings import VARIABLE, Settings
+
+
+@dataclass
+class Seen:
+    """What was written to the journals since the last look."""
+
+    findings: list[Mapping[str, Any]] = field(default_factory=list)
+    undecided: list[str] = field(default_factory=list)
+    forwards: int = 0
+
+
+class Session:
+    """Watches from its start to the end of the process. Start it before an engine is imported."""
+
+    def __init__(self, checks: Sequence[str] | None = None) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="paritybit-"))
+        atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
+        injected, journals = self.folder / "path", self.folder / "journals"
+        injected.mkdir()
+        inject.prepare(injected, paritybit.__version__)
+        named = None if checks is None else tuple(checks)
+        settings = Settings(str(journals), named).text()
+        os.environ.update(inject.environment_with(os.environ, injected, settings))
+        sys.path.append(str(injected))  # For the entry points, where paritybit is not installed.
+        attach.install()
+        self.journals, self.forwards = Journals(journals), dict[str, int]()
+
+    def seen(self) -> Seen:
+        """Return what was found, and how many forward passes ran, since the last call."""
+        own = of_process()
+        if own is not None and own.file is not None:
+            own.write_counts()
+        new, before = Seen(), sum(self.forwards.values())
+        for process, entry in self.journals.entries():
+            if entry["kind"] == "finding":
+                new.findings.append(entry)
+            elif entry["kind"] == "undecided":
+                new.undecided.append(str(entry.get("what")))
+            elif entry["kind"] == "counts" and isinstance(entry.get("counts"), dict):
+                self.forwards[process] = int(entry["counts"].get("forwards", 0))
+        new.forwards = sum(self.forwards.values()) - before
+        return new
+
+
+_SESSIONS: list[Session] = []
+
+
+def session(checks: Sequence[str] | None = None) -> Session:
+    """Return the session of this process, begun if there is none. `checks` None means all."""
+    if VARIABLE in os.environ and not _SESSIONS:
+        raise UndecidedError(f"this process is watched already: {VARIABLE} is set")
+    if not _SESSIONS:
+        _SESSIONS.append(Session(checks))
+    return _SESSIONS[0]
+
+
+@contextmanager
+def watching() -> Iterator[None]:
+    """Watch the engines that a block runs, as `paritybit watch` does.
+
+    The engine must not have been imported before the first such block of the process. Processes
+    that a block starts are watched too.
+
+    Raises AssertionError with a report of each finding, and UndecidedError if no forward pass was
+    checked or something could not be judged. An error of the block itself is passed on.
+    """
+    mine = session()
+    mine.seen()
+    yield
+    raise_for(mine.seen())
+
+
+def raise_for(seen: Seen) -> None:
+    """Raise what a block that ended by itself ends with."""
+    if seen.findings:
+        raise AssertionError(reports(seen.findings))
+    if seen.undecided:
+        raise UndecidedError("; ".join(seen.undecided))
+    if not seen.forwards:
+        raise UndecidedError("no forward pass of a supported engine was checked")

@@ -1,0 +1,23 @@
+"""What a check in a test ends with: nothing, an AssertionError with reports, or undecided."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from paritybit.launch.found import finding_of
+from paritybit.launch.words import lines_of
+
+
+class UndecidedError(RuntimeError):
+    """Something could not be judged. It says why."""
+
+
+def reports(findings: Iterable[Mapping[str, Any]]) -> str:
+    """Return findings of a journal as a sanitizer reports them."""
+    return "\n\n".join(report(finding) for finding in findings)
+
+
+def report(found: Mapping[str, Any]) -> str:
+    """Return one finding, with a line for each thing that is known of it."""
+    finding = finding_of(found, str(found.get("key")), 1, "")
+    lines = [f"  {name}: {text}" for name, text in lines_of(finding)]
+    return "\n".join([f"{finding.check}: {finding.text}", *lines])

@@ -1,0 +1,96 @@
+"""Whole engines are watched while a block or a test runs, in a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paritybit.watch.settings import VARIABLE
+from properties.support.places import ROOT
+
+TOY = Path(__file__).parent / "toy"
+
+SERVED = """
+import pytest
+
+def serve(fault=False):
+    import toyengine
+    engine = toyengine.Engine()
+    engine.add("one", [3, 1, 4, 1, 5])
+    engine.decode()
+    if fault:
+        engine.kv["full"][0][2] += 1
+    engine.decode()
+"""
+
+BLOCKS = f"""{SERVED}
+from paritybit.testing import UndecidedError, watching
+
+with watching():
+    serve()
+with pytest.raises(AssertionError, match="corrupted read: request one reads position 1"):
+    with watching():
+        serve(fault=True)
+with pytest.raises(UndecidedError, match="no forward pass"):
+    with watching():
+        pass
+with pytest.raises(KeyError):
+    with watching():
+        raise KeyError
+with watching():
+    serve()
+"""
+
+TESTS = f"""{SERVED}
+def test_right():
+    serve()
+
+def test_wrong():
+    serve(fault=True)
+
+def test_right_again():
+    serve()
+
+def test_without_an_engine():
+    pass
+"""
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in an empty folder, with the toy engine and its connector."""
+    variables = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    variables |= {"PYTHONPATH": f"{TOY}{os.pathsep}{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder, env=variables, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_a_block_raises_for_what_was_found_while_it_ran(tmp_path: Path) -> None:
+    (tmp_path / "blocks.py").write_text(BLOCKS, encoding="utf-8")
+    done = run(tmp_path, "blocks.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one process", "xdist"])
+def test_the_plugin_fails_the_test_during_which_something_was_found(
+    tmp_path: Path, workers: tuple[str, ...]
+) -> None:
+    (tmp_path / "test_toy.py").write_text(TESTS, encoding="utf-8")
+    done = run(tmp_path, "-m", "pytest", "-p", "paritybit", "-p", "no:cacheprovider", *workers)
+    text = done.stdout + done.stderr
+    assert done.returncode == 1, text
+    assert "1 failed, 3 passed" in text
+    assert "corrupted read: request one reads position 1" in text
+    assert "FAILED test_toy.py::test_wrong" in text
+    if not workers:
+        assert "paritybit: 9 forward passes were checked" in text
+
+
+def test_the_plugin_does_nothing_unless_it_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "test_toy.py").write_text(TESTS, encoding="utf-8")
+    done = run(tmp_path, "-m", "pytest", "-p", "no:cacheprovider")
+    assert "4 passed" in done.stdout
+    assert "paritybit" not in done.stdout.replace("plugins:", "")
