@@ -123,11 +123,17 @@ class Relayed:
             self.waiting.popitem(last=False)
 
     def known(self, forward: Forward) -> StaticInput | None:
-        """Return the ids whose tokens a forward's rows know by now, with these, and drop them."""
+        """Return the ids whose tokens a forward's rows know by now, with these, and drop them.
+
+        Ids at positions that the forward computes again are dropped: an engine discards the last
+        tokens of a request that it retracts, and may sample others.
+        """
         ids, expected = [], []
         for row in forward.rows:
             rest, name = [], f"{forward.model}{row.request}"
             for position, value in self.waiting.pop(name, ()):
+                if position >= row.cached:
+                    continue
                 token = row.tokens[position] if position < len(row.tokens) else None
                 if token is None:
                     rest.append((position, value))
