@@ -89,19 +89,27 @@ def update(
     first = first_difference(old_tokens, tokens)
     hashes = old_hashes[:first]
     previous = hashes[-1] if hashes else chain.start
-    same = True
-    if not previous & 1 and first >= len(old_tokens) and None not in tokens[first:]:
-        hashes.extend(final_hashes(previous, tokens[first:]))
-        first = len(tokens)
-    for position in range(first, len(tokens)):
+    same, again = True, min(len(old_tokens), len(tokens))
+    for position in range(first, again):
         token = tokens[position]
         previous = following(previous, token, request, position)
         hashes.append(previous)
-        if same and position < len(old_tokens):
-            same = old_tokens[position] in (token, None)
-            if same and old_hashes[position] != previous:
-                aliases[old_hashes[position]] = previous
+        same = same and old_tokens[position] in (token, None)
+        if same and old_hashes[position] != previous:
+            aliases[old_hashes[position]] = previous
+    if not previous & 1:
+        hashes.extend(final_hashes(previous, known_from(tokens, max(first, again))))
+        previous = hashes[-1] if hashes else chain.start
+    for position in range(len(hashes), len(tokens)):
+        previous = following(previous, tokens[position], request, position)
+        hashes.append(previous)
     chain.tokens, chain.hashes = tokens, hashes
+
+
+def known_from(tokens: list[int | None], first: int) -> list[int | None]:
+    """Return the tokens from a position on, up to the first that is not known."""
+    rest = tokens[first:]
+    return rest[: rest.index(None)] if None in rest else rest
 
 
 def first_difference(one: list[int | None], other: list[int | None]) -> int:
