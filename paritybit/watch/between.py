@@ -6,7 +6,7 @@ Each change of slots is noted by a copy of its slot numbers alone, which does no
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ MOST_NOTED = 4096
 
 @dataclass(frozen=True)
 class Change:
-    """What happened to some slots, of any shape, by which call if they were freed.
+    """What happened to so many slots, [size], by which call if they were freed.
 
     Pages are freed and allocated whole, and named by their first slots; other slots are ignored.
     """
@@ -39,6 +39,7 @@ class Change:
     what: str
     freeing: int
     slots: Tensor
+    size: int
 
 
 @dataclass
@@ -53,17 +54,18 @@ class Changes:
 
         Slots that are freed are so before a forward, from a line of source.
         """
-        if slots.numel():
-            copied = slots.to(self.ledger.device, torch.int64, copy=True)
+        size = slots.numel()
+        if size:
+            flat = slots if slots.dim() == 1 else slots.flatten()
+            copied = flat.to(self.ledger.device, torch.int64, copy=True)
             freeing = self.ledger.note_freeing(forward, source) if what == FREED else 0
-            self.noted.append(Change(what, freeing, copied))
+            self.noted.append(Change(what, freeing, copied, size))
 
     def enter(self) -> Freeing | None:
         """Bring the ledger up to date. Returns the slots that were freed; None without changes."""
         if not self.noted:
             return None
-        noted = [replace(change, slots=change.slots.flatten()) for change in self.noted]
-        self.noted.clear()
+        noted, self.noted = self.noted, []
         if filled := [change.slots for change in noted if change.what == FILLED]:
             self.ledger.forget(torch.cat(filled))
         places, number = self._in_order(noted)
@@ -93,7 +95,7 @@ class Changes:
             if not chosen:
                 continue
             slots = torch.cat([noted[n].slots for n in chosen])
-            counts = torch.tensor([len(noted[n].slots) for n in chosen])
+            counts = torch.tensor([noted[n].size for n in chosen])
             number = torch.tensor(chosen).repeat_interleave(counts).to(slots.device)
             if whole and page > 1:
                 first = slots.masked_fill(slots % page != 0, -page)
@@ -123,11 +125,17 @@ class Relayed:
             self.waiting.popitem(last=False)
 
     def known(self, forward: Forward) -> StaticInput | None:
-        """Return the ids whose tokens a forward's rows know by now, with these, and drop them."""
+        """Return the ids whose tokens a forward's rows know by now, with these, and drop them.
+
+        Ids at positions that the forward computes again are dropped: an engine discards the last
+        tokens of a request that it retracts, and may sample others.
+        """
         ids, expected = [], []
         for row in forward.rows:
             rest, name = [], f"{forward.model}{row.request}"
             for position, value in self.waiting.pop(name, ()):
+                if position >= row.cached:
+                    continue
                 token = row.tokens[position] if position < len(row.tokens) else None
                 if token is None:
                     rest.append((position, value))

@@ -4,6 +4,9 @@ Equal tokens have equal hashes, whichever request they belong to, so a shared pr
 token that the host does not know yet has a placeholder of its own: its hash, and the hashes after
 it, are *provisional*, and are odd. Once the token is known, an alias leads from each provisional
 hash to the final one. All final hashes are even and none is 0.
+
+A token may also be known first, as a draft, and not known while the host does not know whether it
+was accepted. The provisional hash that it had is kept until then.
 """
 
 from array import array
@@ -16,6 +19,7 @@ UNKNOWN = 0
 
 MOST_TOKENS = 4_000_000
 MOST_ALIASES = 1_000_000
+MOST_REPLACED = 8
 
 
 @dataclass
@@ -25,6 +29,8 @@ class Chain:
     start: int = UNKNOWN
     tokens: list[int | None] = field(default_factory=list)
     hashes: "array[int]" = field(default_factory=lambda: array("q"))
+    replaced: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
+    """By position, tokens that others took the place of: the hash before, the hash, the token."""
 
 
 @dataclass
@@ -70,10 +76,15 @@ class Chains:
 
     def final(self, value: int) -> int:
         """Return the final hash for a provisional one, or the value itself if none is known."""
-        for _ in range(8):
-            if value & 1 and value in self.aliases:
-                value = self.aliases[value]
-        return value
+        return final(value, self.aliases)
+
+
+def final(value: int, aliases: OrderedDict[int, int]) -> int:
+    """Return where the aliases lead from a provisional hash, or the value itself."""
+    for _ in range(8):
+        if value & 1 and value in aliases:
+            value = aliases[value]
+    return value
 
 
 def update(
@@ -88,20 +99,37 @@ def update(
         return
     first = first_difference(old_tokens, tokens)
     hashes = old_hashes[:first]
-    previous = hashes[-1] if hashes else chain.start
-    same = True
-    if not previous & 1 and first >= len(old_tokens) and None not in tokens[first:]:
-        hashes.extend(final_hashes(previous, tokens[first:]))
-        first = len(tokens)
-    for position in range(first, len(tokens)):
-        token = tokens[position]
-        previous = following(previous, token, request, position)
+    previous = old = hashes[-1] if hashes else chain.start
+    same, again = True, min(len(old_tokens), len(tokens))
+    for position in range(first, again):
+        token, old_token, before = tokens[position], old_tokens[position], previous
+        previous = following(before, token, request, position)
         hashes.append(previous)
-        if same and position < len(old_tokens):
-            same = old_tokens[position] in (token, None)
-            if same and old_hashes[position] != previous:
-                aliases[old_hashes[position]] = previous
+        before_old, old = old, old_hashes[position]
+        same = same and old_token in (token, None)
+        if same and old != previous:
+            aliases[old] = previous
+        if not same and old_token is not None and old & 1:
+            replaced = chain.replaced.setdefault(position, [])
+            replaced.append((before_old, old, old_token))
+            del replaced[:-MOST_REPLACED]
+        if token is not None:
+            for earlier, value, known in chain.replaced.pop(position, ()):
+                if known == token and final(earlier, aliases) == final(before, aliases):
+                    aliases[value] = previous
+    if not previous & 1:
+        hashes.extend(final_hashes(previous, known_from(tokens, max(first, again))))
+        previous = hashes[-1] if hashes else chain.start
+    for position in range(len(hashes), len(tokens)):
+        previous = following(previous, tokens[position], request, position)
+        hashes.append(previous)
     chain.tokens, chain.hashes = tokens, hashes
+
+
+def known_from(tokens: list[int | None], first: int) -> list[int | None]:
+    """Return the tokens from a position on, up to the first that is not known."""
+    rest = tokens[first:]
+    return rest[: rest.index(None)] if None in rest else rest
 
 
 def first_difference(one: list[int | None], other: list[int | None]) -> int:

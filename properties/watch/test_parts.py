@@ -105,6 +105,17 @@ def test_an_unknown_token_is_named_by_request_and_position_until_it_is_known() -
     assert [chains.final(value) for value in provisional] == list(final)
 
 
+def test_a_draft_that_was_accepted_is_known_once_its_token_is() -> None:
+    """A draft's token is known, then not known until the host has it, then known again."""
+    chains = Chains()
+    drafted = chains.hashes("a", [1, None, 3, 4], 4)  # The draft 4 is not accepted.
+    chains.hashes("a", [1, None, None, 5, 6], 5)
+    final = chains.hashes("b", [1, 2, 3, 5], 4)
+    chains.hashes("a", [1, 2, 3, 5, 6], 5)
+    assert [chains.final(value) for value in drafted[:3]] == list(final[:3])
+    assert chains.final(drafted[3]) == drafted[3]
+
+
 def test_chains_forget_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paritybit.watch.chains.MOST_TOKENS", 100)
     monkeypatch.setattr("paritybit.watch.chains.MOST_ALIASES", 10)

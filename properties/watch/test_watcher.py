@@ -394,6 +394,18 @@ def test_an_id_is_compared_once_its_token_is_known(scene: Scene) -> None:
     assert "holds 7 at live entry 0, not 8" in scene.lines("finding")[0]["text"]
 
 
+def test_an_id_at_a_position_that_is_computed_again_is_dropped(scene: Scene) -> None:
+    """As when a request is retracted before the host knows its last token."""
+    scene.watcher.begin(Forward("decode", (row("a", [5, None], 1, SLOTS),)))
+    scene.watcher.tokens(torch.tensor([6]))
+    scene.watcher.end()
+    scene.watcher.begin(Forward("extend", (row("a", [5, None], 0, SLOTS),)))
+    scene.watcher.tokens(torch.tensor([5, 7]))
+    scene.watcher.end()
+    scene.watcher.begin(Forward("decode", (row("a", [5, 7, None], 2, SLOTS),)))
+    assert "stale input" not in scene.checks()
+
+
 def replay(scene: Scene, slot: int, out: torch.Tensor, **more: Any) -> Replay:
     """Return a replay that writes 1.0 to a slot and adds 1 to an output that it owns."""
     tensor = scene.groups[0].layers[0].tensors[0]
