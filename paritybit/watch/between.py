@@ -44,9 +44,13 @@ class Change:
 
 @dataclass
 class Changes:
-    """The changes of one ledger that are not entered yet."""
+    """The changes of one ledger that are not entered yet.
+
+    `unfollowed` are the kinds of change after which nobody knows what a slot holds.
+    """
 
     ledger: Ledger
+    unfollowed: tuple[str, ...] = (FILLED,)
     noted: list[Change] = field(default_factory=list)
 
     def note(self, what: str, slots: Tensor, forward: int = 0, source: str | None = None) -> None:
@@ -66,11 +70,14 @@ class Changes:
         if not self.noted:
             return None
         noted, self.noted = self.noted, []
-        if filled := [change.slots for change in noted if change.what == FILLED]:
-            self.ledger.forget(torch.cat(filled))
         places, number = self._in_order(noted)
-        freeings = [change.freeing for change in noted]
-        freed = torch.tensor(freeings, dtype=torch.int32, device=self.ledger.device)[number]
+        of_change = torch.tensor(
+            [(change.freeing, change.what in self.unfollowed) for change in noted],
+            dtype=torch.int32, device=self.ledger.device,
+        )  # fmt: skip
+        freed, unfollowed = of_change[number].unbind(1)
+        if any(change.what in self.unfollowed for change in noted):
+            self.ledger.forget(torch.where(unfollowed > 0, places, -1))
         column = self.ledger.wide[-1]
         another = places[1:] != places[:-1]
         first = torch.cat([another.new_ones(1), another])
@@ -157,7 +164,9 @@ class Between(Boundary):
         super().__init__(journal, settings)
         names = Names()
         self.ledgers = {group.name: Ledger(group, names) for group in groups}
-        self.changes = {name: Changes(ledger) for name, ledger in self.ledgers.items()}
+        # A slot that was allocated may have been written by a forward that was not checked.
+        unfollowed = (FILLED,) if settings.every == 1 else (FILLED, ALLOCATED)
+        self.changes = {name: Changes(one, unfollowed) for name, one in self.ledgers.items()}
         self.chains = Chains()
         self.number = 0
         self.relayed = Relayed()

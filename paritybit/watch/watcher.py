@@ -77,7 +77,11 @@ class Watcher(Replaying):
 
     @guarded
     def skipped(self, owned: Mapping[str, Tensor] | None) -> None:
-        """Note a forward that is not checked. None: it is not known which slots it writes."""
+        """Note a forward that is not checked, and the slots that it writes.
+
+        Slots that were allocated since the last checked forward may be left out. None: it is not
+        known which slots it writes.
+        """
         if owned is None:
             self.settle()
             for ledger in self.ledgers.values():

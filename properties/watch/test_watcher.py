@@ -219,6 +219,23 @@ def test_cached_slots_that_the_cache_does_not_count_leak(scene: Scene) -> None:
     assert scene.checks() == ["leak"]
 
 
+@pytest.mark.parametrize(("every", "found"), [(1, {"corrupted read"}), (3, set())])
+def test_sampling_does_not_judge_what_slots_held_that_were_allocated_meanwhile(
+    tmp_path: Path, every: int, found: set[str]
+) -> None:
+    """A forward that was not checked may have written them."""
+    scene = Scene(tmp_path, every=every)
+    scene.forward("a", TOKENS[:5], 0, SLOTS)
+    for group in ("full", "swa"):
+        scene.watcher.freed(group, torch.tensor(SLOTS[4:5]))
+        scene.watcher.allocated(group, torch.tensor(SLOTS[4:5]))
+    scene.write(SLOTS[4:5])
+    scene.watcher.skipped({})
+    scene.forward("a", TOKENS[:6], 5, SLOTS)
+    assert set(scene.checks()) == found
+    scene.close()
+
+
 def test_sampling_follows_the_writes_of_skipped_forwards(tmp_path: Path) -> None:
     scene = Scene(tmp_path, every=3)
     due = [scene.watcher.due() for _ in range(3000)]

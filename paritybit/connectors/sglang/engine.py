@@ -200,8 +200,11 @@ class Engine:
         return says
 
     def skipped(self, watcher: Watcher, model: Model, batch: Any, run: Callable[[], Any]) -> Any:
-        """Run one forward that is not checked. Only what it writes is told."""
-        owned = model.pool.written(batch.out_cache_loc)
+        """Run one forward that is not checked. Only what it writes is told.
+
+        Without drafts a slot is written once after it was allocated, which is told too.
+        """
+        owned = model.pool.written(batch.out_cache_loc) if self.models.rewrites else {}
         self.forwards += 1
         with graphs.attribute(self, "requests", None):
             result = run()

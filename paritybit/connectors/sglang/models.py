@@ -55,7 +55,8 @@ class Models:
 
     `rows` is the table of requests, and `table` what it holds: the location of each position of a
     request. `ranges` are the values that padding may hold, by the name of an input. `repeatable`
-    says whether a replay may be repeated.
+    says whether a replay may be repeated, and `rewrites` whether a slot may be written more than
+    once, as those of drafts are.
     """
 
     rows: Any
@@ -67,6 +68,7 @@ class Models:
         self.models: dict[int, Model] = {}
         self.ranges: dict[str, tuple[int, int]] = {}
         self.repeatable = True
+        self.rewrites = True
 
     def add(self, runner: Any) -> None:
         """Note a model runner that the engine makes."""
@@ -128,6 +130,7 @@ class Models:
         recurrent = hasattr(runner.req_to_token_pool, "mamba_pool")
         ranks = [int(getattr(arguments, name, 1) or 1) for name in ("tp_size", "dp_size")]
         self.repeatable = ranks == [1, 1] and not recurrent
+        self.rewrites = getattr(arguments, "speculative_algorithm", None) is not None
         if recurrent:
             self.journal.undecided("the state of recurrent layers is not watched")
         for name, accepted in UNWATCHED.items():

@@ -15,6 +15,9 @@ AT_FIRST = 64
 
 THEN = 4
 
+SAMPLED = 16
+"""Of the replays of a kind, where forwards are sampled, one in so many is tried."""
+
 STREAK = 3
 """Times in a row that outputs alone must differ: one flip of a choice may be due to rounding."""
 
@@ -37,7 +40,7 @@ class Tried:
 
 @dataclass
 class Relations:
-    """Tries relations. Where forwards are sampled, one at a time, and on one in `THEN` replays."""
+    """Tries relations. Where forwards are sampled, it is one of them on one in `SAMPLED` replays."""
 
     every: int
     names: tuple[str, ...]
@@ -51,7 +54,7 @@ class Relations:
         if not self.names:
             return ()
         if self.every > 1:
-            turn, rest = divmod(number, THEN)
+            turn, rest = divmod(number, SAMPLED)
             return () if rest else (self.names[turn % len(self.names)],)
         return self.names if number < AT_FIRST or number % THEN == 0 else ()
 
