@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from importlib.metadata import version
@@ -32,14 +33,16 @@ WARM_UP = 2
 
 
 def measured(
-    servers: Mapping[str, Server], requests: Sequence[Request], rounds: int
+    servers: Mapping[str, Server], requests: Sequence[Request], rounds: int, end: float
 ) -> list[dict[str, Any]]:
-    """Return the seconds and the speed of each server in each round."""
+    """Return the seconds and the speed of each server in each round that begins before `end`."""
     for _, (name, server) in itertools.product(range(WARM_UP), servers.items()):
         say(f"{name}: warm-up took {server.serve(requests):.1f} s")
     orders = itertools.cycle(itertools.permutations(servers))
     tokens, found = sum(request.tokens for request in requests), []
     for number in range(rounds):
+        if time.monotonic() > end:
+            break
         order = next(orders)
         taken = {name: servers[name].serve(requests) for name in order}
         speeds = {
@@ -106,6 +109,8 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure what watching costs a server of sglang.")
     parser.add_argument("--out", type=Path, required=True, help="Where the record goes, as JSON")
     parser.add_argument("--rounds", type=int, default=12, help="Rounds, two or more")
+    parser.add_argument("--seconds", type=float, default=3600, help="Begin no round after that")
+    parser.add_argument("--servers", default="plain,off,every", help="Which, plain first")
     parser.add_argument("--requests", type=int, default=160, help="Requests per round")
     parser.add_argument("--every", type=int, default=100, help="Check one forward in N on average")
     parser.add_argument("--seed", type=int, default=1, help="Seed of the requests")
@@ -117,10 +122,17 @@ def options() -> argparse.Namespace:
 def main() -> int:
     """Measure, write the record, and return the exit code."""
     asked = options()
+    end = time.monotonic() + asked.seconds
     folder = asked.logs or Path(tempfile.mkdtemp(prefix="throughput-"))
     folder.mkdir(parents=True, exist_ok=True)
     folder, requests = folder.resolve(), requests_of(asked.seed, asked.requests)
-    names = ("plain", "off", f"every_{asked.every}")
+    watching = f"every_{asked.every}"
+    described = {
+        "plain": "without the plugin",
+        "off": "with the plugin installed and switched off",
+        watching: f"paritybit watch --every {asked.every}",
+    }
+    names = [watching if name == "every" else name for name in asked.servers.split(",")]
     with ExitStack() as stack:
         servers = {}
         for place, name in enumerate(names):
@@ -128,22 +140,18 @@ def main() -> int:
             stack.callback(servers[name].stop)
         for server in servers.values():
             server.until("/health")
-        rounds = measured(servers, requests, asked.rounds)
+        rounds = measured(servers, requests, asked.rounds, end)
     record = {
         "what": "sglang.launch_server with a Gemma-4-like model of 8.9 B parameters, dummy "
-        "bfloat16 weights, over HTTP; three servers are up and one serves at a time; its cache is "
-        "flushed before each round",
+        "bfloat16 weights, over HTTP; the servers are up together and one serves at a time; its "
+        "cache is flushed before each round",
         "environment": environment(),
         "server": " ".join(OPTIONS),
         "requests": asked.requests,
         "at_once": AT_ONCE,
         "seed": asked.seed,
         "tokens_per_round": sum(request.tokens for request in requests),
-        "servers": {
-            "plain": "without the plugin",
-            "off": "with the plugin installed and switched off",
-            names[-1]: f"paritybit watch --every {asked.every}",
-        },
+        "servers": {name: described[name] for name in names},
         "rounds": rounds,
         **summary(rounds, names),
         "watched": watched(folder / "out"),
