@@ -45,6 +45,7 @@ READ_BY_compare := A B ARGS
 READ_BY_summary := RECORD ARGS
 READ_BY_list := ARGS
 READ_BY_bench := DEVICE ARGS
+READ_BY_bench-server := ARGS
 READ_BY_soak := ENGINE RUNNER PRESET SHAPE DEVICE MPS ARGS
 READ_BY_detections := DEVICE MPS ARGS
 
@@ -62,7 +63,7 @@ SHARED := $(if $(filter 1,$(MPS)),--mps)
 quoted = '$(subst ','\'',$(1))'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup regress watch engine bisect-releases releases planted-engine replay bisect timeline corpus test test-releases planted report compare summary documents list bench soak mutants code-mutants detections check
+.PHONY: help setup regress watch engine bisect-releases releases planted-engine replay bisect timeline corpus test test-releases planted report compare summary documents list bench bench-server soak mutants code-mutants detections check
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -139,6 +140,9 @@ list: $(SETUP) ## List bugs, runners, models (presets), shapes and properties
 
 bench: $(SETUP) ## Measure differential steps per second
 	@$(RUN) -m paritybit bench $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(ARGS)
+
+bench-server: $(SETUP) ## Measure what watching costs a server of sglang. Needs sglang and a GPU with 75 GB
+	@$(RUN) -m properties.sanitizer.throughput --out paritybit-out/watch-throughput.json $(ARGS)
 
 soak: $(SETUP) ## Count false alarms over many steps and detections by seed: ARGS="--record …". ENGINE=… soaks an engine
 	@$(RUN) -m paritybit soak $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(ENGINE),--engine $(call quoted,$(ENGINE)) --record paritybit-out/engine-soak.json) \

@@ -11,15 +11,28 @@ from torch import Tensor
 from paritybit.drive.stand_ins import sampled
 from paritybit.drive.stand_ins.attention import decode_attention, unbounded
 from paritybit.watch import journal
+from paritybit.watch.settings import VARIABLE, Settings
 
 
 @pytest.fixture
 def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[journal.Journal]:
     held = journal.Journal(tmp_path / "process-1.jsonl")
-    monkeypatch.setattr(sampled, "of_process", lambda: held)
+    monkeypatch.setattr(sampled, "asked", lambda: held)
     yield held
     if held.file is not None:
         held.file.close()
+
+
+@pytest.mark.parametrize(("checks", "asked"), [(None, True), (("stray write",), False)])
+def test_kernels_are_compared_where_all_checks_are_asked_for(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    checks: tuple[str, ...] | None,
+    asked: bool,
+) -> None:
+    monkeypatch.setattr(journal, "_OPEN", [])
+    monkeypatch.setenv(VARIABLE, Settings(str(tmp_path), checks).text())
+    assert (sampled.asked() is not None) == asked
 
 
 def call(keys: int) -> dict[str, Any]:

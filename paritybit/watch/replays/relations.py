@@ -40,7 +40,7 @@ class Tried:
 
 @dataclass
 class Relations:
-    """Tries relations. Where forwards are sampled, it is one of them on one in `SAMPLED` replays."""
+    """Tries relations. Where forwards are sampled, one of them is, on one in `SAMPLED` replays."""
 
     every: int
     names: tuple[str, ...]
