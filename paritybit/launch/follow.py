@@ -4,14 +4,15 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
 from paritybit.harness.machine.stopping import heard_by
 from paritybit.launch.command import GRACE, LEFT_OVER, Running
 from paritybit.launch.journals import Journals
-from paritybit.launch.tally import Tally
+from paritybit.launch.known import Known
+from paritybit.launch.tally import Tally, cause_of
 
 PAUSE = 0.1
 """Seconds between two looks at the journals."""
@@ -52,12 +53,19 @@ class Limits:
 
     `seconds` is the longest time it may run, and `after_finding` the time that is left to it after
     its first finding, in which later findings may show what that one did. None: no limit.
-    `sought` is the key of the only finding that counts for this; None for any.
+    `sought` is the key of the only finding that counts for this; None for any that is not `known`.
     """
 
     seconds: float | None = None
     after_finding: float | None = None
     sought: str | None = None
+    known: Known = field(default_factory=Known)
+
+    def counts(self, finding: Mapping[str, Any]) -> bool:
+        """Whether a finding of a journal counts."""
+        if self.sought is not None:
+            return bool(finding.get("key") == self.sought)
+        return not self.known.covers(str(finding.get("check")), cause_of(finding))
 
 
 class Following:
@@ -94,7 +102,7 @@ class Following:
         for process, entry in self.journals.entries():
             finding = self.tally.take(process, entry)
             if finding is not None:
-                if self.limits.sought in (None, finding.get("key")):
+                if self.limits.counts(finding):
                     self.found_at = self.found_at or time.monotonic()
                 self.show(self.tally, finding)
         self.show(self.tally, None)

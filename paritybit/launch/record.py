@@ -4,7 +4,7 @@ import json
 import platform
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from paritybit.harness.lockstep.tracebacks import without_paths
 from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.revision import repository, revision
 from paritybit.launch.found import finding_of
+from paritybit.launch.known import Known, missing
 from paritybit.launch.schema import (
     FORMAT,
     VERSION,
@@ -28,7 +29,10 @@ from paritybit.launch.verdict import NEEDED, Outcome, ending, judged, open_quest
 
 @dataclass(frozen=True)
 class Asked:
-    """What a run was asked to do. `checks` is None for all of `known_checks`."""
+    """What a run was asked to do. `checks` is None for all of `known_checks`.
+
+    `known` are the findings that do not fail it.
+    """
 
     command: str
     every: int = 1
@@ -38,6 +42,7 @@ class Asked:
     model: str | None = None
     device: str | None = None
     seed: int | None = None
+    known: Known = field(default_factory=Known)
     not_run: Mapping[str, str] = field(default_factory=dict)
     """Legs of the plan that were not run, and why."""
 
@@ -50,7 +55,9 @@ def make(asked: Asked, outcomes: Sequence[Outcome], interrupted: str | None) -> 
     counts: Counter[str] = Counter()
     for outcome in outcomes:
         counts.update(outcome.tally.counts())
-    findings = tuple(found for outcome in outcomes for found in findings_of(outcome))
+    findings = tuple(
+        marked(found, asked.known) for outcome in outcomes for found in findings_of(outcome)
+    )
     unselected = [] if asked.checks is None else sorted({*asked.known_checks} - {*asked.checks})
     settings: dict[str, list[str]] = {}
     for outcome in filter(seen, outcomes):
@@ -81,7 +88,17 @@ def make(asked: Asked, outcomes: Sequence[Outcome], interrupted: str | None) -> 
         undecided=undecided,
         legs=tuple(map(leg_of, outcomes)),
         not_tried=untried,
+        absent=tuple(
+            f"{one.check}: {one.cause} ({one.thread})"
+            for one in missing(asked.known, [(one.check, one.group_of) for one in findings])
+        ),
     )
+
+
+def marked(finding: Finding, known: Known) -> Finding:
+    """Return a finding that names where it is discussed, if it is known."""
+    entry = known.entry(finding.check, finding.group_of)
+    return finding if entry is None else replace(finding, known=entry.thread)
 
 
 UNSEEN = "no forward pass, no replay or no read was checked in it"

@@ -38,7 +38,8 @@ class Finding:
     `leg` is where it was found. `slots` are the first few of `count`. `writer` wrote the slot last,
     `reader` reads it, and `freed` says when it was
     freed last, and by which line. `cause` is None where it is not known.
-    `group_of` is what findings of one cause share. `case` is the file name of its case.
+    `group_of` is what findings of one cause share. `case` is the file name of its case. `known` is
+    where a known finding is discussed.
     """
 
     check: str
@@ -59,6 +60,7 @@ class Finding:
     freed: Who | None = None
     cause: Cause | None = None
     case: str | None = None
+    known: str | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,10 @@ class Environment:
 
 @dataclass(frozen=True)
 class Watched:
-    """The record of a run. `checks` is None for all checks; `engine` is None for a command."""
+    """The record of a run. `checks` is None for all checks; `engine` is None for a command.
+
+    `absent` are the known findings that did not occur.
+    """
 
     environment: Environment
     command: str
@@ -132,3 +137,4 @@ class Watched:
     undecided: tuple[str, ...]
     legs: tuple[Leg, ...]
     not_tried: tuple[NotTried, ...]
+    absent: tuple[str, ...] = ()

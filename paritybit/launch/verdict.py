@@ -2,7 +2,7 @@
 
 | verdict | when |
 |---|---|
-| finding | a check found something, however the run ended |
+| finding | a check found something that is not known, however the run ended |
 | undecided | a command failed, something could not be judged, or too little was seen |
 | no finding | else |
 """
@@ -92,6 +92,10 @@ def judged(
 ) -> tuple[Verdict, str]:
     """Return the verdict, and the line that states it with what it covers."""
     seen = scope_of(counts)
+    known = [finding for finding in findings if finding.known is not None]
+    findings = [finding for finding in findings if finding.known is None]
+    if known:
+        seen = f"{seen}; {plural(sum(one.number for one in known), 'known finding')}"
     if findings:
         causes = causes_of(findings)
         number = sum(finding.number for finding in findings)

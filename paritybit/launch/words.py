@@ -15,6 +15,8 @@ def lines_of(finding: Finding, replay: str | None = None) -> Iterator[tuple[str,
     if finding.reader is not None:
         yield "read", f"read by {by(finding.reader)}"
     yield "cause", why(finding)
+    if finding.known is not None:
+        yield "known", finding.known
     if replay is not None:
         yield "replay", replay
 

@@ -76,6 +76,7 @@ def made(run: Run, options: argparse.Namespace, interrupted: str | None) -> Watc
         model=options.model if engine is not None else None,
         device=options.device if engine is not None else None,
         seed=(options.seed or 0) if engine is not None else None,
+        known=run.known,
         not_run=run.not_run,
     )
     return records.make(asked, run.outcomes, interrupted)
@@ -99,6 +100,8 @@ def show(run: Run, record: Watched, engine: str | None) -> None:
     if record.verdict == "finding":
         for reason in record.undecided:
             display.put(f"undecided: {reason}")
+    for name in record.absent:
+        display.put(f"known, but did not occur: {name}")
     display.put(f"page: {run.folder / PAGE}")
     verdict = "" if record.message.startswith(record.verdict) else f"{record.verdict}: "
     display.put(f"{verdict}{record.message}", style="bold")

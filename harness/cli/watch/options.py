@@ -4,6 +4,8 @@ from paritybit.harness.cli.folders import OUT
 from paritybit.harness.cli.words.reading import Parser
 from paritybit.harness.cli.words.values import count, file, names, number
 
+from paritybit.launch.known import NAME
+
 
 def add_out(command: Parser) -> None:
     """Add the option that says where a run creates its folder."""
@@ -28,6 +30,12 @@ def add_options(watch: Parser) -> None:
         type=count,
         default=1,
         help="Check one forward pass in so many, to reduce the cost (default: 1)",
+    )
+    watch.add_argument(
+        "--known",
+        metavar="FILE",
+        type=file,
+        help=f"File of known findings, which do not fail the run (default: {NAME} in ENGINE)",
     )
     watch.add_argument(
         "--engine",

@@ -28,6 +28,8 @@ from paritybit.inject import environment_with, prepare
 from paritybit.launch.command import Running
 from paritybit.launch.follow import Following, Limits, Stops
 from paritybit.launch.journals import Journals
+from paritybit.launch.known import Known, of_tree
+from paritybit.launch.tally import cause_of
 from paritybit.launch.verdict import Outcome, plural
 from paritybit.watch.settings import Settings
 
@@ -59,6 +61,7 @@ class Run:
     stops: Stops
     every: int
     checks: tuple[str, ...] | None
+    known: Known = field(default_factory=Known)
     outcomes: list[Outcome] = field(default_factory=list)
     not_run: dict[str, str] = field(default_factory=dict)
 
@@ -109,10 +112,11 @@ def run_watch(options: argparse.Namespace) -> int:
     """Watch a command, or an engine that is served generated requests; return the exit code."""
     require_sense(options)
     checks = checks_of(options.checks)
+    known_findings = of_tree(options.known, options.engine)
     if options.engine is not None:
-        return watch_engine(options, checks)
+        return watch_engine(options, checks, known_findings)
     console = Console(stderr=True, soft_wrap=True)
-    with begun(options, checks, Display(console, redraws=False)) as run:
+    with begun(options, checks, known_findings, Display(console, redraws=False)) as run:
         variables = environment_with(os.environ, run.imports, run.settings(run.folder))
         running = Running(options.command, variables)
         outcome = run.followed(running, Leg(COMMAND), run.folder, Limits())
@@ -120,7 +124,9 @@ def run_watch(options: argparse.Namespace) -> int:
         return finish(run, options, {})
 
 
-def watch_engine(options: argparse.Namespace, checks: tuple[str, ...] | None) -> int:
+def watch_engine(
+    options: argparse.Namespace, checks: tuple[str, ...] | None, known_findings: Known
+) -> int:
     """Serve an engine generated requests, leg by leg, until one has a finding."""
     known("model", options.model or MODEL, MODELS)
     device = device_of(options.device or "auto")
@@ -131,7 +137,7 @@ def watch_engine(options: argparse.Namespace, checks: tuple[str, ...] | None) ->
     options = argparse.Namespace(
         **{**vars(options), "device": device, "model": options.model or MODEL}
     )
-    with begun(options, checks, Display(console, redraws=True)) as run:
+    with begun(options, checks, known_findings, Display(console, redraws=True)) as run:
         run.not_run |= {
             leg.name: "not selected on the command line"
             for leg in plan(device, seconds)
@@ -148,7 +154,8 @@ def watch_engine(options: argparse.Namespace, checks: tuple[str, ...] | None) ->
                     engine, leg, options.model, options.seed or 0, device
                 )
                 after = None if options.keep_going else AFTER_FINDING
-                run.watch(leg, words, variables, Limits(leg.seconds + ALLOWANCE, after))
+                limits = Limits(leg.seconds + ALLOWANCE, after, known=known_findings)
+                run.watch(leg, words, variables, limits)
         return finish(run, options, {leg.name: leg.seconds for leg in legs})
 
 
@@ -156,7 +163,12 @@ def reason_to_skip(run: Run, *, keep_going: bool) -> str | None:
     """Return why no further leg is run, None if the next one is."""
     if run.stops.received is not None:
         return "the run was interrupted before"
-    found = [outcome.name for outcome in run.outcomes if outcome.tally.findings]
+    found = [
+        outcome.name
+        for outcome in run.outcomes
+        for finding in outcome.tally.findings.values()
+        if not run.known.covers(str(finding.get("check")), cause_of(finding))
+    ]
     if found and not keep_going:
         return f"leg {found[0]} had a finding; --keep-going tries the others, too"
     return None
@@ -164,7 +176,10 @@ def reason_to_skip(run: Run, *, keep_going: bool) -> str | None:
 
 @contextmanager
 def begun(
-    options: argparse.Namespace, checks: tuple[str, ...] | None, display: Display
+    options: argparse.Namespace,
+    checks: tuple[str, ...] | None,
+    known_findings: Known,
+    display: Display,
 ) -> Iterator[Run]:
     """Make the folders of a run, and hear signals within."""
     stops = Stops()
@@ -174,7 +189,7 @@ def begun(
         stops.heard(),
     ):
         prepare(Path(scratch), __version__)
-        yield Run(folder, Path(scratch), display, stops, options.every, checks)
+        yield Run(folder, Path(scratch), display, stops, options.every, checks, known_findings)
 
 
 def finish(run: Run, options: argparse.Namespace, seconds: Mapping[str, float]) -> int:

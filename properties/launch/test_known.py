@@ -1,0 +1,96 @@
+"""Known findings do not fail a run; others do, and those that do not occur are named."""
+
+import datetime
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paritybit.launch.known import Entry, Known, of_tree
+from properties.support.harness.command_line import FINDING, MALFORMED, OK
+
+Script = Callable[[str], list[str]]
+Watch = Callable[..., subprocess.CompletedProcess[str]]
+
+THREAD = "https://github.com/example/engine/issues/1"
+STRAY = {
+    "check": "stray write", "cause": "out_cache_loc_swa", "thread": THREAD, "expires": "2999-01-01"
+}  # fmt: skip
+LEAK = {**STRAY, "check": "leak"}
+
+
+def listed(folder: Path, *entries: dict[str, str]) -> str:
+    """Write a file of known findings, and return its path."""
+    path = folder / "known.json"
+    data = {"format": "paritybit-known", "version": 1, "known": entries}
+    path.write_text(json.dumps(data), encoding="utf-8")
+    return str(path)
+
+
+def test_a_known_finding_is_shown_and_does_not_fail_the_run(
+    watch: Watch, script: Script, tmp_path: Path
+) -> None:
+    known = listed(tmp_path, STRAY, LEAK)
+    done = watch("--known", known, "--", *script("engine([STRAY] * 3)"))
+    assert done.returncode == OK, done.stderr
+    assert f"known    {THREAD}" in done.stderr
+    assert "; 3 known findings" in done.stderr.splitlines()[-1]
+    assert f"known, but did not occur: leak: out_cache_loc_swa ({THREAD})" in done.stderr
+    folder = tmp_path / "out" / "latest"
+    data = json.loads((folder / "watch.json").read_text())
+    assert data["verdict"] == "no finding"
+    assert data["findings"][0]["known"] == THREAD
+    page = (folder / "index.html").read_text()
+    assert "Known findings that did not occur" in page
+    assert " · known" in page
+
+
+@pytest.mark.parametrize(
+    "entry", [LEAK, {**STRAY, "cause": "ids"}, {**STRAY, "expires": "2020-01-01"}]
+)
+def test_any_other_finding_fails_the_run(
+    watch: Watch, script: Script, tmp_path: Path, entry: dict[str, str]
+) -> None:
+    done = watch("--known", listed(tmp_path, entry), "--", *script("engine([STRAY])"))
+    assert done.returncode == FINDING, done.stderr
+    assert "finding: 1 finding with 1 cause: stray write" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[]", "is not a paritybit-known file"),
+        ('{"format": "paritybit-known", "version": 9}', "has version 9"),
+        ('{"format": "paritybit-known", "version": 1, "known": [{}]}', "does not list known"),
+        ('{"format": "paritybit-known", "version": 1, "known": [], "x": 1}', "unknown keys: x"),
+        (json.dumps({"format": "paritybit-known", "version": 1,
+                     "known": [{**STRAY, "expires": "soon"}]}), "does not list known findings"),
+    ],
+)  # fmt: skip
+def test_another_file_is_malformed(
+    watch: Watch, script: Script, tmp_path: Path, text: str, says: str
+) -> None:
+    (tmp_path / "known.json").write_text(text, encoding="utf-8")
+    done = watch("--known", str(tmp_path / "known.json"), "--", *script("engine()"))
+    assert done.returncode == MALFORMED
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_finding_is_known_until_the_day_that_is_named() -> None:
+    entry = Entry("leak", "swa", THREAD, "2026-12-31")
+    for day, known in (("2026-12-31", True), ("2027-01-01", False)):
+        held = Known((entry,), datetime.date.fromisoformat(day))
+        assert held.covers("leak", "swa") == known
+        assert not held.covers("leak", "full")
+
+
+def test_a_source_tree_brings_its_own_file(tmp_path: Path) -> None:
+    assert of_tree(None, "sglang==0.5.12").entries == ()
+    assert of_tree(None, str(tmp_path)).entries == ()
+    data: dict[str, Any] = {"format": "paritybit-known", "version": 1, "known": [STRAY]}
+    (tmp_path / "paritybit-known.json").write_text(json.dumps(data), encoding="utf-8")
+    assert of_tree(None, str(tmp_path)).entries == (Entry(**STRAY),)
