@@ -6,6 +6,7 @@ watches whole engines while a block runs. `pytest -p paritybit` does so for each
 
 from paritybit.testing.blocks import watching
 from paritybit.testing.outcome import UndecidedError
-from paritybit.testing.replays import StaticInput, check_replay
+from paritybit.testing.replays import check_replay
+from paritybit.watch.facts import StaticInput
 
 __all__ = ["StaticInput", "UndecidedError", "check_replay", "watching"]
