@@ -22,10 +22,14 @@ from paritybit.reports.watched.page import render
 
 from paritybit.launch import case as cases
 from paritybit.launch import record as records
+from paritybit.launch.sarif import sarif_of
 from paritybit.launch.schema import Watched
 from paritybit.launch.words import causes_of
 
-RECORD, PAGE = "watch.json", "index.html"
+RECORD, PAGE, RESULTS = "watch.json", "index.html", "findings.sarif"
+
+PACKAGE_FOLDER = "python"
+"""The folder of sglang's repository in which its package lies."""
 
 CODES: Mapping[str, int] = {"finding": FINDING, "no finding": OK, "undecided": CANNOT_RUN}
 """Exit codes by verdict."""
@@ -48,11 +52,18 @@ def finish(run: Run, options: argparse.Namespace, seconds: Mapping[str, float]) 
             cases.write(case, run.folder / "cases" / name)
         records.write(record, run.folder / RECORD)
         write_whole(run.folder / PAGE, render(record))
+        records.write_data(sarif_of(record, prefix_of(options.engine)), run.folder / RESULTS)
         swap_link(run.folder)
         show(run, record, options.engine)
     if record.verdict != "finding" and number is not None:
         return STOPPED[number]
     return CODES[record.verdict]
+
+
+def prefix_of(engine: str | None) -> str:
+    """Return what leads from the root of a source tree to its package; nothing for a release."""
+    inside = engine is not None and (Path(engine) / PACKAGE_FOLDER).is_dir()
+    return f"{PACKAGE_FOLDER}/" if inside else ""
 
 
 def interruption(run: Run, options: argparse.Namespace) -> int | None:

@@ -1,0 +1,68 @@
+"""The findings of a record as SARIF 2.1.0, which code hosts show at the lines of the engine.
+
+Source: OASIS, Static Analysis Results Interchange Format Version 2.1.0.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from paritybit.launch.schema import Finding, Watched
+from paritybit.launch.words import causes_of, lines_of
+
+SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+ROOT = "%SRCROOT%"
+"""The base of the paths: the root of the engine's repository."""
+
+
+def sarif_of(record: Watched, prefix: str = "") -> dict[str, Any]:
+    """Return the findings of a record, the first of each cause and check, as JSON data.
+
+    `prefix` leads from the root of the engine's repository to where its package lies.
+    """
+    firsts = {
+        (group.name, finding.check): finding
+        for group in causes_of(record.findings)
+        for finding in reversed(group.findings)
+    }
+    results = [result_of(finding, prefix) for finding in firsts.values()]
+    driver = {
+        "name": "paritybit",
+        "version": record.environment.paritybit,
+        "rules": [{"id": rule} for rule in sorted({one["ruleId"] for one in results})],
+    }
+    notes = [{"level": "warning", "message": {"text": reason}} for reason in record.undecided]
+    invocation = {
+        "commandLine": record.command,
+        "executionSuccessful": record.verdict != "undecided",
+        "toolExecutionNotifications": notes,
+    }
+    run = {"tool": {"driver": driver}, "invocations": [invocation], "results": results}
+    return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
+
+
+def result_of(finding: Finding, prefix: str) -> dict[str, Any]:
+    """Return a finding as a result. A known one is suppressed."""
+    lines = [f"{name}: {text}" for name, text in lines_of(finding)]
+    found: dict[str, Any] = {
+        "ruleId": finding.check.replace(" ", "-"),
+        "level": "error",
+        "message": {"text": "\n".join([finding.text, *lines])},
+        "partialFingerprints": {"paritybitKey/v1": finding.key},
+        "occurrenceCount": finding.number,
+        "locations": list(locations(finding, prefix))[:1],
+    }
+    if finding.known is not None:
+        found["suppressions"] = [{"kind": "external", "justification": finding.known}]
+    return found
+
+
+def locations(finding: Finding, prefix: str) -> Iterator[dict[str, Any]]:
+    """Yield the lines of the engine that a finding names, that of its cause first."""
+    cause = None if finding.cause is None else finding.cause.source
+    freed = None if finding.freed is None else finding.freed.source
+    for source in (cause, freed):
+        path, _, line = (source or "").rpartition(":")
+        if path and line.isdecimal() and int(line) > 0:
+            artifact = {"uri": f"{prefix}{path}", "uriBaseId": ROOT}
+            region = {"startLine": int(line)}
+            yield {"physicalLocation": {"artifactLocation": artifact, "region": region}}

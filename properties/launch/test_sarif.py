@@ -1,0 +1,67 @@
+"""The findings of a run as SARIF: at the engine's line, once per cause and check."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from paritybit.harness.cli.watch.finish import prefix_of
+
+from properties.launch.test_known import STRAY, THREAD, listed
+
+Script = Callable[[str], list[str]]
+Watch = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def run_of(folder: Path) -> Any:
+    """Return the only run of the SARIF file that was written."""
+    data = json.loads((folder / "out" / "latest" / "findings.sarif").read_text())
+    assert data["version"] == "2.1.0"
+    (run,) = data["runs"]
+    return run
+
+
+def test_a_finding_stands_at_the_line_of_its_cause(
+    watch: Watch, script: Script, tmp_path: Path
+) -> None:
+    text = "from dataclasses import replace\nfreed = {'forward': 3, 'source': 'sglang/a.py:7'}\n"
+    text += "engine([STRAY, STRAY, replace(STRAY, key='k', check='leak', cause=None, freed=freed)])"
+    watch("--", *script(text))
+    run = run_of(tmp_path)
+    stray, leak = run["results"]
+    assert (stray["ruleId"], stray["level"], stray["occurrenceCount"]) == (
+        "stray-write",
+        "error",
+        2,
+    )
+    where = stray["locations"][0]["physicalLocation"]
+    assert where["artifactLocation"] == {"uri": "runner.py", "uriBaseId": "%SRCROOT%"}
+    assert where["region"] == {"startLine": 373}
+    assert "read: read by request r2, position 14" in stray["message"]["text"]
+    assert "suppressions" not in stray
+    (freed,) = leak["locations"]
+    assert freed["physicalLocation"]["artifactLocation"]["uri"] == "sglang/a.py"
+    assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == ["leak", "stray-write"]
+    assert run["invocations"][0]["executionSuccessful"]
+
+
+def test_a_known_finding_is_suppressed(watch: Watch, script: Script, tmp_path: Path) -> None:
+    watch("--known", listed(tmp_path, STRAY), "--", *script("engine([STRAY])"))
+    (result,) = run_of(tmp_path)["results"]
+    assert result["suppressions"] == [{"kind": "external", "justification": THREAD}]
+
+
+def test_a_run_without_a_verdict_says_why(watch: Watch, script: Script, tmp_path: Path) -> None:
+    watch("--", *script(""))
+    run = run_of(tmp_path)
+    assert run["results"] == []
+    (invocation,) = run["invocations"]
+    assert not invocation["executionSuccessful"]
+    assert "no engine" in invocation["toolExecutionNotifications"][0]["message"]["text"]
+
+
+def test_paths_begin_at_the_root_of_a_source_tree(tmp_path: Path) -> None:
+    assert prefix_of(None) == prefix_of("sglang==0.5.23") == prefix_of(str(tmp_path)) == ""
+    (tmp_path / "python").mkdir()
+    assert prefix_of(str(tmp_path)) == "python/"
