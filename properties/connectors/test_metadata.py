@@ -78,18 +78,21 @@ def test_the_grid_covers_the_longest_prompt(size: int | None, right: bool) -> No
 
 
 @pytest.mark.parametrize(
-    ("queries", "keys", "wrong"), [(3, 7, []), (2, 7, ["max_seq_len_q"]), (3, 6, ["max_seq_len_k"])]
+    ("queries", "graph", "mode", "wrong"),
+    [
+        (3, False, "extend", []),
+        (2, False, "extend", ["max_seq_len_q"]),
+        (2, True, "extend", []),
+        (0, False, "decode", []),
+    ],
 )
-def test_flash_attention_is_given_the_longest_lengths(
-    queries: int, keys: int, wrong: list[str]
+def test_flash_attention_is_given_the_longest_prompt(
+    queries: int, graph: bool, mode: str, wrong: list[str]
 ) -> None:
-    meta = SimpleNamespace(
-        max_seq_len_q=queries, max_seq_len_k=keys, cache_seqlens_int32=torch.tensor([1, 7])
-    )
+    meta = SimpleNamespace(max_seq_len_q=queries, cache_seqlens_int32=torch.tensor([1, 7]))
     given = backend("FlashAttentionBackend", forward_metadata=meta)
     spans = rows((0, 1), (4, 3))
-    inputs = list(metadata_of(given, "extend", SimpleNamespace(), spans, graph=False))
-    assert stale(inputs) == wrong
+    assert stale(list(metadata_of(given, mode, SimpleNamespace(), spans, graph))) == wrong
 
 
 def test_the_queries_of_prompts_are_counted() -> None:

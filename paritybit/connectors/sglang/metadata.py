@@ -8,7 +8,7 @@
 | triton | custom_mask | which keys a draft token sees: all cached ones and its own ancestors |
 | triton | max_extend_len | at least the most queries of a request: the kernel's grid |
 | fa3 | cache_seqlens_int32 | how many keys each request has |
-| fa3 | max_seq_len_q, max_seq_len_k | at least the most queries and keys of a request |
+| fa3 | max_seq_len_q | at least the most queries of a prompt, without a graph |
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.connectors.sglang.lists import PREFILLS
 from paritybit.connectors.sglang.rows import MODES, Rows, paths_of
 from paritybit.connectors.sglang.sources import source_of
 from paritybit.watch.facts import StaticInput
@@ -99,18 +100,20 @@ def triton(
 def flash_attention(
     backend: Any, mode: str, batch: Any, spans: Sequence[tuple[int, int]], graph: bool
 ) -> Expected:
-    """Return the metadata of FlashAttentionBackend. That of a graph is its latest one too."""
-    del graph, batch
+    """Return the metadata of FlashAttentionBackend. That of a graph is its latest one too.
+
+    The longest lengths of a graph are those of its capture.
+    """
+    del batch
     tree = mode == VERIFY and int(getattr(backend, "topk", 0) or 0) > 1
     totals = [cached + (0 if tree else computed) for cached, computed in spans]
     meta = backend.forward_metadata
-    most = {
-        "max_seq_len_q": max(computed for _, computed in spans),
-        "max_seq_len_k": max(totals),
-    }
-    held = {name: up_to(right, getattr(meta, name, None)) for name, right in most.items()}
-    expected = {name: torch.tensor([right]) for name, right in most.items()}
-    return {**vars(meta), **held}, {**expected, "cache_seqlens_int32": torch.tensor(totals)}
+    held, expected = dict(vars(meta)), {"cache_seqlens_int32": torch.tensor(totals)}
+    if not graph and mode in PREFILLS:
+        longest = max(computed for _, computed in spans)
+        held["max_seq_len_q"] = up_to(longest, held.get("max_seq_len_q"))
+        expected["max_seq_len_q"] = torch.tensor([longest])
+    return held, expected
 
 
 BACKENDS = {"TritonAttnBackend": triton, "FlashAttentionBackend": flash_attention}
