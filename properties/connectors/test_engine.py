@@ -294,6 +294,29 @@ def test_what_nothing_can_use_again_leaks(
     assert toy.found == found
 
 
+def test_a_flush_without_a_forward_is_judged(toy: Toy) -> None:
+    """The cache forgets slots that the allocators do not get back."""
+    toy.prefill()
+    toy.runner.req_to_token_pool.free_slots = [1, 2, 3, 4]
+    held = [toy.table[1, :6]]
+    cache = SimpleNamespace(
+        all_values_flatten=lambda: held[0],
+        full_evictable_size=lambda: len(held[0]),
+        swa_evictable_size=lambda: len(held[0]),
+        full_protected_size=lambda: 0,
+        swa_protected_size=lambda: 0,
+    )
+    for allocator in (toy.allocator.full_attn_allocator, toy.allocator.swa_attn_allocator):
+        allocator.free_pages = allocator.free_pages[:0]
+    scheduler = SimpleNamespace(is_fully_idle=lambda: True, tree_cache=cache)
+    for _ in range(2):
+        toy.engine.idle(lambda scheduler: None, scheduler)
+        assert toy.found == set()
+    held[0] = held[0][:0]
+    toy.engine.idle(lambda scheduler: None, scheduler)
+    assert toy.found == {"leak"}
+
+
 def test_an_assertion_of_the_engine_s_caches_is_told_from_others(toy: Toy) -> None:
     def failing(outer: str, inner: str) -> Callable[[object], None]:
         code = compile("assert False, 'a lock'", inner, "exec")

@@ -37,7 +37,12 @@ def test_kernels_are_compared_where_all_checks_are_asked_for(
 
 def call(keys: int) -> dict[str, Any]:
     """Return the arguments of a decode with one row that lists so many keys, and one with none."""
-    return {"o": torch.ones(2, 3), "kv_indptr": torch.tensor([0, keys, keys])}
+    return {
+        "o": torch.ones(2, 3),
+        "kv_indptr": torch.tensor([0, keys, keys]),
+        "kv_indices": torch.arange(8),
+        "k_buffer": torch.zeros(8, 1, 3),
+    }
 
 
 def writes(given: dict[str, Any], value: float, row: int = 0) -> None:
@@ -68,10 +73,30 @@ def test_a_length_is_compared_once_and_within_a_share_of_the_time(lines: journal
     assert lines.counts == {"tried: attention kernel": 2}
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("kv_indptr", [0, 9, 9]),
+        ("kv_indptr", [0, 4, 3]),
+        ("kv_indptr", [-1, 4, 4]),
+        ("kv_indices", [0, 8, 1, 1]),
+        ("kv_indices", [0, -1, 1, 1]),
+    ],
+)
+def test_a_kernel_is_not_run_over_lists_that_lead_out_of_its_buffers(
+    lines: journal.Journal, name: str, value: list[int]
+) -> None:
+    given = {**call(4), name: torch.tensor(value)}
+    sampled.Sampled(begun=-1e6).compare("decode", given, lambda: writes(given, 5.0))
+    assert lines.counts == {}
+
+
 def test_new_keys_count_where_a_kernel_takes_them_besides(lines: journal.Journal) -> None:
     given = {
         "o_extend": torch.ones(5, 2),
         "kv_indptr": torch.tensor([0, 0]),
+        "kv_indices": torch.arange(8),
+        "k_buffer": torch.zeros(8, 1, 2),
         "qo_indptr": torch.tensor([0, 4]),
     }
 

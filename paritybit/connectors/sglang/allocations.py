@@ -175,8 +175,7 @@ class Allocations:
 
     def sizes(self, cache: Any, what: str) -> dict[str, int]:
         """Return how many slots a prefix cache counts as `what`, per group, where it does."""
-        assert self.pool is not None
-        sliding = self.pool.sliding
+        sliding = None if self.pool is None else self.pool.sliding
         found = {}
         for name in self.allocators:
             prefix = "" if sliding is None else "swa_" if name == sliding else "full_"

@@ -66,7 +66,7 @@ class Engine:
         self.captures: list[tuple[Any, str, list[StaticInput]]] = []
         self.hooked: set[str] = set()
         self.forwards = 0
-        self.idle_at = 0, False
+        self.idle_at: tuple[int, bool, dict[str, int]] = 0, False, {}
         self.all_rows = 0
         self.names_next = False
         """Whether a batch names the token after a chunk, for a draft."""
@@ -380,8 +380,12 @@ class Engine:
 
         Requests may wait, and a chunk of one may hold slots, as where nothing can be evicted.
         """
-        now = self.forwards, nothing_runs(scheduler)
-        if self.watcher is not None and self.idle_at != now:
+        if self.watcher is None:
+            return original(scheduler, *args, **kwargs)
+        # The cache may be flushed without a forward in between.
+        sizes = self.allocations.sizes(scheduler.tree_cache, "evictable_size")
+        now = self.forwards, nothing_runs(scheduler), sizes
+        if self.idle_at != now:
             self.idle_at = now
             try:
                 self.allocations.idle(scheduler.tree_cache, self.free_rows(scheduler), now[1])

@@ -4,6 +4,7 @@ The kernel is interpreted, which takes long: its calls have a share of the time,
 length is enough.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from paritybit.drive.stand_ins.attention import unbounded
 from paritybit.watch.journal import Finding, Journal, of_process
 from paritybit.watch.settings import active
 
@@ -52,7 +54,7 @@ class Sampled:
         if name == WITH_NEW_KEYS:
             longest += most(given["qo_indptr"])
         journal = asked()
-        if journal is None or not self.due(name, longest):
+        if journal is None or not self.due(name, longest) or not sound(given):
             return
         start = time.monotonic()
         self.seen.add((name, longest))
@@ -68,6 +70,20 @@ class Sampled:
             text = f"{name} gives other values than torch over the same keys: they differ by "
             text += f"{found:.2g} of the largest value, where a request has {longest} keys"
             journal.finding(Finding(CHECK, text, f"{CHECK} | {name}", 0, count=1))
+
+
+def sound(given: Mapping[str, Any]) -> bool:
+    """Whether all that a kernel is told to read is there: it would not notice, and crash.
+
+    A list that is not sound is judged by another check.
+    """
+    starts, listed = given["kv_indptr"], unbounded(given["kv_indices"])
+    slots = given["k_buffer"].shape[0] * math.prod(given["k_buffer"].shape[1:-2])
+    first, last = int(starts[0]), int(starts[-1])
+    if first < 0 or last > len(listed) or bool((starts.diff() < 0).any()):
+        return False
+    entries = listed[first:last]
+    return not len(entries) or (int(entries.min()) >= 0 and int(entries.max()) < slots)
 
 
 def asked() -> Journal | None:
