@@ -294,6 +294,15 @@ def test_what_nothing_can_use_again_leaks(
     assert toy.found == found
 
 
+@pytest.mark.parametrize("error", [RuntimeError, ValueError])
+def test_an_empty_cache_may_have_nothing_to_concatenate(error: type[Exception]) -> None:
+    def flattened() -> torch.Tensor:
+        raise error("torch.cat(): expected a non-empty list of Tensors")
+
+    held = allocations_module.cached(SimpleNamespace(all_values_flatten=flattened))
+    assert not len(held)
+
+
 def test_a_flush_without_a_forward_is_judged(toy: Toy) -> None:
     """The cache forgets slots that the allocators do not get back."""
     toy.prefill()

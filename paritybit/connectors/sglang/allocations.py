@@ -206,7 +206,7 @@ def cached(cache: Any) -> Tensor:
         try:
             values: Tensor = cache.all_values_flatten()
             return values.long()
-        except RuntimeError:  # An empty cache has nothing to concatenate.
+        except (RuntimeError, ValueError):  # An empty cache has nothing to concatenate.
             return torch.empty(0, dtype=torch.int64)
     if "ChunkCache" in type(cache).__name__:
         return torch.empty(0, dtype=torch.int64)
