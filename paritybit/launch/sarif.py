@@ -24,7 +24,9 @@ def sarif_of(record: Watched, prefix: str = "") -> dict[str, Any]:
         for group in causes_of(record.findings)
         for finding in reversed(group.findings)
     }
-    results = [result_of(finding, prefix) for finding in firsts.values()]
+    engines = [process.engine for leg in record.legs for process in leg.processes]
+    package = next((engine for engine in engines if engine), "engine")
+    results = [result_of(finding, prefix, package) for finding in firsts.values()]
     driver = {
         "name": "paritybit",
         "version": record.environment.paritybit,
@@ -40,8 +42,11 @@ def sarif_of(record: Watched, prefix: str = "") -> dict[str, Any]:
     return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
-def result_of(finding: Finding, prefix: str) -> dict[str, Any]:
-    """Return a finding as a result. A known one is suppressed."""
+def result_of(finding: Finding, prefix: str, package: str) -> dict[str, Any]:
+    """Return a finding as a result. A known one is suppressed.
+
+    Code hosts want a line: one without a line of its own stands at the first of the package.
+    """
     lines = [f"{name}: {text}" for name, text in lines_of(finding)]
     found: dict[str, Any] = {
         "ruleId": finding.check.replace(" ", "-"),
@@ -49,18 +54,18 @@ def result_of(finding: Finding, prefix: str) -> dict[str, Any]:
         "message": {"text": "\n".join([finding.text, *lines])},
         "partialFingerprints": {"paritybitKey/v1": finding.key},
         "occurrenceCount": finding.number,
-        "locations": list(locations(finding, prefix))[:1],
+        "locations": [next(locations(finding, prefix, f"{package}/__init__.py:1"))],
     }
     if finding.known is not None:
         found["suppressions"] = [{"kind": "external", "justification": finding.known}]
     return found
 
 
-def locations(finding: Finding, prefix: str) -> Iterator[dict[str, Any]]:
-    """Yield the lines of the engine that a finding names, that of its cause first."""
+def locations(finding: Finding, prefix: str, default: str) -> Iterator[dict[str, Any]]:
+    """Yield the lines of the engine that a finding names, its cause's first, then `default`."""
     cause = None if finding.cause is None else finding.cause.source
     freed = None if finding.freed is None else finding.freed.source
-    for source in (cause, freed):
+    for source in (cause, freed, default):
         path, _, line = (source or "").rpartition(":")
         if path and line.isdecimal() and int(line) > 0:
             artifact = {"uri": f"{prefix}{path}", "uriBaseId": ROOT}

@@ -1,6 +1,6 @@
 """`pytest -p paritybit`: each test fails if the engines that it ran broke a law meanwhile."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -8,41 +8,84 @@ import pytest
 from paritybit.testing.blocks import session
 from paritybit.testing.outcome import reports
 
+FORWARDS, UNDECIDED, LATE = "paritybit_forwards", "paritybit_undecided", "paritybit_late"
+"""What a worker of xdist tells the process that started it."""
+
 
 def register(config: pytest.Config) -> None:
-    """Add the plugin to a process that runs tests: with xdist these are the workers."""
-    workers = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
-    if not workers:
-        config.pluginmanager.register(Plugin(), "paritybit-watch")
+    """Add the plugin: to watch where tests run, and to sum up where xdist only starts workers."""
+    starts_workers = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
+    plugin = Summary() if starts_workers else Watching(config)
+    config.pluginmanager.register(plugin, "paritybit-watch")
 
 
-class Plugin:
-    """Watches from before the tests are collected, and looks at the journals after each test."""
+class Summary:
+    """Says at the end how much was checked, and what was found when no test ran any more."""
 
     def __init__(self) -> None:
-        self.session = session()
         self.forwards = 0
         self.undecided: set[str] = set()
+        self.late: list[str] = []
+
+    def add(self, forwards: int, undecided: Iterable[str], late: Iterable[str]) -> None:
+        """Add what was seen in this process or in a worker."""
+        self.forwards += forwards
+        self.undecided.update(undecided)
+        self.late += late
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Add what a worker of xdist tells when it ends."""
+        told: Mapping[str, Any] = getattr(node, "workeroutput", {})
+        self.add(told.get(FORWARDS, 0), told.get(UNDECIDED, ()), told.get(LATE, ()))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Fail the run for what no test was failed for."""
+        if self.late and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Say how much was checked, what could not be, and what was found after the tests."""
+        terminalreporter.write_line(f"paritybit: {self.forwards} forward passes were checked")
+        for what in sorted(self.undecided):
+            terminalreporter.write_line(f"paritybit: not judged: {what}")
+        for text in self.late:
+            terminalreporter.write_line(f"paritybit: found after the last test: {text}")
+
+
+class Watching(Summary):
+    """Watches from before the tests are collected, and looks at the journals after each phase."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        super().__init__()
+        self.config, self.session = config, session()
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_pyfunc_call(self) -> Generator[None, Any, Any]:
-        """Run a test, then fail it for what was found meanwhile."""
-        self.look()
-        result = yield
-        if findings := self.look():
-            raise AssertionError(reports(findings))
-        return result
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Fail a phase of a test for what was found since the last one ended."""
+        report = yield
+        findings = self.look()
+        if findings and report.outcome == "failed":
+            report.sections.append(("paritybit", reports(findings)))
+        elif findings:
+            report.outcome, report.longrepr = "failed", reports(findings)
+        return report
 
     def look(self) -> list[Any]:
         """Return what was found since the last look, and count the rest."""
         seen = self.session.seen()
-        self.forwards += seen.forwards
-        self.undecided.update(seen.undecided)
+        self.add(seen.forwards, seen.undecided, ())
         return seen.findings
 
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Say how much was checked, and what could not be."""
-        self.look()
-        terminalreporter.write_line(f"paritybit: {self.forwards} forward passes were checked")
-        for what in sorted(self.undecided):
-            terminalreporter.write_line(f"paritybit: not judged: {what}")
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Look once more; a worker of xdist tells what it saw."""
+        if findings := self.look():
+            self.late.append(reports(findings))
+        told = getattr(self.config, "workeroutput", None)
+        if told is not None:
+            told.update(
+                {FORWARDS: self.forwards, UNDECIDED: sorted(self.undecided), LATE: self.late}
+            )
+        super().pytest_sessionfinish(session)

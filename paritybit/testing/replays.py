@@ -84,6 +84,19 @@ def check_replay(
     """
     groups = groups_of(kv, reserved_slots)
     owned = owned_of(owned_slots, groups)
+    journal = judged(graph_of(replay, run_eager, static_inputs), groups, owned, padding)
+    if journal.found:
+        raise AssertionError(reports(asdict(finding) for finding in journal.found))
+    if journal.unsure:
+        raise UndecidedError("; ".join(journal.unsure))
+
+
+def graph_of(
+    replay: Callable[[], Outputs],
+    run_eager: Callable[[], Outputs] | None,
+    static_inputs: Sequence[StaticInput],
+) -> Replay:
+    """Return a replay whose outputs are what it returned last."""
     outputs: dict[str, Tensor] = {}
 
     def run() -> object:
@@ -92,25 +105,33 @@ def check_replay(
         outputs.update(named(result))
         return result
 
+    return Replay(
+        replay,
+        "graph",
+        max((one.live for one in static_inputs), default=1),
+        max((one.size for one in static_inputs), default=1),
+        static_inputs,
+        run,
+        outputs=lambda: dict(outputs),
+        eager=None if run_eager is None else lambda: named(run_eager()),
+    )
+
+
+def judged(
+    graph: Replay,
+    groups: Sequence[Group],
+    owned: Mapping[str, Tensor],
+    padding: Mapping[str, Tensor],
+) -> InMemory:
+    """Return what the sanitizer says of a replay that writes the owned slots."""
     journal = InMemory(Path())
     watcher = Watcher(groups, engine="test", release="", journal=journal, settings=Settings(""))
-    watcher.captures[replay] = {one.name: at_capture(one, padding) for one in static_inputs}
+    watcher.captures[graph.graph] = {one.name: at_capture(one, padding) for one in graph.inputs}
     watcher.relations.streak = 1
-    live = max((one.live for one in static_inputs), default=1)
-    size = max((one.size for one in static_inputs), default=live)
     watcher.begin(Forward("test", (row_of(owned),)))
-    watcher.replay(
-        Replay(
-            replay, "graph", live, size, static_inputs, run,
-            outputs=lambda: dict(outputs),
-            eager=None if run_eager is None else lambda: named(run_eager()),
-        )
-    )  # fmt: skip
+    watcher.replay(graph)
     watcher.end()
-    if journal.found:
-        raise AssertionError(reports(asdict(finding) for finding in journal.found))
-    if journal.unsure:
-        raise UndecidedError("; ".join(journal.unsure))
+    return journal
 
 
 def groups_of(kv: KV, reserved: Collection[int]) -> list[Group]:
@@ -138,6 +159,9 @@ def owned_of(slots: Slots, groups: Sequence[Group]) -> dict[str, Tensor]:
     owned = {name: torch.as_tensor(mine).flatten().long().cpu() for name, mine in given.items()}
     if not any(len(mine) for mine in owned.values()):
         raise ValueError("owned_slots is empty: a replay without live rows shows nothing")
+    reserved = groups[0].reserved
+    if all(set(mine.tolist()) <= reserved for mine in owned.values()):
+        raise ValueError("owned_slots are all reserved: nothing would be judged")
     return owned
 
 

@@ -167,6 +167,9 @@ class Between(Boundary):
         # A slot that was allocated may have been written by a forward that was not checked.
         unfollowed = (FILLED,) if settings.every == 1 else (FILLED, ALLOCATED)
         self.changes = {name: Changes(one, unfollowed) for name, one in self.ledgers.items()}
+        if settings.every > 1:  # Any slot may be filled before the first checked forward.
+            for ledger in self.ledgers.values():
+                ledger.forget_all()
         self.chains = Chains()
         self.number = 0
         self.relayed = Relayed()

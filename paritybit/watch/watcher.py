@@ -92,6 +92,7 @@ class Watcher(Replaying):
             if any(len(changes.noted) >= MOST_NOTED for changes in self.changes.values()):
                 self.settle()
         self.loading.clear()
+        self.relayed.waiting.clear()  # It may have computed anew what they are compared with.
         self.journal.count(skipped_forwards=1)
 
     @guarded

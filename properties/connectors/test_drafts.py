@@ -12,6 +12,7 @@ from paritybit.connectors.sglang.drafts import (
     draft_forward_of,
     implied_by_draft,
     kept_ids,
+    reads_ahead,
 )
 from paritybit.connectors.sglang.lists import lists_of
 from paritybit.connectors.sglang.pools import NotRecognisedError, Pool, described
@@ -131,7 +132,25 @@ def test_only_accepted_ids_of_drafts_are_judged() -> None:
     batch.spec_info = SimpleNamespace(num_accept_tokens=torch.tensor([2, 1]))
     assert kept_ids(batch, REQUESTS, True) == [2, 1]
     assert kept_ids(chain(), REQUESTS, True) == [0, 0]
-    assert kept_ids(batch_of("draft_extend", [5, 5]), REQUESTS, True) is None
+    lengths = {"extend_seq_lens_cpu": [2, 3], "extend_seq_lens": None}
+    assert kept_ids(batch_of("draft_extend", [5, 5], **lengths), REQUESTS, True) == [2, 3]
+
+
+def test_ids_in_place_of_images_are_not_judged() -> None:
+    seeing = SimpleNamespace(**vars(REQUESTS[1]), multimodal_inputs=object())
+    assert kept_ids(prefilled([4, 3]), (REQUESTS[0], seeing), True) == [4, 0]
+
+
+@pytest.mark.parametrize(
+    ("eagle", "layers", "ahead"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_one_draft_of_eagle_is_given_the_next_token(eagle: bool, layers: bool, ahead: bool) -> None:
+    runner = SimpleNamespace(
+        spec_algorithm=SimpleNamespace(is_eagle=lambda: eagle),
+        server_args=SimpleNamespace(enable_multi_layer_eagle=layers),
+    )
+    assert reads_ahead(runner) == ahead
+    assert not reads_ahead(SimpleNamespace())
 
 
 @pytest.mark.parametrize(("mode", "topk"), [("decode", None), ("target_verify", 1)])

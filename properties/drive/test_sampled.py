@@ -1,5 +1,6 @@
 """Attention kernels are compared with their stand-ins on a few calls."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,29 @@ def test_a_kernel_that_gives_other_values_for_a_live_row_is_found(
     assert bool(lines.findings) == found
     assert lines.counts == {"tried: attention kernel": 1}
     assert given["o"].eq(1).all()
+
+
+def test_a_kernel_that_gives_no_numbers_is_found(lines: journal.Journal) -> None:
+    given = call(4)
+    sampled.Sampled().compare("decode", given, lambda: writes(given, math.nan))
+    assert lines.findings
+    given = {**call(5), "o": torch.full((2, 3), math.inf)}
+    sampled.Sampled().compare("decode", given, lambda: writes(given, math.nan))
+    assert sum(lines.findings.values()) == 1
+
+
+def test_a_kernel_that_cannot_be_interpreted_leaves_the_engine_alone(
+    lines: journal.Journal,
+) -> None:
+    def kernel() -> None:
+        given["o"][0] = 7
+        raise IndexError
+
+    given = call(4)
+    sampled.Sampled().compare("decode", given, kernel)
+    assert given["o"].eq(1).all()
+    assert not lines.findings
+    assert any("kernels_not_compared" in text for text in lines.said)
 
 
 def test_a_length_is_compared_once_and_within_a_share_of_the_time(lines: journal.Journal) -> None:

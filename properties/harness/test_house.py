@@ -36,6 +36,7 @@ ORDER = (
     "paritybit.drive",
     "paritybit.inject",
     "paritybit.launch",
+    "paritybit.testing",
     "paritybit.harness.cli",
 )
 """The packages: any may import from those before it."""

@@ -11,23 +11,12 @@ import pytest
 
 from paritybit.launch.known import Entry, Known, of_tree
 from properties.support.harness.command_line import FINDING, MALFORMED, OK
+from properties.support.known import STRAY, THREAD, listed
 
 Script = Callable[[str], list[str]]
 Watch = Callable[..., subprocess.CompletedProcess[str]]
 
-THREAD = "https://github.com/example/engine/issues/1"
-STRAY = {
-    "check": "stray write", "cause": "out_cache_loc_swa", "thread": THREAD, "expires": "2999-01-01"
-}  # fmt: skip
 LEAK = {**STRAY, "check": "leak"}
-
-
-def listed(folder: Path, *entries: dict[str, str]) -> str:
-    """Write a file of known findings, and return its path."""
-    path = folder / "known.json"
-    data = {"format": "paritybit-known", "version": 1, "known": entries}
-    path.write_text(json.dumps(data), encoding="utf-8")
-    return str(path)
 
 
 def test_a_known_finding_is_shown_and_does_not_fail_the_run(

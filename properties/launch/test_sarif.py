@@ -8,7 +8,7 @@ from typing import Any
 
 from paritybit.harness.cli.watch.finish import prefix_of
 
-from properties.launch.test_known import STRAY, THREAD, listed
+from properties.support.known import STRAY, THREAD, listed
 
 Script = Callable[[str], list[str]]
 Watch = Callable[..., subprocess.CompletedProcess[str]]
@@ -26,10 +26,12 @@ def test_a_finding_stands_at_the_line_of_its_cause(
     watch: Watch, script: Script, tmp_path: Path
 ) -> None:
     text = "from dataclasses import replace\nfreed = {'forward': 3, 'source': 'sglang/a.py:7'}\n"
-    text += "engine([STRAY, STRAY, replace(STRAY, key='k', check='leak', cause=None, freed=freed)])"
+    text += "other = replace(STRAY, cause=None, freed=None, key='o', check='other')\n"
+    text += "leak = replace(STRAY, key='k', check='leak', cause=None, freed=freed)\n"
+    text += "engine([STRAY, STRAY, leak, other])"
     watch("--", *script(text))
     run = run_of(tmp_path)
-    stray, leak = run["results"]
+    stray, leak, other = run["results"]
     assert (stray["ruleId"], stray["level"], stray["occurrenceCount"]) == (
         "stray-write",
         "error",
@@ -42,7 +44,10 @@ def test_a_finding_stands_at_the_line_of_its_cause(
     assert "suppressions" not in stray
     (freed,) = leak["locations"]
     assert freed["physicalLocation"]["artifactLocation"]["uri"] == "sglang/a.py"
-    assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == ["leak", "stray-write"]
+    (first,) = other["locations"]
+    assert first["physicalLocation"]["artifactLocation"]["uri"] == "toy/__init__.py"
+    rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
+    assert rules == ["leak", "other", "stray-write"]
     assert run["invocations"][0]["executionSuccessful"]
 
 

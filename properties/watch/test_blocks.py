@@ -55,6 +55,23 @@ def test_right_again():
 
 def test_without_an_engine():
     pass
+
+@pytest.fixture
+def late():
+    yield
+    serve(fault=True)
+
+def test_that_ends_wrong(late):
+    pass
+
+import unittest
+
+class Cases(unittest.TestCase):
+    def test_right_case(self):
+        serve()
+
+    def test_wrong_case(self):
+        serve(fault=True)
 """
 
 
@@ -82,15 +99,27 @@ def test_the_plugin_fails_the_test_during_which_something_was_found(
     done = run(tmp_path, "-m", "pytest", "-p", "paritybit", "-p", "no:cacheprovider", *workers)
     text = done.stdout + done.stderr
     assert done.returncode == 1, text
-    assert "1 failed, 3 passed" in text
+    assert "2 failed, 5 passed, 1 error" in text
     assert "corrupted read: request one reads position 1" in text
-    assert "FAILED test_toy.py::test_wrong" in text
-    if not workers:
-        assert "paritybit: 9 forward passes were checked" in text
+    for failed in ("FAILED test_toy.py::test_wrong", "ERROR test_toy.py::test_that_ends_wrong"):
+        assert failed in text
+    assert "FAILED test_toy.py::Cases::test_wrong_case" in text
+    assert "paritybit: 18 forward passes were checked" in text
 
 
 def test_the_plugin_does_nothing_unless_it_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "test_toy.py").write_text(TESTS, encoding="utf-8")
     done = run(tmp_path, "-m", "pytest", "-p", "no:cacheprovider")
-    assert "4 passed" in done.stdout
+    assert "7 passed" in done.stdout
     assert "paritybit" not in done.stdout.replace("plugins:", "")
+
+
+def test_what_is_found_after_the_last_test_fails_the_run(tmp_path: Path) -> None:
+    """As an engine's own threads may go on."""
+    late = f"{SERVED}\ndef test_right():\n    serve()\n"
+    (tmp_path / "test_toy.py").write_text(late, encoding="utf-8")
+    hook = f"{SERVED}\ndef pytest_sessionfinish(session):\n    serve(fault=True)\n"
+    (tmp_path / "conftest.py").write_text(hook, encoding="utf-8")
+    done = run(tmp_path, "-m", "pytest", "-p", "paritybit", "-p", "no:cacheprovider")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "paritybit: found after the last test: corrupted read" in done.stdout

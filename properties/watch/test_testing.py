@@ -120,6 +120,7 @@ def test_groups_and_outputs_may_be_unnamed_or_absent() -> None:
         ({"kv": []}, "kv holds no tensors"),
         ({"owned_slots": {"full": torch.empty(0)}}, "owned_slots is empty"),
         ({"owned_slots": {"swa": torch.tensor([3])}}, "groups that kv lacks: swa"),
+        ({"owned_slots": {"full": torch.tensor([0])}}, "all reserved"),
     ],
 )
 def test_nothing_to_judge_is_an_error(changes: dict[str, Any], says: str) -> None:

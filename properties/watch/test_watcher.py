@@ -236,6 +236,25 @@ def test_sampling_does_not_judge_what_slots_held_that_were_allocated_meanwhile(
     scene.close()
 
 
+def test_sampling_does_not_judge_what_was_written_before_it_began(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, every=3)
+    scene.write(SLOTS[:5])
+    scene.forward("a", TOKENS[:6], 5, SLOTS)
+    assert scene.checks() == []
+    scene.close()
+
+
+def test_sampling_forgets_ids_that_wait_where_a_forward_is_not_checked(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, every=3)
+    scene.watcher.begin(Forward("decode", (row("a", [5, None], 1, SLOTS),)))
+    scene.watcher.tokens(torch.tensor([6]))
+    scene.watcher.end()
+    scene.watcher.skipped({})
+    scene.watcher.begin(Forward("decode", (row("a", [5, 9, 8], 2, SLOTS),)))
+    assert "stale input" not in scene.checks()
+    scene.close()
+
+
 def test_sampling_follows_the_writes_of_skipped_forwards(tmp_path: Path) -> None:
     scene = Scene(tmp_path, every=3)
     due = [scene.watcher.due() for _ in range(3000)]

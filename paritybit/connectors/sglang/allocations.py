@@ -6,6 +6,7 @@ then the arguments of the call.
 
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -179,7 +180,9 @@ class Allocations:
         found = {}
         for name in self.allocators:
             prefix = "" if sliding is None else "swa_" if name == sliding else "full_"
-            count = getattr(cache, prefix + what, lambda: None)()
+            count = None
+            with suppress(NotImplementedError):
+                count = getattr(cache, prefix + what, lambda: None)()
             if isinstance(count, int):
                 found[name] = count
         return found

@@ -33,9 +33,13 @@ EXTENDS = ("draft_extend", "draft_extend_v2")
 
 
 def reads_ahead(runner: Any) -> bool:
-    """Whether the draft model of a runner is given, at each position, the token after it."""
+    """Whether the draft model of a runner is given, at each position, the token after it.
+
+    Each of several layers that draft is given another token.
+    """
     algorithm = getattr(runner, "spec_algorithm", None)
-    return algorithm is not None and bool(algorithm.is_eagle())
+    layers = getattr(getattr(runner, "server_args", None), "enable_multi_layer_eagle", False)
+    return algorithm is not None and bool(algorithm.is_eagle()) and not layers
 
 
 @dataclass(frozen=True)
@@ -123,28 +127,29 @@ def row_of(request: Any, cached: int, computed: int, slots: dict[str, Tensor], a
     return Row(request.rid, tokens, cached, computed, slots, kept)
 
 
-def kept_ids(batch: Any, requests: Sequence[Any], names_next: bool) -> list[int] | None:
-    """Return how many of the ids that each row computes its request keeps; None for all.
+def kept_ids(batch: Any, requests: Sequence[Any], names_next: bool) -> list[int]:
+    """Return how many of the ids that each row computes its request keeps.
 
     The ids of steps are not kept, nor those of drafts that were not accepted. After a chunk, the
     last id is the sampled token unless the release names the next one of the prompt
     (`names_next`); it does so for no token that the request has made itself before a retraction.
+    In place of images, models are given other ids than the request has.
     """
     mode, totals = mode_of(batch), batch.seq_lens.tolist()
-    if mode in PREFILLS:
-        computed = host(batch.extend_seq_lens_cpu, batch.extend_seq_lens)
-        kept = []
-        for request, total, count in zip(
-            requests_of(batch, requests, mode), totals, computed, strict=True
-        ):
-            prompt = len(request.origin_input_ids)
-            last = total >= prompt + len(request.output_ids)
-            kept.append(count if last or (names_next and total < prompt) else count - 1)
-        return kept
-    if mode == "draft_extend":
-        return None
-    lengths = getattr(batch.spec_info, "num_accept_tokens", None) if mode in EXTENDS else None
-    return [0] * len(totals) if lengths is None else lengths.tolist()
+    of_rows = requests_of(batch, requests, mode)
+    if mode in PREFILLS or mode == "draft_extend":
+        kept = list(host(batch.extend_seq_lens_cpu, batch.extend_seq_lens))
+    else:
+        lengths = getattr(batch.spec_info, "num_accept_tokens", None) if mode in EXTENDS else None
+        kept = [0] * len(totals) if lengths is None else lengths.tolist()
+    for index, (request, total) in enumerate(zip(of_rows, totals, strict=True)):
+        prompt = len(request.origin_input_ids)
+        last = total >= prompt + len(request.output_ids)
+        if mode in PREFILLS and not (last or (names_next and total < prompt)):
+            kept[index] -= 1
+        if getattr(request, "multimodal_inputs", None) is not None:
+            kept[index] = 0
+    return kept
 
 
 def implied_by_draft(found: Rows, mode: str, group: str) -> dict[str, Tensor]:

@@ -7,7 +7,6 @@ an engine does before, as warm-ups and captures, is not.
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,20 +18,12 @@ from paritybit.connectors.sglang import drafts, graphs, lists, metadata, rows
 from paritybit.connectors.sglang.allocations import Allocations, Original
 from paritybit.connectors.sglang.models import Model, Models
 from paritybit.connectors.sglang.pools import NotRecognisedError
-from paritybit.connectors.sglang.sources import lines_of, raised_at, raised_in
+from paritybit.connectors.sglang.sources import raised_at
+from paritybit.connectors.sglang.states import meaning, nothing_runs
 from paritybit.watch.facts import Forward, Replay, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import Watcher
-
-OWN_CHECKS = "sglang/srt/mem_cache/"
-"""Where the engine asserts what must hold of its pools and of its prefix cache."""
-
-OUT_OF_BOUNDS = ("illegal memory access", "device-side assert")
-"""What an error says, in lower case, of memory that is accessed out of bounds."""
-
-WITHIN_BATCH = "out of bounds"
-"""What says so only of an error of a batch that runs: elsewhere an engine indexes other data."""
 
 
 @dataclasses.dataclass
@@ -397,29 +388,3 @@ class Engine:
         """Return how many rows of the request table are free, and all; None with open sessions."""
         sessions = getattr(getattr(scheduler, "session_controller", None), "sessions", None)
         return None if sessions else (rows.free_rows(self.models.rows), self.all_rows)
-
-
-def nothing_runs(scheduler: Any) -> bool:
-    """Whether no request runs; some may wait, where the release can tell these apart."""
-    function = getattr(scheduler.is_fully_idle, "__func__", scheduler.is_fully_idle)
-    asked = {"ignore_waiting": True} if tells_waiting(function) else {}
-    return bool(scheduler.is_fully_idle(**asked))
-
-
-@functools.cache
-def tells_waiting(function: Callable[..., Any]) -> bool:
-    """Whether a function can leave requests that wait out of account."""
-    return "ignore_waiting" in inspect.signature(function).parameters
-
-
-def meaning(error: Exception) -> str | None:
-    """Return what an error that ended an engine means, or None if it need not be about KV."""
-    says, raised = str(error).lower(), lines_of(error)[-1]
-    bounds = WITHIN_BATCH in says and (
-        raised_in(error, "run_batch") or raised.startswith(OWN_CHECKS)
-    )
-    if bounds or any(words in says for words in OUT_OF_BOUNDS):
-        return "a forward pass accesses memory out of bounds"
-    asserts = isinstance(error, AssertionError) and raised.startswith(OWN_CHECKS)
-    idle = isinstance(error, ValueError) and raised_in(error, "on_idle")
-    return "the engine's own check of its slots fails" if asserts or idle else None

@@ -49,7 +49,7 @@ class Sampled:
 
         A difference is a finding. What the stand-in computed stays.
         """
-        output = next(given[one] for one in OUTPUTS if one in given)
+        output = output_of(given)
         longest = most(given["kv_indptr"])
         if name == WITH_NEW_KEYS:
             longest += most(given["qo_indptr"])
@@ -62,6 +62,9 @@ class Sampled:
         try:
             kernel()
             found = difference(output, right, given)
+        except Exception as error:  # An interpreter lacks much, and the engine is to go on.
+            journal.scope(kernels_not_compared=f"{name}: {type(error).__name__}")
+            return
         finally:
             output.copy_(right)
             self.spent += time.monotonic() - start
@@ -77,13 +80,27 @@ def sound(given: Mapping[str, Any]) -> bool:
 
     A list that is not sound is judged by another check.
     """
+    queries = given.get("qo_indptr")
+    if queries is not None and not within(queries, len(output_of(given))):
+        return False
     starts, listed = given["kv_indptr"], unbounded(given["kv_indices"])
     slots = given["k_buffer"].shape[0] * math.prod(given["k_buffer"].shape[1:-2])
-    first, last = int(starts[0]), int(starts[-1])
-    if first < 0 or last > len(listed) or bool((starts.diff() < 0).any()):
+    if not within(starts, len(listed)):
         return False
-    entries = listed[first:last]
+    entries = listed[int(starts[0]) : int(starts[-1])]
     return not len(entries) or (int(entries.min()) >= 0 and int(entries.max()) < slots)
+
+
+def output_of(given: Mapping[str, Any]) -> Tensor:
+    """Return what a kernel writes into."""
+    output: Tensor = next(given[name] for name in OUTPUTS if name in given)
+    return output
+
+
+def within(starts: Tensor, size: int) -> bool:
+    """Whether parts follow one another in a tensor of a size."""
+    first, last = int(starts[0]), int(starts[-1])
+    return first >= 0 and last <= size and not bool((starts.diff() < 0).any())
 
 
 def asked() -> Journal | None:
@@ -105,6 +122,8 @@ def difference(output: Tensor, right: Tensor, given: Mapping[str, Any]) -> float
     else:
         listed = given["kv_indptr"].diff()[: len(output)] > 0
         output, right = output[: len(listed)][listed], right[: len(listed)][listed]
-    if not right.numel():
+    if not right.numel() or not bool(right.isfinite().all()):
         return 0.0
+    if not bool(output.isfinite().all()):
+        return math.inf
     return float((output - right).abs().max() / right.abs().max().clamp(min=1e-20))
