@@ -12,7 +12,7 @@ from paritybit.harness.machine.stopping import heard_by
 from paritybit.launch.command import GRACE, LEFT_OVER, Running
 from paritybit.launch.journals import Journals
 from paritybit.launch.known import Known
-from paritybit.launch.tally import Tally, cause_of
+from paritybit.launch.tally import Tally
 
 PAUSE = 0.1
 """Seconds between two looks at the journals."""
@@ -65,7 +65,7 @@ class Limits:
         """Whether a finding of a journal counts."""
         if self.sought is not None:
             return bool(finding.get("key") == self.sought)
-        return not self.known.covers(str(finding.get("check")), cause_of(finding))
+        return not self.known.covers(finding)
 
 
 class Following:

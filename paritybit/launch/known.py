@@ -12,11 +12,13 @@ again.
 """
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from paritybit.harness.errors import MalformedError
+from paritybit.launch.tally import cause_of
 
 FORMAT, VERSION = "paritybit-known", 1
 NAME = "paritybit-known.json"
@@ -48,9 +50,9 @@ class Known:
                 return one
         return None
 
-    def covers(self, check: str, cause: str) -> bool:
-        """Whether a finding is known."""
-        return self.entry(check, cause) is not None
+    def covers(self, finding: Mapping[str, Any]) -> bool:
+        """Whether a finding of a journal is known."""
+        return self.entry(str(finding.get("check")), cause_of(finding)) is not None
 
 
 def read(path: Path) -> Known:

@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import paritybit
 from paritybit import inject
 from paritybit.launch.journals import Journals
+from paritybit.launch.tally import Tally
 from paritybit.testing.outcome import UndecidedError, reports
 from paritybit.watch import attach
 from paritybit.watch.journal import of_process
@@ -32,45 +33,43 @@ class Seen:
 class Session:
     """Watches from its start to the end of the process. Start it before an engine is imported."""
 
-    def __init__(self, checks: Sequence[str] | None = None) -> None:
+    def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="paritybit-"))
         atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
         injected, journals = self.folder / "path", self.folder / "journals"
         injected.mkdir()
         inject.prepare(injected, paritybit.__version__)
-        named = None if checks is None else tuple(checks)
-        settings = Settings(str(journals), named).text()
+        settings = Settings(str(journals)).text()
         os.environ.update(inject.environment_with(os.environ, injected, settings))
         sys.path.append(str(injected))  # For the entry points, where paritybit is not installed.
         attach.install()
-        self.journals, self.forwards = Journals(journals), dict[str, int]()
+        self.journals, self.tally = Journals(journals), Tally()
 
     def seen(self) -> Seen:
         """Return what was found, and how many forward passes ran, since the last call."""
         own = of_process()
         if own is not None and own.file is not None:
             own.write_counts()
-        new, before = Seen(), sum(self.forwards.values())
+        new, before = Seen(), self.tally.count("forwards")
         for process, entry in self.journals.entries():
+            self.tally.take(process, entry)
             if entry["kind"] == "finding":
                 new.findings.append(entry)
             elif entry["kind"] == "undecided":
                 new.undecided.append(str(entry.get("what")))
-            elif entry["kind"] == "counts" and isinstance(entry.get("counts"), dict):
-                self.forwards[process] = int(entry["counts"].get("forwards", 0))
-        new.forwards = sum(self.forwards.values()) - before
+        new.forwards = self.tally.count("forwards") - before
         return new
 
 
 _SESSIONS: list[Session] = []
 
 
-def session(checks: Sequence[str] | None = None) -> Session:
-    """Return the session of this process, begun if there is none. `checks` None means all."""
+def session() -> Session:
+    """Return the session of this process, begun if there is none."""
     if VARIABLE in os.environ and not _SESSIONS:
         raise UndecidedError(f"this process is watched already: {VARIABLE} is set")
     if not _SESSIONS:
-        _SESSIONS.append(Session(checks))
+        _SESSIONS.append(Session())
     return _SESSIONS[0]
 
 

@@ -16,9 +16,8 @@ from paritybit.watch.settings import VARIABLE, Settings
 
 
 @pytest.fixture
-def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[journal.Journal]:
+def lines(tmp_path: Path) -> Iterator[journal.Journal]:
     held = journal.Journal(tmp_path / "process-1.jsonl")
-    monkeypatch.setattr(sampled, "asked", lambda: held)
     yield held
     if held.file is not None:
         held.file.close()
@@ -57,7 +56,7 @@ def test_a_kernel_that_gives_other_values_for_a_live_row_is_found(
     lines: journal.Journal, value: float, row: int, found: bool
 ) -> None:
     given = call(4)
-    sampled.Sampled().compare("decode", given, lambda: writes(given, value, row))
+    sampled.Sampled(lines).compare("decode", given, lambda: writes(given, value, row))
     assert bool(lines.findings) == found
     assert lines.counts == {"tried: attention kernel": 1}
     assert given["o"].eq(1).all()
@@ -65,10 +64,10 @@ def test_a_kernel_that_gives_other_values_for_a_live_row_is_found(
 
 def test_a_kernel_that_gives_no_numbers_is_found(lines: journal.Journal) -> None:
     given = call(4)
-    sampled.Sampled().compare("decode", given, lambda: writes(given, math.nan))
+    sampled.Sampled(lines).compare("decode", given, lambda: writes(given, math.nan))
     assert lines.findings
     given = {**call(5), "o": torch.full((2, 3), math.inf)}
-    sampled.Sampled().compare("decode", given, lambda: writes(given, math.nan))
+    sampled.Sampled(lines).compare("decode", given, lambda: writes(given, math.nan))
     assert sum(lines.findings.values()) == 1
 
 
@@ -80,14 +79,14 @@ def test_a_kernel_that_cannot_be_interpreted_leaves_the_engine_alone(
         raise IndexError
 
     given = call(4)
-    sampled.Sampled().compare("decode", given, kernel)
+    sampled.Sampled(lines).compare("decode", given, kernel)
     assert given["o"].eq(1).all()
     assert not lines.findings
     assert any("kernels_not_compared" in text for text in lines.said)
 
 
 def test_a_length_is_compared_once_and_within_a_share_of_the_time(lines: journal.Journal) -> None:
-    once = sampled.Sampled(begun=-1e6)
+    once = sampled.Sampled(lines, begun=-1e6)
     for keys in (4, 4, 5, 0):
         given = call(keys)
         once.compare("decode", given, lambda: None)
@@ -111,7 +110,7 @@ def test_a_kernel_is_not_run_over_lists_that_lead_out_of_its_buffers(
     lines: journal.Journal, name: str, value: list[int]
 ) -> None:
     given = {**call(4), name: torch.tensor(value)}
-    sampled.Sampled(begun=-1e6).compare("decode", given, lambda: writes(given, 5.0))
+    sampled.Sampled(lines, begun=-1e6).compare("decode", given, lambda: writes(given, 5.0))
     assert lines.counts == {}
 
 
@@ -127,7 +126,7 @@ def test_new_keys_count_where_a_kernel_takes_them_besides(lines: journal.Journal
     def kernel() -> None:
         given["o_extend"][4] = 7
 
-    one = sampled.Sampled()
+    one = sampled.Sampled(lines)
     one.compare(sampled.WITH_NEW_KEYS, given, kernel)
     assert one.seen == {(sampled.WITH_NEW_KEYS, 4)}
     assert not lines.findings

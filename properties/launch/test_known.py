@@ -73,8 +73,8 @@ def test_a_finding_is_known_until_the_day_that_is_named() -> None:
     entry = Entry("leak", "swa", THREAD, "2026-12-31")
     for day, known in (("2026-12-31", True), ("2027-01-01", False)):
         held = Known((entry,), datetime.date.fromisoformat(day))
-        assert held.covers("leak", "swa") == known
-        assert not held.covers("leak", "full")
+        assert held.covers({"check": "leak", "cause": {"input": "swa"}}) == known
+        assert not held.covers({"check": "leak", "cause": {"input": "full"}})
 
 
 def test_a_source_tree_brings_its_own_file(tmp_path: Path) -> None:

@@ -16,9 +16,11 @@ from paritybit.harness.cli.exit_codes import (
 )
 from paritybit.harness.cli.folders import shown, swap_link
 from paritybit.harness.cli.watch.run import SIGNALS, Run, check_names
+from paritybit.harness.engines.adapters.packages import SGLANG
 from paritybit.harness.machine.stopping import heard_at_the_end
 from paritybit.harness.records.files import write_whole
 from paritybit.reports.watched.page import render
+from paritybit.subjects.engines.shared.loading import folder_of_package
 
 from paritybit.launch import case as cases
 from paritybit.launch import record as records
@@ -27,9 +29,6 @@ from paritybit.launch.schema import Watched
 from paritybit.launch.words import causes_of
 
 RECORD, PAGE, RESULTS = "watch.json", "index.html", "findings.sarif"
-
-PACKAGE_FOLDER = "python"
-"""The folder of sglang's repository in which its package lies."""
 
 CODES: Mapping[str, int] = {"finding": FINDING, "no finding": OK, "undecided": CANNOT_RUN}
 """Exit codes by verdict."""
@@ -62,8 +61,11 @@ def finish(run: Run, options: argparse.Namespace, seconds: Mapping[str, float]) 
 
 def prefix_of(engine: str | None) -> str:
     """Return what leads from the root of a source tree to its package; nothing for a release."""
-    inside = engine is not None and (Path(engine) / PACKAGE_FOLDER).is_dir()
-    return f"{PACKAGE_FOLDER}/" if inside else ""
+    if engine is None:
+        return ""
+    package = folder_of_package(Path(engine), SGLANG.name, SGLANG.marker)
+    inside = "." if package is None else package.parent.relative_to(engine).as_posix()
+    return "" if inside == "." else f"{inside}/"
 
 
 def interruption(run: Run, options: argparse.Namespace) -> int | None:

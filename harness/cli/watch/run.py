@@ -29,7 +29,6 @@ from paritybit.launch.command import Running
 from paritybit.launch.follow import Following, Limits, Stops
 from paritybit.launch.journals import Journals
 from paritybit.launch.known import Known, of_tree
-from paritybit.launch.tally import cause_of
 from paritybit.launch.verdict import Outcome, plural
 from paritybit.watch.settings import Settings
 
@@ -167,7 +166,7 @@ def reason_to_skip(run: Run, *, keep_going: bool) -> str | None:
         outcome.name
         for outcome in run.outcomes
         for finding in outcome.tally.findings.values()
-        if not run.known.covers(str(finding.get("check")), cause_of(finding))
+        if not run.known.covers(finding)
     ]
     if found and not keep_going:
         return f"leg {found[0]} had a finding; --keep-going tries the others, too"

@@ -69,8 +69,6 @@ def triton(
     meta = backend.forward_metadata
     names = ("qo_indptr", "mask_indptr", "window_kv_offsets", "custom_mask")
     held = {name: getattr(meta, name, None) for name in names}
-    longest = max(computed for _, computed in spans)
-    held["max_extend_len"] = up_to(longest, getattr(meta, "max_extend_len", None))
     if graph:
         mask = getattr(getattr(backend, "_verify_mask", None), "buffer", None)
         held = {
@@ -81,10 +79,11 @@ def triton(
         }
     if mode == "decode":
         return held, {}
-    expected = {
-        "qo_indptr": ends(computed for _, computed in spans),
-        "max_extend_len": torch.tensor([longest]),
-    }
+    expected = {"qo_indptr": ends(computed for _, computed in spans)}
+    if not graph:
+        longest = max(computed for _, computed in spans)
+        held["max_extend_len"] = up_to(longest, getattr(meta, "max_extend_len", None))
+        expected["max_extend_len"] = torch.tensor([longest])
     if mode == VERIFY:
         window = int(backend.sliding_window_size or 0)
         expected["mask_indptr"] = ends(n * (cached + n) for cached, n in spans)

@@ -10,7 +10,7 @@ from torch import Tensor
 from paritybit.drive.stand_ins import attention
 from paritybit.drive.stand_ins.graphs import whole_value
 from paritybit.drive.stand_ins.modules import found
-from paritybit.drive.stand_ins.sampled import Sampled
+from paritybit.drive.stand_ins.sampled import Sampled, asked
 from paritybit.subjects.engines.shared.graphs import whole
 
 ATTENTION: Mapping[str, Callable[..., None]] = {
@@ -78,7 +78,7 @@ def adapted(kernel: Callable[..., None], arithmetic: Callable[..., None]) -> Cal
     It raises NotImplementedError for an argument that the arithmetic lacks and that is used.
     On a few calls the kernel itself runs too, and is compared.
     """
-    sampled = Sampled()
+    sampled = Sampled(asked())
     signature = inspect.signature(kernel)
     known = set(inspect.signature(arithmetic).parameters)
     defaults = {

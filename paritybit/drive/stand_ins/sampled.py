@@ -33,29 +33,32 @@ CHECK = "attention kernel"
 
 @dataclass
 class Sampled:
-    """Which calls were compared, and how long it took."""
+    """Which calls were compared, and how long it took. Without a journal none is."""
 
+    journal: Journal | None
     begun: float = field(default_factory=time.monotonic)
     spent: float = 0.0
     seen: set[tuple[str, int]] = field(default_factory=set)
 
-    def due(self, name: str, longest: int) -> bool:
-        """Whether a call of a kernel, whose longest row has so many keys, is to be compared."""
-        within = self.spent <= SHARE * (time.monotonic() - self.begun)
-        return longest > 0 and within and (name, longest) not in self.seen
+    @property
+    def in_time(self) -> bool:
+        """Whether there is time to compare a call."""
+        return self.spent <= SHARE * (time.monotonic() - self.begun)
 
     def compare(self, name: str, given: Mapping[str, Any], kernel: Callable[[], None]) -> None:
         """Run a kernel after its stand-in, on the same arguments, if that is due.
 
         A difference is a finding. What the stand-in computed stays.
         """
-        output = output_of(given)
+        journal = self.journal
+        if journal is None or not self.in_time:
+            return
         longest = most(given["kv_indptr"])
         if name == WITH_NEW_KEYS:
             longest += most(given["qo_indptr"])
-        journal = asked()
-        if journal is None or not self.due(name, longest) or not sound(given):
+        if longest == 0 or (name, longest) in self.seen or not sound(given):
             return
+        output = output_of(given)
         start = time.monotonic()
         self.seen.add((name, longest))
         right = output.clone()
