@@ -112,6 +112,24 @@ def test_settings_become_options_that_the_release_has(
     assert (tmp_path / "gemma4" / "config.json").is_file()
 
 
+@pytest.mark.parametrize(
+    ("device", "says", "accepts"),
+    [("cpu", "", True), ("cpu", 'device="cuda"', False), ("cuda", 'device="cuda"', True)],
+)
+def test_drafts_are_accepted_where_the_release_can(
+    tmp_path: Path, device: str, says: str, accepts: bool
+) -> None:
+    for name, text in (
+        ("environ.py", environment.REAL_DRAFTS),
+        ("speculative/spec_utils.py", says),
+    ):
+        file = tmp_path / "sglang/srt" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    assert bool(environment.acceptance(tmp_path, device)) == accepts
+    assert not environment.acceptance(tmp_path / "older", device)
+
+
 def test_speculation_needs_a_draft_model(tmp_path: Path) -> None:
     words = Served(GPT_OSS, speculative="eagle", topk=2).words(NEW, tmp_path)
     assert words[words.index("--speculative-eagle-topk") + 1] == "2"

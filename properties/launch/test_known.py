@@ -4,11 +4,13 @@ import datetime
 import json
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paritybit.launch.follow import Limits
 from paritybit.launch.known import Entry, Known, of_tree
 from properties.support.harness.command_line import FINDING, MALFORMED, OK
 from properties.support.known import STRAY, THREAD, listed
@@ -75,6 +77,16 @@ def test_a_finding_is_known_until_the_day_that_is_named() -> None:
         held = Known((entry,), datetime.date.fromisoformat(day))
         assert held.covers({"check": "leak", "cause": {"input": "swa"}}) == known
         assert not held.covers({"check": "leak", "cause": {"input": "full"}})
+
+
+def test_only_a_finding_that_is_not_known_ends_a_leg() -> None:
+    limits = Limits(known=Known((Entry(**STRAY),)))
+    finding = {"check": "stray write", "key": "k", "cause": {"input": "out_cache_loc_swa"}}
+    assert not limits.counts(finding)
+    assert limits.counts({**finding, "check": "leak"})
+    sought = replace(limits, sought="k")
+    assert sought.counts(finding)
+    assert not sought.counts({**finding, "key": "other"})
 
 
 def test_a_source_tree_brings_its_own_file(tmp_path: Path) -> None:

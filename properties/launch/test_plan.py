@@ -19,6 +19,7 @@ from properties.support.harness.command_line import (
     OK,
     TERMINATED,
 )
+from properties.support.known import STRAY, THREAD, listed
 from properties.support.places import ROOT
 from properties.support.reports.pages import Page
 
@@ -127,6 +128,19 @@ def test_all_legs_are_run_if_asked_and_findings_of_one_cause_are_one(
     assert [finding["leg"] for finding in data["findings"]] == ["decode graphs", "overlap"]
     assert len({finding["case"] for finding in data["findings"]}) == 1
     assert "2 findings with 1 cause" in capsys.readouterr().out
+
+
+def test_a_known_finding_ends_no_plan_and_stands_once_in_sarif(
+    paritybit: Run, tmp_path: Path
+) -> None:
+    known = ("--known", listed(tmp_path, STRAY))
+    assert paritybit(*WATCH, *known, BROKEN="decode graphs,overlap") == OK
+    data = record()
+    assert [leg["name"] for leg in data["legs"]] == ["decode graphs", "overlap"]
+    assert [finding["known"] for finding in data["findings"]] == [THREAD, THREAD]
+    assert paritybit(*WATCH, "--keep-going", BROKEN="decode graphs,overlap") == FINDING
+    (run,) = json.loads((RUN / "findings.sarif").read_text())["runs"]
+    assert len(run["results"]) == 1
 
 
 def test_a_leg_that_fails_leaves_no_verdict(

@@ -29,7 +29,8 @@ def test_a_finding_stands_at_the_line_of_its_cause(
     text = "from dataclasses import replace\nfreed = {'forward': 3, 'source': 'sglang/a.py:7'}\n"
     text += "other = replace(STRAY, cause=None, freed=None, key='o', check='other')\n"
     text += "leak = replace(STRAY, key='k', check='leak', cause=None, freed=freed)\n"
-    text += "engine([STRAY, STRAY, leak, other])"
+    text += "later = replace(STRAY, key='l', text='a later one')\n"
+    text += "engine([STRAY, STRAY, later, leak, other])"
     watch("--", *script(text))
     run = run_of(tmp_path)
     stray, leak, other = run["results"]
