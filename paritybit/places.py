@@ -16,6 +16,9 @@ IMPORT_FOLDER = PACKAGE.parent
 SOURCES = PACKAGE if (PACKAGE / "harness").is_dir() else PACKAGE.parent
 """The folder that holds `harness/`, `reference/`, `subjects/` and `reports/`."""
 
+KNOWN_FINDINGS = "paritybit-known.json"
+"""The file of an engine's tree that lists its known findings."""
+
 
 def cache_folder() -> Path:
     """Return the folder in the user's cache for files that are large and can be made again.

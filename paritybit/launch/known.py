@@ -19,10 +19,10 @@ from typing import Any
 
 from paritybit.harness.errors import MalformedError
 from paritybit.launch.tally import cause_of
+from paritybit.places import KNOWN_FINDINGS
 
 FORMAT, VERSION = "paritybit-known", 1
-NAME = "paritybit-known.json"
-"""The file of a source tree."""
+"""What a file of known findings begins with."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def of_tree(asked: Path | None, engine: str | None) -> Known:
     """Return those of a file, or else of the source tree that is watched; none without either."""
     if asked is not None:
         return read(asked)
-    held = None if engine is None else Path(engine) / NAME
+    held = None if engine is None else Path(engine) / KNOWN_FINDINGS
     return read(held) if held is not None and held.is_file() else Known()
 
 

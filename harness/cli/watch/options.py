@@ -4,7 +4,7 @@ from paritybit.harness.cli.folders import OUT
 from paritybit.harness.cli.words.reading import Parser
 from paritybit.harness.cli.words.values import count, file, names, number
 
-from paritybit.launch.known import NAME
+from paritybit.places import KNOWN_FINDINGS
 
 
 def add_out(command: Parser) -> None:
@@ -35,7 +35,8 @@ def add_options(watch: Parser) -> None:
         "--known",
         metavar="FILE",
         type=file,
-        help=f"File of known findings, which do not fail the run (default: {NAME} in ENGINE)",
+        help="File of known findings, which do not fail the run "
+        f"(default: {KNOWN_FINDINGS} in ENGINE)",
     )
     watch.add_argument(
         "--engine",
