@@ -3,11 +3,12 @@
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from paritybit.drive.legs import Leg
+from paritybit.drive.script import Script, Setting
 from paritybit.harness.engines import fetch
 from paritybit.harness.engines.adapters.packages import SGLANG
 from paritybit.harness.errors import MalformedError, quoted
@@ -85,16 +86,44 @@ def command(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the words that serve an engine in one way, and the variables of their process."""
     words = [
-        *(sys.executable, "-m", "paritybit.drive.sglang"),
         *("--model", model, "--device", device, "--seed", str(seed)),
         *("--seconds", f"{leg.seconds:g}"),
         *leg.arguments,
     ]
-    if "standalone" in leg.arguments and says(environment.source, *SLIDING_DRAFTS):
-        words.append("--sliding-draft")
-    chain = "eagle" in leg.arguments and "--topk" not in leg.arguments
+    speculative = "eagle" if "eagle" in leg.arguments else None
+    if "standalone" in leg.arguments:
+        speculative = "standalone"
+    chain = speculative == "eagle" and "--topk" not in leg.arguments
+    return _started(environment, words, device, speculative, chain=chain)
+
+
+def playing(
+    environment: Environment, script: Script, words: Sequence[str]
+) -> tuple[list[str], dict[str, str]]:
+    """Return the words that serve an engine a script that lies in a file, as `words` say."""
+    settings = script.settings
+    speculative, device = settings.get("speculative"), str(settings.get("device"))
+    chain = speculative == "eagle" and settings.get("topk") == 1
+    return _started(environment, words, device, speculative, chain=chain)
+
+
+def _started(
+    environment: Environment,
+    words: Sequence[str],
+    device: str,
+    speculative: Setting,
+    *,
+    chain: bool,
+) -> tuple[list[str], dict[str, str]]:
+    sliding = speculative == "standalone" and says(environment.source, *SLIDING_DRAFTS)
     drafts = acceptance(environment.source, device) if chain else {}
-    return words, {**drafts, **variables(environment, device, os.environ)}
+    return (
+        [
+            *(sys.executable, "-m", "paritybit.drive.sglang", *words),
+            *(("--sliding-draft",) if sliding else ()),
+        ],
+        {**drafts, **variables(environment, device, os.environ)},
+    )
 
 
 def acceptance(source: Path, device: str) -> dict[str, str]:
@@ -139,4 +168,7 @@ def variables(
     if device == "cpu":
         own["TRITON_INTERPRET"] = "1"
         own["CUDA_VISIBLE_DEVICES"] = ""
+        own["OMP_NUM_THREADS"] = (
+            "1"  # Tiny models gain nothing from threads, and a fork loses them.
+        )
     return own

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from paritybit.drive.requests import Planned, Wave
+from paritybit.drive.script import Planned, Wave
 
 
 class PlayedError(BaseException):
@@ -28,7 +28,8 @@ class Orders:
 class Player:
     """Hands out what arrives at each poll, and hears what has ended.
 
-    Once `stop` says so it aborts what runs, and ends when the engine has been idle.
+    Once `stop` says so it aborts what runs. It ends when the engine has been idle, then or after
+    the last wave. `made` has the tokens of each request that has ended, by name.
     """
 
     waves: Iterator[Wave]
@@ -37,9 +38,10 @@ class Player:
     idle_polls: int = 2
     served: int = 0
     played: int = 0
+    made: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _open: dict[str, Planned] = field(default_factory=dict)
     _waiting: list[Planned] = field(default_factory=list)
-    _ended: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    _ended: dict[str, int] = field(default_factory=dict)
     _aborted: set[str] = field(default_factory=set)
     _prompts: dict[str, list[int]] = field(default_factory=dict)
     _poll: int = 0
@@ -61,9 +63,10 @@ class Player:
             self._quiet += 1
             if self._quiet <= self.idle_polls:
                 return given
-            if self._leaving:
+            wave = None if self._leaving else next(self.waves, None)
+            if wave is None:
                 raise PlayedError
-            self._begin(next(self.waves), given)
+            self._begin(wave, given)
         self._poll += 1
         for planned in [one for one in self._waiting if self._due(one)]:
             self._arrive(planned, given)
@@ -77,7 +80,7 @@ class Player:
     def ended(self, name: str, tokens: Iterable[int]) -> None:
         """Take notice that a request has ended with these tokens."""
         if self._open.pop(name, None) is not None:
-            self._ended[name] = self._poll, tuple(tokens)
+            self._ended[name], self.made[name] = self._poll, tuple(tokens)
             self.served += 1
 
     def _begin(self, wave: Wave, given: list[Any]) -> None:
@@ -92,13 +95,13 @@ class Player:
         if planned.follows is None:
             return planned.arrives <= self._poll
         ended = self._ended.get(planned.follows)
-        return ended is not None and ended[0] + planned.arrives <= self._poll
+        return ended is not None and ended + planned.arrives <= self._poll
 
     def _arrive(self, planned: Planned, given: list[Any]) -> None:
         self._waiting.remove(planned)
-        prompt = list(planned.prompt)
+        prompt = planned.ids()
         if planned.follows is not None:
-            before = self._ended[planned.follows][1]
+            before = self.made[planned.follows]
             prompt = [*self._prompts[planned.follows], *before, *prompt]
         self._open[planned.name] = planned
         self._prompts[planned.name] = prompt

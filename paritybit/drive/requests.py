@@ -1,37 +1,22 @@
-"""Generated requests: what arrives when, as data. The same seed gives the same requests.
+"""Generated requests: what arrives when. The same seed gives the same requests.
 
-Time is counted in polls: how often the scheduler has asked for requests. Traffic comes in waves.
-A wave ends when every request of it has ended, so that the engine is idle between two waves.
+Traffic comes in waves. A wave ends when every request of it has ended, so that the engine is idle
+between two waves.
 """
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-FIRST_TOKEN = 3
-"""Tokens below are special ones."""
+from paritybit.drive.script import Part, Planned, Wave
 
-LONG = (520, 600, 1040, 1100)
-"""Lengths of long prompts: beyond 512 and 1,024 keys, where index kernels start another block."""
+BLOCKS = (512, 1024)
+"""Numbers of keys at which index kernels start another block."""
 
+LONG = tuple(tuple(block + step for step in (80, 0, -1, 1, 8)) for block in BLOCKS)
+"""Lengths of long prompts, around each of them and beyond, in the order in which they come."""
 
-@dataclass(frozen=True)
-class Planned:
-    """A request: its prompt, how many tokens it gets, and when it arrives and is aborted.
-
-    `arrives` and `aborted` count polls since its wave began. With `follows`, the prompt is the
-    whole conversation of that request of the wave, then `prompt`; it arrives `arrives` polls
-    after that one ended. No name of a request that is aborted begins another name: an engine aborts
-    every request whose name begins alike.
-    """
-
-    name: str
-    prompt: tuple[int, ...]
-    tokens: int
-    arrives: int = 0
-    aborted: int | None = None
-    follows: str | None = None
-    temperature: float = 0.0
+PROMPT, SHARED = "a prompt", "a shared prefix"
 
 
 @dataclass(frozen=True)
@@ -43,61 +28,112 @@ class Limits:
     chunk: int
     context: int
     pool: int
-    vocabulary: int
     rows: int
-
-
-@dataclass(frozen=True)
-class Wave:
-    """Requests that are served before the engine becomes idle.
-
-    With `flush` its cache is emptied then.
-    """
-
-    requests: tuple[Planned, ...] = field(default=())
-    flush: bool = False
 
 
 def waves(seed: int, limits: Limits) -> Iterator[Wave]:
     """Yield waves without end. The first are small: a full batch that shrinks and grows again."""
-    chance = random.Random(seed)
-    number = 0
+    draw, number = Draw(seed, limits), 0
     while True:
         kind = KINDS[number % len(KINDS)]
-        yield kind(chance, limits, f"{number}.")
+        yield kind(draw, f"{seed}.{number}.", number // len(KINDS))
         number += 1
 
 
-def _tokens(chance: random.Random, limits: Limits, count: int) -> tuple[int, ...]:
-    return tuple(chance.randrange(FIRST_TOKEN, limits.vocabulary) for _ in range(count))
+def marks(limits: Limits) -> Mapping[str, int]:
+    """Return lengths at which something of an engine begins or ends, by name."""
+    found = {
+        "window": limits.window,
+        "two windows": 2 * limits.window,
+        "chunk": limits.chunk,
+        **({"page": limits.page, "two pages": 2 * limits.page} if limits.page > 1 else {}),
+        **{f"block of {block} keys": block for block in BLOCKS},
+    }
+    return {name: mark for name, mark in found.items() if mark <= limits.context - limits.window}
 
 
 def _edges(limits: Limits) -> Sequence[int]:
-    """Return lengths at which something begins or ends: windows, pages, chunks."""
-    marks = {limits.window, 2 * limits.window, limits.chunk, max(limits.page, 2), 2 * limits.page}
-    near = {mark + step for mark in marks for step in (-1, 0, 1)}
-    return sorted(length for length in near if 1 <= length <= limits.chunk + 1)
+    """Return the lengths around the marks that two chunks hold."""
+    near = {mark + step for mark in (2, *marks(limits).values()) for step in (-1, 0, 1)}
+    return sorted(length for length in near if 1 <= length <= 2 * limits.chunk + 1)
 
 
-def _length(chance: random.Random, limits: Limits) -> int:
-    """Return the length of a prompt, half of the time one at an edge."""
-    if chance.random() < 0.5:
-        return chance.choice(_edges(limits))
-    return chance.randint(1, 3 * limits.window)
+def boundaries(limits: Limits) -> Sequence[str]:
+    """Return the names of all boundaries that requests are to reach."""
+    ends = [
+        f"{what} {how} {name}"
+        for name, mark in marks(limits).items()
+        for what in (PROMPT, SHARED)
+        for how in ("ends before", "ends at", "ends after")
+        if what == PROMPT or mark <= 2 * limits.chunk
+    ]
+    crossed = [f"decoding crosses {name}" for name in marks(limits)]
+    return [*ends, *crossed, "a wave asks for more than the pool holds"]
 
 
-def _churn(chance: random.Random, limits: Limits, prefix: str) -> Wave:
+def reached(wave: Wave, limits: Limits) -> set[str]:
+    """Return the names of the boundaries that the requests of a wave reach."""
+    found = set()
+    how = {-1: "ends before", 0: "ends at", 1: "ends after"}
+    for one in wave.requests:
+        lengths = {PROMPT: one.length if one.follows is None else 0}
+        lengths[SHARED] = one.prompt[0].length if len(one.prompt) > 1 else 0
+        for name, mark in marks(limits).items():
+            found |= {
+                f"{what} {how[length - mark]} {name}"
+                for what, length in lengths.items()
+                if length - mark in how
+            }
+            if one.follows is None and one.length <= mark < one.length + one.tokens:
+                found.add(f"decoding crosses {name}")
+    if sum(one.length + one.tokens for one in wave.requests) > limits.pool:
+        found.add("a wave asks for more than the pool holds")
+    return found
+
+
+class Draw:
+    """Draws what requests are made of. The edges come in a random order, each as often."""
+
+    def __init__(self, seed: int, limits: Limits) -> None:
+        self.chance, self.limits = random.Random(seed), limits
+        self._decks: dict[str, list[int]] = {}
+
+    def length(self, what: str) -> int:
+        """Return the length of something, half of the time one at an edge."""
+        if self.chance.random() >= 0.5:
+            return self.chance.randint(1, 3 * self.limits.window)
+        deck = self._decks.setdefault(what, [])
+        if not deck:
+            deck.extend(_edges(self.limits))
+            self.chance.shuffle(deck)
+        return deck.pop()
+
+
+def shares(common: Part, shared: int, own: Part) -> tuple[Part, ...]:
+    """Return a prompt: so much of what others have, too, then what it has alone."""
+    return (Part(common.text, shared), own) if shared else (own,)
+
+
+def second_turn(draw: Draw, name: str, tokens: int, latest: int) -> Planned:
+    """Return the request with which a conversation goes on."""
+    more = (Part(f"{name}+", draw.chance.randint(1, draw.limits.window)),)
+    return Planned(f"{name}+", more, tokens, draw.chance.randint(0, latest), follows=name)
+
+
+def _churn(draw: Draw, prefix: str, _: int) -> Wave:
     """Make short requests that come and go: batches shrink and grow within a bucket."""
+    chance, limits = draw.chance, draw.limits
     count = chance.randint(2 * limits.rows, 4 * limits.rows)
     arrival, planned = 0, []
     for index in range(count):
         arrival += chance.choice((0, 0, 1, 2, 3, 5))
         tokens = chance.choice((2, 3, 5, 8, limits.window + 2, 2 * limits.window + 3))
         aborted = arrival + chance.randint(1, tokens) if chance.random() < 0.1 else None
-        prompt = _tokens(chance, limits, _length(chance, limits))
+        name = f"{prefix}{index:03}"
+        prompt = (Part(name, draw.length(PROMPT)),)
         planned.append(
             Planned(
-                f"{prefix}{index:03}",
+                name,
                 prompt,
                 tokens,
                 arrival,
@@ -108,55 +144,57 @@ def _churn(chance: random.Random, limits: Limits, prefix: str) -> Wave:
     return Wave(tuple(planned))
 
 
-def _sharing(chance: random.Random, limits: Limits, prefix: str) -> Wave:
+def _sharing(draw: Draw, prefix: str, _: int) -> Wave:
     """Make requests that share a part of a prompt, and come back with a second turn.
 
     The first two arrive at once and share several chunks: both compute the last one.
     """
-    common = _tokens(chance, limits, 2 * limits.chunk + limits.window)
-    planned = [Planned(f"{prefix}000", common, 4)]
+    chance, limits = draw.chance, draw.limits
+    common = Part(f"{prefix}common", 2 * limits.chunk + limits.window)
+    planned = [Planned(f"{prefix}000", (common,), 4)]
     for index in range(1, chance.randint(limits.rows, 3 * limits.rows)):
-        shared = min(len(common), chance.choice((_length(chance, limits), len(common))))
-        own = _tokens(chance, limits, chance.randint(1, limits.window))
+        shared = min(common.length, chance.choice((draw.length(SHARED), common.length)))
+        own = chance.randint(1, limits.window)
         name = f"{prefix}{index:03}"
         arrival = chance.randint(0, 12) + (4 if index > limits.rows else 0)
         if index == 1:
-            shared, own, arrival = len(common), _tokens(chance, limits, limits.chunk), 0
-        planned.append(
-            Planned(name, common[:shared] + own, chance.randint(2, 2 * limits.window), arrival)
-        )
+            shared, own, arrival = common.length, limits.chunk, 0
+        prompt = shares(common, shared, Part(name, own))
+        planned.append(Planned(name, prompt, chance.randint(2, 2 * limits.window), arrival))
         if chance.random() < 0.4:
-            more = _tokens(chance, limits, chance.randint(1, limits.window))
-            tokens = chance.randint(2, limits.window)
-            planned.append(Planned(f"{name}+", more, tokens, chance.randint(0, 6), follows=name))
+            planned.append(second_turn(draw, name, chance.randint(2, limits.window), 6))
     return Wave(tuple(planned))
 
 
-def _turnover(chance: random.Random, limits: Limits, prefix: str) -> Wave:
+def _turnover(draw: Draw, prefix: str, _: int) -> Wave:
     """Let a few requests decode for long while many with long prompts come and go.
 
     What the former hold in the prefix cache grows old there, and the latter evict what is old.
     """
-    common = _tokens(chance, limits, limits.chunk + limits.window)
+    chance, limits = draw.chance, draw.limits
+    common = Part(f"{prefix}common", limits.chunk + limits.window)
     planned = []
     for index in range(3):
-        own = _tokens(chance, limits, chance.randint(1, limits.window - 1))
-        prompt = common[: chance.choice((limits.chunk, len(common)))] + own
-        planned.append(Planned(f"{prefix}{index:03}", prompt, 3 * limits.window, 2 * index))
+        name = f"{prefix}{index:03}"
+        own = Part(name, chance.randint(1, limits.window - 1))
+        prompt = shares(common, chance.choice((limits.chunk, common.length)), own)
+        planned.append(Planned(name, prompt, 3 * limits.window, 2 * index))
     for index in range(3, 6 * limits.rows):
+        name = f"{prefix}{index:03}"
         shared = chance.choice((0, 0, 0, limits.window, limits.chunk))
-        length = chance.randint(limits.window, limits.chunk)
-        prompt = common[:shared] + _tokens(chance, limits, length)
-        planned.append(Planned(f"{prefix}{index:03}", prompt, chance.randint(1, 3), index // 2))
+        own = Part(name, chance.randint(limits.window, limits.chunk))
+        prompt = shares(common, shared, own)
+        planned.append(Planned(name, prompt, chance.randint(1, 3), index // 2))
     return Wave(tuple(planned), flush=True)
 
 
-def _pressure(chance: random.Random, limits: Limits, prefix: str) -> Wave:
+def _pressure(draw: Draw, prefix: str, _: int) -> Wave:
     """Ask for more than the pool holds, at once: queues, eviction, retraction, aborts.
 
     Most prompts share a prefix, so that what is given back is in use elsewhere.
     """
-    common = _tokens(chance, limits, limits.pool // 8)
+    chance, limits = draw.chance, draw.limits
+    common = Part(f"{prefix}common", limits.pool // 8)
     planned, asked = [], 0
     index = 0
     while asked < 2.4 * limits.pool and index < 8 * limits.rows:
@@ -164,29 +202,31 @@ def _pressure(chance: random.Random, limits: Limits, prefix: str) -> Wave:
         tokens = min(chance.randint(limits.pool // 8, limits.pool // 4), limits.context // 4)
         aborted = chance.randint(1, 80) if chance.random() < 0.15 else None
         shared = chance.choice((0, length // 2, length - 1))
-        prompt = common[:shared] + _tokens(chance, limits, length - shared)
-        planned.append(Planned(f"{prefix}{index:03}", prompt, max(1, tokens), index // 4, aborted))
+        name = f"{prefix}{index:03}"
+        prompt = shares(common, shared, Part(name, length - shared))
+        planned.append(Planned(name, prompt, max(1, tokens), index // 4, aborted))
         asked += length + tokens
         index += 1
     return Wave(tuple(planned), flush=chance.random() < 0.5)
 
 
-def _long(chance: random.Random, limits: Limits, prefix: str) -> Wave:
+def _long(draw: Draw, prefix: str, turn: int) -> Wave:
     """Make two long contexts among short requests, as far as the engine takes them.
 
     Each comes back with a second turn, so that a long prefix is reused.
     """
+    chance, limits = draw.chance, draw.limits
     most = min(limits.context, limits.pool) - 4 * limits.window
     planned = []
-    for index, lengths in enumerate((LONG[2:], LONG[:2])):
-        length = min(chance.choice(lengths), most)
+    for index, lengths in enumerate(reversed(LONG)):
+        length = min(lengths[turn % len(lengths)], most)
         name = f"{prefix}{index:03}"
-        planned.append(Planned(name, _tokens(chance, limits, length), limits.window, index))
-        more = _tokens(chance, limits, chance.randint(1, limits.window))
-        planned.append(Planned(f"{name}+", more, limits.window, chance.randint(0, 4), follows=name))
+        planned.append(Planned(name, (Part(name, length),), limits.window, index))
+        planned.append(second_turn(draw, name, limits.window, 4))
     for index in range(2, limits.rows):
-        prompt = _tokens(chance, limits, _length(chance, limits))
-        planned.append(Planned(f"{prefix}{index:03}", prompt, chance.randint(2, 12), 2 * index))
+        name = f"{prefix}{index:03}"
+        prompt = (Part(name, draw.length(PROMPT)),)
+        planned.append(Planned(name, prompt, chance.randint(2, 12), 2 * index))
     return Wave(tuple(planned), flush=chance.random() < 0.3)
 
 

@@ -7,14 +7,14 @@ import inspect
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from paritybit.drive.models import register_configurations
 from paritybit.drive.player import Orders, PlayedError, Player
-from paritybit.drive.requests import waves
+from paritybit.drive.script import Wave
 from paritybit.drive.settings import Served, options_of
 
 NOTHING = ("input_embeds", "mm_inputs", "token_ids_logprob", "token_type_ids")
@@ -35,6 +35,7 @@ class Engine:
     def __init__(self, served: Served) -> None:
         self.served = served
         self.player: Player | None = None
+        self._run: Callable[[], Any] | None = None
         self._scheduler: Any = None
         self._progress = 0, 0.0
         self._made: dict[str, list[int]] = {}
@@ -45,8 +46,20 @@ class Engine:
         """How many batches the scheduler has run."""
         return 0 if self._scheduler is None else int(self._scheduler.forward_ct)
 
-    def serve(self, stop: Callable[[], bool]) -> None:
-        """Start the scheduler and serve waves until `stop` says so, then until it is idle.
+    def play(self, waves: Iterator[Wave], stop: Callable[[], bool]) -> Player:
+        """Serve waves until `stop` says so or all are served, then until the engine is idle.
+
+        Raises EngineFailedError if the engine raises.
+        """
+        assert self._run is not None, "the engine has not started"
+        self._progress, self._made = (self.forwards, time.monotonic()), {}
+        self.player = Player(waves, self._orders(), stop)
+        with contextlib.suppress(PlayedError):
+            self._run()
+        return self.player
+
+    def start(self, direct: Callable[["Engine"], object]) -> None:
+        """Start the scheduler, and let `direct` play when it is ready.
 
         Raises EngineFailedError if the engine raises, LackingError for settings that it lacks.
         """
@@ -54,7 +67,7 @@ class Engine:
         configuration: Any = importlib.import_module("sglang.srt.server_args")
         with tempfile.TemporaryDirectory(prefix="paritybit-") as folder:
             self.arguments = self._settle(configuration, Path(folder))
-            self._intercept(module, stop)
+            self._intercept(module, direct)
             ports = configuration.PortArgs.init_new(self.arguments)
             given = {
                 "server_args": self.arguments,
@@ -78,20 +91,18 @@ class Engine:
             arguments.resolve_once()
         return arguments
 
-    def _intercept(self, module: Any, stop: Callable[[], bool]) -> None:
-        """Let the scheduler play once it is ready, and fail here when it fails."""
+    def _intercept(self, module: Any, direct: Callable[["Engine"], object]) -> None:
+        """Let someone direct the scheduler once it is ready, and fail here when it fails."""
         run = module.Scheduler.run_event_loop
 
         def playing(scheduler: Any) -> Any:
-            self._scheduler = scheduler
-            self.player = Player(
-                waves(self.served.seed, self.served.limits()), self._orders(), stop
-            )
+            self._scheduler, self._run = scheduler, lambda: run(scheduler)
             channels = getattr(scheduler, "ipc_channels", scheduler)
             type(channels.send_to_tokenizer).send_output = lambda sender, *given: self._hear(*given)
             receiver = type(getattr(scheduler, "request_receiver", scheduler))
             receiver.recv_requests = lambda *arguments, **named: self._poll()
-            return run(scheduler)
+            direct(self)
+            raise PlayedError
 
         def failed() -> str:
             raise EngineFailedError(traceback.format_exc())

@@ -2,12 +2,14 @@
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paritybit.drive.models import VOCABULARY, WINDOW, Model
+from paritybit.drive.models import MODELS, WINDOW, Model
 from paritybit.drive.requests import Limits
+from paritybit.drive.script import Setting
+from paritybit.harness.records.typed_json import from_json
 
 WINDOWS = {1: 0.3, 16: 0.5}
 """Slots of sliding-window layers per slot of the others, by page size, where it is not an engine's
@@ -22,8 +24,13 @@ TOKEN_BUCKETS = (16, 32, 64)
 ROWS, CHUNK, CONTEXT, POOL = 8, 64, 1536, 1536
 """Most requests that run at once; most tokens of a prefill, of a request, and of the pool."""
 
+LARGEST = 1 << 20
+"""The largest number of a script's settings."""
+
 GRAPHS = ("none", "decode", "piecewise", "breakable", "full")
 """What is captured. The last three name how prefills are captured, besides decoding."""
+
+DEVICES = ("cpu", "cuda")
 
 SPECULATION = ("eagle", "standalone")
 """Who drafts: a layer that reads what the target computed, or a second model like the target."""
@@ -37,7 +44,7 @@ class LackingError(ValueError):
 class Served:
     """What a whole engine is served with."""
 
-    model: Model
+    model: str = "gemma4"
     device: str = "cpu"
     seed: int = 0
     page_size: int = 1
@@ -49,23 +56,48 @@ class Served:
     sliding_draft: bool = False
     backend: str = "triton"
     graphs: str = "decode"
+    rows: int = ROWS
+    chunk: int = CHUNK
+    pool: int = POOL
 
-    def scope(self) -> dict[str, object]:
-        """Return the settings by name, as a journal states them."""
-        return {**vars(self), "model": self.model.name}
+    @classmethod
+    def of(cls, settings: Mapping[str, Setting]) -> "Served":
+        """Return what a script's settings say. Raises ValueError for any that there is not."""
+        served: Served = from_json(cls, dict(settings), "the settings")
+        choices = {"model": tuple(MODELS), "device": DEVICES, "graphs": GRAPHS}
+        for name, values in choices.items():
+            if getattr(served, name) not in values:
+                raise ValueError(f"{name} is one of {', '.join(values)}")
+        if served.speculative not in (None, *SPECULATION):
+            raise ValueError(f"speculative is null or one of {', '.join(SPECULATION)}")
+        if not served.backend.isidentifier():
+            raise ValueError("backend is the name of an attention backend")
+        sizes = served.page_size, served.topk, served.rows, served.chunk, served.pool
+        if not all(0 < size <= LARGEST for size in sizes) or abs(served.seed) >= 10**18:
+            raise ValueError(f"the sizes of a script are between 1 and {LARGEST:,}")
+        return served
+
+    def scope(self) -> dict[str, Setting]:
+        """Return the settings by name, as a journal and a script state them."""
+        return dict(vars(self))
+
+    @property
+    def shape(self) -> Model:
+        """The model's configuration."""
+        return MODELS[self.model]
 
     def limits(self) -> Limits:
         """Return what requests must keep to."""
-        return Limits(WINDOW, self.page_size, CHUNK, CONTEXT, POOL, VOCABULARY, ROWS)
+        return Limits(WINDOW, self.page_size, self.chunk, CONTEXT, self.pool, self.rows)
 
     def words(self, known: frozenset[str], folder: Path) -> list[str]:
         """Return command-line words, of the options that a release is `known` to have.
 
         Raises LackingError for a setting that the release lacks.
         """
-        chunk = CONTEXT if self.whole_prompts else CHUNK
+        chunk = CONTEXT if self.whole_prompts else self.chunk
         words = [
-            *("--model-path", str(self.model.write(folder))),
+            *("--model-path", str(self.shape.write(folder))),
             *("--load-format", "dummy"),
             "--skip-tokenizer-init",
             *("--device", self.device),
@@ -73,8 +105,8 @@ class Served:
             *("--page-size", str(self.page_size)),
             *("--chunked-prefill-size", str(chunk)),
             *("--max-prefill-tokens", str(chunk)),
-            *("--max-total-tokens", str(POOL)),
-            *("--max-running-requests", str(ROWS)),
+            *("--max-total-tokens", str(self.pool)),
+            *("--max-running-requests", str(self.rows)),
             *("--context-length", str(CONTEXT)),
             *("--attention-backend", self.backend),
             *("--sampling-backend", "pytorch"),
@@ -129,13 +161,13 @@ class Served:
     def _speculation(self, known: frozenset[str], folder: Path) -> Sequence[str]:
         if self.speculative is None:
             return ()
-        if self.model.draft is None:
-            raise LackingError(f"{self.model.name} has no draft model here")
-        draft = self.model.write_draft(folder)
+        if self.shape.draft is None:
+            raise LackingError(f"{self.model} has no draft model here")
+        draft = self.shape.write_draft(folder)
         if self.speculative == "standalone":
             if not self.sliding_draft:
                 raise LackingError("this release has no draft models with sliding windows")
-            draft = self.model.write(folder / "draft")
+            draft = self.shape.write(folder / "draft")
         steps, tokens = 3, 4 if self.topk == 1 else 6
         return (
             *("--speculative-algorithm", self.speculative.upper()),

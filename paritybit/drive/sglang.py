@@ -9,10 +9,15 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
+from paritybit.drive.directing import noted, shrink
 from paritybit.drive.legs import LACKING
 from paritybit.drive.models import MODELS
-from paritybit.drive.settings import GRAPHS, SPECULATION, LackingError, Served
+from paritybit.drive.requests import waves
+from paritybit.drive.script import Script, read
+from paritybit.drive.settings import DEVICES, GRAPHS, SPECULATION, LackingError, Served
 from paritybit.watch import journal
 
 
@@ -20,7 +25,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line."""
     made = argparse.ArgumentParser(prog="python -m paritybit.drive.sglang")
     made.add_argument("--model", choices=tuple(MODELS), default="gemma4")
-    made.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    made.add_argument("--device", choices=DEVICES, default="cpu")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--seconds", type=float, help="play for this long, then until idle")
     made.add_argument("--forwards", type=int, help="play for so many forwards, then until idle")
@@ -33,6 +38,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--topk", type=int, default=1)
     made.add_argument("--backend", default="triton")
     made.add_argument("--graphs", choices=GRAPHS, default="decode")
+    made.add_argument("--script", type=Path, help="play this script, with its settings")
+    made.add_argument("--shrink", metavar="KEY", help="shrink the script that has this finding")
+    made.add_argument("--best", type=Path, help="where the smallest script is written")
     return made
 
 
@@ -40,7 +48,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Play as the command line says; return the exit code."""
     asked = parser().parse_args(words)
     served = Served(
-        model=MODELS[asked.model],
+        model=asked.model,
         device=asked.device,
         seed=asked.seed,
         page_size=asked.page_size,
@@ -53,13 +61,17 @@ def main(words: Sequence[str] | None = None) -> int:
         backend=asked.backend,
         graphs=asked.graphs,
     )
+    script = None
+    if asked.script is not None:
+        script = read(asked.script)
+        served = replace(Served.of(script.settings), sliding_draft=asked.sliding_draft)
     if served.device == "cpu":
         os.environ.setdefault("TRITON_INTERPRET", "1")
-    return play(served, asked.seconds, asked.forwards)
+    return serve(served, script, asked)
 
 
-def play(served: Served, seconds: float | None, forwards: int | None) -> int:
-    """Serve until the time or the number of forwards is reached; return the exit code."""
+def serve(served: Served, script: Script | None, asked: argparse.Namespace) -> int:
+    """Start the engine, and play as asked; return the exit code."""
     from paritybit.drive.serving import Engine, EngineFailedError  # noqa: PLC0415
     from paritybit.drive.stand_ins.table import install  # noqa: PLC0415
 
@@ -67,33 +79,38 @@ def play(served: Served, seconds: float | None, forwards: int | None) -> int:
     lines = journal.of_process()
     if lines is not None:
         lines.scope(**served.scope())
-    begun, asked_to_end = list[float](), list[int]()
+    codes, signals = list[int](), list[int]()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *arguments: asked_to_end.append(arguments[0]))
-    engine = Engine(served)
+        signal.signal(number, lambda *arguments: signals.append(arguments[0]))
 
-    def stop() -> bool:
-        if not begun:  # The engine has started: its time counts from now.
-            begun.append(time.monotonic())
-        late = seconds is not None and time.monotonic() - begun[0] >= seconds
-        return bool(asked_to_end) or late or (forwards is not None and engine.forwards >= forwards)
+    def direct(engine: Engine) -> None:
+        if script is not None and asked.shrink is not None:
+            codes.append(not shrink(engine, script, asked.shrink, asked.best, asked.seconds))
+            return
+        limits = served.limits()
+        given = waves(served.seed, limits) if script is None else iter(script.waves)
+        begun = time.monotonic()
+
+        def stop() -> bool:
+            late = asked.seconds is not None and time.monotonic() - begun >= asked.seconds
+            enough = asked.forwards is not None and engine.forwards >= asked.forwards
+            return bool(signals) or late or enough
+
+        player = engine.play(noted(given, served.scope(), limits), stop)
+        sys.stderr.write(
+            f"{engine.forwards} forwards, {player.served} requests, {player.played} waves "
+            f"in {time.monotonic() - begun:.1f} s\n"
+        )
 
     try:
-        engine.serve(stop)
+        Engine(served).start(direct)
     except LackingError as error:
         sys.stderr.write(f"{error}\n")
         return LACKING
     except EngineFailedError as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    player = engine.player
-    if player is not None and begun:
-        took = time.monotonic() - begun[0]
-        sys.stderr.write(
-            f"{engine.forwards} forwards, {player.served} requests, {player.played} waves "
-            f"in {took:.1f} s\n"
-        )
-    return 0
+    return max(codes, default=0)
 
 
 if __name__ == "__main__":

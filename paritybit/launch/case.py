@@ -1,38 +1,34 @@
-"""Cases of the sanitizer: what to serve a whole engine with to see a finding again.
+"""Cases of the sanitizer: what to serve a whole engine to see a finding again.
 
-A case names an engine's settings by the name of a leg. It holds no command and no option, and it
-does not choose which engine runs.
+A case holds a request script. It holds no command and no option, and it does not choose which
+engine runs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from paritybit.drive.script import Script
 from paritybit.launch.record import write_data
 from paritybit.launch.schema import Watched
+from paritybit.launch.verdict import Outcome
 from paritybit.launch.words import causes_of
 
 FORMAT = "paritybit-watch-case"
-VERSION = 1
-
-MOST_SECONDS = 3600.0
-"""The longest time for which a case may ask an engine to be served."""
+VERSION = 2
 
 
 @dataclass(frozen=True)
 class WatchCase:
     """A finding, and how to see it again.
 
-    `leg` names the settings, `seconds` is how long the leg was to be served. `key` is that of the
-    finding, which `text` describes; `forward` is where it was first seen.
+    `leg` names what was tried when it was found. `key` is that of the finding, which `text`
+    describes; `forward` is where it was first seen.
     """
 
     engine: str
-    model: str
-    device: str
-    seed: int
     leg: str
-    seconds: float
+    script: Script
     every: int
     checks: tuple[str, ...] | None
     key: str
@@ -40,30 +36,30 @@ class WatchCase:
     forward: int | None
 
 
-def cases_of(record: Watched, seconds: dict[str, float]) -> dict[str, WatchCase]:
+def cases_of(record: Watched, outcomes: Iterable[Outcome]) -> dict[str, WatchCase]:
     """Return the cases for the findings of a record, by file name.
 
-    `seconds` says how long each leg was to be served. Findings of one cause share a case, that of
-    the first. A record of a command has no cases: paritybit does not know what the command did.
+    Findings of one cause share a case, that of the first. A record of a command has no cases:
+    paritybit does not know what the command did.
     """
-    if record.engine is None or record.model is None or record.device is None:
+    if record.engine is None:
         return {}
+    tallies = {outcome.name: outcome.tally for outcome in outcomes}
     firsts = [group.findings[0] for group in causes_of(record.findings)]
+    scripts = [tallies[finding.leg].script(finding.key) for finding in firsts]
     return {
         f"finding-{number}.json": WatchCase(
             engine=record.engine,
-            model=record.model,
-            device=record.device,
-            seed=record.seed or 0,
             leg=finding.leg,
-            seconds=seconds[finding.leg],
+            script=script,
             every=record.every,
             checks=record.checks,
             key=finding.key,
             text=finding.text,
             forward=finding.forward,
         )
-        for number, finding in enumerate(firsts, 1)
+        for number, (finding, script) in enumerate(zip(firsts, scripts, strict=True), 1)
+        if script is not None
     }
 
 

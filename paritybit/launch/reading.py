@@ -2,12 +2,14 @@
 
 from typing import Any
 
+from paritybit.drive.script import require_sense
+from paritybit.drive.settings import Served
 from paritybit.harness.errors import MalformedError
 from paritybit.harness.records.case import is_of_format, of_format
 from paritybit.harness.records.typed_json import from_json
 from paritybit.launch.case import FORMAT as CASE
-from paritybit.launch.case import MOST_SECONDS, WatchCase
 from paritybit.launch.case import VERSION as CASE_VERSION
+from paritybit.launch.case import WatchCase
 from paritybit.launch.schema import FORMAT as RECORD
 from paritybit.launch.schema import VERSION as RECORD_VERSION
 from paritybit.launch.schema import Watched
@@ -40,10 +42,10 @@ def case_of(data: Any, name: str) -> WatchCase:
     whole = {key: value for key, value in found.items() if key not in ("format", "version")}
     try:
         case: WatchCase = from_json(WatchCase, whole, "the case")
+        require_sense(case.script)
+        Served.of(case.script.settings)
     except ValueError as error:
         raise MalformedError(f"{name} is not a complete case of watch: {error}") from error
-    if not 0 < case.seconds <= MOST_SECONDS:
-        raise MalformedError(f"{name}: the seconds of a case are between 0 and {MOST_SECONDS:.0f}")
-    if case.every < 1 or abs(case.seed) >= 10**18:
-        raise MalformedError(f"{name}: every must be positive, and seed have at most 18 digits")
+    if case.every < 1:
+        raise MalformedError(f"{name}: every must be positive")
     return case

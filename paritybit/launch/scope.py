@@ -57,6 +57,8 @@ PARTS: Mapping[str, tuple[str, str]] = {
 }
 """What is not reached where a count is not zero: what, and why."""
 
+BOUNDARY = "boundary: "
+"""What the counts of boundaries begin with, which generated requests are to reach."""
 
 SPELLED: Mapping[str, str] = {"false": "off", "true": "on"}
 """Words for values of settings that have no word of their own in AXES."""
@@ -83,6 +85,9 @@ def not_tried(
     for name, (what, why) in STATES.items():
         if not counts.get(name):
             yield NotTried(what, why)
+    for name in sorted(counts):
+        if name.startswith(BOUNDARY) and not counts[name]:
+            yield NotTried(name.removeprefix(BOUNDARY), "no request that was served reached it")
     for axis in AXES:
         seen = {value.lower() for value in settings.get(axis.name, ())}
         missing = [word for value, word in axis.values.items() if value not in seen]

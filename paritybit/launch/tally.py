@@ -2,9 +2,11 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from paritybit.drive.script import Script, script_of
 from paritybit.harness.lockstep.tracebacks import without_paths
 from paritybit.launch.journals import Entry
 
@@ -33,18 +35,24 @@ class Process:
     counts: dict[str, int] = field(default_factory=dict)
     findings: dict[str, int] = field(default_factory=dict)
     written: Counter[str] = field(default_factory=Counter)
+    script: Entry = field(default_factory=dict)
+    waves: list[Any] = field(default_factory=list)
     ended: bool = False
 
 
 @dataclass
 class Tally:
-    """Totals over processes. `findings` holds the first finding of each key."""
+    """Totals over processes. `findings` holds the first finding of each key.
+
+    `played` says, by key, which process had that, and how many waves it had been served.
+    """
 
     processes: dict[str, Process] = field(default_factory=dict)
     findings: dict[str, dict[str, Any]] = field(default_factory=dict)
     undecided: dict[str, None] = field(default_factory=dict)
     settings: dict[str, list[str]] = field(default_factory=dict)
     stand_ins: dict[str, str] = field(default_factory=dict)
+    played: dict[str, tuple[Process, int]] = field(default_factory=dict)
 
     def take(self, process: str, entry: Entry) -> dict[str, Any] | None:
         """Take note of an entry; return a finding if it is the first of its key.
@@ -67,6 +75,10 @@ class Tally:
                 self._set(entry.get("settings"))
             case "stand_in":
                 self.stand_ins.setdefault(str(entry.get("what")), str(entry.get("why")))
+            case "script":
+                mine.script, mine.waves = entry, []
+            case "wave":
+                mine.waves.append(entry.get("wave"))
             case "end":
                 mine.ended = True
         return None
@@ -78,7 +90,18 @@ class Tally:
         if key in self.findings:
             return None
         self.findings[key] = finding
+        self.played[key] = process, len(process.waves)
         return finding
+
+    def script(self, key: str) -> Script | None:
+        """Return what was served until the finding with a key, None where that is not known."""
+        process, waves = self.played[key]
+        settings = process.script.get("settings")
+        if not waves or not isinstance(settings, Mapping):
+            return None
+        with suppress(ValueError):
+            return script_of(settings, process.waves[:waves])
+        return None
 
     def _set(self, settings: object) -> None:
         for name, value in settings.items() if isinstance(settings, Mapping) else ():

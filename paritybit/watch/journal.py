@@ -8,6 +8,8 @@
 | `undecided` | what |
 | `scope` | settings: name to value |
 | `stand_in` | what, why |
+| `script` | settings: those with which a driver serves an engine |
+| `wave` | wave: the requests that it serves next |
 | `end` | |
 
 Each line also has `time`, in seconds since the epoch.
@@ -24,7 +26,7 @@ from typing import Any, TextIO
 
 from paritybit.watch.settings import Settings, active
 
-KINDS = ("start", "counts", "finding", "undecided", "scope", "stand_in", "end")
+KINDS = ("start", "counts", "finding", "undecided", "scope", "stand_in", "script", "wave", "end")
 
 LARGEST_FILE = 256 * 2**20
 """Bytes of a journal that `read` accepts."""
@@ -134,6 +136,12 @@ class Journal:
         """State that something of the engine was replaced, and why."""
         self.once("stand_in", what=what, why=why)
 
+    def begin_anew(self) -> None:
+        """Write to a file of this process's own from now on, as a fork of another one."""
+        self.pid, self.file = os.getpid(), None
+        self.path = self.path.with_name(f"process-{self.pid}.jsonl")
+        self.counts, self.findings, self.said = {}, {}, set()
+
     def end(self) -> None:
         """Write the counts and the last line, and close the file. A fork leaves it alone."""
         if os.getpid() == self.pid and self.file is not None:
@@ -148,7 +156,9 @@ _OPEN: list[Journal] = []
 
 def of_process(settings: Settings | None = None) -> Journal | None:
     """Return this process's journal, or None if nothing is watched. A fork gets its own."""
-    if _OPEN and _OPEN[0].pid == os.getpid():
+    if _OPEN:
+        if _OPEN[0].pid != os.getpid():
+            _OPEN[0].begin_anew()
         return _OPEN[0]
     settings = settings or active()
     if settings is None:

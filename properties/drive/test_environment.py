@@ -11,7 +11,7 @@ from paritybit.harness.errors import CannotRunError, MalformedError
 
 from paritybit.drive import environment
 from paritybit.drive.legs import LEGS, plan
-from paritybit.drive.models import GEMMA4, GPT_OSS, MODELS
+from paritybit.drive.models import MODELS
 from paritybit.drive.settings import GRAPHS, LackingError, Served
 from paritybit.drive.sglang import parser
 
@@ -105,9 +105,9 @@ def test_settings_become_options_that_the_release_has(
 ) -> None:
     if known == OLD and graphs == "full":
         with pytest.raises(ValueError, match="no full graphs"):
-            Served(GEMMA4, graphs=graphs).words(known, tmp_path)
+            Served("gemma4", graphs=graphs).words(known, tmp_path)
         return
-    words = Served(GEMMA4, graphs=graphs).words(known, tmp_path)
+    words = Served("gemma4", graphs=graphs).words(known, tmp_path)
     assert {word for word in words if word in OLD | NEW} <= known
     assert (tmp_path / "gemma4" / "config.json").is_file()
 
@@ -131,14 +131,14 @@ def test_drafts_are_accepted_where_the_release_can(
 
 
 def test_speculation_needs_a_draft_model(tmp_path: Path) -> None:
-    words = Served(GPT_OSS, speculative="eagle", topk=2).words(NEW, tmp_path)
+    words = Served("gpt_oss", speculative="eagle", topk=2).words(NEW, tmp_path)
     assert words[words.index("--speculative-eagle-topk") + 1] == "2"
     with pytest.raises(ValueError, match="no draft model"):
-        Served(GEMMA4, speculative="eagle").words(NEW, tmp_path)
+        Served("gemma4", speculative="eagle").words(NEW, tmp_path)
 
 
 def test_a_draft_model_slides_as_its_target_where_a_release_has_such(tmp_path: Path) -> None:
-    served = Served(GPT_OSS, speculative="standalone", topk=2, sliding_draft=True)
+    served = Served("gpt_oss", speculative="standalone", topk=2, sliding_draft=True)
     words = served.words(NEW, tmp_path)
     draft = Path(words[words.index("--speculative-draft-model-path") + 1])
     assert json.loads((draft / "config.json").read_text())["architectures"] == ["GptOssForCausalLM"]

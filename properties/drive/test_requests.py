@@ -1,13 +1,18 @@
 """Generated requests, and the player that hands them to a scheduler."""
 
+from dataclasses import replace
 from itertools import islice
 
 import pytest
 
+from paritybit.drive.models import VOCABULARY
 from paritybit.drive.player import Orders, PlayedError, Player
-from paritybit.drive.requests import KINDS, Limits, Planned, Wave, waves
+from paritybit.drive.requests import KINDS, Limits, boundaries, reached, waves
+from paritybit.drive.script import Part, Planned, Wave
 
-LIMITS = Limits(window=16, page=16, chunk=64, context=1536, pool=1536, vocabulary=256, rows=8)
+LIMITS = Limits(window=16, page=16, chunk=64, context=1536, pool=1536, rows=8)
+
+ONE = (Part("one", 1),)
 
 Order = tuple[str, ...]
 
@@ -44,8 +49,8 @@ def test_requests_keep_to_the_limits() -> None:
         assert len(set(names)) == len(names)
         for planned in wave.requests:
             assert planned.prompt
-            assert 0 <= min(planned.prompt) <= max(planned.prompt) < LIMITS.vocabulary
-            assert len(planned.prompt) + planned.tokens < min(LIMITS.context, LIMITS.pool)
+            assert 0 <= min(planned.ids()) <= max(planned.ids()) < VOCABULARY
+            assert planned.length + planned.tokens < min(LIMITS.context, LIMITS.pool)
             assert planned.follows is None or planned.follows in names
 
 
@@ -53,30 +58,30 @@ def test_what_faults_need_is_among_the_requests() -> None:
     """Contexts beyond 1,024 keys, aborts, second turns, shared prefixes, more than the pool."""
     found = list(islice(waves(0, LIMITS), 2 * len(KINDS)))
     requests = [planned for wave in found for planned in wave.requests]
-    assert any(len(planned.prompt) > 1024 for planned in requests)
+    assert any(planned.length > 1024 for planned in requests)
     assert any(planned.aborted is not None for planned in requests)
     assert any(planned.follows is not None for planned in requests)
     assert any(
-        sum(len(planned.prompt) + planned.tokens for planned in wave.requests) > LIMITS.pool
+        sum(planned.length + planned.tokens for planned in wave.requests) > LIMITS.pool
         for wave in found
     )
-    prompts = {planned.prompt[: LIMITS.window] for planned in requests}
+    prompts = {tuple(planned.ids()[: LIMITS.window]) for planned in requests}
     assert len(prompts) < len(requests)
 
 
 def test_a_second_turn_continues_the_conversation() -> None:
-    turns = (Planned("a", (1, 2, 3), 2), Planned("b", (4,), 2, arrives=1, follows="a"))
+    turns = (Planned("a", (Part("a", 3),), 2), Planned("b", ONE, 2, arrives=1, follows="a"))
     assert played([Wave(turns)], polls=4) == [("arrive", "a", "3"), ("arrive", "b", "6")]
 
 
 def test_a_wave_begins_once_the_engine_was_idle_and_may_empty_its_cache_first() -> None:
-    one, two = Wave((Planned("a", (1,), 1),), flush=True), Wave((Planned("b", (1,), 1),))
+    one, two = Wave((Planned("a", ONE, 1),), flush=True), Wave((Planned("b", ONE, 1),))
     assert played([one, two], polls=4) == [("arrive", "a", "1"), ("flush",), ("arrive", "b", "1")]
 
 
 def test_a_player_that_is_to_stop_aborts_what_runs_and_ends_when_the_engine_is_idle() -> None:
     asked: list[bool] = []
-    wave = Wave((Planned("a", (1,), 9), Planned("late", (1,), 9, arrives=50)))
+    wave = Wave((Planned("a", ONE, 9), Planned("late", ONE, 9, arrives=50)))
     player = Player(iter([wave]), orders(), stop=lambda: bool(asked), idle_polls=1)
     assert [*player.poll(), *player.poll()] == [("arrive", "a", "1")]
     asked.append(True)
@@ -90,6 +95,16 @@ def test_a_player_that_is_to_stop_aborts_what_runs_and_ends_when_the_engine_is_i
 
 def test_a_request_is_aborted_when_it_says_so() -> None:
     player = Player(
-        iter([Wave((Planned("a", (1,), 9, aborted=2),))]), orders(), lambda: False, idle_polls=0
+        iter([Wave((Planned("a", ONE, 9, aborted=2),))]), orders(), lambda: False, idle_polls=0
     )
     assert [player.poll() for _ in range(3)] == [[("arrive", "a", "1")], [("abort", "a")], []]
+
+
+@pytest.mark.parametrize("page", [1, 16, 64])
+def test_every_boundary_is_reached_in_the_first_minutes(page: int) -> None:
+    limits = replace(LIMITS, page=page)
+    for seed in range(3):
+        missing = set(boundaries(limits))
+        for wave in islice(waves(seed, limits), 12 * len(KINDS)):
+            missing -= reached(wave, limits)
+        assert not missing

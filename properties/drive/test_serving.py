@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from paritybit.drive.models import GEMMA4
 from paritybit.drive.serving import LONGEST_WAIT, Engine, EngineFailedError
 from paritybit.drive.settings import Served
 from paritybit.drive.stand_ins import speculation
@@ -24,7 +23,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_an_engine_that_serves_nobody_who_waits_has_stalled(
     clock: list[float], ran: int, waiting: int, fails: bool
 ) -> None:
-    engine = Engine(Served(GEMMA4))
+    engine = Engine(Served("gemma4"))
     engine._scheduler = SimpleNamespace(forward_ct=7)
     engine.player = SimpleNamespace(open=waiting, poll=lambda: ["polled"])  # type: ignore[assignment]
     assert engine._poll() == ["polled"]

@@ -3,7 +3,7 @@
 import argparse
 import shlex
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paritybit.harness.cli.exit_codes import (
@@ -26,6 +26,7 @@ from paritybit.launch import case as cases
 from paritybit.launch import record as records
 from paritybit.launch.sarif import sarif_of
 from paritybit.launch.schema import Watched
+from paritybit.launch.verdict import Outcome
 from paritybit.launch.words import causes_of
 
 RECORD, PAGE, RESULTS = "watch.json", "index.html", "findings.sarif"
@@ -41,12 +42,12 @@ STOPPED: Mapping[int, int] = {
 """Exit codes of a run without a finding that a signal ended before its time."""
 
 
-def finish(run: Run, options: argparse.Namespace, seconds: Mapping[str, float]) -> int:
+def finish(run: Run, options: argparse.Namespace) -> int:
     """Write record, cases and page, show the verdict, and return the exit code."""
     with heard_at_the_end():
         number = interruption(run, options)
         record = made(run, options, None if number is None else SIGNALS[number])
-        record, found = with_cases(record, seconds)
+        record, found = with_cases(record, run.outcomes)
         for name, case in found.items():
             cases.write(case, run.folder / "cases" / name)
         records.write(record, run.folder / RECORD)
@@ -96,10 +97,10 @@ def made(run: Run, options: argparse.Namespace, interrupted: str | None) -> Watc
 
 
 def with_cases(
-    record: Watched, seconds: Mapping[str, float]
+    record: Watched, outcomes: Sequence[Outcome]
 ) -> tuple[Watched, dict[str, cases.WatchCase]]:
     """Return a record whose findings name their cases, and these by file name."""
-    found = cases.cases_of(record, dict(seconds))
+    found = cases.cases_of(record, outcomes)
     return cases.named(record, found), found
 
 

@@ -9,14 +9,14 @@ from typing import Any
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
 from paritybit.harness.cli.watch.display import Display
 from paritybit.harness.cli.watch.finish import STOPPED
-from paritybit.harness.cli.watch.run import ALLOWANCE, Run, device_of
-from paritybit.harness.errors import CannotRunError, MalformedError, cut, known, refused
+from paritybit.harness.cli.watch.run import Run, device_of
+from paritybit.harness.errors import CannotRunError, MalformedError, cut, refused
 from rich.console import Console
 
 from paritybit import __version__
 from paritybit.drive import environment as engines
-from paritybit.drive.legs import LACKING, Leg, plan
-from paritybit.drive.models import MODELS
+from paritybit.drive.legs import LACKING, Leg
+from paritybit.drive.script import write
 from paritybit.inject import prepare
 from paritybit.launch.case import WatchCase
 from paritybit.launch.follow import Limits, Stops
@@ -27,8 +27,8 @@ from paritybit.launch.verdict import Outcome, open_questions, plural
 OTHER = -1
 """What came of a case whose engine has other findings alone."""
 
-LEAST_SECONDS = 60.0
-"""Seconds for which an engine is served at least: another machine may be slower."""
+LONGEST = 3600.0
+"""Seconds that a script may take."""
 
 
 def replay_watched(files: Sequence[tuple[Any, str]], options: argparse.Namespace) -> int:
@@ -66,7 +66,7 @@ def case_here(data: Any, name: str, options: argparse.Namespace) -> WatchCase:
     """Return the case of a file's JSON data, to be served to the engine asked for.
 
     Raises MalformedError where none is asked for: a file that came from elsewhere decides no
-    code. Raises CannotRunError for a case of another device, or of a leg that there is not.
+    code. Raises CannotRunError for a case of another device.
     """
     case = case_of(data, name)
     if options.engine is None:
@@ -74,30 +74,21 @@ def case_here(data: Any, name: str, options: argparse.Namespace) -> WatchCase:
             f"{name} was recorded on {cut(case.engine)}, and a case cannot choose which "
             "code runs: name the engine with --engine NAME==VERSION or --engine FOLDER"
         )
-    known("model", case.model, MODELS)
-    known("device", case.device, ("cpu", "cuda"))
-    if device_of(options.device or case.device) != case.device:
-        raise CannotRunError(f"{name} was recorded on {case.device} and can only be replayed there")
-    leg_of(case)
+    device = str(case.script.settings["device"])
+    if device_of(options.device or device) != device:
+        raise CannotRunError(f"{name} was recorded on {device} and can only be replayed there")
     return case
 
 
-def leg_of(case: WatchCase) -> Leg:
-    """Return the leg that a case names. Raises CannotRunError if this version has none."""
-    seconds = max(case.seconds, LEAST_SECONDS)
-    for leg in plan(case.device, seconds):
-        if leg.name == case.leg:
-            return Leg(leg.name, leg.arguments, leg.share, seconds)
-    raise CannotRunError(f"this version serves no engine with the settings {cut(case.leg)!r}")
-
-
 def served(run: Run, engine: engines.Environment, case: WatchCase) -> Outcome:
-    """Serve an engine as a case says, until its finding appears or its time is over."""
-    leg = leg_of(case)
-    words, variables = engines.command(engine, leg, case.model, case.seed, case.device)
-    limits = Limits(leg.seconds + ALLOWANCE, after_finding=0.0, sought=case.key)
+    """Serve an engine the script of a case, until its finding appears or all is served."""
+    run.folder.mkdir()
+    file = run.folder / "script.json"
+    write(case.script, file)
+    words, variables = engines.playing(engine, case.script, ("--script", str(file)))
+    limits = Limits(LONGEST, after_finding=0.0, sought=case.key)
     with run.display.showing():
-        return run.watch(leg, words, variables, limits)
+        return run.watch(Leg(case.leg), words, variables, limits)
 
 
 def judged(display: Display, case: WatchCase, name: str, outcome: Outcome) -> int:

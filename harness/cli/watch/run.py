@@ -120,7 +120,7 @@ def run_watch(options: argparse.Namespace) -> int:
         running = Running(options.command, variables)
         outcome = run.followed(running, Leg(COMMAND), run.folder, Limits())
         run.outcomes.append(outcome)
-        return finish(run, options, {})
+        return finish(run, options)
 
 
 def watch_engine(
@@ -155,7 +155,7 @@ def watch_engine(
                 after = None if options.keep_going else AFTER_FINDING
                 limits = Limits(leg.seconds + ALLOWANCE, after, known=known_findings)
                 run.watch(leg, words, variables, limits)
-        return finish(run, options, {leg.name: leg.seconds for leg in legs})
+        return finish(run, options)
 
 
 def reason_to_skip(run: Run, *, keep_going: bool) -> str | None:
@@ -191,10 +191,10 @@ def begun(
         yield Run(folder, Path(scratch), display, stops, options.every, checks, known_findings)
 
 
-def finish(run: Run, options: argparse.Namespace, seconds: Mapping[str, float]) -> int:
+def finish(run: Run, options: argparse.Namespace) -> int:
     """Write record, cases and page, show the verdict, and return the exit code."""
     ends = importlib.import_module("paritybit.harness.cli.watch.finish")
-    code: int = ends.finish(run, options, seconds)
+    code: int = ends.finish(run, options)
     return code
 
 

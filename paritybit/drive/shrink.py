@@ -1,0 +1,127 @@
+"""Shrinks waves of requests while they still show what they showed. Knows no engine.
+
+Each pass proposes simpler waves, the simplest first. A proposal that still fails takes the place of
+what was there. When no pass simplifies anything any more, no single step of theirs can.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+
+from paritybit.drive.script import Part, Planned, Wave
+
+Waves = tuple[Wave, ...]
+
+Fails = Callable[[Waves], bool]
+
+
+def shrunk(waves: Waves, fails: Fails, done: Callable[[], bool]) -> Waves:
+    """Return waves that are as simple as can be and fail, until `done` says that time is over.
+
+    `fails` says whether waves show the finding. The waves that are given do.
+    """
+    while not done():
+        before = waves
+        for proposals in (fewer_waves, fewer_requests, simpler_requests):
+            waves = simplified(waves, proposals, fails, done)
+        if waves == before:
+            break
+    return waves
+
+
+def simplified(
+    waves: Waves,
+    proposals: Callable[[Waves], Iterator[Waves]],
+    fails: Fails,
+    done: Callable[[], bool],
+) -> Waves:
+    """Return waves of which no proposal fails, or those at which time was over.
+
+    Where a proposal fails, those after it are tried next, of the waves that it proposed.
+    """
+    position = 0
+    while True:
+        proposal = next(islice(proposals(waves), position, None), None)
+        if proposal is None or done():
+            return waves
+        if proposal != waves and fails(proposal):
+            waves = proposal
+        else:
+            position += 1
+
+
+def fewer_waves(waves: Waves) -> Iterator[Waves]:
+    """Propose the last waves alone, then to leave out one, or not to empty the cache after it."""
+    length = 1
+    while length < len(waves):
+        yield waves[-length:]
+        length *= 2
+    for number in range(len(waves)):
+        if len(waves) > 1:
+            yield waves[:number] + waves[number + 1 :]
+    for number, wave in enumerate(waves):
+        if wave.flush:
+            yield changed(waves, number, replace(wave, flush=False))
+
+
+def fewer_requests(waves: Waves) -> Iterator[Waves]:
+    """Propose to leave out requests of a wave: half of them, a quarter, and so on, then each."""
+    for number in reversed(range(len(waves))):
+        requests = waves[number].requests
+        size = len(requests) // 2
+        while size:
+            for start in range(0, len(requests), size):
+                kept = requests[:start] + requests[start + size :]
+                yield changed(waves, number, replace(waves[number], requests=possible(kept)))
+            size //= 2
+
+
+def possible(requests: tuple[Planned, ...]) -> tuple[Planned, ...]:
+    """Return the requests that follow none which is not there any more."""
+    kept: dict[str, Planned] = {}
+    for one in requests:
+        if one.follows is None or one.follows in kept:
+            kept[one.name] = one
+    return tuple(kept.values())
+
+
+def simpler_requests(waves: Waves) -> Iterator[Waves]:
+    """Propose a simpler form of each request, then of all requests of a wave at once."""
+    for number in reversed(range(len(waves))):
+        wave = waves[number]
+        for index, one in enumerate(wave.requests):
+            for simpler in simpler_forms(one):
+                requests = (*wave.requests[:index], simpler, *wave.requests[index + 1 :])
+                yield changed(waves, number, replace(wave, requests=requests))
+
+
+def simpler_forms(one: Planned) -> Iterator[Planned]:
+    """Propose a request without what is special of it, then with shorter lengths."""
+    if one.aborted is not None:
+        yield replace(one, aborted=None)
+    if one.temperature:
+        yield replace(one, temperature=0.0)
+    if one.arrives:
+        yield replace(one, arrives=0)
+        yield replace(one, arrives=one.arrives // 2)
+    for tokens in shorter(one.tokens):
+        yield replace(one, tokens=tokens)
+    for index, part in enumerate(one.prompt):
+        before, after = one.prompt[:index], one.prompt[index + 1 :]
+        if before or after:
+            yield replace(one, prompt=before + after)
+        for length in shorter(part.length):
+            yield replace(one, prompt=(*before, Part(part.text, length), *after))
+
+
+def shorter(length: int) -> Iterator[int]:
+    """Propose shorter lengths: 1, then a half, three quarters, and so on, up to one less."""
+    less = length - 1
+    while less > 0:
+        yield length - less
+        less //= 2
+
+
+def changed(waves: Waves, number: int, wave: Wave) -> Waves:
+    """Return waves with another one in the place of one; without it, if it has no request."""
+    return waves[:number] + ((wave,) if wave.requests else ()) + waves[number + 1 :]
