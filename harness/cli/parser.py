@@ -5,7 +5,7 @@ from textwrap import fill
 from typing import Any
 
 from paritybit.harness.cli.folders import CORPUS, OUT
-from paritybit.harness.cli.watch.options import add_options, add_out
+from paritybit.harness.cli.watch.options import WATCHING, add_out
 from paritybit.harness.cli.words.help import COMMANDS, DESCRIPTION, DETAILS, EXAMPLES
 from paritybit.harness.cli.words.reading import Formatter, Parser
 from paritybit.harness.cli.words.values import (
@@ -43,7 +43,6 @@ run_report: Command = "paritybit.harness.cli.pages", "run_report"
 run_summary: Command = "paritybit.harness.cli.pages", "run_summary"
 run_regress: Command = "paritybit.harness.cli.regress", "run_regress"
 run_replay: Command = "paritybit.harness.cli.replay", "run_replay"
-run_watch: Command = "paritybit.harness.cli.watch.run", "run_watch"
 
 HELP_WIDTH = 80
 
@@ -189,8 +188,9 @@ def add_regress(commands: Commands) -> None:
 
 
 def add_watch(commands: Commands) -> None:
-    """Add the sanitizer."""
-    add_options(commands.add("watch", run_watch))
+    """Add the sanitizer's commands."""
+    for name, run, add_options in WATCHING:
+        add_options(commands.add(name, run))
 
 
 def add_replay(commands: Commands) -> None:

@@ -1,84 +1,62 @@
 """Directs an engine that has started: it plays what it is given, or shrinks it."""
 
-import json
-import os
-import select
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
 
-from paritybit.drive.player import PlayedError, Player
+from paritybit.drive.company import LONGEST_PLAY, Comparison, Plays
+from paritybit.drive.forks import in_fork
+from paritybit.drive.player import PlayedError
 from paritybit.drive.requests import Limits, boundaries, reached
 from paritybit.drive.script import Script, Setting, Wave, wave_data, write
+from paritybit.drive.settings import Served
 from paritybit.drive.shrink import Waves, shrunk
 from paritybit.watch import journal
 
 
-class Plays(Protocol):
-    """An engine that has started."""
-
-    def play(self, waves: Iterator[Wave], stop: Callable[[], bool]) -> Player:
-        """Serve waves until `stop` says so or all are served, then until the engine is idle."""
-
-
-def noted(waves: Iterator[Wave], settings: Mapping[str, Setting], limits: Limits) -> Iterator[Wave]:
+def noted(waves: Iterator[Wave], settings: Mapping[str, Setting]) -> Iterator[Wave]:
     """Yield waves, and write each to the journal before it is played."""
     lines = journal.of_process()
     if lines is not None:
         lines.write("script", settings=settings)
-        lines.count(**{f"boundary: {name}": 0 for name in boundaries(limits)})
     for wave in waves:
         if lines is not None:
             lines.write("wave", wave=wave_data(wave))
+        yield wave
+
+
+def counted(waves: Iterator[Wave], limits: Limits) -> Iterator[Wave]:
+    """Yield waves, and count the boundaries that they reach."""
+    lines = journal.of_process()
+    if lines is not None:
+        lines.count(**{f"boundary: {name}": 0 for name in boundaries(limits)})
+    for wave in waves:
+        if lines is not None:
             lines.count(**{f"boundary: {name}": 1 for name in reached(wave, limits)})
         yield wave
 
 
-def in_fork(work: Callable[[], Any], seconds: float) -> Any:
-    """Return what `work` returns in a fork of this process, as JSON data.
+def serve(engine: Plays, served: Served, waves: Iterator[Wave], stop: Callable[[], bool]) -> None:
+    """Serve waves as the settings say, until all are served or `stop` says so."""
 
-    None if it takes longer, or fails. What it changes stays in the fork. It needs an engine without
-    threads and without a GPU.
-    """
-    reads, writes = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.close(reads)
-            journal.of_process()  # Begins one for the fork.
-            os.write(writes, json.dumps(work()).encode())
-        finally:
-            os._exit(0)
-    os.close(writes)
-    try:
-        return json.loads(received(reads, time.monotonic() + seconds) or "null")
-    finally:
-        os.close(reads)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+    def note(given: Iterator[Wave]) -> Iterator[Wave]:
+        return noted(given, served.scope())
+
+    if not served.alone:
+        engine.play(note(waves), stop)
+        return
+    comparison = Comparison(engine, note)
+    for wave in note(waves):
+        comparison.judge(wave, stop)
+        if stop():
+            return
 
 
-def received(reads: int, deadline: float) -> bytes:
-    """Return what a pipe gives until it is closed, nothing if it is not closed in time."""
-    parts: list[bytes] = []
-    while True:
-        ready, _, _ = select.select([reads], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
-            return b""
-        part = os.read(reads, 1 << 16)
-        if not part:
-            return b"".join(parts)
-        parts.append(part)
-
-
-LONGEST_PLAY = 120.0
-"""Seconds that a proposal may take."""
-
-
-def shrink(engine: Plays, script: Script, key: str, best: Path, seconds: float) -> bool:
+def shrink(
+    engine: Plays, served: Served, script: Script, key: str, best: Path, seconds: float
+) -> bool:
     """Write to `best` the smallest script found in time that has the finding with this key.
 
     Each proposal is played by a fork of the engine that has just started. Returns False if the
@@ -88,7 +66,8 @@ def shrink(engine: Plays, script: Script, key: str, best: Path, seconds: float) 
     lines = journal.of_process()
 
     def play(waves: Waves) -> bool:
-        engine.play(iter(waves), stop_at(key))
+        with suppress(PlayedError):
+            serve(engine, served, iter(waves), stop_at(key))
         return found(key)
 
     def fails(waves: Waves) -> bool:

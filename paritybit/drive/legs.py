@@ -31,6 +31,7 @@ LEGS = (
         "draft model",
         ("--model", "gpt_oss", "--speculative", "standalone", "--topk", "2", "--overlap"),
     ),
+    Leg("each request alone", ("--alone",)),
     Leg("breakable prefill graphs", ("--graphs", "breakable")),
 )
 """What is tried on any device, in this order, with parts of the time."""

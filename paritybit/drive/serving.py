@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from paritybit.drive.company import Likely
 from paritybit.drive.models import register_configurations
 from paritybit.drive.player import Orders, PlayedError, Player
 from paritybit.drive.script import Wave
@@ -20,6 +21,9 @@ from paritybit.drive.settings import Served, options_of
 NOTHING = ("input_embeds", "mm_inputs", "token_ids_logprob", "token_type_ids")
 """What a request of ours lacks, and a release may want to be told so."""
 
+
+LIKELIEST = 8
+"""How many tokens are asked for at each step where likelihoods are to be compared."""
 
 LONGEST_WAIT = 15
 """Seconds for which an engine that is asked again and again may serve nobody who waits."""
@@ -30,7 +34,10 @@ class EngineFailedError(BaseException):
 
 
 class Engine:
-    """A scheduler of sglang that serves what a player plays. `forwards` counts what it ran."""
+    """A scheduler of sglang that serves what a player plays. `forwards` counts what it ran.
+
+    Where `likely` is not None, it gets the likeliest tokens at each step of each request.
+    """
 
     def __init__(self, served: Served) -> None:
         self.served = served
@@ -39,6 +46,7 @@ class Engine:
         self._scheduler: Any = None
         self._progress = 0, 0.0
         self._made: dict[str, list[int]] = {}
+        self.likely: dict[str, list[Likely]] | None = None
         self.arguments: Any = None
 
     @property
@@ -139,9 +147,9 @@ class Engine:
                 input_text="",
                 input_ids=_like_ids(structures, prompt),
                 sampling_params=how,
-                return_logprob=False,
+                return_logprob=self.likely is not None,
                 logprob_start_len=-1,
-                top_logprobs_num=0,
+                top_logprobs_num=0 if self.likely is None else LIKELIEST,
                 stream=False,
                 **nothing,
             )
@@ -162,8 +170,22 @@ class Engine:
                 made = self._made.setdefault(request, [])
                 if output.output_ids is not None:
                     made.extend(int(token) for token in output.output_ids[index])
+                if self.likely is not None:
+                    self._hear_likely(output, index, request)
                 if output.finished_reasons[index] is not None:
                     self.player.ended(request, self._made.pop(request))
+
+    def _hear_likely(self, output: Any, index: int, request: str) -> None:
+        """Keep the likeliest tokens at the steps of a request that an output tells about."""
+        assert self.likely is not None
+        steps = self.likely.setdefault(request, [])
+        tokens, values = (
+            output.output_top_logprobs_idx[index],
+            output.output_top_logprobs_val[index],
+        )
+        for step in zip(tokens, values, strict=True):
+            found = [(int(token), float(value)) for token, value in zip(*step, strict=True)]
+            steps.append(sorted(found, key=lambda one: -one[1]))
 
 
 def _like_ids(structures: Any, prompt: list[int]) -> Any:

@@ -24,6 +24,15 @@ TOKEN_BUCKETS = (16, 32, 64)
 ROWS, CHUNK, CONTEXT, POOL = 8, 64, 1536, 1536
 """Most requests that run at once; most tokens of a prefill, of a request, and of the pool."""
 
+SIMPLE: Mapping[str, Setting] = {
+    "overlap": False,
+    "speculative": None,
+    "page_size": 1,
+    "whole_prompts": False,
+    "graphs": "decode",
+}
+"""The simplest value of settings, in the order in which a search tries them."""
+
 LARGEST = 1 << 20
 """The largest number of a script's settings."""
 
@@ -42,7 +51,7 @@ class LackingError(ValueError):
 
 @dataclass(frozen=True)
 class Served:
-    """What a whole engine is served with."""
+    """What a whole engine is served with. `alone`: each request is also served by itself."""
 
     model: str = "gemma4"
     device: str = "cpu"
@@ -59,6 +68,7 @@ class Served:
     rows: int = ROWS
     chunk: int = CHUNK
     pool: int = POOL
+    alone: bool = False
 
     @classmethod
     def of(cls, settings: Mapping[str, Setting]) -> "Served":
@@ -95,6 +105,8 @@ class Served:
 
         Raises LackingError for a setting that the release lacks.
         """
+        if self.alone and self.device != "cpu":
+            raise LackingError("requests are served alone by forks, and a GPU allows none")
         chunk = CONTEXT if self.whole_prompts else self.chunk
         words = [
             *("--model-path", str(self.shape.write(folder))),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from paritybit.drive.directing import noted, shrink
+from paritybit.drive.directing import counted, serve, shrink
 from paritybit.drive.legs import LACKING
 from paritybit.drive.models import MODELS
 from paritybit.drive.requests import waves
@@ -38,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--topk", type=int, default=1)
     made.add_argument("--backend", default="triton")
     made.add_argument("--graphs", choices=GRAPHS, default="decode")
+    made.add_argument("--alone", action="store_true", help="serve each request alone, too")
     made.add_argument("--script", type=Path, help="play this script, with its settings")
     made.add_argument("--shrink", metavar="KEY", help="shrink the script that has this finding")
     made.add_argument("--best", type=Path, help="where the smallest script is written")
@@ -60,6 +61,7 @@ def main(words: Sequence[str] | None = None) -> int:
         sliding_draft=asked.sliding_draft,
         backend=asked.backend,
         graphs=asked.graphs,
+        alone=asked.alone,
     )
     script = None
     if asked.script is not None:
@@ -67,11 +69,11 @@ def main(words: Sequence[str] | None = None) -> int:
         served = replace(Served.of(script.settings), sliding_draft=asked.sliding_draft)
     if served.device == "cpu":
         os.environ.setdefault("TRITON_INTERPRET", "1")
-    return serve(served, script, asked)
+    return run(served, script, asked)
 
 
-def serve(served: Served, script: Script | None, asked: argparse.Namespace) -> int:
-    """Start the engine, and play as asked; return the exit code."""
+def run(served: Served, script: Script | None, asked: argparse.Namespace) -> int:
+    """Start the engine, and serve as asked; return the exit code."""
     from paritybit.drive.serving import Engine, EngineFailedError  # noqa: PLC0415
     from paritybit.drive.stand_ins.table import install  # noqa: PLC0415
 
@@ -85,22 +87,19 @@ def serve(served: Served, script: Script | None, asked: argparse.Namespace) -> i
 
     def direct(engine: Engine) -> None:
         if script is not None and asked.shrink is not None:
-            codes.append(not shrink(engine, script, asked.shrink, asked.best, asked.seconds))
+            found = shrink(engine, served, script, asked.shrink, asked.best, asked.seconds)
+            codes.append(0 if found else 1)
             return
-        limits = served.limits()
+        begun, limits = time.monotonic(), served.limits()
         given = waves(served.seed, limits) if script is None else iter(script.waves)
-        begun = time.monotonic()
 
         def stop() -> bool:
             late = asked.seconds is not None and time.monotonic() - begun >= asked.seconds
             enough = asked.forwards is not None and engine.forwards >= asked.forwards
             return bool(signals) or late or enough
 
-        player = engine.play(noted(given, served.scope(), limits), stop)
-        sys.stderr.write(
-            f"{engine.forwards} forwards, {player.served} requests, {player.played} waves "
-            f"in {time.monotonic() - begun:.1f} s\n"
-        )
+        serve(engine, served, counted(given, limits), stop)
+        sys.stderr.write(f"{engine.forwards} forwards in {time.monotonic() - begun:.1f} s\n")
 
     try:
         Engine(served).start(direct)

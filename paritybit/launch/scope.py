@@ -53,6 +53,10 @@ STATES: Mapping[str, tuple[str, str]] = {
 
 PARTS: Mapping[str, tuple[str, str]] = {
     "skipped_forwards": ("forward passes", "not selected by --every"),
+    "window_differences": (
+        "requests that get other tokens in company",
+        "a prefill reads one key more than decoding does, sgl-project/sglang#32087",
+    ),
     "unresolved_reads": ("owners of reads", "the tokens were not known at that time"),
 }
 """What is not reached where a count is not zero: what, and why."""

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 from paritybit.harness.records.files import MOST_BYTES
+from paritybit.harness.records.typed_json import to_json
 
 from paritybit.__main__ import main
 from paritybit.drive.environment import Environment
 from paritybit.drive.legs import Leg
+from paritybit.drive.script import Part, Planned, Script, Wave
+from paritybit.drive.settings import Served
 from properties.support.harness.command_line import (
     CANNOT_RUN,
     FINDING,
@@ -26,7 +29,21 @@ from properties.support.reports.pages import Page
 LEGS = (Leg("decode graphs", seconds=1.0), Leg("overlap", ("--overlap",), seconds=1.0))
 
 TOY = """
+from dataclasses import replace
+from pathlib import Path
+from paritybit.drive.script import Part, Planned, Wave, read, wave_data, write
+from paritybit.drive.settings import Served
 leg = sys.argv[1]
+words = dict(zip(sys.argv, sys.argv[1:]))
+if "--shrink" in words and leg in os.environ.get("BROKEN", ""):
+    given = read(Path(words["--script"]))
+    smaller = Wave(given.waves[0].requests[:1])
+    write(replace(given, waves=(smaller,)), Path(words["--best"]))
+    raise SystemExit(0)
+journal = of_process()
+journal.write("script", settings=Served().scope())
+requests = tuple(Planned(name, (Part(name, 3),), 4) for name in "abc")
+journal.write("wave", wave=wave_data(Wave(requests)))
 journal = engine([STRAY] if leg in os.environ.get("BROKEN", "") else ())
 print("served", leg)
 if leg in os.environ.get("STOPPED", ""):
@@ -54,13 +71,17 @@ def paritybit(
     def command(_: object, leg: Leg, *__: object) -> tuple[Sequence[str], dict[str, str]]:
         return [*words, leg.name], {**os.environ, "PYTHONPATH": str(ROOT)}
 
-    for module in ("run", "replay"):
-        place = f"paritybit.harness.cli.watch.{module}"
-        monkeypatch.setattr(f"{place}.plan", lambda *_: LEGS)
+    def playing(
+        _: object, __: object, given: Sequence[str]
+    ) -> tuple[Sequence[str], dict[str, str]]:
+        return [*words, LEGS[0].name, *given], {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    monkeypatch.setattr("paritybit.harness.cli.watch.run.plan", lambda *_: LEGS)
     monkeypatch.setattr(
         "paritybit.drive.environment.prepare", lambda spec: Environment(spec, tmp_path, tmp_path)
     )
     monkeypatch.setattr("paritybit.drive.environment.command", command)
+    monkeypatch.setattr("paritybit.drive.environment.playing", playing)
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str, **environment: str) -> int:
@@ -178,38 +199,66 @@ def test_the_page_is_made_again_from_the_record(
     assert Path("again.html").read_text() == page
 
 
-HOSTILE: list[tuple[str, Any]] = [
-    ("seconds", 1e9),
-    ("seconds", "1"),
-    ("every", 0),
-    ("leg", "--backend=evil"),
-    ("model", "/etc"),
-    ("device", "cuda:0"),
-    ("seed", 10**19),
-    ("checks", [1]),
-    ("arguments", ["--model-path", "/"]),
+def test_a_case_is_shrunk_and_the_smaller_one_replays(
+    paritybit: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert paritybit(*WATCH, BROKEN="decode graphs") == FINDING
+    (case,) = (RUN / "cases").iterdir()
+    shrink = ("shrink", str(case), "--engine", "sglang==0.5.11", "--seconds", "1")
+    assert paritybit(*shrink, BROKEN="decode graphs") == FINDING
+    smaller = case.with_name(f"{case.stem}-small.json")
+    assert f"1 request with 7 tokens: {smaller}" in capsys.readouterr().out
+    requests = json.loads(smaller.read_text())["script"]["waves"][0]["requests"]
+    assert [one["name"] for one in requests] == ["a"]
+    replay = ("replay", str(smaller), "--engine", "sglang==0.5.11")
+    assert paritybit(*replay, BROKEN="decode graphs") == FINDING
+    smaller.unlink()
+    assert paritybit(*shrink) == CANNOT_RUN
+    assert not smaller.exists()
+
+
+HOSTILE: list[tuple[tuple[str | int, ...], Any]] = [
+    (("every",), 0),
+    (("checks",), [1]),
+    (("arguments",), ["--model-path", "/"]),
+    (("script", "settings", "model"), "/etc"),
+    (("script", "settings", "device"), "cuda:0"),
+    (("script", "settings", "seed"), 10**19),
+    (("script", "settings", "backend"), "--model-path=/"),
+    (("script", "settings", "graphs"), "evil"),
+    (("script", "settings", "pool"), 10**12),
+    (("script", "settings", "rows"), 0),
+    (("script", "settings", "more"), 1),
+    (("script", "waves", 0, "requests", 0, "tokens"), 10**12),
+    (("script", "waves", 0, "requests", 0, "prompt"), []),
+    (("script", "waves", 0, "requests", 0, "prompt", 0, "length"), 10**12),
+    (("script", "waves", 0, "requests", 0, "arrives"), -1),
+    (("script", "waves", 0, "requests", 0, "follows"), "nobody"),
+    (("script", "waves", 0, "requests", 1, "name"), "a"),
+    (("script", "waves", 0, "requests", 1, "temperature"), 1e9),
 ]
 
 
-@pytest.mark.parametrize(("key", "value"), HOSTILE)
+@pytest.mark.parametrize(("place", "value"), HOSTILE, ids=str)
 def test_a_hostile_case_is_refused_and_starts_nothing(
-    paritybit: Run, key: str, value: Any, capsys: pytest.CaptureFixture[str]
+    paritybit: Run, place: tuple[str, ...], value: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    case = {
-        **{
-            "format": "paritybit-watch-case",
-            "version": 1,
-            "engine": "sglang==1",
-            "model": "gemma4",
-        },
-        **{"device": "cpu", "seed": 0, "leg": "overlap", "seconds": 1.0, "every": 1},
-        **{"checks": None, "key": "k", "text": "t", "forward": 1, key: value},
-    }
+    script = Script(
+        Served().scope(),
+        (Wave(tuple(Planned(name, (Part("x", 2),), 3) for name in "ab")),),
+    )
+    case: Any = {"format": "paritybit-watch-case", "version": 2, "engine": "sglang==1"}
+    case |= {"leg": "overlap", "script": to_json(script), "every": 1, "checks": None}
+    case |= {"key": "k", "text": "t", "forward": 1}
+    changed = case
+    for name in place[:-1]:
+        changed = changed[name]
+    changed[place[-1]] = value
     Path("case.json").write_text(json.dumps(case))
     before = sorted(Path.cwd().iterdir())
-    code = paritybit("replay", "case.json", "--engine", "sglang==0.5.11")
-    assert code == (CANNOT_RUN if key == "leg" else MALFORMED)
-    assert capsys.readouterr().err.count("\n") == 1
+    for command in ("replay", "shrink"):
+        assert paritybit(command, "case.json", "--engine", "sglang==0.5.11") == MALFORMED
+        assert capsys.readouterr().err.count("\n") == 1
     assert sorted(Path.cwd().iterdir()) == before
 
 

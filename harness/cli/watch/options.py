@@ -1,10 +1,15 @@
-"""The options of `watch`."""
+"""The options of `watch`, and of the commands about what it found."""
+
+from collections.abc import Callable
 
 from paritybit.harness.cli.folders import OUT
 from paritybit.harness.cli.words.reading import Parser
-from paritybit.harness.cli.words.values import count, file, names, number
+from paritybit.harness.cli.words.values import NEWEST, count, count_or_none, file, names, number
 
 from paritybit.places import KNOWN_FINDINGS
+
+SECONDS = 150
+"""Seconds for which all legs of a plan are served together, start-up apart."""
 
 
 def add_out(command: Parser) -> None:
@@ -54,7 +59,7 @@ def add_options(watch: Parser) -> None:
     watch.add_argument(
         "--seconds",
         type=count,
-        help="Seconds for all settings of the engine together (default: 150)",
+        help=f"Seconds for all settings of the engine together (default: {SECONDS})",
     )
     watch.add_argument(
         "--page-size", type=count, help="Try only settings with this KV page size (default: all)"
@@ -70,3 +75,64 @@ def add_options(watch: Parser) -> None:
         action="store_true",
         help="Try the remaining settings after a finding, too",
     )
+
+
+def add_shrink_options(shrink: Parser) -> None:
+    """Add the options of the search for a smaller case."""
+    shrink.add_argument("case", type=file, help="Case file that watch wrote")
+    shrink.add_argument(
+        "--engine", help="Engine to serve; accepts the same values as watch --engine"
+    )
+    shrink.add_argument("--device", help="Device: auto or cpu (default: auto)")
+    shrink.add_argument(
+        "--seconds", type=count, default=120, help="Seconds for the search (default: 120)"
+    )
+
+
+def add_releases_options(releases: Parser) -> None:
+    """Add the options of a walk over releases."""
+    releases.add_argument(
+        "--engine",
+        choices=("sglang",),
+        default="sglang",
+        help="Engine whose releases are watched (default: sglang)",
+    )
+    releases.add_argument(
+        "--releases",
+        type=names,
+        default=(),
+        help=f"Comma-separated releases, or {NEWEST} (default: all whose hashes are pinned)",
+    )
+    releases.add_argument(
+        "--seconds",
+        type=count,
+        default=SECONDS,
+        help=f"Seconds of requests for each release (default: {SECONDS})",
+    )
+    releases.add_argument(
+        "--shrink",
+        type=count_or_none,
+        default=30,
+        help="Seconds to shrink the case of each cause, 0 for not at all (default: 30)",
+    )
+    releases.add_argument(
+        "--seed", type=number, default=0, help="Random seed for model and requests (default: 0)"
+    )
+    releases.add_argument(
+        "--workers", type=count, default=2, help="Releases to watch at a time (default: 2)"
+    )
+    releases.add_argument(
+        "--out",
+        type=file,
+        default=OUT / "releases",
+        help=f"Folder for all results; releases that it holds are skipped (default: "
+        f"{OUT}/releases)",
+    )
+
+
+WATCHING: tuple[tuple[str, tuple[str, str], Callable[[Parser], object]], ...] = (
+    ("watch", ("paritybit.harness.cli.watch.run", "run_watch"), add_options),
+    ("shrink", ("paritybit.harness.cli.watch.shrink", "run_shrink"), add_shrink_options),
+    ("releases", ("paritybit.harness.cli.watch.releases", "run_releases"), add_releases_options),
+)
+"""The commands: a name, the module and the function that run it, and what adds its options."""

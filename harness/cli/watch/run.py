@@ -16,6 +16,7 @@ from pathlib import Path
 
 from paritybit.harness.cli.folders import run_folder
 from paritybit.harness.cli.watch.display import Display
+from paritybit.harness.cli.watch.options import SECONDS
 from paritybit.harness.errors import CannotRunError, MalformedError, known
 from paritybit.harness.machine.gpus import visible_gpus
 from rich.console import Console
@@ -34,9 +35,6 @@ from paritybit.watch.settings import Settings
 
 COMMAND = "command"
 """What the only leg of a user's command is called."""
-
-SECONDS = 150
-"""Seconds for which all legs of a plan are served together, start-up apart."""
 
 MODEL = "gemma4"
 

@@ -19,6 +19,8 @@ docs/glossary.md defines runner, bucket, schedule, property, trial, hunt, case a
 COMMANDS = {
     "regress": "Test the unchanged engine, and test it again with each known bug switched on",
     "watch": "Run a command with the KV sanitizer in each engine process, or drive a release",
+    "shrink": "Find a smaller case of watch that shows the same finding",
+    "releases": "Watch whole releases of an engine and show which have which finding",
     "replay": "Replay case files",
     "bisect": "Find the smallest set of bugs or static inputs that makes a schedule fail",
     "timeline": "Replay the upstream bug history: which properties were violated at each point",
@@ -55,6 +57,13 @@ exit codes:
 
 SIGTERM stops the command, and the verdict is about what was checked until then.
 """,
+    "shrink": """\
+The smaller case is written next to the case, as CASE-small.json.
+
+exit codes:
+    1  the finding appeared, and its smallest case was written
+  125  the finding did not appear
+""",
     "bisect": """\
 For an engine's case, the command looks for the smallest set of static inputs
 whose stale values make the schedule fail.
@@ -77,6 +86,8 @@ EXAMPLES = {
     "watch": (
         "watch --engine sglang==0.5.12\nwatch -- python -m sglang.launch_server --model-path MODEL"
     ),
+    "shrink": "shrink paritybit-out/latest/cases/finding-1.json --engine sglang==0.5.11",
+    "releases": "releases\nreleases --releases 0.5.11,0.5.12 --out releases",
     "replay": "replay properties/corpus/swa_pad@decode.json\nreplay properties/corpus",
     "bisect": "bisect swa_pad,swa_int64\nbisect swa_pad,req_pool_pad --runner decode --seed 1",
     "timeline": "timeline --device cpu --record timeline.json",

@@ -173,11 +173,15 @@ def _causal(positions: Tensor, width: int) -> Tensor:
     return torch.arange(width, device=positions.device) <= positions[:, None]
 
 
+fewer_keys = 0
+"""How many keys fewer a prefill is to read than its kernel does."""
+
+
 def _windowed(positions: Tensor, width: int, window: int) -> Tensor:
     """Return which of `width` listed keys lie in the window of each query."""
     if window <= 0:
         return torch.ones(len(positions), width, dtype=torch.bool, device=positions.device)
-    return positions[:, None] <= torch.arange(width, device=positions.device) + window
+    return positions[:, None] <= torch.arange(width, device=positions.device) + window - fewer_keys
 
 
 def _attend(

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from paritybit.drive.stand_ins import attention
 from paritybit.drive.stand_ins.attention import unbounded
 from paritybit.watch.journal import Finding, Journal, of_process
 from paritybit.watch.settings import active
@@ -51,7 +52,7 @@ class Sampled:
         A difference is a finding. What the stand-in computed stays.
         """
         journal = self.journal
-        if journal is None or not self.in_time:
+        if journal is None or attention.fewer_keys or not self.in_time:
             return
         longest = most(given["kv_indptr"])
         if name == WITH_NEW_KEYS:

@@ -19,6 +19,7 @@ from paritybit.drive.stand_ins.speculation import (
     stand_in_for_trees,
     use_runners_of_cuda,
 )
+from paritybit.drive.stand_ins.weights import stand_in_for_weights
 from paritybit.watch import journal
 
 
@@ -50,6 +51,11 @@ ON_A_CPU = (
         "kernels, replayed over the same tensors",
         "a CPU has none",
         stand_in_for_graphs,
+    ),
+    StandIn(
+        "random weights: larger ones, which differ from layer to layer",
+        "with the engine's own nearly all tokens are equally likely, and layers are alike",
+        stand_in_for_weights,
     ),
     StandIn(
         "compiled layers: the engine's own torch implementations (forward_native)",

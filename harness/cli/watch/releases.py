@@ -1,0 +1,180 @@
+"""Watches whole releases of an engine, some at a time, and says which have which finding.
+
+Each release is a process of its own, in a folder of its own. What is there already is not run
+again, so that a run that was interrupted goes on.
+"""
+
+import argparse
+import json
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from paritybit.harness.cli.exit_codes import CANNOT_RUN, INTERRUPTED, OK
+from paritybit.harness.cli.watch.display import Display
+from paritybit.harness.cli.words.values import NEWEST
+from paritybit.harness.engines import fetch
+from paritybit.harness.engines.adapters.packages import PACKAGES
+from paritybit.harness.records.case import read_json
+from paritybit.harness.records.files import write_whole
+from rich.console import Console
+
+from paritybit import __version__
+from paritybit.drive.script import Script
+from paritybit.launch import matrix
+from paritybit.launch.command import Running
+from paritybit.launch.follow import Stops
+from paritybit.launch.matrix import Release
+from paritybit.launch.reading import case_of, record_of
+from paritybit.launch.schema import Watched
+from paritybit.launch.verdict import plural
+
+PAUSE = 0.2
+
+LOG = "release.log"
+
+
+@dataclass
+class Walk:
+    """A walk over releases. `shrinks` is for how many seconds each cause is shrunk."""
+
+    package: str
+    folder: Path
+    seed: int
+    seconds: int
+    shrinks: int
+    display: Display
+    stops: Stops
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What decides whether a release that was watched before counts."""
+        return {"seed": self.seed, "seconds": self.seconds, "paritybit": __version__}
+
+    def watched(self, version: str) -> Release:
+        """Return what is found in a release, and watch it unless that was done before."""
+        home = self.folder / version
+        home.mkdir(parents=True, exist_ok=True)
+        done = home / "asked.json"
+        record = home / "latest" / "watch.json"
+        if not (record.exists() and done.exists() and read_json(done) == self.asked):
+            words = ("watch", "--keep-going", "--seconds", str(self.seconds))
+            self.run(home, version, *words, "--seed", str(self.seed), "--out", str(home))
+            if self.stops.received is not None:
+                return Release(version, None, "the run was interrupted before")
+            if not record.exists():
+                return Release(version, None, last_line(home / LOG))
+            write_whole(done, json.dumps(self.asked))
+        found: Watched = record_of(read_json(record), record.name)
+        smallest = dict(self.shrunk(version, found, record.parent / "cases"))
+        release = Release(version, found, "", smallest)
+        with self.lock:
+            self.display.put(f"{version}: {found.verdict}: {found.message}")
+        return release
+
+    def shrunk(self, version: str, record: Watched, cases: Path) -> dict[str, Script]:
+        """Return the smallest script found for each cause of a record."""
+        scripts: dict[str, Script] = {}
+        for case in sorted({one.case for one in record.findings if one.case is not None}):
+            path = cases / case
+            small = path.with_name(f"{path.stem}-small.json")
+            if not small.exists() and self.shrinks and self.stops.received is None:
+                seconds = ("--seconds", str(self.shrinks))
+                self.run(self.folder / version, version, "shrink", str(path), *seconds)
+            if small.exists():
+                causes = {one.group_of for one in record.findings if one.case == case}
+                script = case_of(read_json(small), small.name).script
+                scripts |= dict.fromkeys(causes, script)
+        return scripts
+
+    def run(self, home: Path, version: str, *words: str) -> None:
+        """Run a command of this program on a release, in a process of its own."""
+        command = [sys.executable, "-m", "paritybit", *words]
+        with (home / LOG).open("ab") as log:
+            running = Running([*command, "--engine", f"{self.package}=={version}"], os.environ, log)
+            while not running.wait(PAUSE):
+                if self.stops.received is not None and not running.asked_to_stop:
+                    running.ask_to_stop(signal.SIGINT)
+            running.clear()
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log, without the name of the program."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return lines[-1].removeprefix("paritybit: ") if lines else "no reason was given"
+
+
+def run_releases(options: argparse.Namespace) -> int:
+    """Watch releases, and write which of them have which finding; return the exit code."""
+    versions = versions_of(options)
+    display, stops = Display(Console(soft_wrap=True), redraws=True), Stops()
+    folder: Path = options.out
+    walk = Walk(
+        *(options.engine, folder.resolve(), options.seed, options.seconds, options.shrink),
+        *(display, stops),
+    )
+    display.put(f"watch {plural(len(versions), 'release')} of {options.engine}")
+    with stops.heard(), ThreadPoolExecutor(options.workers) as pool:
+        releases = list(pool.map(walk.watched, versions))
+    write(folder, releases)
+    display.put(f"matrix: {folder / MATRIX}")
+    if stops.received is not None:
+        return INTERRUPTED
+    tried = [release for release in releases if release.tried]
+    display.put(
+        f"{len(tried)} of {plural(len(releases), 'release')} tried, "
+        f"{plural(len(matrix.causes(releases)), 'cause')} of findings",
+        style="bold",
+    )
+    return OK if tried else CANNOT_RUN
+
+
+def versions_of(options: argparse.Namespace) -> Sequence[str]:
+    """Return the releases to watch: those asked for, or all that are known by their hashes."""
+    package = PACKAGES[options.engine]
+    if not options.releases:
+        pinned = re.findall(rf"^{package.name}==(\S+)", fetch.RELEASES.read_text(), re.MULTILINE)
+        known = [one for one in pinned if fetch.in_order(one) >= fetch.in_order(package.oldest)]
+        return sorted(known, key=fetch.in_order)
+    versions = [fetch.newest(package) if one == NEWEST else one for one in options.releases]
+    for version in versions:
+        fetch.require_release(version, package)
+    return list(dict.fromkeys(versions))
+
+
+MATRIX = "releases.md"
+
+
+def write(folder: Path, releases: Sequence[Release]) -> None:
+    """Write the matrix, and a report on each cause that no public thread explains."""
+    lines = ["# Findings in whole releases", "", *matrix.table(releases), ""]
+    lines += [
+        "Each cell has the number of findings, "
+        f"`{matrix.FREE}` for none, and `{matrix.UNTRIED}` where there is no verdict.",
+        "",
+        "## What was tried",
+        "",
+        *matrix.scope(releases),
+    ]
+    laws = laws_of_checks()
+    unexplained = [cause for cause in matrix.causes(releases) if cause not in matrix.THREADS]
+    for number, cause in enumerate(unexplained, 1):
+        name = f"cause-{number}.md"
+        write_whole(folder / name, "\n".join(matrix.report(cause, releases, laws)) + "\n")
+        lines += ["", f"- [{cause}]({name})"] if number == 1 else [f"- [{cause}]({name})"]
+    write_whole(folder / MATRIX, "\n".join(lines) + "\n")
+
+
+def laws_of_checks() -> Mapping[str, str]:
+    """Return the law of each check by its name."""
+    checks = import_module("paritybit.watch.checks").CHECKS
+    return {name: check.law for name, check in checks.items()}

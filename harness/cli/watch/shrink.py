@@ -1,0 +1,142 @@
+"""Shrinks cases of the sanitizer: simpler settings, then fewer and shorter requests."""
+
+import argparse
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING
+from paritybit.harness.cli.watch.display import Display
+from paritybit.harness.cli.watch.finish import STOPPED
+from paritybit.harness.cli.watch.replay import case_here
+from paritybit.harness.errors import CannotRunError, MalformedError
+from paritybit.harness.records.case import read_json
+from rich.console import Console
+
+from paritybit import __version__
+from paritybit.drive import environment as engines
+from paritybit.drive.script import Script, read, write
+from paritybit.drive.settings import SIMPLE
+from paritybit.inject import environment_with, prepare
+from paritybit.launch import case as cases
+from paritybit.launch.case import WatchCase
+from paritybit.launch.command import Running
+from paritybit.launch.follow import Stops
+from paritybit.launch.reading import is_case
+from paritybit.launch.verdict import plural
+from paritybit.watch.settings import Settings
+
+START = 120.0
+"""Seconds that an engine may take to start and to play a script, besides the time to shrink it."""
+
+PAUSE = 0.2
+
+
+@dataclass
+class Shrinking:
+    """Shrinks cases of one engine. `say` is called with the smallest script so far."""
+
+    engine: engines.Environment
+    scratch: Path
+    stops: Stops
+    say: Callable[[Script], object]
+    played: int = 0
+
+    def smallest(self, case: WatchCase, seconds: float) -> WatchCase | None:
+        """Return the smallest case found in time; None where its engine does not show the finding.
+
+        A signal ends the search, and what was found until then is returned.
+        """
+        deadline = time.monotonic() + seconds
+        script = case.script
+        for name, value in SIMPLE.items():
+            if time.monotonic() > deadline or self.stops.received is not None:
+                break
+            if script.settings[name] != value:
+                simpler = replace(script, settings={**script.settings, name: value})
+                script = self.shows(case, simpler, 0.0) or script
+        found = self.shows(case, script, max(0.0, deadline - time.monotonic()))
+        if found is None and script is case.script:
+            return None
+        return replace(case, script=found or script)
+
+    def shows(self, case: WatchCase, script: Script, seconds: float) -> Script | None:
+        """Return the smallest script found in time that shows a case's finding, None for none."""
+        self.played += 1
+        folder = self.scratch / str(self.played)
+        folder.mkdir()
+        given, best = folder / "script.json", folder / "best.json"
+        write(script, given)
+        words = ("--script", str(given), "--shrink", case.key, "--best", str(best))
+        command, variables = engines.playing(
+            self.engine, script, (*words, "--seconds", f"{seconds:g}")
+        )
+        settings = Settings(str(folder), case.checks, case.every).text()
+        variables = environment_with(variables, self.scratch, settings)
+        with (folder / "engine.log").open("wb") as log:
+            self.follow(Running(command, variables, log, folder), best, seconds + START)
+        return read(best) if best.exists() else None
+
+    def follow(self, running: Running, best: Path, seconds: float) -> None:
+        """Wait until a search has ended, was stopped, or took too long."""
+        deadline, seen = time.monotonic() + seconds, 0
+        while not running.wait(PAUSE):
+            changed = best.stat().st_mtime_ns if best.exists() else 0
+            if changed != seen:
+                seen = changed
+                self.say(read(best))
+            if self.stops.received is not None or time.monotonic() > deadline:
+                running.send(signal.SIGKILL)
+        running.clear()
+
+
+@contextmanager
+def searching(
+    engine: engines.Environment, stops: Stops, say: Callable[[Script], object]
+) -> Iterator[Shrinking]:
+    """Make a folder for the processes of a search, and hear signals within."""
+    with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch, stops.heard():
+        prepare(Path(scratch), __version__)
+        yield Shrinking(engine, Path(scratch), stops, say)
+
+
+def run_shrink(options: argparse.Namespace) -> int:
+    """Write the smallest case found in time next to a case; return the exit code."""
+    path: Path = options.case
+    data = read_json(path)
+    if not is_case(data):
+        raise MalformedError(f"{path.name} is not a case of watch; shrink takes no other")
+    case = case_here(data, path.name, options)
+    if case.script.settings["device"] != "cpu":
+        raise CannotRunError("a case of a GPU cannot be shrunk: the search forks the engine")
+    engine, display = (
+        engines.prepare(options.engine),
+        Display(Console(soft_wrap=True), redraws=True),
+    )
+    stops, begun = Stops(), time.monotonic()
+
+    def say(script: Script) -> None:
+        display.put(f"{time.monotonic() - begun:.0f} s: {size_of(script)}")
+
+    with searching(engine, stops, say) as search:
+        display.put(f"shrink {path.name}: {size_of(case.script)}")
+        found = search.smallest(case, float(options.seconds))
+    if found is None:
+        if stops.received is not None:
+            return STOPPED[stops.received]
+        display.put(f"{path.name}: the finding did not appear on {engine.name}", style="bold")
+        return CANNOT_RUN
+    target = path.with_name(f"{path.stem}-small.json")
+    cases.write(found, target)
+    display.put(f"{size_of(found.script)}: {target}", style="bold")
+    return FINDING
+
+
+def size_of(script: Script) -> str:
+    """Return how large a script is, in words."""
+    tokens = sum(one.length + one.tokens for wave in script.waves for one in wave.requests)
+    return f"{plural(script.requests, 'request')} with {plural(tokens, 'token')}"

@@ -1,0 +1,119 @@
+"""Requests in company and alone: what differs is found, and noise is told from it."""
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from paritybit.drive.company import BYSTANDERS, CHECK, Comparison, Likely, chain_of
+from paritybit.drive.player import Orders, PlayedError, Player
+from paritybit.drive.script import Part, Planned, Wave
+from paritybit.drive.stand_ins import attention
+from paritybit.watch import journal
+from paritybit.watch.journal import Journal
+
+STEPS = 6
+
+
+@pytest.fixture
+def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Journal]:
+    """The journal of this process."""
+    made = Journal(tmp_path / f"process-{os.getpid()}.jsonl")
+    monkeypatch.setattr(journal, "_OPEN", [made])
+    yield made
+    made.end()
+
+
+@dataclass
+class Toy:
+    """An engine whose likelihoods vary by `noise` with how many are served at once.
+
+    `wrong` says by how much one request is off for one that shares its first text with another.
+    With `known`, it is off only where a prefill reads one key more.
+    """
+
+    noise: float = 0.0
+    wrong: float = 0.0
+    known: bool = False
+    gap: float = 0.5
+    likely: dict[str, list[Likely]] | None = field(default=None)
+
+    def play(self, given: Iterator[Wave], stop: Callable[[], bool]) -> Player:
+        """Serve each request at once."""
+        player = Player(given, Orders(lambda *arrived: arrived, str, list), stop)
+        texts: set[str] = set()
+        assert self.likely is not None
+        try:
+            while True:
+                arrived = [order for order in player.poll() if isinstance(order, tuple)]
+                for name, *_ in arrived:
+                    text = player._open[name].prompt[0].text
+                    off = self.wrong if text in texts else 0.0
+                    if self.known and attention.fewer_keys:
+                        off = 0.0
+                    texts.add(text)
+                    self.likely[name] = self.steps(name, off, len(arrived) + player.open)
+                    player.ended(name, [step[0][0] for step in self.likely[name]])
+        except PlayedError:
+            return player
+
+    def steps(self, name: str, off: float, batch: int) -> list[Likely]:
+        """Return the likeliest tokens: 1, and 2 by `gap` less likely. `off` makes 2 likelier."""
+        chance = random.Random(f"{name} {batch}")
+        found: list[Likely] = []
+        for _ in range(STEPS):
+            one, two = -1.0 + self.noise * chance.random(), -1.0 - self.gap + off
+            found.append(sorted([(1, one), (2, two)], key=lambda token: -token[1]))
+        return found
+
+
+SHARED = Wave(tuple(Planned(name, (Part("common", 3),), STEPS) for name in ("a", "b")))
+
+
+def findings(engine: Toy, wave: Wave, lines: Journal) -> tuple[int, dict[str, int]]:
+    """Return how many differences are found, and the counts."""
+    Comparison(engine, lambda waves: waves).judge(wave, lambda: False)
+    return sum(lines.findings.values()), lines.counts
+
+
+def test_what_a_request_gets_in_company_alone_is_a_finding(lines: Journal) -> None:
+    found, counts = findings(Toy(noise=1e-5, wrong=1.0), SHARED, lines)
+    assert found == 1
+    assert counts[f"tried: {CHECK}"] == 2
+    assert "request b gets token 2 at step 0 in company, and 1 alone" in lines.path.read_text()
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [Toy(noise=1e-5), Toy(noise=1e-3, wrong=2e-4, gap=1e-4), Toy(wrong=1.0, known=True)],
+    ids=["nothing differs", "no more than noise", "one key more"],
+)
+def test_what_is_right_noise_or_known_is_no_finding(engine: Toy, lines: Journal) -> None:
+    found, counts = findings(engine, SHARED, lines)
+    assert found == 0
+    assert counts[f"tried: {CHECK}"] >= 2
+    assert counts.get("window_differences", 0) == (1 if engine.known else 0)
+
+
+def test_what_is_aborted_or_drawn_at_random_is_not_compared(lines: Journal) -> None:
+    requests = (
+        Planned("a", (Part("common", 3),), STEPS, aborted=2),
+        Planned("b", (Part("common", 3),), STEPS, temperature=1.0),
+        Planned("b+", (Part("more", 3),), STEPS, follows="b"),
+    )
+    found, counts = findings(Toy(wrong=1.0), Wave(requests), lines)
+    assert found == 0
+    assert counts[f"tried: {CHECK}"] == 0
+
+
+def test_a_second_turn_is_served_after_what_it_follows() -> None:
+    first = Planned("a", (Part("a", 1),), 1)
+    second, third = (
+        Planned(name, (Part(name, 1),), 1, follows=before)
+        for name, before in (("b", "a"), ("c", "b"))
+    )
+    assert chain_of(Wave((first, second, third)), third) == (first, second, third)
+    assert len({one.name for one in BYSTANDERS}) == len(BYSTANDERS)

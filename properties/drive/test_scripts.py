@@ -1,0 +1,156 @@
+"""Request scripts: texts, files, and the search for a smaller one that still fails."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paritybit.drive.company import Likely
+from paritybit.drive.directing import shrink
+from paritybit.drive.forks import in_fork
+from paritybit.drive.player import Orders, PlayedError, Player
+from paritybit.drive.requests import Limits, waves
+from paritybit.drive.script import Part, Script, Wave, read, script_of, wave_data, write
+from paritybit.drive.settings import Served
+from paritybit.drive.shrink import (
+    Waves,
+    fewer_requests,
+    fewer_waves,
+    shrunk,
+    simpler_requests,
+)
+from paritybit.watch import journal
+from paritybit.watch.journal import Finding, Journal
+
+LIMITS = Limits(window=16, page=16, chunk=64, context=1536, pool=1536, rows=8)
+
+
+def drawn(seed: int, count: int) -> Waves:
+    return tuple(islice(waves(seed, LIMITS), count))
+
+
+def test_a_text_has_the_same_tokens_whoever_uses_it() -> None:
+    assert Part("a", 9).tokens()[:5] == Part("a", 5).tokens() != Part("b", 5).tokens()
+
+
+def test_a_script_is_read_as_it_was_written(tmp_path: Path) -> None:
+    script = Script(Served(page_size=16).scope(), drawn(3, 10))
+    write(script, tmp_path / "script.json")
+    assert read(tmp_path / "script.json") == script
+    assert Served.of(script.settings) == Served(page_size=16)
+    assert script_of(script.settings, [wave_data(wave) for wave in script.waves]) == script
+
+
+def lengths(waves_given: Waves) -> list[int]:
+    """Return how many tokens of a text that others have, too, each request has."""
+    parts = [part for wave in waves_given for one in wave.requests for part in one.prompt]
+    return [part.length for part in parts if part.text.endswith("common")]
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 1000), least=st.integers(1, 30), many=st.integers(1, 3))
+def test_what_is_left_fails_and_no_single_step_makes_it_smaller(
+    seed: int, least: int, many: int
+) -> None:
+    def fails(candidate: Waves) -> bool:
+        return sum(length >= least for length in lengths(candidate)) >= many
+
+    found = shrunk(drawn(seed, 4), fails, lambda: False)
+    assert fails(found)
+    assert lengths(found) == [least] * many
+    for proposals in (fewer_waves, fewer_requests, simpler_requests):
+        assert not any(fails(one) for one in proposals(found) if one != found)
+
+
+def test_a_search_ends_when_its_time_is_over() -> None:
+    tried: list[Waves] = []
+
+    def passes(proposal: Waves) -> bool:
+        tried.append(proposal)
+        return False
+
+    given_waves = drawn(0, 4)
+    assert shrunk(given_waves, passes, lambda: len(tried) >= 5) == given_waves
+    assert len(tried) == 5
+
+
+def test_no_proposal_has_a_request_that_follows_one_that_is_not_there() -> None:
+    script = Script(Served().scope(), drawn(1, 3))
+    for proposal in fewer_requests(script.waves):
+        script_of(script.settings, [wave_data(wave) for wave in proposal])
+
+
+@pytest.fixture
+def journals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of journals, with that of this process open."""
+    lines = Journal(tmp_path / f"process-{os.getpid()}.jsonl")
+    monkeypatch.setattr(journal, "_OPEN", [lines])
+    yield tmp_path
+    lines.end()
+
+
+class Toy:
+    """An engine that finds something when a request follows one with a prompt of 3 or more."""
+
+    likely: dict[str, list[Likely]] | None = None
+
+    def play(self, given_waves: Iterator[Wave], stop: Callable[[], bool]) -> Player:
+        """End each request at once."""
+        orders = Orders(lambda *arrived: arrived, str, list)
+        player = Player(given_waves, orders, stop)
+        lines, before = journal.of_process(), 0
+        assert lines is not None
+        try:
+            while True:
+                for name, prompt, *_ in player.poll():
+                    if before >= 3:
+                        lines.finding(Finding("toy", "found", "toy | -", 1))
+                    before = len(prompt)
+                    player.ended(name, [7])
+        except PlayedError:
+            return player
+
+
+def test_an_engine_that_has_started_shrinks_a_script_in_forks(journals: Path) -> None:
+    script = Script(Served().scope(), drawn(2, 2))
+    best = journals / "best.json"
+    assert shrink(Toy(), Served(), script, "toy | -", best, seconds=60.0)
+    (wave,) = read(best).waves
+    assert [one.length for one in wave.requests] == [3, 1]
+    lines = journal.of_process()
+    assert lines is not None
+    assert lines.findings == {}
+    best.unlink()
+    assert not shrink(Toy(), Served(), replace(script, waves=()), "toy | -", best, seconds=60.0)
+    assert not best.exists()
+
+
+def test_a_fork_that_fails_or_takes_too_long_returns_nothing(journals: Path) -> None:
+    assert in_fork(lambda: [1, "a"], 60.0) == [1, "a"]
+    assert in_fork(lambda: 1 / 0, 60.0) is None
+    begun = time.monotonic()
+    assert in_fork(lambda: time.sleep(60), 0.2) is None
+    assert time.monotonic() - begun < 30
+    assert in_fork(lambda: "x" * 300_000, 60.0) == "x" * 300_000
+
+
+def test_a_fork_writes_a_journal_of_its_own(journals: Path) -> None:
+    held = journal.of_process()
+    assert held is not None
+    held.count(forwards=3)
+
+    def work() -> object:
+        held.finding(Finding("toy", "found", "toy | -", 1))
+        return [held.path.name, held.counts]
+
+    name, counts = in_fork(work, 60.0)
+    assert name != held.path.name
+    assert counts == {}
+    assert "toy | -" in (journals / name).read_text()
+    assert held.findings == {}
