@@ -89,15 +89,17 @@ def not_tried(
     for name, (what, why) in STATES.items():
         if not counts.get(name):
             yield NotTried(what, why)
-    for name in sorted(counts):
-        if name.startswith(BOUNDARY) and not counts[name]:
-            yield NotTried(name.removeprefix(BOUNDARY), "no request that was served reached it")
+    wanted = [name.removeprefix(BOUNDARY) for name in counts if name.startswith(BOUNDARY)]
+    missing = sorted(name for name in wanted if not counts[f"{BOUNDARY}{name}"])
+    if missing:
+        what = f"{len(missing)} of {len(wanted)} boundaries"
+        yield NotTried(what, f"no request that was served reached them: {', '.join(missing)}")
     for axis in AXES:
         seen = {value.lower() for value in settings.get(axis.name, ())}
-        missing = [word for value, word in axis.values.items() if value not in seen]
+        unseen = [word for value, word in axis.values.items() if value not in seen]
         if not seen:
             yield NotTried(axis.what, "the engine does not state this setting")
-        elif missing:
+        elif unseen:
             words = {**SPELLED, **axis.values}
             only = ", ".join(words.get(value, value) for value in sorted(seen))
-            yield NotTried(f"{axis.what}: {', '.join(missing)}", f"only {only} was in use")
+            yield NotTried(f"{axis.what}: {', '.join(unseen)}", f"only {only} was in use")

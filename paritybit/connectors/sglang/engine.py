@@ -232,7 +232,9 @@ class Engine:
             return
         ids, positions = batch.input_ids, getattr(batch, "positions", None)
         listed = ids is not None and len(ids) == len(implied["out_cache_loc"])
-        if listed and (model.ahead or not model.drafts):
+        # The ids of draft steps are no request's, and their positions are judged below.
+        told = not model.drafts or (model.ahead and rows.mode_of(batch) != "decode")
+        if listed and told:
             same = positions is not None and positions.shape == ids.shape
             requests = self.requests or ()
             kept = drafts.kept_ids(batch, requests, self.names_next) if model.drafts else None
