@@ -6,6 +6,10 @@ LACKING = 4
 """Exit code of a leg that the release cannot be served with; the last line it prints says why."""
 
 
+class LackingError(ValueError):
+    """A setting that a release, or a model, does not have."""
+
+
 @dataclass(frozen=True)
 class Leg:
     """One way to serve an engine: its name, its options, and its part of the time."""

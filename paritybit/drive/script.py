@@ -9,11 +9,11 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from paritybit.drive.models import VOCABULARY
-from paritybit.harness.records.typed_json import from_json, to_json
 
 FIRST_TOKEN = 3
 """Tokens below are special ones."""
@@ -95,14 +95,20 @@ MOST_REQUESTS, MOST_TOKENS, MOST_POLLS = 100_000, 100_000, 1_000_000
 """The largest script, request and time that a script may ask for."""
 
 
+def typed_json() -> Any:
+    """Return what turns data into JSON data and back. To import it takes long."""
+    return import_module("paritybit.harness.records.typed_json")
+
+
 def wave_data(wave: Wave) -> Any:
     """Return a wave as JSON data."""
-    return to_json(wave)
+    return typed_json().to_json(wave)
 
 
 def script_of(settings: Mapping[str, Setting], waves: Sequence[Any]) -> Script:
     """Return the script of settings and waves that are JSON data. Raises ValueError for others."""
-    script: Script = from_json(Script, {"settings": settings, "waves": waves}, "the script")
+    data = {"settings": dict(settings), "waves": waves}
+    script: Script = typed_json().from_json(Script, data, "the script")
     require_sense(script)
     return script
 
@@ -134,7 +140,7 @@ def require_sense(script: Script) -> None:
 
 def write(script: Script, path: Path) -> None:
     """Write a script for an engine's process to read."""
-    path.write_text(json.dumps(to_json(script)), encoding="utf-8")
+    path.write_text(json.dumps(typed_json().to_json(script)), encoding="utf-8")
 
 
 def read(path: Path) -> Script:

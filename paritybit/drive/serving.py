@@ -12,9 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from paritybit.drive.company import Likely
+from paritybit.drive.company import Likely, Plays
 from paritybit.drive.models import register_configurations
 from paritybit.drive.player import Orders, PlayedError, Player
+from paritybit.drive.playing import EngineFailedError, Progress
 from paritybit.drive.script import Wave
 from paritybit.drive.settings import Served, options_of
 
@@ -24,13 +25,6 @@ NOTHING = ("input_embeds", "mm_inputs", "token_ids_logprob", "token_type_ids")
 
 LIKELIEST = 8
 """How many tokens are asked for at each step where likelihoods are to be compared."""
-
-LONGEST_WAIT = 15
-"""Seconds for which an engine that is asked again and again may serve nobody who waits."""
-
-
-class EngineFailedError(BaseException):
-    """The engine raised. It holds what. An engine's own handlers let it pass."""
 
 
 class Engine:
@@ -44,7 +38,7 @@ class Engine:
         self.player: Player | None = None
         self._run: Callable[[], Any] | None = None
         self._scheduler: Any = None
-        self._progress = 0, 0.0
+        self._progress = Progress()
         self._made: dict[str, list[int]] = {}
         self.likely: dict[str, list[Likely]] | None = None
         self.arguments: Any = None
@@ -60,13 +54,13 @@ class Engine:
         Raises EngineFailedError if the engine raises.
         """
         assert self._run is not None, "the engine has not started"
-        self._progress, self._made = (self.forwards, time.monotonic()), {}
+        self._progress, self._made = Progress(self.forwards, time.monotonic()), {}
         self.player = Player(waves, self._orders(), stop)
         with contextlib.suppress(PlayedError):
             self._run()
         return self.player
 
-    def start(self, direct: Callable[["Engine"], object]) -> None:
+    def start(self, direct: Callable[[Plays], object]) -> None:
         """Start the scheduler, and let `direct` play when it is ready.
 
         Raises EngineFailedError if the engine raises, LackingError for settings that it lacks.
@@ -99,7 +93,7 @@ class Engine:
             arguments.resolve_once()
         return arguments
 
-    def _intercept(self, module: Any, direct: Callable[["Engine"], object]) -> None:
+    def _intercept(self, module: Any, direct: Callable[[Plays], object]) -> None:
         """Let someone direct the scheduler once it is ready, and fail here when it fails."""
         run = module.Scheduler.run_event_loop
 
@@ -121,12 +115,7 @@ class Engine:
     def _poll(self) -> list[Any]:
         """Return what arrives now. Raises EngineFailedError if requests wait and none is served."""
         assert self.player is not None
-        now = time.monotonic()
-        if self.forwards != self._progress[0] or not self.player.open:
-            self._progress = self.forwards, now
-        elif now - self._progress[1] > LONGEST_WAIT:
-            waiting = f"{self.player.open} requests wait and no batch ran"
-            raise EngineFailedError(f"the engine stalled: {waiting} for {LONGEST_WAIT} s")
+        self._progress.require(self.forwards, self.player.open)
         return self.player.poll()
 
     def _orders(self) -> Orders:

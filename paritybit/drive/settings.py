@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from paritybit.drive.legs import LackingError
 from paritybit.drive.models import MODELS, WINDOW, Model
 from paritybit.drive.requests import Limits
 from paritybit.drive.script import Setting
@@ -43,10 +44,6 @@ DEVICES = ("cpu", "cuda")
 
 SPECULATION = ("eagle", "standalone")
 """Who drafts: a layer that reads what the target computed, or a second model like the target."""
-
-
-class LackingError(ValueError):
-    """A setting that a release, or a model, does not have."""
 
 
 @dataclass(frozen=True)

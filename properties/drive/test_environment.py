@@ -10,9 +10,9 @@ from paritybit.harness.engines import fetch
 from paritybit.harness.errors import CannotRunError, MalformedError
 
 from paritybit.drive import environment
-from paritybit.drive.legs import LEGS, plan
+from paritybit.drive.legs import LEGS, LackingError, plan
 from paritybit.drive.models import MODELS
-from paritybit.drive.settings import GRAPHS, LackingError, Served
+from paritybit.drive.settings import GRAPHS, Served
 from paritybit.drive.sglang import parser
 
 OLD = frozenset(

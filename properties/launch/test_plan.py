@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -274,3 +276,10 @@ def test_a_record_of_a_wrong_type_or_size_is_refused(
     with Path("large.json").open("wb") as file:
         file.truncate(MOST_BYTES + 1)
     assert paritybit("report", "large.json") == MALFORMED
+
+
+def test_a_command_starts_before_torch_is_imported() -> None:
+    code = "import sys, paritybit.harness.cli.watch.run; print('torch' in sys.modules)"
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
