@@ -30,22 +30,25 @@ from properties.support.reports.pages import Page
 
 LEGS = (Leg("decode graphs", seconds=1.0), Leg("overlap", ("--overlap",), seconds=1.0))
 
-TOY = """
-from dataclasses import replace
-from pathlib import Path
-from paritybit.drive.script import Part, Planned, Wave, read, wave_data, write
-from paritybit.drive.settings import Served
-leg = sys.argv[1]
-words = dict(zip(sys.argv, sys.argv[1:]))
+SERVED = Script(
+    Served().scope(), (Wave(tuple(Planned(name, (Part(name, 3),), 4) for name in "abc")),)
+)
+"""What the toy says that it was served."""
+
+TOY = f"""
+import json
+SERVED = {to_json(SERVED)!r}
+leg, words = sys.argv[1], dict(zip(sys.argv, sys.argv[1:]))
 if "--shrink" in words and leg in os.environ.get("BROKEN", ""):
-    given = read(Path(words["--script"]))
-    smaller = Wave(given.waves[0].requests[:1])
-    write(replace(given, waves=(smaller,)), Path(words["--best"]))
+    given = json.load(open(words["--script"]))
+    del given["waves"][0]["requests"][1:]
+    json.dump(given, open(words["--best"], "w"))
     raise SystemExit(0)
 journal = of_process()
-journal.write("script", settings=Served().scope())
-requests = tuple(Planned(name, (Part(name, 3),), 4) for name in "abc")
-journal.write("wave", wave=wave_data(Wave(requests)))
+journal.write("script", settings=SERVED["settings"])
+journal.write("wave", wave=SERVED["waves"][0])
+"""
+TOY += """
 journal = engine([STRAY] if leg in os.environ.get("BROKEN", "") else ())
 print("served", leg)
 if leg in os.environ.get("STOPPED", ""):
