@@ -11,6 +11,7 @@ from pathlib import Path
 from paritybit.drive.script import Script
 from paritybit.launch.record import write_data
 from paritybit.launch.schema import Watched
+from paritybit.launch.tally import Tally
 from paritybit.launch.verdict import Outcome
 from paritybit.launch.words import causes_of
 
@@ -39,17 +40,15 @@ class WatchCase:
 def cases_of(record: Watched, outcomes: Iterable[Outcome]) -> dict[str, WatchCase]:
     """Return the cases for the findings of a record, by file name.
 
-    Findings of one cause share a case, that of the first. A record of a command has no cases:
-    paritybit does not know what the command did.
+    Findings of one cause share a case, that of the first. The case of a command's finding has
+    requests like those that were recorded before it.
     """
-    if record.engine is None:
-        return {}
     tallies = {outcome.name: outcome.tally for outcome in outcomes}
     firsts = [group.findings[0] for group in causes_of(record.findings)]
     scripts = [tallies[finding.leg].script(finding.key) for finding in firsts]
     return {
         f"finding-{number}.json": WatchCase(
-            engine=record.engine,
+            engine=record.engine or release_of(tallies[finding.leg]),
             leg=finding.leg,
             script=script,
             every=record.every,
@@ -61,6 +60,12 @@ def cases_of(record: Watched, outcomes: Iterable[Outcome]) -> dict[str, WatchCas
         for number, (finding, script) in enumerate(zip(firsts, scripts, strict=True), 1)
         if script is not None
     }
+
+
+def release_of(tally: Tally) -> str:
+    """Return the release that a command loaded, as `NAME==VERSION`."""
+    started = next((one.started for one in tally.processes.values() if one.started), {})
+    return f"{started.get('engine')}=={started.get('release')}"
 
 
 def named(record: Watched, cases: Mapping[str, WatchCase]) -> Watched:

@@ -9,6 +9,7 @@ from typing import Any
 from paritybit.drive.script import Script, script_of
 from paritybit.harness.lockstep.tracebacks import without_paths
 from paritybit.launch.journals import Entry
+from paritybit.launch.traffic import script_of_traffic
 
 STARTED = ("engine", "release", "device", "torch", "python")
 """What a process says of itself when it starts to watch an engine."""
@@ -53,6 +54,7 @@ class Tally:
     settings: dict[str, list[str]] = field(default_factory=dict)
     stand_ins: dict[str, str] = field(default_factory=dict)
     played: dict[str, tuple[Process, int]] = field(default_factory=dict)
+    traffic: dict[str, Any] = field(default_factory=dict)
 
     def take(self, process: str, entry: Entry) -> dict[str, Any] | None:
         """Take note of an entry; return a finding if it is the first of its key.
@@ -69,6 +71,8 @@ class Tally:
                 mine.findings = numbers(entry.get("findings"))
             case "finding":
                 return self._found(mine, entry)
+            case "traffic":
+                self.traffic.setdefault(str(entry.get("key")), entry.get("requests"))
             case "undecided":
                 self.undecided.setdefault(str(entry.get("what")))
             case "scope":
@@ -94,13 +98,16 @@ class Tally:
         return finding
 
     def script(self, key: str) -> Script | None:
-        """Return what was served until the finding with a key, None where that is not known."""
+        """Return what was served until the finding with a key, None where that is not known.
+
+        Of a command's own requests, it has the shape of the last ones.
+        """
         process, waves = self.played[key]
         settings = process.script.get("settings")
-        if not waves or not isinstance(settings, Mapping):
-            return None
-        with suppress(ValueError):
-            return script_of(settings, process.waves[:waves])
+        with suppress(ValueError, LookupError, TypeError):
+            if waves and isinstance(settings, Mapping):
+                return script_of(settings, process.waves[:waves])
+            return script_of_traffic(self.traffic.get(key) or (), self.settings)
         return None
 
     def _set(self, settings: object) -> None:

@@ -5,6 +5,7 @@
 | `start` | engine, release, pid, torch, device, python |
 | `counts` | counts: name to number; findings: key to number; both are totals so far |
 | `finding` | what `Finding` holds |
+| `traffic` | key, requests: what `Recorder.traffic` says before the first finding of a key |
 | `undecided` | what |
 | `scope` | settings: name to value |
 | `stand_in` | what, why |
@@ -26,7 +27,10 @@ from typing import Any, TextIO
 
 from paritybit.watch.settings import Settings, active
 
-KINDS = ("start", "counts", "finding", "undecided", "scope", "stand_in", "script", "wave", "end")
+KINDS = (
+    *("start", "counts", "finding", "traffic", "undecided", "scope", "stand_in", "script"),
+    *("wave", "end"),
+)
 
 LARGEST_FILE = 256 * 2**20
 """Bytes of a journal that `read` accepts."""

@@ -8,7 +8,7 @@ on with its own result.
 import os
 import platform
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,9 +17,10 @@ from paritybit.watch import reading
 from paritybit.watch.between import FILLED, MOST_NOTED
 from paritybit.watch.boundary import guarded
 from paritybit.watch.facts import Forward, Group, IndexList, StaticInput
-from paritybit.watch.journal import Journal
+from paritybit.watch.journal import Finding, Journal
 from paritybit.watch.ledger import Ledger, Story
 from paritybit.watch.observations import Inputs, Lists, Logged, Unwritten
+from paritybit.watch.recorder import Recorder
 from paritybit.watch.replays.replaying import Replaying, UnderWay
 from paritybit.watch.settings import Settings
 
@@ -44,6 +45,7 @@ class Watcher(Replaying):
     ) -> None:
         super().__init__(groups, journal, settings)
         self.wait, self.gaps = 0, random.Random(0)
+        self.recorder = Recorder()
         journal.once(
             "start",
             engine=engine,
@@ -55,6 +57,15 @@ class Watcher(Replaying):
             checks=[check.name for check in self.checks],
             every=settings.every,
         )
+
+    def write(self, findings: Iterable[Finding]) -> None:
+        """Write findings to the journal, and the traffic before the first of each key."""
+        for finding in findings:
+            new = finding.key not in self.journal.findings
+            super().write((finding,))
+            if new:
+                requests = self.recorder.traffic(self.chains.chains)
+                self.journal.write("traffic", key=finding.key, requests=requests)
 
     # Forwards.
 
@@ -103,6 +114,7 @@ class Watcher(Replaying):
             self.undecided("a forward began before the last one ended")
         self.settle()
         self.number += 1
+        self.recorder.note(self.number, forward)
         chain = reading.hashes(forward, self.chains)
         owned = {name: reading.owned(forward, ledger) for name, ledger in self.ledgers.items()}
         read = shared = open_ = 0

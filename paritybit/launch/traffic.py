@@ -1,0 +1,70 @@
+"""Request scripts from recorded traffic: its shape, with generated tokens, for a tiny model."""
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from paritybit.drive.script import Part, Planned, Script, Setting, Wave, require_sense
+
+LONGEST = 768
+"""The longest prompt of such a script. Longer traffic is scaled to it."""
+
+MOST = 64
+"""So many requests a script has at most: the last ones."""
+
+
+def script_of_traffic(
+    requests: Sequence[Mapping[str, Any]], settings: Mapping[str, Sequence[str]]
+) -> Script | None:
+    """Return a script like the traffic that a sanitizer recorded, None for none.
+
+    `settings` has the values that were in use, by name. Raises ValueError for data that is none.
+    """
+    if not requests:
+        return None
+    first = max(0, len(requests) - MOST)
+    longest = max(int(one["reached"]) for one in requests)
+    scale = max(1.0, longest / LONGEST)
+    begun = int(requests[first]["since"])
+
+    def scaled(length: object) -> int:
+        return max(1, int(int(str(length)) / scale))
+
+    planned, prompts = list[Planned](), list[tuple[Part, ...]]()
+    for number, one in enumerate(requests):
+        prompt = scaled(one["prompt"])
+        before = () if one["of"] is None else beginning(prompts[one["of"]], scaled(one["shared"]))
+        own = prompt - sum(part.length for part in before)
+        prompts.append((*before, Part(f"r{number}", own)) if own > 0 else beginning(before, prompt))
+        tokens = max(1, min(int(one["reached"]) - int(one["prompt"]) + 1, LONGEST // 2))
+        if number >= first:
+            arrives = int(one["since"]) - begun
+            planned.append(Planned(f"r{number:04}", prompts[-1], tokens, arrives))
+    script = Script(settings_like(settings), (Wave(tuple(planned)),))
+    require_sense(script)
+    return script
+
+
+def beginning(prompt: Sequence[Part], length: int) -> tuple[Part, ...]:
+    """Return the first tokens of a prompt."""
+    found, left = list[Part](), length
+    for part in prompt:
+        if left > 0:
+            found.append(Part(part.text, min(part.length, left)))
+            left -= part.length
+    return tuple(found)
+
+
+def settings_like(settings: Mapping[str, Sequence[str]]) -> dict[str, Setting]:
+    """Return the settings that generated requests have, as near as can be to those in use."""
+
+    def one(name: str, default: str) -> str:
+        return str(settings.get(name, (default,))[-1])
+
+    served: Any = import_module("paritybit.drive.settings").Served  # To import it takes long.
+    found: dict[str, Setting] = served(
+        page_size=int(one("page_size", "1")),
+        prefix_cache=one("disable_radix_cache", "False") == "False",
+        overlap=one("disable_overlap_schedule", "True") == "False",
+    ).scope()
+    return found
