@@ -5,7 +5,6 @@ import contextlib
 import importlib
 import inspect
 import tempfile
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -14,19 +13,12 @@ from typing import Any
 
 from paritybit.drive.models import register_configurations
 from paritybit.drive.player import Orders, PlayedError, Player
+from paritybit.drive.playing import EngineFailedError, Progress
 from paritybit.drive.requests import waves
 from paritybit.drive.settings import Served, options_of
 
 NOTHING = ("input_embeds", "mm_inputs", "token_ids_logprob", "token_type_ids")
 """What a request of ours lacks, and a release may want to be told so."""
-
-
-LONGEST_WAIT = 15
-"""Seconds for which an engine that is asked again and again may serve nobody who waits."""
-
-
-class EngineFailedError(BaseException):
-    """The engine raised. It holds what. An engine's own handlers let it pass."""
 
 
 class Engine:
@@ -36,7 +28,7 @@ class Engine:
         self.served = served
         self.player: Player | None = None
         self._scheduler: Any = None
-        self._progress = 0, 0.0
+        self._progress = Progress()
         self._made: dict[str, list[int]] = {}
         self.arguments: Any = None
 
@@ -102,12 +94,7 @@ class Engine:
     def _poll(self) -> list[Any]:
         """Return what arrives now. Raises EngineFailedError if requests wait and none is served."""
         assert self.player is not None
-        now = time.monotonic()
-        if self.forwards != self._progress[0] or not self.player.open:
-            self._progress = self.forwards, now
-        elif now - self._progress[1] > LONGEST_WAIT:
-            waiting = f"{self.player.open} requests wait and no batch ran"
-            raise EngineFailedError(f"the engine stalled: {waiting} for {LONGEST_WAIT} s")
+        self._progress.require(self.forwards, self.player.open)
         return self.player.poll()
 
     def _orders(self) -> Orders:

@@ -5,15 +5,12 @@ Ends with 0 when it has played for as long as asked, and the engine was idle at 
 
 import argparse
 import os
-import signal
 import sys
-import time
 from collections.abc import Sequence
 
-from paritybit.drive.legs import LACKING
 from paritybit.drive.models import MODELS
-from paritybit.drive.settings import GRAPHS, SPECULATION, LackingError, Served
-from paritybit.watch import journal
+from paritybit.drive.playing import play
+from paritybit.drive.settings import GRAPHS, SPECULATION, Served
 
 
 def parser() -> argparse.ArgumentParser:
@@ -55,45 +52,12 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     if served.device == "cpu":
         os.environ.setdefault("TRITON_INTERPRET", "1")
-    return play(served, asked.seconds, asked.forwards)
+    from paritybit.drive.serving import Engine  # noqa: PLC0415
+    from paritybit.drive.stand_ins.installing import install  # noqa: PLC0415
+    from paritybit.drive.stand_ins.table import ANYWHERE, ON_A_CPU  # noqa: PLC0415
 
-
-def play(served: Served, seconds: float | None, forwards: int | None) -> int:
-    """Serve until the time or the number of forwards is reached; return the exit code."""
-    from paritybit.drive.serving import Engine, EngineFailedError  # noqa: PLC0415
-    from paritybit.drive.stand_ins.table import install  # noqa: PLC0415
-
-    install(served.device)
-    lines = journal.of_process()
-    if lines is not None:
-        lines.scope(**served.scope())
-    begun, asked_to_end = list[float](), list[int]()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *arguments: asked_to_end.append(arguments[0]))
-    engine = Engine(served)
-
-    def stop() -> bool:
-        if not begun:  # The engine has started: its time counts from now.
-            begun.append(time.monotonic())
-        late = seconds is not None and time.monotonic() - begun[0] >= seconds
-        return bool(asked_to_end) or late or (forwards is not None and engine.forwards >= forwards)
-
-    try:
-        engine.serve(stop)
-    except LackingError as error:
-        sys.stderr.write(f"{error}\n")
-        return LACKING
-    except EngineFailedError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    player = engine.player
-    if player is not None and begun:
-        took = time.monotonic() - begun[0]
-        sys.stderr.write(
-            f"{engine.forwards} forwards, {player.served} requests, {player.played} waves "
-            f"in {took:.1f} s\n"
-        )
-    return 0
+    install(served.device, ANYWHERE, ON_A_CPU)
+    return play(Engine(served), asked.seconds, asked.forwards)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from paritybit.drive.models import GEMMA4
-from paritybit.drive.serving import LONGEST_WAIT, Engine, EngineFailedError
+from paritybit.drive.playing import LONGEST_WAIT, EngineFailedError
+from paritybit.drive.serving import Engine
 from paritybit.drive.settings import Served
 from paritybit.drive.stand_ins import speculation
 
@@ -15,8 +16,8 @@ from paritybit.drive.stand_ins import speculation
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """A clock that stands at its last entry."""
     now = [100.0]
-    serving = importlib.import_module("paritybit.drive.serving")
-    monkeypatch.setattr(serving.time, "monotonic", lambda: now[-1])
+    playing = importlib.import_module("paritybit.drive.playing")
+    monkeypatch.setattr(playing.time, "monotonic", lambda: now[-1])
     return now
 
 
