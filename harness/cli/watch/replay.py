@@ -14,7 +14,8 @@ from paritybit.harness.errors import CannotRunError, MalformedError, cut, known,
 from rich.console import Console
 
 from paritybit import __version__
-from paritybit.drive import environment as engines
+from paritybit.drive.engines import Driven, driven
+from paritybit.drive.environment import Environment
 from paritybit.drive.legs import LACKING, Leg, plan
 from paritybit.drive.models import MODELS
 from paritybit.inject import prepare
@@ -38,7 +39,8 @@ def replay_watched(files: Sequence[tuple[Any, str]], options: argparse.Namespace
     reproduce its finding.
     """
     cases = [(case_here(data, name, options), name) for data, name in files]
-    engine = engines.prepare(options.engine)
+    asked = driven(options.engine)
+    engine = asked.starter.prepare(options.engine)
     display = Display(Console(soft_wrap=True), redraws=True)
     codes: list[int] = []
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
@@ -48,7 +50,7 @@ def replay_watched(files: Sequence[tuple[Any, str]], options: argparse.Namespace
             folder = Path(scratch) / f"case-{number}"
             run = Run(folder, Path(scratch), display, stops, case.every, case.checks)
             with stops.heard():
-                outcome = served(run, engine, case)
+                outcome = served(run, asked, engine, case)
             if stops.received is not None and case.key not in outcome.tally.findings:
                 return refused("interrupted", STOPPED[stops.received])
             codes.append(judged(display, case, name, outcome))
@@ -78,23 +80,23 @@ def case_here(data: Any, name: str, options: argparse.Namespace) -> WatchCase:
     known("device", case.device, ("cpu", "cuda"))
     if device_of(options.device or case.device) != case.device:
         raise CannotRunError(f"{name} was recorded on {case.device} and can only be replayed there")
-    leg_of(case)
+    leg_of(case, driven(options.engine))
     return case
 
 
-def leg_of(case: WatchCase) -> Leg:
+def leg_of(case: WatchCase, engine: Driven) -> Leg:
     """Return the leg that a case names. Raises CannotRunError if this version has none."""
     seconds = max(case.seconds, LEAST_SECONDS)
-    for leg in plan(case.device, seconds):
+    for leg in plan(case.device, seconds, engine.legs):
         if leg.name == case.leg:
             return Leg(leg.name, leg.arguments, leg.share, seconds)
     raise CannotRunError(f"this version serves no engine with the settings {cut(case.leg)!r}")
 
 
-def served(run: Run, engine: engines.Environment, case: WatchCase) -> Outcome:
+def served(run: Run, asked: Driven, engine: Environment, case: WatchCase) -> Outcome:
     """Serve an engine as a case says, until its finding appears or its time is over."""
-    leg = leg_of(case)
-    words, variables = engines.command(engine, leg, case.model, case.seed, case.device)
+    leg = leg_of(case, asked)
+    words, variables = asked.starter.command(engine, leg, case.model, case.seed, case.device)
     limits = Limits(leg.seconds + ALLOWANCE, after_finding=0.0, sought=case.key)
     with run.display.showing():
         return run.watch(leg, words, variables, limits)

@@ -1,0 +1,53 @@
+"""Fetches a whole transformers and what it imports, and says how it is started."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+from paritybit.drive.environment import Environment, pins_for, variables
+from paritybit.drive.legs import Leg
+from paritybit.harness.engines import fetch
+from paritybit.harness.engines.adapters.packages import Package
+from paritybit.subjects.engines.shared.loading import folder_of_package
+
+PACKAGE = Package(
+    name="transformers",
+    marker="generation/continuous_batching",
+    example="5.24.0",
+    oldest="5.18.0",
+    walked=(),
+    dependencies=(),
+)
+
+
+def prepare(spec: str) -> Environment:
+    """Return the engine of `transformers==VERSION` or of a folder, fetched with what it imports.
+
+    Raises MalformedError and CannotRunError as `fetch.fetch` does.
+    """
+    named = re.fullmatch(rf"{PACKAGE.name}==({fetch.VERSION})", spec)
+    if named is not None:
+        found = fetch.fetch(named[1], PACKAGE)
+        name, package = found.name, found.package
+    else:
+        home = folder_of_package(Path(spec), PACKAGE.name, PACKAGE.marker)
+        assert home is not None
+        name, package = f"{PACKAGE.name} in {Path(spec).name or spec}", home.resolve()
+    pins = pins_for(None if named is None else named[1])
+    fetch.install(pins.stem, pins)
+    # The folder of dependencies has another transformers, which the engine's own one hides.
+    return Environment(name, package.parent, fetch.dependencies_folder() / pins.stem)
+
+
+def command(
+    environment: Environment, leg: Leg, model: str, seed: int, device: str
+) -> tuple[list[str], dict[str, str]]:
+    """Return the words that serve an engine in one way, and the variables of their process."""
+    words = [
+        *(sys.executable, "-m", "paritybit.drive.transformers"),
+        *("--model", model, "--device", device, "--seed", str(seed)),
+        *("--seconds", f"{leg.seconds:g}"),
+        *leg.arguments,
+    ]
+    return words, variables(environment, device, os.environ)

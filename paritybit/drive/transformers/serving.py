@@ -1,0 +1,112 @@
+"""A whole transformers in this process: its generation loop, with a player for a client."""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from paritybit.drive.player import Orders, PlayedError, Player
+from paritybit.drive.playing import EngineFailedError, Progress
+from paritybit.drive.requests import waves
+from paritybit.drive.settings import LackingError
+from paritybit.drive.transformers.settings import Served
+
+
+class Engine:
+    """A generation loop that serves what a player plays. `forwards` counts what it ran."""
+
+    def __init__(self, served: Served) -> None:
+        self.served = served
+        self.player: Player | None = None
+        self.manager: Any = None
+        self.forwards = 0
+        self._progress = Progress()
+
+    def serve(self, stop: Callable[[], bool]) -> None:
+        """Start the loop and serve waves until `stop` says so, then until it is idle.
+
+        Raises EngineFailedError if the engine raises, LackingError for settings that it lacks.
+        """
+        transformers: Any = importlib.import_module("transformers")
+        continuous: Any = importlib.import_module(
+            "transformers.generation.continuous_batching.continuous_api"
+        )
+        self.manager = self._manager(transformers)
+        self.player = Player(waves(self.served.seed, self.served.limits()), self._orders(), stop)
+        prepare = continuous.ContinuousBatchProcessor.prepare_next_batch
+        step = continuous.ContinuousBatchProcessor._generation_step
+
+        def prepared(processor: Any) -> Any:
+            self._poll()
+            return prepare(processor)
+
+        def stepped(processor: Any, *arguments: Any) -> Any:
+            self.forwards += 1
+            return step(processor, *arguments)
+
+        continuous.ContinuousBatchProcessor.prepare_next_batch = prepared
+        continuous.ContinuousBatchProcessor._generation_step = stepped
+        self.manager.warmup()
+        try:
+            self.manager._run_generation_loop(use_inference_mode=False)
+        except PlayedError:
+            return
+        error = self.manager.background_thread_status.fatal_error
+        raise EngineFailedError(f"the generation loop ended: {error!r}")
+
+    def _manager(self, transformers: Any) -> Any:
+        """Return the engine's manager of a model with random weights."""
+        torch.manual_seed(self.served.seed)
+        config = self.served.configuration()
+        try:
+            made = transformers.AutoConfig.for_model(**config)
+            model = transformers.AutoModelForCausalLM.from_config(
+                made, attn_implementation=self.served.attention
+            )
+            batching = transformers.generation.ContinuousBatchingConfig(**self.served.batching())
+        except (TypeError, ValueError) as error:
+            raise LackingError(f"this release cannot be served so: {error}") from error
+        model = model.to(self.served.device).eval()
+        generation = transformers.GenerationConfig(
+            max_new_tokens=self.served.limits().pool,
+            do_sample=self.served.samples > 1,
+            eos_token_id=-1,
+            num_return_sequences=self.served.samples,
+        )
+        return model.init_continuous_batching(
+            generation_config=generation, continuous_batching_config=batching
+        )
+
+    def _poll(self) -> None:
+        """Let the player act. Raises EngineFailedError if requests wait and none is served."""
+        assert self.player is not None
+        self._progress.require(self.forwards, self.player.open)
+        outputs = self.manager.output_router.output_queue
+        while not outputs.empty():
+            output = outputs.get_nowait()
+            if output.is_finished():
+                self.player.ended(output.request_id, output.generated_tokens)
+        for act in self.player.poll():
+            act()
+        self.manager._wake_up_loop.set()  # An idle loop would wait for a client.
+
+    def _orders(self) -> Orders:
+        def arrive(name: str, prompt: list[int], tokens: int, temperature: float) -> Any:
+            del temperature  # It is one for all requests.
+            return lambda: self.manager.add_request(prompt, name, max_new_tokens=tokens)
+
+        def abort(name: str) -> Any:
+            return lambda: self._abort(name)
+
+        return Orders(arrive, abort, lambda: self._flush)
+
+    def _abort(self, name: str) -> None:
+        """Cancel a request. The engine says nothing of its end."""
+        assert self.player is not None
+        self.manager.cancel_request(name)
+        self.player.ended(name, ())
+
+    def _flush(self) -> None:
+        """Empty the prefix cache as the engine does when it runs short of blocks."""
+        self.manager.batch_processor.cache.evict_cached_blocks()

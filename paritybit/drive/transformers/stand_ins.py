@@ -1,0 +1,93 @@
+"""What stands in for a GPU: graphs, streams and events. The rest of the engine runs as it is."""
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paritybit.drive.stand_ins.installing import StandIn
+from paritybit.reference.torch_ops import TorchOps
+from paritybit.subjects.engines.shared.graphs import (
+    CpuGraph,
+    Event,
+    emulate,
+    emulate_streams,
+    recording,
+    unpin_memory,
+)
+
+KEPT: list[Tensor] = []
+"""What a capture under way must not change: on a GPU it runs nothing."""
+
+
+class Pool:
+    """Stand for `torch.cuda.MemPool`: a tape needs no memory of its own."""
+
+    id = (0, 0)
+
+
+def stand_in_for_graphs() -> None:
+    """Give torch's CUDA module graphs, and let continuous batching take it for an accelerator."""
+    emulate(TorchOps())
+    emulate_streams()
+    unpin_memory()
+    cuda: Any = torch.cuda
+    module = torch.get_device_module
+
+    def device_module(device: Any = None) -> Any:
+        return cuda if device is None else module(device)
+
+    cuda.graph = captured
+    cuda.MemPool = Pool
+    cuda.use_mem_pool = lambda pool: contextlib.nullcontext()
+    cuda.stream = lambda stream: contextlib.nullcontext()
+    cuda.empty_cache = lambda: None
+    torch.backends.cuda.enable_flash_sdp(False)  # Not one op that a tape can hold.
+    held: Any = torch
+    held.get_device_module = device_module
+    held.accelerator.is_available = lambda: True
+    held.Event = Event
+    continuous: Any = importlib.import_module("transformers.generation.continuous_batching")
+    runner: Any = importlib.import_module(f"{continuous.__name__}.model_runner")
+    runner.ModelRunner._capture_graph = keeping(runner.ModelRunner._capture_graph)
+    pairs: Any = importlib.import_module(f"{continuous.__name__}.input_outputs")
+    pairs.ContinuousBatchingAsyncIOs._supported_device_types = ("cuda", "cpu")
+
+
+def keeping(capture: Callable[..., None]) -> Callable[..., None]:
+    """Return a capture after which the cache and the outputs are as they were before."""
+
+    def called(runner: Any, forward: Any, stream: Any, *arguments: Any) -> None:
+        KEPT[:] = [
+            runner.cache.cache_tensor,
+            *(one for one in arguments if isinstance(one, Tensor)),
+        ]
+        try:
+            capture(runner, forward, stream, *arguments)
+        finally:
+            KEPT.clear()
+
+    return called
+
+
+@contextlib.contextmanager
+def captured(graph: CpuGraph, *arguments: Any, **settings: Any) -> Iterator[None]:
+    """Stand for `torch.cuda.graph`, which records and runs nothing."""
+    values = [tensor.clone() for tensor in KEPT]
+    with recording(graph):
+        yield
+    for tensor, value in zip(KEPT, values, strict=True):
+        tensor.copy_(value)
+
+
+ON_A_CPU = (
+    StandIn(
+        "CUDA graphs, streams and events: a tape of torch ops, replayed over the same tensors",
+        "a CPU has none",
+        stand_in_for_graphs,
+    ),
+)
+"""What a CPU needs."""
