@@ -122,11 +122,17 @@ class Engine:
             part = self.parts[name]
             self.watcher.copied(name, part.of_blocks(source), part.of_blocks(target))
 
-    def restored(self, requests: Sequence[str]) -> None:
-        """Note that the blocks of some requests were filled from the host."""
-        for name, part in self.parts.items():
-            tables = [part.allocator.block_table.get(request, []) for request in requests]
-            self.watcher.forget(name, part.of_blocks(block for one in tables for block in one))
+    def stored(self, request: str, tables: Mapping[str, Sequence[int]]) -> None:
+        """Note that the blocks of a request were copied to the host."""
+        for name, blocks in tables.items():
+            self.watcher.store(request, name, self.parts[name].of_blocks(blocks))
+
+    def loaded(self, request: str, tables: Mapping[str, Sequence[int]]) -> None:
+        """Note that blocks of the host were copied to the first blocks of a request."""
+        for name, blocks in tables.items():
+            part = self.parts[name]
+            mine = part.allocator.block_table.get(request, [])[: len(blocks)]
+            self.watcher.load(request, name, part.of_blocks(mine))
 
     def idle(self, pool: Any) -> None:
         """Judge which slots are free or cached, once after each forward pass, if nothing runs."""

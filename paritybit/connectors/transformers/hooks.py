@@ -30,7 +30,8 @@ TARGETS = {
     "allocate": "cache_allocators.cache_pool.CachePool.get_free_blocks",
     "free": "cache_allocators.cache_pool.CachePool.free_blocks",
     "copy": "cache.PagedAttentionCache.perform_cache_copy",
-    "restore": "offloading_manager.OffloadingManager.restore_scheduled_requests",
+    "store": "offloading_manager.OffloadingManager._offload_to_cpu",
+    "load": "offloading_manager.OffloadingManager.restore_scheduled_requests",
     "idle": "continuous_api.ContinuousBatchProcessor.prepare_next_batch",
     "failed": "continuous_api.ContinuousBatchingManager._handle_critical_error",
 }
@@ -132,12 +133,24 @@ class Hooks:
             self.engines[cache].copied(copies)
         return result
 
-    def restore(self, original: Original, manager: Any, requests: Any) -> Any:
-        """Note blocks that were filled from the host."""
+    def store(self, original: Original, manager: Any, victims: Any, tables: Any) -> Any:
+        """Note blocks that were copied to the host."""
+        requests = original(manager, victims, tables)
+        engine = self.engines.get(manager.cache)
+        if engine is not None:
+            for request in requests:
+                engine.stored(request, tables[request])
+        return requests
+
+    def load(self, original: Original, manager: Any, requests: Any) -> Any:
+        """Note blocks that were copied from the host."""
         names = [one.state.request_id for one in requests if one.state.is_cpu_offloaded]
+        tables = {name: manager._request_id_to_cpu_blocks[name] for name in names}
         result = original(manager, requests)
-        if names and manager.cache in self.engines:
-            self.engines[manager.cache].restored(names)
+        engine = self.engines.get(manager.cache)
+        if engine is not None:
+            for name, blocks in tables.items():
+                engine.loaded(name, blocks)
         return result
 
     def idle(self, original: Original, processor: Any) -> Any:
