@@ -7,10 +7,10 @@ from typing import Any
 from paritybit.drive.models import VOCABULARY, WINDOW, Model
 from paritybit.drive.requests import Limits
 
-ROWS, CHUNK, POOL = 8, 64, 1536
+ROWS, CHUNK, POOL = 8, 64, 512
 """Most requests that run at once; most tokens of a forward pass, and of the pool."""
 
-Q_PADDING, KV_PADDING = 16, 256
+Q_PADDING, KV_PADDING = 16, 128
 """Graphs are captured for sizes that are multiples of these."""
 
 
