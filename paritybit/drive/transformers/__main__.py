@@ -32,10 +32,9 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Play as the command line says; return the exit code."""
-    asked = parser().parse_args(words)
-    served = Served(
+def served_as(asked: argparse.Namespace) -> Served:
+    """Return the settings that a command line asks for."""
+    return Served(
         model=MODELS[asked.model],
         device=asked.device,
         seed=asked.seed,
@@ -48,6 +47,12 @@ def main(words: Sequence[str] | None = None) -> int:
         samples=asked.samples,
         scheduler=asked.scheduler,
     )
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Play as the command line says; return the exit code."""
+    asked = parser().parse_args(words)
+    served = served_as(asked)
     from paritybit.drive.stand_ins.installing import install  # noqa: PLC0415
     from paritybit.drive.transformers.serving import Engine  # noqa: PLC0415
     from paritybit.drive.transformers.stand_ins import ON_A_CPU  # noqa: PLC0415

@@ -5,7 +5,7 @@ import re
 import sys
 from pathlib import Path
 
-from paritybit.drive.environment import Environment, pins_for, variables
+from paritybit.drive.environment import Environment, variables
 from paritybit.drive.legs import Leg
 from paritybit.harness.engines import fetch
 from paritybit.harness.engines.adapters.packages import Package
@@ -15,10 +15,16 @@ PACKAGE = Package(
     name="transformers",
     marker="generation/continuous_batching",
     example="5.24.0",
-    oldest="5.18.0",
+    oldest="5.19.0",
     walked=(),
     dependencies=(),
 )
+
+PINS = Path(__file__).with_name("pins.txt")
+"""A requirements file with a hash for each file."""
+
+DEPENDENCIES = "continuous-batching"
+"""The folder of what they install."""
 
 
 def prepare(spec: str) -> Environment:
@@ -34,10 +40,8 @@ def prepare(spec: str) -> Environment:
         home = folder_of_package(Path(spec), PACKAGE.name, PACKAGE.marker)
         assert home is not None
         name, package = f"{PACKAGE.name} in {Path(spec).name or spec}", home.resolve()
-    pins = pins_for(None if named is None else named[1])
-    fetch.install(pins.stem, pins)
-    # The folder of dependencies has another transformers, which the engine's own one hides.
-    return Environment(name, package.parent, fetch.dependencies_folder() / pins.stem)
+    fetch.install(DEPENDENCIES, PINS)
+    return Environment(name, package.parent, fetch.dependencies_folder() / DEPENDENCIES)
 
 
 def command(

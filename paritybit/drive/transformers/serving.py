@@ -1,16 +1,18 @@
 """A whole transformers in this process: its generation loop, with a player for a client."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from paritybit.drive.player import Orders, PlayedError, Player
 from paritybit.drive.playing import EngineFailedError, Progress
-from paritybit.drive.requests import waves
+from paritybit.drive.requests import FIRST_TOKEN, Limits, Wave, waves
 from paritybit.drive.settings import LackingError
 from paritybit.drive.transformers.settings import Served
+from paritybit.subjects.engines.shared.loading import named
 
 
 class Engine:
@@ -33,7 +35,9 @@ class Engine:
             "transformers.generation.continuous_batching.continuous_api"
         )
         self.manager = self._manager(transformers)
-        self.player = Player(waves(self.served.seed, self.served.limits()), self._orders(), stop)
+        limits = self.served.limits()
+        planned = other_beginnings(waves(self.served.seed, limits), limits)
+        self.player = Player(planned, self._orders(), stop)
         prepare = continuous.ContinuousBatchProcessor.prepare_next_batch
         step = continuous.ContinuousBatchProcessor._generation_step
 
@@ -49,7 +53,7 @@ class Engine:
         continuous.ContinuousBatchProcessor._generation_step = stepped
         self.manager.warmup()
         try:
-            self.manager._run_generation_loop(use_inference_mode=False)
+            named(self.manager._run_generation_loop, use_inference_mode=False)()
         except PlayedError:
             return
         error = self.manager.background_thread_status.fatal_error
@@ -60,11 +64,13 @@ class Engine:
         torch.manual_seed(self.served.seed)
         config = self.served.configuration()
         try:
-            made = transformers.AutoConfig.for_model(**config)
             model = transformers.AutoModelForCausalLM.from_config(
-                made, attn_implementation=self.served.attention
+                transformers.AutoConfig.for_model(**config),
+                attn_implementation=self.served.attention,
             )
-            batching = transformers.generation.ContinuousBatchingConfig(**self.served.batching())
+            made = transformers.generation.ContinuousBatchingConfig
+            # Older releases do not switch by themselves, and have no name for it.
+            batching = named(made, auto_switch_to_flash=False)(**self.served.batching())
         except (TypeError, ValueError) as error:
             raise LackingError(f"this release cannot be served so: {error}") from error
         model = model.to(self.served.device).eval()
@@ -110,3 +116,17 @@ class Engine:
     def _flush(self) -> None:
         """Empty the prefix cache as the engine does when it runs short of blocks."""
         self.manager.batch_processor.cache.evict_cached_blocks()
+
+
+def other_beginnings(planned: Iterator[Wave], limits: Limits) -> Iterator[Wave]:
+    """Give every fifth request of a wave another first token.
+
+    What it shares with others then begins after another prefix: the same tokens, and other KV.
+    """
+    for wave in planned:
+        requests = list(wave.requests)
+        for place in range(2, len(requests), 5):
+            first, *rest = requests[place].prompt
+            first = first + 1 if first + 1 < limits.vocabulary else FIRST_TOKEN
+            requests[place] = replace(requests[place], prompt=(first, *rest))
+        yield replace(wave, requests=tuple(requests))

@@ -77,5 +77,4 @@ class Served:
             "kv_padding_interval_size": KV_PADDING,
             "scheduler_type": self.scheduler,
             "cpu_offload_space": 0.01 if self.offload else 0.0,
-            "auto_switch_to_flash": False,
         }

@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from paritybit.reference.torch_ops import TorchOps
 from paritybit.subjects.engines.shared.graphs import (
     CpuGraph,
     Event,
+    Stream,
     emulate,
     emulate_streams,
     recording,
@@ -34,27 +36,27 @@ def stand_in_for_graphs() -> None:
     emulate(TorchOps())
     emulate_streams()
     unpin_memory()
-    cuda: Any = torch.cuda
-    module = torch.get_device_module
-
-    def device_module(device: Any = None) -> Any:
-        return cuda if device is None else module(device)
-
-    cuda.graph = captured
-    cuda.MemPool = Pool
-    cuda.use_mem_pool = lambda pool: contextlib.nullcontext()
-    cuda.stream = lambda stream: contextlib.nullcontext()
-    cuda.empty_cache = lambda: None
     torch.backends.cuda.enable_flash_sdp(False)  # Not one op that a tape can hold.
+    cuda, module = accelerator(), torch.get_device_module
     held: Any = torch
-    held.get_device_module = device_module
+    held.get_device_module = lambda device=None: cuda if device is None else module(device)
     held.accelerator.is_available = lambda: True
     held.Event = Event
-    continuous: Any = importlib.import_module("transformers.generation.continuous_batching")
-    runner: Any = importlib.import_module(f"{continuous.__name__}.model_runner")
-    runner.ModelRunner._capture_graph = keeping(runner.ModelRunner._capture_graph)
-    pairs: Any = importlib.import_module(f"{continuous.__name__}.input_outputs")
-    pairs.ContinuousBatchingAsyncIOs._supported_device_types = ("cuda", "cpu")
+    continuous = "transformers.generation.continuous_batching"
+    runner: Any = importlib.import_module(f"{continuous}.model_runner").ModelRunner
+    runner._capture_graph = keeping(runner._capture_graph)
+    pairs: Any = importlib.import_module(f"{continuous}.input_outputs").ContinuousBatchingAsyncIOs
+    pairs._supported_device_types = ("cuda", "cpu")
+
+
+def accelerator() -> Any:
+    """Return what stands for torch's CUDA module where the engine asks for that of a device."""
+    made: Any = ModuleType(torch.cuda.__name__)
+    made.is_available = lambda: True
+    made.CUDAGraph, made.Stream, made.MemPool, made.graph = CpuGraph, Stream, Pool, captured
+    made.stream = made.use_mem_pool = lambda one: contextlib.nullcontext()
+    made.empty_cache = made.synchronize = lambda: None
+    return made
 
 
 def keeping(capture: Callable[..., None]) -> Callable[..., None]:
