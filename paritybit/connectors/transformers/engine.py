@@ -9,7 +9,13 @@ from torch import Tensor
 
 from paritybit.connectors.transformers import cache as caches
 from paritybit.connectors.transformers.batch import Batch, Planned
-from paritybit.connectors.transformers.inputs import laws_of, lists_of, statics_of
+from paritybit.connectors.transformers.inputs import (
+    LARGEST_MASK,
+    laws_of,
+    lists_of,
+    masks_of,
+    statics_of,
+)
 from paritybit.watch.facts import Forward, Replay
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
@@ -64,6 +70,8 @@ class Engine:
             watcher.begin(Forward(batch.kind, batch.rows(), owned))
             watcher.lists(list(lists_of(batch)))
             watcher.inputs("batch", list(laws_of(batch)))
+            if any(mask.numel() > LARGEST_MASK for mask in masks_of(batch).values()):
+                watcher.scope(masks_not_watched=f"those of more than {LARGEST_MASK} entries")
         self.now = runner, model, batch
         try:
             result = run()

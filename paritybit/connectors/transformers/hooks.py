@@ -71,6 +71,7 @@ class Hooks:
             journal.undecided(f"transformers {release()}: {error} is not recognised")
             return result
         self.engines[cache] = self.pools[cache.pool] = engine
+        journal.scope(**settings_of(cache, *args, **kwargs))
         return result
 
     def prepare(
@@ -167,6 +168,18 @@ class Hooks:
         if engine is not None and (what := meaning(error)) is not None:
             engine.watcher.raised(error, what, raised_at(error))
         return original(manager, error, processor)
+
+
+def settings_of(cache: Any, config: Any, batching: Any = None, *args: Any, **kw: Any) -> Any:
+    """Return the settings of a cache by the names that other engines have for them."""
+    batching = kw.get("continuous_batching_config", batching)
+    return {
+        "page_size": batching.page_size,
+        "disable_overlap_schedule": not batching.use_async_batching,
+        "disable_radix_cache": not cache.use_prefix_sharing,
+        "attention_backend": config._attn_implementation,
+        "device": str(cache.device),
+    }
 
 
 def release() -> str:

@@ -11,6 +11,9 @@ from paritybit.connectors.transformers.batch import Batch, Lists
 from paritybit.connectors.transformers.cache import Part
 from paritybit.watch.facts import IndexList, StaticInput
 
+LARGEST_MASK = 2**24
+"""Entries of a mask up to which it is judged: it is made anew for that."""
+
 
 def lists_of(batch: Batch) -> Iterator[IndexList]:
     """Yield the lists of slots that attention reads. What is left of each is its padding."""
@@ -47,10 +50,16 @@ def laws_of(batch: Batch) -> Iterator[StaticInput]:
             yield known(f"padding of write_index[{name}]", padding, [part.trash[2]] * len(padding))
         if part.window is not None and lists.read.numel():
             yield from new_tokens(batch, part, lists)
-        mask = batch.given.get("attention_mask")
-        if mask is not None:
-            mask = mask[name] if isinstance(mask, dict) else mask
+        mask = masks_of(batch).get(name)
+        if mask is not None and mask.numel() <= LARGEST_MASK:
             yield mask_of(batch, part, mask[0, 0])
+
+
+def masks_of(batch: Batch) -> dict[str, Tensor]:
+    """Return the masks of a batch by group. Those of a kernel that needs none are left out."""
+    given = batch.given.get("attention_mask")
+    masks = given if isinstance(given, dict) else dict.fromkeys(batch.parts, given)
+    return {name: mask for name, mask in masks.items() if mask is not None}
 
 
 def known(name: str, tensor: Tensor, values: list[int]) -> StaticInput:

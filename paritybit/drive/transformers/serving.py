@@ -14,6 +14,9 @@ from paritybit.drive.settings import LackingError
 from paritybit.drive.transformers.settings import Served
 from paritybit.subjects.engines.shared.loading import named
 
+SAMPLE = "__child#"
+"""What the engine puts between the name of a request and the number of a further sample."""
+
 
 class Engine:
     """A generation loop that serves what a player plays. `forwards` counts what it ran."""
@@ -24,6 +27,7 @@ class Engine:
         self.manager: Any = None
         self.forwards = 0
         self._progress = Progress()
+        self._samples: dict[str, list[list[int]]] = {}
 
     def serve(self, stop: Callable[[], bool]) -> None:
         """Start the loop and serve waves until `stop` says so, then until it is idle.
@@ -92,7 +96,11 @@ class Engine:
         while not outputs.empty():
             output = outputs.get_nowait()
             if output.is_finished():
-                self.player.ended(output.request_id, output.generated_tokens)
+                name = output.request_id.partition(SAMPLE)[0]
+                samples = self._samples.setdefault(name, [])
+                samples.append(output.generated_tokens)
+                if len(samples) == self.served.samples:
+                    self.player.ended(name, self._samples.pop(name)[0])
         for act in self.player.poll():
             act()
         self.manager._wake_up_loop.set()  # An idle loop would wait for a client.
@@ -110,7 +118,8 @@ class Engine:
     def _abort(self, name: str) -> None:
         """Cancel a request. The engine says nothing of its end."""
         assert self.player is not None
-        self.manager.cancel_request(name)
+        for one in (name, *(f"{name}{SAMPLE}{n}" for n in range(self.served.samples - 1))):
+            self.manager.cancel_request(one)
         self.player.ended(name, ())
 
     def _flush(self) -> None:

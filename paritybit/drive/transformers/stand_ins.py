@@ -19,6 +19,7 @@ from paritybit.subjects.engines.shared.graphs import (
     emulate_streams,
     recording,
     unpin_memory,
+    whole,
 )
 
 KEPT: list[Tensor] = []
@@ -45,6 +46,7 @@ def stand_in_for_graphs() -> None:
     continuous = "transformers.generation.continuous_batching"
     runner: Any = importlib.import_module(f"{continuous}.model_runner").ModelRunner
     runner._capture_graph = keeping(runner._capture_graph)
+    runner._sample = sampled(runner._sample)
     pairs: Any = importlib.import_module(f"{continuous}.input_outputs").ContinuousBatchingAsyncIOs
     pairs._supported_device_types = ("cuda", "cpu")
 
@@ -57,6 +59,16 @@ def accelerator() -> Any:
     made.stream = made.use_mem_pool = lambda one: contextlib.nullcontext()
     made.empty_cache = made.synchronize = lambda: None
     return made
+
+
+def sampled(sample: Callable[..., None]) -> Callable[..., None]:
+    """Let a recording graph keep a random choice of tokens whole: no tape can hold one."""
+    kept = whole(sample)
+
+    def called(runner: Any, *arguments: Any) -> None:
+        (kept if runner.do_sample else sample)(runner, *arguments)
+
+    return called
 
 
 def keeping(capture: Callable[..., None]) -> Callable[..., None]:

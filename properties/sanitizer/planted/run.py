@@ -48,6 +48,7 @@ LEGS: Mapping[frozenset[str], str] = {
     frozenset({"shared"}): "shared prefixes",
     frozenset({"samples"}): "several samples",
     frozenset({"offload"}): "offload to the host",
+    frozenset({"sinks"}): "attention sinks",
     frozenset({"overlap-windows"}): "overlap",
 }
 """The leg of the plan that comes nearest to what a fault needs."""
