@@ -16,7 +16,10 @@ from paritybit.places import PACKAGE
 
 ENTRY_POINTS: Mapping[str, Mapping[str, str]] = {
     "sglang.srt.plugins": {"paritybit": "paritybit.connectors.sglang:load"},
-    "paritybit.connectors": {"sglang": "paritybit.connectors.sglang:connect"},
+    "paritybit.connectors": {
+        "sglang": "paritybit.connectors.sglang:connect",
+        "transformers": "paritybit.connectors.transformers:connect",
+    },
 }
 """The entry points by group: name and object. `pyproject.toml` declares the same ones."""
 

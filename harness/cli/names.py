@@ -89,7 +89,9 @@ def check_engine(options: argparse.Namespace) -> None:
     if version is not None:
         fetch.release_of(version)
     elif versions is None:
-        fetch.package_of(engine)
+        table = importlib.import_module("paritybit.drive.engines").DRIVEN
+        if not any(one.is_meant_by(engine) for one in table):
+            fetch.package_of(engine)
     for named in set(versions or ()) - {EVERY, NEWEST}:
         fetch.require_release(named, fetch.PACKAGES[engine])
 

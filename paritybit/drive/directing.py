@@ -20,15 +20,14 @@ class Settings(Protocol):
     """What an engine is served with."""
 
     @property
-    def seed(self) -> int:
-        """The seed of the requests."""
-
-    @property
     def alone(self) -> bool:
         """Whether each request is also served by itself."""
 
     def scope(self) -> dict[str, Setting]:
         """Return the settings by name."""
+
+    def requests(self) -> Iterator[Wave]:
+        """Return the requests of the seed."""
 
     def limits(self) -> Limits:
         """Return what requests must keep to."""

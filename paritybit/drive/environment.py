@@ -1,4 +1,4 @@
-"""Fetches a whole engine and what it imports, and says how it is started. Runs outside of it."""
+"""Fetches a whole sglang and what it imports, and says how it is started. Runs outside of it."""
 
 import os
 import re
@@ -10,8 +10,6 @@ from pathlib import Path
 from paritybit.drive.legs import Leg
 from paritybit.drive.script import Script, Setting
 from paritybit.harness.engines import fetch
-from paritybit.harness.engines.adapters.packages import SGLANG
-from paritybit.harness.errors import MalformedError, quoted
 from paritybit.places import IMPORT_FOLDER
 
 PINS = Path(__file__).parent / "pins"
@@ -41,14 +39,8 @@ class Environment:
 def prepare(spec: str) -> Environment:
     """Return the engine of `sglang==VERSION` or of a folder, fetched with what it imports.
 
-    Raises MalformedError and CannotRunError as `fetch.find` does, and MalformedError for an engine
-    that nothing here drives.
+    Raises MalformedError and CannotRunError as `fetch.find` does.
     """
-    package = fetch.package_of(spec)
-    if package is not SGLANG:
-        raise MalformedError(
-            f"watch --engine drives sglang only, and {quoted(spec)} is {package.name}"
-        )
     found = fetch.find(spec)
     pins = pins_for(wanted_transformers(found.package))
     fetch.install(pins.stem, pins)
@@ -117,12 +109,14 @@ def _started(
 ) -> tuple[list[str], dict[str, str]]:
     sliding = speculative == "standalone" and says(environment.source, *SLIDING_DRAFTS)
     drafts = acceptance(environment.source, device) if chain else {}
+    # By default a request gives back what left its window after 128 tokens: 8 windows of ours.
+    often = {"SGLANG_SWA_EVICTION_INTERVAL": "8"}
     return (
         [
             *(sys.executable, "-m", "paritybit.drive.sglang", *words),
             *(("--sliding-draft",) if sliding else ()),
         ],
-        {**drafts, **variables(environment, device, os.environ)},
+        {**often, **drafts, **variables(environment, device, os.environ)},
     )
 
 
@@ -163,8 +157,6 @@ def variables(
     own["PYTHONPATH"] = os.pathsep.join(folders)
     own["PYTHONPYCACHEPREFIX"] = str(fetch.dependencies_folder() / "pycache")
     own["PYTHONUNBUFFERED"] = "1"
-    # By default a request gives back what left its window after 128 tokens: 8 windows of ours.
-    own.setdefault("SGLANG_SWA_EVICTION_INTERVAL", "8")
     if device == "cpu":
         own["TRITON_INTERPRET"] = "1"
         own["CUDA_VISIBLE_DEVICES"] = ""

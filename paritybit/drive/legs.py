@@ -1,5 +1,6 @@
-"""The settings that a whole engine is served with by default, one process each: a table."""
+"""The settings that a whole sglang is served with by default, one process each: a table."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 LACKING = 4
@@ -41,9 +42,8 @@ LEGS = (
 """What is tried on any device, in this order, with parts of the time."""
 
 
-def plan(device: str, seconds: float) -> tuple[Leg, ...]:
+def plan(device: str, seconds: float, legs: Sequence[Leg] = LEGS) -> tuple[Leg, ...]:
     """Return the legs of a device, whose seconds add up to the given ones."""
-    legs = LEGS
     total = sum(leg.share for leg in legs)
     return tuple(
         Leg(leg.name, leg.arguments, leg.share, seconds * leg.share / total) for leg in legs

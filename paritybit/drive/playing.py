@@ -12,7 +12,6 @@ from typing import Protocol
 from paritybit.drive.company import Plays
 from paritybit.drive.directing import Settings, counted, serve, shrink
 from paritybit.drive.legs import LACKING, LackingError
-from paritybit.drive.requests import waves
 from paritybit.drive.script import Script
 from paritybit.watch import journal
 
@@ -80,7 +79,7 @@ def run(engine: Engine, served: Settings, script: Script | None, asked: argparse
             codes.append(0 if found else 1)
             return
         begun, limits = time.monotonic(), served.limits()
-        given = waves(served.seed, limits) if script is None else iter(script.waves)
+        given = served.requests() if script is None else iter(script.waves)
 
         def stop() -> bool:
             late = asked.seconds is not None and time.monotonic() - begun >= asked.seconds

@@ -5,8 +5,8 @@ between two waves.
 """
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from paritybit.drive.script import Part, Planned, Wave
 
@@ -107,6 +107,21 @@ class Draw:
             deck.extend(_edges(self.limits))
             self.chance.shuffle(deck)
         return deck.pop()
+
+
+def other_beginnings(given: Iterable[Wave]) -> Iterator[Wave]:
+    """Give every fifth request of a wave another first token.
+
+    What it shares with others then begins after another prefix: the same tokens, and other KV.
+    """
+    for wave in given:
+        requests = list(wave.requests)
+        for place in range(2, len(requests), 5):
+            first, *rest = requests[place].prompt
+            more = (replace(first, length=first.length - 1, start=1),) if first.length > 1 else ()
+            prompt = (Part("another beginning", 1), *more, *rest)
+            requests[place] = replace(requests[place], prompt=prompt)
+        yield replace(wave, requests=tuple(requests))
 
 
 def shares(common: Part, shared: int, own: Part) -> tuple[Part, ...]:

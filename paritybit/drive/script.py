@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from paritybit.drive.models import VOCABULARY
 
@@ -23,14 +23,15 @@ Setting = str | int | bool | None
 
 @dataclass(frozen=True)
 class Part:
-    """The first `length` tokens of a text."""
+    """So many tokens of a text, from the one at `start` on."""
 
     text: str
     length: int
+    start: int = 0
 
     def tokens(self) -> tuple[int, ...]:
         """Return the tokens."""
-        return _tokens(self.text, self.length)
+        return _tokens(self.text, self.start + self.length)[self.start :]
 
 
 @cache
@@ -91,6 +92,11 @@ class Script:
         return sum(len(wave.requests) for wave in self.waves)
 
 
+Kind = TypeVar("Kind")
+
+LARGEST = 1 << 20
+"""The largest number of a script's settings."""
+
 MOST_REQUESTS, MOST_TOKENS, MOST_POLLS = 100_000, 100_000, 1_000_000
 """The largest script, request and time that a script may ask for."""
 
@@ -113,6 +119,29 @@ def script_of(settings: Mapping[str, Setting], waves: Sequence[Any]) -> Script:
     return script
 
 
+def settings_of(
+    kind: type[Kind],
+    settings: Mapping[str, Setting],
+    choices: Mapping[str, Sequence[Setting]],
+    sizes: Sequence[str],
+) -> Kind:
+    """Return the settings of a script as an engine's own kind of them.
+
+    Raises ValueError for one that there is not, for a value that is not among its `choices`, and
+    for one of the `sizes` that is too small or too large.
+    """
+    served: Kind = typed_json().from_json(kind, dict(settings), "the settings")
+    for name, values in choices.items():
+        if getattr(served, name) not in values:
+            raise ValueError(f"{name} is one of {', '.join(map(str, values))}")
+    for name in sizes:
+        if not 0 < getattr(served, name) <= LARGEST:
+            raise ValueError(f"{name} is between 1 and {LARGEST:,}")
+    if abs(int(settings["seed"] or 0)) >= 10**18:
+        raise ValueError("seed has at most 18 digits")
+    return served
+
+
 def require_sense(script: Script) -> None:
     """Raise ValueError unless each request of a script can be served."""
     if script.requests > MOST_REQUESTS:
@@ -125,7 +154,8 @@ def require_sense(script: Script) -> None:
                 raise ValueError(f"{where} is there twice")
             if one.follows is not None and one.follows not in before:
                 raise ValueError(f"{where} follows a request that is not before it")
-            if not one.prompt or any(not 0 < part.length <= MOST_TOKENS for part in one.prompt):
+            sizes = [size for part in one.prompt for size in (part.length, part.start + 1)]
+            if not sizes or not all(0 < size <= MOST_TOKENS for size in sizes):
                 raise ValueError(f"{where}: each part of a prompt has 1 to {MOST_TOKENS:,} tokens")
             if not 0 < one.tokens <= MOST_TOKENS or one.length > MOST_TOKENS:
                 raise ValueError(
@@ -139,8 +169,10 @@ def require_sense(script: Script) -> None:
 
 
 def write(script: Script, path: Path) -> None:
-    """Write a script for an engine's process to read."""
-    path.write_text(json.dumps(typed_json().to_json(script)), encoding="utf-8")
+    """Write a script for an engine's process to read. Who reads finds it whole."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(json.dumps(typed_json().to_json(script)), encoding="utf-8")
+    part.replace(path)
 
 
 def read(path: Path) -> Script:

@@ -2,15 +2,14 @@
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from paritybit.drive.legs import LackingError
 from paritybit.drive.models import MODELS, WINDOW, Model
-from paritybit.drive.requests import Limits
-from paritybit.drive.script import Setting
-from paritybit.harness.records.typed_json import from_json
+from paritybit.drive.requests import Limits, waves
+from paritybit.drive.script import Setting, Wave, settings_of
 
 WINDOWS = {1: 0.3, 16: 0.5}
 """Slots of sliding-window layers per slot of the others, by page size, where it is not an engine's
@@ -33,9 +32,6 @@ SIMPLE: Mapping[str, Setting] = {
     "graphs": "decode",
 }
 """The simplest value of settings, in the order in which a search tries them."""
-
-LARGEST = 1 << 20
-"""The largest number of a script's settings."""
 
 GRAPHS = ("none", "decode", "piecewise", "breakable", "full")
 """What is captured. The last three name how prefills are captured, besides decoding."""
@@ -70,19 +66,21 @@ class Served:
     @classmethod
     def of(cls, settings: Mapping[str, Setting]) -> "Served":
         """Return what a script's settings say. Raises ValueError for any that there is not."""
-        served: Served = from_json(cls, dict(settings), "the settings")
-        choices = {"model": tuple(MODELS), "device": DEVICES, "graphs": GRAPHS}
-        for name, values in choices.items():
-            if getattr(served, name) not in values:
-                raise ValueError(f"{name} is one of {', '.join(values)}")
-        if served.speculative not in (None, *SPECULATION):
-            raise ValueError(f"speculative is null or one of {', '.join(SPECULATION)}")
+        choices = {
+            "model": tuple(MODELS),
+            "device": DEVICES,
+            "graphs": GRAPHS,
+            "speculative": (None, *SPECULATION),
+        }
+        sizes = ("page_size", "topk", "rows", "chunk", "pool")
+        served = settings_of(cls, settings, choices, sizes)
         if not served.backend.isidentifier():
             raise ValueError("backend is the name of an attention backend")
-        sizes = served.page_size, served.topk, served.rows, served.chunk, served.pool
-        if not all(0 < size <= LARGEST for size in sizes) or abs(served.seed) >= 10**18:
-            raise ValueError(f"the sizes of a script are between 1 and {LARGEST:,}")
         return served
+
+    def requests(self) -> Iterator[Wave]:
+        """Return the requests of the seed."""
+        return waves(self.seed, self.limits())
 
     def scope(self) -> dict[str, Setting]:
         """Return the settings by name, as a journal and a script state them."""

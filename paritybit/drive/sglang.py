@@ -60,9 +60,10 @@ def main(words: Sequence[str] | None = None) -> int:
     if served.device == "cpu":
         os.environ.setdefault("TRITON_INTERPRET", "1")
     from paritybit.drive.serving import Engine  # noqa: PLC0415
-    from paritybit.drive.stand_ins.table import install  # noqa: PLC0415
+    from paritybit.drive.stand_ins.installing import install  # noqa: PLC0415
+    from paritybit.drive.stand_ins.table import ANYWHERE, ON_A_CPU  # noqa: PLC0415
 
-    install(served.device)
+    install(served.device, ANYWHERE, ON_A_CPU)
     return run(Engine(served), served, script, asked)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 
-from paritybit.drive.script import Part, Planned, Wave
+from paritybit.drive.script import Planned, Wave
 
 Waves = tuple[Wave, ...]
 
@@ -111,7 +111,7 @@ def simpler_forms(one: Planned) -> Iterator[Planned]:
         if before or after:
             yield replace(one, prompt=before + after)
         for length in shorter(part.length):
-            yield replace(one, prompt=(*before, Part(part.text, length), *after))
+            yield replace(one, prompt=(*before, replace(part, length=length), *after))
 
 
 def shorter(length: int) -> Iterator[int]:

@@ -3,7 +3,6 @@
 from typing import Any
 
 from paritybit.drive.script import require_sense
-from paritybit.drive.settings import Served
 from paritybit.harness.errors import MalformedError
 from paritybit.harness.records.case import is_of_format, of_format
 from paritybit.harness.records.typed_json import from_json
@@ -43,7 +42,6 @@ def case_of(data: Any, name: str) -> WatchCase:
     try:
         case: WatchCase = from_json(WatchCase, whole, "the case")
         require_sense(case.script)
-        Served.of(case.script.settings)
     except ValueError as error:
         raise MalformedError(f"{name} is not a complete case of watch: {error}") from error
     if case.every < 1:

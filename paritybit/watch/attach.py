@@ -12,9 +12,10 @@ Neither does anything if `PARITYBIT_WATCH` is not set. A connector that fails ma
 undecided; the engine goes on.
 """
 
+import functools
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import EntryPoint, entry_points
@@ -62,46 +63,57 @@ def install() -> None:
     """Call each connector once its engine's package has been imported."""
     if of_process() is None:
         return
-    waiting = set(connectors()) - _CONNECTED
-    for name in waiting & set(sys.modules):
-        connect(name)
-    sys.meta_path.insert(0, _Finder(waiting - set(sys.modules)))
+    for name in set(connectors()) - _CONNECTED:
+        when_imported(name, functools.partial(connect, name))
+
+
+def when_imported(name: str, call: Callable[[], None]) -> None:
+    """Call something once a module has been imported, now if it has been already."""
+    if name in sys.modules:
+        call()
+    else:
+        sys.meta_path.insert(0, _Finder(name, call))
 
 
 class _Finder(MetaPathFinder):
-    """Finds the packages of engines as Python does, and runs their connectors afterwards."""
+    """Finds one module as Python does, and runs something once it has been imported."""
 
-    def __init__(self, names: set[str]) -> None:
-        self.names = names
+    def __init__(self, name: str, call: Callable[[], None]) -> None:
+        self.name, self.call = name, call
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of an engine's package; None for all other modules."""
-        if fullname not in self.names:
+        """Return the spec of the module; None for all others."""
+        if fullname != self.name:
             return None
-        self.names.discard(fullname)
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, fullname)
+            spec.loader = _Loader(spec.loader, self.loaded)
         return spec
+
+    def loaded(self) -> None:
+        """Find no more. Who only asks for a spec does not import the module."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        self.call()
 
 
 class _Loader(Loader):
-    """Loads a package by its own loader, then starts the connector."""
+    """Loads a module by its own loader, then calls something."""
 
-    def __init__(self, inner: Loader, name: str) -> None:
-        self.inner, self.name = inner, name
+    def __init__(self, inner: Loader, call: Callable[[], None]) -> None:
+        self.inner, self.call = inner, call
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """Create the module as its own loader does."""
         return self.inner.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module, then the connector."""
+        """Run the module, then the call."""
         spec = module.__spec__
         if spec is not None:
             spec.loader = self.inner
         module.__loader__ = self.inner
         self.inner.exec_module(module)
-        connect(self.name)
+        self.call()

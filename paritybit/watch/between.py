@@ -175,6 +175,8 @@ class Between(Boundary):
         self.relayed = Relayed()
         self.loading: dict[str, list[Tensor]] = {}
         """Per group, the slots that were filled since the last forward ended."""
+        self.stored: OrderedDict[tuple[str, str], list[Tensor]] = OrderedDict()
+        """What was known of slots whose bytes the engine stored elsewhere."""
 
     @guarded
     def known(self, request: str, position: int, token: int) -> None:
@@ -199,6 +201,23 @@ class Between(Boundary):
         """Note that the engine copied slots, `source[i]` to `target[i]`."""
         self.settle()
         self.ledgers[group].copy(source, target)
+
+    @guarded
+    def store(self, name: str, group: str, slots: Tensor) -> None:
+        """Note that the engine copied slots to somewhere else, under a name."""
+        self.settle()
+        self.stored[name, group] = self.ledgers[group].entries(slots)
+        while len(self.stored) > MOST_WAITING:
+            self.stored.popitem(last=False)
+
+    @guarded
+    def load(self, name: str, group: str, slots: Tensor) -> None:
+        """Note that the engine copied the first slots that it stored under a name to others."""
+        self.settle()
+        if (entries := self.stored.pop((name, group), None)) is not None:
+            self.ledgers[group].enter(slots, entries)
+        else:
+            self.ledgers[group].forget(slots)
 
     @guarded
     def forget(self, group: str, slots: Tensor | None) -> None:

@@ -57,6 +57,20 @@ def viewable(tensor: Tensor) -> bool:
     return tensor.shape[0] == 0 or inner.is_contiguous()
 
 
+def taken(tensor: Tensor, slots: Tensor, block: int | None) -> Tensor:
+    """Return a copy of the rows of some slots, [n, ...], whatever the dtype."""
+    bits = as_integers(tensor)
+    if block is None:
+        return bits.index_select(0, slots).view(tensor.dtype)
+    return bits[slots // block, slots % block].view(tensor.dtype)
+
+
+def put(tensor: Tensor, slots: Tensor, rows: Tensor, block: int | None) -> None:
+    """Write rows, [n, ...], into some slots."""
+    place = (slots,) if block is None else (slots // block, slots % block)
+    as_integers(tensor)[place] = as_integers(rows)
+
+
 def factors(number: int, seed: int) -> Tensor:
     """Return so many odd int64 factors."""
     generator = torch.Generator().manual_seed(seed)
@@ -71,16 +85,19 @@ class Checksums:
         self.tensors = [tensor for layer in group.layers for tensor in layer.tensors]
         if not self.tensors:
             raise ValueError(f"group {group.name} has no tensors")
-        self.slots = min(tensor.shape[0] for tensor in self.tensors)
+        self.block = group.block
+        self.slots = min(tensor.shape[0] for tensor in self.tensors) * (self.block or 1)
         self.device = self.tensors[0].device
         self.scales: Sequence[int] = factors(len(self.tensors), SEED).tolist()
-        self.bytes_per_slot = sum(t[:1].numel() * t.element_size() for t in self.tensors)
+        self.bytes_per_slot = sum(self.row(t) * t.element_size() for t in self.tensors)
         self.tables: dict[int, Tensor] = {}
         self.chunk = CHUNK.get(self.device.type, LARGE_CHUNK)
         self.fast = self._on_cuda()
 
     def _on_cuda(self) -> Any:
         """Return the kernel's launcher, or None where torch has to do."""
+        if self.block is not None:  # The kernel takes slots at one distance from each other.
+            return None
         same = all(tensor.device == self.device for tensor in self.tensors)
         if self.device.type != "cuda" or not same or not all(map(viewable, self.tensors)):
             return None
@@ -97,6 +114,10 @@ class Checksums:
             self.tables[width] = factors(width, SEED + width).to(self.device)
         return self.tables[width]
 
+    def row(self, tensor: Tensor) -> int:
+        """Return how many numbers of a tensor belong to one slot."""
+        return tensor[:1].numel() // (self.block or 1)
+
     def all(self, first: int = 0, last: int | None = None) -> Tensor:
         """Return the checksums of the slots from `first` up to `last`, int64 [slots]."""
         last = self.slots if last is None else last
@@ -105,7 +126,10 @@ class Checksums:
             return sums
         total = torch.zeros(last - first, dtype=torch.int64, device=self.device)
         for tensor, scale in zip(self.tensors, self.scales, strict=True):
-            self._add(total, tensor[first:last], scale)
+            if self.block is None:
+                self._add(total, tensor[first:last], scale)
+            else:
+                self._add_blocks(total, tensor, first, scale)
         return total
 
     def of(self, slots: Tensor) -> Tensor:
@@ -114,15 +138,31 @@ class Checksums:
             sums: Tensor = self.fast.of(slots)
             return sums
         total = torch.zeros(len(slots), dtype=torch.int64, device=self.device)
-        row = max(1, self.tensors[0][:1].numel())
+        row = max(1, self.row(self.tensors[0]))
         step = max(1, self.chunk // row)
         for first in range(0, len(slots), step):
             some = slots[first : first + step]
             for tensor, scale in zip(self.tensors, self.scales, strict=True):
-                bits = words_of(tensor) if viewable(tensor) else as_integers(tensor)
-                rows = bits.index_select(0, some.to(tensor.device))
+                there = some.to(tensor.device)
+                if self.block is None and viewable(tensor):
+                    rows = words_of(tensor).index_select(0, there)
+                else:
+                    rows = taken(tensor, there, self.block)
                 self._add(total[first : first + step], rows, scale)
         return total
+
+    def _add_blocks(self, total: Tensor, tensor: Tensor, first: int, scale: int) -> None:
+        """Add the part of one tensor of blocks to the checksums of the slots from `first` on."""
+        assert self.block is not None
+        step = max(1, self.chunk // max(1, tensor[:1].numel())) * self.block
+        place, last = first, first + len(total)
+        while place < last:  # Up to the end of a block: the first one may begin within it.
+            until = min(last, (place + step) // self.block * self.block)
+            begin = place // self.block
+            rows = tensor[begin : -(-until // self.block)].flatten(0, 1)
+            rows = rows[place - begin * self.block :][: until - place]
+            self._add(total[place - first : until - first], rows, scale)
+            place = until
 
     def _add(self, total: Tensor, rows: Tensor, scale: int) -> None:
         """Add the part of one tensor [n, ...] to the checksums of its slots."""

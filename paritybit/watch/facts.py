@@ -12,7 +12,10 @@ import torch
 
 @dataclass(frozen=True)
 class Layer:
-    """The KV tensors of one layer, each [slots, ...]: the first axis is the slot."""
+    """The KV tensors of one layer, each [slots, ...]: the first axis is the slot.
+
+    Where the group has a `block`, each is [slots / block, block, ...]: the first two axes are.
+    """
 
     name: str
     tensors: tuple[torch.Tensor, ...]
@@ -23,7 +26,8 @@ class Group:
     """Layers that share slot numbers.
 
     A query at position p reads the positions from p - window + 1 to p; all, without a window.
-    `reserved` are the slots that padding uses: they may hold anything.
+    `reserved` are the slots that padding uses: they may hold anything. `block` is for engines
+    whose blocks of slots do not follow one another in a tensor.
     """
 
     name: str
@@ -31,6 +35,7 @@ class Group:
     window: int | None = None
     reserved: frozenset[int] = frozenset({0})
     page_size: int = 1
+    block: int | None = None
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,18 @@ class Ledger:
             if story is not None:
                 self.tell([slot], story)
 
+    def entries(self, slots: Tensor) -> list[Tensor]:
+        """Return what is known of some slots, whether they are free apart."""
+        places = self.places(slots)
+        return [column[places] for column in self.wide[:-1]]
+
+    def enter(self, slots: Tensor, entries: list[Tensor]) -> None:
+        """Note that some slots hold what others did when their entries were taken."""
+        places = self.places(slots)
+        for column, known in zip(self.wide[:-1], entries, strict=True):
+            column[places] = known[: len(places)]
+        self.forget_stories(places)
+
     def tell(self, slots: list[int], story: Story) -> None:
         """Remember what changed some slots. The first story of a slot stays."""
         for slot in slots[:MOST_STORIES]:

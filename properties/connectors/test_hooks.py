@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from paritybit.connectors import guarding
+from paritybit.connectors.guarding import guarded
 from paritybit.connectors.sglang import hooks, load
 from paritybit.connectors.sglang.allocations import Allocations
 from paritybit.connectors.sglang.engine import Engine
@@ -67,14 +69,14 @@ def test_an_error_of_the_connector_is_said_and_the_engine_goes_on(
     method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = Journal(tmp_path / "process-1.jsonl")
-    monkeypatch.setattr(hooks, "of_process", lambda: journal)
+    monkeypatch.setattr(guarding, "of_process", lambda: journal)
     calls: list[int] = []
 
     def original(value: int) -> int:
         calls.append(value)
         return value + 1
 
-    assert hooks.guarded(method)(original, 1) == 2
+    assert guarded(method)(original, 1) == 2
     assert calls == [1]
     assert journal.file is not None
     journal.file.close()
@@ -89,5 +91,5 @@ def test_an_error_of_the_engine_is_raised_once() -> None:
         raise ValueError("the engine's own")
 
     with pytest.raises(ValueError, match="own"):
-        hooks.guarded(lambda original, value: original(value))(original, 1)
+        guarded(lambda original, value: original(value))(original, 1)
     assert calls == [1]

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from paritybit import __version__, inject
-from paritybit.drive.environment import command, prepare
+from paritybit.drive.engines import driven
 from paritybit.drive.legs import Leg
+from paritybit.drive.transformers.legs import LEGS
 from paritybit.watch import journal
 from paritybit.watch.settings import VARIABLE, Settings
 from properties.support.releases import package_of
@@ -36,13 +37,17 @@ WAYS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def watched(version: str, arguments: tuple[str, ...], folder: Path) -> list[dict[str, object]]:
+def watched(
+    version: str, arguments: tuple[str, ...], folder: Path, engine: str = "sglang"
+) -> list[dict[str, object]]:
     """Return the journal of a release that served requests for a while."""
-    package_of(version)
+    package_of(version, engine)
     injected = Path(tempfile.mkdtemp(dir=folder))
     inject.prepare(injected, __version__)
     leg = Leg("one", (*arguments, "--forwards", "150"), seconds=600)
-    words, variables = command(prepare(f"sglang=={version}"), leg, "gemma4", 5, "cpu")
+    starter = driven(f"{engine}=={version}").starter
+    prepared = starter.prepare(f"{engine}=={version}")
+    words, variables = starter.command(prepared, leg, "gemma4", 5, "cpu")
     variables["PYTHONPATH"] = f"{injected}:{variables['PYTHONPATH']}"
     variables[VARIABLE] = Settings(str(folder / "out")).text()
     done = subprocess.run(words, env=variables, capture_output=True, text=True, check=False)
@@ -102,3 +107,15 @@ def test_every_release_starts(version: str, way: tuple[str, ...], tmp_path: Path
     assert not [line["what"] for line in lines if line["kind"] == "undecided"]
     assert any(line["kind"] == "counts" for line in lines)
     assert found <= ELSEWHERE[version]
+
+
+@pytest.mark.parametrize("leg", LEGS[:-1], ids=lambda leg: leg.name)
+@pytest.mark.parametrize("version", ["5.19.0", "5.24.0"])
+def test_continuous_batching_is_watched(version: str, leg: Leg, tmp_path: Path) -> None:
+    lines = watched(version, leg.arguments, tmp_path, "transformers")
+    counts = next(line["counts"] for line in reversed(lines) if line["kind"] == "counts")
+    assert isinstance(counts, dict)
+    assert not [line for line in lines if line["kind"] in {"finding", "undecided"}]
+    assert counts["reads"] > 10_000
+    assert counts["lists"] > 100
+    assert "--no-graphs" in leg.arguments or counts["padded_replays"] > 20

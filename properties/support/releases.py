@@ -12,6 +12,7 @@ from paritybit.harness.engines import fetch as engines
 from paritybit.harness.engines.adapters.packages import PACKAGES, SGLANG
 from paritybit.subjects.engines.shared.loading import folder_of_package
 
+from paritybit.drive.transformers.environment import PACKAGE as TRANSFORMERS
 from properties.support.places import ROOT
 
 ASKED_FOR = "PARITYBIT_RELEASES"
@@ -28,7 +29,8 @@ def package_of(version: str, engine: str = SGLANG.name) -> Path:
     """
     if not os.environ.get(ASKED_FOR):
         pytest.skip("tests of releases were not run: `make test-releases` runs them")
-    home, marker = engines.folder() / f"{engine}-{version}", PACKAGES[engine].marker
+    home = engines.folder() / f"{engine}-{version}"
+    marker = {**PACKAGES, TRANSFORMERS.name: TRANSFORMERS}[engine].marker
     package = folder_of_package(home, engine, marker)
     if package is None:
         asked = version if engine == SGLANG.name else f"{engine}=={version}"

@@ -16,12 +16,12 @@ from paritybit.harness.cli.exit_codes import (
 )
 from paritybit.harness.cli.folders import shown, swap_link
 from paritybit.harness.cli.watch.run import SIGNALS, Run, check_names
-from paritybit.harness.engines.adapters.packages import SGLANG
 from paritybit.harness.machine.stopping import heard_at_the_end
 from paritybit.harness.records.files import write_whole
 from paritybit.reports.watched.page import render
 from paritybit.subjects.engines.shared.loading import folder_of_package
 
+from paritybit.drive.engines import driven
 from paritybit.launch import case as cases
 from paritybit.launch import record as records
 from paritybit.launch.sarif import sarif_of
@@ -64,7 +64,8 @@ def prefix_of(engine: str | None) -> str:
     """Return what leads from the root of a source tree to its package; nothing for a release."""
     if engine is None:
         return ""
-    package = folder_of_package(Path(engine), SGLANG.name, SGLANG.marker)
+    asked = driven(engine).package
+    package = folder_of_package(Path(engine), asked.name, asked.marker)
     inside = "." if package is None else package.parent.relative_to(engine).as_posix()
     return "" if inside == "." else f"{inside}/"
 

@@ -14,7 +14,8 @@ from paritybit.harness.errors import CannotRunError, MalformedError, cut, refuse
 from rich.console import Console
 
 from paritybit import __version__
-from paritybit.drive import environment as engines
+from paritybit.drive.engines import Driven, driven
+from paritybit.drive.environment import Environment
 from paritybit.drive.legs import LACKING, Leg
 from paritybit.drive.script import write
 from paritybit.inject import prepare
@@ -38,7 +39,8 @@ def replay_watched(files: Sequence[tuple[Any, str]], options: argparse.Namespace
     reproduce its finding.
     """
     cases = [(case_here(data, name, options), name) for data, name in files]
-    engine = engines.prepare(options.engine)
+    asked = driven(options.engine)
+    engine = asked.starter.prepare(options.engine)
     display = Display(Console(soft_wrap=True), redraws=True)
     codes: list[int] = []
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
@@ -48,7 +50,7 @@ def replay_watched(files: Sequence[tuple[Any, str]], options: argparse.Namespace
             folder = Path(scratch) / f"case-{number}"
             run = Run(folder, Path(scratch), display, stops, case.every, case.checks)
             with stops.heard():
-                outcome = served(run, engine, case)
+                outcome = served(run, asked, engine, case)
             if stops.received is not None and case.key not in outcome.tally.findings:
                 return refused("interrupted", STOPPED[stops.received])
             codes.append(judged(display, case, name, outcome))
@@ -74,18 +76,22 @@ def case_here(data: Any, name: str, options: argparse.Namespace) -> WatchCase:
             f"{name} was recorded on {cut(case.engine)}, and a case cannot choose which "
             "code runs: name the engine with --engine NAME==VERSION or --engine FOLDER"
         )
+    try:
+        driven(options.engine).served.of(case.script.settings)
+    except ValueError as error:
+        raise MalformedError(f"{name} is not a complete case of watch: {error}") from error
     device = str(case.script.settings["device"])
     if device_of(options.device or device) != device:
         raise CannotRunError(f"{name} was recorded on {device} and can only be replayed there")
     return case
 
 
-def served(run: Run, engine: engines.Environment, case: WatchCase) -> Outcome:
+def served(run: Run, asked: Driven, engine: Environment, case: WatchCase) -> Outcome:
     """Serve an engine the script of a case, until its finding appears or all is served."""
     run.folder.mkdir()
     file = run.folder / "script.json"
     write(case.script, file)
-    words, variables = engines.playing(engine, case.script, ("--script", str(file)))
+    words, variables = asked.starter.playing(engine, case.script, ("--script", str(file)))
     limits = Limits(LONGEST, after_finding=0.0, sought=case.key)
     with run.display.showing():
         return run.watch(Leg(case.leg), words, variables, limits)
@@ -99,7 +105,8 @@ def judged(display: Display, case: WatchCase, name: str, outcome: Outcome) -> in
     found = outcome.tally.findings
     if case.key in found:
         finding = finding_of(found[case.key], case.key, 1, case.leg)
-        at = f"forward {finding.forward}, recorded in forward {case.forward}"
+        before = "" if case.forward is None else f", recorded in forward {case.forward}"
+        at = f"forward {finding.forward}{before}"
         display.put(f"{name}: reproduced: the finding appeared in {at}", style="bold")
         return FINDING
     if outcome.code == LACKING:

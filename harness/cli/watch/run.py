@@ -22,7 +22,7 @@ from paritybit.harness.machine.gpus import visible_gpus
 from rich.console import Console
 
 from paritybit import __version__
-from paritybit.drive import environment as engines
+from paritybit.drive.engines import driven
 from paritybit.drive.legs import LACKING, Leg, plan
 from paritybit.drive.models import MODELS
 from paritybit.inject import environment_with, prepare
@@ -128,8 +128,10 @@ def watch_engine(
     known("model", options.model or MODEL, MODELS)
     device = device_of(options.device or "auto")
     seconds = float(options.seconds or SECONDS)
-    legs = legs_of(device, seconds, options.page_size, options.settings)
-    engine = engines.prepare(options.engine)
+    asked = driven(options.engine)
+    every = plan(device, seconds, asked.legs)
+    legs = legs_of(every, seconds, options.page_size, options.settings)
+    engine = asked.starter.prepare(options.engine)
     console = Console(soft_wrap=True)
     options = argparse.Namespace(
         **{**vars(options), "device": device, "model": options.model or MODEL}
@@ -137,7 +139,7 @@ def watch_engine(
     with begun(options, checks, known_findings, Display(console, redraws=True)) as run:
         run.not_run |= {
             leg.name: "not selected on the command line"
-            for leg in plan(device, seconds)
+            for leg in every
             if leg.name not in {one.name for one in legs}
         }
         run.display.put(f"watch {engine.name} on {device}, {plural(len(legs), 'setting')} in turn")
@@ -147,7 +149,7 @@ def watch_engine(
                 if why is not None:
                     run.not_run[leg.name] = why
                     continue
-                words, variables = engines.command(
+                words, variables = asked.starter.command(
                     engine, leg, options.model, options.seed or 0, device
                 )
                 after = None if options.keep_going else AFTER_FINDING
@@ -242,13 +244,12 @@ def device_of(asked: str) -> str:
 
 
 def legs_of(
-    device: str, seconds: float, page_size: int | None = None, names: Sequence[str] = ()
+    legs: Sequence[Leg], seconds: float, page_size: int | None = None, names: Sequence[str] = ()
 ) -> tuple[Leg, ...]:
     """Return the legs to run: all, or those with these names and this page size.
 
     Their seconds add up to the given ones. Raises UnknownNameError for a name that no leg has.
     """
-    legs = plan(device, seconds)
     for name in names:
         known("setting", name, [leg.name for leg in legs])
     chosen = [leg for leg in legs if not names or leg.name in names]

@@ -18,9 +18,9 @@ from paritybit.harness.records.case import read_json
 from rich.console import Console
 
 from paritybit import __version__
-from paritybit.drive import environment as engines
+from paritybit.drive.engines import Driven, driven
+from paritybit.drive.environment import Environment
 from paritybit.drive.script import Script, read, write
-from paritybit.drive.settings import SIMPLE
 from paritybit.inject import environment_with, prepare
 from paritybit.launch import case as cases
 from paritybit.launch.case import WatchCase
@@ -40,7 +40,8 @@ PAUSE = 0.2
 class Shrinking:
     """Shrinks cases of one engine. `say` is called with the smallest script so far."""
 
-    engine: engines.Environment
+    asked: Driven
+    engine: Environment
     scratch: Path
     stops: Stops
     say: Callable[[Script], object]
@@ -53,7 +54,7 @@ class Shrinking:
         """
         deadline = time.monotonic() + seconds
         script = case.script
-        for name, value in SIMPLE.items():
+        for name, value in self.asked.simple.items():
             if time.monotonic() > deadline or self.stops.received is not None:
                 break
             if script.settings[name] != value:
@@ -62,7 +63,7 @@ class Shrinking:
         found = self.shows(case, script, max(0.0, deadline - time.monotonic()))
         if found is None and script is case.script:
             return None
-        return replace(case, script=found or script)
+        return replace(case, script=found or script, forward=None)
 
     def shows(self, case: WatchCase, script: Script, seconds: float) -> Script | None:
         """Return the smallest script found in time that shows a case's finding, None for none."""
@@ -72,7 +73,7 @@ class Shrinking:
         given, best = folder / "script.json", folder / "best.json"
         write(script, given)
         words = ("--script", str(given), "--shrink", case.key, "--best", str(best))
-        command, variables = engines.playing(
+        command, variables = self.asked.starter.playing(
             self.engine, script, (*words, "--seconds", f"{seconds:g}")
         )
         settings = Settings(str(folder), case.checks, case.every).text()
@@ -96,12 +97,12 @@ class Shrinking:
 
 @contextmanager
 def searching(
-    engine: engines.Environment, stops: Stops, say: Callable[[Script], object]
+    asked: Driven, engine: Environment, stops: Stops, say: Callable[[Script], object]
 ) -> Iterator[Shrinking]:
     """Make a folder for the processes of a search, and hear signals within."""
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch, stops.heard():
         prepare(Path(scratch), __version__)
-        yield Shrinking(engine, Path(scratch), stops, say)
+        yield Shrinking(asked, engine, Path(scratch), stops, say)
 
 
 def run_shrink(options: argparse.Namespace) -> int:
@@ -113,16 +114,17 @@ def run_shrink(options: argparse.Namespace) -> int:
     case = case_here(data, path.name, options)
     if case.script.settings["device"] != "cpu":
         raise CannotRunError("a case of a GPU cannot be shrunk: the search forks the engine")
-    engine, display = (
-        engines.prepare(options.engine),
-        Display(Console(soft_wrap=True), redraws=True),
-    )
-    stops, begun = Stops(), time.monotonic()
+    asked = driven(options.engine)
+    engine = asked.starter.prepare(options.engine)
+    display, stops = Display(Console(soft_wrap=True), redraws=True), Stops()
+    begun, sizes = time.monotonic(), [""]
 
     def say(script: Script) -> None:
-        display.put(f"{time.monotonic() - begun:.0f} s: {size_of(script)}")
+        if size_of(script) != sizes[-1]:
+            sizes.append(size_of(script))
+            display.put(f"{time.monotonic() - begun:.0f} s: {sizes[-1]}")
 
-    with searching(engine, stops, say) as search:
+    with searching(asked, engine, stops, say) as search:
         display.put(f"shrink {path.name}: {size_of(case.script)}")
         found = search.smallest(case, float(options.seconds))
     if found is None:

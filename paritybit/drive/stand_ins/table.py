@@ -1,11 +1,7 @@
-"""Installs the stand-ins in an engine's process, in the order in which they are needed."""
-
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import torch
+"""What stands in for parts of sglang, in the order in which it is needed."""
 
 from paritybit.drive.stand_ins.graphs import stand_in_for_graphs, use_runner_of_cuda
+from paritybit.drive.stand_ins.installing import StandIn
 from paritybit.drive.stand_ins.kernels import quicken_kernels
 from paritybit.drive.stand_ins.layers import (
     stand_in_for_attention,
@@ -20,20 +16,6 @@ from paritybit.drive.stand_ins.speculation import (
     use_runners_of_cuda,
 )
 from paritybit.drive.stand_ins.weights import stand_in_for_weights
-from paritybit.watch import journal
-
-
-@dataclass(frozen=True)
-class StandIn:
-    """What is replaced, why, and what replaces it. `install` says what it replaced, if it varies.
-
-    One that replaced nothing returns an empty text.
-    """
-
-    what: str
-    why: str
-    install: Callable[[], str | None]
-
 
 ANYWHERE = (
     StandIn("packages", "they are not installed and never used here", stand_in_for_packages),
@@ -99,14 +81,3 @@ ON_A_CPU = (
     ),
 )
 """What a CPU needs besides, in this order."""
-
-
-def install(device: str) -> None:
-    """Install what the device lacks, and report it. Must run before the engine is imported."""
-    if device == "cpu":
-        torch.set_num_threads(1)  # Tiny tensors: more threads only wait for one another.
-    lines = journal.of_process()
-    for one in (*ANYWHERE, *(ON_A_CPU if device == "cpu" else ())):
-        detail = one.install()
-        if lines is not None and detail != "":
-            lines.stand_in(f"{one.what}: {detail}" if detail else one.what, one.why)

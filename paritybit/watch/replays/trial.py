@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.watch.bits import as_integers
+from paritybit.watch.bits import as_integers, put, taken
 from paritybit.watch.facts import Replay, StaticInput
 from paritybit.watch.ledger import Ledger, folded
 
@@ -56,22 +56,18 @@ class SavedSlots:
     @classmethod
     def of(cls, ledger: Ledger, slots: Tensor) -> "SavedSlots":
         """Save slots of a group."""
-        return cls(ledger, slots, [taken(t, slots) for t in ledger.checksums.tensors])
+        block = ledger.group.block
+        return cls(ledger, slots, [taken(t, slots, block) for t in ledger.checksums.tensors])
 
     def restore(self) -> None:
         """Give the slots their bytes back."""
         for tensor, rows in zip(self.ledger.checksums.tensors, self.rows, strict=True):
-            as_integers(tensor)[self.slots] = as_integers(rows)
+            put(tensor, self.slots, rows, self.ledger.group.block)
 
     def inverted(self) -> "SavedSlots":
         """Return the same slots with every bit flipped: bytes that they surely do not hold."""
         rows = [(~as_integers(part)).view(part.dtype) for part in self.rows]
         return SavedSlots(self.ledger, self.slots, rows)
-
-
-def taken(tensor: Tensor, slots: Tensor) -> Tensor:
-    """Return a copy of some slots' rows, whatever the dtype."""
-    return as_integers(tensor).index_select(0, slots).view(tensor.dtype)
 
 
 def tensors_in(value: object, depth: int = DEEPEST) -> Iterator[Tensor]:
@@ -260,7 +256,7 @@ def first_layers(ledger: Ledger, poison: SavedSlots, hit: Tensor) -> dict[int, s
     for layer in ledger.group.layers:
         for _ in layer.tensors:
             tensor, rows = next(tensors)
-            now = as_integers(taken(tensor, poison.slots))
+            now = as_integers(taken(tensor, poison.slots, ledger.group.block))
             lost = (now != as_integers(rows)).flatten(1).any(1) & hit
             for slot in poison.slots[lost].tolist():
                 found.setdefault(slot, layer.name)

@@ -31,6 +31,11 @@ class Fault:
     thread: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def engine(self) -> str:
+        """The engine's package."""
+        return self.file.partition("/")[0]
+
     def planted_in(self, text: str) -> str:
         """Return the file's text with the fault.
 

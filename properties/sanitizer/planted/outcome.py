@@ -123,7 +123,7 @@ def table(outcomes: Sequence[Outcome], faults: Sequence[Fault]) -> str:
     tried = [fault for fault in faults if fault.name in by_name]
     found = [fault for fault in tried if by_name[fault.name].status is Status.FOUND]
     lines = [
-        "# Faults planted in sglang, and what the sanitizer says",
+        "# Faults planted in sglang and transformers, and what the sanitizer says",
         "",
         f"{len(found)} of {len(tried)} planted faults are found"
         + (f" ({100 * len(found) / len(tried):.1f} %)." if tried else "."),

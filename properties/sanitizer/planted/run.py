@@ -44,6 +44,12 @@ LEGS: Mapping[frozenset[str], str] = {
     frozenset({"overlap"}): "overlap",
     frozenset({"no-prefix-cache"}): "no prefix cache",
     frozenset({"prefill-graphs"}): "breakable prefill graphs",
+    frozenset({"windows"}): "sliding window",
+    frozenset({"shared"}): "shared prefixes",
+    frozenset({"samples"}): "several samples",
+    frozenset({"offload"}): "offload to the host",
+    frozenset({"sinks"}): "attention sinks",
+    frozenset({"overlap-windows"}): "overlap",
 }
 """The leg of the plan that comes nearest to what a fault needs."""
 
@@ -145,7 +151,7 @@ def chosen(faults: Sequence[Fault], only: str | None) -> tuple[Fault, ...]:
 
 def options() -> argparse.Namespace:
     """Return what the command line asks for."""
-    parser = argparse.ArgumentParser(description="Plant faults in sglang; see what watch says.")
+    parser = argparse.ArgumentParser(description="Plant faults in engines; see what watch says.")
     parser.add_argument("--sources", type=Path, required=True, help="Folder of unpacked releases")
     parser.add_argument("--table", type=Path, default=TABLE, help="A table of faults (faults.toml)")
     parser.add_argument("--record", type=Path, default=RECORD, help="Where outcomes go, as JSON")

@@ -65,9 +65,11 @@ def test_a_fault_that_does_not_apply_is_refused(
         plant(replace(FAULT, **changes), an_engine(tmp_path / "source"), tmp_path / "target")
 
 
-@pytest.mark.parametrize("release", sorted({fault.release for fault in FAULTS}))
-def test_each_fault_applies_to_its_release(release: str) -> None:
-    home = package_of(release).parent
+@pytest.mark.parametrize(
+    ("engine", "release"), sorted({(fault.engine, fault.release) for fault in FAULTS})
+)
+def test_each_fault_applies_to_its_release(engine: str, release: str) -> None:
+    home = package_of(release, engine).parent
     for fault in FAULTS:
-        if fault.release == release:
+        if (fault.engine, fault.release) == (engine, release):
             fault.planted_in((home / fault.file).read_text(encoding="utf-8"))

@@ -53,6 +53,10 @@ class CpuGraph:
             self.parts.append(self._open.replay)
         self._open = None
 
+    def reset(self) -> None:
+        """Forget what was recorded."""
+        self.parts.clear()
+
     def pool(self) -> tuple[int, int]:
         """Return the handle of a pool of memory, of which a CPU has none."""
         return NO_POOL
@@ -188,6 +192,9 @@ class Stream:
         """Do nothing."""
 
     def wait_event(self, *events: Any) -> None:
+        """Do nothing."""
+
+    def record_event(self, *events: Any) -> None:
         """Do nothing."""
 
     def synchronize(self) -> None:

@@ -146,7 +146,7 @@ def folder_of_package(engine: Path, name: str, marker: str) -> Path | None:
 
     It is called `name` and has a folder called `marker`.
     """
-    for folder in (engine / name, engine / "python" / name):
+    for folder in (engine / name, engine / "python" / name, engine / "src" / name):
         if (folder / marker).is_dir():
             return folder
     return None

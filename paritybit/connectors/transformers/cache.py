@@ -1,0 +1,181 @@
+"""The KV groups of a paged cache, and the slots that its indices name.
+
+The engine has one flat tensor. It is cut into *sectors*; each belongs to one kind of layers at a
+time, which cuts it into blocks of one page per layer, K before V. An index names a row of the
+flat tensor: that of a token's K in the first layer of the kind. Here a slot is block * page +
+place in the page. A sector may belong to another kind later, so that slots of several groups are
+the same bytes: these are *shadows* of one another.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paritybit.watch.facts import Group, Layer
+
+
+class NotRecognisedError(Exception):
+    """Something about a cache that this connector does not know."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The group of one kind of layers: its allocator, and how its blocks lie.
+
+    `rows` are the rows of a block in the flat tensor. `trash` are the indices that padding uses:
+    to read, in place of new tokens, and to write.
+    """
+
+    name: str
+    allocator: Any
+    page: int
+    rows: int
+    blocks: int
+    per_sector: int
+    window: int | None
+    trash: tuple[int, int, int]
+
+    def slots(self, indices: Tensor) -> Tensor:
+        """Return the slots that indices name, on the host. One that names none becomes -1."""
+        indices = indices.to("cpu", torch.int64)
+        block, place = indices // self.rows, indices % self.rows
+        inside = (indices >= 0) & (block < self.blocks) & (place < self.page)
+        found: Tensor = (block * self.page + place).masked_fill(~inside, -1)
+        return found
+
+    def shadows(self, other: "Part", slots: Tensor) -> Tensor:
+        """Return the slots of another group that are the same bytes as some slots of this one."""
+        first = slots // self.page * self.rows + slots % self.page
+        rows = first[:, None] + torch.arange(0, self.rows, self.page)
+        found: Tensor = (rows // other.rows * other.page + rows % other.page).unique()
+        return found
+
+    def of_blocks(self, blocks: Iterable[int]) -> Tensor:
+        """Return all slots of some blocks."""
+        first = torch.tensor(list(blocks), dtype=torch.int64)[:, None] * self.page
+        return (first + torch.arange(self.page)).flatten()
+
+    def of_sectors(self, sectors: Iterable[int]) -> Tensor:
+        """Return all slots that some sectors have in this group."""
+        size = self.per_sector
+        return self.of_blocks(b for one in sectors for b in range(one * size, (one + 1) * size))
+
+    def held(self) -> set[int]:
+        """Return the blocks that requests or the prefix cache hold."""
+        tables = self.allocator.block_table.values()
+        return {block for table in tables for block in table} | self.cached()
+
+    def cached(self) -> set[int]:
+        """Return the blocks that only the prefix cache holds."""
+        return set(self.allocator.ledger.cached_blocks)
+
+
+def parts_of(cache: Any) -> dict[str, Part]:
+    """Return the groups of a PagedAttentionCache by name. Raises NotRecognisedError."""
+    try:
+        found = {name: part_of(name, one) for name, one in cache.cache_allocators.items()}
+        pages = {part.page for part in found.values()}
+        widths = {layers_of(part)[0].tensors[0].shape[2:] for part in found.values()}
+    except (AttributeError, KeyError, RuntimeError, TypeError) as error:
+        raise NotRecognisedError(f"the layout of its cache ({error})") from error
+    if len(pages) != 1 or len(widths) != 1:
+        raise NotRecognisedError("a cache whose kinds of layers have pages of several sizes")
+    return found
+
+
+def part_of(name: str, allocator: Any) -> Part:
+    """Return the group of one allocator."""
+    return Part(
+        name=name,
+        allocator=allocator,
+        page=int(allocator.tokens_per_page),
+        rows=int(allocator.block_physical_stride),
+        blocks=int(allocator.num_blocks) + 2 * int(allocator.blocks_per_sector),
+        per_sector=int(allocator.blocks_per_sector),
+        window=getattr(allocator, "sliding_window", None),
+        trash=(
+            int(allocator.read_trash_index),
+            int(allocator.sentinel_index),
+            int(allocator.write_trash_index),
+        ),
+    )
+
+
+def layers_of(part: Part) -> tuple[Layer, ...]:
+    """Return the tensors of a group's layers, each [blocks, page, heads, width]."""
+
+    def blocked(rows: Tensor) -> Tensor:
+        size = (part.blocks, part.page, *rows.shape[1:])
+        step = rows.stride(0)
+        return rows.as_strided(size, (part.rows * step, *rows.stride()))
+
+    views = part.allocator._kv_token_views
+    return tuple(
+        Layer(f"layer {number}", tuple(blocked(rows) for rows in views[number]))
+        for number in part.allocator.layer_indices
+    )
+
+
+def groups_of(parts: Mapping[str, Part]) -> list[Group]:
+    """Return the groups as the watcher takes them."""
+    found = []
+    for part in parts.values():
+        reserved = set(part.slots(torch.tensor(part.trash)).tolist())
+        for other in parts.values():
+            if other is not part:
+                written = other.slots(torch.tensor(other.trash[2:]))
+                reserved |= set(other.shadows(part, written).tolist())
+        found.append(
+            Group(
+                part.name,
+                layers_of(part),
+                part.window,
+                frozenset(reserved),
+                page_size=part.page,
+                block=part.page,
+            )
+        )
+    return found
+
+
+def owned(parts: Mapping[str, Part], written: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the slots that a forward may change, given those that it writes.
+
+    These are also the shadows of what it writes, unless something else holds their blocks.
+    """
+    found = dict(written)
+    for name, part in parts.items():
+        shadows = [
+            other.shadows(part, written[other.name])
+            for other in parts.values()
+            if other is not part
+        ]
+        if shadows:
+            every = torch.cat(shadows)
+            kept = torch.tensor(sorted(part.held()), dtype=torch.int64)
+            free = every[~torch.isin(every // part.page, kept)]
+            found[name] = torch.cat([written[name], free])
+    return found
+
+
+def free_and_cached(parts: Mapping[str, Part], pool: Any) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return, per group, the slots that are free and those in the prefix cache.
+
+    A group's slots in a sector of another group are free.
+    """
+    trees = {name: pool._free_blocks[part.allocator.index].trees for name, part in parts.items()}
+    free = {name: {b for tree in trees[name].values() for b in tree} for name in parts}
+    sectors = {
+        name: {block // part.per_sector for block in free[name] | part.held()}
+        for name, part in parts.items()
+    }
+    found = {}
+    for name, part in parts.items():
+        others = set[int]().union(*(sectors[other] for other in parts if other != name))
+        elsewhere = (others - sectors[name]) | set(pool.free_sectors)
+        slots = torch.cat([part.of_blocks(free[name]), part.of_sectors(elsewhere)])
+        found[name] = slots, part.of_blocks(part.cached())
+    return found

@@ -1,0 +1,139 @@
+"""What the engine gives to a forward pass: index lists, masks, and the static inputs of graphs."""
+
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paritybit.connectors.transformers.batch import Batch, Lists
+from paritybit.connectors.transformers.cache import Part
+from paritybit.watch.facts import IndexList, StaticInput
+
+LARGEST_MASK = 2**24
+"""Entries of a mask up to which it is judged: it is made anew for that."""
+
+
+def lists_of(batch: Batch) -> Iterator[IndexList]:
+    """Yield the lists of slots that attention reads. What is left of each is its padding."""
+    for name, lists in batch.lists.items():
+        if not lists.read.numel():
+            continue
+        part, begins = batch.parts[name], [0, *lists.ends[:-1]]
+        # Layers with a window are given new tokens directly.
+        new = [one.computed if part.window is not None else 0 for one in batch.requests]
+        counts = [e - b - n for b, e, n in zip(begins, lists.ends, new, strict=True)]
+        entries = part.slots(lists.read)
+        yield IndexList(
+            f"read_index[{name}]",
+            name,
+            entries,
+            torch.tensor([*begins, lists.ends[-1]]),
+            torch.tensor([*counts, len(entries) - lists.ends[-1]]),
+            computed=0 if part.window is not None else None,
+            exact=False,
+        )
+
+
+def laws_of(batch: Batch) -> Iterator[StaticInput]:
+    """Yield what a batch implies for the arguments of the model, padding included."""
+    ends = list(accumulate(one.computed for one in batch.requests))
+    yield known("cu_seq_lens_q", batch.given["cu_seq_lens_q"], [0, *ends])
+    last = [end - 1 for end, one in zip(ends, batch.requests, strict=True) if one.predicted]
+    yield known("logits_indices", batch.given["logits_indices"], last)
+    for name, lists in batch.lists.items():
+        part = batch.parts[name]
+        if batch.given.get("block_table") is None:
+            index = batch.given["write_index"][part.allocator.index]
+            padding = index[batch.size :]
+            yield known(f"padding of write_index[{name}]", padding, [part.trash[2]] * len(padding))
+        if part.window is not None and lists.read.numel():
+            yield from new_tokens(batch, part, lists)
+        mask = masks_of(batch).get(name)
+        if mask is not None and mask.numel() <= LARGEST_MASK:
+            yield mask_of(batch, part, mask[0, 0])
+
+
+def masks_of(batch: Batch) -> dict[str, Tensor]:
+    """Return the masks of a batch by group. Those of a kernel that needs none are left out."""
+    given = batch.given.get("attention_mask")
+    masks = given if isinstance(given, dict) else dict.fromkeys(batch.parts, given)
+    return {name: mask for name, mask in masks.items() if mask is not None}
+
+
+def known(name: str, tensor: Tensor, values: list[int]) -> StaticInput:
+    """Return an input whose first entries must have some values."""
+    return StaticInput(name, tensor, len(values), len(values), expected=torch.tensor(values))
+
+
+def new_tokens(batch: Batch, part: Part, lists: Lists) -> Iterator[StaticInput]:
+    """Yield where a window's list says that new tokens come from: the batch, or their own slots."""
+    places = [
+        torch.arange(max(0, end - one.computed), end)
+        for one, end in zip(batch.requests, lists.ends, strict=True)
+    ]
+    entries = lists.read.cpu()[torch.cat(places)]
+    right = (entries == part.trash[1]) | (entries == lists.write.cpu())
+    yield known(f"new tokens in read_index[{part.name}]", right, [1] * batch.size)
+
+
+def mask_of(batch: Batch, part: Part, mask: Tensor) -> StaticInput:
+    """Return which keys each live token attends to, and which it must: those of its row's window.
+
+    The keys of a row are its last positions.
+    """
+    queries, keys = mask.shape
+    ends = batch.given["cu_seq_lens_k"][part.name].tolist()
+    expected = torch.zeros(batch.size, keys, dtype=torch.bool)
+    first = 0
+    for row, one in enumerate(batch.requests):
+        begin, end = ends[row], ends[row + 1]
+        last = one.cached + one.computed
+        position = torch.arange(one.cached, last)[:, None]
+        key = torch.arange(last - (end - begin), last)
+        seen = key <= position
+        if part.window is not None:
+            seen &= position - key < part.window
+        expected[first : first + one.computed, begin:end] = seen
+        first += one.computed
+    return StaticInput(
+        f"attention_mask[{part.name}]", mask[: batch.size] == 0, batch.size, queries,
+        expected=expected,
+    )  # fmt: skip
+
+
+def statics_of(io: Any, batch: Batch | None) -> list[StaticInput]:
+    """Return the static inputs of the graphs of a set of inputs; without a batch as at capture."""
+    count, size, padded = 0, 0, 0
+    rows, predicted, reads = 0, 0, 0
+    if batch is not None:
+        count, size, padded = len(batch.requests), batch.size, batch.padded
+        rows = len(batch.given["cu_seq_lens_q"]) - 1
+        predicted = sum(one.predicted for one in batch.requests)
+        reads = max((int(one.numel()) for one in batch.given["read_index"]), default=0)
+    found = []
+
+    def add(
+        name: str, tensor: Tensor, live: int, used: int, valid: tuple[int, int] | None = None
+    ) -> None:
+        found.append(StaticInput(name, tensor, live, max(live, used), valid=valid))
+
+    add("input_ids", io.input_ids, size, padded, (0, int(io.config.vocab_size)))
+    add("position_ids", io.position_ids, size, padded, (0, int(io.cache.max_tokens_read)))
+    add("logits_indices", io.logits_indices, predicted, rows, (0, max(size, 1)))
+    add("cu_seq_lens_q", io.cumulative_seqlens_q, count + 1, rows + 1)
+    add("carry_over_ids", io.carry_over_ids, size, padded)
+    for name, tensor in io.cumulative_seqlens_k.items():
+        add(f"cu_seq_lens_k[{name}]", tensor, count + 1, rows + 1)
+    for number, name in enumerate(io.cache.cache_allocators):
+        lists = None if batch is None else batch.lists[name]
+        ends = 0 if lists is None or not lists.ends else lists.ends[-1]
+        add(f"write_index[{name}]", io.write_index_storage[number], size, padded)
+        add(f"read_index[{name}]", io.read_index_storage[number], ends, reads)
+        mask = (io.attention_mask or {}).get(name)
+        if mask is not None:
+            add(f"attention_mask[{name}]", mask, 1, 1)
+    if io.block_table.numel():
+        add("block_table", io.block_table, len(io.block_table), len(io.block_table))
+    return found

@@ -1,0 +1,21 @@
+"""The settings that continuous batching is served with by default, one process each: a table.
+
+Only a model whose layers all have full attention shares prefixes.
+"""
+
+from paritybit.drive.legs import Leg
+
+LEGS = (
+    Leg("sliding window", ("--page-size", "16"), 3.0),
+    Leg("shared prefixes", ("--full", "--page-size", "16"), 3.0),
+    Leg("small pages", ("--page-size", "4", "--scheduler", "prefill_first")),
+    Leg("no graphs", ("--no-graphs", "--page-size", "16")),
+    Leg("several samples", ("--full", "--samples", "3", "--page-size", "16"), 2.0),
+    Leg("several samples of windows", ("--samples", "2", "--page-size", "6")),
+    Leg("attention sinks", ("--model", "gpt_oss", "--page-size", "64")),
+    Leg("offload to the host", ("--offload", "--page-size", "16")),
+    Leg("overlap", ("--overlap", "--page-size", "16"), 2.0),
+    Leg("no prefix cache", ("--full", "--no-prefix-cache", "--page-size", "16")),
+    Leg("overlap of shared prefixes", ("--full", "--overlap", "--page-size", "16")),
+)
+"""What is tried on any device, in this order, with parts of the time."""

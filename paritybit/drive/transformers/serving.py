@@ -1,0 +1,131 @@
+"""A whole transformers in this process: its generation loop, with a player for a client."""
+
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from paritybit.drive.company import Likely, Plays
+from paritybit.drive.legs import LackingError
+from paritybit.drive.player import Orders, PlayedError, Player
+from paritybit.drive.playing import EngineFailedError, Progress
+from paritybit.drive.script import Wave
+from paritybit.drive.transformers.settings import Served
+from paritybit.subjects.engines.shared.loading import named
+
+SAMPLE = "__child#"
+"""What the engine puts between the name of a request and the number of a further sample."""
+
+
+class Engine:
+    """A generation loop that serves what a player plays. `forwards` counts what it ran."""
+
+    likely: dict[str, list[Likely]] | None = None
+
+    def __init__(self, served: Served) -> None:
+        self.served = served
+        self.player: Player | None = None
+        self.manager: Any = None
+        self.forwards = 0
+        self._progress = Progress()
+        self._samples: dict[str, list[list[int]]] = {}
+
+    def start(self, direct: Callable[[Plays], object]) -> None:
+        """Warm the engine up, and let `direct` play when it is ready.
+
+        Raises EngineFailedError if the engine raises, LackingError for settings that it lacks.
+        """
+        transformers: Any = importlib.import_module("transformers")
+        continuous: Any = importlib.import_module(
+            "transformers.generation.continuous_batching.continuous_api"
+        )
+        self.manager = self._manager(transformers)
+        prepare = continuous.ContinuousBatchProcessor.prepare_next_batch
+        step = continuous.ContinuousBatchProcessor._generation_step
+
+        def prepared(processor: Any) -> Any:
+            self._poll()
+            return prepare(processor)
+
+        def stepped(processor: Any, *arguments: Any) -> Any:
+            self.forwards += 1
+            return step(processor, *arguments)
+
+        continuous.ContinuousBatchProcessor.prepare_next_batch = prepared
+        continuous.ContinuousBatchProcessor._generation_step = stepped
+        self.manager.warmup()
+        direct(self)
+
+    def play(self, waves: Iterator[Wave], stop: Callable[[], bool]) -> Player:
+        """Serve waves until `stop` says so or all are served, then until the engine is idle."""
+        self.player = Player(waves, self._orders(), stop)
+        try:
+            named(self.manager._run_generation_loop, use_inference_mode=False)()
+        except PlayedError:
+            return self.player
+        error = self.manager.background_thread_status.fatal_error
+        raise EngineFailedError(f"the generation loop ended: {error!r}")
+
+    def _manager(self, transformers: Any) -> Any:
+        """Return the engine's manager of a model with random weights."""
+        torch.manual_seed(self.served.seed)
+        config = self.served.configuration()
+        try:
+            model = transformers.AutoModelForCausalLM.from_config(
+                transformers.AutoConfig.for_model(**config),
+                attn_implementation=self.served.attention,
+            )
+            made = transformers.generation.ContinuousBatchingConfig
+            # Older releases do not switch by themselves, and have no name for it.
+            batching = named(made, auto_switch_to_flash=False)(**self.served.batching())
+        except (TypeError, ValueError) as error:
+            raise LackingError(f"this release cannot be served so: {error}") from error
+        model = model.to(self.served.device).eval()
+        generation = transformers.GenerationConfig(
+            max_new_tokens=self.served.limits().pool,
+            do_sample=self.served.samples > 1,
+            eos_token_id=-1,
+            num_return_sequences=self.served.samples,
+        )
+        return model.init_continuous_batching(
+            generation_config=generation, continuous_batching_config=batching
+        )
+
+    def _poll(self) -> None:
+        """Let the player act. Raises EngineFailedError if requests wait and none is served."""
+        assert self.player is not None
+        self._progress.require(self.forwards, self.player.open)
+        outputs = self.manager.output_router.output_queue
+        while not outputs.empty():
+            output = outputs.get_nowait()
+            if output.is_finished():
+                name = output.request_id.partition(SAMPLE)[0]
+                samples = self._samples.setdefault(name, [])
+                samples.append(output.generated_tokens)
+                if len(samples) == self.served.samples:
+                    self.player.ended(name, self._samples.pop(name)[0])
+        for act in self.player.poll():
+            act()
+        self.manager._wake_up_loop.set()  # An idle loop would wait for a client.
+
+    def _orders(self) -> Orders:
+        def arrive(name: str, prompt: list[int], tokens: int, temperature: float) -> Any:
+            del temperature  # It is one for all requests.
+            return lambda: self.manager.add_request(prompt, name, max_new_tokens=tokens)
+
+        def abort(name: str) -> Any:
+            return lambda: self._abort(name)
+
+        return Orders(arrive, abort, lambda: self._flush)
+
+    def _abort(self, name: str) -> None:
+        """Cancel a request. The engine says nothing of its end."""
+        assert self.player is not None
+        for one in (name, *(f"{name}{SAMPLE}{n}" for n in range(self.served.samples - 1))):
+            self.manager.cancel_request(one)
+        self.player.ended(name, ())
+
+    def _flush(self) -> None:
+        """Empty the prefix cache as the engine does when it runs short of blocks."""
+        self.manager.batch_processor.cache.evict_cached_blocks()

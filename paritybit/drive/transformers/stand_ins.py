@@ -1,0 +1,107 @@
+"""What stands in for a GPU: graphs, streams and events. The rest of the engine runs as it is."""
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paritybit.drive.stand_ins.installing import StandIn
+from paritybit.reference.torch_ops import TorchOps
+from paritybit.subjects.engines.shared.graphs import (
+    CpuGraph,
+    Event,
+    Stream,
+    emulate,
+    emulate_streams,
+    recording,
+    unpin_memory,
+    whole,
+)
+
+KEPT: list[Tensor] = []
+"""What a capture under way must not change: on a GPU it runs nothing."""
+
+
+class Pool:
+    """Stand for `torch.cuda.MemPool`: a tape needs no memory of its own."""
+
+    id = (0, 0)
+
+
+def stand_in_for_graphs() -> None:
+    """Give torch's CUDA module graphs, and let continuous batching take it for an accelerator."""
+    emulate(TorchOps())
+    emulate_streams()
+    unpin_memory()
+    torch.backends.cuda.enable_flash_sdp(False)  # Not one op that a tape can hold.
+    cuda, module = accelerator(), torch.get_device_module
+    held: Any = torch
+    held.get_device_module = lambda device=None: cuda if device is None else module(device)
+    held.accelerator.is_available = lambda: True
+    held.Event = Event
+    continuous = "transformers.generation.continuous_batching"
+    runner: Any = importlib.import_module(f"{continuous}.model_runner").ModelRunner
+    runner._capture_graph = keeping(runner._capture_graph)
+    runner._sample = sampled(runner._sample)
+    pairs: Any = importlib.import_module(f"{continuous}.input_outputs").ContinuousBatchingAsyncIOs
+    pairs._supported_device_types = ("cuda", "cpu")
+
+
+def accelerator() -> Any:
+    """Return what stands for torch's CUDA module where the engine asks for that of a device."""
+    made: Any = ModuleType(torch.cuda.__name__)
+    made.is_available = lambda: True
+    made.CUDAGraph, made.Stream, made.MemPool, made.graph = CpuGraph, Stream, Pool, captured
+    made.stream = made.use_mem_pool = lambda one: contextlib.nullcontext()
+    made.empty_cache = made.synchronize = lambda: None
+    return made
+
+
+def sampled(sample: Callable[..., None]) -> Callable[..., None]:
+    """Let a recording graph keep a random choice of tokens whole: no tape can hold one."""
+    kept = whole(sample)
+
+    def called(runner: Any, *arguments: Any) -> None:
+        (kept if runner.do_sample else sample)(runner, *arguments)
+
+    return called
+
+
+def keeping(capture: Callable[..., None]) -> Callable[..., None]:
+    """Return a capture after which the cache and the outputs are as they were before."""
+
+    def called(runner: Any, forward: Any, stream: Any, *arguments: Any) -> None:
+        KEPT[:] = [
+            runner.cache.cache_tensor,
+            *(one for one in arguments if isinstance(one, Tensor)),
+        ]
+        try:
+            capture(runner, forward, stream, *arguments)
+        finally:
+            KEPT.clear()
+
+    return called
+
+
+@contextlib.contextmanager
+def captured(graph: CpuGraph, *arguments: Any, **settings: Any) -> Iterator[None]:
+    """Stand for `torch.cuda.graph`, which records and runs nothing."""
+    values = [tensor.clone() for tensor in KEPT]
+    with recording(graph):
+        yield
+    for tensor, value in zip(KEPT, values, strict=True):
+        tensor.copy_(value)
+
+
+ON_A_CPU = (
+    StandIn(
+        "CUDA graphs, streams and events: a tape of torch ops, replayed over the same tensors",
+        "a CPU has none",
+        stand_in_for_graphs,
+    ),
+)
+"""What a CPU needs."""

@@ -1,0 +1,209 @@
+"""What the connector of transformers says of a paged cache and of its batches."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paritybit.connectors.transformers import MODULE, connect, hooks
+from paritybit.connectors.transformers.batch import Batch, Planned
+from paritybit.connectors.transformers.cache import free_and_cached, groups_of, owned, parts_of
+from paritybit.connectors.transformers.inputs import laws_of, lists_of
+from paritybit.connectors.transformers.sources import called_at, meaning
+from paritybit.watch.checks.stale_input import judge as stale
+from paritybit.watch.journal import Journal
+from paritybit.watch.observations import Inputs
+from paritybit.watch.settings import Settings
+
+PAGE, WINDOW, WIDTH = 4, 4, 2
+FULL, SLIDING = "full_attention", "sliding_attention"
+TRASH = {FULL: 3 * 8, SLIDING: 24}
+"""Indices at which the second sector begins. A sector has 3 full blocks, or one of windows."""
+
+
+def allocator(index: int, layers: int, flat: Tensor, **more: Any) -> SimpleNamespace:
+    """Return an allocator whose blocks have a page per layer, K before V."""
+    rows, per_sector = 2 * layers * PAGE, 3 // layers
+    views = {
+        number: (flat[2 * number * PAGE :], flat[(2 * number + 1) * PAGE :])
+        for number in range(layers)
+    }
+    return SimpleNamespace(
+        index=index,
+        tokens_per_page=PAGE,
+        block_physical_stride=rows,
+        num_blocks=4 * per_sector,
+        blocks_per_sector=per_sector,
+        read_trash_index=0,
+        sentinel_index=1,
+        write_trash_index=rows * per_sector,
+        layer_indices=list(range(layers)),
+        _kv_token_views=views,
+        block_table={},
+        ledger=SimpleNamespace(cached_blocks={}, shared_ref_counts={}),
+        **more,
+    )
+
+
+def a_cache() -> SimpleNamespace:
+    """Return a cache of six sectors, two of which are for padding."""
+    flat = torch.zeros(6 * 24, 1, WIDTH)
+    kinds = {
+        FULL: allocator(0, 1, flat),
+        SLIDING: allocator(1, 3, flat, sliding_window=WINDOW),
+    }
+    trees = [SimpleNamespace(trees={2: [6, 8]}), SimpleNamespace(trees={})]
+    pool = SimpleNamespace(_free_blocks=trees, free_sectors=[4, 5])
+    return SimpleNamespace(cache_allocators=kinds, pool=pool)
+
+
+def test_a_slot_is_the_place_of_a_token_in_each_layer_of_its_kind() -> None:
+    parts = parts_of(a_cache())
+    full, sliding = groups_of(parts)
+    assert (full.window, sliding.window) == (None, WINDOW)
+    assert parts[SLIDING].slots(torch.tensor([24 * 3 + 2, 24 * 3 + 4, -1])).tolist() == [14, -1, -1]
+    for number, layer in enumerate(sliding.layers):
+        layer.tensors[1][3, 2] = 7.0
+        assert parts[SLIDING].allocator._kv_token_views[number][1][24 * 3 + 2].tolist() == [[7, 7]]
+    # The trash of the other kind lies in this one's second sector, too.
+    assert full.reserved >= {0, 1, 12, 16, 20}
+
+
+def test_shadows_of_what_is_written_may_change_unless_their_block_is_held() -> None:
+    cache = a_cache()
+    parts = parts_of(cache)
+    shadows = parts[SLIDING].shadows(parts[FULL], torch.tensor([14]))
+    assert shadows.tolist() == [38, 42, 46]
+    written = {FULL: torch.tensor([30]), SLIDING: torch.tensor([14])}
+    assert owned(parts, written)[FULL].tolist() == [30, 38, 42, 46]
+    cache.cache_allocators[FULL].block_table = {"a": [10]}
+    assert owned(parts, written)[FULL].tolist() == [30, 38, 46]
+
+
+def test_a_sector_of_another_kind_is_free_and_a_lost_block_is_not() -> None:
+    cache = a_cache()
+    cache.cache_allocators[FULL].ledger.cached_blocks = {7: None}
+    cache.cache_allocators[SLIDING].block_table = {"a": [3]}
+    found = free_and_cached(parts_of(cache), cache.pool)
+    free = set((found[FULL][0] // PAGE).tolist())
+    assert free == {6, 8, 9, 10, 11, *range(12, 18)}
+    assert set((found[FULL][1] // PAGE).tolist()) == {7}
+    assert set((found[SLIDING][0] // PAGE).tolist()) == {2, 4, 5}
+
+
+def a_batch(**changes: Any) -> Batch:
+    """Return a batch of two requests: one decodes at position 5, one computes two first tokens."""
+    first = SimpleNamespace(request_id="a", initial_tokens=[1, 2, 3, 4, 5], generated_tokens=[])
+    other = SimpleNamespace(request_id="b", initial_tokens=[6, 7, 8], generated_tokens=[])
+    full = [[*range(48, 52), 56, 57], [64, 65]]
+    ring = [74, 75, 72]  # Position 5 is written over position 1, which left the window.
+    allowed = torch.zeros(2, 8, 12, dtype=torch.bool)
+    allowed[0, 0, :6] = allowed[0, 1, 6] = True
+    allowed[0, 2, 6:8] = True
+    allowed[1, 0, :4] = allowed[1, 1, 4] = True
+    allowed[1, 2, 4:6] = True
+    masks = torch.where(allowed, 0.0, torch.finfo(torch.float32).min)[:, None, None]
+    given = {
+        "input_ids": torch.zeros(1, 8, dtype=torch.int32),
+        "cu_seq_lens_q": torch.tensor([0, 1, 3, 3]),
+        "cu_seq_lens_k": {FULL: torch.tensor([0, 6, 8]), SLIDING: torch.tensor([0, 4, 6])},
+        "logits_indices": torch.tensor([0, 0]),
+        "read_index": [
+            torch.tensor([*full[0], *full[1], 0, 0, 0, 0]),
+            torch.tensor([*ring, 1, 1, 1, 0, 0, 0, 0, 0, 0]),
+        ],
+        "write_index": [
+            torch.tensor([57, 64, 65, *[TRASH[FULL]] * 5]),
+            torch.tensor([73, 96, 97, *[TRASH[SLIDING]] * 5]),
+        ],
+        "attention_mask": {FULL: masks[0], SLIDING: masks[1]},
+        **changes,
+    }
+    planned = [Planned(first, 5, 1, True), Planned(other, 0, 2, False)]
+    return Batch(planned, given, parts_of(a_cache()))
+
+
+def test_a_row_has_the_slots_that_the_lists_name() -> None:
+    batch = a_batch()
+    rows = batch.rows()
+    assert (batch.kind, batch.size, batch.padded) == ("prefill", 3, 8)
+    assert rows[0].tokens == [1, 2, 3, 4, 5, None]
+    assert rows[0].slots[FULL].tolist() == [24, 25, 26, 27, 28, 29]
+    assert rows[0].slots[SLIDING].tolist() == [-1, -1, 14, 15, 12, 13]
+    assert rows[1].slots[SLIDING].tolist() == [16, 17]
+    assert batch.written()[FULL].tolist() == [29, 32, 33]
+    full, sliding = lists_of(batch)
+    assert full.counts.tolist() == [6, 2, 4]
+    assert (sliding.counts.tolist(), sliding.offsets.tolist()) == ([3, 0, 6], [0, 4, 6])
+
+
+def test_a_batch_without_lists_reads_nothing_and_a_table_of_pages_is_a_list() -> None:
+    empty = torch.empty(0, dtype=torch.int64)
+    assert a_batch(read_index=[empty, empty]).rows()[0].slots[FULL].tolist() == [-1] * 5 + [29]
+    batch = a_batch(block_table=torch.tensor([[[12, 14], [16, -1]]] * 2))
+    assert batch.rows()[0].slots[FULL].tolist() == [24, 25, 26, 27, 28, 29]
+
+
+def wrong(batch: Batch) -> set[str]:
+    """Return the names of the arguments that are not what the batch implies."""
+    found: Any = Inputs(1, SimpleNamespace(kind=""), "batch", list(laws_of(batch)), {})  # type: ignore[arg-type]
+    return {str(finding.cause["input"]) for finding in stale(found) if finding.cause}
+
+
+def test_arguments_of_the_model_follow_from_the_batch() -> None:
+    assert wrong(a_batch()) == set()
+    assert wrong(a_batch(logits_indices=torch.tensor([1, 0]))) == {"logits_indices"}
+    batch = a_batch()
+    batch.given["write_index"][0][4] = 48
+    batch.given["read_index"][1][3] = 72
+    batch.given["attention_mask"][SLIDING][0, 0, 2, 3] = 0.0
+    assert wrong(batch) == {
+        f"padding of write_index[{FULL}]",
+        f"new tokens in read_index[{SLIDING}]",
+        f"attention_mask[{SLIDING}]",
+    }
+
+
+def test_importing_transformers_alone_wraps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed: list[int] = []
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setattr(hooks, "install", lambda: installed.append(1))
+    connect()
+    assert not installed
+    monkeypatch.setitem(sys.modules, MODULE, SimpleNamespace())
+    connect()
+    assert installed == [1]
+
+
+def test_a_release_with_other_parts_is_undecided_only_where_a_cache_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path / "process-1.jsonl")
+    monkeypatch.setattr(hooks, "of_process", lambda: journal)
+    monkeypatch.setattr(hooks, "active", lambda: Settings(str(tmp_path)))
+    monkeypatch.setattr(hooks, "release", lambda: "5.0.0")
+    found = hooks.Hooks()
+    assert not journal.path.exists()
+    cache = SimpleNamespace()
+    assert found.made(lambda cache: 3, cache) == 3
+    (said,) = journal.said
+    assert "transformers 5.0.0: the layout of its cache" in said
+    assert not found.engines
+    journal.end()
+
+
+def test_an_error_in_the_account_of_blocks_is_told_from_others(tmp_path: Path) -> None:
+    folder = tmp_path / "transformers/generation/continuous_batching"
+    folder.mkdir(parents=True)
+    source = "def fail():\n    {}\ndef where():\n    return called_at()"
+    for name, line in (("cache.py", "{}[0]"), ("scheduler.py", "[][1]"), ("utils.py", "1 / 0")):
+        scope: dict[str, Any] = {"called_at": called_at}
+        exec(compile(source.format(line), folder / name, "exec"), scope)
+        with pytest.raises((LookupError, ZeroDivisionError)) as raised:
+            scope["fail"]()
+        assert (meaning(raised.value) is None) == (name == "utils.py")
+        assert scope["where"]() == f"transformers/generation/continuous_batching/{name}:4"

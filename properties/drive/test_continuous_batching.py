@@ -1,0 +1,95 @@
+"""How transformers is fetched and started, and what stands in for graphs while it captures."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from paritybit.harness.errors import MalformedError
+from paritybit.reference.torch_ops import TorchOps
+from paritybit.subjects.engines.shared.graphs import CpuGraph
+
+from paritybit.drive.engines import DRIVEN, driven
+from paritybit.drive.environment import Environment
+from paritybit.drive.legs import plan
+from paritybit.drive.requests import other_beginnings, waves
+from paritybit.drive.transformers import environment, stand_ins
+from paritybit.drive.transformers.__main__ import parser, served_as
+from paritybit.drive.transformers.legs import LEGS
+from paritybit.drive.transformers.settings import POOL, Served
+
+
+def test_the_engine_is_chosen_by_the_package_of_a_release_or_a_folder(tmp_path: Path) -> None:
+    for one in DRIVEN:
+        name, marker = one.package.name, one.package.marker
+        assert driven(f"{name}==5.0.0").package is one.package
+        for inside in (tmp_path / name, tmp_path / f"{name}-src/src"):
+            (inside / name / marker).mkdir(parents=True)
+        assert driven(str(tmp_path / name)).package is one.package
+        assert driven(str(tmp_path / f"{name}-src")).package is one.package
+        (tmp_path / "both" / name / marker).mkdir(parents=True)
+    with pytest.raises(MalformedError, match="several engines"):
+        driven(str(tmp_path / "both"))
+    with pytest.raises(MalformedError, match="is not an engine"):
+        driven("nothing")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_each_leg_is_a_command_line_that_is_understood(device: str) -> None:
+    legs = plan(device, 60.0, LEGS)
+    assert sum(leg.seconds for leg in legs) == pytest.approx(60.0)
+    assert len({leg.name for leg in legs}) == len(legs)
+    settings = set()
+    for leg in legs:
+        one = Environment("transformers 0", Path("source"), Path("dependencies"))
+        words, _ = environment.command(one, leg, "gemma4", 3, device)
+        asked = parser().parse_args(words[3:])
+        assert (asked.seed, asked.device) == (3, device)
+        settings |= set(served_as(asked).scope().items())
+    varied = {name for name, _ in settings if len({v for n, v in settings if n == name}) > 1}
+    assert varied == set(Served().scope()) - {"device", "seed", "alone"}
+
+
+def test_the_pins_have_hashes() -> None:
+    text = environment.PINS.read_text()
+    pins = re.findall(r"^[a-z][^\n]*==[^\n]*\n    --hash=", text, re.M)
+    assert len(pins) == len(re.findall(r"^[a-z]", text, re.M)) > 30
+
+
+def test_the_pool_holds_its_tokens_and_the_windows() -> None:
+    assert Served("gemma4", full=True).blocks() == POOL // 16
+    assert Served().blocks() == (POOL // 16 + 3 * 8) // 4
+    assert Served("gpt_oss", page_size=64).attention == "eager"
+    kinds = Served("gpt_oss", full=True).configuration()["layer_types"]
+    assert set(kinds) == {"full_attention"}
+
+
+def test_a_capture_changes_nothing_and_a_replay_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CpuGraph, "ops", TorchOps(), raising=False)
+    kept, graph = torch.zeros(3), CpuGraph()
+
+    def capture(runner: Any, forward: Any, stream: Any, *arguments: Any) -> None:
+        with stand_ins.captured(graph, stream=stream):
+            forward(*arguments)
+        assert kept.tolist() == [0, 0, 0]
+
+    runner = SimpleNamespace(cache=SimpleNamespace(cache_tensor=kept))
+    stand_ins.keeping(capture)(runner, kept.add_, None, torch.ones(3))
+    assert not stand_ins.KEPT
+    graph.replay()
+    assert kept.tolist() == [1, 1, 1]
+
+
+def test_some_requests_have_the_same_tokens_after_another_beginning() -> None:
+    limits = Served().limits()
+    for seed in range(3):
+        wave = next(waves(seed, limits))
+        (other,) = other_beginnings([wave])
+        pairs = [
+            (one.ids(), two.ids()) for one, two in zip(wave.requests, other.requests, strict=True)
+        ]
+        differ = [(one, two) for one, two in pairs if one != two]
+        assert len(differ) == len(range(2, len(pairs), 5))
+        assert all(one[1:] == two[1:] for one, two in pairs)
