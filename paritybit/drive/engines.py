@@ -32,11 +32,15 @@ class Starter(Protocol):
 
 @dataclass(frozen=True)
 class Driven:
-    """An engine that is driven: its package, how it is started, and its settings."""
+    """An engine that is driven: its package, how it is started, and its settings.
+
+    A folder with another engine, too, is that one's if others import this one.
+    """
 
     package: Package
     starter: Starter
     legs: Sequence[Leg]
+    imported: bool = False
 
     def is_meant_by(self, spec: str) -> bool:
         """Whether `NAME==VERSION` or a folder is this engine."""
@@ -51,13 +55,14 @@ class Driven:
 
 DRIVEN = (
     Driven(SGLANG, sglang, sglang_legs.LEGS),
-    Driven(transformers.PACKAGE, transformers, transformers_legs.LEGS),
+    Driven(transformers.PACKAGE, transformers, transformers_legs.LEGS, imported=True),
 )
 
 
 def driven(spec: str) -> Driven:
     """Return the engine that is asked for. Raises MalformedError for one that is not driven."""
-    found = [one for one in DRIVEN if one.is_meant_by(spec)]
+    every = [one for one in DRIVEN if one.is_meant_by(spec)]
+    found = [one for one in every if not one.imported] or every
     names = " and ".join(one.package.name for one in DRIVEN)
     if len(found) == 1:
         return found[0]
