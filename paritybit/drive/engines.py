@@ -50,7 +50,8 @@ class Served(Protocol):
 class Driven:
     """An engine that is driven: its package, how it is started, and what it is served with.
 
-    `served` is the kind of its settings, and `simple` has the simplest values of some.
+    `served` is the kind of its settings, and `simple` has the simplest values of some. If it is
+    `imported` by others, a folder that has another engine, too, is that one's.
     """
 
     package: Package
@@ -58,6 +59,7 @@ class Driven:
     legs: Sequence[Leg]
     served: type[Served]
     simple: Mapping[str, Setting]
+    imported: bool = False
 
     def is_meant_by(self, spec: str) -> bool:
         """Whether `NAME==VERSION` or a folder is this engine."""
@@ -75,13 +77,15 @@ DRIVEN = (
     Driven(
         *(transformers.PACKAGE, transformers, transformers_legs.LEGS),
         *(transformers_settings.Served, transformers_settings.SIMPLE),
+        imported=True,
     ),
 )
 
 
 def driven(spec: str) -> Driven:
     """Return the engine that is asked for. Raises MalformedError for one that is not driven."""
-    found = [one for one in DRIVEN if one.is_meant_by(spec)]
+    every = [one for one in DRIVEN if one.is_meant_by(spec)]
+    found = [one for one in every if not one.imported] or every
     names = " and ".join(one.package.name for one in DRIVEN)
     if len(found) == 1:
         return found[0]

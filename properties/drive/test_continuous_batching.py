@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from paritybit.harness.engines.adapters.packages import SGLANG
 from paritybit.harness.errors import MalformedError
 from paritybit.reference.torch_ops import TorchOps
 from paritybit.subjects.engines.shared.graphs import CpuGraph
@@ -30,8 +31,7 @@ def test_the_engine_is_chosen_by_the_package_of_a_release_or_a_folder(tmp_path: 
         assert driven(str(tmp_path / name)).package is one.package
         assert driven(str(tmp_path / f"{name}-src")).package is one.package
         (tmp_path / "both" / name / marker).mkdir(parents=True)
-    with pytest.raises(MalformedError, match="several engines"):
-        driven(str(tmp_path / "both"))
+    assert driven(str(tmp_path / "both")).package is SGLANG  # It imports the other.
     with pytest.raises(MalformedError, match="is not an engine"):
         driven("nothing")
 

@@ -69,7 +69,7 @@ def test_a_run_without_a_verdict_says_why(watch: Watch, script: Script, tmp_path
 
 
 def test_paths_begin_at_the_root_of_a_source_tree(tmp_path: Path) -> None:
-    assert prefix_of(None) == prefix_of("sglang==0.5.23") == prefix_of(str(tmp_path)) == ""
+    assert prefix_of(None) == prefix_of("sglang==0.5.23") == ""
     (tmp_path / "python" / SGLANG.name / SGLANG.marker).mkdir(parents=True)
     assert prefix_of(str(tmp_path)) == "python/"
     (tmp_path / SGLANG.name / SGLANG.marker).mkdir(parents=True)
