@@ -117,3 +117,13 @@ def test_a_second_turn_is_served_after_what_it_follows() -> None:
     )
     assert chain_of(Wave((first, second, third)), third) == (first, second, third)
     assert len({one.name for one in BYSTANDERS}) == len(BYSTANDERS)
+
+
+def test_noise_is_measured_in_each_wave_and_hides_what_is_no_larger(lines: Journal) -> None:
+    comparison = Comparison(Toy(noise=1e-5), lambda waves: waves)
+    comparison.judge(SHARED, lambda: False)
+    assert 0 < comparison.noise <= 1e-5
+    company: dict[str, list[Likely]] = {"a": [[(2, -0.7), (1, -0.8)]]}
+    for gap, found in ((1.9, False), (2.1, True)):
+        alone: dict[str, list[Likely]] = {"a": [[(1, 0.0), (2, -gap * comparison.noise)]]}
+        assert (comparison.beyond("a", 0, company, alone) is not None) == found
