@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from paritybit.connectors import hooking
 from paritybit.connectors.sglang import hooks, load
 from paritybit.connectors.sglang.allocations import Allocations
 from paritybit.connectors.sglang.engine import Engine
@@ -22,11 +23,11 @@ def test_each_target_is_wrapped_by_a_method() -> None:
 
 def test_only_what_a_path_itself_defines_is_wrapped() -> None:
     """An inherited method, or a class that another module shows too, would be wrapped twice."""
-    assert hooks.defined("torch.cuda.CUDAGraph.replay")
-    assert hooks.defined(f"{__name__}.Base.run")
-    assert not hooks.defined(f"{__name__}.Derived.run")
-    assert not hooks.defined("paritybit.watch.attach.EntryPoint.load")
-    assert not hooks.defined("paritybit.nowhere.Class.run")
+    assert hooking.defined("torch.cuda.CUDAGraph.replay")
+    assert hooking.defined(f"{__name__}.Base.run")
+    assert not hooking.defined(f"{__name__}.Derived.run")
+    assert not hooking.defined("paritybit.watch.attach.EntryPoint.load")
+    assert not hooking.defined("paritybit.nowhere.Class.run")
 
 
 class Base:
@@ -74,7 +75,7 @@ def test_an_error_of_the_connector_is_said_and_the_engine_goes_on(
         calls.append(value)
         return value + 1
 
-    assert hooks.guarded(method)(original, 1) == 2
+    assert hooking.guarded(method)(original, 1) == 2
     assert calls == [1]
     assert journal.file is not None
     journal.file.close()
@@ -89,5 +90,5 @@ def test_an_error_of_the_engine_is_raised_once() -> None:
         raise ValueError("the engine's own")
 
     with pytest.raises(ValueError, match="own"):
-        hooks.guarded(lambda original, value: original(value))(original, 1)
+        hooking.guarded(lambda original, value: original(value))(original, 1)
     assert calls == [1]

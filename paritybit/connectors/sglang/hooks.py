@@ -6,15 +6,14 @@ be there. All wrapping goes through the engine's own HookRegistry.
 
 import functools
 import importlib
-import pkgutil
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from paritybit.connectors.hooking import defined, guarded
 from paritybit.connectors.sglang.engine import Engine
-from paritybit.watch.attach import where
 from paritybit.watch.journal import of_process
 from paritybit.watch.settings import active
 
@@ -137,19 +136,6 @@ def own(paths: tuple[str, ...]) -> list[str]:
     return [path for path in paths if defined(path)]
 
 
-@functools.cache
-def defined(path: str) -> bool:
-    """Whether the object that a dotted path leads to exists and defines the last name itself."""
-    owner, _, name = path.rpartition(".")
-    try:
-        there = pkgutil.resolve_name(owner)
-    except (ImportError, AttributeError, ValueError):
-        return False
-    if path.startswith("torch."):
-        return hasattr(there, name)
-    return name in vars(there) and there.__module__ == owner.rpartition(".")[0]
-
-
 def register(registry: Any, path: str, method: Callable[..., Any]) -> None:
     """Wrap one function of the engine. `method` gets the original, then its arguments."""
     registry.HookRegistry.register(path, guarded(method), registry.HookType.AROUND)
@@ -159,37 +145,3 @@ def wrap_now(registry: Any, path: str, method: Callable[..., Any]) -> None:
     """Wrap one function that was found only after the engine had applied its hooks."""
     register(registry, path, method)
     registry.HookRegistry.apply_hooks()
-
-
-def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a hook that falls back to the original where the connector itself fails.
-
-    An error that the original raises is the engine's and is passed on.
-    """
-
-    @functools.wraps(method)
-    def hook(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        called: list[Any] = []
-        raised: list[BaseException] = []
-
-        def once(*args: Any, **kwargs: Any) -> Any:
-            try:
-                called[:] = [original(*args, **kwargs)]
-            except BaseException as error:
-                raised.append(error)
-                raise
-            return called[0]
-
-        try:
-            return method(once, *args, **kwargs)
-        except Exception as error:
-            if error in raised:
-                raise
-            journal = of_process()
-            if journal is not None:
-                journal.undecided(f"the connector failed: {where()}")
-            if called:
-                return called[0]
-            return original(*args, **kwargs)
-
-    return hook
