@@ -72,7 +72,8 @@ def reads(forward: Forward, number: int, ledger: Ledger, chain: list["array[int]
     for index, row in enumerate(forward.rows):
         if not row.computed or group.name not in row.slots:
             continue
-        first = 0 if group.window is None else max(0, row.cached - group.window + 1)
+        window = row.window or group.window
+        first = 0 if window is None else max(0, row.cached - window + 1)
         if first >= row.cached:
             continue
         parts.append(row.slots[group.name][first : row.cached])
