@@ -1,6 +1,6 @@
 """Installs the stand-ins in an engine's process, in the order in which they are needed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -99,8 +99,13 @@ def install(device: str) -> None:
     """Install what the device lacks, and report it. Must run before the engine is imported."""
     if device == "cpu":
         torch.set_num_threads(1)  # Tiny tensors: more threads only wait for one another.
+    put((*ANYWHERE, *(ON_A_CPU if device == "cpu" else ())))
+
+
+def put(stand_ins: Sequence[StandIn]) -> None:
+    """Install some stand-ins in their order, and report each."""
     lines = journal.of_process()
-    for one in (*ANYWHERE, *(ON_A_CPU if device == "cpu" else ())):
+    for one in stand_ins:
         detail = one.install()
         if lines is not None and detail != "":
             lines.stand_in(f"{one.what}: {detail}" if detail else one.what, one.why)
