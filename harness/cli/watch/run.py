@@ -9,13 +9,16 @@ import os
 import re
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from paritybit.harness.cli.folders import run_folder
 from paritybit.harness.cli.watch.display import Display
+from paritybit.harness.engines import fetch
+from paritybit.harness.engines.adapters.packages import VLLM
 from paritybit.harness.errors import CannotRunError, MalformedError, known
 from paritybit.harness.machine.gpus import visible_gpus
 from rich.console import Console
@@ -24,6 +27,7 @@ from paritybit import __version__
 from paritybit.drive import environment as engines
 from paritybit.drive.legs import LACKING, Leg, plan
 from paritybit.drive.models import MODELS
+from paritybit.drive.vllm import legs as vllm_legs
 from paritybit.inject import environment_with, prepare
 from paritybit.launch.command import Running
 from paritybit.launch.follow import Following, Limits, Stops
@@ -31,6 +35,8 @@ from paritybit.launch.journals import Journals
 from paritybit.launch.known import Known, of_tree
 from paritybit.launch.verdict import Outcome, plural
 from paritybit.watch.settings import Settings
+
+Plan = Callable[[str, float], tuple[Leg, ...]]
 
 COMMAND = "command"
 """What the only leg of a user's command is called."""
@@ -130,7 +136,8 @@ def watch_engine(
     known("model", options.model or MODEL, MODELS)
     device = device_of(options.device or "auto")
     seconds = float(options.seconds or SECONDS)
-    legs = legs_of(device, seconds, options.page_size, options.settings)
+    engines, planned = driver_of(options.engine)
+    legs = legs_of(device, seconds, options.page_size, options.settings, planned)
     engine = engines.prepare(options.engine)
     console = Console(soft_wrap=True)
     options = argparse.Namespace(
@@ -139,7 +146,7 @@ def watch_engine(
     with begun(options, checks, known_findings, Display(console, redraws=True)) as run:
         run.not_run |= {
             leg.name: "not selected on the command line"
-            for leg in plan(device, seconds)
+            for leg in planned(device, seconds)
             if leg.name not in {one.name for one in legs}
         }
         run.display.put(f"watch {engine.name} on {device}, {plural(len(legs), 'setting')} in turn")
@@ -156,6 +163,14 @@ def watch_engine(
                 limits = Limits(leg.seconds + ALLOWANCE, after, known=known_findings)
                 run.watch(leg, words, variables, limits)
         return finish(run, options, {leg.name: leg.seconds for leg in legs})
+
+
+def driver_of(spec: str) -> tuple[Any, Plan]:
+    """Return what fetches and starts an engine, and what plans its legs."""
+    package = fetch.package_of(spec)
+    if package is not VLLM:
+        return engines, plan
+    return importlib.import_module("paritybit.drive.vllm.environment"), vllm_legs.plan
 
 
 def reason_to_skip(run: Run, *, keep_going: bool) -> str | None:
@@ -244,7 +259,11 @@ def device_of(asked: str) -> str:
 
 
 def legs_of(
-    device: str, seconds: float, page_size: int | None = None, names: Sequence[str] = ()
+    device: str,
+    seconds: float,
+    page_size: int | None = None,
+    names: Sequence[str] = (),
+    plan: Plan = plan,
 ) -> tuple[Leg, ...]:
     """Return the legs to run: all, or those with these names and this page size.
 
