@@ -68,7 +68,7 @@ def test_an_error_of_the_connector_is_said_and_the_engine_goes_on(
     method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = Journal(tmp_path / "process-1.jsonl")
-    monkeypatch.setattr(hooks, "of_process", lambda: journal)
+    monkeypatch.setattr(hooking, "of_process", lambda: journal)
     calls: list[int] = []
 
     def original(value: int) -> int:

@@ -130,6 +130,7 @@ class Engine:
                 self.watcher = self.start(runner)
         if self.watcher is None:
             return run()
+        self.copies(self.watcher, output)
         self.now = now = UnderWay(runner, output)
         try:
             result = run()
@@ -144,6 +145,13 @@ class Engine:
             self.watcher.forget(GROUP, None)
         self.watcher.end()
         return result
+
+    def copies(self, watcher: Watcher, output: Any) -> None:
+        """Note blocks that the runner is about to copy, before it computes."""
+        assert self.pool is not None
+        for copy in getattr(output, "kv_cache_block_copies", None) or ():
+            source, target = ([getattr(copy, name)] for name in ("src_block_id", "dst_block_id"))
+            watcher.copied(GROUP, self.pool.slots(source), self.pool.slots(target))
 
     def metadata(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
         """Begin the forward when the metadata of its attention is built."""

@@ -46,24 +46,20 @@ def described(config: Any, layers: Any) -> Pool:
 
     Raises NotRecognisedError.
     """
-    windows, sizes = [], set()
-    tensors: dict[tuple[int, ...], tuple[list[str], tuple[Tensor, ...]]] = {}
-    for group in config.kv_cache_groups:
-        spec = group.kv_cache_spec
-        kind = type(spec).__name__
-        if kind not in KINDS:
-            raise NotRecognisedError(f"a KV cache group of kind {kind}")
-        windows.append(int(spec.sliding_window) if KINDS[kind] else None)
-        sizes.add(int(spec.block_size))
-        for name in group.layer_names:
-            cache = layers[name].kv_cache
-            cache = cache[0] if isinstance(cache, (list, tuple)) else cache
-            parts = by_slot(cache, config.num_blocks, int(spec.block_size))
-            key = tuple(part.data_ptr() for part in parts)
-            tensors.setdefault(key, ([], parts))[0].append(name)
+    specs = [group.kv_cache_spec for group in config.kv_cache_groups]
+    unknown = {type(spec).__name__ for spec in specs} - set(KINDS)
+    if unknown:
+        raise NotRecognisedError(f"a KV cache group of kind {', '.join(sorted(unknown))}")
+    sizes = {int(spec.block_size) for spec in specs}
     if len(sizes) != 1:
         raise NotRecognisedError(f"groups whose blocks have {sorted(sizes)} tokens")
     (page,) = sizes
+    tensors: dict[tuple[int, ...], tuple[list[str], tuple[Tensor, ...]]] = {}
+    for name in (name for group in config.kv_cache_groups for name in group.layer_names):
+        cache = layers[name].kv_cache
+        cache = cache[0] if isinstance(cache, (list, tuple)) else cache
+        parts = by_slot(cache, config.num_blocks, page)
+        tensors.setdefault(tuple(part.data_ptr() for part in parts), ([], parts))[0].append(name)
     return Pool(
         Group(
             GROUP,
@@ -72,7 +68,7 @@ def described(config: Any, layers: Any) -> Pool:
             page_size=page,
         ),
         page,
-        tuple(windows),
+        tuple(int(one.sliding_window) if KINDS[type(one).__name__] else None for one in specs),
         tuple(group.layer_names[0] for group in config.kv_cache_groups),
     )
 
