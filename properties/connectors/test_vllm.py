@@ -290,6 +290,28 @@ def test_groups_that_take_one_block_are_found(served: Served) -> None:
     assert "wrong owner" in served.found()
 
 
+def test_a_forward_that_is_not_checked_tells_what_it_writes(served: Served) -> None:
+    watcher = served.engine.watcher
+    assert watcher is not None
+    watcher.wait = 1  # The next forward is left out.
+    served.run(DECODE, [[1, 2], [3, 4]], 6, [16])
+    served.run(output({"a": 1}, cached={"a": (7, None)}), [[1, 2], [3, 4]], 7, [17])
+    assert served.found() == set()
+    assert served.journal.counts["skipped_forwards"] == 1
+    assert served.journal.counts["forwards"] == 2
+
+
+def test_speculation_is_not_watched(tmp_path: Path) -> None:
+    served = Served(tmp_path)
+    served.runner.vllm_config.speculative_config = Part()
+    served.scheduler.requests["a"] = a_request(10)
+    served.run(output({"a": 1}, new={"a": ([1], [2])}), [[1], [2]], 0, [10])
+    assert served.engine.watcher is None
+    undecided = [line["what"] for line in read(served.journal.path)]
+    assert undecided == ["speculation is not watched"]
+    served.journal.end()
+
+
 def test_each_hook_is_a_method() -> None:
     assert all(hasattr(Engine, name) for name in hooks.TARGETS)
     assert set(hooks.REQUIRED) <= set(hooks.TARGETS)

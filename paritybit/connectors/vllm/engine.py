@@ -93,11 +93,13 @@ class Engine:
             self.journal.undecided("a scheduler in another process is not watched")
             return None
         config = runner.vllm_config
-        for name in ALONE:
-            if getattr(config.parallel_config, name, 1) != 1:
-                self.journal.undecided(f"{name} > 1 is not watched")
+        unknown = [f"{name} > 1" for name in ALONE if getattr(config.parallel_config, name, 1) != 1]
         if config.speculative_config is not None:
-            self.journal.undecided("speculation is not watched")
+            unknown.append("speculation")
+        if unknown:
+            self.journal.undecided(f"{', '.join(unknown)} is not watched")
+            self.pool = None
+            return None
         found = {
             name: getattr(getattr(config, part), name)
             for part, name in SCOPE
@@ -131,6 +133,8 @@ class Engine:
         if self.watcher is None:
             return run()
         self.copies(self.watcher, output)
+        if not self.watcher.due():
+            return self.skipped(self.watcher, output, run)
         self.now = now = UnderWay(runner, output)
         try:
             result = run()
@@ -144,6 +148,17 @@ class Engine:
             self.journal.undecided("a forward without attention metadata is not watched")
             self.watcher.forget(GROUP, None)
         self.watcher.end()
+        return result
+
+    def skipped(self, watcher: Watcher, output: Any, run: Callable[[], Any]) -> Any:
+        """Run one forward that is not checked. Only what it writes is told."""
+        assert self.pool is not None
+        names = list(output.num_scheduled_tokens)
+        forward = self.requests.forward(output, names, self.scheduler.requests, self.pool)
+        owned = torch.cat([row.slots[GROUP][row.cached :] for row in forward.rows])
+        self.forwards += 1
+        result = run()
+        watcher.skipped({GROUP: owned})
         return result
 
     def copies(self, watcher: Watcher, output: Any) -> None:
