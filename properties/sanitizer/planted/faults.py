@@ -7,6 +7,9 @@ from pathlib import Path
 from paritybit.compat import tomllib
 
 TABLE = Path(__file__).with_name("faults.toml")
+TABLES = (TABLE, Path(__file__).with_name("faults-vllm.toml"))
+"""The tables, one per engine."""
+
 RELEASE = "0.5.23"
 
 
@@ -30,6 +33,11 @@ class Fault:
     needs: tuple[str, ...] = ()
     thread: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def engine(self) -> str:
+        """The engine's package."""
+        return self.file.split("/")[0]
 
     def planted_in(self, text: str) -> str:
         """Return the file's text with the fault.

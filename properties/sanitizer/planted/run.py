@@ -44,6 +44,8 @@ LEGS: Mapping[frozenset[str], str] = {
     frozenset({"overlap"}): "overlap",
     frozenset({"no-prefix-cache"}): "no prefix cache",
     frozenset({"prefill-graphs"}): "breakable prefill graphs",
+    frozenset({"async"}): "async scheduling",
+    frozenset({"newer-runner"}): "newer runner",
 }
 """The leg of the plan that comes nearest to what a fault needs."""
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from properties.sanitizer.planted.faults import Fault, read
+from properties.sanitizer.planted.faults import TABLES, Fault, read
 from properties.sanitizer.planted.plant import plant
 from properties.sanitizer.planted.run import LEGS
 from properties.support.releases import package_of
 
-FAULTS = read()
+FAULTS = tuple(fault for table in TABLES for fault in read(table))
 NEEDS = set().union(*LEGS)
 
 
@@ -65,9 +65,12 @@ def test_a_fault_that_does_not_apply_is_refused(
         plant(replace(FAULT, **changes), an_engine(tmp_path / "source"), tmp_path / "target")
 
 
-@pytest.mark.parametrize("release", sorted({fault.release for fault in FAULTS}))
-def test_each_fault_applies_to_its_release(release: str) -> None:
-    home = package_of(release).parent
+RELEASES = sorted({(fault.engine, fault.release) for fault in FAULTS})
+
+
+@pytest.mark.parametrize(("engine", "release"), RELEASES)
+def test_each_fault_applies_to_its_release(engine: str, release: str) -> None:
+    home = package_of(release, engine).parent
     for fault in FAULTS:
-        if fault.release == release:
+        if (fault.engine, fault.release) == (engine, release):
             fault.planted_in((home / fault.file).read_text(encoding="utf-8"))
