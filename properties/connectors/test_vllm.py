@@ -203,12 +203,32 @@ class Served:
             for layer, blocks, mine in zip(("full", "slid"), table, slots, strict=True)
         }
 
+        self.metadata = metadata
+
         def computed(runner: Any, said: Any) -> None:
             self.engine.metadata(lambda owner: (metadata, None), self.runner)
             for mine in slots:
                 self.cache.flatten(0, 1)[mine] = torch.rand(len(mine), 2)
 
         guarded(self.engine.execute)(computed, self.runner, said)
+
+    def replay(self, wrapper: Any) -> None:
+        """Run a decode whose model is a graph, or has one, that a wrapper replays."""
+
+        def computed(runner: Any, said: Any) -> None:
+            self.engine.metadata(lambda owner: (self.metadata, None), runner)
+            slots = [one.slot_mapping for one in self.metadata.values()]
+
+            def replayed(graph: Any) -> None:
+                for number, mine in enumerate(slots):
+                    self.cache.flatten(0, 1)[mine] = float(7 + number)
+
+            def called(wrapper: Any) -> None:
+                self.engine.replay(replayed, "graph")
+
+            self.engine.wrapper(called, wrapper)
+
+        guarded(self.engine.execute)(computed, self.runner, DECODE)
 
     def found(self) -> set[str]:
         """Return the names of the checks that found something, and what is undecided."""
@@ -288,6 +308,15 @@ def test_groups_that_take_one_block_are_found(served: Served) -> None:
     served.engine.requests.follow(said)
     served.run(DECODE, [[1, 2], [1, 2]], 6, [16])
     assert "wrong owner" in served.found()
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("FULL", "Part"), ("PIECEWISE", "pieces")])
+def test_a_replay_is_judged_or_counted(served: Served, mode: str, kind: str) -> None:
+    served.run(DECODE, [[1, 2], [3, 4]], 6, [16])
+    served.replay(Part(runtime_mode=Part(name=mode), hidden_states=torch.zeros(1, 2)))
+    assert served.found() == set()
+    assert served.journal.counts[f"replays: {kind}"] == 1
+    assert served.journal.counts.get("tried: unrepeatable replay", 0) == (mode == "FULL")
 
 
 def test_a_forward_that_is_not_checked_tells_what_it_writes(served: Served) -> None:

@@ -49,6 +49,8 @@ class UnderWay:
     batch: batches.Batch | None = None
     wrapped: tuple[Any, ...] | None = None
     """The wrapper of the graph that replays, and what it was called with."""
+    pieces: int = 0
+    """How many graphs replayed that hold a part of the model alone."""
 
 
 class Engine:
@@ -147,6 +149,11 @@ class Engine:
         if now.forward is None:
             self.journal.undecided("a forward without attention metadata is not watched")
             self.watcher.forget(GROUP, None)
+        elif now.batch is not None and now.pieces:  # What is between them is not repeatable.
+            (_, live), (_, padded) = now.batch.live, now.batch.padded
+            self.watcher.replay(
+                Replay("pieces", "pieces", live, padded, (), tuple, repeatable=False)
+            )
         self.watcher.end()
         return result
 
@@ -239,9 +246,12 @@ class Engine:
         """Judge the replay of a graph."""
         run = functools.partial(original, graph, *args, **kwargs)
         now, watcher = self.now, self.watcher
-        if now is None or watcher is None or now.batch is None or now.wrapped is None:
+        if now is None or watcher is None or now.batch is None:
             return run()
-        wrapper = now.wrapped[0]
+        wrapper = None if now.wrapped is None else now.wrapped[0]
+        if wrapper is None or mode_of(wrapper) != "FULL":
+            now.pieces += 1
+            return run()
         live, padded = now.batch.live[1], now.batch.padded[1]
         return watcher.replay(
             Replay(
@@ -313,6 +323,11 @@ class Engine:
                 {GROUP: (self.pool.slots(free), none)}, {GROUP: locked * self.pool.page}
             )
         return result
+
+
+def mode_of(wrapper: Any) -> str:
+    """Return what a wrapper's graphs hold: FULL for the whole model."""
+    return str(getattr(getattr(wrapper, "runtime_mode", None), "name", "FULL"))
 
 
 def outputs_of(wrapper: Any, graph: Any, live: int) -> dict[str, Tensor]:

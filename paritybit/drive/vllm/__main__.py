@@ -36,6 +36,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Play as the command line says; return the exit code."""
     asked = parser().parse_args(words)
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(asked.runner - 1)
+    os.environ["VLLM_USE_BREAKABLE_CUDAGRAPH"] = str(int(asked.graphs == "breakable"))
     served = Served(
         model=MODELS[asked.model],
         seed=asked.seed,

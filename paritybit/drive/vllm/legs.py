@@ -12,6 +12,7 @@ LEGS = (
     Leg("block size 32", ("--page-size", "32")),
     Leg("no prefix cache", ("--no-prefix-cache",)),
     Leg("full graphs", ("--graphs", "full", "--overlap")),
+    Leg("breakable graphs", ("--graphs", "breakable")),
 )
 """What is tried, in this order, with parts of the time."""
 

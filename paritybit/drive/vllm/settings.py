@@ -23,6 +23,7 @@ GRAPHS: Mapping[str, tuple[str, tuple[int, ...]]] = {
     "none": ("NONE", ()),
     "decode": ("FULL_DECODE_ONLY", BUCKETS),
     "full": ("FULL", TOKEN_BUCKETS),
+    "breakable": ("PIECEWISE", TOKEN_BUCKETS),
 }
 """What is captured, as the engine calls it, and the sizes."""
 
