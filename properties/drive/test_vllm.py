@@ -1,13 +1,19 @@
 """What a whole vLLM is served with on a CPU, and the arithmetic that stands in for its kernels."""
 
+import os
 from itertools import pairwise
+from pathlib import Path
 
+import pytest
 import torch
+from paritybit.harness.errors import MalformedError
 
+from paritybit.drive.environment import Environment
 from paritybit.drive.legs import Leg
 from paritybit.drive.models import GEMMA4
 from paritybit.drive.vllm.__main__ import parser
 from paritybit.drive.vllm.attention import attend, store
+from paritybit.drive.vllm.environment import command, prepare
 from paritybit.drive.vllm.legs import LEGS, plan
 from paritybit.drive.vllm.settings import GRAPHS, ROWS, Served
 
@@ -78,6 +84,22 @@ def test_the_legs_take_all_of_the_time_and_are_known_to_the_command_line() -> No
     legs = plan("cpu", 100.0)
     assert abs(sum(leg.seconds for leg in legs) - 100) < 1e-9
     assert all(isinstance(leg, Leg) and parser().parse_args(leg.arguments) for leg in LEGS)
+
+
+def test_a_process_finds_what_the_engine_imports(tmp_path: Path) -> None:
+    engine = Environment("vllm 0", tmp_path / "engine", tmp_path / "transformers")
+    words, variables = command(engine, LEGS[0], "gemma4", 3, "cpu")
+    asked = parser().parse_args(words[words.index("paritybit.drive.vllm") + 1 :])
+    assert (asked.model, asked.seed, asked.seconds) == ("gemma4", 3, LEGS[0].seconds)
+    folders = variables["PYTHONPATH"].split(os.pathsep)
+    assert str(tmp_path / "dependencies-vllm") in folders
+    assert str(tmp_path / "engine") in folders
+
+
+def test_another_engine_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "sglang" / "srt").mkdir(parents=True)
+    with pytest.raises(MalformedError):
+        prepare(str(tmp_path))
 
 
 def test_graphs_are_captured_for_every_batch() -> None:

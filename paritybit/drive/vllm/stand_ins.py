@@ -47,6 +47,9 @@ OPERATORS: Any = {
 }
 """The compiled operators that an engine calls on a CPU whatever it serves, by their schemas."""
 
+NAMED = ("gelu_and_mul", "gelu_tanh_and_mul", "silu_and_mul")
+"""Compiled operators that layers of older releases look up, and do not call."""
+
 LIBRARY = torch.library.Library("_C", "FRAGMENT")
 
 PLATFORM = """\
@@ -77,6 +80,8 @@ def stand_in_for_graphs() -> None:
 
 def stand_in_for_operators() -> None:
     """Define compiled operators in torch."""
+    for name in NAMED:
+        LIBRARY.define(f"{name}() -> ()")
     for schema, function in OPERATORS.items():
         LIBRARY.define(schema)
         LIBRARY.impl(schema.split("(")[0], function, "CompositeExplicitAutograd")
