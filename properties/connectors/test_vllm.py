@@ -10,7 +10,7 @@ import torch
 
 from paritybit.connectors.hooking import guarded
 from paritybit.connectors.vllm import hooks
-from paritybit.connectors.vllm.engine import Engine
+from paritybit.connectors.vllm.engine import WARM_UP, Engine
 from paritybit.connectors.vllm.pools import GROUP, NotRecognisedError, by_slot, described
 from paritybit.connectors.vllm.requests import Requests
 from paritybit.watch.journal import Journal, read
@@ -328,6 +328,17 @@ def test_a_forward_that_is_not_checked_tells_what_it_writes(served: Served) -> N
     assert served.found() == set()
     assert served.journal.counts["skipped_forwards"] == 1
     assert served.journal.counts["forwards"] == 2
+
+
+def test_a_warm_up_is_not_watched_and_a_scheduler_elsewhere_is_said(tmp_path: Path) -> None:
+    served = Served(tmp_path)
+    served.engine.scheduler = None
+    for _ in range(WARM_UP):
+        served.run(output({"a": 1}, new={"a": ([1], [2])}), [[1], [2]], 0, [10])
+    assert not served.journal.path.exists()
+    served.run(output({"a": 1}, new={"a": ([1], [2])}), [[1], [2]], 0, [10])
+    assert [line["kind"] for line in read(served.journal.path)] == ["undecided"]
+    served.journal.end()
 
 
 def test_speculation_is_not_watched(tmp_path: Path) -> None:

@@ -39,6 +39,10 @@ ALONE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
 """Numbers of ranks that must be 1, where a release has them."""
 
 
+WARM_UP = 100
+"""Forwards that a runner may compute by itself, before there is a scheduler."""
+
+
 @dataclass
 class UnderWay:
     """The forward under way: the runner, what the scheduler said, and what is known of it."""
@@ -66,6 +70,7 @@ class Engine:
         self.captures: list[tuple[Any, list[StaticInput]]] = []
         self.capturing: batches.Batch | None = None
         self.idle_at = 0
+        self.unscheduled = 0
         self.forwards = 0
 
     # The start.
@@ -92,7 +97,9 @@ class Engine:
         if self.pool is None:
             return None
         if self.scheduler is None:
-            self.journal.undecided("a scheduler in another process is not watched")
+            self.unscheduled += 1
+            if self.unscheduled > WARM_UP:
+                self.journal.undecided("a scheduler in another process is not watched")
             return None
         config = runner.vllm_config
         unknown = [f"{name} > 1" for name in ALONE if getattr(config.parallel_config, name, 1) != 1]
