@@ -341,6 +341,14 @@ def test_a_warm_up_is_not_watched_and_a_scheduler_elsewhere_is_said(tmp_path: Pa
     served.journal.end()
 
 
+def test_a_request_that_nobody_announced_ends_the_watch(served: Served) -> None:
+    said = output({"b": 1}, cached={"b": (3, None)})
+    guarded(served.engine.execute)(lambda *_: None, served.runner, said)
+    assert served.engine.watcher is None
+    undecided = [line for line in read(served.journal.path) if line["kind"] == "undecided"]
+    assert len(undecided) == 1
+
+
 def test_speculation_is_not_watched(tmp_path: Path) -> None:
     served = Served(tmp_path)
     served.runner.vllm_config.speculative_config = Part()

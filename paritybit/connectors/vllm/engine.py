@@ -133,7 +133,11 @@ class Engine:
         run = functools.partial(original, runner, output, *args, **kw)
         if self.now is not None or kw.get("dummy_run") or (len(args) > 1 and args[1]):
             return run()
-        self.requests.follow(output)
+        try:
+            self.requests.follow(output)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            self.journal.undecided(f"what the scheduler says is not recognised: {error!r}")
+            self.watcher = self.pool = None  # What requests hold is not known any more.
         if not output.total_num_scheduled_tokens:
             return run()
         if self.watcher is None:
