@@ -8,7 +8,7 @@ LEGS = (
     Leg("decode graphs", (), 2.0),
     Leg("async scheduling", ("--overlap",), 2.0),
     Leg("newer runner", ("--runner", "2"), 2.0),
-    Leg("newer runner, async", ("--runner", "2", "--overlap"), 2.0),
+    Leg("newer runner async", ("--runner", "2", "--overlap"), 2.0),
     Leg("block size 32", ("--page-size", "32")),
     Leg("no prefix cache", ("--no-prefix-cache",)),
     Leg("full graphs", ("--graphs", "full", "--overlap")),
