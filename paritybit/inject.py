@@ -16,14 +16,16 @@ from paritybit.places import PACKAGE
 
 ENTRY_POINTS: Mapping[str, Mapping[str, str]] = {
     "sglang.srt.plugins": {"paritybit": "paritybit.connectors.sglang:load"},
+    "vllm.general_plugins": {"paritybit": "paritybit.connectors.vllm:load"},
     "paritybit.connectors": {
         "sglang": "paritybit.connectors.sglang:connect",
         "transformers": "paritybit.connectors.transformers:connect",
+        "vllm": "paritybit.connectors.vllm:connect",
     },
 }
 """The entry points by group: name and object. `pyproject.toml` declares the same ones."""
 
-PLUGIN_LISTS: Mapping[str, str] = {"SGLANG_PLUGINS": "paritybit"}
+PLUGIN_LISTS: Mapping[str, str] = {"SGLANG_PLUGINS": "paritybit", "VLLM_PLUGINS": "paritybit"}
 """Environment variables that restrict an engine's plugins, each with the name to add to it."""
 
 SITECUSTOMIZE = '''\

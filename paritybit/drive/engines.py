@@ -15,8 +15,11 @@ from paritybit.drive.script import Script, Setting
 from paritybit.drive.transformers import environment as transformers
 from paritybit.drive.transformers import legs as transformers_legs
 from paritybit.drive.transformers import settings as transformers_settings
+from paritybit.drive.vllm import environment as vllm
+from paritybit.drive.vllm import legs as vllm_legs
+from paritybit.drive.vllm import settings as vllm_settings
 from paritybit.harness.engines import fetch
-from paritybit.harness.engines.adapters.packages import SGLANG, Package
+from paritybit.harness.engines.adapters.packages import SGLANG, VLLM, Package
 from paritybit.harness.errors import MalformedError, quoted
 from paritybit.subjects.engines.shared.loading import folder_of_package
 
@@ -79,6 +82,7 @@ DRIVEN = (
         *(transformers_settings.Served, transformers_settings.SIMPLE),
         imported=True,
     ),
+    Driven(VLLM, vllm, vllm_legs.LEGS, vllm_settings.Served, vllm_settings.SIMPLE),
 )
 
 

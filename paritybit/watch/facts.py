@@ -51,7 +51,8 @@ class Row:
     The last `spare` positions belong to the row, and need not be written.
 
     `space` names what KV depends on besides tokens, such as a LoRA adapter or a cache salt. Rows
-    of different spaces never share KV.
+    of different spaces never share KV. `window` overrides the group's: layers of several windows
+    may share the slots of one group.
 
     Several rows of one request stand for the branches of a tree of draft tokens: they share the
     cached positions, and a slot that two branches share holds the same tokens in both.
@@ -64,6 +65,7 @@ class Row:
     slots: Mapping[str, torch.Tensor]
     space: str = ""
     spare: int = 0
+    window: int | None = None
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,8 @@ def reads(forward: Forward, number: int, ledger: Ledger, chain: list["array[int]
     for index, row in enumerate(forward.rows):
         if not row.computed or group.name not in row.slots:
             continue
-        first = 0 if group.window is None else max(0, row.cached - group.window + 1)
+        window = row.window or group.window
+        first = 0 if window is None else max(0, row.cached - window + 1)
         if first >= row.cached:
             continue
         parts.append(row.slots[group.name][first : row.cached])
@@ -89,7 +90,7 @@ def reads(forward: Forward, number: int, ledger: Ledger, chain: list["array[int]
     place = slots.masked_fill(missing, 0)
     held = ledger.chain[place]
     hashed = torch.frombuffer(expected, dtype=torch.int64).to(device)
-    return Reads(
+    found = Reads(
         number=number,
         forward=forward,
         ledger=ledger,
@@ -105,6 +106,25 @@ def reads(forward: Forward, number: int, ledger: Ledger, chain: list["array[int]
         written=ledger.forward[place],
         freed=ledger.freed[place],
     )
+    written_now(found, writes(forward, ledger, chain))
+    return found
+
+
+def written_now(reads: Reads, fresh: Writes | None) -> None:
+    """Judge reads of slots that another row of the same forward computes by what that row computes.
+
+    Each layer writes before it reads, so that a prefix can be shared while it is computed.
+    """
+    if fresh is None:
+        return
+    chain = torch.full_like(reads.ledger.chain, UNKNOWN)
+    chain[fresh.slots] = fresh.chain
+    held = chain[reads.slots.masked_fill(reads.missing, 0)]
+    now = (held != UNKNOWN) & ~reads.missing
+    if bool(now.any()):
+        reads.held[now] = held[now]
+        reads.judged[now] = reads.expected[now] != UNKNOWN
+        reads.checksum[now], reads.written[now] = 0, reads.number
 
 
 def resolve(reads: Reads, chains: Chains) -> int:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from paritybit.connectors import guarding
-from paritybit.connectors.guarding import guarded
+from paritybit.connectors import hooking
 from paritybit.connectors.sglang import hooks, load
 from paritybit.connectors.sglang.allocations import Allocations
 from paritybit.connectors.sglang.engine import Engine
@@ -24,11 +23,11 @@ def test_each_target_is_wrapped_by_a_method() -> None:
 
 def test_only_what_a_path_itself_defines_is_wrapped() -> None:
     """An inherited method, or a class that another module shows too, would be wrapped twice."""
-    assert hooks.defined("torch.cuda.CUDAGraph.replay")
-    assert hooks.defined(f"{__name__}.Base.run")
-    assert not hooks.defined(f"{__name__}.Derived.run")
-    assert not hooks.defined("paritybit.watch.attach.EntryPoint.load")
-    assert not hooks.defined("paritybit.nowhere.Class.run")
+    assert hooking.defined("torch.cuda.CUDAGraph.replay")
+    assert hooking.defined(f"{__name__}.Base.run")
+    assert not hooking.defined(f"{__name__}.Derived.run")
+    assert not hooking.defined("paritybit.watch.attach.EntryPoint.load")
+    assert not hooking.defined("paritybit.nowhere.Class.run")
 
 
 class Base:
@@ -69,14 +68,14 @@ def test_an_error_of_the_connector_is_said_and_the_engine_goes_on(
     method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = Journal(tmp_path / "process-1.jsonl")
-    monkeypatch.setattr(guarding, "of_process", lambda: journal)
+    monkeypatch.setattr(hooking, "of_process", lambda: journal)
     calls: list[int] = []
 
     def original(value: int) -> int:
         calls.append(value)
         return value + 1
 
-    assert guarded(method)(original, 1) == 2
+    assert hooking.guarded(method)(original, 1) == 2
     assert calls == [1]
     assert journal.file is not None
     journal.file.close()
@@ -91,5 +90,5 @@ def test_an_error_of_the_engine_is_raised_once() -> None:
         raise ValueError("the engine's own")
 
     with pytest.raises(ValueError, match="own"):
-        guarded(lambda original, value: original(value))(original, 1)
+        hooking.guarded(lambda original, value: original(value))(original, 1)
     assert calls == [1]

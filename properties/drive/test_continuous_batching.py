@@ -18,6 +18,7 @@ from paritybit.drive.legs import plan
 from paritybit.drive.requests import other_beginnings, waves
 from paritybit.drive.transformers import environment, stand_ins
 from paritybit.drive.transformers.__main__ import parser, served_as
+from paritybit.drive.transformers.environment import PACKAGE
 from paritybit.drive.transformers.legs import LEGS
 from paritybit.drive.transformers.settings import POOL, Served
 
@@ -30,8 +31,12 @@ def test_the_engine_is_chosen_by_the_package_of_a_release_or_a_folder(tmp_path: 
             (inside / name / marker).mkdir(parents=True)
         assert driven(str(tmp_path / name)).package is one.package
         assert driven(str(tmp_path / f"{name}-src")).package is one.package
-        (tmp_path / "both" / name / marker).mkdir(parents=True)
-    assert driven(str(tmp_path / "both")).package is SGLANG  # It imports the other.
+        (tmp_path / "all" / name / marker).mkdir(parents=True)
+    both = tmp_path / f"{SGLANG.name}-src/src"
+    (both / PACKAGE.name / PACKAGE.marker).mkdir(parents=True)
+    assert driven(str(both)).package is SGLANG  # It imports the other.
+    with pytest.raises(MalformedError, match="several engines"):
+        driven(str(tmp_path / "all"))
     with pytest.raises(MalformedError, match="is not an engine"):
         driven("nothing")
 

@@ -76,6 +76,33 @@ def test_a_prefix_is_shared_by_equal_tokens_alone(scene: Scene) -> None:
     assert scene.checks() == ["wrong owner"] * 2
 
 
+def test_a_prefix_is_shared_while_it_is_computed(scene: Scene) -> None:
+    """Each layer writes the KV of all rows before any of them reads it."""
+    scene.forward("old", [1, 2, 3], 0, SLOTS)  # Whose slots were given away.
+    scene.watcher.begin(
+        Forward(
+            "extend",
+            (row("a", TOKENS[:3], 0, SLOTS), row("b", [*TOKENS[:3], 50], 3, [*SLOTS[:3], 20])),
+        )
+    )
+    scene.write([*SLOTS[:3], 20])
+    scene.watcher.end()
+    assert scene.checks() == []
+    scene.forward("b", [*TOKENS[:3], 50, 51], 4, [*SLOTS[:3], 20, 21])
+    assert scene.checks() == []
+
+
+def test_a_prefix_of_other_tokens_is_not_shared_while_it_is_computed(scene: Scene) -> None:
+    scene.forward("b", TOKENS[:3], 0, SLOTS)
+    scene.watcher.begin(
+        Forward(
+            "extend", (row("a", [1, 2, 3], 0, SLOTS), row("b", TOKENS[:4], 3, [*SLOTS[:3], 20]))
+        )
+    )
+    assert scene.checks() == ["wrong owner"] * 2
+    scene.watcher.abandon()
+
+
 def test_spaces_share_nothing(scene: Scene) -> None:
     scene.forward("a", TOKENS[:5], 0, SLOTS, space="adapter")
     scene.forward("b", [*TOKENS[:3], 50], 3, [*SLOTS[:3], 20], space="adapter")

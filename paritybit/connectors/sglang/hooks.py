@@ -6,14 +6,13 @@ be there. All wrapping goes through the engine's own HookRegistry.
 
 import functools
 import importlib
-import pkgutil
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from paritybit.connectors.guarding import guarded
+from paritybit.connectors.hooking import defined, guarded
 from paritybit.connectors.sglang.engine import Engine
 from paritybit.watch.journal import of_process
 from paritybit.watch.settings import active
@@ -135,19 +134,6 @@ def install() -> None:
 def own(paths: tuple[str, ...]) -> list[str]:
     """Return the paths whose last name is defined where the path says, not inherited."""
     return [path for path in paths if defined(path)]
-
-
-@functools.cache
-def defined(path: str) -> bool:
-    """Whether the object that a dotted path leads to exists and defines the last name itself."""
-    owner, _, name = path.rpartition(".")
-    try:
-        there = pkgutil.resolve_name(owner)
-    except (ImportError, AttributeError, ValueError):
-        return False
-    if path.startswith("torch."):
-        return hasattr(there, name)
-    return name in vars(there) and there.__module__ == owner.rpartition(".")[0]
 
 
 def register(registry: Any, path: str, method: Callable[..., Any]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from paritybit.connectors.guarding import guarded
+from paritybit.connectors.hooking import guarded
 from paritybit.connectors.transformers.cache import NotRecognisedError
 from paritybit.connectors.transformers.engine import Engine, on_stream
 from paritybit.connectors.transformers.sources import called_at, meaning, raised_at

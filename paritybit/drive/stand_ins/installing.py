@@ -24,8 +24,13 @@ def install(device: str, anywhere: Sequence[StandIn], on_a_cpu: Sequence[StandIn
     """Install what the device lacks, and report it. Must run before the engine is imported."""
     if device == "cpu":
         torch.set_num_threads(1)  # Tiny tensors: more threads only wait for one another.
+    put((*anywhere, *(on_a_cpu if device == "cpu" else ())))
+
+
+def put(stand_ins: Sequence[StandIn]) -> None:
+    """Install some stand-ins in their order, and report each."""
     lines = journal.of_process()
-    for one in (*anywhere, *(on_a_cpu if device == "cpu" else ())):
+    for one in stand_ins:
         detail = one.install()
         if lines is not None and detail != "":
             lines.stand_in(f"{one.what}: {detail}" if detail else one.what, one.why)

@@ -55,8 +55,8 @@ class Span:
 
 def first_needed(lists: Lists, row: Row) -> int:
     """Return the first position that a row reads through a list."""
-    given, window = lists.given, lists.ledger.group.window
-    window = window if given.window is None else given.window
+    given = lists.given
+    window = given.window or row.window or lists.ledger.group.window
     return 0 if window is None else max(0, row.cached + given.step - window + 1)
 
 

@@ -7,6 +7,9 @@ from pathlib import Path
 from paritybit.compat import tomllib
 
 TABLE = Path(__file__).with_name("faults.toml")
+TABLES = tuple(sorted(TABLE.parent.glob("faults*.toml")))
+"""The tables, one per engine."""
+
 RELEASE = "0.5.23"
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from paritybit.compat import StrEnum, tomllib
 from properties.sanitizer.planted.faults import Fault
 
-REASONS = Path(__file__).with_name("missed.toml")
-"""Why faults are missed, by name."""
+FOLDER = Path(__file__).parent
+"""Has, for each engine, a file that says why faults are missed, by name."""
 
 
 class Status(StrEnum):
@@ -109,21 +109,23 @@ def write(path: Path, outcomes: Mapping[str, Outcome], faults: Sequence[Fault]) 
     path.with_suffix(".md").write_text(table(ordered, faults), encoding="utf-8")
 
 
-def reasons() -> dict[str, str]:
+def reasons(engine: str) -> dict[str, str]:
     """Return why faults are missed, by name."""
-    if not REASONS.exists():
+    file = FOLDER / ("missed.toml" if engine == "sglang" else f"missed-{engine}.toml")
+    if not file.exists():
         return {}
-    found: dict[str, str] = tomllib.loads(REASONS.read_text(encoding="utf-8"))
+    found: dict[str, str] = tomllib.loads(file.read_text(encoding="utf-8"))
     return found
 
 
 def table(outcomes: Sequence[Outcome], faults: Sequence[Fault]) -> str:
     """Return the table of faults as Markdown."""
-    by_name, why = {outcome.name: outcome for outcome in outcomes}, reasons()
+    (engine,) = {fault.engine for fault in faults}
+    by_name, why = {outcome.name: outcome for outcome in outcomes}, reasons(engine)
     tried = [fault for fault in faults if fault.name in by_name]
     found = [fault for fault in tried if by_name[fault.name].status is Status.FOUND]
     lines = [
-        "# Faults planted in sglang and transformers, and what the sanitizer says",
+        f"# Faults planted in {engine}, and what the sanitizer says",
         "",
         f"{len(found)} of {len(tried)} planted faults are found"
         + (f" ({100 * len(found) / len(tried):.1f} %)." if tried else "."),

@@ -30,7 +30,7 @@ from properties.sanitizer.planted.outcome import read as read_record
 from properties.sanitizer.planted.plant import plant
 from properties.support.places import ROOT
 
-RECORD = ROOT / "reports/evidence/planted-sanitizer.json"
+EVIDENCE = ROOT / "reports/evidence"
 
 LEGS: Mapping[frozenset[str], str] = {
     frozenset(): "decode graphs",
@@ -50,6 +50,8 @@ LEGS: Mapping[frozenset[str], str] = {
     frozenset({"offload"}): "offload to the host",
     frozenset({"sinks"}): "attention sinks",
     frozenset({"overlap-windows"}): "overlap",
+    frozenset({"async"}): "async scheduling",
+    frozenset({"newer-runner"}): "newer runner",
 }
 """The leg of the plan that comes nearest to what a fault needs."""
 
@@ -149,12 +151,17 @@ def chosen(faults: Sequence[Fault], only: str | None) -> tuple[Fault, ...]:
     return tuple(known[name] for name in names)
 
 
+def record_of(table: Path) -> Path:
+    """Return where the outcomes of a table go, if nothing else is said."""
+    return EVIDENCE / f"planted-sanitizer{table.stem.removeprefix('faults')}.json"
+
+
 def options() -> argparse.Namespace:
     """Return what the command line asks for."""
-    parser = argparse.ArgumentParser(description="Plant faults in engines; see what watch says.")
+    parser = argparse.ArgumentParser(description="Plant faults in an engine; see what watch says.")
     parser.add_argument("--sources", type=Path, required=True, help="Folder of unpacked releases")
     parser.add_argument("--table", type=Path, default=TABLE, help="A table of faults (faults.toml)")
-    parser.add_argument("--record", type=Path, default=RECORD, help="Where outcomes go, as JSON")
+    parser.add_argument("--record", type=Path, help="Where outcomes go, as JSON")
     parser.add_argument("--out", type=Path, help="Where the runs' own records go")
     parser.add_argument("--only", metavar="NAME,...", help="Plant these faults alone, again")
     parser.add_argument("--leg", help="The leg to run, whatever a fault needs")
@@ -168,7 +175,8 @@ def main() -> int:
     asked = options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     faults = read(asked.table)
-    known = read_record(asked.record)
+    record = asked.record or record_of(asked.table)
+    known = read_record(record)
     left = chosen(faults, asked.only)
     if asked.only is None:
         left = tuple(fault for fault in left if fault.name not in known)
@@ -186,12 +194,12 @@ def main() -> int:
                     known[outcome.name] = outcome
                     what = " ".join(filter(None, (outcome.status, outcome.check)))
                     say(f"[{place}/{len(left)}] {outcome.name}: {what} ({outcome.seconds:.0f} s)")
-                write(asked.record, known, faults)
+                write(record, known, faults)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             trials.stop()
             raise
-    write(asked.record, known, faults)
+    write(record, known, faults)
     tried = [known[fault.name] for fault in faults if fault.name in known]
     found = sum(outcome.status is Status.FOUND for outcome in tried)
     say(f"{found} of {len(tried)} found; runs are in {out}")

@@ -7,19 +7,20 @@ from typing import Any
 
 import pytest
 
-from properties.sanitizer.planted.faults import Fault, read
+from properties.sanitizer.planted.faults import TABLES, Fault, read
 from properties.sanitizer.planted.plant import plant
 from properties.sanitizer.planted.run import LEGS
 from properties.support.releases import package_of
 
-FAULTS = read()
+FAULTS = tuple(fault for table in TABLES for fault in read(table))
 NEEDS = set().union(*LEGS)
 
 
 def test_the_table_has_distinct_faults_of_many_classes() -> None:
     assert len(FAULTS) >= 40
     assert len({fault.family for fault in FAULTS}) >= 12
-    assert all(count == 1 for count in Counter(fault.name for fault in FAULTS).values())
+    names = Counter((fault.engine, fault.name) for fault in FAULTS)
+    assert all(count == 1 for count in names.values())
     edits = Counter((fault.release, fault.file, fault.old, fault.new) for fault in FAULTS)
     assert all(count == 1 for count in edits.values())
 
@@ -65,9 +66,10 @@ def test_a_fault_that_does_not_apply_is_refused(
         plant(replace(FAULT, **changes), an_engine(tmp_path / "source"), tmp_path / "target")
 
 
-@pytest.mark.parametrize(
-    ("engine", "release"), sorted({(fault.engine, fault.release) for fault in FAULTS})
-)
+RELEASES = sorted({(fault.engine, fault.release) for fault in FAULTS})
+
+
+@pytest.mark.parametrize(("engine", "release"), RELEASES)
 def test_each_fault_applies_to_its_release(engine: str, release: str) -> None:
     home = package_of(release, engine).parent
     for fault in FAULTS:

@@ -1,11 +1,25 @@
-"""Wraps functions of an engine so that a connector's own errors never reach it."""
+"""Wrapping functions of an engine so that the engine goes on whatever a connector does."""
 
 import functools
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
 from paritybit.watch.attach import where
 from paritybit.watch.journal import of_process
+
+
+@functools.cache
+def defined(path: str) -> bool:
+    """Whether the object that a dotted path leads to exists and defines the last name itself."""
+    owner, _, name = path.rpartition(".")
+    try:
+        there = pkgutil.resolve_name(owner)
+    except (ImportError, AttributeError, ValueError):
+        return False
+    if path.startswith("torch."):
+        return hasattr(there, name)
+    return name in vars(there) and there.__module__ == owner.rpartition(".")[0]
 
 
 def guarded(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,100 @@
+"""What an engine gives to its model and its attention kernels for a forward."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paritybit.connectors.vllm.pools import GROUP, NotRecognisedError, Pool
+from paritybit.watch.facts import Forward, IndexList, StaticInput
+
+NEEDED = ("block_table", "seq_lens", "query_start_loc", "slot_mapping")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The inputs of one forward. `metadata` is that of the first layer of each group.
+
+    `live` and `padded` count requests and tokens.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    metadata: tuple[Any, ...]
+    live: tuple[int, int]
+    padded: tuple[int, int]
+
+    def lists(self, pool: Pool) -> IndexList:
+        """Return the block tables of all groups, one row after the other; padded rows last."""
+        rows = self.live[0]
+        tables = [one.block_table for one in self.metadata]
+        lines = [*(table[:rows] for table in tables), *(table[rows:] for table in tables)]
+        lengths = [one.seq_lens[: len(one.block_table)] for one in self.metadata]
+        counts = torch.cat([*(n[:rows] for n in lengths), *(n[rows:] for n in lengths)])
+        widths = torch.tensor([line.shape[1] for line in lines for _ in range(len(line))])
+        return IndexList(
+            "block_table",
+            GROUP,
+            torch.cat([line.flatten() for line in lines]),
+            widths.cumsum(0) - widths,
+            -(-counts.long() // pool.page),
+            exact=False,
+            page=pool.page,
+        )
+
+    def inputs(self) -> list[StaticInput]:
+        """Return what the model and the kernels are given."""
+        rows, tokens = self.live
+        given = {"input_ids": (self.ids, tokens), "positions": (self.positions, tokens)}
+        given["seq_lens"] = self.metadata[0].seq_lens, rows
+        given["query_start_loc"] = self.metadata[0].query_start_loc, rows + 1
+        for number, one in enumerate(self.metadata):
+            given[f"block_table {number}"] = one.block_table, rows
+            given[f"slot_mapping {number}"] = one.slot_mapping, tokens
+        return [
+            StaticInput(name, tensor, live, len(tensor), writes=GROUP if "slot" in name else None)
+            for name, (tensor, live) in given.items()
+        ]
+
+    def expected(self, forward: Forward) -> dict[str, Tensor]:
+        """Return the values that the rows of a forward imply, by the name of an input."""
+        rows = self.live[0]
+        right = [(row.cached, row.cached + row.computed) for row in forward.rows[:rows]]
+        counts = [0, *(end - first for first, end in right)]
+        found = {
+            "positions": torch.cat([torch.arange(first, end) for first, end in right]),
+            "seq_lens": torch.tensor([end for _, end in right]),
+            "query_start_loc": torch.tensor(counts).cumsum(0),
+        }
+        for number in range(len(self.metadata)):
+            mine = forward.rows[number * rows : (number + 1) * rows]
+            parts = [row.slots[GROUP][row.cached :] for row in mine]
+            found[f"slot_mapping {number}"] = torch.cat(parts)
+        return found
+
+
+def of_runner(runner: Any, metadata: Any, pool: Pool, given: Any, live: tuple[int, int]) -> Batch:
+    """Return the batch of a runner that has just built its metadata.
+
+    `given` is the batch of the newer runner, None for the older one, which keeps its own.
+    Raises NotRecognisedError.
+    """
+    if not isinstance(metadata, dict) or any(name not in metadata for name in pool.layers):
+        raise NotRecognisedError("attention metadata that is not by layer")
+    mine = tuple(metadata[name] for name in pool.layers)
+    lacking = [name for name in NEEDED if not isinstance(getattr(mine[0], name, None), Tensor)]
+    if lacking:
+        kind = type(mine[0]).__name__
+        raise NotRecognisedError(f"a {kind} without {', '.join(lacking)}")
+    source = runner if given is None else given
+    ids, positions = flat(source.input_ids), flat(source.positions)
+    size = int(mine[0].num_actual_tokens)
+    return Batch(ids[:size], positions[:size], mine, live, (len(mine[0].seq_lens), size))
+
+
+def flat(buffer: Any) -> Tensor:
+    """Return the tensor on the device of a buffer, which may have a copy on the host."""
+    tensor = buffer if isinstance(buffer, Tensor) else buffer.gpu
+    assert isinstance(tensor, Tensor)
+    return tensor

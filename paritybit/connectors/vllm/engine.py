@@ -1,0 +1,365 @@
+"""Follows one engine in this process and tells the watcher what happens, in its order.
+
+Each method that `hooks` names wraps one kind of function of the engine: it gets the original,
+then the arguments of the call.
+"""
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paritybit.connectors.vllm import batch as batches
+from paritybit.connectors.vllm.pools import GROUP, NotRecognisedError, Pool, described
+from paritybit.connectors.vllm.requests import Requests
+from paritybit.watch.facts import Forward, Replay, StaticInput
+from paritybit.watch.journal import Journal
+from paritybit.watch.settings import Settings
+from paritybit.watch.watcher import Watcher
+
+Original = Callable[..., Any]
+
+SCOPE = (
+    ("cache_config", "block_size"), ("cache_config", "enable_prefix_caching"),
+    ("cache_config", "cache_dtype"), ("scheduler_config", "max_num_seqs"),
+    ("scheduler_config", "max_num_batched_tokens"), ("scheduler_config", "async_scheduling"),
+    ("scheduler_config", "enable_chunked_prefill"), ("compilation_config", "cudagraph_mode"),
+    ("compilation_config", "cudagraph_capture_sizes"), ("model_config", "model"),
+)  # fmt: skip
+"""Settings of the engine that are reported, where a release has them."""
+
+ALONE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
+         "decode_context_parallel_size", "prefill_context_parallel_size")  # fmt: skip
+"""Numbers of ranks that must be 1, where a release has them."""
+
+
+WARM_UP = 100
+"""Forwards that a runner may compute by itself, before there is a scheduler."""
+
+
+@dataclass
+class UnderWay:
+    """The forward under way: the runner, what the scheduler said, and what is known of it."""
+
+    runner: Any
+    output: Any
+    forward: Forward | None = None
+    batch: batches.Batch | None = None
+    wrapped: tuple[Any, ...] | None = None
+    """The wrapper of the graph that replays, and what it was called with."""
+    pieces: int = 0
+    """How many graphs replayed that hold a part of the model alone."""
+
+
+class Engine:
+    """The engine in this process."""
+
+    def __init__(self, release: str, journal: Journal, settings: Settings) -> None:
+        self.release, self.journal, self.settings = release, journal, settings
+        self.watcher: Watcher | None = None
+        self.pool: Pool | None = None
+        self.scheduler: Any = None
+        self.requests = Requests()
+        self.now: UnderWay | None = None
+        self.captures: list[tuple[Any, list[StaticInput]]] = []
+        self.capturing: batches.Batch | None = None
+        self.idle_at = 0
+        self.unscheduled = 0
+        self.forwards = 0
+
+    # The start.
+
+    def pools(self, original: Original, runner: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+        """Describe the KV caches of a model once they are made."""
+        result = original(runner, config, *args, **kwargs)
+        if kwargs.get("is_profiling") or (args and args[0]):
+            return result
+        try:
+            context = runner.vllm_config.compilation_config.static_forward_context
+            self.pool = described(getattr(runner, "kv_cache_config", config), context)
+        except NotRecognisedError as error:
+            self.journal.undecided(f"{error} is not watched")
+        return result
+
+    def schedule(self, original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        """Remember the scheduler."""
+        self.scheduler = weakref.proxy(scheduler)
+        return original(scheduler, *args, **kwargs)
+
+    def start(self, runner: Any) -> Watcher | None:
+        """Start the watcher at the first forward, if all that it needs is in this process."""
+        if self.pool is None:
+            return None
+        if self.scheduler is None:
+            self.unscheduled += 1
+            if self.unscheduled > WARM_UP:
+                self.journal.undecided("a scheduler in another process is not watched")
+            return None
+        config = runner.vllm_config
+        unknown = [f"{name} > 1" for name in ALONE if getattr(config.parallel_config, name, 1) != 1]
+        if config.speculative_config is not None:
+            unknown.append("speculation")
+        if unknown:
+            self.journal.undecided(f"{', '.join(unknown)} is not watched")
+            self.pool = None
+            return None
+        found = {
+            name: getattr(getattr(config, part), name)
+            for part, name in SCOPE
+            if hasattr(getattr(config, part, None), name)
+        }
+        self.journal.scope(
+            **found, runner=type(runner).__mro__[-2].__module__, windows=self.pool.windows
+        )
+        watcher = Watcher(
+            [self.pool.group], engine="vllm", release=self.release, journal=self.journal,
+            settings=self.settings,
+        )  # fmt: skip
+        for graph, inputs in self.captures:
+            watcher.captured(graph, type(graph).__name__, inputs)
+        watcher.listen("vllm")
+        return watcher
+
+    # Forwards.
+
+    def execute(self, original: Original, runner: Any, output: Any, *args: Any, **kw: Any) -> Any:
+        """Watch one forward of a runner. What it computes is known once its metadata is built."""
+        run = functools.partial(original, runner, output, *args, **kw)
+        if self.now is not None or kw.get("dummy_run") or (len(args) > 1 and args[1]):
+            return run()
+        try:
+            self.requests.follow(output)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            self.journal.undecided(f"what the scheduler says is not recognised: {error!r}")
+            self.watcher = self.pool = None  # What requests hold is not known any more.
+        if not output.total_num_scheduled_tokens:
+            return run()
+        if self.watcher is None:
+            with torch.inference_mode(False):  # What it keeps is also changed outside of forwards.
+                self.watcher = self.start(runner)
+        if self.watcher is None:
+            return run()
+        self.copies(self.watcher, output)
+        if not self.watcher.due():
+            return self.skipped(self.watcher, output, run)
+        self.now = now = UnderWay(runner, output)
+        try:
+            result = run()
+        except BaseException:
+            self.watcher.abandon()
+            raise
+        finally:
+            self.now = None
+        self.forwards += 1
+        if now.forward is None:
+            self.journal.undecided("a forward without attention metadata is not watched")
+            self.watcher.forget(GROUP, None)
+        elif now.batch is not None and now.pieces:  # What is between them is not repeatable.
+            (_, live), (_, padded) = now.batch.live, now.batch.padded
+            self.watcher.replay(
+                Replay("pieces", "pieces", live, padded, (), tuple, repeatable=False)
+            )
+        self.watcher.end()
+        return result
+
+    def skipped(self, watcher: Watcher, output: Any, run: Callable[[], Any]) -> Any:
+        """Run one forward that is not checked. Only what it writes is told."""
+        assert self.pool is not None
+        names = list(output.num_scheduled_tokens)
+        forward = self.requests.forward(output, names, self.scheduler.requests, self.pool)
+        owned = torch.cat([row.slots[GROUP][row.cached :] for row in forward.rows])
+        self.forwards += 1
+        result = run()
+        watcher.skipped({GROUP: owned})
+        return result
+
+    def copies(self, watcher: Watcher, output: Any) -> None:
+        """Note blocks that the runner is about to copy, before it computes."""
+        assert self.pool is not None
+        for copy in getattr(output, "kv_cache_block_copies", None) or ():
+            source, target = ([getattr(copy, name)] for name in ("src_block_id", "dst_block_id"))
+            watcher.copied(GROUP, self.pool.slots(source), self.pool.slots(target))
+
+    def metadata(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        """Begin the forward when the metadata of its attention is built."""
+        result = original(owner, *args, **kwargs)
+        found = result[0] if isinstance(result, tuple) else result
+        given = next((a for a in (*args, *kwargs.values()) if hasattr(a, "req_ids")), None)
+        now, pool = self.now, self.pool
+        try:
+            if now is None and pool is not None:
+                runner = owner if given is None else None
+                self.capturing = batches.of_runner(runner, found, pool, given, (0, 0))
+            elif now is not None and now.forward is None and pool is not None:
+                self.begin(now, pool, found, given)
+        except NotRecognisedError as error:
+            self.journal.undecided(f"{error} is not watched")
+        return result
+
+    def begin(self, now: UnderWay, pool: Pool, metadata: Any, given: Any) -> None:
+        """Tell the watcher what a forward computes, and judge what it is given."""
+        watcher = self.watcher
+        assert watcher is not None
+        names = list((now.runner.input_batch if given is None else given).req_ids)
+        forward = self.requests.forward(now.output, names, self.scheduler.requests, pool)
+        live = len(names), int(now.output.total_num_scheduled_tokens)
+        batch = batches.of_runner(now.runner, metadata, pool, given, live)
+        now.forward, now.batch = forward, batch
+        watcher.begin(forward)
+        watcher.lists([batch.lists(pool)])
+        groups = len(pool.windows)
+        watcher.tokens(
+            batch.ids[: live[1]].repeat(groups), batch.positions[: live[1]].repeat(groups)
+        )
+        watcher.inputs("batch", self.inputs(now))
+
+    def inputs(self, now: UnderWay) -> list[StaticInput]:
+        """Return the inputs of the forward under way, with the values that it implies."""
+        assert now.batch is not None and now.forward is not None
+        config = now.runner.vllm_config.model_config
+        valid = {
+            "input_ids": (0, int(config.get_vocab_size())),
+            "positions": (0, max(1, int(config.max_model_len) // 2)),
+        }
+        expected, inputs = now.batch.expected(now.forward), now.batch.inputs()
+        for static in inputs:
+            static.expected, static.valid = expected.get(static.name), valid.get(static.name)
+        return inputs
+
+    # Replays.
+
+    def captured(self, original: Original, graph: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note what a graph that was captured reads."""
+        result = original(graph, *args, **kwargs)
+        if self.capturing is not None and self.watcher is None:
+            self.captures.append((graph, self.capturing.inputs()))
+        return result
+
+    def wrapper(self, original: Original, wrapper: Any, *args: Any, **kwargs: Any) -> Any:
+        """Remember what replays, to run the same without its graph and to see its outputs."""
+        run = functools.partial(original, wrapper, *args, **kwargs)
+        now = self.now
+        if now is None:
+            return run()
+        before, now.wrapped = now.wrapped, (wrapper, args, kwargs)
+        try:
+            return run()
+        finally:
+            now.wrapped = before
+
+    def replay(self, original: Original, graph: Any, *args: Any, **kwargs: Any) -> Any:
+        """Judge the replay of a graph."""
+        run = functools.partial(original, graph, *args, **kwargs)
+        now, watcher = self.now, self.watcher
+        if now is None or watcher is None or now.batch is None:
+            return run()
+        wrapper = None if now.wrapped is None else now.wrapped[0]
+        if wrapper is None or mode_of(wrapper) != "FULL":
+            now.pieces += 1
+            return run()
+        live, padded = now.batch.live[1], now.batch.padded[1]
+        return watcher.replay(
+            Replay(
+                graph,
+                type(wrapper).__name__,
+                live,
+                padded,
+                self.inputs(now),
+                run,
+                functools.partial(outputs_of, wrapper, graph, live),
+                functools.partial(self.eagerly, now, live)
+                if hasattr(wrapper, "runnable")
+                else None,
+            )
+        )
+
+    def eagerly(self, now: UnderWay, live: int) -> dict[str, Tensor]:
+        """Run what the graph under way holds without it."""
+        assert now.wrapped is not None
+        wrapper, args, kwargs = now.wrapped
+        return {"output": wrapper.runnable(*args, **kwargs)[:live]}
+
+    # Blocks.
+
+    def frees(self, original: Original, queue: Any, blocks: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note blocks that are put into the queue of free ones."""
+        blocks = list(blocks) if isinstance(blocks, Iterable) else blocks
+        mine = blocks if isinstance(blocks, list) else [blocks]
+        result = original(queue, blocks, *args, **kwargs)
+        if self.watcher is not None and mine and self.serves(queue):
+            self.watcher.freed(GROUP, self.first_slots(mine), called_at())
+        return result
+
+    def takes(self, original: Original, queue: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note blocks that are taken out of the queue of free ones."""
+        result = original(queue, *args, **kwargs)
+        taken = args[0] if result is None else result
+        mine = taken if isinstance(taken, list) else [taken]
+        if self.watcher is not None and mine and self.serves(queue):
+            self.watcher.allocated(GROUP, self.first_slots(mine))
+        return result
+
+    def serves(self, queue: Any) -> bool:
+        """Whether a queue is that of the pool that is watched."""
+        return self.block_pool.free_block_queue is queue
+
+    @property
+    def block_pool(self) -> Any:
+        """The engine's pool of blocks."""
+        return self.scheduler.kv_cache_manager.block_pool
+
+    def first_slots(self, blocks: list[Any]) -> Tensor:
+        """Return the first slot of each block."""
+        assert self.pool is not None
+        return torch.tensor([block.block_id for block in blocks]) * self.pool.page
+
+    def idle(self, original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        """Judge, once no request is left, whether all blocks are free."""
+        result = original(scheduler, *args, **kwargs)
+        if self.watcher is None or self.pool is None or scheduler.requests:
+            return result
+        if self.idle_at != self.forwards:
+            self.idle_at = self.forwards
+            blocks = scheduler.kv_cache_manager.block_pool
+            free = [block.block_id for block in blocks.free_block_queue.get_all_free_blocks()]
+            locked = sum(block.ref_cnt != 0 for block in blocks.blocks if not block.is_null)
+            none = torch.empty(0, dtype=torch.int64)
+            self.watcher.idle(
+                {GROUP: (self.pool.slots(free), none)}, {GROUP: locked * self.pool.page}
+            )
+        return result
+
+
+def mode_of(wrapper: Any) -> str:
+    """Return what a wrapper's graphs hold: FULL for the whole model."""
+    return str(getattr(getattr(wrapper, "runtime_mode", None), "name", "FULL"))
+
+
+def outputs_of(wrapper: Any, graph: Any, live: int) -> dict[str, Tensor]:
+    """Return the live part of what a graph computed."""
+    output = getattr(wrapper, "hidden_states", None)
+    for entry in getattr(wrapper, "concrete_cudagraph_entries", {}).values():
+        if entry.cudagraph is graph:
+            output = entry.output
+    return {"output": output[:live]} if isinstance(output, Tensor) else {}
+
+
+OF_BLOCKS = ("block_pool.py", "kv_cache_utils.py")
+"""The engine's files that move blocks for others."""
+
+
+def called_at() -> str | None:
+    """Return the line of the engine that led here, outside of its pool of blocks."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        _, engine, file = frame.f_code.co_filename.rpartition("/vllm/v1/")
+        if engine and not file.endswith(OF_BLOCKS):
+            return f"vllm/v1/{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None

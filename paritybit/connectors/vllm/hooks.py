@@ -1,0 +1,88 @@
+"""Which functions of the engine are wrapped. A target that a release lacks is left out."""
+
+import functools
+import pkgutil
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from paritybit.connectors.hooking import defined, guarded
+from paritybit.connectors.vllm.engine import Engine
+from paritybit.watch.journal import of_process
+from paritybit.watch.settings import active
+
+OLDER = "vllm.v1.worker.gpu_model_runner.GPUModelRunner"
+NEWER = "vllm.v1.worker.gpu.model_runner.GPUModelRunner"
+QUEUE = "vllm.v1.core.kv_cache_utils.FreeKVCacheBlockQueue"
+SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
+MANAGERS = "vllm.v1.worker.gpu.cudagraph_utils"
+
+TARGETS: dict[str, tuple[str, ...]] = {
+    "pools": (f"{OLDER}.initialize_kv_cache", f"{NEWER}.initialize_kv_cache"),
+    "schedule": (f"{SCHEDULER}.schedule",),
+    "execute": (f"{OLDER}.execute_model", f"{NEWER}.execute_model"),
+    "metadata": (
+        f"{OLDER}._build_attention_metadata",
+        "vllm.v1.worker.gpu.model_states.default.DefaultModelState.prepare_attn",
+    ),
+    "captured": ("torch.cuda.CUDAGraph.capture_end",),
+    "replay": ("torch.cuda.CUDAGraph.replay",),
+    "wrapper": (
+        "vllm.compilation.cuda_graph.CUDAGraphWrapper.__call__",
+        f"{MANAGERS}.ModelCudaGraphManager.run_fullgraph",
+    ),
+    "frees": tuple(f"{QUEUE}.{name}" for name in ("append", "append_n", "prepend_n")),
+    "takes": tuple(f"{QUEUE}.{name}" for name in ("popleft", "popleft_n", "remove")),
+    "idle": (f"{SCHEDULER}.update_from_output", f"{SCHEDULER}.finish_requests"),
+}
+"""Per method of `Engine`, the targets that it wraps."""
+
+REQUIRED = (
+    "pools",
+    "schedule",
+    "execute",
+    "metadata",
+    "replay",
+    "wrapper",
+    "frees",
+    "takes",
+    "idle",
+)
+"""What cannot be watched if one of these methods has no target."""
+
+
+def release() -> str:
+    """Return the version of the engine that is installed here."""
+    try:
+        return version("vllm")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+@functools.cache
+def install() -> None:
+    """Wrap each target that this release has."""
+    settings, journal = active(), of_process()
+    if settings is None or journal is None:
+        return
+    engine = Engine(release(), journal, settings)
+    for name, paths in TARGETS.items():
+        found = [path for path in paths if defined(path)]
+        for path in found:
+            wrap(path, getattr(engine, name))
+        if not found and name in REQUIRED:
+            journal.undecided(
+                f"vllm {engine.release}: none of {', '.join(paths)} is there to watch"
+            )
+
+
+def wrap(path: str, method: Any) -> None:
+    """Wrap one function of the engine. `method` gets the original, then its arguments."""
+    owner, _, name = path.rpartition(".")
+    holder = pkgutil.resolve_name(owner)
+    original, hook = getattr(holder, name), guarded(method)
+
+    @functools.wraps(original)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return hook(original, *args, **kwargs)
+
+    setattr(holder, name, wrapped)

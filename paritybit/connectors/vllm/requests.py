@@ -1,0 +1,102 @@
+"""The requests of an engine, as its scheduler announces them to its workers.
+
+What a worker keeps of a request is not asked: it is what is checked.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paritybit.connectors.vllm.pools import GROUP, Pool
+from paritybit.watch.facts import Forward, Row
+
+
+@dataclass
+class Request:
+    """One request: the numbers of its blocks per group, and how many tokens are computed."""
+
+    blocks: list[list[int]]
+    computed: int
+    slots: list[Tensor] = field(default_factory=list)
+    """Per group, the slots of its blocks, once they were asked for."""
+
+
+@dataclass
+class Requests:
+    """All requests that a worker has been told of and that have not ended."""
+
+    known: dict[str, Request] = field(default_factory=dict)
+
+    def follow(self, output: Any) -> None:
+        """Take over what the scheduler says before a forward."""
+        for name in output.finished_req_ids:
+            self.known.pop(name, None)
+        for new in output.scheduled_new_reqs:
+            blocks = [list(numbers) for numbers in new.block_ids]
+            self.known[new.req_id] = Request(blocks, new.num_computed_tokens)
+        cached = output.scheduled_cached_reqs
+        resumed = resumed_of(cached)
+        for place, name in enumerate(cached.req_ids):
+            request, more = self.known[name], cached.new_block_ids[place]
+            request.computed = cached.num_computed_tokens[place]
+            if name in resumed:
+                request.blocks = [list(numbers) for numbers in more]
+            elif more is not None:
+                for mine, numbers in zip(request.blocks, more, strict=True):
+                    mine.extend(numbers)
+            if more is not None:
+                request.slots = []
+
+    def forward(self, output: Any, names: Sequence[str], of: Mapping[str, Any], pool: Pool) -> Any:
+        """Return the facts of a forward whose batch has the requests `names`, in this order.
+
+        `of` are the scheduler's requests. The rows of the first group come first.
+        """
+        counts = output.num_scheduled_tokens
+        rows = []
+        for number, window in enumerate(pool.windows):
+            for name in names:
+                request, computed = self.known[name], counts[name]
+                if not request.slots:
+                    request.slots = [pool.slots(blocks) for blocks in request.blocks]
+                end = request.computed + computed
+                tokens = list(of[name].all_token_ids[:end])
+                rows.append(
+                    Row(
+                        request=name if len(pool.windows) == 1 else f"{name} in group {number}",
+                        tokens=tokens + [None] * (end - len(tokens)),
+                        cached=request.computed,
+                        computed=computed,
+                        slots={GROUP: padded(request.slots[number][:end], end)},
+                        space=f"{number} {space_of(of[name])}",
+                        window=window,
+                    )
+                )
+        prefills = any(counts[name] > 1 for name in names)
+        return Forward("prefill" if prefills else "decode", tuple(rows))
+
+
+def padded(slots: Tensor, size: int) -> Tensor:
+    """Return slots with -1 for positions that have none."""
+    return (
+        slots
+        if len(slots) == size
+        else torch.nn.functional.pad(slots, (0, size - len(slots)), value=-1)
+    )
+
+
+def resumed_of(cached: Any) -> set[str]:
+    """Return the requests that were preempted and come back, whose blocks are all new."""
+    if hasattr(cached, "resumed_req_ids"):
+        return set(cached.resumed_req_ids)
+    pairs = zip(cached.req_ids, cached.resumed_from_preemption, strict=True)
+    return {name for name, resumed in pairs if resumed}
+
+
+def space_of(request: Any) -> str:
+    """Return what the KV of a request depends on besides its tokens."""
+    adapter = getattr(request.lora_request, "lora_int_id", "")
+    return f"{adapter} {request.cache_salt or ''}"

@@ -1,0 +1,49 @@
+"""Fetches a whole vLLM and what it imports, and says how it is started. Runs outside of it."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from paritybit.drive.environment import Environment, pins_for
+from paritybit.drive.environment import variables as variables_of
+from paritybit.drive.legs import Leg
+from paritybit.drive.script import Script
+from paritybit.harness.engines import fetch
+from paritybit.harness.engines.adapters.packages import VLLM
+
+PROGRAM = (sys.executable, "-m", "paritybit.drive.vllm")
+
+
+def prepare(spec: str) -> Environment:
+    """Return the engine of `vllm==VERSION` or of a folder, fetched with what it imports.
+
+    Raises MalformedError and CannotRunError as `fetch.find` does.
+    """
+    found = fetch.find(spec)
+    pins = pins_for(None)
+    fetch.install(pins.stem, pins)
+    return Environment(found.name, found.package.parent, fetch.dependencies_folder() / pins.stem)
+
+
+def command(
+    environment: Environment, leg: Leg, model: str, seed: int, device: str
+) -> tuple[list[str], dict[str, str]]:
+    """Return the words that serve an engine in one way, and the variables of their process."""
+    words = ["--model", model, "--device", device, "--seed", str(seed)]
+    words += ["--seconds", f"{leg.seconds:g}", *leg.arguments]
+    return [*PROGRAM, *words], variables(environment, device)
+
+
+def playing(
+    environment: Environment, script: Script, words: Sequence[str]
+) -> tuple[list[str], dict[str, str]]:
+    """Return the words that serve an engine a script that lies in a file, as `words` say."""
+    return [*PROGRAM, *words], variables(environment, str(script.settings.get("device")))
+
+
+def variables(environment: Environment, device: str) -> dict[str, str]:
+    """Return the variables of an engine's process."""
+    own = variables_of(environment, device, os.environ)
+    beside = environment.dependencies.with_name(VLLM.dependencies[-1])
+    own["PYTHONPATH"] += os.pathsep + str(beside)
+    return own

@@ -1,0 +1,121 @@
+"""A whole vLLM in this process: its engine core as it starts one, with a player for a client."""
+
+import contextlib
+import functools
+import importlib
+import inspect
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from paritybit.drive.company import Likely, Plays
+from paritybit.drive.player import Orders, PlayedError, Player
+from paritybit.drive.playing import EngineFailedError, Progress
+from paritybit.drive.script import Wave
+from paritybit.drive.vllm.settings import Served
+from paritybit.drive.vllm.stand_ins import install_in_engine
+
+
+class Engine:
+    """An engine core of vLLM that serves what a player plays. `forwards` counts its steps."""
+
+    likely: dict[str, list[Likely]] | None = None
+
+    def __init__(self, served: Served) -> None:
+        self.served = served
+        self.player: Player | None = None
+        self.forwards = 0
+        self._made: dict[str, list[int]] = {}
+        self._progress = Progress()
+        self._core: Any = None
+
+    def start(self, direct: Callable[[Plays], object]) -> None:
+        """Start the engine, and let `direct` play when it is ready.
+
+        Raises EngineFailedError if the engine raises or stalls.
+        """
+        try:
+            with tempfile.TemporaryDirectory(prefix="paritybit-") as folder:
+                self._core = self._started(Path(folder))
+            direct(self)
+        except Exception as error:
+            raise EngineFailedError(traceback.format_exc()) from error
+
+    def play(self, waves: Iterator[Wave], stop: Callable[[], bool]) -> Player:
+        """Serve waves until `stop` says so or all are served, then until the engine is idle."""
+        self.player = Player(waves, self._orders(self._core), stop)
+        self._made = {}
+        with contextlib.suppress(PlayedError):
+            while True:
+                for act in self.player.poll():
+                    act()
+                self._step(self._core)
+        return self.player
+
+    def _step(self, core: Any) -> None:
+        """Run one step, and tell the player what has ended."""
+        assert self.player is not None
+        outputs, ran = core.step_fn()
+        if hasattr(core, "post_step"):
+            core.post_step(ran)
+        self.forwards += bool(ran)
+        self._progress.require(self.forwards, 0 if outputs else self.player.open)
+        for of_client in (outputs or {}).values():
+            for output in of_client.outputs:
+                made = self._made.get(output.request_id)
+                if made is None:  # It was aborted.
+                    continue
+                made.extend(output.new_token_ids)
+                if output.finish_reason is not None:
+                    self.player.ended(output.request_id, self._made.pop(output.request_id))
+
+    def _started(self, folder: Path) -> Any:
+        arguments: Any = importlib.import_module("vllm.engine.arg_utils")
+        core: Any = importlib.import_module("vllm.v1.engine.core")
+        executors: Any = importlib.import_module("vllm.v1.executor.abstract")
+        register(self.served.shape.config["architectures"][0])
+        config = arguments.EngineArgs(**self.served.arguments(folder)).create_engine_config()
+        install_in_engine()
+        return core.EngineCore(config, executors.Executor.get_class(config), log_stats=False)
+
+    def _orders(self, core: Any) -> Orders:
+        structures: Any = importlib.import_module("vllm.v1.engine")
+        sampling: Any = importlib.import_module("vllm.sampling_params")
+        known = inspect.signature(structures.EngineCoreRequest).parameters
+        nothing = {name: None for name, one in known.items() if one.default is one.empty}
+
+        def arrive(name: str, prompt: list[int], tokens: int, temperature: float) -> Any:
+            how = sampling.SamplingParams(
+                max_tokens=tokens, temperature=temperature, ignore_eos=True
+            )
+            given = {
+                "request_id": name,
+                "prompt_token_ids": prompt,
+                "sampling_params": how,
+                "arrival_time": time.time(),
+            }
+            request = structures.EngineCoreRequest(**{**nothing, **given})
+            return functools.partial(self._arrive, core, request)
+
+        def abort(name: str) -> Any:
+            return functools.partial(self._abort, core, name)
+
+        return Orders(arrive, abort, lambda: core.reset_prefix_cache)
+
+    def _arrive(self, core: Any, request: Any) -> None:
+        self._made[request.request_id] = []
+        core.add_request(*core.preprocess_add_request(request))
+
+    def _abort(self, core: Any, name: str) -> None:
+        assert self.player is not None
+        core.abort_requests([name])
+        self.player.ended(name, self._made.pop(name, []))
+
+
+def register(architecture: str) -> None:
+    """Register the class of a model, so that no subprocess without our stand-ins inspects it."""
+    registry: Any = importlib.import_module("vllm.model_executor.models.registry").ModelRegistry
+    registry.register_model(architecture, registry.models[architecture].load_model_cls())

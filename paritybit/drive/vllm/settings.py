@@ -1,0 +1,105 @@
+"""The settings of a whole vLLM as its engine arguments take them, whatever the release."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from paritybit.drive.models import MODELS, WINDOW, Model
+from paritybit.drive.requests import Limits, other_beginnings, waves
+from paritybit.drive.script import Setting, Wave, settings_of
+
+BUCKETS = (2, 4, 8)
+"""Batch sizes that decoding captures."""
+
+TOKEN_BUCKETS = (2, 4, 8, 16, 32, 64)
+"""Numbers of tokens that batches with prompts capture."""
+
+ROWS, CHUNK, CONTEXT, POOL = 8, 64, 1536, 1536
+"""Most requests that run at once; most tokens of a forward, of a request, and of the pool."""
+
+WINDOW_BLOCKS = 32
+"""Blocks beyond those of the pool's tokens, for the windows of layers that slide."""
+
+GRAPHS: Mapping[str, tuple[str, tuple[int, ...]]] = {
+    "none": ("NONE", ()),
+    "decode": ("FULL_DECODE_ONLY", BUCKETS),
+    "full": ("FULL", TOKEN_BUCKETS),
+    "breakable": ("PIECEWISE", TOKEN_BUCKETS),
+}
+"""What is captured, as the engine calls it, and the sizes."""
+
+SIMPLE: Mapping[str, Setting] = {
+    "overlap": False,
+    "runner": 1,
+    "whole_prompts": False,
+    "page_size": 16,
+    "graphs": "decode",
+}
+"""The simplest value of settings, in the order in which a search tries them."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a whole vLLM is served with. `runner` is 1 for its older model runner, or 2."""
+
+    model: str = "gemma4"
+    device: str = "cpu"
+    seed: int = 0
+    page_size: int = 16
+    whole_prompts: bool = False
+    prefix_cache: bool = True
+    overlap: bool = False
+    graphs: str = "decode"
+    runner: int = 1
+    alone: bool = False
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Setting]) -> "Served":
+        """Return what a script's settings say. Raises ValueError for any that there is not."""
+        choices = {"model": tuple(MODELS), "device": ("cpu",), "graphs": tuple(GRAPHS)}
+        return settings_of(cls, settings, {**choices, "runner": (1, 2)}, ("page_size",))
+
+    def scope(self) -> dict[str, Setting]:
+        """Return the settings by name, as a journal and a script state them."""
+        return dict(vars(self))
+
+    def requests(self) -> Iterator[Wave]:
+        """Return the requests of the seed."""
+        return other_beginnings(waves(self.seed, self.limits()))
+
+    @property
+    def shape(self) -> Model:
+        """The model's configuration."""
+        return MODELS[self.model]
+
+    def limits(self) -> Limits:
+        """Return what requests must keep to."""
+        return Limits(WINDOW, self.page_size, CHUNK, CONTEXT, POOL, ROWS)
+
+    def arguments(self, folder: Path) -> dict[str, object]:
+        """Return the engine's arguments, for a model that is written into a folder."""
+        mode, sizes = GRAPHS[self.graphs]
+        return {
+            "model": str(self.shape.write(folder)),
+            "skip_tokenizer_init": True,
+            "load_format": "dummy",
+            "dtype": "float32",
+            "seed": self.seed,
+            "block_size": self.page_size,
+            "max_model_len": CONTEXT,
+            "max_num_seqs": ROWS,
+            "max_num_batched_tokens": CONTEXT if self.whole_prompts else CHUNK,
+            "enable_prefix_caching": self.prefix_cache,
+            "async_scheduling": self.overlap,
+            "enforce_eager": self.graphs == "none",
+            # So few that requests are preempted, and cached blocks are evicted.
+            "num_gpu_blocks_override": POOL // self.page_size + WINDOW_BLOCKS,
+            "kv_cache_memory_bytes": 2**28,
+            "compilation_config": {
+                "mode": 0,
+                "custom_ops": ["none"],  # The engine's own torch implementations run.
+                "cudagraph_mode": mode,
+                "cudagraph_capture_sizes": list(sizes),
+                "cudagraph_num_of_warmups": 0,
+            },
+        }

@@ -1,0 +1,155 @@
+"""What takes the place of compiled code, missing packages and CUDA graphs in vLLM's process."""
+
+import importlib
+import importlib.util
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paritybit.drive.stand_ins.installing import StandIn, install, put
+from paritybit.drive.stand_ins.packages import OLDEST, UnavailableFinder
+from paritybit.drive.vllm.attention import attend, store
+from paritybit.reference.torch_ops import TorchOps
+from paritybit.subjects.engines.shared.graphs import emulate_device, whole
+from paritybit.subjects.engines.shared.interpreter import quicken
+
+VARIABLES = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "TRITON_INTERPRET": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+"""Variables of the engine's process. Set and empty, the last one keeps Triton without a GPU."""
+
+OPTIONAL = (
+    "cpuinfo",
+    "gguf",
+    "diskcache",
+    "llguidance",
+    "mistral_common",
+    "opentelemetry",
+    "uvloop",
+)
+"""Packages that the engine imports and, as served here, never uses."""
+
+HIDDEN = ("vllm.parser", "vllm.reasoning", "vllm.tool_parsers")
+"""Modules of the engine that read what a model says. They import yet other packages."""
+
+OPERATORS: Any = {
+    "init_cpu_memory_env(int[] nodes) -> ()": lambda nodes: None,
+    "weak_ref_tensor(Tensor(a) tensor) -> Tensor(a)": lambda tensor: tensor.view_as(tensor),
+    "greedy_argmax(Tensor logits) -> Tensor": lambda logits: logits.argmax(-1),
+}
+"""The compiled operators that an engine calls on a CPU whatever it serves, by their schemas."""
+
+NAMED = ("gelu_and_mul", "gelu_tanh_and_mul", "silu_and_mul")
+"""Compiled operators that layers of older releases look up, and do not call."""
+
+LIBRARY = torch.library.Library("_C", "FRAGMENT")
+
+PLATFORM = """\
+[vllm.platform_plugins]
+paritybit = paritybit.drive.vllm.stand_ins:platform
+"""
+
+
+def stand_in_for_packages() -> str:
+    """Let the import of a package that is not installed give an empty module. Return their names.
+
+    So do the modules of the engine that are hidden.
+    """
+    missing = tuple(name for name in OPTIONAL if importlib.util.find_spec(name) is None)
+    versions = {name: {"__version__": OLDEST} for name in missing}
+    sys.meta_path.append(UnavailableFinder(missing, answers=versions))
+    sys.meta_path.insert(0, UnavailableFinder(HIDDEN))
+    return ", ".join((*missing, *HIDDEN))
+
+
+def stand_in_for_graphs() -> None:
+    """Give torch's CUDA module what an engine's graph wrapper and graph manager ask for."""
+    quicken()
+    emulate_device(TorchOps())
+    device: Any = torch.accelerator
+    device.get_memory_info = lambda *arguments: (0, 0)
+
+
+def stand_in_for_operators() -> None:
+    """Define compiled operators in torch."""
+    for name in NAMED:
+        LIBRARY.define(f"{name}() -> ()")
+    for schema, function in OPERATORS.items():
+        LIBRARY.define(schema)
+        LIBRARY.impl(schema.split("(")[0], function, "CompositeExplicitAutograd")
+
+
+def declare_platform() -> None:
+    """Let the engine find the platform, by an entry point."""
+    folder = Path(tempfile.mkdtemp(prefix="paritybit-"))
+    metadata = folder / "paritybit_drive-0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: paritybit-drive\nVersion: 0\n")
+    (metadata / "entry_points.txt").write_text(PLATFORM)
+    sys.path.append(str(folder))
+
+
+def platform() -> str:
+    """Return the class of the platform. This is the entry point in `vllm.platform_plugins`."""
+    return "paritybit.drive.vllm.platform.Platform"
+
+
+def stand_in_for_attention() -> None:
+    """Let torch do the arithmetic of attention, and write the cache, as the tables say."""
+    backend: Any = importlib.import_module("vllm.v1.attention.backends.triton_attn")
+    backend.unified_attention = whole(attend)
+    backend.triton_reshape_and_cache_flash = whole(store)
+
+
+def stand_in_for_sampling() -> None:
+    """Let the engine sample in torch as it does without a kernel for its device."""
+    sampler: Any = importlib.import_module("vllm.v1.sample.ops.topk_topp_sampler").TopKTopPSampler
+    sampler.forward_cpu = sampler.forward_native
+
+
+BEFORE = (
+    StandIn("packages", "they are not installed and never used here", stand_in_for_packages),
+    StandIn(
+        "CUDA graphs, streams and events: a tape of torch ops and of launches of interpreted "
+        "kernels, replayed over the same tensors",
+        "a CPU has none",
+        stand_in_for_graphs,
+    ),
+    StandIn("compiled operators: torch", "they are compiled", stand_in_for_operators),
+    StandIn(
+        "the platform: a CPU with the runner, the graph wrapper and the Triton attention backend "
+        "of CUDA",
+        "the engine has others for a CPU, without graphs",
+        declare_platform,
+    ),
+)
+"""What is installed before the engine is imported."""
+
+AFTER = (
+    StandIn(
+        "the arithmetic of the Triton backend's attention: torch over the tables it is given",
+        "Triton's interpreter takes a second for each step",
+        stand_in_for_attention,
+    ),
+    StandIn("sampling: the engine's own in torch", "it is compiled", stand_in_for_sampling),
+)
+"""What is installed once the engine's settings are settled."""
+
+
+def install_before_engine() -> None:
+    """Install what must be there before the engine is imported, and report it."""
+    os.environ.update(VARIABLES)
+    install("cpu", BEFORE, ())
+
+
+def install_in_engine() -> None:
+    """Install what replaces parts of the engine, and report it."""
+    put(AFTER)

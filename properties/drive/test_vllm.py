@@ -1,0 +1,100 @@
+"""What a whole vLLM is served with on a CPU, and the arithmetic that stands in for its kernels."""
+
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+from paritybit.drive.environment import Environment
+from paritybit.drive.legs import Leg, plan
+from paritybit.drive.vllm.__main__ import parser
+from paritybit.drive.vllm.attention import attend, store
+from paritybit.drive.vllm.environment import command
+from paritybit.drive.vllm.legs import LEGS
+from paritybit.drive.vllm.settings import GRAPHS, ROWS, Served
+
+PAGE, HEADS, WIDTH = 4, 2, 8
+
+
+def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int) -> torch.Tensor:
+    """Attend with the last len(q) positions of a row to its keys, [positions, heads, width]."""
+    scores = torch.einsum("thd,lhd->thl", q, k)
+    place = torch.arange(len(k) - len(q), len(k))[:, None] - torch.arange(len(k))
+    hidden = (place < 0) | ((place > window) if window >= 0 else torch.zeros_like(place).bool())
+    weights = scores.masked_fill(hidden[:, None], -torch.inf).softmax(-1)
+    return torch.einsum("thl,lhd->thd", weights, v)
+
+
+def agree(lengths: list[int], counts: list[int], window: int) -> None:
+    """Compare rows of such lengths and numbers of queries, and a padded row after them."""
+    generator = torch.Generator().manual_seed(sum(lengths) + window)
+    blocks = torch.randperm(32, generator=generator) + 1
+    table = torch.zeros(len(lengths) + 1, 8, dtype=torch.int32)
+    cache = torch.full((40, PAGE, HEADS, 2 * WIDTH), torch.nan)
+    cache[0] = 0  # The null block.
+    rows = []
+    for row, length in enumerate(lengths):
+        mine = blocks[row * 8 : row * 8 + 8]
+        table[row] = mine
+        kv = torch.randn(length, HEADS, 2 * WIDTH, generator=generator)
+        places = torch.arange(length)
+        slots = mine[places // PAGE] * PAGE + places % PAGE
+        k, v = cache.split(WIDTH, dim=-1)
+        store(kv[..., :WIDTH], kv[..., WIDTH:], k, v, slots)
+        rows.append(kv)
+    q = torch.randn(sum(counts) + 1, HEADS, WIDTH, generator=generator)
+    out = torch.zeros_like(q)
+    starts = torch.tensor([0, *counts, 0]).cumsum(0)
+    k, v = cache.split(WIDTH, dim=-1)
+    attend(
+        q, k, v, out, starts, torch.tensor([*lengths, 0]), 1.0, (window, 0), table, max_seqlen_q=1
+    )  # fmt: skip
+    for row, (first, last) in enumerate(pairwise(starts[: len(counts) + 1])):
+        kv = rows[row]
+        right = dense(q[first:last], kv[..., :WIDTH], kv[..., WIDTH:], window)
+        assert torch.allclose(out[first:last], right, atol=1e-5)
+    assert not out[-1].any()
+
+
+def test_attention_reads_the_blocks_of_each_row() -> None:
+    for window in (-1, 1, 3, 5):
+        agree([1, 7, 13], [1, 1, 1], window)
+        agree([5, 9, 4, 16], [5, 2, 1, 7], window)
+
+
+def test_a_batch_of_padding_alone_is_left_alone() -> None:
+    q = torch.zeros(2, HEADS, WIDTH)
+    cache = torch.zeros(2, PAGE, HEADS, WIDTH)
+    out, none = torch.ones_like(q), torch.zeros(2, dtype=torch.int64)
+    attend(q, cache, cache, out, none, none[:1], 1.0, (-1, 0), none[:1, None])
+    assert bool((out == 1).all())
+
+
+def test_tokens_without_a_slot_are_not_written() -> None:
+    cache, ones = torch.zeros(2, PAGE, HEADS, WIDTH), torch.ones(2, HEADS, WIDTH)
+    store(ones, ones, cache, cache.clone(), torch.tensor([5, -1]))
+    assert cache.flatten(0, 1).sum((1, 2)).nonzero().flatten().tolist() == [5]
+
+
+def test_the_legs_take_all_of_the_time_and_are_known_to_the_command_line() -> None:
+    legs = plan("cpu", 100.0, LEGS)
+    assert abs(sum(leg.seconds for leg in legs) - 100) < 1e-9
+    assert all(isinstance(leg, Leg) and parser().parse_args(leg.arguments) for leg in LEGS)
+
+
+def test_a_process_finds_what_the_engine_imports(tmp_path: Path) -> None:
+    engine = Environment("vllm 0", tmp_path / "engine", tmp_path / "transformers")
+    words, variables = command(engine, LEGS[0], "gemma4", 3, "cpu")
+    asked = parser().parse_args(words[words.index("paritybit.drive.vllm") + 1 :])
+    assert (asked.model, asked.seed, asked.seconds) == ("gemma4", 3, LEGS[0].seconds)
+    folders = variables["PYTHONPATH"].split(os.pathsep)
+    assert str(tmp_path / "dependencies-vllm") in folders
+    assert str(tmp_path / "engine") in folders
+
+
+def test_graphs_are_captured_for_every_batch() -> None:
+    for graphs, (_, sizes) in GRAPHS.items():
+        served = Served(graphs=graphs)
+        assert not sizes or max(sizes) >= ROWS
+        assert served.limits().page == served.page_size
