@@ -113,16 +113,17 @@ def reads(forward: Forward, number: int, ledger: Ledger, chain: list["array[int]
 def written_now(reads: Reads, fresh: Writes | None) -> None:
     """Judge reads of slots that another row of the same forward computes by what that row computes.
 
-    Each layer writes before it reads, so that a prefix can be shared while it is computed.
+    Each layer writes before it reads, so that a prefix can be shared while it is computed. What a
+    row writes itself takes the place of a token that has left its window: it was read before.
     """
-    if fresh is None:
+    if fresh is None or not len(fresh.slots):
         return
-    chain = torch.full_like(reads.ledger.chain, UNKNOWN)
-    chain[fresh.slots] = fresh.chain
-    held = chain[reads.slots.masked_fill(reads.missing, 0)]
-    now = (held != UNKNOWN) & ~reads.missing
+    order = fresh.slots.argsort()
+    slots = fresh.slots[order]
+    at = torch.searchsorted(slots, reads.slots).clamp(max=len(slots) - 1)
+    now = (slots[at] == reads.slots) & (fresh.row[order][at] != reads.row) & ~reads.missing
     if bool(now.any()):
-        reads.held[now] = held[now]
+        reads.held[now] = fresh.chain[order][at][now]
         reads.judged[now] = reads.expected[now] != UNKNOWN
         reads.checksum[now], reads.written[now] = 0, reads.number
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paritybit.harness.cli.watch.releases import Walk
 from paritybit.harness.records.files import MOST_BYTES
 from paritybit.harness.records.typed_json import to_json
 
@@ -17,6 +19,7 @@ from paritybit.drive.environment import Environment
 from paritybit.drive.legs import Leg
 from paritybit.drive.script import Part, Planned, Script, Wave
 from paritybit.drive.settings import Served
+from paritybit.launch import matrix
 from properties.support.harness.command_line import (
     CANNOT_RUN,
     FINDING,
@@ -286,3 +289,43 @@ def test_a_command_starts_before_torch_is_imported() -> None:
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_releases_are_watched_once_and_shown_side_by_side(
+    paritybit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records: dict[str, Path] = {}
+    for version, broken in (("0.5.11", "decode graphs"), ("0.5.12", "")):
+        paritybit(*WATCH, BROKEN=broken)
+        records[version] = RUN.resolve()
+    ran: list[tuple[str, str]] = []
+
+    def run(_: Walk, home: Path, version: str, *words: str) -> None:
+        ran.append((version, words[0]))
+        if words[0] == "shrink":
+            case = Path(words[1])
+            shutil.copy(case, case.with_name(f"{case.stem}-small.json"))
+        elif version in records:
+            shutil.copytree(records[version], home / "latest")
+        else:
+            (home / "release.log").write_text("paritybit: it does not start\n")
+
+    monkeypatch.setattr(Walk, "run", run)
+    releases = ("releases", "--releases", "0.5.11,0.5.12,0.5.13", "--workers", "1", "--out", "all")
+    assert paritybit(*releases) == OK
+    first, second, third = (f"0.5.1{number}" for number in (1, 2, 3))
+    watched = [(version, "watch") for version in (first, second, third)]
+    assert ran == [watched[0], (first, "shrink"), *watched[1:]]
+    lines = Path("all/releases.md").read_text().splitlines()
+    row = next(line for line in lines if line.startswith("| out_cache_loc_swa |"))
+    assert [cell.strip() for cell in row.split("|")[3:6]] == ["1", "–", "?"]
+    assert "pull/24743" in row
+    assert any("0.5.13 | not tried: it does not start" in line for line in lines)
+    assert paritybit(*releases) == OK
+    assert ran[4:] == [watched[2]]
+    assert paritybit("releases", "--releases", "new", "--out", "all") == MALFORMED
+    monkeypatch.setattr(matrix, "THREADS", {})
+    assert paritybit(*releases) == OK
+    report = Path("all/cause-1.md").read_text()
+    assert "a forward pass changes only the slots of its live tokens" in report
+    assert "| 0 | a | 3 of a | 4 | 0 | – | – |" in report

@@ -103,6 +103,13 @@ def test_a_prefix_of_other_tokens_is_not_shared_while_it_is_computed(scene: Scen
     scene.watcher.abandon()
 
 
+def test_a_row_reads_a_slot_of_a_ring_before_it_writes_it_again(scene: Scene) -> None:
+    scene.forward("a", TOKENS[:3], 0, SLOTS)
+    scene.watcher.begin(Forward("decode", (row("a", TOKENS[:4], 3, [*SLOTS[:3], SLOTS[0]]),)))
+    assert scene.checks() == []
+    scene.watcher.abandon()
+
+
 def test_spaces_share_nothing(scene: Scene) -> None:
     scene.forward("a", TOKENS[:5], 0, SLOTS, space="adapter")
     scene.forward("b", [*TOKENS[:3], 50], 3, [*SLOTS[:3], 20], space="adapter")
