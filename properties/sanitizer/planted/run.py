@@ -35,6 +35,7 @@ RECORD = ROOT / "reports/evidence/planted-sanitizer.json"
 LEGS: Mapping[frozenset[str], str] = {
     frozenset(): "decode graphs",
     frozenset({"page"}): "page size 16",
+    frozenset({"wide-page"}): "page size 64",
     frozenset({"page", "eagle"}): "EAGLE topk 1",
     frozenset({"eagle"}): "EAGLE topk 1",
     frozenset({"eagle", "overlap"}): "EAGLE overlap",
