@@ -12,7 +12,7 @@ from paritybit.drive.requests import Limits
 from paritybit.drive.script import Setting
 from paritybit.harness.records.typed_json import from_json
 
-WINDOWS = {1: 0.3, 16: 0.5}
+WINDOWS = {1: 0.3, 4: 0.3, 16: 0.5}
 """Slots of sliding-window layers per slot of the others, by page size, where it is not an engine's
 own default: so few that windows are evicted."""
 
