@@ -75,9 +75,8 @@ class Public:
         trials = Trials(self.sources, self.out / f"seed-{seed}", words)
         engine, own = self.engine(fault), own_keys(fault.release)
         before, begun = cpu(), time.monotonic()
-        watched = trials.watch(fault, engine, leg, ())
-        if own and own >= {finding["key"] for finding in watched.get("findings", [])}:
-            watched = trials.watch(fault, engine, leg, ("--keep-going",))
+        # A run that ends with its first finding would end with one of the release's own.
+        watched = trials.watch(fault, engine, leg, ("--keep-going",) if own else ())
         outcome = judge(fault, watched, leg, time.monotonic() - begun, own)
         new: dict[str, Any] = next(
             (f for f in watched.get("findings", []) if f["key"] not in own), {}
@@ -89,13 +88,14 @@ class Public:
         """Replay the case of a run without the fault, and shrink it with the fault."""
         case = self.case(fault, run)
         usual = (self.sources / fault.release).resolve()
-        if paritybit(fault, "replay", str(case), "--engine", str(usual)) == 1:
+        done = paritybit(fault, "replay", str(case), "--engine", str(usual))
+        if done.returncode == 1 and "not reproduced" not in done.stdout:
             return replace(run, status=Status.MISSED, note="also without the fault")
         words = ("--engine", str(self.engine(fault)), "--seconds", f"{shrink:g}")
-        ended = paritybit(fault, "shrink", str(case), *words)
+        done = paritybit(fault, "shrink", str(case), *words)
         small = case.with_name(f"{case.stem}-small.json")
-        if ended != 1 or not small.exists():
-            return replace(run, confirmed=True, note=f"not shrunk: exit code {ended}")
+        if done.returncode != 1 or not small.exists():
+            return replace(run, confirmed=True, note=f"not shrunk: exit code {done.returncode}")
         waves = json.loads(small.read_text(encoding="utf-8"))["script"]["waves"]
         return replace(run, confirmed=True, requests=sum(len(wave["requests"]) for wave in waves))
 
@@ -111,13 +111,18 @@ def cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def paritybit(fault: Fault, *words: str) -> int:
-    """Run paritybit with what a fault needs in the environment, and return its exit code."""
-    command = (sys.executable, "-m", "paritybit", *words)
-    environment = {**os.environ, **fault.environment}
+def paritybit(fault: Fault, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run paritybit with what a fault needs in the environment, and return what it printed."""
     return subprocess.run(
-        command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, check=False
-    ).returncode
+        (sys.executable, "-m", "paritybit", *words),
+        cwd=ROOT,
+        env={**os.environ, **fault.environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
 
 
 def work(public: Public, faults: Sequence[Fault], shrink: float) -> None:
