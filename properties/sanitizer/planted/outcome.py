@@ -109,11 +109,11 @@ def write(path: Path, outcomes: Mapping[str, Outcome], faults: Sequence[Fault]) 
     path.with_suffix(".md").write_text(table(ordered, faults), encoding="utf-8")
 
 
-def reasons() -> dict[str, str]:
+def reasons(path: Path = REASONS) -> dict[str, str]:
     """Return why faults are missed, by name."""
-    if not REASONS.exists():
+    if not path.exists():
         return {}
-    found: dict[str, str] = tomllib.loads(REASONS.read_text(encoding="utf-8"))
+    found: dict[str, str] = tomllib.loads(path.read_text(encoding="utf-8"))
     return found
 
 

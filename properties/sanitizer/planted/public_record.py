@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paritybit.compat import tomllib
 from properties.sanitizer.planted.faults import Fault, read
-from properties.sanitizer.planted.outcome import Outcome, Status, cell
+from properties.sanitizer.planted.outcome import Outcome, Status, cell, reasons
 from properties.support.places import ROOT
 
 TABLE = Path(__file__).with_name("public.toml")
@@ -95,14 +95,6 @@ def own_keys(release: str) -> set[str]:
     return set(table["own"].get(release, ()))
 
 
-def reasons() -> dict[str, str]:
-    """Return why fixes are missed, by name; `about` is said of the whole table."""
-    if not REASONS.exists():
-        return {}
-    found: dict[str, str] = tomllib.loads(REASONS.read_text(encoding="utf-8"))
-    return found
-
-
 def table(runs: Sequence[Run]) -> str:
     """Return the table of public fixes as Markdown."""
     of = {
@@ -111,7 +103,7 @@ def table(runs: Sequence[Run]) -> str:
     tried = [fault for fault in faults() if of[fault.name]]
     found = [fault for fault in tried if first(of[fault.name])]
     small = [run.requests for fault in found for run in of[fault.name].values() if run.requests]
-    why = reasons()
+    why = reasons(REASONS)
     lines = [
         "# Public fixes of sglang undone, and what watch finds",
         "",

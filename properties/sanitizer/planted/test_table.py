@@ -9,10 +9,12 @@ import pytest
 
 from properties.sanitizer.planted.faults import Fault, read
 from properties.sanitizer.planted.plant import plant
+from properties.sanitizer.planted.public_record import TABLE
 from properties.sanitizer.planted.run import LEGS
 from properties.support.releases import package_of
 
 FAULTS = read()
+BOTH = (*FAULTS, *read(TABLE))
 NEEDS = set().union(*LEGS)
 
 
@@ -65,9 +67,9 @@ def test_a_fault_that_does_not_apply_is_refused(
         plant(replace(FAULT, **changes), an_engine(tmp_path / "source"), tmp_path / "target")
 
 
-@pytest.mark.parametrize("release", sorted({fault.release for fault in FAULTS}))
+@pytest.mark.parametrize("release", sorted({fault.release for fault in BOTH}))
 def test_each_fault_applies_to_its_release(release: str) -> None:
     home = package_of(release).parent
-    for fault in FAULTS:
+    for fault in BOTH:
         if fault.release == release:
             fault.planted_in((home / fault.file).read_text(encoding="utf-8"))
