@@ -30,6 +30,7 @@ LEGS = (
     Leg("attention sinks", ("--model", "gpt_oss", "--whole-prompts")),
     Leg("widths of K and V", ("--model", "mimo", "--overlap")),
     Leg("EAGLE topk 1", ("--model", "gpt_oss", "--speculative", "eagle", "--page-size", "16")),
+    Leg("EAGLE page size 4", ("--model", "gpt_oss", "--speculative", "eagle", "--page-size", "4")),
     Leg("EAGLE topk 2", ("--model", "gpt_oss", "--speculative", "eagle", "--topk", "2")),
     Leg("EAGLE overlap", ("--model", "gpt_oss", "--speculative", "eagle", "--overlap")),
     Leg(

@@ -1,6 +1,6 @@
 """The table of planted faults, read from `faults.toml`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +17,7 @@ RELEASE = "0.5.23"
 class Fault:
     """One mistake: `old`, which `file` has exactly once, is replaced by `new`.
 
+    `also` are further edits of the file, each with its `old` and `new`.
     `file` is relative to the folder that holds the engine's package. `needs` are the settings
     without which the changed line never runs, such as a page size above 1; none means any leg.
     `environment` is set in the engine's processes. `thread` is a public report that resembles
@@ -33,6 +34,7 @@ class Fault:
     needs: tuple[str, ...] = ()
     thread: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    also: Sequence[Mapping[str, str]] = ()
 
     @property
     def engine(self) -> str:
@@ -44,10 +46,14 @@ class Fault:
 
         Raises ValueError if `old` is not there exactly once or the result does not compile.
         """
-        count = text.count(self.old)
-        if count != 1:
-            raise ValueError(f"{self.name}: {self.file} has the old text {count} times, expected 1")
-        changed = text.replace(self.old, self.new)
+        changed = text
+        for edit in ({"old": self.old, "new": self.new}, *self.also):
+            count = text.count(edit["old"])
+            if count != 1:
+                raise ValueError(
+                    f"{self.name}: {self.file} has the old text {count} times, expected 1"
+                )
+            changed = changed.replace(edit["old"], edit["new"])
         try:
             compile(changed, self.file, "exec", dont_inherit=True)
         except SyntaxError as error:

@@ -109,19 +109,23 @@ def write(path: Path, outcomes: Mapping[str, Outcome], faults: Sequence[Fault]) 
     path.with_suffix(".md").write_text(table(ordered, faults), encoding="utf-8")
 
 
-def reasons(engine: str) -> dict[str, str]:
+def reasons_for(engine: str) -> Path:
+    """Return the file that says why faults of an engine are missed."""
+    return FOLDER / ("missed.toml" if engine == "sglang" else f"missed-{engine}.toml")
+
+
+def reasons(path: Path) -> dict[str, str]:
     """Return why faults are missed, by name."""
-    file = FOLDER / ("missed.toml" if engine == "sglang" else f"missed-{engine}.toml")
-    if not file.exists():
+    if not path.exists():
         return {}
-    found: dict[str, str] = tomllib.loads(file.read_text(encoding="utf-8"))
+    found: dict[str, str] = tomllib.loads(path.read_text(encoding="utf-8"))
     return found
 
 
 def table(outcomes: Sequence[Outcome], faults: Sequence[Fault]) -> str:
     """Return the table of faults as Markdown."""
     (engine,) = {fault.engine for fault in faults}
-    by_name, why = {outcome.name: outcome for outcome in outcomes}, reasons(engine)
+    by_name, why = {outcome.name: outcome for outcome in outcomes}, reasons(reasons_for(engine))
     tried = [fault for fault in faults if fault.name in by_name]
     found = [fault for fault in tried if by_name[fault.name].status is Status.FOUND]
     lines = [

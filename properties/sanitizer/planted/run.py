@@ -35,7 +35,9 @@ EVIDENCE = ROOT / "reports/evidence"
 LEGS: Mapping[frozenset[str], str] = {
     frozenset(): "decode graphs",
     frozenset({"page"}): "page size 16",
+    frozenset({"wide-page"}): "page size 64",
     frozenset({"page", "eagle"}): "EAGLE topk 1",
+    frozenset({"small-page", "eagle"}): "EAGLE page size 4",
     frozenset({"eagle"}): "EAGLE topk 1",
     frozenset({"eagle", "overlap"}): "EAGLE overlap",
     frozenset({"eagle", "topk"}): "EAGLE topk 2",

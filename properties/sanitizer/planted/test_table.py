@@ -9,10 +9,12 @@ import pytest
 
 from properties.sanitizer.planted.faults import TABLES, Fault, read
 from properties.sanitizer.planted.plant import plant
+from properties.sanitizer.planted.public_record import TABLE
 from properties.sanitizer.planted.run import LEGS
 from properties.support.releases import package_of
 
 FAULTS = tuple(fault for table in TABLES for fault in read(table))
+BOTH = (*FAULTS, *read(TABLE))
 NEEDS = set().union(*LEGS)
 
 
@@ -66,12 +68,12 @@ def test_a_fault_that_does_not_apply_is_refused(
         plant(replace(FAULT, **changes), an_engine(tmp_path / "source"), tmp_path / "target")
 
 
-RELEASES = sorted({(fault.engine, fault.release) for fault in FAULTS})
+RELEASES = sorted({(fault.engine, fault.release) for fault in BOTH})
 
 
 @pytest.mark.parametrize(("engine", "release"), RELEASES)
 def test_each_fault_applies_to_its_release(engine: str, release: str) -> None:
     home = package_of(release, engine).parent
-    for fault in FAULTS:
+    for fault in BOTH:
         if (fault.engine, fault.release) == (engine, release):
             fault.planted_in((home / fault.file).read_text(encoding="utf-8"))
