@@ -3,40 +3,35 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from paritybit.drive import environment as sglang
-from paritybit.drive import legs as sglang_legs
-from paritybit.drive import settings
-from paritybit.drive.environment import Environment
-from paritybit.drive.legs import Leg
-from paritybit.drive.script import Script, Setting
-from paritybit.drive.transformers import environment as transformers
-from paritybit.drive.transformers import legs as transformers_legs
-from paritybit.drive.transformers import settings as transformers_settings
-from paritybit.drive.vllm import environment as vllm
-from paritybit.drive.vllm import legs as vllm_legs
-from paritybit.drive.vllm import settings as vllm_settings
+from paritybit.drive import transformers
 from paritybit.harness.engines import fetch
 from paritybit.harness.engines.adapters.packages import SGLANG, VLLM, Package
 from paritybit.harness.errors import MalformedError, quoted
 from paritybit.subjects.engines.shared.loading import folder_of_package
 
+if TYPE_CHECKING:
+    from paritybit.drive.environment import Environment
+    from paritybit.drive.legs import Leg
+    from paritybit.drive.script import Script, Setting
+
 
 class Starter(Protocol):
     """How an engine is fetched and started."""
 
-    def prepare(self, spec: str) -> Environment:
+    def prepare(self, spec: str) -> "Environment":
         """Return the engine of `NAME==VERSION` or of a folder, fetched with what it imports."""
 
     def command(
-        self, environment: Environment, leg: Leg, model: str, seed: int, device: str
+        self, environment: "Environment", leg: "Leg", model: str, seed: int, device: str
     ) -> tuple[list[str], dict[str, str]]:
         """Return the words that serve an engine, and the variables of their process."""
 
     def playing(
-        self, environment: Environment, script: Script, words: Sequence[str]
+        self, environment: "Environment", script: "Script", words: Sequence[str]
     ) -> tuple[list[str], dict[str, str]]:
         """Return the words that serve an engine a script, and the variables of their process."""
 
@@ -45,24 +40,48 @@ class Served(Protocol):
     """The settings of an engine."""
 
     @classmethod
-    def of(cls, settings: Mapping[str, Setting]) -> "Served":
+    def of(cls, settings: "Mapping[str, Setting]") -> "Served":
         """Return what a script's settings say. Raises ValueError for any that there is not."""
 
 
 @dataclass(frozen=True)
 class Driven:
-    """An engine that is driven: its package, how it is started, and what it is served with.
+    """An engine that is driven: its package, and the package of ours that drives it.
 
-    `served` is the kind of its settings, and `simple` has the simplest values of some. If it is
-    `imported` by others, a folder that has another engine, too, is that one's.
+    Its modules are imported when they are needed. If it is `imported` by others, a folder that has
+    another engine, too, is that one's.
     """
 
     package: Package
-    starter: Starter
-    legs: Sequence[Leg]
-    served: type[Served]
-    simple: Mapping[str, Setting]
+    place: str
     imported: bool = False
+
+    def _module(self, name: str) -> Any:
+        return import_module(f"{self.place}.{name}")
+
+    @property
+    def starter(self) -> Starter:
+        """How it is fetched and started."""
+        starter: Starter = self._module("environment")
+        return starter
+
+    @property
+    def legs(self) -> "Sequence[Leg]":
+        """The settings that it is served with by default."""
+        legs: Sequence[Leg] = self._module("legs").LEGS
+        return legs
+
+    @property
+    def served(self) -> type[Served]:
+        """The kind of its settings."""
+        served: type[Served] = self._module("settings").Served
+        return served
+
+    @property
+    def simple(self) -> "Mapping[str, Setting]":
+        """The simplest values of some settings."""
+        simple: Mapping[str, Setting] = self._module("settings").SIMPLE
+        return simple
 
     def is_meant_by(self, spec: str) -> bool:
         """Whether `NAME==VERSION` or a folder is this engine."""
@@ -76,13 +95,9 @@ class Driven:
 
 
 DRIVEN = (
-    Driven(SGLANG, sglang, sglang_legs.LEGS, settings.Served, settings.SIMPLE),
-    Driven(
-        *(transformers.PACKAGE, transformers, transformers_legs.LEGS),
-        *(transformers_settings.Served, transformers_settings.SIMPLE),
-        imported=True,
-    ),
-    Driven(VLLM, vllm, vllm_legs.LEGS, vllm_settings.Served, vllm_settings.SIMPLE),
+    Driven(SGLANG, "paritybit.drive"),
+    Driven(transformers.PACKAGE, transformers.__name__, imported=True),
+    Driven(VLLM, "paritybit.drive.vllm"),
 )
 
 
@@ -90,12 +105,11 @@ def driven(spec: str) -> Driven:
     """Return the engine that is asked for. Raises MalformedError for one that is not driven."""
     every = [one for one in DRIVEN if one.is_meant_by(spec)]
     found = [one for one in every if not one.imported] or every
-    names = " and ".join(one.package.name for one in DRIVEN)
     if len(found) == 1:
         return found[0]
     if found:
         raise MalformedError(f"{quoted(spec)} contains the source of several engines")
-    package = fetch.package_of(spec)
+    names = ", ".join(f"{one.package.name}==VERSION" for one in DRIVEN)
     raise MalformedError(
-        f"watch --engine drives {names} only, and {quoted(spec)} is {package.name}"
+        f"{quoted(spec)} is not an engine; expected one of {names}, or a folder with its source"
     )

@@ -171,6 +171,7 @@ def test_arguments_of_the_model_follow_from_the_batch() -> None:
 def test_importing_transformers_alone_wraps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     installed: list[int] = []
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.delitem(sys.modules, MODULE, raising=False)  # Another test may have imported it.
     monkeypatch.setattr(hooks, "install", lambda: installed.append(1))
     connect()
     assert not installed

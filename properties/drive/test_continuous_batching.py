@@ -16,9 +16,8 @@ from paritybit.drive.engines import DRIVEN, driven
 from paritybit.drive.environment import Environment
 from paritybit.drive.legs import plan
 from paritybit.drive.requests import other_beginnings, waves
-from paritybit.drive.transformers import environment, stand_ins
+from paritybit.drive.transformers import PACKAGE, environment, stand_ins
 from paritybit.drive.transformers.__main__ import parser, served_as
-from paritybit.drive.transformers.environment import PACKAGE
 from paritybit.drive.transformers.legs import LEGS
 from paritybit.drive.transformers.settings import POOL, Served
 

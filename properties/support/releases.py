@@ -12,7 +12,7 @@ from paritybit.harness.engines import fetch as engines
 from paritybit.harness.engines.adapters.packages import PACKAGES, SGLANG
 from paritybit.subjects.engines.shared.loading import folder_of_package
 
-from paritybit.drive.transformers.environment import PACKAGE as TRANSFORMERS
+from paritybit.drive.transformers import PACKAGE as TRANSFORMERS
 from properties.support.places import ROOT
 
 ASKED_FOR = "PARITYBIT_RELEASES"

@@ -2,3 +2,14 @@
 
 As in the package above, which this one extends, an engine is started in a process of its own.
 """
+
+from paritybit.harness.engines.adapters.packages import Package
+
+PACKAGE = Package(
+    name="transformers",
+    marker="generation/continuous_batching",
+    example="5.24.0",
+    oldest="5.19.0",
+    walked=(),
+    dependencies=(),
+)

@@ -9,18 +9,9 @@ from pathlib import Path
 from paritybit.drive.environment import Environment, variables
 from paritybit.drive.legs import Leg
 from paritybit.drive.script import Script
+from paritybit.drive.transformers import PACKAGE
 from paritybit.harness.engines import fetch
-from paritybit.harness.engines.adapters.packages import Package
 from paritybit.subjects.engines.shared.loading import folder_of_package
-
-PACKAGE = Package(
-    name="transformers",
-    marker="generation/continuous_batching",
-    example="5.24.0",
-    oldest="5.19.0",
-    walked=(),
-    dependencies=(),
-)
 
 PROGRAM = (sys.executable, "-m", "paritybit.drive.transformers")
 
