@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from paritybit.drive.company import LONGEST_PLAY, Comparison, Plays
+from paritybit.drive.failures import EngineFailedError, judge_failure
 from paritybit.drive.forks import in_fork
 from paritybit.drive.player import PlayedError
 from paritybit.drive.requests import Limits, boundaries, reached
@@ -56,19 +57,26 @@ def counted(waves: Iterator[Wave], limits: Limits) -> Iterator[Wave]:
 
 
 def serve(engine: Plays, served: Settings, waves: Iterator[Wave], stop: Callable[[], bool]) -> None:
-    """Serve waves as the settings say, until all are served or `stop` says so."""
+    """Serve waves as the settings say, until all are served or `stop` says so.
+
+    An error of the engine is judged, and raised.
+    """
 
     def note(given: Iterator[Wave]) -> Iterator[Wave]:
         return noted(given, served.scope())
 
-    if not served.alone:
-        engine.play(note(waves), stop)
-        return
-    comparison = Comparison(engine, note)
-    for wave in note(waves):
-        comparison.judge(wave, stop)
-        if stop():
+    try:
+        if not served.alone:
+            engine.play(note(waves), stop)
             return
+        comparison = Comparison(engine, note)
+        for wave in note(waves):
+            comparison.judge(wave, stop)
+            if stop():
+                return
+    except (Exception, EngineFailedError) as error:
+        judge_failure(error)
+        raise
 
 
 def shrink(
@@ -83,7 +91,7 @@ def shrink(
     lines = journal.of_process()
 
     def play(waves: Waves) -> bool:
-        with suppress(PlayedError):
+        with suppress(PlayedError, EngineFailedError, Exception):
             serve(engine, served, iter(waves), stop_at(key))
         return found(key)
 

@@ -11,33 +11,31 @@ from typing import Protocol
 
 from paritybit.drive.company import Plays
 from paritybit.drive.directing import Settings, counted, serve, shrink
+from paritybit.drive.failures import EngineFailedError, StalledError, judge_failure
 from paritybit.drive.legs import LACKING, LackingError
 from paritybit.drive.script import Script
 from paritybit.watch import journal
 
-LONGEST_WAIT = 15
-"""Seconds for which an engine that is asked again and again may serve nobody who waits."""
-
-
-class EngineFailedError(BaseException):
-    """The engine raised. It holds what. An engine's own handlers let it pass."""
+MOST_POLLS = 3000
+"""How often in a row an engine may ask for requests and serve nobody who waits."""
 
 
 @dataclass
 class Progress:
-    """How far an engine has come, and when it was found to have come so far."""
+    """How far an engine has come, and how often it has asked for requests since."""
 
     forwards: int = 0
-    since: float = 0.0
+    polls: int = 0
 
     def require(self, forwards: int, waiting: int) -> None:
-        """Raise EngineFailedError if so many requests wait and no batch ran for long."""
-        now = time.monotonic()
+        """Raise StalledError if so many requests wait and the engine runs no batch."""
         if forwards != self.forwards or not waiting:
-            self.forwards, self.since = forwards, now
-        elif now - self.since > LONGEST_WAIT:
-            raise EngineFailedError(
-                f"the engine stalled: {waiting} requests wait and no batch ran for {LONGEST_WAIT} s"
+            self.forwards, self.polls = forwards, 0
+        self.polls += 1
+        if self.polls > MOST_POLLS:
+            raise StalledError(
+                f"{waiting} requests wait, and the engine asked {MOST_POLLS} times for more "
+                "without running a batch"
             )
 
 
@@ -69,6 +67,7 @@ def run(engine: Engine, served: Settings, script: Script | None, asked: argparse
     lines = journal.of_process()
     if lines is not None:
         lines.scope(**served.scope())
+        lines.write("script", settings=served.scope())
     codes, signals = list[int](), list[int]()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *arguments: signals.append(arguments[0]))
@@ -95,6 +94,7 @@ def run(engine: Engine, served: Settings, script: Script | None, asked: argparse
         sys.stderr.write(f"{error}\n")
         return LACKING
     except EngineFailedError as error:
+        judge_failure(error)
         sys.stderr.write(f"{error}\n")
         return 1
     return max(codes, default=0)

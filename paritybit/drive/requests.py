@@ -225,6 +225,52 @@ def _pressure(draw: Draw, prefix: str, _: int) -> Wave:
     return Wave(tuple(planned), flush=chance.random() < 0.5)
 
 
+def _crowd(draw: Draw, prefix: str, _: int) -> Wave:
+    """Fill all rows at once, and let them outgrow the pool together.
+
+    Whoever is retracted has decoded for several windows. Some begin alike, and end together.
+    """
+    chance, limits = draw.chance, draw.limits
+    tokens = min(3 * limits.pool // (2 * limits.rows), limits.context // 2)
+    planned, common = [], Part(f"{prefix}common", draw.length(SHARED))
+    for index in range(limits.rows):
+        name = f"{prefix}{index:03}"
+        own = Part(name, chance.randint(1, limits.window))
+        prompt = (common, own) if index % 2 else (own,)
+        planned.append(Planned(name, prompt, tokens - chance.choice((0, 0, limits.window))))
+    return Wave(tuple(planned))
+
+
+def _ladder(draw: Draw, prefix: str, _: int) -> Wave:
+    """Make families of prompts: beginnings of one text, steps of less than a window apart.
+
+    Their paths in a prefix cache fall into pieces, of which some lose the slots of their windows
+    and are computed again. Members of a family are computed together, and may end together.
+    """
+    chance, limits = draw.chance, draw.limits
+    step = max(limits.page, limits.window // 2)
+    long, short = min(4 * limits.chunk, limits.context // 2), 3 * limits.window
+    planned: list[Planned] = []
+    arrival = 0
+    for index in range(4 * limits.rows):
+        arrival += chance.choice((0, 1, 2, limits.window))
+        name = f"{prefix}{index:03}"
+        tokens = chance.choice((1, 2, 3, limits.window + 2, 2 * limits.window + 3))
+        if chance.random() < 0.25:
+            stranger = Part(name, chance.randint(limits.chunk, 2 * limits.chunk))
+            planned.append(Planned(name, (stranger,), tokens, arrival))
+            continue
+        text, most = chance.choice(((f"{prefix}common", long), (name, short)))
+        length = step * chance.randint(1, max(1, most // step))
+        for member in range(chance.choice((1, 2, 2, 3))):
+            mine = max(1, length - chance.choice((0, 0, 1, -1, step // 2, step)))
+            late = min(tokens - 1, chance.choice((0, 0, 0, 1, step)))
+            own = chance.choice((0, 0, 0, 1, step))
+            prompt = Part(text, mine), *((Part(f"{name}.{member}", own),) if own else ())
+            planned.append(Planned(f"{name}.{member}", prompt, tokens - late, arrival + late))
+    return Wave(tuple(planned))
+
+
 def _long(draw: Draw, prefix: str, turn: int) -> Wave:
     """Make two long contexts among short requests, as far as the engine takes them.
 
@@ -245,5 +291,5 @@ def _long(draw: Draw, prefix: str, turn: int) -> Wave:
     return Wave(tuple(planned), flush=chance.random() < 0.3)
 
 
-KINDS = (_churn, _sharing, _long, _turnover, _pressure)
+KINDS = (_churn, _sharing, _ladder, _crowd, _long, _turnover, _pressure)
 """The kinds of waves, in the order in which they come again and again."""

@@ -4,8 +4,8 @@ import argparse
 import contextlib
 import importlib
 import inspect
+import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,9 +13,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from paritybit.drive.company import Likely, Plays
+from paritybit.drive.failures import EngineFailedError
 from paritybit.drive.models import register_configurations
 from paritybit.drive.player import Orders, PlayedError, Player
-from paritybit.drive.playing import EngineFailedError, Progress
+from paritybit.drive.playing import Progress
 from paritybit.drive.script import Wave
 from paritybit.drive.settings import Served, options_of
 
@@ -54,7 +55,7 @@ class Engine:
         Raises EngineFailedError if the engine raises.
         """
         assert self._run is not None, "the engine has not started"
-        self._progress, self._made = Progress(self.forwards, time.monotonic()), {}
+        self._progress, self._made = Progress(self.forwards), {}
         self.player = Player(waves, self._orders(), stop)
         with contextlib.suppress(PlayedError):
             self._run()
@@ -107,13 +108,13 @@ class Engine:
             raise PlayedError
 
         def failed() -> str:
-            raise EngineFailedError(traceback.format_exc())
+            raise EngineFailedError(traceback.format_exc()) from sys.exc_info()[1]
 
         module.Scheduler.run_event_loop = playing
         module.get_exception_traceback = failed
 
     def _poll(self) -> list[Any]:
-        """Return what arrives now. Raises EngineFailedError if requests wait and none is served."""
+        """Return what arrives now. Raises StalledError if requests wait and none is served."""
         assert self.player is not None
         self._progress.require(self.forwards, self.player.open)
         return self.player.poll()

@@ -11,7 +11,7 @@ from paritybit.drive.models import MODELS, WINDOW, Model
 from paritybit.drive.requests import Limits, waves
 from paritybit.drive.script import Setting, Wave, settings_of
 
-WINDOWS = {1: 0.3, 4: 0.3, 16: 0.5}
+WINDOWS = {1: 0.3, 4: 0.3, 16: 0.4}
 """Slots of sliding-window layers per slot of the others, by page size, where it is not an engine's
 own default: so few that windows are evicted."""
 

@@ -105,7 +105,7 @@ class Tally:
         process, waves = self.played[key]
         settings = process.script.get("settings")
         with suppress(ValueError, LookupError, TypeError):
-            if waves and isinstance(settings, Mapping):
+            if isinstance(settings, Mapping):
                 return script_of(settings, process.waves[:waves])
             return script_of_traffic(self.traffic.get(key) or (), self.settings)
         return None

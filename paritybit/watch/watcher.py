@@ -253,6 +253,7 @@ class Watcher(Replaying):
         now, self.now = self.now, None
         self.loading.clear()
         if now is not None:
+            self.journal.count(**{f"failed forwards: {now.forward.kind}": 1})
             for name, slots in now.owned.items():
                 self.note(name, FILLED, slots)
 

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from paritybit.drive.company import Likely, Plays
+from paritybit.drive.failures import EngineFailedError
 from paritybit.drive.legs import LackingError
 from paritybit.drive.player import Orders, PlayedError, Player
-from paritybit.drive.playing import EngineFailedError, Progress
+from paritybit.drive.playing import Progress
 from paritybit.drive.script import Wave
 from paritybit.drive.transformers.settings import Served
 from paritybit.subjects.engines.shared.loading import named
@@ -65,7 +66,7 @@ class Engine:
         except PlayedError:
             return self.player
         error = self.manager.background_thread_status.fatal_error
-        raise EngineFailedError(f"the generation loop ended: {error!r}")
+        raise EngineFailedError(f"the generation loop ended: {error!r}") from error
 
     def _manager(self, transformers: Any) -> Any:
         """Return the engine's manager of a model with random weights."""
@@ -93,7 +94,7 @@ class Engine:
         )
 
     def _poll(self) -> None:
-        """Let the player act. Raises EngineFailedError if requests wait and none is served."""
+        """Let the player act. Raises StalledError if requests wait and none is served."""
         assert self.player is not None
         self._progress.require(self.forwards, self.player.open)
         outputs = self.manager.output_router.output_queue

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from paritybit.drive.company import Likely, Plays
+from paritybit.drive.failures import EngineFailedError
 from paritybit.drive.player import Orders, PlayedError, Player
-from paritybit.drive.playing import EngineFailedError, Progress
+from paritybit.drive.playing import Progress
 from paritybit.drive.script import Wave
 from paritybit.drive.vllm.settings import Served
 from paritybit.drive.vllm.stand_ins import install_in_engine

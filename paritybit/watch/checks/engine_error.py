@@ -24,7 +24,8 @@ def judge(error: EngineError) -> Iterable[Finding]:
 CHECK = Check(
     "engine error",
     "error",
-    "no forward pass accesses memory out of bounds, and the engine's own checks of slots pass",
+    "no forward pass accesses memory out of bounds, the engine's own checks of slots pass, "
+    "and each request that it accepts ends without ending it",
     "none",
     judge,
 )

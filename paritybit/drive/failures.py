@@ -1,0 +1,119 @@
+"""What it means that an engine raises while it serves generated requests.
+
+Law: each request that an engine accepts ends, and none ends the engine.
+
+An error is judged only if the engine's own code raised it, directly or in torch or the standard
+library, and if a forward of the same kind ended before. A stand-in that cannot do what the engine
+asks for is no fault of the engine.
+"""
+
+import re
+import sysconfig
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from paritybit.watch import journal
+from paritybit.watch.journal import Finding
+from paritybit.watch.observations import key_of
+from paritybit.watch.settings import active
+
+CHECK = "engine error"
+
+ENGINES = ("sglang", "transformers", "vllm")
+"""Top-level packages whose code may raise what is judged."""
+
+SURROUNDINGS = (ImportError, MemoryError, NotImplementedError, OSError, torch.OutOfMemoryError)
+"""Errors that say something of the machine, or of what is installed on it."""
+
+SAYS = re.compile(r"cuda|cublas|cudnn|nccl|not implemented for|could not run", re.IGNORECASE)
+"""What the message of such an error may say."""
+
+OUT_OF_BOUNDS = re.compile(r"out of (bounds|range)", re.IGNORECASE)
+
+PASS_ON = tuple(
+    str(Path(path).resolve())
+    for path in (Path(torch.__file__).parent, sysconfig.get_paths()["stdlib"])
+)
+"""Where code lies that only raises because of what it was given."""
+
+
+FAILED = "failed "
+"""What a count of the journal begins with that counts forwards that raised."""
+
+LONGEST = 500
+"""Characters of a message that are kept."""
+
+
+class EngineFailedError(BaseException):
+    """The engine raised. It holds what. An engine's own handlers let it pass."""
+
+
+class StalledError(EngineFailedError):
+    """Requests wait, and the engine runs none of them."""
+
+
+def judge_failure(failed: BaseException) -> None:
+    """Write a finding if an error that ended the engine is its own fault."""
+    lines, settings = journal.of_process(), active()
+    if lines is None or settings is None:
+        return
+    error = failed.__cause__ or failed
+    checked = settings.checks is None or CHECK in settings.checks
+    judged = any(key.startswith(CHECK) for key in lines.findings)
+    found = finding_of(error, lines.counts)
+    if checked and not judged and found is not None:
+        lines.finding(found)
+
+
+def finding_of(error: BaseException, counts: Mapping[str, int]) -> Finding | None:
+    """Return the finding that an error is, None for none. `counts` are those of the journal."""
+    forwards = counts.get("forwards", 0)
+    if isinstance(error, StalledError):
+        what = "the engine stalls"
+        return Finding(CHECK, f"{what}: {error}", key_of(CHECK, None, {"what": what}), forwards)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not passes_on(frame.filename)]
+    engine = engine_path(own[-1].filename) if own else None
+    environment = isinstance(error, SURROUNDINGS) or SAYS.search(str(error)) is not None
+    if engine is None or environment or not isinstance(error, Exception):
+        return None
+    if not forwards:
+        captures = any(frame.name.startswith("capture") for frame in own)
+        if not (captures and isinstance(error, IndexError) and OUT_OF_BOUNDS.search(str(error))):
+            return None
+        what = "a capture accesses memory out of bounds"
+    elif any(
+        fails >= counts.get(name.removeprefix(FAILED), 0)
+        for name, fails in counts.items()
+        if name.startswith(FAILED)
+    ):
+        return None
+    else:
+        what = f"{type(error).__name__} in {own[-1].name} ends the engine"
+    text = " ".join(str(error).split())[:LONGEST]
+    source = f"{engine}:{own[-1].lineno}"
+    return Finding(
+        check=CHECK,
+        text=f"{what}: {text}",
+        key=key_of(CHECK, None, {"what": what}),
+        forward=forwards,
+        cause={"what": "the line that raised", "source": source},
+    )
+
+
+def passes_on(path: str) -> bool:
+    """Whether a file is one of torch or of the standard library."""
+    installed = "site-packages" in path or "dist-packages" in path
+    torch_s, standard = PASS_ON
+    return path.startswith((torch_s, "<")) or (path.startswith(standard) and not installed)
+
+
+def engine_path(path: str) -> str | None:
+    """Return a path from an engine's top-level package on; None for a file of no engine."""
+    parts = Path(path).parts
+    places = [parts.index(name) for name in ENGINES if name in parts]
+    inside = "/".join(parts[max(places) :]) if places else None
+    return None if "paritybit" in parts else inside
