@@ -29,7 +29,9 @@ READ_BY_regress := ENGINE BUG RUNNER PRESET SHAPE DEVICE MPS SEED EXAMPLES ARGS
 READ_BY_engine := VERSION
 READ_BY_bisect-releases := ENGINE BUG RUNNER PRESET DEVICE MPS SEED EXAMPLES ARGS
 READ_BY_planted-engine := VERSION RUNNER ARGS
-READ_BY_releases := ENGINE DEVICE MPS SEED EXAMPLES ARGS
+READ_BY_bisect-all-releases := ENGINE DEVICE MPS SEED EXAMPLES ARGS
+READ_BY_releases := ENGINE SEED ARGS
+READ_BY_shrink := CASE ENGINE DEVICE ARGS
 READ_BY_watch := ENGINE MODEL DEVICE SEED ARGS
 READ_BY_replay := CASE ENGINE DEVICE ARGS
 READ_BY_bisect := BUGS CASE ENGINE RUNNER DEVICE SEED ARGS
@@ -63,10 +65,10 @@ SHARED := $(if $(filter 1,$(MPS)),--mps)
 quoted = '$(subst ','\'',$(1))'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup regress watch engine bisect-releases releases planted-engine replay bisect timeline corpus test test-releases planted report compare summary documents list bench bench-server soak mutants code-mutants detections check
+.PHONY: help setup regress watch engine releases shrink bisect-releases bisect-all-releases planted-engine replay bisect timeline corpus test test-releases planted report compare summary documents list bench bench-server soak mutants code-mutants detections check
 
 help: ## Show this help
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-19s %s\n", $$1, $$2}'
 	@echo "  Settings: BUG=swa_pad[,req_pool_pad@frozen_kv_mtp] DEVICE=auto|cpu|cuda RUNNER= PRESET= SHAPE=tiny|mid|real SEED= EXAMPLES= MPS=1 PYTHON="
 	@echo "  A target rejects settings that it does not read, and lists those that it reads."
 
@@ -79,6 +81,12 @@ regress: $(SETUP) ## Test the unchanged engine, then each bug (or BUG=…). ENGI
 watch: $(SETUP) ## Check a whole engine with the KV sanitizer: ENGINE=sglang==0.5.12
 	@$(RUN) -m paritybit watch $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(MODEL),--model $(call quoted,$(MODEL))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(if $(SEED),--seed $(call quoted,$(SEED))) $(ARGS)
 
+releases: $(SETUP) ## Check whole releases with the KV sanitizer and show which have which finding. ENGINE=vllm selects vLLM
+	@$(RUN) -m paritybit releases $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(SEED),--seed $(call quoted,$(SEED))) $(ARGS)
+
+shrink: $(SETUP) ## Find a smaller case of the sanitizer that shows the same finding: CASE=… ENGINE=…
+	@$(RUN) -m paritybit shrink $(call quoted,$(CASE)) $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(ARGS)
+
 engine: $(SETUP) ## Download an engine release: VERSION=0.5.12 (sglang) or vllm==0.33.0
 	@$(RUN) -m paritybit engine $(call quoted,$(VERSION))
 
@@ -89,7 +97,7 @@ bisect-releases: $(SETUP) ## Test engine releases for each fault (or BUG=…). E
 planted-engine: $(SETUP) ## Plant faults in a release's code and list those not detected: VERSION=0.5.23
 	@$(RUN) -m properties.engines.planted $(call quoted,$(VERSION)) --record reports/evidence/planted-engine.json $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(ARGS)
 
-releases: $(SETUP) ## Test every engine release and write reports/evidence/releases.md. ENGINE=vllm writes releases-vllm.md
+bisect-all-releases: $(SETUP) ## Test every engine release for each fault and write reports/evidence/releases.md. ENGINE=vllm writes releases-vllm.md
 	@$(RUN) -m paritybit bisect-releases $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(SEED),--seed $(call quoted,$(SEED))) --releases all \
 	  --table reports/evidence/releases$(if $(filter vllm,$(ENGINE)),-vllm).md $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(ARGS)
 

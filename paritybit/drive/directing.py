@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from paritybit.drive.company import LONGEST_PLAY, Comparison, Plays
 from paritybit.drive.failures import EngineFailedError, judge_failure
@@ -13,25 +12,9 @@ from paritybit.drive.forks import in_fork
 from paritybit.drive.player import PlayedError
 from paritybit.drive.requests import Limits, boundaries, reached
 from paritybit.drive.script import Script, Setting, Wave, wave_data, write
+from paritybit.drive.served import Common
 from paritybit.drive.shrink import Waves, shrunk
 from paritybit.watch import journal
-
-
-class Settings(Protocol):
-    """What an engine is served with."""
-
-    @property
-    def alone(self) -> bool:
-        """Whether each request is also served by itself."""
-
-    def scope(self) -> dict[str, Setting]:
-        """Return the settings by name."""
-
-    def requests(self) -> Iterator[Wave]:
-        """Return the requests of the seed."""
-
-    def limits(self) -> Limits:
-        """Return what requests must keep to."""
 
 
 def noted(waves: Iterator[Wave], settings: Mapping[str, Setting]) -> Iterator[Wave]:
@@ -56,7 +39,7 @@ def counted(waves: Iterator[Wave], limits: Limits) -> Iterator[Wave]:
         yield wave
 
 
-def serve(engine: Plays, served: Settings, waves: Iterator[Wave], stop: Callable[[], bool]) -> None:
+def serve(engine: Plays, served: Common, waves: Iterator[Wave], stop: Callable[[], bool]) -> None:
     """Serve waves as the settings say, until all are served or `stop` says so.
 
     An error of the engine is judged, and raised.
@@ -80,7 +63,7 @@ def serve(engine: Plays, served: Settings, waves: Iterator[Wave], stop: Callable
 
 
 def shrink(
-    engine: Plays, served: Settings, script: Script, key: str, best: Path, seconds: float
+    engine: Plays, served: Common, script: Script, key: str, best: Path, seconds: float
 ) -> bool:
     """Write to `best` the smallest script found in time that has the finding with this key.
 

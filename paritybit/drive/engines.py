@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from paritybit.drive.environment import Environment
     from paritybit.drive.legs import Leg
     from paritybit.drive.script import Script, Setting
+    from paritybit.drive.served import Common
 
 
 class Starter(Protocol):
@@ -36,24 +37,17 @@ class Starter(Protocol):
         """Return the words that serve an engine a script, and the variables of their process."""
 
 
-class Served(Protocol):
-    """The settings of an engine."""
-
-    @classmethod
-    def of(cls, settings: "Mapping[str, Setting]") -> "Served":
-        """Return what a script's settings say. Raises ValueError for any that there is not."""
-
-
 @dataclass(frozen=True)
 class Driven:
     """An engine that is driven: its package, and the package of ours that drives it.
 
-    Its modules are imported when they are needed. If it is `imported` by others, a folder that has
-    another engine, too, is that one's.
+    Its modules are imported when they are needed. `oldest` is the first release that is driven. If
+    it is `imported` by others, a folder that has another engine, too, is that one's.
     """
 
     package: Package
     place: str
+    oldest: str
     imported: bool = False
 
     def _module(self, name: str) -> Any:
@@ -72,9 +66,9 @@ class Driven:
         return legs
 
     @property
-    def served(self) -> type[Served]:
+    def served(self) -> "type[Common]":
         """The kind of its settings."""
-        served: type[Served] = self._module("settings").Served
+        served: type[Common] = self._module("settings").Served
         return served
 
     @property
@@ -95,10 +89,11 @@ class Driven:
 
 
 DRIVEN = (
-    Driven(SGLANG, "paritybit.drive"),
-    Driven(transformers.PACKAGE, transformers.__name__, imported=True),
-    Driven(VLLM, "paritybit.drive.vllm"),
+    Driven(SGLANG, "paritybit.drive", SGLANG.oldest),
+    Driven(transformers.PACKAGE, transformers.__name__, "5.19.0", imported=True),
+    Driven(VLLM, "paritybit.drive.vllm", "0.28.0"),
 )
+BY_NAME = {one.package.name: one for one in DRIVEN}
 
 
 def driven(spec: str) -> Driven:

@@ -1,19 +1,22 @@
 """Starts an engine and serves it requests, as a command line asks. Knows no engine."""
 
 import argparse
+import os
 import signal
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol, TypeVar
 
 from paritybit.drive.company import Plays
-from paritybit.drive.directing import Settings, counted, serve, shrink
+from paritybit.drive.directing import counted, serve, shrink
 from paritybit.drive.failures import EngineFailedError, StalledError, judge_failure
 from paritybit.drive.legs import LACKING, LackingError
-from paritybit.drive.script import Script
+from paritybit.drive.models import MODELS
+from paritybit.drive.script import Script, read
+from paritybit.drive.served import Common
 from paritybit.watch import journal
 
 MOST_POLLS = 3000
@@ -53,8 +56,19 @@ class Engine(Plays, Protocol):
         """
 
 
-def add_play_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say what is served, and for how long."""
+Kind = TypeVar("Kind", bound=Common)
+
+
+def add_play_options(
+    parser: argparse.ArgumentParser, devices: Sequence[str], page_size: int
+) -> None:
+    """Add the options of every engine: its settings, what is served, and for how long."""
+    parser.add_argument("--model", choices=tuple(MODELS), default="gemma4")
+    parser.add_argument("--device", choices=devices, default="cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--page-size", type=int, default=page_size)
+    parser.add_argument("--no-prefix-cache", dest="prefix_cache", action="store_false")
+    parser.add_argument("--overlap", action="store_true")
     parser.add_argument("--seconds", type=float, help="play for this long, then until idle")
     parser.add_argument("--forwards", type=int, help="play for so many forwards, then until idle")
     parser.add_argument("--script", type=Path, help="play this script, with its settings")
@@ -62,7 +76,39 @@ def add_play_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--best", type=Path, help="where the smallest script is written")
 
 
-def run(engine: Engine, served: Settings, script: Script | None, asked: argparse.Namespace) -> int:
+def served_as(kind: type[Kind], asked: argparse.Namespace) -> Kind:
+    """Return the settings that a command line asks for, by their names."""
+    names = {field.name for field in fields(kind)}
+    return kind(**{name: value for name, value in vars(asked).items() if name in names})
+
+
+def play(
+    parser: argparse.ArgumentParser,
+    kind: type[Kind],
+    engine_of: Callable[[Kind], Engine],
+    of_release: Sequence[str] = (),
+) -> int:
+    """Play as the command line says; return the exit code.
+
+    A script has its own settings, apart from those `of_release`.
+    """
+    asked = parser.parse_args()
+    served, script = served_as(kind, asked), None
+    if asked.script is not None:
+        script = read(asked.script)
+        own = {name: getattr(served, name) for name in of_release}
+        served = replace(kind.of(script.settings), **own)
+    return run(engine_of(served), served, script, asked)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process at once: threads of an engine may still run."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def run(engine: Engine, served: Common, script: Script | None, asked: argparse.Namespace) -> int:
     """Start the engine, and serve it as asked; return the exit code."""
     lines = journal.of_process()
     if lines is not None:

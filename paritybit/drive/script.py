@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from paritybit.drive.models import VOCABULARY
 
@@ -92,8 +92,6 @@ class Script:
         return sum(len(wave.requests) for wave in self.waves)
 
 
-Kind = TypeVar("Kind")
-
 LARGEST = 1 << 20
 """The largest number of a script's settings."""
 
@@ -117,29 +115,6 @@ def script_of(settings: Mapping[str, Setting], waves: Sequence[Any]) -> Script:
     script: Script = typed_json().from_json(Script, data, "the script")
     require_sense(script)
     return script
-
-
-def settings_of(
-    kind: type[Kind],
-    settings: Mapping[str, Setting],
-    choices: Mapping[str, Sequence[Setting]],
-    sizes: Sequence[str],
-) -> Kind:
-    """Return the settings of a script as an engine's own kind of them.
-
-    Raises ValueError for one that there is not, for a value that is not among its `choices`, and
-    for one of the `sizes` that is too small or too large.
-    """
-    served: Kind = typed_json().from_json(kind, dict(settings), "the settings")
-    for name, values in choices.items():
-        if getattr(served, name) not in values:
-            raise ValueError(f"{name} is one of {', '.join(map(str, values))}")
-    for name in sizes:
-        if not 0 < getattr(served, name) <= LARGEST:
-            raise ValueError(f"{name} is between 1 and {LARGEST:,}")
-    if abs(int(settings["seed"] or 0)) >= 10**18:
-        raise ValueError("seed has at most 18 digits")
-    return served
 
 
 def require_sense(script: Script) -> None:

@@ -5,11 +5,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from paritybit.drive.legs import LackingError
-from paritybit.drive.models import MODELS, WINDOW, Model
+from paritybit.drive.models import WINDOW
 from paritybit.drive.requests import Limits, waves
-from paritybit.drive.script import Setting, Wave, settings_of
+from paritybit.drive.script import Setting, Wave
+from paritybit.drive.served import Common
 
 WINDOWS = {1: 0.3, 4: 0.3, 16: 0.4}
 """Slots of sliding-window layers per slot of the others, by page size, where it is not an engine's
@@ -36,23 +38,19 @@ SIMPLE: Mapping[str, Setting] = {
 GRAPHS = ("none", "decode", "piecewise", "breakable", "full")
 """What is captured. The last three name how prefills are captured, besides decoding."""
 
-DEVICES = ("cpu", "cuda")
-
 SPECULATION = ("eagle", "standalone")
 """Who drafts: a layer that reads what the target computed, or a second model like the target."""
 
 
 @dataclass(frozen=True)
-class Served:
-    """What a whole engine is served with. `alone`: each request is also served by itself."""
+class Served(Common):
+    """What a whole sglang is served with."""
 
-    model: str = "gemma4"
-    device: str = "cpu"
-    seed: int = 0
+    CHOICES: ClassVar = {"graphs": GRAPHS, "speculative": (None, *SPECULATION)}
+    SIZES: ClassVar = ("page_size", "topk", "rows", "chunk", "pool")
+
     page_size: int = 1
     whole_prompts: bool = False
-    prefix_cache: bool = True
-    overlap: bool = False
     speculative: str | None = None
     topk: int = 1
     sliding_draft: bool = False
@@ -61,19 +59,11 @@ class Served:
     rows: int = ROWS
     chunk: int = CHUNK
     pool: int = POOL
-    alone: bool = False
 
     @classmethod
     def of(cls, settings: Mapping[str, Setting]) -> "Served":
         """Return what a script's settings say. Raises ValueError for any that there is not."""
-        choices = {
-            "model": tuple(MODELS),
-            "device": DEVICES,
-            "graphs": GRAPHS,
-            "speculative": (None, *SPECULATION),
-        }
-        sizes = ("page_size", "topk", "rows", "chunk", "pool")
-        served = settings_of(cls, settings, choices, sizes)
+        served = super().of(settings)
         if not served.backend.isidentifier():
             raise ValueError("backend is the name of an attention backend")
         return served
@@ -81,15 +71,6 @@ class Served:
     def requests(self) -> Iterator[Wave]:
         """Return the requests of the seed."""
         return waves(self.seed, self.limits())
-
-    def scope(self) -> dict[str, Setting]:
-        """Return the settings by name, as a journal and a script state them."""
-        return dict(vars(self))
-
-    @property
-    def shape(self) -> Model:
-        """The model's configuration."""
-        return MODELS[self.model]
 
     def limits(self) -> Limits:
         """Return what requests must keep to."""

@@ -15,9 +15,10 @@ from paritybit.subjects.engines.shared.graphs import CpuGraph
 from paritybit.drive.engines import DRIVEN, driven
 from paritybit.drive.environment import Environment
 from paritybit.drive.legs import plan
+from paritybit.drive.playing import served_as
 from paritybit.drive.requests import other_beginnings, waves
 from paritybit.drive.transformers import PACKAGE, environment, stand_ins
-from paritybit.drive.transformers.__main__ import parser, served_as
+from paritybit.drive.transformers.__main__ import parser
 from paritybit.drive.transformers.legs import LEGS
 from paritybit.drive.transformers.settings import POOL, Served
 
@@ -51,7 +52,7 @@ def test_each_leg_is_a_command_line_that_is_understood(device: str) -> None:
         words, _ = environment.command(one, leg, "gemma4", 3, device)
         asked = parser().parse_args(words[3:])
         assert (asked.seed, asked.device) == (3, device)
-        settings |= set(served_as(asked).scope().items())
+        settings |= set(served_as(Served, asked).scope().items())
     varied = {name for name, _ in settings if len({v for n, v in settings if n == name}) > 1}
     assert varied == set(Served().scope()) - {"device", "seed", "alone"}
 

@@ -61,4 +61,4 @@ def test_a_walk_of_some_runners_has_no_column_of_another(tmp_path: Path) -> None
     write_matrix(path, [("1", record())], "cpu", asked=("decode",))
     text = path.read_text()
     assert "| release | decode |" in text
-    assert "`make releases ARGS='--runner decode'`" in text
+    assert "`make bisect-all-releases ARGS='--runner decode'`" in text

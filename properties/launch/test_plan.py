@@ -5,16 +5,18 @@ import os
 import shutil
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from paritybit.harness.cli.watch.releases import Walk
+from paritybit.harness.cli.watch.releases import Walk, versions_of
 from paritybit.harness.records.files import MOST_BYTES
 from paritybit.harness.records.typed_json import to_json
 
 from paritybit.__main__ import main
+from paritybit.drive.engines import BY_NAME, DRIVEN
 from paritybit.drive.environment import Environment
 from paritybit.drive.legs import Leg
 from paritybit.drive.script import Part, Planned, Script, Wave
@@ -329,3 +331,22 @@ def test_releases_are_watched_once_and_shown_side_by_side(
     report = Path("all/cause-1.md").read_text()
     assert "a forward pass changes only the slots of its live tokens" in report
     assert "| 0 | a | 3 of a | 4 | 0 | – | – |" in report
+
+
+def test_a_release_that_does_not_start_is_not_tried(
+    paritybit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paritybit(*WATCH, FAILED="decode graphs,overlap")
+    (RUN / "watch.json").write_text(json.dumps({**record(), "counts": {}}))
+    kept = RUN.resolve()
+    monkeypatch.setattr(Walk, "run", lambda _, home, *__: shutil.copytree(kept, home / "latest"))
+    releases = ("releases", "--engine", "vllm", "--releases", "0.33.0", "--out", "all")
+    assert paritybit(*releases) == CANNOT_RUN
+    text = Path("all/releases.md").read_text()
+    assert "0.33.0 | not tried: served decode graphs" in text
+
+
+@pytest.mark.parametrize("name", [one.package.name for one in DRIVEN])
+def test_every_engine_that_is_driven_has_releases_to_watch(name: str) -> None:
+    asked = Namespace(engine=name, releases=())
+    assert BY_NAME[name].oldest == versions_of(asked)[0]

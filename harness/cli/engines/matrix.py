@@ -60,7 +60,7 @@ def write_matrix(
     With `asked`, the walk was of these runners alone.
     """
     columns = runners_of(package, asked)
-    make = f"make releases{'' if package is SGLANG else f' ENGINE={package.name}'}"
+    make = f"make bisect-all-releases{'' if package is SGLANG else f' ENGINE={package.name}'}"
     alone = f" ARGS='--runner {','.join(asked)}'" if asked else ""
     lines = [
         "# Engine releases, runner by runner"

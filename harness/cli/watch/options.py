@@ -6,6 +6,7 @@ from paritybit.harness.cli.folders import OUT
 from paritybit.harness.cli.words.reading import Parser
 from paritybit.harness.cli.words.values import NEWEST, count, count_or_none, file, names, number
 
+from paritybit.drive.engines import BY_NAME
 from paritybit.places import KNOWN_FINDINGS
 
 SECONDS = 150
@@ -47,8 +48,8 @@ def add_options(watch: Parser) -> None:
         "--engine",
         metavar="ENGINE",
         help=(
-            "Download and drive a release of sglang or transformers, for example sglang==0.5.12, "
-            "or drive the source tree in this folder, in place of COMMAND"
+            "Download and drive a release of sglang, vLLM or transformers, for example "
+            "sglang==0.5.12, or drive the source tree in this folder, in place of COMMAND"
         ),
     )
     watch.add_argument("--model", help="Shape of the generated model (default: gemma4)")
@@ -93,7 +94,7 @@ def add_releases_options(releases: Parser) -> None:
     """Add the options of a walk over releases."""
     releases.add_argument(
         "--engine",
-        choices=("sglang",),
+        choices=tuple(BY_NAME),
         default="sglang",
         help="Engine whose releases are watched (default: sglang)",
     )

@@ -22,12 +22,12 @@ from paritybit.harness.cli.exit_codes import CANNOT_RUN, INTERRUPTED, OK
 from paritybit.harness.cli.watch.display import Display
 from paritybit.harness.cli.words.values import NEWEST
 from paritybit.harness.engines import fetch
-from paritybit.harness.engines.adapters.packages import PACKAGES
 from paritybit.harness.records.case import read_json
 from paritybit.harness.records.files import write_whole
 from rich.console import Console
 
 from paritybit import __version__
+from paritybit.drive.engines import BY_NAME
 from paritybit.drive.script import Script
 from paritybit.launch import matrix
 from paritybit.launch.command import Running
@@ -75,6 +75,8 @@ class Walk:
                 return Release(version, None, last_line(home / LOG))
             write_whole(done, json.dumps(self.asked))
         found: Watched = record_of(read_json(record), record.name)
+        if found.verdict == "undecided" and not found.counts.get("forwards"):
+            return Release(version, None, why_not(record.parent))
         smallest = dict(self.shrunk(version, found, record.parent / "cases"))
         release = Release(version, found, "", smallest)
         with self.lock:
@@ -113,6 +115,12 @@ def last_line(log: Path) -> str:
     return lines[-1].removeprefix("paritybit: ") if lines else "no reason was given"
 
 
+def why_not(run: Path) -> str:
+    """Return why no engine of a run served anything: the last line of the first one's output."""
+    logs = sorted(run.glob("legs/*/engine.log"), key=lambda log: log.stat().st_mtime)
+    return last_line(logs[0]) if logs else "no engine was started"
+
+
 def run_releases(options: argparse.Namespace) -> int:
     """Watch releases, and write which of them have which finding; return the exit code."""
     versions = versions_of(options)
@@ -140,10 +148,11 @@ def run_releases(options: argparse.Namespace) -> int:
 
 def versions_of(options: argparse.Namespace) -> Sequence[str]:
     """Return the releases to watch: those asked for, or all that are known by their hashes."""
-    package = PACKAGES[options.engine]
+    engine = BY_NAME[options.engine]
+    package = engine.package
     if not options.releases:
         pinned = re.findall(rf"^{package.name}==(\S+)", fetch.RELEASES.read_text(), re.MULTILINE)
-        known = [one for one in pinned if fetch.in_order(one) >= fetch.in_order(package.oldest)]
+        known = [one for one in pinned if fetch.in_order(one) >= fetch.in_order(engine.oldest)]
         return sorted(known, key=fetch.in_order)
     versions = [fetch.newest(package) if one == NEWEST else one for one in options.releases]
     for version in versions:

@@ -1,20 +1,19 @@
 """The settings of transformers' continuous batching, by the names of its own configuration."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from paritybit.drive.models import MODELS, WINDOW
-from paritybit.drive.requests import Limits, other_beginnings, waves
-from paritybit.drive.script import Setting, Wave, settings_of
+from paritybit.drive.models import WINDOW
+from paritybit.drive.requests import Limits
+from paritybit.drive.script import Setting
+from paritybit.drive.served import Common
 
 ROWS, CHUNK, POOL = 8, 64, 512
 """Most requests that run at once; most tokens of a forward pass, and of the pool."""
 
 Q_PADDING, KV_PADDING = 16, 128
 """Graphs are captured for sizes that are multiples of these."""
-
-DEVICES = ("cpu", "cuda")
 
 SCHEDULERS = ("fifo", "prefill_first")
 
@@ -29,39 +28,21 @@ SIMPLE: Mapping[str, Setting] = {
 
 
 @dataclass(frozen=True)
-class Served:
+class Served(Common):
     """What continuous batching is served with.
 
     `full` makes all layers ones of full attention: only such a model shares prefixes. `samples`
     are the sequences that each request asks for; more than one are forked after its prompt.
     """
 
-    model: str = "gemma4"
-    device: str = "cpu"
-    seed: int = 0
-    page_size: int = 16
+    CHOICES: ClassVar = {"scheduler": SCHEDULERS}
+    SIZES: ClassVar = ("page_size", "samples")
+
     full: bool = False
     graphs: bool = True
-    sharing: bool = True
-    overlap: bool = False
     offload: bool = False
     samples: int = 1
     scheduler: str = "fifo"
-    alone: bool = False
-
-    @classmethod
-    def of(cls, settings: Mapping[str, Setting]) -> "Served":
-        """Return what a script's settings say. Raises ValueError for any that there is not."""
-        choices = {"model": tuple(MODELS), "device": DEVICES, "scheduler": SCHEDULERS}
-        return settings_of(cls, settings, choices, ("page_size", "samples"))
-
-    def scope(self) -> dict[str, Setting]:
-        """Return the settings by name, as a journal and a script state them."""
-        return dict(vars(self))
-
-    def requests(self) -> Iterator[Wave]:
-        """Return the requests of the seed."""
-        return other_beginnings(waves(self.seed, self.limits()))
 
     def limits(self) -> Limits:
         """Return what requests must keep to."""
@@ -69,7 +50,7 @@ class Served:
 
     def configuration(self) -> dict[str, Any]:
         """Return the model's configuration, as its class takes it."""
-        config = dict(MODELS[self.model].config)
+        config = dict(self.shape.config)
         if self.full:
             config["layer_types"] = ["full_attention"] * len(config["layer_types"])
         return config
@@ -95,7 +76,7 @@ class Served:
             "max_batch_tokens": CHUNK,
             "max_requests_per_batch": ROWS,
             "max_memory_percent": 1.0,
-            "allow_block_sharing": self.sharing,
+            "allow_block_sharing": self.prefix_cache,
             "use_async_batching": self.overlap,
             "use_cuda_graph": self.graphs,
             "q_padding_interval_size": Q_PADDING,

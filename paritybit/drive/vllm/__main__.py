@@ -5,60 +5,30 @@ Ends with 0 when it has played for as long as asked, and the engine was idle at 
 
 import argparse
 import os
-import sys
-from collections.abc import Sequence
 
-from paritybit.drive.models import MODELS
-from paritybit.drive.playing import add_play_options, run
-from paritybit.drive.script import read
-from paritybit.drive.vllm.settings import GRAPHS, Served
+from paritybit.drive.playing import Engine, add_play_options, leave, play
+from paritybit.drive.vllm.settings import DEVICES, GRAPHS, Served
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
     made = argparse.ArgumentParser(prog="python -m paritybit.drive.vllm")
-    made.add_argument("--model", choices=tuple(MODELS), default="gemma4")
-    made.add_argument("--device", choices=("cpu",), default="cpu")
-    made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--page-size", type=int, default=16)
+    add_play_options(made, DEVICES, page_size=16)
     made.add_argument("--whole-prompts", action="store_true")
-    made.add_argument("--no-prefix-cache", action="store_true")
-    made.add_argument("--overlap", action="store_true")
     made.add_argument("--graphs", choices=tuple(GRAPHS), default="decode")
     made.add_argument("--runner", type=int, choices=(1, 2), default=1)
-    add_play_options(made)
     return made
 
 
-def served_as(asked: argparse.Namespace) -> Served:
-    """Return the settings that a command line asks for."""
-    return Served(
-        model=asked.model,
-        seed=asked.seed,
-        page_size=asked.page_size,
-        whole_prompts=asked.whole_prompts,
-        prefix_cache=not asked.no_prefix_cache,
-        overlap=asked.overlap,
-        graphs=asked.graphs,
-        runner=asked.runner,
-    )
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """Play as the command line says; return the exit code."""
-    asked = parser().parse_args(words)
-    script = None if asked.script is None else read(asked.script)
-    served = served_as(asked) if script is None else Served.of(script.settings)
+def engine(served: Served) -> Engine:
+    """Return the engine, with what stands in for parts of it."""
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(served.runner - 1)
-    from paritybit.drive.vllm.serving import Engine  # noqa: PLC0415
+    from paritybit.drive.vllm import serving  # noqa: PLC0415
     from paritybit.drive.vllm.stand_ins import install_before_engine  # noqa: PLC0415
 
     install_before_engine()
-    return run(Engine(served), served, script, asked)
+    return serving.Engine(served)
 
 
 if __name__ == "__main__":
-    sys.stdout.flush()
-    code = main()
-    sys.stderr.flush()
-    os._exit(code)
+    leave(play(parser(), Served, engine))

@@ -1,12 +1,16 @@
 """The settings of a whole vLLM as its engine arguments take them, whatever the release."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from paritybit.drive.models import MODELS, WINDOW, Model
-from paritybit.drive.requests import Limits, other_beginnings, waves
-from paritybit.drive.script import Setting, Wave, settings_of
+from paritybit.drive.models import WINDOW
+from paritybit.drive.requests import Limits
+from paritybit.drive.script import Setting
+from paritybit.drive.served import Common
+
+DEVICES = ("cpu",)
 
 BUCKETS = (2, 4, 8)
 """Batch sizes that decoding captures."""
@@ -39,38 +43,14 @@ SIMPLE: Mapping[str, Setting] = {
 
 
 @dataclass(frozen=True)
-class Served:
+class Served(Common):
     """What a whole vLLM is served with. `runner` is 1 for its older model runner, or 2."""
 
-    model: str = "gemma4"
-    device: str = "cpu"
-    seed: int = 0
-    page_size: int = 16
+    CHOICES: ClassVar = {"device": DEVICES, "graphs": tuple(GRAPHS), "runner": (1, 2)}
+
     whole_prompts: bool = False
-    prefix_cache: bool = True
-    overlap: bool = False
     graphs: str = "decode"
     runner: int = 1
-    alone: bool = False
-
-    @classmethod
-    def of(cls, settings: Mapping[str, Setting]) -> "Served":
-        """Return what a script's settings say. Raises ValueError for any that there is not."""
-        choices = {"model": tuple(MODELS), "device": ("cpu",), "graphs": tuple(GRAPHS)}
-        return settings_of(cls, settings, {**choices, "runner": (1, 2)}, ("page_size",))
-
-    def scope(self) -> dict[str, Setting]:
-        """Return the settings by name, as a journal and a script state them."""
-        return dict(vars(self))
-
-    def requests(self) -> Iterator[Wave]:
-        """Return the requests of the seed."""
-        return other_beginnings(waves(self.seed, self.limits()))
-
-    @property
-    def shape(self) -> Model:
-        """The model's configuration."""
-        return MODELS[self.model]
 
     def limits(self) -> Limits:
         """Return what requests must keep to."""

@@ -7,13 +7,9 @@ appear, and shrinks it; then come the other seeds. What the record has already i
 that a run goes on.
 """
 
-import argparse
 import json
-import os
 import resource
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +18,7 @@ from typing import Any
 from paritybit.drive import legs
 from properties.planted.run import say
 from properties.sanitizer.planted.faults import Fault, read
-from properties.sanitizer.planted.outcome import Status, judge
+from properties.sanitizer.planted.outcome import Status
 from properties.sanitizer.planted.plant import plant
 from properties.sanitizer.planted.public_record import (
     RECORD,
@@ -32,8 +28,7 @@ from properties.sanitizer.planted.public_record import (
     read_runs,
     write_runs,
 )
-from properties.sanitizer.planted.run import LEGS, Trials, chosen
-from properties.support.places import ROOT
+from properties.sanitizer.planted.run import LEGS, Trials, chosen, folder_of, parser_of
 
 SEEDS = (0, 1, 2)
 
@@ -73,11 +68,10 @@ class Public:
         """Return what watch says of a fault in a leg, or in several with commas between."""
         words = ("--seed", str(seed), "--seconds", f"{seconds:g}")
         trials = Trials(self.sources, self.out / f"seed-{seed}", words)
-        engine, own = self.engine(fault), own_keys(fault.release)
-        before, begun = cpu(), time.monotonic()
+        engine, own, before = self.engine(fault), own_keys(fault.release), cpu()
         # A run that ends with its first finding would end with one of the release's own.
-        watched = trials.watch(fault, engine, leg, ("--keep-going",) if own else ())
-        outcome = judge(fault, watched, leg, time.monotonic() - begun, own)
+        more = ("--keep-going",) if own else ()
+        outcome, watched = trials.judged(fault, engine, leg, own, *more)
         new: dict[str, Any] = next(
             (f for f in watched.get("findings", []) if f["key"] not in own), {}
         )
@@ -86,16 +80,16 @@ class Public:
 
     def confirmed(self, fault: Fault, run: Run, shrink: float) -> Run:
         """Replay the case of a run without the fault, and shrink it with the fault."""
-        case = self.case(fault, run)
-        usual = (self.sources / fault.release).resolve()
-        done = paritybit(fault, "replay", str(case), "--engine", str(usual))
-        if done.returncode == 1 and "not reproduced" not in done.stdout:
+        case, trials = self.case(fault, run), Trials(self.sources, self.out)
+        usual, log = (self.sources / fault.release).resolve(), self.out / f"{fault.name}.log"
+        code = trials.run(fault, log, "replay", str(case), "--engine", str(usual))
+        if code == 1 and "not reproduced" not in log.read_text(encoding="utf-8"):
             return replace(run, status=Status.MISSED, note="also without the fault")
         words = ("--engine", str(self.engine(fault)), "--seconds", f"{shrink:g}")
-        done = paritybit(fault, "shrink", str(case), *words)
+        code = trials.run(fault, log, "shrink", str(case), *words)
         small = case.with_name(f"{case.stem}-small.json")
-        if done.returncode != 1 or not small.exists():
-            return replace(run, confirmed=True, note=f"not shrunk: exit code {done.returncode}")
+        if code != 1 or not small.exists():
+            return replace(run, confirmed=True, note=f"not shrunk: exit code {code}")
         waves = json.loads(small.read_text(encoding="utf-8"))["script"]["waves"]
         return replace(run, confirmed=True, requests=sum(len(wave["requests"]) for wave in waves))
 
@@ -109,20 +103,6 @@ def cpu() -> float:
     """Return the seconds of CPU time of all processes that this one has waited for."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-def paritybit(fault: Fault, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run paritybit with what a fault needs in the environment, and return what it printed."""
-    return subprocess.run(
-        (sys.executable, "-m", "paritybit", *words),
-        cwd=ROOT,
-        env={**os.environ, **fault.environment},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
 
 
 def work(public: Public, faults: Sequence[Fault], shrink: float) -> None:
@@ -148,15 +128,12 @@ def keep(public: Public, run: Run) -> None:
 
 def main() -> int:
     """Try what is asked for, and return the exit code."""
-    parser = argparse.ArgumentParser(description="Undo public fixes; see what watch finds.")
-    parser.add_argument("--sources", type=Path, required=True, help="Folder of unpacked releases")
-    parser.add_argument("--out", type=Path, required=True, help="Where runs and engines are kept")
-    parser.add_argument("--only", metavar="NAME,...", help="Try these faults alone")
+    parser = parser_of("Undo public fixes; see what watch finds.")
     parser.add_argument("--seconds", type=float, default=60.0, help="Seconds of each watch run")
     parser.add_argument("--plan", type=float, default=0.0, help="Seconds of all legs after a miss")
     parser.add_argument("--shrink", type=float, default=40.0, help="Seconds of each search")
     asked = parser.parse_args()
-    public = Public(asked.sources.resolve(), asked.out.resolve(), asked.seconds, asked.plan)
+    public = Public(asked.sources.resolve(), folder_of(asked), asked.seconds, asked.plan)
     public.runs.update(read_runs(RECORD))
     work(public, chosen(read(TABLE), asked.only), asked.shrink)
     return 0

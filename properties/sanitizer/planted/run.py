@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -104,23 +104,35 @@ class Trials:
             plant(fault if fault.old else None, self.sources / fault.release, engine)
         except ValueError as error:
             return Outcome(fault.name, fault.release, leg, Status.UNFIT, 0.0, note=str(error))
+        return self.judged(fault, engine, leg, control, *words)[0]
+
+    def judged(
+        self, fault: Fault, engine: Path, leg: str, control: Iterable[str], *words: str
+    ) -> tuple[Outcome, dict[str, Any]]:
+        """Watch an engine's folder, and return what that shows of a fault, and the record."""
         begun = time.monotonic()
         watched = self.watch(fault, engine, leg, words)
-        return judge(fault, watched, leg, time.monotonic() - begun, control)
+        return judge(fault, watched, leg, time.monotonic() - begun, control), watched
 
     def watch(self, fault: Fault, engine: Path, leg: str, words: Sequence[str]) -> dict[str, Any]:
         """Return the record of `paritybit watch` for an engine's folder."""
         out = self.out / fault.name.replace(": ", "-").replace(" ", "-").replace(",", "")
-        command = [
-            *(sys.executable, "-m", "paritybit", "watch", "--engine", str(engine)),
-            *("--device", "cpu", "--out", str(out), "--settings", leg, *self.words, *words),
-        ]
         log = out.with_name(f"{out.name}.log")
+        asked = ("--device", "cpu", "--out", str(out), "--settings", leg, *self.words, *words)
+        self.run(fault, log, "watch", "--engine", str(engine), *asked)
+        records = sorted(out.glob("**/watch.json"))
+        if not records:
+            return {"undecided": [f"no record; see {log.name}"]}
+        data: dict[str, Any] = json.loads(records[-1].read_text(encoding="utf-8"))
+        return data
+
+    def run(self, fault: Fault, log: Path, *words: str) -> int | None:
+        """Run a command of paritybit with what a fault needs, and return its exit code."""
         log.parent.mkdir(parents=True, exist_ok=True)
         with (
             log.open("wb") as file,
             subprocess.Popen(
-                command,
+                (sys.executable, "-m", "paritybit", *words),
                 cwd=ROOT,
                 env={**os.environ, **fault.environment},
                 stdin=subprocess.DEVNULL,
@@ -134,11 +146,7 @@ class Trials:
             except subprocess.TimeoutExpired:
                 process.terminate()
             self.running.discard(process)
-        records = sorted(out.glob("**/watch.json"))
-        if not records:
-            return {"undecided": [f"no record; see {log.name}"]}
-        data: dict[str, Any] = json.loads(records[-1].read_text(encoding="utf-8"))
-        return data
+        return process.returncode
 
 
 def chosen(faults: Sequence[Fault], only: str | None) -> tuple[Fault, ...]:
@@ -158,14 +166,26 @@ def record_of(table: Path) -> Path:
     return EVIDENCE / f"planted-sanitizer{table.stem.removeprefix('faults')}.json"
 
 
+def parser_of(about: str) -> argparse.ArgumentParser:
+    """Return a command line with the options of every script that plants faults."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--sources", type=Path, required=True, help="Folder of unpacked releases")
+    parser.add_argument("--out", type=Path, help="Where runs, and their engines, are kept")
+    parser.add_argument("--only", metavar="NAME,...", help="Plant these faults alone")
+    return parser
+
+
+def folder_of(asked: argparse.Namespace) -> Path:
+    """Return where runs are kept: where the command line says, or a new folder."""
+    folder: Path = asked.out or Path(tempfile.mkdtemp(prefix="planted-"))
+    return folder.resolve()
+
+
 def options() -> argparse.Namespace:
     """Return what the command line asks for."""
-    parser = argparse.ArgumentParser(description="Plant faults in an engine; see what watch says.")
-    parser.add_argument("--sources", type=Path, required=True, help="Folder of unpacked releases")
+    parser = parser_of("Plant faults in an engine; see what watch says.")
     parser.add_argument("--table", type=Path, default=TABLE, help="A table of faults (faults.toml)")
     parser.add_argument("--record", type=Path, help="Where outcomes go, as JSON")
-    parser.add_argument("--out", type=Path, help="Where the runs' own records go")
-    parser.add_argument("--only", metavar="NAME,...", help="Plant these faults alone, again")
     parser.add_argument("--leg", help="The leg to run, whatever a fault needs")
     parser.add_argument("--jobs", type=int, default=1, help="Engines that are watched at a time")
     parser.add_argument("words", nargs="*", help="Further words for `paritybit watch`, after --")
@@ -182,7 +202,7 @@ def main() -> int:
     left = chosen(faults, asked.only)
     if asked.only is None:
         left = tuple(fault for fault in left if fault.name not in known)
-    out = asked.out or Path(tempfile.mkdtemp(prefix="planted-"))
+    out = folder_of(asked)
     trials = Trials(asked.sources.resolve(), out, tuple(asked.words))
     with ThreadPoolExecutor(asked.jobs, "planted") as pool:
         legs = [asked.leg or LEGS[frozenset(fault.needs)] for fault in left]

@@ -1,0 +1,64 @@
+"""The settings that every engine has. An engine's own kind of them extends `Common`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+from paritybit.drive.models import MODELS, Model
+from paritybit.drive.requests import Limits, other_beginnings, waves
+from paritybit.drive.script import LARGEST, Setting, Wave, typed_json
+
+DEVICES = ("cpu", "cuda")
+
+Kind = TypeVar("Kind", bound="Common")
+
+
+@dataclass(frozen=True)
+class Common:
+    """What an engine is served with. `alone`: each request is also served by itself.
+
+    `CHOICES` are the values that a setting may have, `SIZES` the settings that are sizes.
+    """
+
+    CHOICES: ClassVar[Mapping[str, Sequence[Setting]]] = {}
+    SIZES: ClassVar[Sequence[str]] = ("page_size",)
+
+    model: str = "gemma4"
+    device: str = "cpu"
+    seed: int = 0
+    page_size: int = 16
+    prefix_cache: bool = True
+    overlap: bool = False
+    alone: bool = False
+
+    @classmethod
+    def of(cls: type[Kind], settings: Mapping[str, Setting]) -> Kind:
+        """Return what a script's settings say. Raises ValueError for any that there is not."""
+        served: Kind = typed_json().from_json(cls, dict(settings), "the settings")
+        choices = {"model": tuple(MODELS), "device": DEVICES, **cls.CHOICES}
+        for name, values in choices.items():
+            if getattr(served, name) not in values:
+                raise ValueError(f"{name} is one of {', '.join(map(str, values))}")
+        for name in cls.SIZES:
+            if not 0 < getattr(served, name) <= LARGEST:
+                raise ValueError(f"{name} is between 1 and {LARGEST:,}")
+        if abs(served.seed) >= 10**18:
+            raise ValueError("seed has at most 18 digits")
+        return served
+
+    def scope(self) -> dict[str, Setting]:
+        """Return the settings by name, as a journal and a script state them."""
+        return dict(vars(self))
+
+    @property
+    def shape(self) -> Model:
+        """The model's configuration."""
+        return MODELS[self.model]
+
+    def limits(self) -> Limits:
+        """Return what requests must keep to."""
+        raise NotImplementedError
+
+    def requests(self) -> Iterator[Wave]:
+        """Return the requests of the seed."""
+        return other_beginnings(waves(self.seed, self.limits()))
