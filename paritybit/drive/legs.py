@@ -27,6 +27,7 @@ LEGS = (
     Leg("page size 16", ("--page-size", "16")),
     Leg("page size 64", ("--page-size", "64", "--overlap")),
     Leg("no prefix cache", ("--no-prefix-cache",)),
+    Leg("chunks larger than the window pool", ("--chunk", "512")),
     Leg("attention sinks", ("--model", "gpt_oss", "--whole-prompts")),
     Leg("widths of K and V", ("--model", "mimo", "--overlap")),
     Leg("EAGLE topk 1", ("--model", "gpt_oss", "--speculative", "eagle", "--page-size", "16")),

@@ -30,6 +30,11 @@ class Limits:
     pool: int
     rows: int
 
+    @property
+    def stretch(self) -> int:
+        """Tokens of a chunk, or of a part of the context that several requests can have."""
+        return min(self.chunk, self.context // 8)
+
 
 def waves(seed: int, limits: Limits) -> Iterator[Wave]:
     """Yield waves without end. The first are small: a full batch that shrinks and grows again."""
@@ -165,7 +170,7 @@ def _sharing(draw: Draw, prefix: str, _: int) -> Wave:
     The first two arrive at once and share several chunks: both compute the last one.
     """
     chance, limits = draw.chance, draw.limits
-    common = Part(f"{prefix}common", 2 * limits.chunk + limits.window)
+    common = Part(f"{prefix}common", 2 * limits.stretch + limits.window)
     planned = [Planned(f"{prefix}000", (common,), 4)]
     for index in range(1, chance.randint(limits.rows, 3 * limits.rows)):
         shared = min(common.length, chance.choice((draw.length(SHARED), common.length)))
@@ -173,7 +178,7 @@ def _sharing(draw: Draw, prefix: str, _: int) -> Wave:
         name = f"{prefix}{index:03}"
         arrival = chance.randint(0, 12) + (4 if index > limits.rows else 0)
         if index == 1:
-            shared, own, arrival = common.length, limits.chunk, 0
+            shared, own, arrival = common.length, limits.stretch, 0
         prompt = shares(common, shared, Part(name, own))
         planned.append(Planned(name, prompt, chance.randint(2, 2 * limits.window), arrival))
         if chance.random() < 0.4:
@@ -187,17 +192,17 @@ def _turnover(draw: Draw, prefix: str, _: int) -> Wave:
     What the former hold in the prefix cache grows old there, and the latter evict what is old.
     """
     chance, limits = draw.chance, draw.limits
-    common = Part(f"{prefix}common", limits.chunk + limits.window)
+    common = Part(f"{prefix}common", limits.stretch + limits.window)
     planned = []
     for index in range(3):
         name = f"{prefix}{index:03}"
         own = Part(name, chance.randint(1, limits.window - 1))
-        prompt = shares(common, chance.choice((limits.chunk, common.length)), own)
+        prompt = shares(common, chance.choice((limits.stretch, common.length)), own)
         planned.append(Planned(name, prompt, 3 * limits.window, 2 * index))
     for index in range(3, 6 * limits.rows):
         name = f"{prefix}{index:03}"
-        shared = chance.choice((0, 0, 0, limits.window, limits.chunk))
-        own = Part(name, chance.randint(limits.window, limits.chunk))
+        shared = chance.choice((0, 0, 0, limits.window, limits.stretch))
+        own = Part(name, chance.randint(limits.window, limits.stretch))
         prompt = shares(common, shared, own)
         planned.append(Planned(name, prompt, chance.randint(1, 3), index // 2))
     return Wave(tuple(planned), flush=True)
@@ -249,7 +254,7 @@ def _ladder(draw: Draw, prefix: str, _: int) -> Wave:
     """
     chance, limits = draw.chance, draw.limits
     step = max(limits.page, limits.window // 2)
-    long, short = min(4 * limits.chunk, limits.context // 2), 3 * limits.window
+    long, short = min(4 * limits.stretch, limits.context // 2), 3 * limits.window
     planned: list[Planned] = []
     arrival = 0
     for index in range(4 * limits.rows):
@@ -257,7 +262,7 @@ def _ladder(draw: Draw, prefix: str, _: int) -> Wave:
         name = f"{prefix}{index:03}"
         tokens = chance.choice((1, 2, 3, limits.window + 2, 2 * limits.window + 3))
         if chance.random() < 0.25:
-            stranger = Part(name, chance.randint(limits.chunk, 2 * limits.chunk))
+            stranger = Part(name, chance.randint(limits.stretch, 2 * limits.stretch))
             planned.append(Planned(name, (stranger,), tokens, arrival))
             continue
         text, most = chance.choice(((f"{prefix}common", long), (name, short)))
@@ -274,7 +279,7 @@ def _ladder(draw: Draw, prefix: str, _: int) -> Wave:
 def _long(draw: Draw, prefix: str, turn: int) -> Wave:
     """Make two long contexts among short requests, as far as the engine takes them.
 
-    Each comes back with a second turn, so that a long prefix is reused.
+    Each comes back with a second turn, so that a long prefix is reused. A last one fills the pool.
     """
     chance, limits = draw.chance, draw.limits
     most = min(limits.context, limits.pool) - 4 * limits.window
@@ -288,6 +293,9 @@ def _long(draw: Draw, prefix: str, turn: int) -> Wave:
         name = f"{prefix}{index:03}"
         prompt = (Part(name, draw.length(PROMPT)),)
         planned.append(Planned(name, prompt, chance.randint(2, 12), 2 * index))
+    all_of_it = min(limits.context, limits.pool) - chance.choice((1, 2, limits.page + 1))
+    tokens, name = 2 * limits.window + 1, f"{prefix}{limits.rows:03}"
+    planned.append(Planned(name, (Part(name, all_of_it - tokens),), tokens, 4 * limits.rows))
     return Wave(tuple(planned), flush=chance.random() < 0.3)
 
 

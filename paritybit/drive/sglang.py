@@ -8,13 +8,14 @@ import os
 
 from paritybit.drive.playing import Engine, add_play_options, leave, play
 from paritybit.drive.served import DEVICES
-from paritybit.drive.settings import GRAPHS, SPECULATION, Served
+from paritybit.drive.settings import CHUNK, GRAPHS, SPECULATION, Served
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
     made = argparse.ArgumentParser(prog="python -m paritybit.drive.sglang")
     add_play_options(made, DEVICES, page_size=1)
+    made.add_argument("--chunk", type=int, default=CHUNK)
     made.add_argument("--whole-prompts", action="store_true")
     made.add_argument("--speculative", choices=SPECULATION)
     made.add_argument("--sliding-draft", action="store_true")

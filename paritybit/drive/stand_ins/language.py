@@ -80,7 +80,7 @@ class Pointer:
     def inside(self, places: Any) -> Any:
         """Return places. Raises IndexError for one outside of the memory."""
         if places.size and (places.min() < 0 or places.max() >= len(self.memory)):
-            raise IndexError("a kernel reads or writes outside of a tensor's memory")
+            raise IndexError("a kernel accesses a tensor's memory out of bounds")
         return places
 
 

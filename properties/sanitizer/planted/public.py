@@ -1,16 +1,19 @@
 """Undo public fixes of the engine one at a time, and see at which seeds watch finds each.
 
 A script: `python -m properties.sanitizer.planted.public --sources FOLDER --out FOLDER`. FOLDER of
-the sources has one folder per release, as for `run`. It tries each fault at seed 0, then it
-replays the first case of each found fault in the release as it is, where the finding must not
-appear, and shrinks it; then come the other seeds. What the record has already is left out, so
-that a run goes on.
+the sources has one folder per release, as for `run`. A finding counts if its case does not show it
+in the release without the fault. The first case of each fault that is found is shrunk. What the
+record has already is left out, so that a run goes on.
 """
 
 import json
+import os
 import resource
 import sys
+import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,19 +21,19 @@ from typing import Any
 from paritybit.drive import legs
 from properties.planted.run import say
 from properties.sanitizer.planted.faults import Fault, read
-from properties.sanitizer.planted.outcome import Status
+from properties.sanitizer.planted.outcome import Status, judge
 from properties.sanitizer.planted.plant import plant
 from properties.sanitizer.planted.public_record import (
     RECORD,
     TABLE,
     Run,
-    own_keys,
+    first,
     read_runs,
     write_runs,
 )
 from properties.sanitizer.planted.run import LEGS, Trials, chosen, folder_of, parser_of
 
-SEEDS = (0, 1, 2)
+SEEDS = tuple(map(int, os.environ.get("SEEDS", "0,1,2").split(",")))
 
 
 @dataclass
@@ -46,11 +49,18 @@ class Public:
     plan: float
     runs: dict[tuple[str, int], Run] = field(default_factory=dict)
 
+    def of(self, fault: Fault) -> dict[int, Run]:
+        """Return the runs of a fault by seed."""
+        return {seed: run for (name, seed), run in self.runs.items() if name == fault.name}
+
     def engine(self, fault: Fault) -> Path:
         """Return the folder of the release with the fault, which is planted if it is not yet."""
         engine = self.out / "engines" / fault.name / fault.release
         if not engine.exists():
-            plant(fault, (self.sources / fault.release).resolve(), engine)
+            part = engine.with_name(f"part-{os.getpid()}")
+            plant(fault, (self.sources / fault.release).resolve(), part)
+            with suppress(OSError):  # Another process may have been faster.
+                part.rename(engine)
         return engine
 
     def tried(self, fault: Fault, seed: int) -> Run:
@@ -68,35 +78,52 @@ class Public:
         """Return what watch says of a fault in a leg, or in several with commas between."""
         words = ("--seed", str(seed), "--seconds", f"{seconds:g}")
         trials = Trials(self.sources, self.out / f"seed-{seed}", words)
-        engine, own, before = self.engine(fault), own_keys(fault.release), cpu()
-        # A run that ends with its first finding would end with one of the release's own.
-        more = ("--keep-going",) if own else ()
-        outcome, watched = trials.judged(fault, engine, leg, own, *more)
-        new: dict[str, Any] = next(
-            (f for f in watched.get("findings", []) if f["key"] not in own), {}
-        )
-        spent = round(cpu() - before, 1)
-        return Run.of(outcome, seed, spent, new.get("key"), new.get("case"))
+        engine, before, begun = self.engine(fault), cpu(), time.monotonic()
+        usual: set[str] = set()
+        for more in ((), ("--keep-going",)):
+            watched = trials.watch(fault, engine, leg, more)
+            new = self.new(trials, fault, seed, watched, usual)
+            # A run that ended with its first finding ended with one of the release's own.
+            if new or not usual:
+                break
+        outcome = judge(fault, watched, leg, time.monotonic() - begun, usual)
+        return Run.of(outcome, seed, round(cpu() - before, 1), new.get("key"), new.get("case"))
 
-    def confirmed(self, fault: Fault, run: Run, shrink: float) -> Run:
-        """Replay the case of a run without the fault, and shrink it with the fault."""
-        case, trials = self.case(fault, run), Trials(self.sources, self.out)
-        usual, log = (self.sources / fault.release).resolve(), self.out / f"{fault.name}.log"
-        code = trials.run(fault, log, "replay", str(case), "--engine", str(usual))
-        if code == 1 and "not reproduced" not in log.read_text(encoding="utf-8"):
-            return replace(run, status=Status.MISSED, note="also without the fault")
-        words = ("--engine", str(self.engine(fault)), "--seconds", f"{shrink:g}")
+    def new(
+        self, trials: Trials, fault: Fault, seed: int, watched: dict[str, Any], usual: set[str]
+    ) -> dict[str, Any]:
+        """Return the first finding that the release without the fault does not have, or nothing.
+
+        The keys of those before it are added to the `usual` ones.
+        """
+        engine = str((self.sources / fault.release).resolve())
+        log = trials.out / f"{fault.name}-without.log"
+        for finding in watched.get("findings", ()):
+            if finding["key"] in usual or finding.get("case") is None:
+                continue
+            case = self.folder(fault, seed) / finding["case"]
+            code = trials.run(fault, log, "replay", str(case), "--engine", engine)
+            if code != 1 or "not reproduced" in log.read_text(encoding="utf-8"):
+                found: dict[str, Any] = finding
+                return found
+            usual.add(finding["key"])
+        return {}
+
+    def shrunk(self, fault: Fault, run: Run, seconds: float) -> Run:
+        """Shrink the case of a run that found the fault."""
+        case, trials = self.folder(fault, run.seed) / str(run.case), Trials(self.sources, self.out)
+        log = self.out / f"{fault.name}-shrink.log"
+        words = ("--engine", str(self.engine(fault)), "--seconds", f"{seconds:g}")
         code = trials.run(fault, log, "shrink", str(case), *words)
         small = case.with_name(f"{case.stem}-small.json")
         if code != 1 or not small.exists():
-            return replace(run, confirmed=True, note=f"not shrunk: exit code {code}")
+            return replace(run, note=f"not shrunk: exit code {code}")
         waves = json.loads(small.read_text(encoding="utf-8"))["script"]["waves"]
-        return replace(run, confirmed=True, requests=sum(len(wave["requests"]) for wave in waves))
+        return replace(run, requests=sum(len(wave["requests"]) for wave in waves))
 
-    def case(self, fault: Fault, run: Run) -> Path:
-        """Return the case of a run's finding."""
-        folders = sorted((self.out / f"seed-{run.seed}" / fault.name).glob("2*/cases"))
-        return folders[-1] / str(run.case)
+    def folder(self, fault: Fault, seed: int) -> Path:
+        """Return the folder of the cases of a fault's last run."""
+        return sorted((self.out / f"seed-{seed}" / fault.name).glob("2*/cases"))[-1]
 
 
 def cpu() -> float:
@@ -105,17 +132,25 @@ def cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def work(public: Public, faults: Sequence[Fault], shrink: float) -> None:
-    """Try faults seed by seed, and write the record after each."""
-    for seed in SEEDS:
-        for fault in faults:
-            if (fault.name, seed) not in public.runs:
-                keep(public, public.tried(fault, seed))
-        for fault in faults:
-            mine = [run for (name, _), run in public.runs.items() if name == fault.name]
-            found = [run for run in mine if run.status is Status.FOUND]
-            if found and not any(run.confirmed for run in found):
-                keep(public, public.confirmed(fault, found[0], shrink))
+def work(public: Public, faults: Sequence[Fault], shrink: float, jobs: int) -> None:
+    """Try faults seed by seed, then shrink what was found; write the record after each."""
+    with ProcessPoolExecutor(jobs) as pool:
+        tries = {
+            pool.submit(public.tried, fault, seed)
+            for seed in SEEDS
+            for fault in faults
+            if (fault.name, seed) not in public.runs
+        }
+        for done in as_completed(tries):
+            keep(public, done.result())
+        firsts = [
+            (fault, run)
+            for fault in faults
+            if (run := first(public.of(fault))) is not None and run.requests is run.note is None
+        ]
+        shrinks = {pool.submit(public.shrunk, fault, run, shrink) for fault, run in firsts}
+        for done in as_completed(shrinks):
+            keep(public, done.result())
 
 
 def keep(public: Public, run: Run) -> None:
@@ -132,10 +167,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="Seconds of each watch run")
     parser.add_argument("--plan", type=float, default=0.0, help="Seconds of all legs after a miss")
     parser.add_argument("--shrink", type=float, default=40.0, help="Seconds of each search")
+    parser.add_argument("--jobs", type=int, default=1, help="Faults that are tried at a time")
     asked = parser.parse_args()
     public = Public(asked.sources.resolve(), folder_of(asked), asked.seconds, asked.plan)
     public.runs.update(read_runs(RECORD))
-    work(public, chosen(read(TABLE), asked.only), asked.shrink)
+    work(public, chosen(read(TABLE), asked.only), asked.shrink, asked.jobs)
     return 0
 
 

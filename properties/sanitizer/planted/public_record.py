@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from paritybit.compat import tomllib
 from properties.sanitizer.planted.faults import Fault, read
 from properties.sanitizer.planted.outcome import Outcome, Status, cell, reasons
 from properties.support.places import ROOT
@@ -19,8 +18,8 @@ REASONS = Path(__file__).with_name("public-missed.toml")
 class Run:
     """What watch said of a fault at a seed.
 
-    `cpu` are seconds of CPU time. `confirmed`: the case does not show the finding in the release
-    without the fault. `requests` are those of the case after shrinking.
+    `cpu` are seconds of CPU time. The case of a fault that is found does not show the finding in
+    the release without the fault. `requests` are those of the case after shrinking.
     """
 
     name: str
@@ -35,7 +34,6 @@ class Run:
     forwards: int = 0
     key: str | None = None
     case: str | None = None
-    confirmed: bool = False
     requests: int | None = None
     note: str | None = None
 
@@ -87,12 +85,6 @@ def write_runs(path: Path, runs: Iterable[Run]) -> None:
 def faults() -> tuple[Fault, ...]:
     """Return the faults of the table of public fixes."""
     return read(TABLE)
-
-
-def own_keys(release: str) -> set[str]:
-    """Return the keys of findings that a release has without any fault."""
-    table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
-    return set(table["own"].get(release, ()))
 
 
 def table(runs: Sequence[Run]) -> str:

@@ -35,6 +35,7 @@ EVIDENCE = ROOT / "reports/evidence"
 LEGS: Mapping[frozenset[str], str] = {
     frozenset(): "decode graphs",
     frozenset({"page"}): "page size 16",
+    frozenset({"large-chunks"}): "chunks larger than the window pool",
     frozenset({"wide-page"}): "page size 64",
     frozenset({"page", "eagle"}): "EAGLE topk 1",
     frozenset({"small-page", "eagle"}): "EAGLE page size 4",
