@@ -1,11 +1,12 @@
 """Directs an engine that has started: it plays what it is given, or shrinks it."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from paritybit.drive.actions import count
 from paritybit.drive.company import LONGEST_PLAY, Comparison, Plays
 from paritybit.drive.forks import in_fork
 from paritybit.drive.player import PlayedError
@@ -27,9 +28,11 @@ def noted(waves: Iterator[Wave], settings: Mapping[str, Setting]) -> Iterator[Wa
         yield wave
 
 
-def counted(waves: Iterator[Wave], limits: Limits) -> Iterator[Wave]:
-    """Yield waves, and count the boundaries that they reach."""
+def counted(waves: Iterator[Wave], limits: Limits, actions: Sequence[str]) -> Iterator[Wave]:
+    """Yield waves, and count the boundaries that they reach. The actions are counted when done."""
     lines = journal.of_process()
+    for action in actions:
+        count(action, 0)
     if lines is not None:
         lines.count(**{f"boundary: {name}": 0 for name in boundaries(limits)})
     for wave in waves:

@@ -7,7 +7,7 @@ share a prefix, and how long that is. Texts are generated: the same name gives t
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -68,15 +68,37 @@ class Planned:
         return [token for part in self.prompt for token in part.tokens()]
 
 
+ACTIONS = ("flush", "weights", "pause", "retract", "sleep")
+"""What may be done to an engine, besides requests.
+
+Its cache is emptied; it gets other weights; it pauses, and its requests stay where they are or are
+retracted; its memory is released until it wakes up.
+"""
+
+
+@dataclass(frozen=True)
+class Action:
+    """One of `ACTIONS`, `at` so many polls after its wave began, or as soon as it is possible.
+
+    Those that end again last so many polls more. An engine is idle, or pauses, when its cache is
+    emptied or its weights are updated; it is idle when it falls asleep.
+    """
+
+    what: str
+    at: int = 0
+    lasts: int = 0
+
+
 @dataclass(frozen=True)
 class Wave:
-    """Requests that are served before the engine becomes idle.
+    """Requests that are served, and actions that are done, before the engine becomes idle.
 
     With `flush` its cache is emptied then.
     """
 
     requests: tuple[Planned, ...] = ()
     flush: bool = False
+    actions: tuple[Action, ...] = field(default=(), metadata={"later": True})
 
 
 @dataclass(frozen=True)
@@ -123,6 +145,11 @@ def require_sense(script: Script) -> None:
         raise ValueError(f"the script has more than {MOST_REQUESTS:,} requests")
     for number, wave in enumerate(script.waves):
         before: set[str] = set()
+        for action in wave.actions:
+            if action.what not in ACTIONS:
+                raise ValueError(f"an action of wave {number} is none of {', '.join(ACTIONS)}")
+            if any(not 0 <= at <= MOST_POLLS for at in (action.at, action.lasts)):
+                raise ValueError(f"an action of wave {number} is at a poll that is out of range")
         for one in wave.requests:
             where = f"request {one.name!r} of wave {number}"
             if one.name in before:

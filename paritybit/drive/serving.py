@@ -14,10 +14,12 @@ from typing import Any
 
 from paritybit.drive.company import Likely, Plays
 from paritybit.drive.models import register_configurations
+from paritybit.drive.operations import acts_of
 from paritybit.drive.player import Orders, PlayedError, Player
 from paritybit.drive.playing import EngineFailedError, Progress
 from paritybit.drive.script import Wave
 from paritybit.drive.settings import Served, options_of
+from paritybit.watch import journal
 
 NOTHING = ("input_embeds", "mm_inputs", "token_ids_logprob", "token_type_ids")
 """What a request of ours lacks, and a release may want to be told so."""
@@ -147,12 +149,17 @@ class Engine:
             arrive,
             lambda name: structures.AbortReq(rid=name),
             structures.FlushCacheReqInput,
+            acts_of(self._scheduler, self.served.device),
         )
 
     def _hear(self, output: Any, *rest: Any) -> None:
         """Tell the player which requests an output of the scheduler ends."""
         assert self.player is not None
-        if type(output).__name__ == "AbortReq":
+        if getattr(output, "success", None) is False:
+            lines, why = journal.of_process(), getattr(output, "message", "")
+            if lines is not None:
+                lines.undecided(f"an action was refused: {type(output).__name__}: {why}")
+        elif type(output).__name__ == "AbortReq":
             self.player.ended(output.rid, self._made.pop(output.rid, []))
         elif hasattr(output, "finished_reasons"):
             for index, request in enumerate(output.rids):

@@ -10,7 +10,7 @@ from typing import ClassVar
 from paritybit.drive.legs import LackingError
 from paritybit.drive.models import WINDOW
 from paritybit.drive.requests import Limits, waves
-from paritybit.drive.script import Setting, Wave
+from paritybit.drive.script import ACTIONS, Setting, Wave
 from paritybit.drive.served import Common
 
 WINDOWS = {1: 0.3, 4: 0.3, 16: 0.5}
@@ -46,6 +46,7 @@ SPECULATION = ("eagle", "standalone")
 class Served(Common):
     """What a whole sglang is served with."""
 
+    ACTIONS: ClassVar = ACTIONS
     CHOICES: ClassVar = {"graphs": GRAPHS, "speculative": (None, *SPECULATION)}
     SIZES: ClassVar = ("page_size", "topk", "rows", "chunk", "pool")
 
