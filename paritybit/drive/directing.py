@@ -6,9 +6,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from paritybit.drive.actions import count
 from paritybit.drive.company import LONGEST_PLAY, Comparison, Plays
 from paritybit.drive.forks import in_fork
+from paritybit.drive.operating.actions import count
 from paritybit.drive.player import PlayedError
 from paritybit.drive.requests import Limits, boundaries, reached
 from paritybit.drive.script import Script, Setting, Wave, wave_data, write
@@ -39,6 +39,13 @@ def counted(waves: Iterator[Wave], limits: Limits, actions: Sequence[str]) -> It
         if lines is not None:
             lines.count(**{f"boundary: {name}": 1 for name in reached(wave, limits)})
         yield wave
+
+
+def reach(boundary: str, number: int) -> None:
+    """Count how often requests reached something that they are to reach."""
+    lines = journal.of_process()
+    if lines is not None:
+        lines.count(**{f"boundary: {boundary}": number})
 
 
 def serve(engine: Plays, served: Common, waves: Iterator[Wave], stop: Callable[[], bool]) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from paritybit.drive.actions import Acts, Operator
+from paritybit.drive.operating.actions import Acts, Operator
 from paritybit.drive.script import Planned, Wave
 
 
@@ -16,11 +16,12 @@ class PlayedError(BaseException):
 class Orders:
     """How a player's actions become an engine's own requests.
 
-    `arrive` takes a name, a prompt, how many tokens to make and a temperature. `abort` takes a
-    name. `flush` empties the cache of an idle engine. `acts` are what an operator does.
+    `arrive` takes a name, a prompt, how many tokens to make and a temperature, and of a request
+    that asks for an adapter, its number. `abort` takes a name. `flush` empties the cache of an idle
+    engine. `acts` are what an operator does.
     """
 
-    arrive: Callable[[str, list[int], int, float], Any]
+    arrive: Callable[..., Any]
     abort: Callable[[str], Any]
     flush: Callable[[], Any]
     acts: Acts = field(default_factory=dict)
@@ -118,7 +119,10 @@ class Player:
             prompt = [*self._prompts[planned.follows], *before, *prompt]
         self._open[planned.name] = planned
         self._prompts[planned.name] = prompt
-        given.append(self.orders.arrive(planned.name, prompt, planned.tokens, planned.temperature))
+        asked = () if planned.adapter is None else (planned.adapter,)
+        given.append(
+            self.orders.arrive(planned.name, prompt, planned.tokens, planned.temperature, *asked)
+        )
 
     def _leave(self, given: list[Any]) -> None:
         self._leaving = True

@@ -45,9 +45,10 @@ class Planned:
     """A request: its prompt, how many tokens it gets, and when it arrives and is aborted.
 
     `arrives` and `aborted` count polls since its wave began: how often the scheduler has asked for
-    requests. With `follows`, the prompt is the whole conversation of that request of the wave,
-    then `prompt`; it arrives `arrives` polls after that one ended. No name of a request that is
-    aborted begins another name: an engine aborts every request whose name begins alike.
+    requests. `adapter` is the number of a LoRA adapter. With `follows`, the prompt is the whole
+    conversation of that request of the wave, then `prompt`; it arrives `arrives` polls after that
+    one ended. No name of a request that is aborted begins another name: an engine aborts every
+    request whose name begins alike.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Planned:
     aborted: int | None = None
     follows: str | None = None
     temperature: float = 0.0
+    adapter: int | None = field(default=None, metadata={"later": True})
 
     @property
     def length(self) -> int:
@@ -117,6 +119,8 @@ class Script:
 LARGEST = 1 << 20
 """The largest number of a script's settings."""
 
+MOST_ADAPTERS = 8
+
 MOST_REQUESTS, MOST_TOKENS, MOST_POLLS = 100_000, 100_000, 1_000_000
 """The largest script, request and time that a script may ask for."""
 
@@ -145,11 +149,7 @@ def require_sense(script: Script) -> None:
         raise ValueError(f"the script has more than {MOST_REQUESTS:,} requests")
     for number, wave in enumerate(script.waves):
         before: set[str] = set()
-        for action in wave.actions:
-            if action.what not in ACTIONS:
-                raise ValueError(f"an action of wave {number} is none of {', '.join(ACTIONS)}")
-            if any(not 0 <= at <= MOST_POLLS for at in (action.at, action.lasts)):
-                raise ValueError(f"an action of wave {number} is at a poll that is out of range")
+        require_actions(wave, number)
         for one in wave.requests:
             where = f"request {one.name!r} of wave {number}"
             if one.name in before:
@@ -168,6 +168,18 @@ def require_sense(script: Script) -> None:
             if not 0 <= one.temperature <= 2:
                 raise ValueError(f"{where}: the temperature is between 0 and 2")
             before.add(one.name)
+
+
+def require_actions(wave: Wave, number: int) -> None:
+    """Raise ValueError unless each action of a wave, and each adapter, can be had."""
+    for action in wave.actions:
+        if action.what not in ACTIONS:
+            raise ValueError(f"an action of wave {number} is none of {', '.join(ACTIONS)}")
+        if any(not 0 <= at <= MOST_POLLS for at in (action.at, action.lasts)):
+            raise ValueError(f"an action of wave {number} is at a poll that is out of range")
+    for one in wave.requests:
+        if one.adapter is not None and not 0 < one.adapter <= MOST_ADAPTERS:
+            raise ValueError(f"an adapter of wave {number} is not between 1 and {MOST_ADAPTERS}")
 
 
 def write(script: Script, path: Path) -> None:

@@ -105,6 +105,8 @@ def simpler_forms(one: Planned) -> Iterator[Planned]:
     """Propose a request without what is special of it, then with shorter lengths."""
     if one.aborted is not None:
         yield replace(one, aborted=None)
+    if one.adapter is not None:
+        yield replace(one, adapter=None)
     if one.temperature:
         yield replace(one, temperature=0.0)
     if one.arrives:

@@ -4,8 +4,7 @@ import io
 import pickle
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.drive.actions import PLANS, with_actions
-from paritybit.drive.operations import Weights, acts_of, forget, packed
+from paritybit.drive.operating.actions import AT_ONCE, LATER, with_actions
+from paritybit.drive.operating.sglang import Weights, acts_of, forget, packed
 from paritybit.drive.player import Orders, PlayedError, Player
 from paritybit.drive.requests import Limits, waves
 from paritybit.drive.script import (
@@ -120,22 +119,34 @@ def test_generated_actions_are_of_a_seed_and_soon_all_that_there_are() -> None:
     first, again, other = drawn(3, 12), drawn(3, 12), drawn(4, 12)
     assert first == again != other
     plain = tuple(islice(waves(3, LIMITS), 12))
-    assert [replace(wave, actions=(), requests=()) for wave in first] == [
-        replace(wave, requests=()) for wave in plain
-    ]
+    assert not any(wave.flush for wave in first)
+    assert [len(wave.requests) for wave in first] == [len(wave.requests) for wave in plain]
     for seed in range(5):
         done = {one.what for wave in drawn(seed, 4) for one in wave.actions}
         assert done == set(ACTIONS)
         assert {one.what for wave in drawn(seed, 4, ("flush",)) for one in wave.actions} == {
             "flush"
         }
-    assert {what for plan in PLANS for what in plan} == set(ACTIONS)
+    assert {what for plan in (*AT_ONCE, *LATER) for what in plan} == set(ACTIONS)
 
 
-def test_some_requests_begin_as_one_did_before_an_action() -> None:
-    before, wave = drawn(0, 2)
-    texts = {one.prompt[0].text for one in before.requests}
-    assert sum(one.prompt[0].text in texts for one in wave.requests) >= len(wave.requests) // 6
+def test_some_requests_begin_with_a_whole_prompt_from_before() -> None:
+    every = drawn(0, 6)
+    for before, wave in pairwise(every):
+        prompts = [one.prompt for one in before.requests]
+        again = [
+            one for one in wave.requests if any(one.prompt[: len(old)] == old for old in prompts)
+        ]
+        names = [one.name for one in wave.requests]
+        assert len(set(names)) == len(names)
+        assert all(one.length + one.tokens <= 256 for one in again)
+    repeats = [
+        one
+        for before, wave in pairwise(every)
+        for one in wave.requests
+        if len(one.prompt) > 1 and one.prompt[0].text in {o.prompt[0].text for o in before.requests}
+    ]
+    assert len(repeats) >= 5
 
 
 def test_a_script_with_actions_is_read_as_it_was_written_and_without_them_too(

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from paritybit.drive.actions import Acts
 from paritybit.drive.company import Likely, Plays
+from paritybit.drive.operating.actions import Acts
 from paritybit.drive.player import Orders, PlayedError, Player
 from paritybit.drive.playing import EngineFailedError, Progress
 from paritybit.drive.script import Wave

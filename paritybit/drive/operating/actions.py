@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from paritybit.drive.script import Action, Part, Planned, Wave
+from paritybit.drive.script import Action, Planned, Wave
 from paritybit.watch import journal
 
 COUNT = "action: "
@@ -17,17 +17,20 @@ COUNT = "action: "
 ENDS: Mapping[str, str] = {"pause": "continue", "retract": "continue", "sleep": "wake"}
 """The act that ends an action which lasts."""
 
-PLANS: Sequence[tuple[str, ...]] = (
-    ("sleep",),
+AT_ONCE = (("sleep",), ("weights",), ("flush",))
+"""What is done before the first request of a wave arrives."""
+
+LATER = (
     ("pause",),
-    ("weights",),
     ("retract",),
-    ("flush",),
     ("retract", "flush"),
     ("pause", "weights"),
     ("retract", "weights"),
 )
-"""What is done together, the second while the first lasts. Sleep and the last two are for RL."""
+"""What is done while requests run: the second, if any, while the first lasts."""
+
+FEW, LONGEST = 8, 256
+"""Tokens that a request gets whose prompt is repeated, and of one that repeats it."""
 
 Acts = Mapping[str, Callable[[], Sequence[Any]]]
 """How an engine is told to do something: its own requests, by the name of the act.
@@ -113,35 +116,44 @@ def count(what: str, number: int = 1) -> None:
 def with_actions(seed: int, given: Iterator[Wave], kinds: Sequence[str]) -> Iterator[Wave]:
     """Add actions to waves, and let some of their requests repeat prompts of the wave before.
 
-    Nothing that was cached before an action may be read after it where the cache was emptied.
+    A wave does not end with an empty cache: something is there to be read wrongly after an action.
     """
     chance, before = random.Random(f"actions {seed}"), Wave()
-    deck: list[tuple[str, ...]] = []
+    at_once, later = (deck(chance, plans, kinds) for plans in (AT_ONCE, LATER))
     for wave in given:
-        actions: list[Action] = []
         # A poll after a request arrives, its prompt or a first chunk of it has just been computed.
         arrivals = [one.arrives for one in wave.requests if one.follows is None]
-        starts = [chance.choice(arrivals) + chance.choice((1, 1, 2, 5)) for _ in range(2)]
-        for start in (0, *starts):
-            if not deck:
-                deck = [plan for plan in PLANS if set(plan) <= set(kinds)]
-                chance.shuffle(deck)
-            first, *rest = deck.pop()
+        actions: list[Action] = []
+        for plans in (at_once, later, later):
+            first, *rest = next(plans, ("flush",))
+            start = 0
+            if plans is later:
+                start = chance.choice(arrivals) + chance.choice((1, 1, 2, 5))
             actions.append(Action(first, start, chance.randint(len(rest), 4)))
             actions += [Action(what, start + 1) for what in rest]
-        again = replace(wave, actions=tuple(actions), requests=repeated(wave, before))
-        yield again
+        again = repeated(wave, before)
+        yield replace(wave, actions=tuple(actions), requests=again, flush=False)
         before = wave
 
 
+def deck(
+    chance: random.Random, plans: Sequence[tuple[str, ...]], kinds: Sequence[str]
+) -> Iterator[tuple[str, ...]]:
+    """Yield plans of some kinds of actions in a random order, each as often; none without one."""
+    possible = [plan for plan in plans if set(plan) <= set(kinds)]
+    while possible:
+        yield from chance.sample(possible, len(possible))
+
+
 def repeated(wave: Wave, before: Wave) -> tuple[Planned, ...]:
-    """Return the requests of a wave. Every third one begins as one of the wave before did."""
+    """Return the requests of a wave. Every third one begins with a whole prompt from before.
+
+    That prompt got few tokens, so that a cache still has the window at its end.
+    """
     requests = list(wave.requests)
-    texts = [one.prompt[0].text for one in before.requests if one.follows is None]
-    for place, text in zip(range(1, len(requests), 3), texts, strict=False):
+    old = [one for one in before.requests if one.follows is None and one.tokens <= FEW]
+    for place, earlier in zip(range(1, len(requests), 3), reversed(old), strict=False):
         one = requests[place]
-        if one.follows is None:
-            first, *rest = one.prompt
-            prompt = (Part(text, first.length, first.start), *rest)
-            requests[place] = replace(one, prompt=prompt)
+        if one.follows is None and earlier.length + one.length + one.tokens <= LONGEST:
+            requests[place] = replace(one, prompt=(*earlier.prompt, *one.prompt))
     return tuple(requests)
