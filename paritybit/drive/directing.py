@@ -1,7 +1,7 @@
 """Directs an engine that has started: it plays what it is given, or shrinks it."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +9,7 @@ from pathlib import Path
 from paritybit.drive.company import LONGEST_PLAY, Comparison, Plays
 from paritybit.drive.failures import EngineFailedError, judge_failure
 from paritybit.drive.forks import in_fork
+from paritybit.drive.operating.actions import count
 from paritybit.drive.player import PlayedError
 from paritybit.drive.requests import Limits, boundaries, reached
 from paritybit.drive.script import Script, Setting, Wave, wave_data, write
@@ -28,15 +29,24 @@ def noted(waves: Iterator[Wave], settings: Mapping[str, Setting]) -> Iterator[Wa
         yield wave
 
 
-def counted(waves: Iterator[Wave], limits: Limits) -> Iterator[Wave]:
-    """Yield waves, and count the boundaries that they reach."""
+def counted(waves: Iterator[Wave], limits: Limits, actions: Sequence[str]) -> Iterator[Wave]:
+    """Yield waves, and count the boundaries that they reach. The actions are counted when done."""
     lines = journal.of_process()
+    for action in actions:
+        count(action, 0)
     if lines is not None:
         lines.count(**{f"boundary: {name}": 0 for name in boundaries(limits)})
     for wave in waves:
         if lines is not None:
             lines.count(**{f"boundary: {name}": 1 for name in reached(wave, limits)})
         yield wave
+
+
+def reach(boundary: str, number: int) -> None:
+    """Count how often requests reached something that they are to reach."""
+    lines = journal.of_process()
+    if lines is not None:
+        lines.count(**{f"boundary: {boundary}": number})
 
 
 def serve(engine: Plays, served: Common, waves: Iterator[Wave], stop: Callable[[], bool]) -> None:

@@ -39,6 +39,9 @@ LEGS = (
         ("--model", "gpt_oss", "--speculative", "standalone", "--topk", "2", "--overlap"),
     ),
     Leg("each request alone", ("--alone",)),
+    Leg("LoRA adapters", ("--model", "gpt_oss", "--adapters", "3")),
+    Leg("actions", ("--actions",)),
+    Leg("actions with overlap", ("--actions", "--overlap", "--page-size", "16")),
     Leg("breakable prefill graphs", ("--graphs", "breakable")),
 )
 """What is tried on any device, in this order, with parts of the time."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from paritybit.drive.operating.actions import Acts, Operator
 from paritybit.drive.script import Planned, Wave
 
 
@@ -15,13 +16,15 @@ class PlayedError(BaseException):
 class Orders:
     """How a player's actions become an engine's own requests.
 
-    `arrive` takes a name, a prompt, how many tokens to make and a temperature. `abort` takes a
-    name. `flush` empties the cache of an idle engine.
+    `arrive` takes a name, a prompt, how many tokens to make and a temperature, and of a request
+    that asks for an adapter, its number. `abort` takes a name. `flush` empties the cache of an idle
+    engine. `acts` are what an operator does.
     """
 
-    arrive: Callable[[str, list[int], int, float], Any]
+    arrive: Callable[..., Any]
     abort: Callable[[str], Any]
     flush: Callable[[], Any]
+    acts: Acts = field(default_factory=dict)
 
 
 @dataclass
@@ -46,8 +49,14 @@ class Player:
     _prompts: dict[str, list[int]] = field(default_factory=dict)
     _poll: int = 0
     _quiet: int = 0
+    _calm: int = 0
     _flush: bool = False
     _leaving: bool = False
+    _operator: Operator = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Let an operator do what the engine can."""
+        self._operator = Operator(self.orders.acts)
 
     @property
     def open(self) -> int:
@@ -59,7 +68,8 @@ class Player:
         given: list[Any] = []
         if not self._leaving and self.stop():
             self._leave(given)
-        if not self._open and not self._waiting:
+        self._calm = 0 if self._open else self._calm + 1
+        if not self._open and not self._waiting and not self._operator.busy:
             self._quiet += 1
             if self._quiet <= self.idle_polls:
                 return given
@@ -68,6 +78,9 @@ class Player:
                 raise PlayedError
             self._begin(wave, given)
         self._poll += 1
+        given += self._operator.due(self._poll, idle=self._calm > self.idle_polls)
+        if self._operator.asleep:
+            return given
         for planned in [one for one in self._waiting if self._due(one)]:
             self._arrive(planned, given)
         for name, planned in self._open.items():
@@ -89,6 +102,7 @@ class Player:
         self._waiting = list(wave.requests)
         self._ended, self._prompts, self._aborted = {}, {}, set()
         self._poll, self._quiet, self._flush = 0, 0, wave.flush
+        self._operator.begin(wave.actions)
         self.played += 1
 
     def _due(self, planned: Planned) -> bool:
@@ -105,11 +119,15 @@ class Player:
             prompt = [*self._prompts[planned.follows], *before, *prompt]
         self._open[planned.name] = planned
         self._prompts[planned.name] = prompt
-        given.append(self.orders.arrive(planned.name, prompt, planned.tokens, planned.temperature))
+        asked = () if planned.adapter is None else (planned.adapter,)
+        given.append(
+            self.orders.arrive(planned.name, prompt, planned.tokens, planned.temperature, *asked)
+        )
 
     def _leave(self, given: list[Any]) -> None:
         self._leaving = True
         self._waiting = []
+        given += self._operator.leave()
         for name in self._open:
             if name not in self._aborted:
                 self._aborted.add(name)

@@ -69,6 +69,7 @@ def add_play_options(
     parser.add_argument("--page-size", type=int, default=page_size)
     parser.add_argument("--no-prefix-cache", dest="prefix_cache", action="store_false")
     parser.add_argument("--overlap", action="store_true")
+    parser.add_argument("--actions", action="store_true", help="do what operators do, too")
     parser.add_argument("--seconds", type=float, help="play for this long, then until idle")
     parser.add_argument("--forwards", type=int, help="play for so many forwards, then until idle")
     parser.add_argument("--script", type=Path, help="play this script, with its settings")
@@ -124,14 +125,15 @@ def run(engine: Engine, served: Common, script: Script | None, asked: argparse.N
             codes.append(0 if found else 1)
             return
         begun, limits = time.monotonic(), served.limits()
-        given = served.requests() if script is None else iter(script.waves)
+        given = served.traffic() if script is None else iter(script.waves)
 
         def stop() -> bool:
             late = asked.seconds is not None and time.monotonic() - begun >= asked.seconds
             enough = asked.forwards is not None and engine.forwards >= asked.forwards
             return bool(signals) or late or enough
 
-        serve(ready, served, counted(given, limits), stop)
+        wanted = served.ACTIONS if served.actions else ()
+        serve(ready, served, counted(given, limits, wanted), stop)
         sys.stderr.write(f"{engine.forwards} forwards in {time.monotonic() - begun:.1f} s\n")
 
     try:

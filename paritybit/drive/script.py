@@ -7,7 +7,7 @@ share a prefix, and how long that is. Texts are generated: the same name gives t
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -45,9 +45,10 @@ class Planned:
     """A request: its prompt, how many tokens it gets, and when it arrives and is aborted.
 
     `arrives` and `aborted` count polls since its wave began: how often the scheduler has asked for
-    requests. With `follows`, the prompt is the whole conversation of that request of the wave,
-    then `prompt`; it arrives `arrives` polls after that one ended. No name of a request that is
-    aborted begins another name: an engine aborts every request whose name begins alike.
+    requests. `adapter` is the number of a LoRA adapter. With `follows`, the prompt is the whole
+    conversation of that request of the wave, then `prompt`; it arrives `arrives` polls after that
+    one ended. No name of a request that is aborted begins another name: an engine aborts every
+    request whose name begins alike.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Planned:
     aborted: int | None = None
     follows: str | None = None
     temperature: float = 0.0
+    adapter: int | None = field(default=None, metadata={"later": True})
 
     @property
     def length(self) -> int:
@@ -68,15 +70,37 @@ class Planned:
         return [token for part in self.prompt for token in part.tokens()]
 
 
+ACTIONS = ("flush", "weights", "pause", "retract", "sleep")
+"""What may be done to an engine, besides requests.
+
+Its cache is emptied; it gets other weights; it pauses, and its requests stay where they are or are
+retracted; its memory is released until it wakes up.
+"""
+
+
+@dataclass(frozen=True)
+class Action:
+    """One of `ACTIONS`, `at` so many polls after its wave began, or as soon as it is possible.
+
+    Those that end again last so many polls more. An engine is idle, or pauses, when its cache is
+    emptied or its weights are updated; it is idle when it falls asleep.
+    """
+
+    what: str
+    at: int = 0
+    lasts: int = 0
+
+
 @dataclass(frozen=True)
 class Wave:
-    """Requests that are served before the engine becomes idle.
+    """Requests that are served, and actions that are done, before the engine becomes idle.
 
     With `flush` its cache is emptied then.
     """
 
     requests: tuple[Planned, ...] = ()
     flush: bool = False
+    actions: tuple[Action, ...] = field(default=(), metadata={"later": True})
 
 
 @dataclass(frozen=True)
@@ -94,6 +118,8 @@ class Script:
 
 LARGEST = 1 << 20
 """The largest number of a script's settings."""
+
+MOST_ADAPTERS = 8
 
 MOST_REQUESTS, MOST_TOKENS, MOST_POLLS = 100_000, 100_000, 1_000_000
 """The largest script, request and time that a script may ask for."""
@@ -123,6 +149,7 @@ def require_sense(script: Script) -> None:
         raise ValueError(f"the script has more than {MOST_REQUESTS:,} requests")
     for number, wave in enumerate(script.waves):
         before: set[str] = set()
+        require_actions(wave, number)
         for one in wave.requests:
             where = f"request {one.name!r} of wave {number}"
             if one.name in before:
@@ -141,6 +168,18 @@ def require_sense(script: Script) -> None:
             if not 0 <= one.temperature <= 2:
                 raise ValueError(f"{where}: the temperature is between 0 and 2")
             before.add(one.name)
+
+
+def require_actions(wave: Wave, number: int) -> None:
+    """Raise ValueError unless each action of a wave, and each adapter, can be had."""
+    for action in wave.actions:
+        if action.what not in ACTIONS:
+            raise ValueError(f"an action of wave {number} is none of {', '.join(ACTIONS)}")
+        if any(not 0 <= at <= MOST_POLLS for at in (action.at, action.lasts)):
+            raise ValueError(f"an action of wave {number} is at a poll that is out of range")
+    for one in wave.requests:
+        if one.adapter is not None and not 0 < one.adapter <= MOST_ADAPTERS:
+            raise ValueError(f"an adapter of wave {number} is not between 1 and {MOST_ADAPTERS}")
 
 
 def write(script: Script, path: Path) -> None:

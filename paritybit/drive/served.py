@@ -1,10 +1,11 @@
 """The settings that every engine has. An engine's own kind of them extends `Common`."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
 from paritybit.drive.models import MODELS, Model
+from paritybit.drive.operating.actions import with_actions
 from paritybit.drive.requests import Limits, other_beginnings, waves
 from paritybit.drive.script import LARGEST, Setting, Wave, typed_json
 
@@ -17,9 +18,12 @@ Kind = TypeVar("Kind", bound="Common")
 class Common:
     """What an engine is served with. `alone`: each request is also served by itself.
 
-    `CHOICES` are the values that a setting may have, `SIZES` the settings that are sizes.
+    With `actions`, generated requests are served among actions of an operator: those of `ACTIONS`,
+    where the release has them. `CHOICES` are the values that a setting may have, `SIZES` the
+    settings that are sizes.
     """
 
+    ACTIONS: ClassVar[Sequence[str]] = ("flush",)
     CHOICES: ClassVar[Mapping[str, Sequence[Setting]]] = {}
     SIZES: ClassVar[Sequence[str]] = ("page_size",)
 
@@ -30,6 +34,7 @@ class Common:
     prefix_cache: bool = True
     overlap: bool = False
     alone: bool = False
+    actions: bool = field(default=False, metadata={"later": True})
 
     @classmethod
     def of(cls: type[Kind], settings: Mapping[str, Setting]) -> Kind:
@@ -54,6 +59,11 @@ class Common:
     def shape(self) -> Model:
         """The model's configuration."""
         return MODELS[self.model]
+
+    def traffic(self) -> Iterator[Wave]:
+        """Return the requests of the seed, with actions if these are asked for."""
+        given = self.requests()
+        return with_actions(self.seed, given, self.ACTIONS) if self.actions else given
 
     def limits(self) -> Limits:
         """Return what requests must keep to."""

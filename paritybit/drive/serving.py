@@ -13,12 +13,16 @@ from types import SimpleNamespace
 from typing import Any
 
 from paritybit.drive.company import Likely, Plays
+from paritybit.drive.directing import reach
 from paritybit.drive.failures import EngineFailedError
 from paritybit.drive.models import register_configurations
+from paritybit.drive.operating.adapters import loads, name_of
+from paritybit.drive.operating.sglang import acts_of
 from paritybit.drive.player import Orders, PlayedError, Player
 from paritybit.drive.playing import Progress
 from paritybit.drive.script import Wave
 from paritybit.drive.settings import Served, options_of
+from paritybit.watch import journal
 
 NOTHING = ("input_embeds", "mm_inputs", "token_ids_logprob", "token_type_ids")
 """What a request of ours lacks, and a release may want to be told so."""
@@ -41,6 +45,7 @@ class Engine:
         self._scheduler: Any = None
         self._progress = Progress()
         self._made: dict[str, list[int]] = {}
+        self._first: list[Any] = []
         self.likely: dict[str, list[Likely]] | None = None
         self.arguments: Any = None
 
@@ -104,6 +109,8 @@ class Engine:
             type(channels.send_to_tokenizer).send_output = lambda sender, *given: self._hear(*given)
             receiver = type(getattr(scheduler, "request_receiver", scheduler))
             receiver.recv_requests = lambda *arguments, **named: self._poll()
+            structures = importlib.import_module("sglang.srt.managers.io_struct")
+            self._first = loads(structures, self.served.shape, self.served.adapters)
             direct(self)
             raise PlayedError
 
@@ -117,7 +124,8 @@ class Engine:
         """Return what arrives now. Raises StalledError if requests wait and none is served."""
         assert self.player is not None
         self._progress.require(self.forwards, self.player.open)
-        return self.player.poll()
+        first, self._first = self._first, []
+        return [*first, *self.player.poll()]
 
     def _orders(self) -> Orders:
         structures: Any = importlib.import_module("sglang.srt.managers.io_struct")
@@ -128,8 +136,13 @@ class Engine:
         greedy = self.served.speculative is not None and self.served.device == "cpu"
         nothing = {name: None for name in NOTHING if name in request}
 
-        def arrive(name: str, prompt: list[int], tokens: int, temperature: float) -> Any:
+        def arrive(
+            name: str, prompt: list[int], tokens: int, temperature: float, adapter: int = 0
+        ) -> Any:
             heat = 0.0 if greedy else temperature
+            given = {**nothing, **({"lora_id": name_of(adapter)} if adapter else {})}
+            if self.served.adapters:
+                reach("a LoRA adapter", int(adapter > 0))
             how = sampling.SamplingParams(max_new_tokens=tokens, temperature=heat)
             how.normalize(None)
             return structures.TokenizedGenerateReqInput(
@@ -141,19 +154,27 @@ class Engine:
                 logprob_start_len=-1,
                 top_logprobs_num=0 if self.likely is None else LIKELIEST,
                 stream=False,
-                **nothing,
+                **given,
             )
 
         return Orders(
             arrive,
             lambda name: structures.AbortReq(rid=name),
             structures.FlushCacheReqInput,
+            acts_of(self._scheduler, self.served.device),
         )
 
     def _hear(self, output: Any, *rest: Any) -> None:
         """Tell the player which requests an output of the scheduler ends."""
         assert self.player is not None
-        if type(output).__name__ == "AbortReq":
+        if getattr(output, "success", None) is False:
+            lines, why = (
+                journal.of_process(),
+                getattr(output, "message", "") or getattr(output, "error_message", ""),
+            )
+            if lines is not None:
+                lines.undecided(f"an action was refused: {type(output).__name__}: {why}")
+        elif type(output).__name__ == "AbortReq":
             self.player.ended(output.rid, self._made.pop(output.rid, []))
         elif hasattr(output, "finished_reasons"):
             for index, request in enumerate(output.rids):

@@ -3,14 +3,15 @@
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 from paritybit.drive.legs import LackingError
 from paritybit.drive.models import WINDOW
+from paritybit.drive.operating.adapters import LOADED, MODULES, RANK, with_adapters
 from paritybit.drive.requests import Limits, waves
-from paritybit.drive.script import Setting, Wave
+from paritybit.drive.script import ACTIONS, MOST_ADAPTERS, Setting, Wave
 from paritybit.drive.served import Common
 
 WINDOWS = {1: 0.3, 4: 0.3, 16: 0.4}
@@ -46,6 +47,7 @@ SPECULATION = ("eagle", "standalone")
 class Served(Common):
     """What a whole sglang is served with."""
 
+    ACTIONS: ClassVar = ACTIONS
     CHOICES: ClassVar = {"graphs": GRAPHS, "speculative": (None, *SPECULATION)}
     SIZES: ClassVar = ("page_size", "topk", "rows", "chunk", "pool")
 
@@ -59,6 +61,7 @@ class Served(Common):
     rows: int = ROWS
     chunk: int = CHUNK
     pool: int = POOL
+    adapters: int = field(default=0, metadata={"later": True})
 
     @classmethod
     def of(cls, settings: Mapping[str, Setting]) -> "Served":
@@ -66,11 +69,14 @@ class Served(Common):
         served = super().of(settings)
         if not served.backend.isidentifier():
             raise ValueError("backend is the name of an attention backend")
+        if not 0 <= served.adapters <= MOST_ADAPTERS:
+            raise ValueError(f"adapters is between 0 and {MOST_ADAPTERS}")
         return served
 
     def requests(self) -> Iterator[Wave]:
         """Return the requests of the seed."""
-        return waves(self.seed, self.limits())
+        given = waves(self.seed, self.limits())
+        return with_adapters(self.seed, given, self.adapters) if self.adapters else given
 
     def limits(self) -> Limits:
         """Return what requests must keep to."""
@@ -114,7 +120,19 @@ class Served(Common):
             words.append("--disable-radix-cache")
         if not self.overlap:
             words.append("--disable-overlap-schedule")
-        return [*words, *self._graphs(known), *self._speculation(known, folder)]
+        more = *self._graphs(known), *self._speculation(known, folder), *self._lora(known)
+        return [*words, *more]
+
+    def _lora(self, known: frozenset[str]) -> Sequence[str]:
+        """Return the options for LoRA adapters."""
+        if not self.adapters:
+            return ()
+        if "--lora-backend" not in known:
+            raise LackingError("this release has no LoRA adapters")
+        return (
+            *("--enable-lora", "--lora-backend", "triton", "--max-lora-rank", str(RANK)),
+            *("--max-loras-per-batch", str(LOADED), "--lora-target-modules", *MODULES),
+        )
 
     def _graphs(self, known: frozenset[str]) -> Sequence[str]:
         """Return the options for what is captured, by the names of the release."""

@@ -20,6 +20,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--speculative", choices=SPECULATION)
     made.add_argument("--sliding-draft", action="store_true")
     made.add_argument("--topk", type=int, default=1)
+    made.add_argument("--adapters", type=int, default=0, help="serve so many LoRA adapters")
     made.add_argument("--backend", default="triton")
     made.add_argument("--graphs", choices=GRAPHS, default="decode")
     made.add_argument("--alone", action="store_true", help="serve each request alone, too")

@@ -51,7 +51,7 @@ def simplified(
 
 
 def fewer_waves(waves: Waves) -> Iterator[Waves]:
-    """Propose the last waves alone, then to leave out one, or not to empty the cache after it."""
+    """Propose the last waves alone, then to leave out one, or what is done to the engine in it."""
     length = 1
     while length < len(waves):
         yield waves[-length:]
@@ -62,6 +62,12 @@ def fewer_waves(waves: Waves) -> Iterator[Waves]:
     for number, wave in enumerate(waves):
         if wave.flush:
             yield changed(waves, number, replace(wave, flush=False))
+        for index, action in enumerate(wave.actions):
+            rest = wave.actions[:index], wave.actions[index + 1 :]
+            yield changed(waves, number, replace(wave, actions=(*rest[0], *rest[1])))
+            for less in (replace(action, lasts=0), replace(action, at=0)):
+                simpler = (*rest[0], less, *rest[1])
+                yield changed(waves, number, replace(wave, actions=simpler))
 
 
 def fewer_requests(waves: Waves) -> Iterator[Waves]:
@@ -99,6 +105,8 @@ def simpler_forms(one: Planned) -> Iterator[Planned]:
     """Propose a request without what is special of it, then with shorter lengths."""
     if one.aborted is not None:
         yield replace(one, aborted=None)
+    if one.adapter is not None:
+        yield replace(one, adapter=None)
     if one.temperature:
         yield replace(one, temperature=0.0)
     if one.arrives:
@@ -123,5 +131,6 @@ def shorter(length: int) -> Iterator[int]:
 
 
 def changed(waves: Waves, number: int, wave: Wave) -> Waves:
-    """Return waves with another one in the place of one; without it, if it has no request."""
-    return waves[:number] + ((wave,) if wave.requests else ()) + waves[number + 1 :]
+    """Return waves with another one in the place of one; without it, if nothing is left of it."""
+    kept = (wave,) if wave.requests or wave.actions else ()
+    return waves[:number] + kept + waves[number + 1 :]

@@ -116,6 +116,11 @@ def script_lines(script: Script) -> list[str]:
                 f"| {number} | {one.name} | {prompt} | {one.tokens} | {one.arrives} "
                 f"| {FREE if one.aborted is None else one.aborted} | {one.follows or FREE} |"
             )
+    lines += [
+        f"- wave {number}: {action.what} at poll {action.at}, for {action.lasts} polls"
+        for number, wave in enumerate(script.waves)
+        for action in wave.actions
+    ]
     return lines
 
 

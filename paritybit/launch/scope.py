@@ -64,6 +64,9 @@ PARTS: Mapping[str, tuple[str, str]] = {
 BOUNDARY = "boundary: "
 """What the counts of boundaries begin with, which generated requests are to reach."""
 
+ACTION = "action: "
+"""What the counts of actions begin with, which an operator does between requests."""
+
 SPELLED: Mapping[str, str] = {"false": "off", "true": "on"}
 """Words for values of settings that have no word of their own in AXES."""
 
@@ -94,6 +97,9 @@ def not_tried(
     if missing:
         what = f"{len(missing)} of {len(wanted)} boundaries"
         yield NotTried(what, f"no request that was served reached them: {', '.join(missing)}")
+    for name, number in counts.items():
+        if name.startswith(ACTION) and not number:
+            yield NotTried(name, "the release lacks it, or the run was too short")
     for axis in AXES:
         seen = {value.lower() for value in settings.get(axis.name, ())}
         unseen = [word for value, word in axis.values.items() if value not in seen]

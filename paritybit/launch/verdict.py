@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from paritybit.launch.schema import Finding, NotTried, Verdict
+from paritybit.launch.scope import ACTION
 from paritybit.launch.tally import Tally
 from paritybit.launch.words import causes_of
 
@@ -125,10 +126,12 @@ def scope_of(counts: Mapping[str, int]) -> str:
 
     if not any(counts.values()):
         return "nothing yet"
+    actions = sum(number for name, number in counts.items() if name.startswith(ACTION))
     return (
         f"{plural(count('forwards'), 'forward')}, {plural(count('replays'), 'replay')} "
         f"({count('padded_replays'):,} padded), {plural(count('reads'), 'read')} "
         f"({count('shared_reads'):,} shared)"
+        + (f", {plural(actions, 'action')}" if actions else "")
     )
 
 

@@ -184,6 +184,11 @@ class Between(Boundary):
         self.chains.known(request, position, token)
 
     @guarded
+    def emptied(self) -> None:
+        """Note that KV from before may not be read any more: a cache was emptied."""
+        self.chains.empty()
+
+    @guarded
     def allocated(self, group: str, slots: Tensor) -> None:
         """Note that the engine allocated slots, or the pages that begin with some of them."""
         self.note(group, ALLOCATED, slots)

@@ -44,6 +44,8 @@ class Chains:
     chains: OrderedDict[str, Chain] = field(default_factory=OrderedDict)
     aliases: OrderedDict[int, int] = field(default_factory=OrderedDict)
     held: int = 0
+    emptied: int = 0
+    """How often KV has lost its worth, so that equal tokens from before have other hashes."""
 
     def hashes(
         self, request: str, tokens: Sequence[int | None], length: int, space: str = ""
@@ -54,7 +56,8 @@ class Chains:
         """
         chain = self.chains.get(request)
         if chain is None:
-            chain = self.chains[request] = Chain(start(space))
+            within = f"{self.emptied} {space}" if self.emptied else space
+            chain = self.chains[request] = Chain(start(within))
         self.chains.move_to_end(request)
         before = len(chain.tokens)
         update(chain, request, list(tokens[:length]), self.aliases)
@@ -65,6 +68,11 @@ class Chains:
         while len(self.aliases) > MOST_ALIASES:
             self.aliases.popitem(last=False)
         return chain.hashes[:length]
+
+    def empty(self) -> None:
+        """Let no request share KV with one from before."""
+        self.chains.clear()
+        self.held, self.emptied = 0, self.emptied + 1
 
     def known(self, request: str, position: int, token: int) -> None:
         """Note a token that the host knows now."""

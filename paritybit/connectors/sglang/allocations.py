@@ -174,6 +174,27 @@ class Allocations:
                 rows,
             )
 
+    def emptied(self, original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        """Let nothing be read from before a cache was emptied."""
+        result = original(scheduler, *args, **kwargs)
+        if self.watcher is not None and result:
+            self.watcher.emptied()
+        return result
+
+    def released(self, original: Original, updater: Any, asked: Any, *args: Any) -> Any:
+        """Let nothing be read from before memory was released."""
+        result = original(updater, asked, *args)
+        if self.watcher is not None and "kv_cache" in (asked.tags or ("kv_cache",)):
+            self.watcher.emptied()
+        return result
+
+    def reweighted(self, original: Original, updater: Any, asked: Any, *args: Any) -> Any:
+        """Let nothing be read from before weights changed, unless the cache is to be kept."""
+        result = original(updater, asked, *args)
+        if self.watcher is not None and asked.flush_cache and result.success:
+            self.watcher.emptied()
+        return result
+
     def sizes(self, cache: Any, what: str) -> dict[str, int]:
         """Return how many slots a prefix cache counts as `what`, per group, where it does."""
         sliding = None if self.pool is None else self.pool.sliding

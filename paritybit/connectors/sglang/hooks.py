@@ -39,6 +39,10 @@ MODULES_OF_ALLOCATORS = (
     f"{CACHE}.allocator.token",
     f"{CACHE}.allocator.paged",
 )
+UPDATERS = (
+    "sglang.srt.managers.scheduler_update_weights_mixin.SchedulerUpdateWeightsMixin",
+    "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager",
+)
 POOLS = ("MHATokenToKVPool", "MLATokenToKVPool")
 
 TARGETS: dict[str, tuple[str, ...]] = {
@@ -76,6 +80,13 @@ TARGETS: dict[str, tuple[str, ...]] = {
         for path in (f"{CACHE}.allocator", f"{CACHE}.allocator.base")
     ),
     "move": tuple(f"{CACHE}.memory_pool.{pool}.move_kv_cache" for pool in POOLS),
+    "emptied": ("sglang.srt.managers.scheduler.Scheduler.flush_cache",),
+    "released": tuple(f"{path}.release_memory_occupation" for path in UPDATERS),
+    "reweighted": tuple(
+        f"{path}.update_weights_from_{source}"
+        for path in UPDATERS
+        for source in ("disk", "distributed", "tensor", "ipc")
+    ),
     "load": tuple(f"{CACHE}.memory_pool.{pool}.load_cpu_copy" for pool in POOLS),
 }
 """Per method of `Engine` or `Allocations`, the targets that it wraps."""

@@ -9,6 +9,7 @@ from paritybit.drive.stand_ins.layers import (
     stand_in_for_layers,
     stand_in_for_softcap,
 )
+from paritybit.drive.stand_ins.lora import stand_in_for_lora
 from paritybit.drive.stand_ins.packages import stand_in_for_packages
 from paritybit.drive.stand_ins.speculation import (
     overlap_as_on_cuda,
@@ -16,6 +17,7 @@ from paritybit.drive.stand_ins.speculation import (
     use_runners_of_cuda,
 )
 from paritybit.drive.stand_ins.weights import stand_in_for_weights
+from paritybit.subjects.engines.shared.graphs import unpin_memory
 
 ANYWHERE = (
     StandIn("packages", "they are not installed and never used here", stand_in_for_packages),
@@ -34,6 +36,7 @@ ON_A_CPU = (
         "a CPU has none",
         stand_in_for_graphs,
     ),
+    StandIn("pinned memory: any memory", "a CPU can pin none", unpin_memory),
     StandIn(
         "random weights: larger ones, which differ from layer to layer",
         "with the engine's own nearly all tokens are equally likely, and layers are alike",
@@ -48,6 +51,11 @@ ON_A_CPU = (
         "the arithmetic of the Triton backend's attention: torch over the lists it is given",
         "Triton's interpreter takes a second for each step",
         stand_in_for_attention,
+    ),
+    StandIn(
+        "the arithmetic of the Triton backend's LoRA: torch over the segments it is given",
+        "Triton's interpreter takes a second for each step",
+        stand_in_for_lora,
     ),
     StandIn(
         "the kernel that bounds logits: torch",

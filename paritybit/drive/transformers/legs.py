@@ -15,6 +15,7 @@ LEGS = (
     Leg("attention sinks", ("--model", "gpt_oss", "--page-size", "64")),
     Leg("offload to the host", ("--offload", "--page-size", "16")),
     Leg("overlap", ("--overlap", "--page-size", "16"), 2.0),
+    Leg("actions", ("--full", "--actions", "--page-size", "16")),
     Leg("no prefix cache", ("--full", "--no-prefix-cache", "--page-size", "16")),
     Leg("overlap of shared prefixes", ("--full", "--overlap", "--page-size", "16")),
 )

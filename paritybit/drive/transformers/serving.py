@@ -118,7 +118,7 @@ class Engine:
         def abort(name: str) -> Any:
             return lambda: self._abort(name)
 
-        return Orders(arrive, abort, lambda: self._flush)
+        return Orders(arrive, abort, lambda: self._flush, {"flush": lambda: [self._flush]})
 
     def _abort(self, name: str) -> None:
         """Cancel a request. The engine says nothing of its end."""

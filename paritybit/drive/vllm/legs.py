@@ -9,6 +9,8 @@ LEGS = (
     Leg("newer runner async", ("--runner", "2", "--overlap"), 2.0),
     Leg("block size 32", ("--page-size", "32")),
     Leg("no prefix cache", ("--no-prefix-cache",)),
+    Leg("actions", ("--actions",)),
+    Leg("newer runner actions", ("--runner", "2", "--overlap", "--actions")),
     Leg("full graphs", ("--graphs", "full", "--overlap")),
     Leg("breakable graphs", ("--graphs", "breakable")),
 )

@@ -13,11 +13,13 @@ from typing import Any
 
 from paritybit.drive.company import Likely, Plays
 from paritybit.drive.failures import EngineFailedError
+from paritybit.drive.operating.actions import Acts
 from paritybit.drive.player import Orders, PlayedError, Player
 from paritybit.drive.playing import Progress
 from paritybit.drive.script import Wave
 from paritybit.drive.vllm.settings import Served
 from paritybit.drive.vllm.stand_ins import install_in_engine
+from paritybit.watch import journal
 
 
 class Engine:
@@ -104,7 +106,7 @@ class Engine:
         def abort(name: str) -> Any:
             return functools.partial(self._abort, core, name)
 
-        return Orders(arrive, abort, lambda: core.reset_prefix_cache)
+        return Orders(arrive, abort, lambda: core.reset_prefix_cache, acts_of(core))
 
     def _arrive(self, core: Any, request: Any) -> None:
         self._made[request.request_id] = []
@@ -114,6 +116,25 @@ class Engine:
         assert self.player is not None
         core.abort_requests([name])
         self.player.ended(name, self._made.pop(name, []))
+
+
+def acts_of(core: Any) -> Acts:
+    """Return the acts of an engine core, as its own calls. A retraction empties the cache, too."""
+    retract = functools.partial(core.reset_prefix_cache, reset_running_requests=True)
+    pause = functools.partial(core.pause_scheduler, "keep", clear_cache=False)
+    return {
+        "flush": lambda: [functools.partial(require, core.reset_prefix_cache)],
+        "pause": lambda: [pause],
+        "retract": lambda: [pause, functools.partial(require, retract)],
+        "continue": lambda: [core.resume_scheduler],
+    }
+
+
+def require(act: Callable[[], bool]) -> None:
+    """Do something, and report it if the engine refuses."""
+    lines = journal.of_process()
+    if not act() and lines is not None:
+        lines.undecided("an action was refused: the prefix cache was not emptied")
 
 
 def register(architecture: str) -> None:

@@ -46,6 +46,7 @@ SIMPLE: Mapping[str, Setting] = {
 class Served(Common):
     """What a whole vLLM is served with. `runner` is 1 for its older model runner, or 2."""
 
+    ACTIONS: ClassVar = ("flush", "pause", "retract")
     CHOICES: ClassVar = {"device": DEVICES, "graphs": tuple(GRAPHS), "runner": (1, 2)}
 
     whole_prompts: bool = False

@@ -55,6 +55,9 @@ LEGS: Mapping[frozenset[str], str] = {
     frozenset({"overlap-windows"}): "overlap",
     frozenset({"async"}): "async scheduling",
     frozenset({"newer-runner"}): "newer runner",
+    frozenset({"actions"}): "actions",
+    frozenset({"adapters"}): "LoRA adapters",
+    frozenset({"actions", "overlap"}): "actions with overlap",
 }
 """The leg of the plan that comes nearest to what a fault needs."""
 

@@ -1,0 +1,72 @@
+"""Tiny LoRA adapters with random weights, and which requests ask for them."""
+
+import base64
+import inspect
+from collections.abc import Iterator
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import torch
+
+from paritybit.drive.models import Model
+from paritybit.drive.operating.sglang import packed
+from paritybit.drive.script import Planned, Wave
+
+RANK = 4
+
+MODULES = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+LOADED = 2
+"""Adapters that a batch may have, the base model among them: fewer than there are."""
+
+
+def name_of(number: int) -> str:
+    """Return the name of an adapter; the first has the number 1."""
+    return f"adapter-{number}"
+
+
+def loads(structures: Any, model: Model, count: int) -> list[Any]:
+    """Return sglang's own requests that load the adapters for the attention of a model."""
+    kind = structures.LoadLoRAAdapterFromTensorsReqInput
+    many = "serialized_named_tensors" in inspect.signature(kind).parameters
+    config = {"peft_type": "LORA", "target_modules": list(MODULES), "r": RANK}
+    config |= {"lora_alpha": 2 * RANK}
+    made = []
+    for number in range(1, count + 1):
+        data, name = packed(weights(model, number)), name_of(number)
+        tensors = {"serialized_tensors": base64.b64encode(data).decode()}
+        given = {"serialized_named_tensors": [data]} if many else tensors
+        made.append(kind(lora_name=name, lora_id=name, config_dict=config, **given))
+    return made
+
+
+def weights(model: Model, number: int) -> dict[str, torch.Tensor]:
+    """Return an adapter's weights by name; the same for the same number."""
+    generator = torch.Generator().manual_seed(number)
+    hidden, width = model.config["hidden_size"], model.config["head_dim"]
+    heads, kv_heads = model.config["num_attention_heads"], model.config["num_key_value_heads"]
+    shapes = {
+        "q_proj": (hidden, heads * width),
+        "k_proj": (hidden, kv_heads * width),
+        "v_proj": (hidden, kv_heads * width),
+        "o_proj": (heads * width, hidden),
+    }
+    made = {}
+    for layer in range(model.config["num_hidden_layers"]):
+        for module, (read, written) in shapes.items():
+            path = f"base_model.model.model.layers.{layer}.self_attn.{module}"
+            for part, shape in (("lora_A", (RANK, read)), ("lora_B", (written, RANK))):
+                made[f"{path}.{part}.weight"] = torch.randn(shape, generator=generator) / 8
+    return made
+
+
+def with_adapters(seed: int, given: Iterator[Wave], count: int) -> Iterator[Wave]:
+    """Let requests of waves ask for adapters: each as often as for none."""
+    chance = Random(f"adapters {seed}")
+
+    def asks(one: Planned) -> Planned:
+        return replace(one, adapter=chance.choice((None, *range(1, count + 1))))
+
+    for wave in given:
+        yield replace(wave, requests=tuple(asks(one) for one in wave.requests))

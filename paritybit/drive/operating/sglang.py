@@ -1,0 +1,113 @@
+"""How sglang is told to pause, sleep, wake, empty its cache, and take other weights."""
+
+import importlib
+import inspect
+import io
+from collections.abc import Iterator, Sequence
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing import reductions
+
+from paritybit.drive.operating.actions import Acts
+from paritybit.watch import journal
+
+
+def acts_of(scheduler: Any, device: str) -> Acts:
+    """Return the acts that the release of a scheduler has, as its own requests."""
+    structures: Any = importlib.import_module("sglang.srt.managers.io_struct")
+    acts: dict[str, Any] = {"flush": lambda: [structures.FlushCacheReqInput()]}
+    # Before, a cache could not be emptied while retracted requests wait.
+    if "ignore_waiting" in inspect.signature(scheduler.is_fully_idle).parameters:
+        acts["flush retracted"] = acts["flush"]
+    if hasattr(structures, "PauseGenerationReqInput"):
+        acts["pause"] = lambda: [structures.PauseGenerationReqInput(mode="in_place")]
+        acts["retract"] = lambda: [structures.PauseGenerationReqInput(mode="retract")]
+        acts["continue"] = lambda: [structures.ContinueGenerationReqInput()]
+    if hasattr(structures, "ReleaseMemoryOccupationReqInput"):
+        acts["sleep"] = lambda: [structures.ReleaseMemoryOccupationReqInput(tags=None)]
+
+        def wake() -> Sequence[Any]:
+            if device == "cpu":
+                forget(scheduler)
+            return [structures.ResumeMemoryOccupationReqInput(tags=None)]
+
+        acts["wake"] = wake
+    if hasattr(structures, "UpdateWeightsFromTensorReqInput"):
+        weights = Weights(scheduler, structures)
+        acts["weights"] = lambda: weights.update(flush=True)
+        acts["weights kept"] = lambda: weights.update(flush=False)
+    return acts
+
+
+def forget(scheduler: Any) -> None:
+    """Overwrite the KV pools: memory that was released has other contents when it is back."""
+    lines = journal.of_process()
+    if lines is not None:
+        lines.stand_in(
+            "released memory: the KV pools stay, and are overwritten when the engine wakes up",
+            "torch-memory-saver needs CUDA",
+        )
+    generator = torch.Generator().manual_seed(0)
+    for tensor in kv_of(scheduler.token_to_kv_pool_allocator.get_kvcache()):
+        tensor.uniform_(-1, 1, generator=generator)
+
+
+def kv_of(pool: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a KV pool and of its sub-pools."""
+    for part in (pool, getattr(pool, "swa_kv_pool", None), getattr(pool, "full_kv_pool", None)):
+        for name in ("k_buffer", "v_buffer"):
+            tensors = getattr(part, name, None)
+            yield from tensors if isinstance(tensors, list | tuple) else ()
+
+
+class Weights:
+    """Makes other weights, the same ones at the same update, and packs them for a scheduler."""
+
+    def __init__(self, scheduler: Any, structures: Any) -> None:
+        self.scheduler, self.structures = scheduler, structures
+        self.updates = 0
+
+    def update(self, *, flush: bool) -> Sequence[Any]:
+        """Return the requests with which the target model gets other weights."""
+        structures = self.structures
+        self.updates += 1
+        kind = structures.UpdateWeightsFromTensorReqInput
+        known = inspect.signature(kind).parameters
+        target: dict[str, Any] = {"disable_draft_model": True}
+        if "selector" in known:
+            target = {"selector": "target"}
+        update = kind(
+            serialized_named_tensors=[packed(self.others())],
+            load_format="direct",
+            flush_cache=flush,
+            **{name: value for name, value in target.items() if name in known},
+        )
+        if not hasattr(structures, "BeginWeightUpdateReqInput"):
+            return [update]
+        begin = structures.BeginWeightUpdateReqInput(selector="target")
+        return [begin, update, structures.EndWeightUpdateReqInput()]
+
+    def others(self) -> list[tuple[str, Tensor]]:
+        """Return other weights by name: the rows of each matrix in another order."""
+        runner = self.scheduler.tp_worker.model_runner
+        generator = torch.Generator().manual_seed(self.updates)
+        made = []
+        for name, weight in runner.model.named_parameters():
+            if weight.dim() > 1 and weight.is_floating_point():
+                order = torch.randperm(len(weight), generator=generator)
+                made.append((name, weight.detach().cpu()[order]))
+        return made
+
+
+def packed(named: object) -> bytes:
+    """Return tensors as a trainer in another process packs them."""
+    buffer = io.BytesIO()
+    packer: Any = ForkingPickler(buffer)
+    # The engine may have changed how this process packs tensors: for CUDA alone.
+    reduce = getattr(reductions, "_reduce_tensor_original", reductions.reduce_tensor)
+    packer.dispatch_table = {**packer.dispatch_table, Tensor: reduce}
+    packer.dump(named)
+    return buffer.getvalue()

@@ -1,0 +1,114 @@
+"""The arithmetic of LoRA: torch over the segments that the Triton backend's kernels are given.
+
+A segment is a run of tokens with one adapter. A recording graph keeps how many there are, as it
+keeps the grid of a kernel, and reads everything else when it is replayed.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paritybit.drive.stand_ins.graphs import whole_value
+from paritybit.drive.stand_ins.modules import found
+
+BACKEND = "sglang.srt.lora.backend.triton_backend"
+
+LISTS = ("seg_lens", "seg_indptr", "weight_indices", "lora_ranks", "scalings", "permutation")
+
+
+def stand_in_for_lora() -> str | None:
+    """Let torch do the arithmetic of adapters, where the release has it in kernels known here."""
+    backend = found(BACKEND)
+    arithmetic = {
+        "sgemm_lora_a_fwd": shrunk,
+        "sgemm_lora_b_fwd": expanded,
+        "qkv_lora_b_fwd": expanded_in_slices,
+    }
+    if backend is None or not all(hasattr(backend, name) for name in arithmetic):
+        return ""
+    for name, stand_in in arithmetic.items():
+        setattr(backend, name, stand_in)
+    return None
+
+
+Lists = tuple[int, tuple[Tensor | None, ...]]
+
+
+def lists_of(batch_info: Any) -> Lists:
+    """Return how many segments there are, and their lists."""
+    return batch_info.bs, tuple(getattr(batch_info, name, None) for name in LISTS)
+
+
+def segments(lists: Lists) -> Iterator[tuple[int, int, float, Tensor]]:
+    """Yield each segment's adapter with a rank: its place, rank, scale, and the rows of tokens."""
+    count, (lengths, starts, places, ranks, scales, order) = lists
+    assert lengths is not None
+    assert starts is not None
+    assert places is not None
+    assert ranks is not None
+    assert scales is not None
+    for segment in range(count):
+        place, length = int(places[segment]), int(lengths[segment])
+        rank = int(ranks[place])
+        if rank and length:
+            rows = torch.arange(length) + int(starts[segment])
+            rows = rows if order is None else order[rows].long()
+            yield place, rank, float(scales[place]), rows
+
+
+def shrunk(x: Tensor, weights: Tensor, batch_info: Any, stack_num: int = 1) -> Tensor:
+    """Return what the A matrices of the adapters make of the tokens."""
+    return whole_value(shrink)(x, weights, lists_of(batch_info), stack_num)
+
+
+def expanded(
+    x: Tensor, weights: Tensor, batch_info: Any, base_output: Tensor | None = None
+) -> Tensor:
+    """Add what the B matrices of the adapters make of the tokens to an output."""
+    return whole_value(expand)(x, weights, lists_of(batch_info), None, base_output)
+
+
+def expanded_in_slices(
+    x: Tensor,
+    qkv_lora_b: Tensor,
+    batch_info: Any,
+    output_offset: Tensor,
+    max_qkv_out_dim: int,
+    base_output: Tensor | None = None,
+    n_slices: int = 3,
+) -> Tensor:
+    """Do as `expanded`, for matrices of several projections one after another."""
+    del max_qkv_out_dim, n_slices
+    return whole_value(expand)(x, qkv_lora_b, lists_of(batch_info), output_offset, base_output)
+
+
+def shrink(x: Tensor, weights: Tensor, lists: Lists, stacked: int) -> Tensor:
+    """Multiply the tokens of each segment by its adapter's A matrices."""
+    output = torch.zeros(len(x), weights.shape[-2], dtype=x.dtype)
+    for place, rank, _, rows in segments(lists):
+        width = rank * stacked
+        output[rows, :width] = x[rows] @ weights[place, :width].T
+    return output
+
+
+def expand(
+    x: Tensor,
+    weights: Tensor,
+    lists: Lists,
+    offsets: Tensor | None,
+    base: Tensor | None,
+) -> Tensor:
+    """Multiply the tokens of each segment by its adapter's B matrices, and add that to `base`.
+
+    `offsets` are where the matrix of each projection begins, None for one matrix.
+    """
+    bounds: list[int] = [0, weights.shape[-2]] if offsets is None else offsets.tolist()
+    output = torch.zeros(len(x), weights.shape[-2], dtype=x.dtype) if base is None else base
+    for place, rank, scale, rows in segments(lists):
+        for number, (first, last) in enumerate(pairwise(bounds)):
+            read = x[rows, number * rank : (number + 1) * rank]
+            output[rows, first:last] += scale * (read @ weights[place, first:last, :rank].T)
+    return output

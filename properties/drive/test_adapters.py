@@ -1,0 +1,121 @@
+"""LoRA adapters: their weights, who asks for them, and the arithmetic in place of kernels."""
+
+from itertools import islice
+from types import SimpleNamespace
+
+import pytest
+import torch
+from paritybit.subjects.engines.shared.graphs import CpuGraph
+
+from paritybit.drive.models import GPT_OSS
+from paritybit.drive.operating.adapters import MODULES, RANK, loads, name_of, weights, with_adapters
+from paritybit.drive.requests import Limits, waves
+from paritybit.drive.script import Part, Planned, Script, Wave, script_of, wave_data
+from paritybit.drive.settings import Served
+from paritybit.drive.shrink import simpler_forms
+from paritybit.drive.stand_ins.lora import expanded, expanded_in_slices, shrunk
+
+LIMITS = Limits(window=16, page=1, chunk=64, context=1536, pool=1536, rows=8)
+
+LENGTHS, PLACES = [3, 1, 0, 4], [2, 1, 2, 0]
+"""Segments of tokens, and the place of the adapter of each. Place 0 has none."""
+
+RANKS, SCALES = [0, 2, 3], [0.0, 0.5, 2.0]
+
+
+def test_requests_ask_for_every_adapter_and_for_none() -> None:
+    served = Served("gpt_oss", adapters=3)
+    first, again = (list(islice(served.traffic(), 4)) for _ in range(2))
+    assert first == again
+    asked = {one.adapter for wave in first for one in wave.requests}
+    assert asked == {None, 1, 2, 3}
+    data = [wave_data(wave) for wave in first]
+    assert script_of(served.scope(), data).waves == tuple(first)
+    plain = islice(waves(0, LIMITS), 4)
+    bare = list(with_adapters(0, plain, 3))
+    assert bare == first
+
+
+def test_a_search_leaves_out_an_adapter_and_an_unknown_one_is_refused() -> None:
+    one = Planned("a", (Part("a", 1),), 1, adapter=2)
+    assert Planned("a", (Part("a", 1),), 1) in simpler_forms(one)
+    script = Script(Served().scope(), (Wave((Planned("a", (Part("a", 1),), 1, adapter=9),)),))
+    with pytest.raises(ValueError, match="an adapter of wave 0"):
+        script_of(script.settings, [wave_data(wave) for wave in script.waves])
+    for count in (-1, 9):
+        with pytest.raises(ValueError, match="adapters is between 0 and 8"):
+            Served.of({**Served().scope(), "adapters": count})
+
+
+def test_adapters_differ_and_fit_the_attention_of_the_model() -> None:
+    one, two = weights(GPT_OSS, 1), weights(GPT_OSS, 2)
+    assert len(one) == 2 * len(MODULES) * GPT_OSS.config["num_hidden_layers"]
+    assert one.keys() == two.keys()
+    assert not any(torch.equal(one[name], two[name]) for name in one)
+    assert all(torch.equal(value, weights(GPT_OSS, 1)[name]) for name, value in one.items())
+    assert all(RANK in value.shape for value in one.values())
+
+
+def test_a_release_gets_the_adapters_in_its_own_request() -> None:
+    def newer(lora_name: str, lora_id: str, config_dict: object, serialized_named_tensors: object):  # type: ignore[no-untyped-def]  # noqa: ANN202
+        return lora_name, lora_id, serialized_named_tensors
+
+    def older(lora_name: str, lora_id: str, config_dict: object, serialized_tensors: object):  # type: ignore[no-untyped-def]  # noqa: ANN202
+        return lora_name, lora_id, serialized_tensors
+
+    for kind, held in ((newer, list), (older, str)):
+        structures = SimpleNamespace(LoadLoRAAdapterFromTensorsReqInput=kind)
+        found = loads(structures, GPT_OSS, 2)
+        assert [one[:2] for one in found] == [(name_of(n), name_of(n)) for n in (1, 2)]
+        assert all(isinstance(one[2], held) for one in found)
+
+
+def batch(order: list[int] | None = None) -> SimpleNamespace:
+    """Return what a backend tells its kernels of a batch."""
+    return SimpleNamespace(
+        bs=len(LENGTHS),
+        seg_lens=torch.tensor(LENGTHS),
+        seg_indptr=torch.tensor([0, *LENGTHS]).cumsum(0),
+        weight_indices=torch.tensor(PLACES),
+        lora_ranks=torch.tensor(RANKS),
+        scalings=torch.tensor(SCALES),
+        permutation=None if order is None else torch.tensor(order),
+    )
+
+
+@pytest.mark.parametrize("order", [None, [7, 2, 5, 0, 1, 3, 6, 4]])
+def test_the_arithmetic_is_that_of_each_tokens_adapter(order: list[int] | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(8, 6, generator=generator)
+    a = torch.randn(3, 9, 6, generator=generator)
+    b = torch.randn(3, 10, 3, generator=generator)
+    base = torch.randn(8, 10, generator=generator)
+    places = [place for place, n in zip(PLACES, LENGTHS, strict=True) for _ in range(n)]
+    within = shrunk(x, a, batch(order), 3)
+    offsets = torch.tensor([0, 4, 7, 10])
+    found = expanded_in_slices(within, b, batch(order), offsets, 4, base.clone())
+    for at, place in enumerate(places):
+        token, rank = at if order is None else order[at], RANKS[place]
+        right = base[token].clone()
+        for number, (first, last) in enumerate(((0, 4), (4, 7), (7, 10))):
+            mid = a[place, number * rank : (number + 1) * rank] @ x[token]
+            right[first:last] += SCALES[place] * (b[place, first:last, :rank] @ mid)
+        assert torch.allclose(found[token], right, atol=1e-5)
+    one = expanded(shrunk(x, a[:, :3].contiguous(), batch(order)), b, batch(order))
+    assert one.shape == (8, 10)
+    assert not one[[at if order is None else order[at] for at in (4, 5, 6, 7)]].any()
+
+
+def test_a_graph_reads_the_segments_when_it_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = batch()
+    x, a = torch.ones(8, 6), torch.ones(3, 3, 6)
+    parts: list[object] = []
+    recording = SimpleNamespace(end=lambda: None, begin=lambda: None, parts=parts)
+    monkeypatch.setattr(CpuGraph, "recording", recording)
+    value = shrunk(x, a, now)
+    assert value.sum(1).tolist() == [18, 18, 18, 12, 0, 0, 0, 0]
+    now.weight_indices[:] = torch.tensor([0, 0, 0, 1])
+    now.bs = 1  # As a kernel's grid, it was recorded.
+    (part,) = parts
+    part()  # type: ignore[operator]
+    assert value.sum(1).tolist() == [0, 0, 0, 0, 12, 12, 12, 12]
