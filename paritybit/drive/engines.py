@@ -89,7 +89,7 @@ class Driven:
 
 
 DRIVEN = (
-    Driven(SGLANG, "paritybit.drive", SGLANG.oldest),
+    Driven(SGLANG, "paritybit.drive.sglang", SGLANG.oldest),
     Driven(transformers.PACKAGE, transformers.__name__, "5.19.0", imported=True),
     Driven(VLLM, "paritybit.drive.vllm", "0.28.0"),
 )

@@ -1,30 +1,15 @@
-"""Fetches a whole sglang and what it imports, and says how it is started. Runs outside of it."""
+"""An engine that was fetched, what it imports, and the variables of its process."""
 
 import os
-import re
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from paritybit.drive.legs import Leg
-from paritybit.drive.script import Script, Setting
 from paritybit.harness.engines import fetch
 from paritybit.places import IMPORT_FOLDER
 
 PINS = Path(__file__).parent / "pins"
 """Requirements files with a hash for each file, one per release of transformers."""
-
-REAL_DRAFTS = "SGLANG_SIMULATE_ACC_TOKEN_MODE"
-"""The variable by which an engine that is to accept drafts accepts the draft's own tokens."""
-
-CUDA_ALONE = "sglang/srt/speculative/spec_utils.py", 'device="cuda"'
-"""A file of the engine, and what it says where it accepts drafts so on CUDA alone."""
-
-SLIDING_DRAFTS = "sglang/srt/layers/attention/triton_backend.py", "window_rail"
-"""A file of the engine, and a name in it where drafts may have sliding windows."""
-
-TRANSFORMERS = re.compile(r"transformers\s*==\s*([0-9.]+)")
 
 
 @dataclass(frozen=True)
@@ -34,31 +19,6 @@ class Environment:
     name: str
     source: Path
     dependencies: Path
-
-
-def prepare(spec: str) -> Environment:
-    """Return the engine of `sglang==VERSION` or of a folder, fetched with what it imports.
-
-    Raises MalformedError and CannotRunError as `fetch.find` does.
-    """
-    found = fetch.find(spec)
-    pins = pins_for(wanted_transformers(found.package))
-    fetch.install(pins.stem, pins)
-    return Environment(found.name, found.package.parent, fetch.dependencies_folder() / pins.stem)
-
-
-def wanted_transformers(package: Path) -> str | None:
-    """Return which release of transformers an engine pins, None where it does not say."""
-    beside = [
-        *package.parent.glob("sglang-*.dist-info/METADATA"),
-        package.parent / "pyproject.toml",
-    ]
-    for file in beside:
-        if file.is_file():
-            named = TRANSFORMERS.search(file.read_text(encoding="utf-8"))
-            if named is not None:
-                return named[1]
-    return None
 
 
 def pins_for(transformers: str | None) -> Path:
@@ -71,76 +31,6 @@ def pins_for(transformers: str | None) -> Path:
         return files[-1]
     wanted = fetch.in_order(transformers)
     return [files[0], *(file for file in files if fetch.in_order(file.stem) <= wanted)][-1]
-
-
-def command(
-    environment: Environment, leg: Leg, model: str, seed: int, device: str
-) -> tuple[list[str], dict[str, str]]:
-    """Return the words that serve an engine in one way, and the variables of their process."""
-    words = [
-        *("--model", model, "--device", device, "--seed", str(seed)),
-        *("--seconds", f"{leg.seconds:g}"),
-        *leg.arguments,
-    ]
-    speculative = "eagle" if "eagle" in leg.arguments else None
-    if "standalone" in leg.arguments:
-        speculative = "standalone"
-    chain = speculative == "eagle" and "--topk" not in leg.arguments
-    return _started(environment, words, device, speculative, chain=chain)
-
-
-def playing(
-    environment: Environment, script: Script, words: Sequence[str]
-) -> tuple[list[str], dict[str, str]]:
-    """Return the words that serve an engine a script that lies in a file, as `words` say."""
-    settings = script.settings
-    speculative, device = settings.get("speculative"), str(settings.get("device"))
-    chain = speculative == "eagle" and settings.get("topk") == 1
-    return _started(environment, words, device, speculative, chain=chain)
-
-
-def _started(
-    environment: Environment,
-    words: Sequence[str],
-    device: str,
-    speculative: Setting,
-    *,
-    chain: bool,
-) -> tuple[list[str], dict[str, str]]:
-    sliding = speculative == "standalone" and says(environment.source, *SLIDING_DRAFTS)
-    drafts = acceptance(environment.source, device) if chain else {}
-    # By default a request gives back what left its window after 128 tokens: 8 windows of ours.
-    often = {"SGLANG_SWA_EVICTION_INTERVAL": "8"}
-    return (
-        [
-            *(sys.executable, "-m", "paritybit.drive.sglang", *words),
-            *(("--sliding-draft",) if sliding else ()),
-        ],
-        {**often, **drafts, **variables(environment, device, os.environ)},
-    )
-
-
-def acceptance(source: Path, device: str) -> dict[str, str]:
-    """Return the variables with which an engine accepts drafts, however random its models are.
-
-    The accepted tokens are the draft's own, so that KV holds what the request says. A release
-    that accepts other tokens in their place is left as it is, as is a tree of drafts.
-    """
-    if not says(source, "sglang/srt/environ.py", REAL_DRAFTS):
-        return {}
-    if device == "cpu" and says(source, *CUDA_ALONE):
-        return {}
-    return {
-        "SGLANG_SIMULATE_ACC_LEN": "2.5",
-        "SGLANG_SIMULATE_ACC_METHOD": "multinomial",
-        REAL_DRAFTS: "real-draft-token",
-    }
-
-
-def says(source: Path, file: str, words: str) -> bool:
-    """Whether a file of an engine's source has these words."""
-    path = source / file
-    return path.is_file() and words in path.read_text(encoding="utf-8")
 
 
 def variables(

@@ -61,7 +61,8 @@ def settings_like(settings: Mapping[str, Sequence[str]]) -> dict[str, Setting]:
     def one(name: str, default: str) -> str:
         return str(settings.get(name, (default,))[-1])
 
-    served: Any = import_module("paritybit.drive.settings").Served  # To import it takes long.
+    # To import it takes long.
+    served: Any = import_module("paritybit.drive.sglang.settings").Served
     found: dict[str, Setting] = served(
         page_size=int(one("page_size", "1")),
         prefix_cache=one("disable_radix_cache", "False") == "False",

@@ -29,7 +29,7 @@ from paritybit.drive.script import (
     wave_data,
     write,
 )
-from paritybit.drive.settings import Served
+from paritybit.drive.sglang.settings import Served
 from paritybit.drive.shrink import shrunk
 from paritybit.launch.scope import not_tried
 from paritybit.launch.verdict import scope_of

@@ -11,7 +11,7 @@ from paritybit.drive.models import GPT_OSS
 from paritybit.drive.operating.adapters import MODULES, RANK, loads, name_of, weights, with_adapters
 from paritybit.drive.requests import Limits, waves
 from paritybit.drive.script import Part, Planned, Script, Wave, script_of, wave_data
-from paritybit.drive.settings import Served
+from paritybit.drive.sglang.settings import Served
 from paritybit.drive.shrink import simpler_forms
 from paritybit.drive.stand_ins.lora import expanded, expanded_in_slices, shrunk
 

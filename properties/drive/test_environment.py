@@ -10,10 +10,12 @@ from paritybit.harness.engines import fetch
 from paritybit.harness.errors import CannotRunError, MalformedError
 
 from paritybit.drive import environment
-from paritybit.drive.legs import LEGS, LackingError, plan
+from paritybit.drive.legs import LackingError, plan
 from paritybit.drive.models import MODELS
-from paritybit.drive.settings import GRAPHS, Served
-from paritybit.drive.sglang import parser
+from paritybit.drive.sglang import environment as of_sglang
+from paritybit.drive.sglang.__main__ import parser
+from paritybit.drive.sglang.legs import LEGS
+from paritybit.drive.sglang.settings import GRAPHS, Served
 
 OLD = frozenset(
     {
@@ -40,7 +42,7 @@ def test_the_pins_are_those_of_the_release_of_transformers_that_an_engine_pins(
 ) -> None:
     """Else those of the next older one that there is."""
     (tmp_path / "pyproject.toml").write_text(f'dependencies = ["torch", "{pinned}"]\n')
-    wanted = environment.wanted_transformers(tmp_path / "sglang")
+    wanted = of_sglang.wanted_transformers(tmp_path / "sglang")
     assert environment.pins_for(wanted).stem == chosen
 
 
@@ -74,19 +76,19 @@ def test_an_engine_that_cannot_be_had_is_one_sentence(
     monkeypatch.setenv(fetch.FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setattr(fetch, "_pip", lambda *words: "no index")
     with pytest.raises(CannotRunError, match="no package index answers"):
-        environment.prepare("sglang==0.5.12")
+        of_sglang.prepare("sglang==0.5.12")
     with pytest.raises(MalformedError, match="is not an engine"):
-        environment.prepare("nothing")
+        of_sglang.prepare("nothing")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_each_leg_is_a_command_line_that_is_understood(device: str) -> None:
-    legs = plan(device, 60.0)
+    legs = plan(device, 60.0, LEGS)
     assert sum(leg.seconds for leg in legs) == pytest.approx(60.0)
     assert len({leg.name for leg in legs}) == len(legs)
     for leg in legs:
         one = environment.Environment("sglang 0", Path("source"), Path("dependencies"))
-        words, _ = environment.command(one, leg, "gemma4", 3, device)
+        words, _ = of_sglang.command(one, leg, "gemma4", 3, device)
         asked = parser().parse_args(words[3:])
         assert (asked.seed, asked.device) == (3, device)
         assert asked.seconds == pytest.approx(leg.seconds, rel=1e-4)
@@ -120,14 +122,14 @@ def test_drafts_are_accepted_where_the_release_can(
     tmp_path: Path, device: str, says: str, accepts: bool
 ) -> None:
     for name, text in (
-        ("environ.py", environment.REAL_DRAFTS),
+        ("environ.py", of_sglang.REAL_DRAFTS),
         ("speculative/spec_utils.py", says),
     ):
         file = tmp_path / "sglang/srt" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
-    assert bool(environment.acceptance(tmp_path, device)) == accepts
-    assert not environment.acceptance(tmp_path / "older", device)
+    assert bool(of_sglang.acceptance(tmp_path, device)) == accepts
+    assert not of_sglang.acceptance(tmp_path / "older", device)
 
 
 def test_speculation_needs_a_draft_model(tmp_path: Path) -> None:

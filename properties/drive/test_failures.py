@@ -10,7 +10,7 @@ import torch
 
 from paritybit.drive import directing, failures
 from paritybit.drive.failures import EngineFailedError, StalledError, finding_of
-from paritybit.drive.settings import Served
+from paritybit.drive.sglang.settings import Served
 from paritybit.watch import journal
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings

@@ -17,7 +17,7 @@ from paritybit.drive.forks import in_fork
 from paritybit.drive.player import Orders, PlayedError, Player
 from paritybit.drive.requests import Limits, waves
 from paritybit.drive.script import Part, Script, Wave, read, script_of, wave_data, write
-from paritybit.drive.settings import Served
+from paritybit.drive.sglang.settings import Served
 from paritybit.drive.shrink import (
     Waves,
     fewer_requests,

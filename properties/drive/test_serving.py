@@ -6,8 +6,8 @@ import pytest
 
 from paritybit.drive.failures import StalledError
 from paritybit.drive.playing import MOST_POLLS
-from paritybit.drive.serving import Engine
-from paritybit.drive.settings import Served
+from paritybit.drive.sglang.serving import Engine
+from paritybit.drive.sglang.settings import Served
 from paritybit.drive.stand_ins import speculation
 
 

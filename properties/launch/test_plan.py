@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from paritybit.harness.cli.watch.releases import Walk, versions_of
+from paritybit.harness.cli.words import values
 from paritybit.harness.records.files import MOST_BYTES
 from paritybit.harness.records.typed_json import to_json
 
@@ -20,7 +21,7 @@ from paritybit.drive.engines import BY_NAME, DRIVEN
 from paritybit.drive.environment import Environment
 from paritybit.drive.legs import Leg
 from paritybit.drive.script import Part, Planned, Script, Wave
-from paritybit.drive.settings import Served
+from paritybit.drive.sglang.settings import Served
 from paritybit.launch import matrix
 from properties.support.harness.command_line import (
     CANNOT_RUN,
@@ -88,10 +89,11 @@ def paritybit(
 
     monkeypatch.setattr("paritybit.harness.cli.watch.run.plan", lambda *_: LEGS)
     monkeypatch.setattr(
-        "paritybit.drive.environment.prepare", lambda spec: Environment(spec, tmp_path, tmp_path)
+        "paritybit.drive.sglang.environment.prepare",
+        lambda spec: Environment(spec, tmp_path, tmp_path),
     )
-    monkeypatch.setattr("paritybit.drive.environment.command", command)
-    monkeypatch.setattr("paritybit.drive.environment.playing", playing)
+    monkeypatch.setattr("paritybit.drive.sglang.environment.command", command)
+    monkeypatch.setattr("paritybit.drive.sglang.environment.playing", playing)
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str, **environment: str) -> int:
@@ -350,3 +352,4 @@ def test_a_release_that_does_not_start_is_not_tried(
 def test_every_engine_that_is_driven_has_releases_to_watch(name: str) -> None:
     asked = Namespace(engine=name, releases=())
     assert BY_NAME[name].oldest == versions_of(asked)[0]
+    assert name in values.DRIVEN

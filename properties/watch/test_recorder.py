@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paritybit.drive.script import Part
-from paritybit.drive.settings import Served
+from paritybit.drive.sglang.settings import Served
 from paritybit.launch.traffic import LONGEST, MOST, script_of_traffic
 from paritybit.watch.chains import Chains
 from paritybit.watch.facts import Forward, Row

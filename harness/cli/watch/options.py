@@ -4,9 +4,16 @@ from collections.abc import Callable
 
 from paritybit.harness.cli.folders import OUT
 from paritybit.harness.cli.words.reading import Parser
-from paritybit.harness.cli.words.values import NEWEST, count, count_or_none, file, names, number
+from paritybit.harness.cli.words.values import (
+    DRIVEN,
+    NEWEST,
+    count,
+    count_or_none,
+    file,
+    names,
+    number,
+)
 
-from paritybit.drive.engines import BY_NAME
 from paritybit.places import KNOWN_FINDINGS
 
 SECONDS = 150
@@ -94,7 +101,7 @@ def add_releases_options(releases: Parser) -> None:
     """Add the options of a walk over releases."""
     releases.add_argument(
         "--engine",
-        choices=tuple(BY_NAME),
+        choices=DRIVEN,
         default="sglang",
         help="Engine whose releases are watched (default: sglang)",
     )

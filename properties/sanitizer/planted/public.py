@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from paritybit.drive import legs
+from paritybit.drive.sglang import legs
 from properties.planted.run import say
 from properties.sanitizer.planted.faults import Fault, read
 from properties.sanitizer.planted.outcome import Status, judge
@@ -143,12 +143,12 @@ def work(public: Public, faults: Sequence[Fault], shrink: float, jobs: int) -> N
         }
         for done in as_completed(tries):
             keep(public, done.result())
-        firsts = [
-            (fault, run)
-            for fault in faults
-            if (run := first(public.of(fault))) is not None and run.requests is run.note is None
-        ]
-        shrinks = {pool.submit(public.shrunk, fault, run, shrink) for fault, run in firsts}
+        firsts = ((fault, first(public.of(fault))) for fault in faults)
+        shrinks = {
+            pool.submit(public.shrunk, fault, run, shrink)
+            for fault, run in firsts
+            if run is not None and run.requests is None and run.note is None
+        }
         for done in as_completed(shrinks):
             keep(public, done.result())
 

@@ -8,7 +8,7 @@ import os
 
 from paritybit.drive.playing import Engine, add_play_options, leave, play
 from paritybit.drive.served import DEVICES
-from paritybit.drive.settings import CHUNK, GRAPHS, SPECULATION, Served
+from paritybit.drive.sglang.settings import CHUNK, GRAPHS, SPECULATION, Served
 
 
 def parser() -> argparse.ArgumentParser:
@@ -31,7 +31,7 @@ def engine(served: Served) -> Engine:
     """Return the engine, with what stands in for parts of it on its device."""
     if served.device == "cpu":
         os.environ.setdefault("TRITON_INTERPRET", "1")
-    from paritybit.drive import serving  # noqa: PLC0415
+    from paritybit.drive.sglang import serving  # noqa: PLC0415
     from paritybit.drive.stand_ins.installing import install  # noqa: PLC0415
     from paritybit.drive.stand_ins.table import ANYWHERE, ON_A_CPU  # noqa: PLC0415
 

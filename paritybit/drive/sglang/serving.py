@@ -21,7 +21,7 @@ from paritybit.drive.operating.sglang import acts_of
 from paritybit.drive.player import Orders, PlayedError, Player
 from paritybit.drive.playing import Progress
 from paritybit.drive.script import Wave
-from paritybit.drive.settings import Served, options_of
+from paritybit.drive.sglang.settings import Served, options_of
 from paritybit.watch import journal
 
 NOTHING = ("input_embeds", "mm_inputs", "token_ids_logprob", "token_type_ids")

@@ -1,0 +1,28 @@
+"""The settings that a whole sglang is served with by default, one process each: a table."""
+
+from paritybit.drive.legs import Leg
+
+LEGS = (
+    Leg("decode graphs", (), 3.0),
+    Leg("overlap", ("--overlap",), 2.0),
+    Leg("page size 16", ("--page-size", "16")),
+    Leg("page size 64", ("--page-size", "64", "--overlap")),
+    Leg("no prefix cache", ("--no-prefix-cache",)),
+    Leg("chunks larger than the window pool", ("--chunk", "512")),
+    Leg("attention sinks", ("--model", "gpt_oss", "--whole-prompts")),
+    Leg("widths of K and V", ("--model", "mimo", "--overlap")),
+    Leg("EAGLE topk 1", ("--model", "gpt_oss", "--speculative", "eagle", "--page-size", "16")),
+    Leg("EAGLE page size 4", ("--model", "gpt_oss", "--speculative", "eagle", "--page-size", "4")),
+    Leg("EAGLE topk 2", ("--model", "gpt_oss", "--speculative", "eagle", "--topk", "2")),
+    Leg("EAGLE overlap", ("--model", "gpt_oss", "--speculative", "eagle", "--overlap")),
+    Leg(
+        "draft model",
+        ("--model", "gpt_oss", "--speculative", "standalone", "--topk", "2", "--overlap"),
+    ),
+    Leg("each request alone", ("--alone",)),
+    Leg("LoRA adapters", ("--model", "gpt_oss", "--adapters", "3")),
+    Leg("actions", ("--actions",)),
+    Leg("actions with overlap", ("--actions", "--overlap", "--page-size", "16")),
+    Leg("breakable prefill graphs", ("--graphs", "breakable")),
+)
+"""What is tried on any device, in this order, with parts of the time."""
