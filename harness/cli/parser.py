@@ -5,7 +5,7 @@ from textwrap import fill
 from typing import Any
 
 from paritybit.harness.cli.folders import CORPUS, OUT
-from paritybit.harness.cli.watch.options import add_options, add_out
+from paritybit.harness.cli.watch.options import add_explored, add_options, add_out
 from paritybit.harness.cli.words.help import COMMANDS, DESCRIPTION, DETAILS, EXAMPLES
 from paritybit.harness.cli.words.reading import Formatter, Parser
 from paritybit.harness.cli.words.values import (
@@ -41,6 +41,7 @@ run_timeline: Command = "paritybit.harness.cli.measure", "run_timeline"
 run_compare: Command = "paritybit.harness.cli.pages", "run_compare"
 run_report: Command = "paritybit.harness.cli.pages", "run_report"
 run_summary: Command = "paritybit.harness.cli.pages", "run_summary"
+run_explore: Command = "paritybit.harness.cli.explore", "run_explore"
 run_regress: Command = "paritybit.harness.cli.regress", "run_regress"
 run_replay: Command = "paritybit.harness.cli.replay", "run_replay"
 run_watch: Command = "paritybit.harness.cli.watch.run", "run_watch"
@@ -189,8 +190,9 @@ def add_regress(commands: Commands) -> None:
 
 
 def add_watch(commands: Commands) -> None:
-    """Add the sanitizer."""
+    """Add the sanitizer, and the exploration of an engine's prefix cache."""
     add_options(commands.add("watch", run_watch))
+    add_explored(commands.add("explore", run_explore))
 
 
 def add_replay(commands: Commands) -> None:

@@ -1,4 +1,4 @@
-"""The options of `watch`."""
+"""The options of `watch` and `explore`."""
 
 from paritybit.harness.cli.folders import OUT
 from paritybit.harness.cli.words.reading import Parser
@@ -70,3 +70,19 @@ def add_options(watch: Parser) -> None:
         action="store_true",
         help="Try the remaining settings after a finding, too",
     )
+
+
+def add_explored(explore: Parser) -> None:
+    """Add the options of `explore`."""
+    about = "Release such as vllm==0.33.0, or a folder with a source tree"
+    explore.add_argument("--engine", metavar="ENGINE", required=True, help=about)
+    for flag, default, about in (
+        ("--slots", 14, "Blocks in the pool"),
+        ("--requests", 2, "Requests at a time"),
+        ("--depth", 12, "Actions in a schedule"),
+        ("--page-size", 1, "Tokens in a block"),
+        ("--seconds", 120, "Seconds after which the search stops"),
+    ):
+        help_ = f"{about} (default: {default})"
+        explore.add_argument(flag, type=count, default=default, metavar="N", help=help_)
+    add_out(explore)

@@ -19,6 +19,7 @@ docs/glossary.md defines runner, bucket, schedule, property, trial, hunt, case a
 COMMANDS = {
     "regress": "Test the unchanged engine, and test it again with each known bug switched on",
     "watch": "Run a command with the KV sanitizer in each engine process, or drive a release",
+    "explore": "Explore every schedule of an engine's prefix cache up to a bound",
     "replay": "Replay case files",
     "bisect": "Find the smallest set of bugs or static inputs that makes a schedule fail",
     "timeline": "Replay the upstream bug history: which properties were violated at each point",
@@ -36,6 +37,12 @@ COMMANDS = {
 """What each command does, in the order in which `paritybit --help` lists them."""
 
 DETAILS = {
+    "explore": """\
+exit codes:
+    0  no violation up to the depth that is printed
+    1  a violation, with the shortest schedule
+  125  no verdict: unknown classes, or no eviction, shared prefix or tombstone
+""",
     "regress": """\
 The run writes a record and an HTML page.
 """,
@@ -77,6 +84,7 @@ EXAMPLES = {
     "watch": (
         "watch --engine sglang==0.5.12\nwatch -- python -m sglang.launch_server --model-path MODEL"
     ),
+    "explore": "explore --engine vllm==0.33.0 --page-size 2",
     "replay": "replay properties/corpus/swa_pad@decode.json\nreplay properties/corpus",
     "bisect": "bisect swa_pad,swa_int64\nbisect swa_pad,req_pool_pad --runner decode --seed 1",
     "timeline": "timeline --device cpu --record timeline.json",
