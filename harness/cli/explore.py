@@ -1,19 +1,18 @@
 """Exploring an engine's allocator and prefix cache, and replaying what was found."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
 from paritybit.harness.cli.folders import run_folder, shown, swap_link
-from paritybit.harness.engines import fetch
-from paritybit.harness.engines.adapters.packages import VLLM
-from paritybit.harness.errors import CannotRunError, MalformedError, headline, quoted
+from paritybit.harness.errors import CannotRunError, MalformedError
 from rich.console import Console
 
+from paritybit.explore.bound import Bound
 from paritybit.explore.case import ExploreCase, case_of, violation_of, write
-from paritybit.explore.search import Explored, Machine, explore
-from paritybit.explore.vllm import Bound, load, machines
+from paritybit.explore.engines import search_of
+from paritybit.explore.search import Explored, SnapshotError
 
 NEEDED = "evictions", "shared prefixes", "tombstones"
 """What a search must have reached to mean anything."""
@@ -21,16 +20,18 @@ NEEDED = "evictions", "shared prefixes", "tombstones"
 
 def run_explore(options: argparse.Namespace) -> int:
     """Explore an engine up to a bound, print the result and return the exit code."""
-    bound = Bound(options.slots, options.requests, options.page_size)
-    bound.require_room()
-    name, make = machines_of(options.engine, bound)
+    bound = Bound(options.slots, options.requests, options.page_size, options.window)
+    name, search = search_of(options.engine, bound)
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"paritybit: explore {name}: {sizes(bound)}, up to {options.depth} actions")
 
     def report(found: Explored) -> None:
         console.print(f"{found.seconds:.0f} s: {found.states} states, depth {found.depth} complete")
 
-    found = explore(make, options.depth, options.seconds, report)
+    try:
+        found = search.run(options.depth, options.seconds, report)
+    except SnapshotError as error:
+        raise CannotRunError(str(error)) from error
     speed = found.states / max(found.seconds, 1e-9)
     console.print(
         f"{found.states} states, {found.transitions} actions tried in {found.seconds:.1f} s "
@@ -59,31 +60,15 @@ def without(found: Explored, console: Console) -> int:
         what = ", ".join(missing) or "a complete depth"
         console.print(f"no verdict: the search did not reach {what}", style="bold")
         return CANNOT_RUN
+    if found.late:
+        console.print(
+            f"no verdict: --seconds ended the search; no violation in {found.depth} actions",
+            style="bold",
+        )
+        return CANNOT_RUN
     rest = "no state is left" if found.closed else "longer schedules were not explored"
     console.print(f"no violation in {found.depth} actions; {rest}", style="bold")
     return OK
-
-
-def machines_of(spec: str, bound: Bound) -> tuple[str, Callable[[], Machine]]:
-    """Return an engine's name and what makes its machines.
-
-    Raises MalformedError for an engine that is not explored, and CannotRunError for a release
-    whose classes are not those that are known here.
-    """
-    package = fetch.package_of(spec)
-    if package is not VLLM:
-        raise MalformedError(f"explore supports vllm only, and {quoted(spec)} is {package.name}")
-    found = fetch.find(spec)
-    try:
-        make = machines(load(found), bound)
-        machine = make()
-        machine.check()
-        machine.key()
-    except Exception as error:
-        raise CannotRunError(
-            f"the KV cache manager of {found.name} is not recognised: {headline(repr(error))}"
-        ) from error
-    return found.name, make
 
 
 def show(console: Console, actions: Sequence[str], violation: str) -> None:
@@ -96,7 +81,7 @@ def show(console: Console, actions: Sequence[str], violation: str) -> None:
 def sizes(bound: Bound) -> str:
     """Return a bound as text."""
     return (
-        f"{bound.slots} blocks, {bound.requests} requests at a time, page size {bound.page_size}, "
+        f"{bound.slots} pages, {bound.requests} requests at a time, page size {bound.page_size}, "
         f"window {bound.window}, at most {bound.longest} tokens per request"
     )
 
@@ -106,11 +91,11 @@ def replay_explored(data: Any, name: str, options: argparse.Namespace) -> int:
     case = case_of(data, name)
     if options.engine is None:
         raise MalformedError(
-            f"{name} cannot choose which code runs: name the engine with --engine vllm==VERSION "
+            f"{name} cannot choose which code runs: name the engine with --engine ENGINE==VERSION "
             "or --engine FOLDER"
         )
-    _, make = machines_of(options.engine, case.bound)
-    violation = violation_of(make(), case.actions)
+    _, search = search_of(options.engine, case.bound)
+    violation = violation_of(search.make(), case.actions)
     console = Console(soft_wrap=True, highlight=False)
     if violation is None:
         console.print(f"{name}: not reproduced: no violation", style="bold", markup=False)

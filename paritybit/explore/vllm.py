@@ -9,9 +9,9 @@ between steps: a request arrives, stops or is aborted, and the prefix cache is r
 
 import os
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from typing import Any
 
+from paritybit.explore.bound import OUTPUT, Bound
 from paritybit.explore.laws import Shadow, Tokens, ownership
 from paritybit.explore.search import ViolationError
 from paritybit.harness.engines import fetch
@@ -23,8 +23,6 @@ from paritybit.subjects.engines.vllm import PACKAGE
 from paritybit.subjects.engines.vllm.settings import DECLARED
 
 FULL, SLIDING = 0, 1
-OUTPUT = 1
-"""The token that each request is given: outputs can then be prefixes of prompts."""
 
 MODULES = (
     "v1.core.kv_cache_manager",
@@ -36,40 +34,16 @@ MODULES = (
 )
 
 
-@dataclass(frozen=True)
-class Bound:
-    """The size of what is explored: blocks in the pool, requests at a time, tokens in a block.
-
-    `window` and `budget` count the tokens of a sliding window and those computed in a step.
-    """
-
-    slots: int = 14
-    requests: int = 2
-    page_size: int = 1
-    window: int = 3
-    budget: int = 3
-
-    @property
-    def longest(self) -> int:
-        """The most tokens of a request, which then ends."""
-        return 3 * self.page_size + 3
-
-    @property
-    def prompts(self) -> tuple[Tokens, ...]:
-        """The prompts of requests: two share two blocks, and the third shares none."""
-        shared = (OUTPUT,) * (2 * self.page_size)
-        return (*shared, OUTPUT), (*shared, 2), (2, *shared)
-
-    def require_room(self) -> None:
-        """Raise MalformedError if one request might not fit: the engine refuses such a pool."""
-        full = -(-self.longest // self.page_size)
-        sliding = -(-(self.window - 1 + self.budget) // self.page_size) + 1
-        least = full + min(sliding, full) + 1
-        if self.slots < least:
-            raise MalformedError(
-                f"--slots must be at least {least}: one request may need {least - 1} blocks, and "
-                "vLLM keeps one for padding"
-            )
+def require_room(bound: Bound) -> None:
+    """Raise MalformedError if one request might not fit: the engine refuses such a pool."""
+    full = -(-bound.longest // bound.page_size)
+    sliding = -(-(bound.window - 1 + bound.budget) // bound.page_size) + 1
+    least = full + min(sliding, full) + 1
+    if bound.slots < least:
+        raise MalformedError(
+            f"--slots must be at least {least}: one request may need {least - 1} blocks, and "
+            "vLLM keeps one for padding"
+        )
 
 
 def load(found: fetch.Found) -> dict[str, Any]:
@@ -80,6 +54,18 @@ def load(found: fetch.Found) -> dict[str, Any]:
     stubs = StubFinder(tuple(DECLARED["stubs"]))
     engine = Engine(PACKAGE, found.package, folders, stubs, front=True)
     return {name.rpartition(".")[2]: engine.module(name) for name in MODULES}
+
+
+def shared(modules: dict[str, Any]) -> tuple[type, ...]:
+    """Return the types of objects that never change."""
+    interface = modules["kv_cache_interface"]
+    return (
+        Bound,
+        interface.KVCacheConfig,
+        interface.KVCacheGroupSpec,
+        interface.KVCacheSpec,
+        modules["sampling_params"].SamplingParams,
+    )
 
 
 def machines(modules: dict[str, Any], bound: Bound) -> Callable[[], "VllmMachine"]:

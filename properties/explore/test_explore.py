@@ -15,9 +15,9 @@ from paritybit.harness.errors import CannotRunError, MalformedError
 from rich.console import Console
 
 from paritybit.__main__ import main
+from paritybit.explore.bound import Bound
 from paritybit.explore.case import ExploreCase, case_of, violation_of, write
 from paritybit.explore.search import Explored
-from paritybit.explore.vllm import Bound
 from properties.explore.toy import Toy
 
 CASE = ExploreCase("vllm==0.33.0", Bound(), ("arrive 0", "step"), "leak: page 1")
@@ -44,7 +44,6 @@ def test_a_case_is_read_as_it_was_written(tmp_path: Path) -> None:
         {"command": "rm"},
         {"bound": {"slots": 14}},
         {"bound": {"slots": 10**9, "requests": 2, "page_size": 1, "window": 3, "budget": 3}},
-        {"bound": {"slots": 4, "requests": 2, "page_size": 1, "window": 3, "budget": 3}},
     ],
 )
 def test_a_malformed_case_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
@@ -67,6 +66,7 @@ def test_a_case_replays() -> None:
         (Explored(depth=3, reached=set(NEEDED)), OK),
         (Explored(depth=3, reached={"evictions"}), CANNOT_RUN),
         (Explored(depth=0, reached=set(NEEDED)), CANNOT_RUN),
+        (Explored(depth=3, reached=set(NEEDED), late=True), CANNOT_RUN),
         (Explored(depth=3, reached=set(NEEDED), interrupted=True), INTERRUPTED),
     ],
 )
@@ -77,7 +77,8 @@ def test_a_search_that_reached_nothing_has_no_verdict(found: Explored, code: int
 @pytest.mark.parametrize(
     "words",
     [
-        ["--engine", "sglang==0.5.23"],
+        ["--engine", "tgi==1.0"],
+        ["--engine", "sglang==0.5.23", "--slots", "5"],
         ["--engine", "vllm==0.33.0", "--slots", "5"],
         ["--engine", "vllm==0.33.0", "--depth", "0"],
         [],

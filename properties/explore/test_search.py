@@ -6,13 +6,19 @@ from collections.abc import Hashable
 import pytest
 
 from paritybit.explore.laws import Shadow, ownership
-from paritybit.explore.search import Explored, ViolationError, explore
+from paritybit.explore.search import Explored, Search, SnapshotError, ViolationError
+from paritybit.explore.snapshots import Snapshots
 from properties.explore.toy import Toy
 
 
 def toy(fault: str = "") -> Explored:
     """Explore the toy up to eight actions."""
-    return explore(lambda: Toy(fault), 8, 60.0)
+    return search(fault).run(8, 60.0)
+
+
+def search(fault: str = "", *, merge: bool = True) -> Search:
+    """Return a search over the toy."""
+    return Search(lambda: Toy(fault), Snapshots(()), merge=merge)
 
 
 def test_all_states_are_visited_once() -> None:
@@ -39,8 +45,26 @@ def test_a_fault_is_found_by_a_shortest_schedule(fault: str, shortest: int, law:
 
 
 def test_a_depth_that_was_not_completed_is_not_reported() -> None:
-    found = explore(Toy, 8, 0.0)
-    assert (found.depth, found.closed) == (0, False)
+    found = search().run(8, 0.0)
+    assert (found.depth, found.closed, found.late) == (0, False, True)
+    assert not found.reached
+
+
+@pytest.mark.parametrize("fault", ["", "kept free", "lost", "twice"])
+def test_merged_states_have_the_violations_of_all_paths(fault: str) -> None:
+    merged, single = search(fault).run(6, 60.0), search(fault, merge=False).run(6, 60.0)
+    assert (merged.path, merged.violation) == (single.path, single.violation)
+    assert merged.reached == single.reached
+    assert merged.states <= single.states
+
+
+def test_a_snapshot_that_is_another_state_ends_the_search() -> None:
+    one = search()
+    one.run(2, 60.0)
+    with pytest.raises(SnapshotError, match="another state"):
+        one.compare(Toy(), ("take 0",))
+    with pytest.raises(SnapshotError, match="no violation"):
+        one.confirmed(("take 0",))
 
 
 def test_an_interrupted_search_keeps_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:

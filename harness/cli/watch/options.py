@@ -74,13 +74,14 @@ def add_options(watch: Parser) -> None:
 
 def add_explored(explore: Parser) -> None:
     """Add the options of `explore`."""
-    about = "Release such as vllm==0.33.0, or a folder with a source tree"
+    about = "Release such as sglang==0.5.23, or a folder with a source tree"
     explore.add_argument("--engine", metavar="ENGINE", required=True, help=about)
     for flag, default, about in (
-        ("--slots", 14, "Blocks in the pool"),
+        ("--slots", 14, "Pages in the pool"),
         ("--requests", 2, "Requests at a time"),
         ("--depth", 12, "Actions in a schedule"),
-        ("--page-size", 1, "Tokens in a block"),
+        ("--page-size", 1, "Tokens in a page"),
+        ("--window", 3, "Tokens of the sliding window"),
         ("--seconds", 120, "Seconds after which the search stops"),
     ):
         help_ = f"{about} (default: {default})"

@@ -41,7 +41,7 @@ DETAILS = {
 exit codes:
     0  no violation up to the depth that is printed
     1  a violation, with the shortest schedule
-  125  no verdict: unknown classes, or no eviction, shared prefix or tombstone
+  125  no verdict: unknown classes, a depth not reached in time, or no eviction
 """,
     "regress": """\
 The run writes a record and an HTML page.
@@ -84,7 +84,7 @@ EXAMPLES = {
     "watch": (
         "watch --engine sglang==0.5.12\nwatch -- python -m sglang.launch_server --model-path MODEL"
     ),
-    "explore": "explore --engine vllm==0.33.0 --page-size 2",
+    "explore": "explore --engine sglang==0.5.23 --page-size 2",
     "replay": "replay properties/corpus/swa_pad@decode.json\nreplay properties/corpus",
     "bisect": "bisect swa_pad,swa_int64\nbisect swa_pad,req_pool_pad --runner decode --seed 1",
     "timeline": "timeline --device cpu --record timeline.json",
