@@ -52,7 +52,7 @@ def search_of(spec: str, bound: Bound) -> tuple[str, Search]:
         make = module.machines(engine, bound)
         make().check()
         snapshots = Snapshots(module.shared(engine))
-        snapshots.load(snapshots.save(make())).key()
+        snapshots.save(make()).restore().key()
         return found.name, Search(make, snapshots)
     except Exception as error:
         raise CannotRunError(

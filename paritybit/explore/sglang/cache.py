@@ -44,7 +44,8 @@ class Tree:
 
     def below(self, parent: Any, tokens: Tokens) -> Iterator[Node]:
         """Yield the nodes below one, in the order of their tokens."""
-        found = [(tuple(child.key.raw_token_ids()), child) for child in parent.children.values()]
+        children = parent.children.values()
+        found = [(tuple(one.key.raw_token_ids()[: len(one.key)]), one) for one in children]
         for key, child in sorted(found, key=lambda one: one[0]):
             yield self.node(child, tokens + key)
             yield from self.below(child, tokens + key)

@@ -1,6 +1,7 @@
 """The states of sglang's allocator and prefix cache: actions, laws, and what stands for a state."""
 
 from collections.abc import Callable, Hashable, Iterable
+from functools import cache
 from typing import Any
 
 from paritybit.explore.bound import Bound
@@ -13,7 +14,8 @@ from paritybit.subjects.engines.shared.bags import Bag
 from paritybit.subjects.engines.shared.loading import Engine
 
 POOLS = ("full", "sliding")
-SCALARS = (bool, int, float, str, type(None))
+SCALARS = frozenset({bool, int, float, str, type(None)})
+FEW = 4
 UNNAMED = frozenset(
     {
         "_cache_breakdown_computed",
@@ -56,6 +58,8 @@ class SglangMachine:
         self.shadows = Shadow(), Shadow()
         self.reached: set[str] = set()
         self.arrived = 0
+        self.action = ""
+        self.kept: frozenset[int] = frozenset()
 
     def actions(self) -> list[str]:
         """Return the actions that the scheduler may perform in this state."""
@@ -68,13 +72,14 @@ class SglangMachine:
             for place, one in enumerate(requests)
             if one is not self.scheduler.chunked and not one.to_finish
         ]
-        if not requests and self.tree().nodes:
+        if not requests and self.kept:
             found.append("reset")
         return found
 
     def act(self, action: str) -> None:
         """Perform an action. Raises ViolationError if a step reads what is not its own."""
         name, _, number = action.partition(" ")
+        self.action = name
         try:
             if name == "step":
                 self.step()
@@ -101,14 +106,8 @@ class SglangMachine:
 
     def step(self) -> None:
         """Perform a step of the scheduler, and note what it brought about."""
-        kept = {slot for node in self.tree().nodes for slot in node.full}
         retracted = self.scheduler.retracted
         self.scheduler.step(self.compute)
-        tree = self.tree()
-        if kept - {slot for node in tree.nodes for slot in node.full}:
-            self.reached.add("evictions")
-        if any(node.sliding is None for node in tree.nodes):
-            self.reached.add("tombstones")
         if self.scheduler.retracted > retracted:
             self.reached.add("preemptions")
         if self.scheduler.shared:
@@ -144,40 +143,58 @@ class SglangMachine:
         self.shadows[FULL].read(FULL, row, tokens, request.rid)
         self.shadows[SLIDING].read(SLIDING, seen, tokens, request.rid)
 
-    def tree(self) -> Tree:
-        """Return the nodes of the prefix cache."""
-        return Tree(self.scheduler.cache, mapping_of(self.scheduler.allocator))
-
     def holding(self) -> list[Any]:
         """Return the requests that hold slots."""
         return [one for one in self.scheduler.requests() if record(one, "req_pool_idx") is not None]
 
     def check(self) -> None:
         """Check who holds which slots, what the cache keeps, and what the next queries see."""
+        if self.action == "arrive":
+            return  # The engine was not called.
         mapping = mapping_of(self.scheduler.allocator)
         tree = Tree(self.scheduler.cache, mapping)
+        kept = frozenset(slot for node in tree.nodes for slot in node.full)
+        if self.action == "step" and self.kept - kept:
+            self.reached.add("evictions")
+        if any(node.sliding is None for node in tree.nodes):
+            self.reached.add("tombstones")
+        self.kept = kept
         for request in self.holding():
             computed = int(record(request, "kv_committed_len"))
             self.read(request, computed, computed, mapping)
+            self.check_free(request, computed, mapping)
         self.check_tree(tree, mapping)
         for group, owners in enumerate(self.owners(tree, mapping)):
             self.check_pages(group, owners)
         sizes = tree.sizes()
-        kept = (
+        sums = (
             sum(len(node.full) for node in tree.nodes),
             sum(len(node.sliding or ()) for node in tree.nodes),
         )
         for group, name in enumerate(POOLS):
-            if sizes[group] + sizes[group + 2] != kept[group]:
+            if sizes[group] + sizes[group + 2] != sums[group]:
                 raise ViolationError(
                     f"wrong count: {sizes[group]} evictable and {sizes[group + 2]} locked slots of "
-                    f"the {name} pool, but the prefix cache keeps {kept[group]}"
+                    f"the {name} pool, but the prefix cache keeps {sums[group]}"
                 )
             if sizes[group + 2] and self.scheduler.idle():
                 raise ViolationError(
                     f"leak: {sizes[group + 2]} slots of the {name} pool are locked, and no "
                     "request is left"
                 )
+
+    def check_free(self, request: Any, computed: int, mapping: list[int]) -> None:
+        """Check that no slot that the next query sees can be handed out again."""
+        row, size = self.row(request, computed), self.bound.page_size
+        sliding = [mapping[slot] for slot in row[max(0, computed - self.bound.window) :]]
+        for group, slots in enumerate((row, sliding)):
+            free = set(free_pages(self.scheduler.allocator, group))
+            for slot in slots:
+                if slot // size in free:
+                    raise ViolationError(
+                        f"freed in use: page {slot // size} of the {POOLS[group]} pool is free, "
+                        f"and {request.rid} reads it"
+                    )
 
     def check_tree(self, tree: Tree, mapping: list[int]) -> None:
         """Check that each cached slot holds the tokens for which it is kept."""
@@ -244,18 +261,27 @@ def tokens_of(request: Any) -> Tokens:
     return (*request.origin_input_ids, *request.output_ids)
 
 
-def scalars_of(holder: Any) -> list[tuple[str, Any]]:
-    """Return the attributes of an engine's object that are plain values, but for names of nodes."""
-    fields = vars(holder) if hasattr(holder, "__dict__") else holder.__slots__
-    found = [(name, getattr(holder, name)) for name in sorted(fields)]
-    return [
-        (name, value)
-        for name, value in found
-        if (isinstance(value, SCALARS) or name == "component_evicted_seqlens")
-        and name not in UNNAMED
-        and not name.endswith("node")
-        and "uuid" not in name
-    ]
+def plain(value: Any) -> Any:
+    """Return the values of a small dictionary, and a mark for anything else that is not plain."""
+    return list(value.values()) if type(value) is dict and len(value) < FEW else ...
+
+
+@cache
+def names_of(kind: type, fields: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the attributes of an engine's objects that count, by type and all attributes."""
+    return tuple(
+        name
+        for name in sorted(fields)
+        if name not in UNNAMED and not name.endswith("node") and "uuid" not in name
+    )
+
+
+def scalars_of(holder: Any) -> list[Any]:
+    """Return what plain values an engine's object has, in the order of their names."""
+    fields = vars(holder) if hasattr(holder, "__dict__") else None
+    names = names_of(type(holder), tuple(fields or holder.__slots__))
+    values = map(fields.__getitem__, names) if fields else (getattr(holder, one) for one in names)
+    return [value if type(value) in SCALARS else plain(value) for value in values]
 
 
 class Key:
@@ -295,8 +321,7 @@ class Key:
         slots = self.machine.row(request, count) if count else []
         lock = getattr(request, "lock", None)
         kept = getattr(request, "kv", None)
-        return repr(
-            (
+        return (
                 tokens_of(request),
                 self.slots(FULL, slots),
                 self.slots(SLIDING, [self.mapping[slot] for slot in slots]),
@@ -312,7 +337,6 @@ class Key:
                     lock.swa_released,
                 ),
                 bool(request.to_finish),
-            )
         )
 
     def whole(self) -> Hashable:
@@ -347,4 +371,4 @@ class Key:
                     if slot // self.size in live[group]
                 )
             )
-        return repr(found)
+        return found

@@ -101,7 +101,7 @@ class World:
     @property
     def sliding(self) -> int:
         """Pages of the sliding pool: fewer than the full one has, as a server's default is."""
-        return max(self.bound.slots * 3 // 4, 2)
+        return self.bound.slots * 4 // 5
 
     def objects(self) -> Objects:
         """Return new ones."""
@@ -148,6 +148,7 @@ class World:
             req_to_token_pool=table,
             token_to_kv_pool_allocator=allocator,
             page_size=bound.page_size,
+            is_eagle=bound.keys == 2,
         )
         try:
             choose = part(f"{CACHE}.registry:default_radix_cache_factory")
