@@ -16,7 +16,7 @@ class Bound:
     is the number of tokens in a key of the prefix cache: with drafts of EAGLE, sglang's has two.
     """
 
-    slots: int = 14
+    slots: int = 18
     requests: int = 2
     page_size: int = 1
     window: int = 2

@@ -11,10 +11,10 @@ replayed path, and a violation counts only if its path, replayed from the start,
 
 import marshal
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Protocol
+from typing import Any, Protocol
 
 from paritybit.explore.snapshots import Snapshot, Snapshots
 
@@ -57,8 +57,11 @@ class Machine(Protocol):
         """Raise ViolationError if a law does not hold now."""
         ...
 
-    def key(self) -> Hashable:
-        """Return what the rest of a schedule depends on, with opaque names renamed."""
+    def key(self) -> Any:
+        """Return what the rest of a schedule depends on, with opaque names renamed.
+
+        It consists of lists, tuples and plain values.
+        """
         ...
 
 

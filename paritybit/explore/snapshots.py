@@ -152,15 +152,6 @@ def write_attributes(pairs: Pairs) -> None:
             live.update(content)
 
 
-def changed_attributes(pairs: Pairs) -> list[int]:
-    """Return the places of objects whose attributes have other values."""
-    return [
-        place
-        for place, (live, content) in enumerate(pairs)
-        if len(live) != len(content) or not all(map(is_, live.values(), content.values()))
-    ]
-
-
 def write_whole(pairs: Pairs) -> None:
     """Give dictionaries and sets their contents back."""
     for live, content in pairs:
@@ -262,7 +253,7 @@ def in_slots(kind: type) -> Part | None:
     return Part(itself, copy, write, changed) if found else None
 
 
-ATTRIBUTES = Part(attributes, dict.copy, write_attributes, changed_attributes)
+ATTRIBUTES = Part(attributes, dict.copy, write_attributes, changed_pairs)
 TENSOR = Part(itself, copy_tensor, write_tensors, changed_tensors)
 CONTAINERS: dict[type, Part] = {
     dict: Part(itself, lambda live: live.copy(), write_whole, changed_pairs),

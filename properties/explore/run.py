@@ -1,34 +1,52 @@
 """Plant the faults of the table, one at a time, and see what `paritybit explore` says of each.
 
-A script: `python -m properties.explore.run --source FOLDER`. In FOLDER vLLM's wheel is unpacked.
-The release is first explored without a fault. Exits with 0 if all faults are found.
+A script: `python -m properties.explore.run --sources FOLDER`. FOLDER has a folder per release, such
+as `sglang-0.5.23`. Releases without a fault are explored first. Exits with 0 if they are clean and
+all faults are found.
 """
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from paritybit.compat import tomllib
 from properties.planted.run import say
+from properties.sanitizer.planted import faults
 from properties.sanitizer.planted.faults import Fault, read
 from properties.sanitizer.planted.plant import plant
 from properties.support.places import ROOT
 
 TABLE = Path(__file__).with_name("faults.toml")
 RECORD = ROOT / "reports/evidence/planted-explore.json"
-SIZES = re.compile(r"(\d+) states, (\d+) actions tried in [\d.]+ s \((\d+) states per second\)")
+SIZES = re.compile(r"(\d+) states, (\d+) actions tried in [\d.]+ s")
+SECONDS = "1200"
+
+PAGED = ("--page-size", "2", "--window", "3")
+PAIRED = ("--keys", "2")
+CONTROLS = (
+    ("vllm-0.33.0", ()),
+    ("vllm-0.33.0", PAGED),
+    ("sglang-0.5.23", ()),
+    ("sglang-0.5.23", PAGED),
+    ("sglang-0.5.23", (*PAGED, *PAIRED)),
+)
+"""Releases that are explored without a fault, and the bounds."""
 
 
-def explored(engine: Path, page: int, out: Path) -> dict[str, Any]:
+def explored(engine: Path, words: Sequence[str], out: Path, fault: Fault | None) -> dict[str, Any]:
     """Return what `paritybit explore` says of an engine's folder."""
-    words = ["--engine", str(engine), "--page-size", str(page), "--out", str(out)]
+    command = ["explore", "--engine", str(engine), *words, "--seconds", SECONDS, "--out", str(out)]
     ended = subprocess.run(
-        [sys.executable, "-m", "paritybit", "explore", *words],
+        [sys.executable, "-m", "paritybit", *command],
         cwd=ROOT,
+        env={**os.environ, **(fault.environment if fault is not None else {})},
         capture_output=True,
         text=True,
         check=False,
@@ -37,32 +55,54 @@ def explored(engine: Path, page: int, out: Path) -> dict[str, Any]:
     cases = sorted(out.glob("*/cases/explore.json"))
     case = json.loads(cases[-1].read_text(encoding="utf-8")) if cases else {}
     return {
+        "options": " ".join(words),
         "exit code": ended.returncode,
-        "page size": page,
         "states": int(sizes[1]) if sizes else 0,
-        "actions": case.get("actions"),
-        "text": case.get("text") or (lines or [ended.stderr])[-1],
+        "actions": " / ".join(case.get("actions", ())),
+        "text": case.get("text") or (lines or ended.stderr.splitlines())[-1],
     }
+
+
+def planted() -> list[tuple[str, tuple[str, ...], Fault]]:
+    """Return the faults: for each, the release and the options."""
+    borrowed = tomllib.loads(TABLE.read_text(encoding="utf-8"))["borrowed"]
+    chosen = list(read(TABLE))
+    for table, names in borrowed.items():
+        listed = {fault.name: fault for fault in read(faults.TABLE.with_name(table))}
+        chosen += [listed[name] for name in names]
+    return [
+        (
+            f"{fault.engine}-{fault.release}",
+            (PAGED if {"page", "small-page"} & set(fault.needs) else ())
+            + (PAIRED if "eagle" in fault.needs else ()),
+            fault,
+        )
+        for fault in chosen
+    ]
 
 
 def main() -> int:
     """Plant all faults and write the record; return the exit code."""
-    parser = argparse.ArgumentParser(description="Plant faults in vLLM and explore it.")
-    parser.add_argument("--source", type=Path, required=True, help="Folder of an unpacked release")
+    parser = argparse.ArgumentParser(description="Plant faults in engines and explore them.")
+    parser.add_argument("--sources", type=Path, required=True, help="Folder of unpacked releases")
+    parser.add_argument("--only", help="Name of one fault; others keep their entry in the record")
     asked = parser.parse_args()
-    faults: list[Fault | None] = [None, *read(TABLE)]
+    trials = [(name, words, None) for name, words in CONTROLS] + planted()
     found: dict[str, Any] = {}
-    for fault in faults:
-        name, page = "control", 1
-        if fault is not None:
-            name, page = fault.name, 2 if "page" in fault.needs else 1
-        with tempfile.TemporaryDirectory(prefix="planted-", dir=asked.source.parent) as scratch:
-            engine = Path(scratch) / "engine"
-            plant(fault, asked.source, engine)
-            found[name] = explored(engine, page, Path(scratch) / "out")
-        say(f"{name}: exit code {found[name]['exit code']}: {found[name]['text']}")
-        RECORD.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return 0 if [one["exit code"] for one in found.values()] == [0] + [1] * len(faults[1:]) else 1
+    if asked.only:
+        found = json.loads(RECORD.read_text(encoding="utf-8"))
+    for release, words, fault in trials:
+        name = fault.name if fault is not None else " ".join((release, *words))
+        if asked.only in (None, name):
+            with tempfile.TemporaryDirectory(prefix="planted-") as scratch:
+                engine = Path(scratch) / release
+                plant(fault, (asked.sources / release).resolve(), engine)
+                found[name] = {"release": release}
+                found[name] |= explored(engine, words, Path(scratch) / "out", fault)
+            say(f"{name}: exit code {found[name]['exit code']}: {found[name]['text']}")
+            RECORD.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    expected = [0] * len(CONTROLS) + [1] * len(planted())
+    return 0 if [one["exit code"] for one in found.values()] == expected else 1
 
 
 if __name__ == "__main__":
