@@ -30,8 +30,14 @@ SECONDS = "1200"
 
 PAGED = ("--page-size", "2", "--window", "3")
 PAIRED = ("--keys", "2")
-CONTROLS = (
-    ("vllm-0.33.0", ()),
+WIDE = ("--window", "3")
+"""vLLM's window counts the token itself, so with 2 a prefix hit needs a single block."""
+
+NARROW = {"vllm": WIDE, "sglang": ()}
+"""The bound of pages of one token, by engine."""
+
+CONTROLS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("vllm-0.33.0", WIDE),
     ("vllm-0.33.0", PAGED),
     ("sglang-0.5.23", ()),
     ("sglang-0.5.23", PAGED),
@@ -73,7 +79,7 @@ def planted() -> list[tuple[str, tuple[str, ...], Fault]]:
     return [
         (
             f"{fault.engine}-{fault.release}",
-            (PAGED if {"page", "small-page"} & set(fault.needs) else ())
+            (PAGED if {"page", "small-page"} & set(fault.needs) else NARROW[fault.engine])
             + (PAIRED if "eagle" in fault.needs else ()),
             fault,
         )
@@ -85,21 +91,22 @@ def main() -> int:
     """Plant all faults and write the record; return the exit code."""
     parser = argparse.ArgumentParser(description="Plant faults in engines and explore them.")
     parser.add_argument("--sources", type=Path, required=True, help="Folder of unpacked releases")
-    parser.add_argument("--only", help="Name of one fault; others keep their entry in the record")
+    parser.add_argument("--only", nargs="+", help="Names whose entries in the record are renewed")
     asked = parser.parse_args()
-    trials = [(name, words, None) for name, words in CONTROLS] + planted()
-    found: dict[str, Any] = {}
-    if asked.only:
-        found = json.loads(RECORD.read_text(encoding="utf-8"))
-    for release, words, fault in trials:
-        name = fault.name if fault is not None else " ".join((release, *words))
-        if asked.only in (None, name):
+    trials: list[tuple[str, str, tuple[str, ...], Fault | None]] = [
+        *((" ".join((name, *words)), name, words, None) for name, words in CONTROLS),
+        *((fault.name, release, words, fault) for release, words, fault in planted()),
+    ]
+    found = json.loads(RECORD.read_text(encoding="utf-8")) if asked.only else {}
+    for name, release, words, fault in trials:
+        if asked.only is None or name in asked.only:
             with tempfile.TemporaryDirectory(prefix="planted-") as scratch:
                 engine = Path(scratch) / release
                 plant(fault, (asked.sources / release).resolve(), engine)
                 found[name] = {"release": release}
                 found[name] |= explored(engine, words, Path(scratch) / "out", fault)
             say(f"{name}: exit code {found[name]['exit code']}: {found[name]['text']}")
+            found = {one: found[one] for one, *_ in trials if one in found}
             RECORD.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     expected = [0] * len(CONTROLS) + [1] * len(planted())
     return 0 if [one["exit code"] for one in found.values()] == expected else 1
