@@ -110,7 +110,11 @@ class Key:
         )
 
     def whole(self) -> Any:
-        """Return all of it. What free pages hold is left out: they are written before a read."""
+        """Return all of it.
+
+        What free pages hold is left out, because they are written before they are read. What they
+        are mapped to is not: an engine may forget to clear it.
+        """
         scheduler, tree = self.scheduler, self.tree
         requests = scheduler.requests()
         running = [] if scheduler.running is None else scheduler.running.reqs
@@ -141,4 +145,7 @@ class Key:
                     if slot // self.size in live[group]
                 )
             )
+        pages = free_pages(scheduler.allocator, FULL)
+        unused = [page * self.size + place for page in pages for place in range(self.size)]
+        found.append(self.slots(SLIDING, [self.mapping[slot] for slot in unused]))
         return found

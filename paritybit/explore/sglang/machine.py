@@ -140,8 +140,8 @@ class SglangMachine:
 
     def check(self) -> None:
         """Check who holds which slots, what the cache keeps, and what the next queries see."""
-        if self.action == "arrive":
-            return  # The engine was not called.
+        if self.action in ("arrive", "end") and not self.scheduler.idle():
+            return  # The engine was not called, and there are no more laws than before.
         mapping = mapping_of(self.scheduler.allocator)
         tree = Tree(self.scheduler.cache, mapping)
         kept = frozenset(slot for node in tree.nodes for slot in node.full)
@@ -222,9 +222,10 @@ class SglangMachine:
 
     def check_pages(self, group: int, owners: dict[int, list[str]]) -> None:
         """Check that each page of a pool is free, once, or has one owner."""
-        free, name = free_pages(self.scheduler.allocator, group), POOLS[group]
-        if len(set(free)) < len(free):
-            raise ViolationError(f"double free: a page of the {name} pool is free twice: {free}")
+        listed, name = free_pages(self.scheduler.allocator, group), POOLS[group]
+        free = set(listed)
+        if len(free) < len(listed):
+            raise ViolationError(f"double free: a page of the {name} pool is free twice: {listed}")
         last = self.bound.slots if group == FULL else sliding_pages(self.bound)
         for page in range(1, last + 1):
             who = owners.get(page, [])
