@@ -1,0 +1,248 @@
+"""The states of sglang's allocator and prefix cache: actions and laws."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from paritybit.explore.bound import Bound
+from paritybit.explore.laws import Shadow
+from paritybit.explore.search import ViolationError
+from paritybit.explore.sglang.cache import FULL, SLIDING, Tree, free_pages, mapping_of
+from paritybit.explore.sglang.key import Key
+from paritybit.explore.sglang.scheduler import Computed, Scheduler, record, tokens_of
+from paritybit.explore.sglang.world import World, sliding_pages
+from paritybit.subjects.engines.shared.bags import Bag
+from paritybit.subjects.engines.shared.loading import Engine
+
+POOLS = ("full", "sliding")
+
+
+def machines(engine: Engine, bound: Bound) -> Callable[[], "SglangMachine"]:
+    """Return what makes a machine in its first state."""
+    world = World(engine, bound)
+    return lambda: SglangMachine(world)
+
+
+def shared(engine: Engine) -> tuple[type, ...]:
+    """Return the types of objects that never change."""
+    return (
+        Bag,
+        Bound,
+        World,
+        engine.part("srt.mem_cache.memory_pool:MHATokenToKVPool"),
+        engine.part("srt.sampling.sampling_params:SamplingParams"),
+    )
+
+
+class SglangMachine:
+    """A scheduler over the engine's own objects, and the shadow of the slots of both pools."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.bound = world, world.bound
+        self.scheduler = Scheduler(world)
+        self.shadows = Shadow(), Shadow()
+        self.reached: set[str] = set()
+        self.arrived = 0
+        self.action = ""
+        self.kept: frozenset[int] = frozenset()
+
+    def actions(self) -> list[str]:
+        """Return the actions that the scheduler may perform in this state."""
+        requests = self.scheduler.requests()
+        found = ["step"] if requests else []
+        if len(requests) < self.bound.requests:
+            found += [f"arrive {number}" for number in range(len(self.bound.prompts))]
+        found += [
+            f"end {place}"
+            for place, one in enumerate(requests)
+            if one is not self.scheduler.chunked and not one.to_finish
+        ]
+        if not requests and self.kept:
+            found.append("reset")
+        return found
+
+    def act(self, action: str) -> None:
+        """Perform an action. Raises ViolationError if a step reads what is not its own."""
+        name, _, number = action.partition(" ")
+        self.action = name
+        try:
+            if name == "step":
+                self.step()
+            elif name == "arrive":
+                self.arrived += 1
+                prompt = self.bound.prompts[int(number)]
+                self.scheduler.waiting.append(self.world.request(f"r{self.arrived}", prompt))
+            elif name == "end":
+                self.scheduler.stop(self.scheduler.requests()[int(number)])
+            else:
+                self.scheduler.reset()
+                self.reached.add("resets")
+        except (
+            ArithmeticError,
+            AssertionError,
+            AttributeError,
+            LookupError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:
+            said = " ".join(str(error).split())
+            raise ViolationError(f"engine error: {type(error).__name__}: {said}") from error
+
+    def step(self) -> None:
+        """Perform a step of the scheduler, and note what it brought about."""
+        retracted = self.scheduler.retracted
+        self.scheduler.step(self.compute)
+        if self.scheduler.retracted > retracted:
+            self.reached.add("preemptions")
+        if self.scheduler.shared:
+            self.reached.add("shared prefixes")
+
+    def compute(self, parts: list[Computed]) -> None:
+        """Write the slots of all tokens that are computed in a step, then read what they see."""
+        mapping = mapping_of(self.scheduler.allocator)
+        for part in parts:
+            tokens, row = tokens_of(part.request), self.row(part.request, part.end)
+            for position in range(part.begin, part.end):
+                sliding = mapping[row[position]]
+                if not row[position] or not sliding:
+                    raise ViolationError(
+                        f"unwritten slot: position {position} of {part.request.rid} has no slot"
+                    )
+                self.shadows[FULL].write(FULL, row[position], tokens[: position + 1])
+                self.shadows[SLIDING].write(SLIDING, sliding, tokens[: position + 1])
+        for part in parts:
+            self.read(part.request, part.begin, part.end, mapping)
+
+    def row(self, request: Any, end: int) -> list[int]:
+        """Return the full slots of a request's first tokens."""
+        row = record(request, "req_pool_idx")
+        found: list[int] = self.scheduler.table.req_to_token[int(row), :end].tolist()
+        last = (self.bound.slots + 1) * self.bound.page_size
+        for position, slot in enumerate(found):
+            if not 0 <= slot < last:
+                raise ViolationError(
+                    f"wrong list: position {position} of {request.rid} has the slot {slot}, which "
+                    "is not in the pool"
+                )
+        return found
+
+    def read(self, request: Any, begin: int, end: int, mapping: list[int]) -> None:
+        """Check what the queries from `begin` up to `end` see: a window and themselves."""
+        tokens, row = tokens_of(request)[:end], self.row(request, end)
+        first = max(0, begin - self.bound.window)
+        seen = [mapping[slot] or None for slot in row[first:]]
+        self.shadows[FULL].read(FULL, row, tokens, request.rid)
+        self.shadows[SLIDING].read(SLIDING, seen, tokens, request.rid)
+
+    def holding(self) -> list[Any]:
+        """Return the requests that hold slots."""
+        return [one for one in self.scheduler.requests() if record(one, "req_pool_idx") is not None]
+
+    def check(self) -> None:
+        """Check who holds which slots, what the cache keeps, and what the next queries see."""
+        if self.action in ("arrive", "end") and not self.scheduler.idle():
+            return  # The engine was not called, and there are no more laws than before.
+        mapping = mapping_of(self.scheduler.allocator)
+        tree = Tree(self.scheduler.cache, mapping)
+        kept = frozenset(slot for node in tree.nodes for slot in node.full)
+        if self.action == "step" and self.kept - kept:
+            self.reached.add("evictions")
+        if any(node.sliding is None for node in tree.nodes):
+            self.reached.add("tombstones")
+        self.kept = kept
+        for request in self.holding():
+            computed = int(record(request, "kv_committed_len"))
+            self.read(request, computed, computed, mapping)
+            self.check_free(request, computed, mapping)
+        self.check_tree(tree, mapping)
+        for group, owners in enumerate(self.owners(tree, mapping)):
+            self.check_pages(group, owners)
+        sizes = tree.sizes()
+        sums = (
+            sum(len(node.full) for node in tree.nodes),
+            sum(len(node.sliding or ()) for node in tree.nodes),
+        )
+        for group, name in enumerate(POOLS):
+            if sizes[group] + sizes[group + 2] != sums[group]:
+                raise ViolationError(
+                    f"wrong count: {sizes[group]} evictable and {sizes[group + 2]} locked slots of "
+                    f"the {name} pool, but the prefix cache keeps {sums[group]}"
+                )
+            if sizes[group + 2] and self.scheduler.idle():
+                raise ViolationError(
+                    f"leak: {sizes[group + 2]} slots of the {name} pool are locked, and no "
+                    "request is left"
+                )
+
+    def check_free(self, request: Any, computed: int, mapping: list[int]) -> None:
+        """Check that no slot that the next query sees can be handed out again."""
+        row, size = self.row(request, computed), self.bound.page_size
+        sliding = [mapping[slot] for slot in row[max(0, computed - self.bound.window) :]]
+        for group, slots in enumerate((row, sliding)):
+            free = set(free_pages(self.scheduler.allocator, group))
+            for slot in slots:
+                if slot // size in free:
+                    raise ViolationError(
+                        f"freed in use: page {slot // size} of the {POOLS[group]} pool is free, "
+                        f"and {request.rid} reads it"
+                    )
+
+    def check_tree(self, tree: Tree, mapping: list[int]) -> None:
+        """Check that each cached slot holds the tokens for which it is kept."""
+        for node in tree.nodes:
+            self.shadows[FULL].cached(FULL, node.full, node.tokens)
+            if node.sliding is None:
+                continue
+            self.shadows[SLIDING].cached(SLIDING, node.sliding, node.tokens)
+            found = [mapping[slot] for slot in node.full]
+            if found != node.sliding:
+                raise ViolationError(
+                    f"wrong list: the prefix cache keeps the sliding slots {node.sliding}, and a "
+                    f"request that reuses them reads {found}"
+                )
+
+    def owners(self, tree: Tree, mapping: list[int]) -> tuple[dict[int, list[str]], ...]:
+        """Return who gives back each page, per pool: a node of the cache, or one request."""
+        size = self.bound.page_size
+        found: tuple[dict[int, list[str]], ...] = {}, {}
+
+        def own(group: int, slots: Iterable[int], who: str) -> None:
+            for page in {slot // size for slot in slots if slot >= size}:
+                found[group].setdefault(page, []).append(who)
+
+        for node in tree.nodes:
+            own(FULL, node.full, "the prefix cache")
+            own(SLIDING, node.sliding or (), "the prefix cache")
+        for request in self.holding():
+            first = int(record(request, "cache_protected_len"))
+            row = self.row(request, int(record(request, "kv_allocated_len")))[first:]
+            own(FULL, row, request.rid)
+            own(SLIDING, [mapping[slot] for slot in row], request.rid)
+        return found
+
+    def check_pages(self, group: int, owners: dict[int, list[str]]) -> None:
+        """Check that each page of a pool is free, once, or has one owner."""
+        listed, name = free_pages(self.scheduler.allocator, group), POOLS[group]
+        free = set(listed)
+        if len(free) < len(listed):
+            raise ViolationError(f"double free: a page of the {name} pool is free twice: {listed}")
+        last = self.bound.slots if group == FULL else sliding_pages(self.bound)
+        for page in range(1, last + 1):
+            who = owners.get(page, [])
+            if page in free and who:
+                raise ViolationError(
+                    f"freed in use: page {page} of the {name} pool is free, and {who[0]} holds it"
+                )
+            if page not in free and not who:
+                raise ViolationError(
+                    f"leak: page {page} of the {name} pool is neither free nor held"
+                )
+            if len(who) > 1:
+                raise ViolationError(
+                    f"wrong owner: page {page} of the {name} pool is given back by both "
+                    f"{who[0]} and {who[1]}"
+                )
+
+    def key(self) -> Any:
+        """Return the state, with slots, nodes and marks named in the order in which they occur."""
+        return Key(self.scheduler, self.shadows, self.row).whole()
