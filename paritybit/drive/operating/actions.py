@@ -124,7 +124,8 @@ def with_actions(seed: int, given: Iterator[Wave], kinds: Sequence[str]) -> Iter
         # A poll after a request arrives, its prompt or a first chunk of it has just been computed.
         arrivals = [one.arrives for one in wave.requests if one.follows is None]
         actions: list[Action] = []
-        for plans in (at_once, later, later):
+        # At first, nothing is cached that could be read after an action.
+        for plans in (*((at_once,) if before.requests else ()), later, later):
             first, *rest = next(plans, ("flush",))
             start = 0
             if plans is later:
