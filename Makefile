@@ -65,7 +65,7 @@ SHARED := $(if $(filter 1,$(MPS)),--mps)
 quoted = '$(subst ','\'',$(1))'
 
 # An engine that is tested in parts, and for every fault, is watched as a whole, too.
-WHOLE = $(if $(ENGINE),$(if $(BUG)$(RUNNER)$(PRESET)$(ARGS),,$(RUN) -m paritybit watch --engine $(call quoted,$(ENGINE)) --seconds 60 $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(if $(SEED),--seed $(call quoted,$(SEED))) || code=$$?;))
+whole = $(if $(ENGINE),$(if $(BUG)$(RUNNER)$(PRESET)$(ARGS),,$(RUN) -m paritybit watch --engine $(call quoted,$(ENGINE)) --seconds 60 $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(if $(SEED),--seed $(call quoted,$(SEED))) || code=$$?;))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup regress watch engine releases shrink bisect-releases bisect-all-releases planted-engine replay bisect timeline corpus test test-releases planted report compare summary documents list bench bench-server soak mutants code-mutants detections check
@@ -79,7 +79,7 @@ setup: $(SETUP) ## Set up .venv if this interpreter lacks a dependency
 
 regress: $(SETUP) ## Test the unchanged engine, then each bug (or BUG=…). ENGINE=… tests a released engine, in parts and whole
 	@$(RUN) -m paritybit regress $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(SEED),--seed $(call quoted,$(SEED))) $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) \
-	  $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(if $(BUG),--bug $(call quoted,$(BUG))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(if $(SHAPE),--shape $(call quoted,$(SHAPE))) $(ARGS); code=$$?; $(WHOLE) exit $$code
+	  $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(if $(BUG),--bug $(call quoted,$(BUG))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(if $(SHAPE),--shape $(call quoted,$(SHAPE))) $(ARGS); code=$$?; $(whole) exit $$code
 
 watch: $(SETUP) ## Check a whole engine with the KV sanitizer: ENGINE=sglang==0.5.12
 	@$(RUN) -m paritybit watch $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(MODEL),--model $(call quoted,$(MODEL))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(if $(SEED),--seed $(call quoted,$(SEED))) $(ARGS)

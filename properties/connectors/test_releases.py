@@ -38,13 +38,17 @@ WAYS: Mapping[str, tuple[str, ...]] = {
 
 
 def watched(
-    version: str, arguments: tuple[str, ...], folder: Path, engine: str = "sglang"
+    version: str,
+    arguments: tuple[str, ...],
+    folder: Path,
+    engine: str = "sglang",
+    forwards: int = 150,
 ) -> list[dict[str, object]]:
     """Return the journal of a release that served requests for a while."""
     package_of(version, engine)
     injected = Path(tempfile.mkdtemp(dir=folder))
     inject.prepare(injected, __version__)
-    leg = Leg("one", (*arguments, "--forwards", "150"), seconds=600)
+    leg = Leg("one", (*arguments, "--forwards", str(forwards)), seconds=600)
     starter = driven(f"{engine}=={version}").starter
     prepared = starter.prepare(f"{engine}=={version}")
     words, variables = starter.command(prepared, leg, "gemma4", 5, "cpu")
@@ -55,6 +59,25 @@ def watched(
     assert done.returncode == int(failed), done.stderr[-2000:]
     (file,) = (folder / "out").glob("process-*.jsonl")
     return list(journal.read(file))
+
+
+OPERATED: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "actions": (("--actions",), "action: "),
+    "overlap": (("--actions", "--overlap", "--page-size", "16"), "action: "),
+    "adapters": (("--model", "gpt_oss", "--adapters", "3"), "boundary: a LoRA adapter"),
+}
+
+
+@pytest.mark.parametrize("way", OPERATED)
+def test_what_operators_do_is_done_and_nothing_is_found(way: str, tmp_path: Path) -> None:
+    arguments, begins = OPERATED[way]
+    lines = watched("0.5.23", arguments, tmp_path, forwards=450)
+    assert not [line for line in lines if line["kind"] in {"finding", "undecided"}]
+    counts = next(line["counts"] for line in reversed(lines) if line["kind"] == "counts")
+    assert isinstance(counts, dict)
+    done = {name: number for name, number in counts.items() if name.startswith(begins)}
+    assert len(done) == (5 if begins == "action: " else 1)
+    assert all(done.values())
 
 
 @pytest.mark.parametrize("way", WAYS)

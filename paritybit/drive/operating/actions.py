@@ -124,7 +124,8 @@ def with_actions(seed: int, given: Iterator[Wave], kinds: Sequence[str]) -> Iter
         # A poll after a request arrives, its prompt or a first chunk of it has just been computed.
         arrivals = [one.arrives for one in wave.requests if one.follows is None]
         actions: list[Action] = []
-        for plans in (at_once, later, later):
+        # At first, nothing is cached that could be read after an action.
+        for plans in (*((at_once,) if before.requests else ()), later, later):
             first, *rest = next(plans, ("flush",))
             start = 0
             if plans is later:
@@ -133,7 +134,7 @@ def with_actions(seed: int, given: Iterator[Wave], kinds: Sequence[str]) -> Iter
             actions += [Action(what, start + 1) for what in rest]
         again = repeated(wave, before)
         yield replace(wave, actions=tuple(actions), requests=again, flush=False)
-        before = wave
+        before = replace(wave, requests=again)
 
 
 def deck(
@@ -146,13 +147,14 @@ def deck(
 
 
 def repeated(wave: Wave, before: Wave) -> tuple[Planned, ...]:
-    """Return the requests of a wave. Every third one begins with a whole prompt from before.
+    """Return the requests of a wave. Every second one begins with a whole prompt from before.
 
-    That prompt got few tokens, so that a cache still has the window at its end.
+    Prompts that got the fewest tokens come first: a cache still has the window at their end.
     """
     requests = list(wave.requests)
     old = [one for one in before.requests if one.follows is None and one.tokens <= FEW]
-    for place, earlier in zip(range(1, len(requests), 3), reversed(old), strict=False):
+    old.sort(key=lambda one: one.tokens)
+    for place, earlier in zip(range(0, len(requests), 2), old, strict=False):
         one = requests[place]
         if one.follows is None and earlier.length + one.length + one.tokens <= LONGEST:
             requests[place] = replace(one, prompt=(*earlier.prompt, *one.prompt))

@@ -21,7 +21,7 @@ LEGS = (
     ),
     Leg("each request alone", ("--alone",)),
     Leg("LoRA adapters", ("--model", "gpt_oss", "--adapters", "3")),
-    Leg("actions", ("--actions",)),
+    Leg("actions", ("--actions",), 2.0),
     Leg("actions with overlap", ("--actions", "--overlap", "--page-size", "16")),
     Leg("breakable prefill graphs", ("--graphs", "breakable")),
 )
