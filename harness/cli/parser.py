@@ -41,6 +41,7 @@ run_timeline: Command = "paritybit.harness.cli.measure", "run_timeline"
 run_compare: Command = "paritybit.harness.cli.pages", "run_compare"
 run_report: Command = "paritybit.harness.cli.pages", "run_report"
 run_summary: Command = "paritybit.harness.cli.pages", "run_summary"
+run_explore: Command = "paritybit.harness.cli.explore", "run_explore"
 run_regress: Command = "paritybit.harness.cli.regress", "run_regress"
 run_replay: Command = "paritybit.harness.cli.replay", "run_replay"
 

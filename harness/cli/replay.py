@@ -22,6 +22,7 @@ from paritybit.harness.checks.of_schedules.declared_state import DECLARED_STATE
 from paritybit.harness.cli.display import print_errors
 from paritybit.harness.cli.engines.trial import replay_engine
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
+from paritybit.harness.cli.explore import replay_explored
 from paritybit.harness.cli.watch.replay import replay_watched
 from paritybit.harness.engines.case import is_of_engine
 from paritybit.harness.errors import CannotRunError, MalformedError, printable
@@ -31,6 +32,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
+from paritybit.explore.case import is_case as is_explored
 from paritybit.launch.reading import is_case
 
 
@@ -45,6 +47,8 @@ def run_replay(options: argparse.Namespace) -> int:
         return replay_watched(files, options)
     path = options.case[0]
     data = read_json(path)
+    if is_explored(data):
+        return replay_explored(data, path.name, options)
     if is_case(data):
         return replay_watched([(data, path.name)], options)
     if is_of_engine(data):

@@ -36,6 +36,7 @@ ORDER = (
     "paritybit.drive",
     "paritybit.inject",
     "paritybit.launch",
+    "paritybit.explore",
     "paritybit.testing",
     "paritybit.harness.cli",
 )

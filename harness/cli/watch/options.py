@@ -1,4 +1,4 @@
-"""The options of `watch`, and of the commands about what it found."""
+"""The options of `watch`, of the commands about what it found, and of `explore`."""
 
 from collections.abc import Callable
 
@@ -130,9 +130,27 @@ def add_releases_options(releases: Parser) -> None:
     )
 
 
+def add_explored(explore: Parser) -> None:
+    """Add the options of `explore`."""
+    about = "Release such as sglang==0.5.23, or a folder with a source tree"
+    explore.add_argument("--engine", metavar="ENGINE", required=True, help=about)
+    for flag, default, about in (
+        ("--slots", 14, "Pages in the pool"),
+        ("--requests", 2, "Requests at a time"),
+        ("--depth", 12, "Actions in a schedule"),
+        ("--page-size", 1, "Tokens in a page"),
+        ("--window", 3, "Tokens of the sliding window"),
+        ("--seconds", 120, "Seconds after which the search stops"),
+    ):
+        help_ = f"{about} (default: {default})"
+        explore.add_argument(flag, type=count, default=default, metavar="N", help=help_)
+    add_out(explore)
+
+
 WATCHING: tuple[tuple[str, tuple[str, str], Callable[[Parser], object]], ...] = (
     ("watch", ("paritybit.harness.cli.watch.run", "run_watch"), add_options),
     ("shrink", ("paritybit.harness.cli.watch.shrink", "run_shrink"), add_shrink_options),
     ("releases", ("paritybit.harness.cli.watch.releases", "run_releases"), add_releases_options),
+    ("explore", ("paritybit.harness.cli.explore", "run_explore"), add_explored),
 )
 """The commands: a name, the module and the function that run it, and what adds its options."""

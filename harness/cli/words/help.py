@@ -21,6 +21,7 @@ COMMANDS = {
     "watch": "Run a command with the KV sanitizer in each engine process, or drive a release",
     "shrink": "Find a smaller case of watch that shows the same finding",
     "releases": "Watch whole releases of an engine and show which have which finding",
+    "explore": "Explore every schedule of an engine's prefix cache up to a bound",
     "replay": "Replay case files",
     "bisect": "Find the smallest set of bugs or static inputs that makes a schedule fail",
     "timeline": "Replay the upstream bug history: which properties were violated at each point",
@@ -38,6 +39,12 @@ COMMANDS = {
 """What each command does, in the order in which `paritybit --help` lists them."""
 
 DETAILS = {
+    "explore": """\
+exit codes:
+    0  no violation up to the depth that is printed
+    1  a violation, with the shortest schedule
+  125  no verdict: unknown classes, a depth not reached in time, or no eviction
+""",
     "regress": """\
 The run writes a record and an HTML page.
 """,
@@ -88,6 +95,7 @@ EXAMPLES = {
     ),
     "shrink": "shrink paritybit-out/latest/cases/finding-1.json --engine sglang==0.5.11",
     "releases": "releases\nreleases --releases 0.5.11,0.5.12 --out releases",
+    "explore": "explore --engine sglang==0.5.23 --page-size 2",
     "replay": "replay properties/corpus/swa_pad@decode.json\nreplay properties/corpus",
     "bisect": "bisect swa_pad,swa_int64\nbisect swa_pad,req_pool_pad --runner decode --seed 1",
     "timeline": "timeline --device cpu --record timeline.json",

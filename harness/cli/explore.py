@@ -1,0 +1,104 @@
+"""Exploring an engine's allocator and prefix cache, and replaying what was found."""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
+from paritybit.harness.cli.folders import run_folder, shown, swap_link
+from paritybit.harness.errors import CannotRunError, MalformedError
+from rich.console import Console
+
+from paritybit.explore.bound import Bound
+from paritybit.explore.case import ExploreCase, case_of, violation_of, write
+from paritybit.explore.engines import search_of
+from paritybit.explore.search import Explored, SnapshotError
+
+NEEDED = "evictions", "shared prefixes", "tombstones"
+"""What a search must have reached to mean anything."""
+
+
+def run_explore(options: argparse.Namespace) -> int:
+    """Explore an engine up to a bound, print the result and return the exit code."""
+    bound = Bound(options.slots, options.requests, options.page_size, options.window)
+    name, search = search_of(options.engine, bound)
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"paritybit: explore {name}: {sizes(bound)}, up to {options.depth} actions")
+
+    def report(found: Explored) -> None:
+        console.print(f"{found.seconds:.0f} s: {found.states} states, depth {found.depth} complete")
+
+    try:
+        found = search.run(options.depth, options.seconds, report)
+    except SnapshotError as error:
+        raise CannotRunError(str(error)) from error
+    speed = found.states / max(found.seconds, 1e-9)
+    console.print(
+        f"{found.states} states, {found.transitions} actions tried in {found.seconds:.1f} s "
+        f"({speed:.0f} states per second); complete up to {found.depth} actions"
+    )
+    console.print(f"reached: {', '.join(sorted(found.reached)) or 'nothing'}")
+    if found.violation is None:
+        return without(found, console)
+    with run_folder(options.out) as folder:
+        path = folder / "cases" / "explore.json"
+        path.parent.mkdir(exist_ok=True)
+        write(ExploreCase(shown(options.engine), bound, found.path, found.violation), path)
+        show(console, found.path, found.violation)
+        console.print(f"to replay: paritybit replay {path} --engine {shown(options.engine)}")
+        swap_link(folder)
+    return FINDING
+
+
+def without(found: Explored, console: Console) -> int:
+    """Print the verdict of a search that found no violation; return the exit code."""
+    if found.interrupted:
+        console.print("interrupted, no violation until then", style="bold")
+        return INTERRUPTED
+    missing = [one for one in NEEDED if one not in found.reached]
+    if missing or not found.depth:
+        what = ", ".join(missing) or "a complete depth"
+        console.print(f"no verdict: the search did not reach {what}", style="bold")
+        return CANNOT_RUN
+    if found.late:
+        console.print(
+            f"no verdict: --seconds ended the search; no violation in {found.depth} actions",
+            style="bold",
+        )
+        return CANNOT_RUN
+    rest = "no state is left" if found.closed else "longer schedules were not explored"
+    console.print(f"no violation in {found.depth} actions; {rest}", style="bold")
+    return OK
+
+
+def show(console: Console, actions: Sequence[str], violation: str) -> None:
+    """Print a schedule and what it violates."""
+    for number, action in enumerate(actions, 1):
+        console.print(f"{number:3}. {action}")
+    console.print(violation, style="bold", markup=False)
+
+
+def sizes(bound: Bound) -> str:
+    """Return a bound as text."""
+    return (
+        f"{bound.slots} pages, {bound.requests} requests at a time, page size {bound.page_size}, "
+        f"window {bound.window}, at most {bound.longest} tokens per request"
+    )
+
+
+def replay_explored(data: Any, name: str, options: argparse.Namespace) -> int:
+    """Replay a case of `explore`; return 1 if a law is violated, else 0."""
+    case = case_of(data, name)
+    if options.engine is None:
+        raise MalformedError(
+            f"{name} cannot choose which code runs: name the engine with --engine ENGINE==VERSION "
+            "or --engine FOLDER"
+        )
+    _, search = search_of(options.engine, case.bound)
+    violation = violation_of(search.make(), case.actions)
+    console = Console(soft_wrap=True, highlight=False)
+    if violation is None:
+        console.print(f"{name}: not reproduced: no violation", style="bold", markup=False)
+        return OK
+    show(console, case.actions, violation)
+    return FINDING

@@ -1,0 +1,65 @@
+"""Counterexamples of `explore` as JSON data: a bound and a list of actions, and nothing to run."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from paritybit.explore.bound import Bound
+from paritybit.explore.search import Machine, ViolationError
+from paritybit.harness.errors import CannotRunError, MalformedError, cut
+from paritybit.harness.records.case import is_of_format, of_format
+from paritybit.harness.records.typed_json import from_json
+from paritybit.launch.record import write_data
+
+FORMAT = "paritybit-explore-case"
+VERSION = 1
+
+MOST = 100
+"""The most actions, and the largest size of any part of a bound, that a case may ask for."""
+
+
+@dataclass(frozen=True)
+class ExploreCase:
+    """The shortest schedule that violates a law, and the law's message."""
+
+    engine: str
+    bound: Bound
+    actions: tuple[str, ...]
+    text: str
+
+
+def is_case(data: Any) -> bool:
+    """Whether a file's JSON data says that it is a case of `explore`."""
+    return is_of_format(data, FORMAT)
+
+
+def write(case: ExploreCase, path: Path) -> None:
+    """Write a case. Raises CannotRunError where it cannot be written."""
+    write_data({"format": FORMAT, "version": VERSION, **asdict(case)}, path)
+
+
+def case_of(data: Any, name: str) -> ExploreCase:
+    """Return the case of a file's JSON data. Raises MalformedError for a malformed one."""
+    found = of_format(data, name, FORMAT, VERSION)
+    whole = {key: value for key, value in found.items() if key not in ("format", "version")}
+    try:
+        case: ExploreCase = from_json(ExploreCase, whole, "the case")
+    except ValueError as error:
+        raise MalformedError(f"{name} is not a complete case of explore: {error}") from error
+    sizes = asdict(case.bound).values()
+    if not all(0 < size <= MOST for size in sizes) or not 0 < len(case.actions) <= MOST:
+        raise MalformedError(f"{name}: sizes and the number of actions are between 1 and {MOST}")
+    return case
+
+
+def violation_of(machine: Machine, actions: tuple[str, ...]) -> str | None:
+    """Perform actions; return the first violation. Raises CannotRunError for an impossible one."""
+    for action in actions:
+        if action not in machine.actions():
+            raise CannotRunError(f"the action {cut(action)!r} is not possible in this state")
+        try:
+            machine.act(action)
+            machine.check()
+        except ViolationError as error:
+            return str(error)
+    return None

@@ -1,0 +1,198 @@
+"""Breadth-first search over the schedules of a machine, where equal states are visited once.
+
+Merging is sound because `Machine.key` holds everything on which later actions depend. It renames
+only what the engine treats as opaque: block numbers are renamed by first occurrence, so two states
+with the same key differ by a bijection that every action preserves. Breadth first, the first path
+to a violation is a shortest one.
+
+A state is reached from a snapshot of it. Some are compared with the state at the end of the
+replayed path, and a violation counts only if its path, replayed from the start, leads to one.
+"""
+
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Protocol
+
+from paritybit.explore.snapshots import Snapshots
+
+PROGRESS = 1.0
+"""Seconds between two reports of progress."""
+
+ROOM = 400_000_000
+"""Bytes of snapshots that are kept for a level. Other states of it are reached by their path."""
+
+COMPARED = 200
+"""One of so many snapshots is compared with the state that its path leads to."""
+
+
+class ViolationError(Exception):
+    """A law does not hold after an action."""
+
+
+class SnapshotError(Exception):
+    """A snapshot is not the state at the end of its path."""
+
+
+class Machine(Protocol):
+    """The objects of an engine, in one state. A new machine is in the first state."""
+
+    reached: set[str]
+
+    def actions(self) -> list[str]:
+        """Return the actions that the scheduler may perform in this state."""
+        ...
+
+    def act(self, action: str) -> None:
+        """Perform an action. Raises ViolationError if a law does not hold during it."""
+        ...
+
+    def check(self) -> None:
+        """Raise ViolationError if a law does not hold now."""
+        ...
+
+    def key(self) -> Hashable:
+        """Return what the rest of a schedule depends on, with opaque names renamed."""
+        ...
+
+
+@dataclass
+class Explored:
+    """The result of a search. `depth` is the number of actions up to which it is complete.
+
+    `reached` is what was reached in complete depths alone. `closed` means that no state beyond
+    `depth` is left, and `late` that the time was over before.
+    """
+
+    states: int = 1
+    transitions: int = 0
+    depth: int = 0
+    closed: bool = False
+    late: bool = False
+    interrupted: bool = False
+    seconds: float = 0.0
+    reached: set[str] = field(default_factory=set)
+    path: tuple[str, ...] = ()
+    violation: str | None = None
+
+
+@dataclass(frozen=True)
+class State:
+    """A state by the path to it, with a snapshot of it where there was room."""
+
+    path: tuple[str, ...]
+    saved: bytes | None
+
+
+class Search:
+    """A search over the machines that `make` makes. Without `merge` equal states are not merged."""
+
+    def __init__(
+        self, make: Callable[[], Machine], snapshots: Snapshots, *, merge: bool = True
+    ) -> None:
+        self.make, self.snapshots, self.merge = make, snapshots, merge
+        self.found = Explored()
+        self.seen = {digest(make())}
+        self.room = ROOM
+        self.visits = 0
+        self.reached: set[str] = set()
+
+    def run(
+        self, depth: int, seconds: float, report: Callable[[Explored], None] = lambda found: None
+    ) -> Explored:
+        """Visit every state up to a depth, until a violation is found or the time is over."""
+        begun = told = time.monotonic()
+        found, level = self.found, [State((), None)]
+        try:
+            for number in range(1, depth + 1):
+                self.room, following = ROOM, list[State]()
+                for state in level:
+                    found.seconds = time.monotonic() - begun
+                    if found.seconds > seconds:
+                        found.late = True
+                        return found
+                    if found.seconds + begun - told > PROGRESS:
+                        told = found.seconds + begun
+                        report(found)
+                    following += self.expanded(state, last=number == depth)
+                    if found.violation is not None:
+                        return found
+                level, found.depth = following, number
+                found.reached |= self.reached
+                if not level:
+                    found.closed = True
+                    break
+        except KeyboardInterrupt:
+            found.interrupted = True
+        found.seconds = time.monotonic() - begun
+        return found
+
+    def at(self, state: State) -> Machine:
+        """Return a machine in a state. Raises SnapshotError if its snapshot is another one."""
+        if state.saved is None:
+            return replayed(self.make, state.path)
+        machine: Machine = self.snapshots.load(state.saved)
+        return machine
+
+    def expanded(self, state: State, *, last: bool) -> list[State]:
+        """Return the new states that lie one action behind a state."""
+        new: list[State] = []
+        machine: Machine | None = self.at(state)
+        assert machine is not None
+        self.visits += 1
+        if state.saved is not None and self.visits % COMPARED == 0:
+            self.compare(machine, state.path)
+        for action in machine.actions():
+            path = (*state.path, action)
+            machine = machine or self.at(state)
+            try:
+                machine.act(action)
+                machine.check()
+            except ViolationError:
+                self.found.path, self.found.violation = path, self.confirmed(path)
+                return new
+            finally:
+                self.reached |= machine.reached
+            self.found.transitions += 1
+            key = digest(machine)
+            if key not in self.seen or not self.merge:
+                self.seen.add(key)
+                self.found.states += 1
+                new.append(State(path, None if last else self.saved(machine)))
+            machine = None
+        return new
+
+    def saved(self, machine: Machine) -> bytes | None:
+        """Return a snapshot of a machine if there is room for it."""
+        if self.room <= 0:
+            return None
+        found = self.snapshots.save(machine)
+        self.room -= len(found)
+        return found
+
+    def compare(self, machine: Machine, path: tuple[str, ...]) -> None:
+        """Raise SnapshotError if a machine is not in the state that a path leads to."""
+        if digest(machine) != digest(replayed(self.make, path)):
+            raise SnapshotError(f"the snapshot after {', '.join(path)} is another state")
+
+    def confirmed(self, path: tuple[str, ...]) -> str:
+        """Return the violation at the end of a path. Raises SnapshotError if there is none."""
+        try:
+            replayed(self.make, path).check()
+        except ViolationError as error:
+            return str(error)
+        raise SnapshotError(f"no violation at the end of {', '.join(path)}, from the start")
+
+
+def replayed(make: Callable[[], Machine], path: tuple[str, ...]) -> Machine:
+    """Return a machine after a path. Raises ViolationError as its actions do."""
+    machine = make()
+    for action in path:
+        machine.act(action)
+    return machine
+
+
+def digest(machine: Machine) -> bytes:
+    """Return 16 bytes that stand for the state of a machine."""
+    return blake2b(repr(machine.key()).encode(), digest_size=16).digest()

@@ -1,0 +1,230 @@
+"""A step of sglang's scheduler, written after the engine's own, around the engine's objects.
+
+It follows `Scheduler.get_next_batch_to_run`, `_get_new_batch_prefill_raw` and
+`update_running_batch` (managers/scheduler.py) and `process_batch_result_prefill` and `_decode`
+(scheduler_components/batch_result_processor.py) of releases 0.5.18 and 0.5.23, for a server
+without overlap, mixed chunks, drafts, sessions and host memory, with first-come scheduling.
+Admission (`PrefillAdder`), batches, requests, allocation and eviction are the engine's own.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from paritybit.explore.bound import OUTPUT
+from paritybit.explore.sglang.world import World
+from paritybit.subjects.engines.shared.loading import named
+from paritybit.subjects.engines.shared.missing import PartMissingError
+
+RATIO = 0.1
+"""The share of their output for which running requests reserve slots. A server's falls to it."""
+
+
+@dataclass(frozen=True)
+class Computed:
+    """The tokens that a request computes in a step: from `begin` on, up to `end`."""
+
+    request: Any
+    begin: int
+    end: int
+
+
+class Scheduler:
+    """The requests and batches of a scheduler, and the engine's objects."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        objects = world.objects()
+        self.table, self.allocator, self.cache = objects.table, objects.allocator, objects.cache
+        self.waiting: list[Any] = []
+        self.running: Any = None
+        self.last: Any = None
+        self.chunked: Any = None
+        self.stashes = False
+        self.retracted = 0
+        self.shared = False
+
+    def requests(self) -> list[Any]:
+        """Return the requests that are not over: those that run, in order, and those that wait."""
+        found = list(self.running.reqs) if self.running is not None else []
+        if self.last is not None:
+            found += [one for one in self.last.reqs if one not in found]
+        if self.chunked is not None and self.chunked not in found:
+            found.append(self.chunked)
+        return [one for one in found if not one.finished()] + self.waiting
+
+    def idle(self) -> bool:
+        """Whether no request is left."""
+        return not self.requests()
+
+    def step(self, compute: Callable[[list[Computed]], None]) -> None:
+        """Run a batch, if any: `compute` is called in place of the model."""
+        self.merge()
+        batch = self.prefill()
+        prefills = batch is not None
+        if batch is None:
+            batch = self.decode()
+        if batch is not None:
+            compute(self.computed(batch, prefills=prefills))
+            self.finish(batch, prefills=prefills)
+        self.last = batch if prefills else None
+
+    def merge(self) -> None:
+        """Keep what the last chunk computed, and let the last prefill's requests decode."""
+        if self.chunked is not None and self.stashes:
+            self.keep(self.chunked, chunked=True)
+        last, self.last = self.last, None
+        if last is not None:
+            out = [one for one in (self.chunked, last.chunked_req) if one is not None]
+            parameter = (
+                "reqs_to_exclude" if takes(last, "reqs_to_exclude") else "chunked_req_to_exclude"
+            )
+            last.filter_batch(**{parameter: out})
+            if not last.is_empty():
+                if self.running is None or self.running.is_empty():
+                    self.running = last
+                else:
+                    self.running.merge_batch(last)
+        if self.running is not None:
+            self.running.filter_batch()
+            if self.running.is_empty():
+                self.running = None
+
+    def prefill(self) -> Any:
+        """Return a batch of the requests that can be admitted; None if there is none."""
+        self.stashes = False
+        if not self.waiting and self.chunked is None:
+            return None
+        adder = self.adder()
+        if self.chunked is not None:
+            before = self.chunked
+            before.init_next_round_input()
+            self.chunked = adder.add_chunked_req(before)
+            self.stashes = before in adder.can_run_list
+        for request in self.waiting:
+            if adder.budget_state().name == "OTHER":
+                break
+            request.init_next_round_input(self.cache)
+            result = adder.add_one_req(
+                request, has_chunked_req=self.chunked is not None, truncation_align_size=None
+            )
+            if result.name != "CONTINUE":
+                break
+        admitted = adder.can_run_list
+        if not admitted:
+            return None
+        self.shared |= any(prefix_of(one) for one in self.waiting if one in admitted)
+        self.waiting = [one for one in self.waiting if one not in admitted]
+        if adder.new_chunked_req is not None:
+            self.chunked, self.stashes = adder.new_chunked_req, True
+        if self.chunked is not None:
+            self.chunked.inflight_middle_chunks += 1
+        batch = self.world.batch.init_new(
+            admitted,
+            self.table,
+            self.allocator,
+            self.cache,
+            self.world.model,
+            False,
+            self.world.no_drafts,
+            chunked_req=self.chunked,
+        )
+        batch.prepare_for_extend()
+        return batch
+
+    def adder(self) -> Any:
+        """Return what admits requests to a prefill, with what has room now."""
+        bound = self.world.bound
+        running = self.running if self.running is not None else self.world.batch(reqs=[])
+        return self.world.adder(
+            bound.page_size,
+            self.cache,
+            self.allocator,
+            running,
+            RATIO,
+            16384,
+            self.world.chunk,
+            max_running_requests=bound.requests,
+        )
+
+    def decode(self) -> Any:
+        """Return the running batch with a slot more for each request; None if there is none."""
+        batch = self.running
+        if batch is None or batch.is_empty():
+            return None
+        if not batch.check_decode_mem():
+            retracted = named(batch.retract_decode, server_args=self.world.host.arguments)()[0]
+            self.retracted += len(retracted)
+            self.waiting += retracted
+        if batch.is_empty():
+            self.running = None
+            return None
+        batch.prepare_for_decode()
+        return batch
+
+    def computed(self, batch: Any, *, prefills: bool) -> list[Computed]:
+        """Return what a batch computes, per request."""
+        if not prefills:
+            return [Computed(one, one.seqlen - 1, one.seqlen) for one in batch.reqs]
+        parts = zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True)
+        return [Computed(one, begin, begin + count) for one, begin, count in parts]
+
+    def finish(self, batch: Any, *, prefills: bool) -> None:
+        """Give each request its token, free those that end, and keep what was prefilled."""
+        self.allocator.free_group_begin()
+        for request in batch.reqs:
+            if prefills and request.inflight_middle_chunks > 0:
+                request.inflight_middle_chunks -= 1
+                continue
+            request.output_ids.append(OUTPUT)
+            request.update_finish_state()
+            if request.finished():
+                self.release(request)
+            elif prefills:
+                self.keep(request)
+        self.allocator.free_group_end()
+
+    def keep(self, request: Any, *, chunked: bool = False) -> None:
+        """Let the prefix cache keep what a request has computed."""
+        common = self.world.common
+        if hasattr(common, "checkpoint_kv_cache"):
+            common.checkpoint_kv_cache(request, self.cache)
+        else:
+            common.maybe_cache_unfinished_req(request, self.cache, chunked=chunked)
+
+    def release(self, request: Any) -> None:
+        """Take back what a request that is over holds; the prefix cache keeps what it can."""
+        self.world.release(request, self.cache)
+
+    def stop(self, request: Any) -> None:
+        """Abort a request: at once where it waits, with its next token where it runs."""
+        if request in self.waiting:
+            self.waiting.remove(request)
+        else:
+            request.to_finish = self.world.abort()
+
+    def reset(self) -> None:
+        """Drop the prefix cache, as a flush of an idle server does."""
+        self.running = self.last = None
+        self.cache.reset()
+        self.table.clear()
+        self.allocator.clear()
+
+
+def takes(batch: Any, name: str) -> bool:
+    """Whether the engine's batch filters by an argument of this name."""
+    code = type(batch).filter_batch.__code__
+    return name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+
+def prefix_of(request: Any) -> int:
+    """Return how many of a request's first tokens were found in the prefix cache."""
+    return request.prefix_len if hasattr(request, "prefix_len") else len(request.prefix_indices)
+
+
+def record(request: Any, name: str) -> Any:
+    """Return what the engine notes of a request's slots under a name."""
+    for holder in (getattr(request, "kv", None), request):
+        if holder is not None and hasattr(holder, name):
+            return getattr(holder, name)
+    raise PartMissingError(f"the engine's request has no {name}")

@@ -1,0 +1,186 @@
+"""The engine's own objects for a bound: request table, pools, allocator, prefix cache, requests."""
+
+import os
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+from paritybit.explore.bound import Bound
+from paritybit.explore.laws import Tokens
+from paritybit.harness.engines import fetch
+from paritybit.harness.engines.adapters.packages import SGLANG
+from paritybit.harness.errors import MalformedError
+from paritybit.subjects.engines.shared.bags import Bag
+from paritybit.subjects.engines.shared.loading import Engine, named
+from paritybit.subjects.engines.shared.missing import PartMissingError
+
+BATCHES = "srt.managers.schedule_batch"
+CACHE = "srt.mem_cache"
+
+SETTINGS: dict[str, Any] = {
+    "attention_backend": "torch_native",
+    "decode_attention_backend": "torch_native",
+    "prefill_attention_backend": "torch_native",
+    "disable_radix_cache": False,
+    "enable_flexkv": False,
+    "enable_hierarchical_cache": False,
+    "enable_lmcache": False,
+    "max_running_requests": None,
+    "prefill_max_requests": None,
+    "radix_cache_backend": None,
+    "schedule_low_priority_values_first": False,
+    "schedule_policy": "fcfs",
+    "skip_server_warmup": True,
+}
+"""A server's own defaults for what the scheduler and the prefix cache read besides."""
+
+ENVIRONMENT = {
+    "SGLANG_SWA_EVICTION_INTERVAL": "1",
+    "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python",
+}
+"""What left a window is freed at once, and the tree is the one in Python: the one in Rust, which
+is the default of the newest releases, does not show its nodes."""
+
+
+def require_room(bound: Bound) -> None:
+    """Raise MalformedError if one request might not fit: the engine's server refuses it."""
+    least = -(-(bound.longest + 1) // bound.page_size) + 1
+    if bound.slots < least:
+        raise MalformedError(f"--slots must be at least {least}, so that one request fits")
+
+
+def load(found: fetch.Found) -> Engine:
+    """Return a release or a source tree, loaded into this process without a model."""
+    from paritybit.harness.engines.adapters import sglang  # noqa: PLC0415
+
+    os.environ.update(ENVIRONMENT)
+    return sglang.load(
+        found.package, fetch.dependencies_folder() / SGLANG.dependencies[0], device="cpu"
+    )
+
+
+@dataclass(frozen=True)
+class Objects:
+    """One request table, allocator and prefix cache of the engine."""
+
+    table: Any
+    allocator: Any
+    cache: Any
+
+
+class World:
+    """Makes the engine's objects of one bound. Settings are published to the engine once."""
+
+    def __init__(self, engine: Engine, bound: Bound) -> None:
+        from paritybit.subjects.engines.sglang.host.host import (  # noqa: PLC0415
+            Host,
+            Switch,
+            server_arguments,
+        )
+
+        self.engine, self.bound = engine, bound
+        asked: set[str] = set()
+        self.chunk = -(-bound.budget // bound.page_size) * bound.page_size
+        settings = server_arguments((1,), (self.chunk,), bound.page_size, asked) | SETTINGS
+        settings["enable_mamba_extra_buffer"] = Switch(on=False)
+        self.host = Host(engine, settings, "cpu", asked)
+        self.batch = engine.part(f"{BATCHES}:ScheduleBatch")
+        self.adder = engine.part("srt.managers.schedule_policy:PrefillAdder")
+        self.abort = engine.part(f"{BATCHES}:FINISH_ABORT")
+        self.common = engine.module(f"{CACHE}.common")
+        self.release = named(self.common.release_kv_cache, checkpoint=True)
+        self.sampling = engine.part("srt.sampling.sampling_params:SamplingParams")
+        self.kind = engine.part(f"{BATCHES}:Req")
+        self.model = Bag(
+            {"is_encoder_decoder": False, "vocab_size": 8, "context_len": bound.longest + 1},
+            asked,
+            "model_config",
+        )
+        self.no_drafts = self.host.no_speculation()
+
+    @property
+    def sliding(self) -> int:
+        """Pages of the sliding pool: fewer than the full one has, as a server's default is."""
+        return max(self.bound.slots * 3 // 4, 2)
+
+    def objects(self) -> Objects:
+        """Return new ones."""
+        import torch  # noqa: PLC0415
+
+        part, bound = self.engine.part, self.bound
+        size = bound.page_size
+        slots, sliding = bound.slots * size, self.sliding * size
+        common: dict[str, Any] = {"page_size": size, "dtype": torch.float32, "device": "cpu"}
+        kv = named(part(f"{CACHE}.swa_memory_pool:SWAKVPool"), enable_kvcache_transpose=False)(
+            size=slots,
+            size_swa=sliding,
+            head_num=1,
+            head_dim=1,
+            v_head_dim=1,
+            swa_head_num=1,
+            swa_head_dim=1,
+            swa_v_head_dim=1,
+            swa_attention_layer_ids=[1],
+            full_attention_layer_ids=[0],
+            **common,
+        )
+        allocator = part(
+            f"{CACHE}.swa_memory_pool:SWATokenToKVPoolAllocator",
+            f"{CACHE}.allocator.swa:SWATokenToKVPoolAllocator",
+        )(size=slots, size_swa=sliding, kvcache=kv, need_sort=False, **common)
+        table = part(f"{CACHE}.memory_pool:ReqToTokenPool")(
+            size=bound.requests,
+            max_context_len=bound.longest + size,
+            device="cpu",
+            enable_memory_saver=False,
+        )
+        return Objects(table, allocator, self.prefix_cache(table, allocator))
+
+    def prefix_cache(self, table: Any, allocator: Any) -> Any:
+        """Return the prefix cache that the engine chooses for a hybrid model."""
+        part, bound = self.engine.part, self.bound
+        parameters = named(
+            part(f"{CACHE}.cache_init_params:CacheInitParams"),
+            sliding_window_size=bound.window,
+            chunked_prefill_size=self.chunk,
+        )(
+            disable=False,
+            req_to_token_pool=table,
+            token_to_kv_pool_allocator=allocator,
+            page_size=bound.page_size,
+        )
+        try:
+            choose = part(f"{CACHE}.registry:default_radix_cache_factory")
+        except PartMissingError:
+            return part(f"{CACHE}.swa_radix_cache:SWARadixCache")(parameters)
+        context = named(
+            part(f"{CACHE}.registry:TreeCacheBuildContext"),
+            effective_chunked_prefill_size=self.chunk,
+            server_args=self.host.arguments,
+            params=parameters,
+            is_hybrid_swa=True,
+            is_hybrid_ssm=False,
+            enable_hierarchical_cache=False,
+            disable_radix_cache=False,
+            tp_worker=None,
+            model_config=None,
+            tp_size=1,
+            tp_rank=0,
+            tp_group=None,
+        )
+        return choose(context())
+
+    def request(self, name: str, prompt: Tokens) -> Any:
+        """Return a new request of the engine, which ends at the longest length."""
+        parameters = self.sampling(max_new_tokens=self.bound.longest - len(prompt), temperature=0.0)
+        parameters.normalize(None)
+        made = self.kind(
+            rid=name,
+            origin_input_text="",
+            origin_input_ids=array("q", prompt),
+            sampling_params=parameters,
+            vocab_size=8,
+        )
+        if not isinstance(made.output_ids, array):
+            made.origin_input_ids = list(prompt)
+        return made

@@ -1,0 +1,1 @@
+"""Properties of the exploration of allocators and prefix caches."""

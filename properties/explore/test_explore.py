@@ -1,0 +1,99 @@
+"""`paritybit explore`: its cases, its exit codes, and vLLM where it is at hand."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paritybit.harness.cli.exit_codes import CANNOT_RUN, INTERRUPTED, MALFORMED, OK
+from paritybit.harness.cli.explore import NEEDED, without
+from paritybit.harness.engines import fetch
+from paritybit.harness.engines.adapters.packages import VLLM
+from paritybit.harness.errors import CannotRunError, MalformedError
+from rich.console import Console
+
+from paritybit.__main__ import main
+from paritybit.explore.bound import Bound
+from paritybit.explore.case import ExploreCase, case_of, violation_of, write
+from paritybit.explore.search import Explored
+from properties.explore.toy import Toy
+
+CASE = ExploreCase("vllm==0.33.0", Bound(), ("arrive 0", "step"), "leak: page 1")
+
+
+def data_of(tmp_path: Path, **changed: Any) -> dict[str, Any]:
+    """Return the data of a case as it is written, with some of it changed."""
+    write(CASE, tmp_path / "case.json")
+    data: dict[str, Any] = json.loads((tmp_path / "case.json").read_text(encoding="utf-8"))
+    return {**data, **changed}
+
+
+def test_a_case_is_read_as_it_was_written(tmp_path: Path) -> None:
+    assert case_of(data_of(tmp_path), "case.json") == CASE
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"version": 2},
+        {"actions": []},
+        {"actions": "step"},
+        {"actions": ["step"] * 101},
+        {"command": "rm"},
+        {"bound": {"slots": 14}},
+        {"bound": {"slots": 10**9, "requests": 2, "page_size": 1, "window": 3, "budget": 3}},
+    ],
+)
+def test_a_malformed_case_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
+    with pytest.raises(MalformedError):
+        case_of(data_of(tmp_path, **changed), "case.json")
+
+
+def test_a_case_replays() -> None:
+    found = violation_of(Toy("twice"), ("take 0", "take 0", "give 0"))
+    assert found is not None
+    assert found.startswith("double free")
+    assert violation_of(Toy(), ("take 0", "give 0")) is None
+    with pytest.raises(CannotRunError, match="not possible"):
+        violation_of(Toy(), ("give 0",))
+
+
+@pytest.mark.parametrize(
+    ("found", "code"),
+    [
+        (Explored(depth=3, reached=set(NEEDED)), OK),
+        (Explored(depth=3, reached={"evictions"}), CANNOT_RUN),
+        (Explored(depth=0, reached=set(NEEDED)), CANNOT_RUN),
+        (Explored(depth=3, reached=set(NEEDED), late=True), CANNOT_RUN),
+        (Explored(depth=3, reached=set(NEEDED), interrupted=True), INTERRUPTED),
+    ],
+)
+def test_a_search_that_reached_nothing_has_no_verdict(found: Explored, code: int) -> None:
+    assert without(found, Console(quiet=True)) == code
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--engine", "tgi==1.0"],
+        ["--engine", "sglang==0.5.23", "--slots", "5"],
+        ["--engine", "vllm==0.33.0", "--slots", "5"],
+        ["--engine", "vllm==0.33.0", "--depth", "0"],
+        [],
+    ],
+)
+def test_a_malformed_command_line_is_refused(words: list[str]) -> None:
+    assert main(["explore", *words]) == MALFORMED
+
+
+@pytest.mark.skipif("0.33.0" not in fetch.fetched(VLLM), reason="vLLM 0.33.0 is not at hand")
+def test_vllm_has_no_violation_in_few_actions(tmp_path: Path) -> None:
+    command = ["explore", "--engine", "vllm==0.33.0", "--depth", "4", "--out", str(tmp_path)]
+    ended = subprocess.run(
+        [sys.executable, "-m", "paritybit", *command], capture_output=True, text=True, check=False
+    )
+    # Evictions take seven actions, so the search is too short for a verdict.
+    assert ended.returncode in (OK, CANNOT_RUN), ended.stderr
+    assert "complete up to 4 actions" in ended.stdout
