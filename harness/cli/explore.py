@@ -20,7 +20,13 @@ NEEDED = "evictions", "shared prefixes", "tombstones"
 
 def run_explore(options: argparse.Namespace) -> int:
     """Explore an engine up to a bound, print the result and return the exit code."""
-    bound = Bound(options.slots, options.requests, options.page_size, options.window)
+    bound = Bound(
+        slots=options.slots,
+        requests=options.requests,
+        page_size=options.page_size,
+        window=options.window,
+        keys=int(options.keys),
+    )
     name, search = search_of(options.engine, bound)
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"paritybit: explore {name}: {sizes(bound)}, up to {options.depth} actions")
@@ -82,7 +88,7 @@ def sizes(bound: Bound) -> str:
     """Return a bound as text."""
     return (
         f"{bound.slots} pages, {bound.requests} requests at a time, page size {bound.page_size}, "
-        f"window {bound.window}, at most {bound.longest} tokens per request"
+        f"window {bound.window}, keys of {bound.keys}, at most {bound.longest} tokens per request"
     )
 
 

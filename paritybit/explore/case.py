@@ -47,8 +47,10 @@ def case_of(data: Any, name: str) -> ExploreCase:
     except ValueError as error:
         raise MalformedError(f"{name} is not a complete case of explore: {error}") from error
     sizes = asdict(case.bound).values()
-    if not all(0 < size <= MOST for size in sizes) or not 0 < len(case.actions) <= MOST:
-        raise MalformedError(f"{name}: sizes and the number of actions are between 1 and {MOST}")
+    if case.bound.keys > 2 or not all(0 < size <= MOST for size in (*sizes, len(case.actions))):
+        raise MalformedError(
+            f"{name}: sizes and the number of actions are between 1 and {MOST}, and keys are 1 or 2"
+        )
     return case
 
 

@@ -9,13 +9,14 @@ A state is reached from a snapshot of it. Some are compared with the state at th
 replayed path, and a violation counts only if its path, replayed from the start, leads to one.
 """
 
+import marshal
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Protocol
+from typing import Any, Protocol
 
-from paritybit.explore.snapshots import Snapshots
+from paritybit.explore.snapshots import Snapshot, Snapshots
 
 PROGRESS = 1.0
 """Seconds between two reports of progress."""
@@ -25,6 +26,10 @@ ROOM = 400_000_000
 
 COMPARED = 200
 """One of so many snapshots is compared with the state that its path leads to."""
+
+
+REFERENCELESS = 2
+"""The version of `marshal` in which equal values have equal bytes."""
 
 
 class ViolationError(Exception):
@@ -52,8 +57,11 @@ class Machine(Protocol):
         """Raise ViolationError if a law does not hold now."""
         ...
 
-    def key(self) -> Hashable:
-        """Return what the rest of a schedule depends on, with opaque names renamed."""
+    def key(self) -> Any:
+        """Return what the rest of a schedule depends on, with opaque names renamed.
+
+        It consists of lists, tuples and plain values.
+        """
         ...
 
 
@@ -82,7 +90,7 @@ class State:
     """A state by the path to it, with a snapshot of it where there was room."""
 
     path: tuple[str, ...]
-    saved: bytes | None
+    saved: Snapshot | None
 
 
 class Search:
@@ -128,24 +136,18 @@ class Search:
         found.seconds = time.monotonic() - begun
         return found
 
-    def at(self, state: State) -> Machine:
-        """Return a machine in a state. Raises SnapshotError if its snapshot is another one."""
-        if state.saved is None:
-            return replayed(self.make, state.path)
-        machine: Machine = self.snapshots.load(state.saved)
-        return machine
-
     def expanded(self, state: State, *, last: bool) -> list[State]:
         """Return the new states that lie one action behind a state."""
         new: list[State] = []
-        machine: Machine | None = self.at(state)
-        assert machine is not None
+        saved = state.saved or self.snapshots.save(replayed(self.make, state.path))
+        machine: Machine = saved.restore()
         self.visits += 1
         if state.saved is not None and self.visits % COMPARED == 0:
             self.compare(machine, state.path)
-        for action in machine.actions():
+        for number, action in enumerate(machine.actions()):
             path = (*state.path, action)
-            machine = machine or self.at(state)
+            if number:
+                machine = saved.restore()
             try:
                 machine.act(action)
                 machine.check()
@@ -159,17 +161,12 @@ class Search:
             if key not in self.seen or not self.merge:
                 self.seen.add(key)
                 self.found.states += 1
-                new.append(State(path, None if last else self.saved(machine)))
-            machine = None
+                kept = None
+                if not last and self.room > 0:
+                    kept = self.snapshots.save(machine, saved)
+                    self.room -= kept.size
+                new.append(State(path, kept))
         return new
-
-    def saved(self, machine: Machine) -> bytes | None:
-        """Return a snapshot of a machine if there is room for it."""
-        if self.room <= 0:
-            return None
-        found = self.snapshots.save(machine)
-        self.room -= len(found)
-        return found
 
     def compare(self, machine: Machine, path: tuple[str, ...]) -> None:
         """Raise SnapshotError if a machine is not in the state that a path leads to."""
@@ -195,4 +192,4 @@ def replayed(make: Callable[[], Machine], path: tuple[str, ...]) -> Machine:
 
 def digest(machine: Machine) -> bytes:
     """Return 16 bytes that stand for the state of a machine."""
-    return blake2b(repr(machine.key()).encode(), digest_size=16).digest()
+    return blake2b(marshal.dumps(machine.key(), REFERENCELESS), digest_size=16).digest()

@@ -1,97 +1,278 @@
-"""Copies of machines as bytes, so that a state is reached again without replaying its path.
+"""Snapshots of the objects behind a machine: a state is restored without replaying its path.
 
-What never changes is shared by all copies: modules, functions, and objects of the types that an
-engine's module names. Tensors are copied by value: an engine that writes through a view of a
-tensor would be seen by the comparison with a replayed path, which `search` makes.
+A snapshot lists the objects that can change, each with its content. To restore it, each content is
+written back into its object, so two references to one object remain two references to it. Objects
+that never change are left out: modules, functions, types, and those of the types that an engine's
+module names. `search` compares restored states with replayed ones.
 """
 
-import io
-import pickle
+import enum
+import logging
 import weakref
-from collections.abc import Collection
-from types import FunctionType, ModuleType
+from array import array
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from gc import get_referents
+from operator import is_
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 
-SHARED = FunctionType, ModuleType, type
-NAMED = FunctionType, type
-"""Types of objects that never change; those that are usually found by their name."""
+CONSTANT = (
+    *(type, ModuleType, FunctionType, BuiltinFunctionType, enum.Enum, logging.Logger),
+    *(str, bytes, int, float, type(None)),
+)
+"""Types of objects that never change and lead to none that do."""
 
-KEPT: dict[int, Any] = {}
-"""What snapshots share, by its number, for as long as this process lives."""
+MISSING = object()
+"""Stands for a slot without a value."""
+
+SLOT = 8
+ENTRY = 150
+"""About the bytes of a reference, and of a content besides its references."""
+
+Pairs = list[tuple[Any, Any]]
+"""Parts of objects, each with its content."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A part of an object that can change.
+
+    `of` returns it and `copy` its content. `write` writes contents back, and `changed` returns the
+    places of parts whose contents are others now.
+    """
+
+    of: Callable[[Any], Any]
+    copy: Callable[[Any], Any]
+    write: Callable[[Pairs], None]
+    changed: Callable[[Pairs], list[int]]
+
+
+class Snapshot:
+    """The parts behind an object, each with its content.
+
+    `size` is about the bytes that it does not share with the snapshot before.
+    """
+
+    def __init__(self, root: Any, kept: dict[Part, Pairs]) -> None:
+        self.root, self.kept = root, kept
+        self.size = SLOT * sum(map(len, kept.values()))
+
+    def restore(self) -> Any:
+        """Write all contents back, and return the object."""
+        for part, pairs in self.kept.items():
+            part.write(pairs)
+        return self.root
+
+    def keep(self, part: Part, live: Any, place: int | None = None) -> None:
+        """Add a part with its content, or renew it."""
+        content = part.copy(live)
+        self.size += ENTRY + SLOT * len(content)
+        pairs = self.kept.setdefault(part, [])
+        if place is None:
+            pairs.append((live, content))
+        else:
+            pairs[place] = live, content
+
+
+class Constant(dict[type, bool]):
+    """Whether objects of a type never change, noted when it is asked for the first time."""
+
+    def __init__(self, types: tuple[type, ...]) -> None:
+        super().__init__()
+        self.types = types
+
+    def __missing__(self, kind: type) -> bool:
+        self[kind] = issubclass(kind, self.types)
+        return self[kind]
 
 
 class Snapshots:
-    """Saves and loads machines of one kind. Objects of the `shared` types are never copied."""
+    """Saves machines of one kind. Objects of the `shared` types never change."""
 
-    def __init__(self, shared: Collection[type]) -> None:
-        import torch  # noqa: PLC0415
+    def __init__(self, shared: Collection[type] = ()) -> None:
+        self.constant = Constant((*CONSTANT, *shared))
+        self.parts: dict[type, tuple[Part, ...]] = {}
 
-        self.types = (*SHARED, *shared)
-        self.kinds: dict[type, bool] = {}
-        self.tensor = torch.Tensor
+    def save(self, root: Any, before: Snapshot | None = None) -> Snapshot:
+        """Return the contents of all that is behind an object.
 
-    def save(self, machine: Any) -> bytes:
-        """Return a machine's state, to be loaded in this process."""
-        buffer = io.BytesIO()
-        Saver(self, buffer).dump(machine)
-        return buffer.getvalue()
-
-    def load(self, state: bytes) -> Any:
-        """Return a new machine in a state."""
-        return pickle.loads(state)
-
-    def is_shared(self, kind: type) -> bool:
-        """Whether objects of a type are shared."""
-        found = self.kinds.get(kind)
-        if found is None:
-            found = self.kinds[kind] = issubclass(kind, self.types)
+        `before` is the snapshot that was restored before the last action. Its parts are compared,
+        and only what changed is followed.
+        """
+        rest = [root] if before is None else []
+        found = Snapshot(root, {})
+        if before is not None:
+            found = Snapshot(root, {part: pairs.copy() for part, pairs in before.kept.items()})
+            for part, pairs in before.kept.items():
+                for place in part.changed(pairs):
+                    found.keep(part, pairs[place][0], place)
+                    rest += self.behind(pairs[place][0])
+        known = {id(live) for pairs in found.kept.values() for live, _ in pairs} if rest else set()
+        while rest:
+            one = rest.pop()
+            parts = self.parts.get(type(one))
+            if parts is None:
+                parts = self.parts[type(one)] = parts_of(type(one))
+            if not parts and id(one) not in known:
+                known.add(id(one))
+                rest += self.behind(one)
+            for part in parts:
+                live = part.of(one)
+                if id(live) not in known:
+                    known.add(id(live))
+                    found.keep(part, live)
+                    rest += self.behind(live)
         return found
 
-
-class Saver(pickle.Pickler):
-    """A pickler that names what is shared, and writes tensors by their values."""
-
-    def __init__(self, snapshots: Snapshots, buffer: io.BytesIO) -> None:
-        super().__init__(buffer, protocol=5)
-        self.snapshots = snapshots
-
-    def reducer_override(self, one: Any) -> Any:
-        """Return how an object is found or made again; NotImplemented for its usual way."""
-        kind = type(one)
-        if kind is self.snapshots.tensor:
-            return values_of(one)
-        if kind in NAMED and "<" not in one.__qualname__:
-            return NotImplemented
-        if self.snapshots.is_shared(kind):
-            KEPT[id(one)] = one
-            return kept, (id(one),)
-        if kind is weakref.ref:
-            return weakref.ref, (one(),)
-        if "__getattr__" in vars(kind):
-            return object.__new__, (kind,), vars(one), None, None, restore
-        return NotImplemented
+    def behind(self, one: Any) -> list[Any]:
+        """Return what an object refers to and what can change."""
+        found = [one()] if isinstance(one, weakref.ref) else get_referents(one)
+        constant = self.constant
+        return [each for each in found if not constant[type(each)]]
 
 
-def restore(one: Any, state: dict[str, Any]) -> None:
-    """Give an object its attributes without asking it for any."""
-    one.__dict__.update(state)
+def itself(one: Any) -> Any:
+    """Return the object."""
+    return one
 
 
-def kept(number: int) -> Any:
-    """Return what is shared under a number."""
-    return KEPT[number]
+def attributes(one: Any) -> Any:
+    """Return the attributes of an object."""
+    return one.__dict__
 
 
-def values_of(tensor: Any) -> Any:
-    """Return how a tensor is made again."""
-    values = tensor.numpy().tobytes() if tensor.numel() else b""
-    return tensor_of, (values, tuple(tensor.shape), tensor.dtype)
+def write_attributes(pairs: Pairs) -> None:
+    """Give objects their attributes back. The order of attributes has no meaning."""
+    for live, content in pairs:
+        live.update(content)
+        if len(live) != len(content):
+            live.clear()
+            live.update(content)
 
 
-def tensor_of(values: bytes, shape: Any, dtype: Any) -> Any:
-    """Return the tensor of some values."""
+def write_whole(pairs: Pairs) -> None:
+    """Give dictionaries and sets their contents back."""
+    for live, content in pairs:
+        if live or content:
+            live.clear()
+            live.update(content)
+
+
+def changed_pairs(pairs: Pairs) -> list[int]:
+    """Return the places of dictionaries that have other keys or values."""
+    return [
+        place
+        for place, (live, content) in enumerate(pairs)
+        if (live or content)
+        and not (
+            len(live) == len(content)
+            and all(map(is_, live, content))
+            and all(map(is_, live.values(), content.values()))
+        )
+    ]
+
+
+def write_items(pairs: Pairs) -> None:
+    """Give sequences their items back."""
+    for live, content in pairs:
+        live[:] = content
+
+
+def changed_items(pairs: Pairs) -> list[int]:
+    """Return the places of sequences that have other items."""
+    return [
+        place
+        for place, (live, content) in enumerate(pairs)
+        if len(live) != len(content) or not all(map(is_, live, content))
+    ]
+
+
+def unequal(pairs: Pairs) -> list[int]:
+    """Return the places of what is not equal to its content."""
+    return [place for place, (live, content) in enumerate(pairs) if live != content]
+
+
+def write_ends(pairs: Pairs) -> None:
+    """Give deques their items back."""
+    for live, content in pairs:
+        live.clear()
+        live.extend(content)
+
+
+def copy_tensor(live: Any) -> Any:
+    """Return a tensor's memory and a copy of it."""
+    memory = live.numpy()
+    return memory, memory.copy()
+
+
+def write_tensors(pairs: Pairs) -> None:
+    """Give tensors their values back."""
+    for _, (memory, values) in pairs:
+        memory[...] = values
+
+
+def changed_tensors(pairs: Pairs) -> list[int]:
+    """Return the places of tensors that have other values."""
+    return [
+        place
+        for place, (_, (memory, values)) in enumerate(pairs)
+        if memory.tobytes() != values.tobytes()
+    ]
+
+
+def in_slots(kind: type) -> Part | None:
+    """Return how the slots of a type's objects are saved; None if it has none."""
+    found = [
+        one
+        for base in kind.__mro__
+        if "__slots__" in vars(base)
+        for one in vars(base).values()
+        if isinstance(one, MemberDescriptorType)
+    ]
+
+    def copy(live: Any) -> list[Any]:
+        return [getattr(live, one.__name__, MISSING) for one in found]
+
+    def write(pairs: Pairs) -> None:
+        for live, content in pairs:
+            for one, value in zip(found, content, strict=True):
+                if value is not MISSING:
+                    one.__set__(live, value)
+                elif hasattr(live, one.__name__):
+                    one.__delete__(live)
+
+    def changed(pairs: Pairs) -> list[int]:
+        return [
+            place
+            for place, (live, content) in enumerate(pairs)
+            if not all(map(is_, copy(live), content))
+        ]
+
+    return Part(itself, copy, write, changed) if found else None
+
+
+ATTRIBUTES = Part(attributes, dict.copy, write_attributes, changed_pairs)
+TENSOR = Part(itself, copy_tensor, write_tensors, changed_tensors)
+CONTAINERS: dict[type, Part] = {
+    dict: Part(itself, lambda live: live.copy(), write_whole, changed_pairs),
+    list: Part(itself, list, write_items, changed_items),
+    array: Part(itself, lambda live: live[:], write_items, unequal),
+    set: Part(itself, set, write_whole, unequal),
+    deque: Part(itself, list, write_ends, changed_items),
+}
+"""How built-in containers are saved."""
+
+
+def parts_of(kind: type) -> tuple[Part, ...]:
+    """Return the parts of a type's objects that can change."""
     import torch  # noqa: PLC0415
 
-    if not values:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(values), dtype=dtype).reshape(shape)
+    if issubclass(kind, torch.Tensor):
+        return (TENSOR,)
+    found = [part for base, part in CONTAINERS.items() if issubclass(kind, base)]
+    if kind.__dictoffset__:
+        found.append(ATTRIBUTES)
+    slots = in_slots(kind)
+    return (*found, slots) if slots is not None else tuple(found)

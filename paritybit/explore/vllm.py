@@ -8,7 +8,7 @@ between steps: a request arrives, stops or is aborted, and the prefix cache is r
 """
 
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 from paritybit.explore.bound import OUTPUT, Bound
@@ -36,6 +36,8 @@ MODULES = (
 
 def require_room(bound: Bound) -> None:
     """Raise MalformedError if one request might not fit: the engine refuses such a pool."""
+    if bound.keys != 1:
+        raise MalformedError("--keys must be 1 with vLLM, whose prefix cache has blocks as keys")
     full = -(-bound.longest // bound.page_size)
     sliding = -(-(bound.window - 1 + bound.budget) // bound.page_size) + 1
     least = full + min(sliding, full) + 1
@@ -317,7 +319,7 @@ class VllmMachine:
                 first = block.block_id * size
                 self.shadow.cached(group, range(first, first + size), self.prefixes[digest])
 
-    def key(self) -> Hashable:
+    def key(self) -> Any:
         """Return the state. Blocks are named in the order in which they occur.
 
         Left out: the contents of blocks that are free and not cached, since a block is written

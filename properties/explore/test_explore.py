@@ -1,13 +1,16 @@
 """`paritybit explore`: its cases, its exit codes, and vLLM where it is at hand."""
 
 import json
+import re
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-from paritybit.harness.cli.exit_codes import CANNOT_RUN, INTERRUPTED, MALFORMED, OK
+from paritybit.harness.cli import explore as cli
+from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, MALFORMED, OK
 from paritybit.harness.cli.explore import NEEDED, without
 from paritybit.harness.engines import fetch
 from paritybit.harness.engines.adapters.packages import VLLM
@@ -17,7 +20,8 @@ from rich.console import Console
 from paritybit.__main__ import main
 from paritybit.explore.bound import Bound
 from paritybit.explore.case import ExploreCase, case_of, violation_of, write
-from paritybit.explore.search import Explored
+from paritybit.explore.search import Explored, Search
+from paritybit.explore.snapshots import Snapshots
 from properties.explore.toy import Toy
 
 CASE = ExploreCase("vllm==0.33.0", Bound(), ("arrive 0", "step"), "leak: page 1")
@@ -43,7 +47,8 @@ def test_a_case_is_read_as_it_was_written(tmp_path: Path) -> None:
         {"actions": ["step"] * 101},
         {"command": "rm"},
         {"bound": {"slots": 14}},
-        {"bound": {"slots": 10**9, "requests": 2, "page_size": 1, "window": 3, "budget": 3}},
+        {"bound": {**asdict(Bound()), "keys": 3}},
+        {"bound": {**asdict(Bound()), "slots": 10**9}},
     ],
 )
 def test_a_malformed_case_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
@@ -81,11 +86,62 @@ def test_a_search_that_reached_nothing_has_no_verdict(found: Explored, code: int
         ["--engine", "sglang==0.5.23", "--slots", "5"],
         ["--engine", "vllm==0.33.0", "--slots", "5"],
         ["--engine", "vllm==0.33.0", "--depth", "0"],
+        ["--engine", "vllm==0.33.0", "--keys", "2"],
+        ["--engine", "sglang==0.5.23", "--keys", "3"],
         [],
     ],
 )
 def test_a_malformed_command_line_is_refused(words: list[str]) -> None:
     assert main(["explore", *words]) == MALFORMED
+
+
+def of_toy(fault: str, monkeypatch: pytest.MonkeyPatch, out: Path, *words: str) -> int:
+    """Explore the toy in place of an engine; return the exit code."""
+    search = Search(lambda: Toy(fault), Snapshots())
+    monkeypatch.setattr(cli, "search_of", lambda spec, bound: (f"toy {fault}", search))
+    monkeypatch.setattr(cli, "NEEDED", ("give", "take"))
+    return main(["explore", "--engine", "vllm==0.33.0", "--out", str(out), *words])
+
+
+@pytest.mark.parametrize(
+    ("fault", "words", "code", "said"),
+    [
+        ("", (), OK, "no violation in 4 actions; no state is left"),
+        ("", ("--depth", "2"), OK, "no violation in 2 actions; longer schedules were not"),
+        ("", ("--depth", "1"), CANNOT_RUN, "no verdict: the search did not reach give"),
+        ("twice", (), FINDING, "double free: page 0 is in the free list twice"),
+        ("stops", (), INTERRUPTED, "interrupted, no violation until then"),
+    ],
+)
+def test_the_exit_code_says_what_was_found(
+    fault: str,
+    words: tuple[str, ...],
+    code: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if fault == "stops":
+        monkeypatch.setattr(Toy, "check", interrupt)
+    assert of_toy(fault, monkeypatch, tmp_path, *words) == code
+    first = capsys.readouterr().out
+    assert said in first
+    assert (tmp_path / "latest").exists() == (code == FINDING)
+    if code != INTERRUPTED:
+        assert of_toy(fault, monkeypatch, tmp_path, *words) == code
+        assert untimed(capsys.readouterr().out) == untimed(first)
+
+
+def interrupt(toy: Toy) -> None:
+    """Stop the search when two pages are held."""
+    if len(toy.free) == 1:
+        raise KeyboardInterrupt
+
+
+def untimed(text: str) -> str:
+    """Return what a command printed, without times and the names of folders."""
+    return re.sub(r"[\d.]+ s \(\d+|\S+/explore.json", "", text)
 
 
 @pytest.mark.skipif("0.33.0" not in fetch.fetched(VLLM), reason="vLLM 0.33.0 is not at hand")

@@ -135,15 +135,21 @@ def add_explored(explore: Parser) -> None:
     about = "Release such as sglang==0.5.23, or a folder with a source tree"
     explore.add_argument("--engine", metavar="ENGINE", required=True, help=about)
     for flag, default, about in (
-        ("--slots", 14, "Pages in the pool"),
+        ("--slots", 18, "Pages in the pool"),
         ("--requests", 2, "Requests at a time"),
         ("--depth", 12, "Actions in a schedule"),
         ("--page-size", 1, "Tokens in a page"),
-        ("--window", 3, "Tokens of the sliding window"),
+        ("--window", 2, "Tokens of the sliding window"),
         ("--seconds", 120, "Seconds after which the search stops"),
     ):
         help_ = f"{about} (default: {default})"
         explore.add_argument(flag, type=count, default=default, metavar="N", help=help_)
+    explore.add_argument(
+        "--keys",
+        choices=("1", "2"),
+        default="1",
+        help="Tokens in a key of sglang's prefix cache: 2 as with EAGLE (default: 1)",
+    )
     add_out(explore)
 
 

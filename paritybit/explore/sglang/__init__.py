@@ -1,7 +1,7 @@
 """sglang's unified prefix cache and hybrid allocator, explored.
 
 `world` builds the engine's objects, `scheduler` performs a step as the engine's scheduler does,
-`cache` reads the tree, and `machine` states the actions, the laws and the key of a state.
+`cache` reads the tree, `machine` states the actions and the laws, and `key` names a state.
 """
 
 from paritybit.explore.sglang.machine import machines as machines

@@ -35,7 +35,7 @@ class Tree:
 
     def __init__(self, cache: Any, mapping: list[int]) -> None:
         self.core = getattr(cache, "tree_core", cache)
-        self.unified = hasattr(cache, "tree_core")
+        self.unified = hasattr(self.core, "component_evictable_size_")
         self.mapping = mapping
         if not self.unified and not hasattr(cache, "swa_lru_list"):
             raise PartMissingError(f"the tree of {type(cache).__name__} is not known")
@@ -44,7 +44,8 @@ class Tree:
 
     def below(self, parent: Any, tokens: Tokens) -> Iterator[Node]:
         """Yield the nodes below one, in the order of their tokens."""
-        found = [(tuple(child.key.raw_token_ids()), child) for child in parent.children.values()]
+        children = parent.children.values()
+        found = [(tuple(one.key.raw_token_ids()[: len(one.key)]), one) for one in children]
         for key, child in sorted(found, key=lambda one: one[0]):
             yield self.node(child, tokens + key)
             yield from self.below(child, tokens + key)
@@ -53,7 +54,7 @@ class Tree:
         """Return what a node holds."""
         if self.unified:
             full, sliding = node.component_data[FULL], node.component_data[SLIDING]
-            locks = tuple((data.lock_ref, data.session_ref) for data in (full, sliding))
+            locks = [(one.lock_ref, getattr(one, "session_ref", 0)) for one in (full, sliding)]
             return Node(
                 node,
                 tokens,

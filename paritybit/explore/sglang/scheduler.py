@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paritybit.explore.bound import OUTPUT
+from paritybit.explore.laws import Tokens
 from paritybit.explore.sglang.world import World
 from paritybit.subjects.engines.shared.loading import named
 from paritybit.subjects.engines.shared.missing import PartMissingError
@@ -228,3 +229,8 @@ def record(request: Any, name: str) -> Any:
         if holder is not None and hasattr(holder, name):
             return getattr(holder, name)
     raise PartMissingError(f"the engine's request has no {name}")
+
+
+def tokens_of(request: Any) -> Tokens:
+    """Return a request's prompt and output."""
+    return (*request.origin_input_ids, *request.output_ids)

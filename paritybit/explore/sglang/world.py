@@ -45,8 +45,16 @@ is the default of the newest releases, does not show its nodes."""
 def require_room(bound: Bound) -> None:
     """Raise MalformedError if one request might not fit: the engine's server refuses it."""
     least = -(-(bound.longest + 1) // bound.page_size) + 1
-    if bound.slots < least:
-        raise MalformedError(f"--slots must be at least {least}, so that one request fits")
+    if sliding_pages(bound) < least:
+        raise MalformedError(
+            f"--slots must be at least {-(-least * 5 // 4)}, so that one request fits into the "
+            "sliding pool, which has four fifths of them"
+        )
+
+
+def sliding_pages(bound: Bound) -> int:
+    """Return the pages of the sliding pool. As by default in a server, the full one has more."""
+    return bound.slots * 4 // 5
 
 
 def load(found: fetch.Found) -> Engine:
@@ -98,18 +106,13 @@ class World:
         )
         self.no_drafts = self.host.no_speculation()
 
-    @property
-    def sliding(self) -> int:
-        """Pages of the sliding pool: fewer than the full one has, as a server's default is."""
-        return max(self.bound.slots * 3 // 4, 2)
-
     def objects(self) -> Objects:
         """Return new ones."""
         import torch  # noqa: PLC0415
 
         part, bound = self.engine.part, self.bound
         size = bound.page_size
-        slots, sliding = bound.slots * size, self.sliding * size
+        slots, sliding = bound.slots * size, sliding_pages(bound) * size
         common: dict[str, Any] = {"page_size": size, "dtype": torch.float32, "device": "cpu"}
         kv = named(part(f"{CACHE}.swa_memory_pool:SWAKVPool"), enable_kvcache_transpose=False)(
             size=slots,
@@ -148,6 +151,7 @@ class World:
             req_to_token_pool=table,
             token_to_kv_pool_allocator=allocator,
             page_size=bound.page_size,
+            is_eagle=bound.keys == 2,
         )
         try:
             choose = part(f"{CACHE}.registry:default_radix_cache_factory")

@@ -1,0 +1,168 @@
+"""sglang's half: what it reads of the engine's objects, its laws, and the engine where at hand."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
+from paritybit.harness.engines import fetch
+from paritybit.harness.engines.adapters.packages import SGLANG
+from paritybit.harness.errors import MalformedError
+from paritybit.subjects.engines.shared.missing import PartMissingError
+
+from paritybit.explore.bound import Bound
+from paritybit.explore.search import ViolationError
+from paritybit.explore.sglang.cache import Tree
+from paritybit.explore.sglang.key import scalars_of
+from paritybit.explore.sglang.machine import SglangMachine
+from paritybit.explore.sglang.scheduler import prefix_of, record
+from paritybit.explore.sglang.world import require_room, sliding_pages
+from properties.explore.run import planted
+from properties.sanitizer.planted.plant import plant
+
+RELEASE = "0.5.23"
+AT_HAND = RELEASE in fetch.fetched(SGLANG)
+
+
+class Key(tuple[int, ...]):
+    """A key of a node."""
+
+    __slots__ = ()
+
+    def raw_token_ids(self) -> tuple[int, ...]:
+        """Return its tokens."""
+        return tuple(self)
+
+
+def node(time: int, tokens: tuple[int, ...], slots: list[int], **changed: Any) -> SimpleNamespace:
+    """Return a node of the older tree."""
+    values = {"swa_tombstone": False, "full_lock_ref": 0, "swa_lock_ref": 0, "swa_uuid": None}
+    return SimpleNamespace(
+        key=Key(tokens),
+        value=torch.tensor(slots),
+        children={},
+        last_access_time=time,
+        **{**values, **changed},
+    )
+
+
+def older() -> Any:
+    """Return an older tree: [1 1], a tombstone, and below it [2] and [1]."""
+    top, left, right = (
+        node(3, (1, 1), [1, 2], swa_tombstone=True),
+        node(1, (2,), [3]),
+        node(2, (1,), [4], full_lock_ref=1, swa_lock_ref=1),
+    )
+    top.children = {2: left, 1: right}
+    head, tail = SimpleNamespace(), SimpleNamespace()
+    head.next, right.next, left.next, top.next = right, left, tail, tail
+    listed = SimpleNamespace(head=head, tail=tail, nxt="next")
+    return SimpleNamespace(
+        root_node=SimpleNamespace(children={1: top}),
+        full_lru_list=listed,
+        swa_lru_list=listed,
+        full_evictable_size_=3,
+        swa_evictable_size_=1,
+        full_protected_size_=1,
+        swa_protected_size_=1,
+    )
+
+
+def test_the_older_tree_is_read() -> None:
+    tree = Tree(older(), [0, 0, 0, 13, 14])
+    assert [(one.tokens, one.full, one.sliding) for one in tree.nodes] == [
+        ((1, 1), [1, 2], None),
+        ((1, 1, 1), [4], [14]),
+        ((1, 1, 2), [3], [13]),
+    ]
+    assert tree.orders() == [[2, 1, 0], [1, 2], [1, 2]]
+    assert tree.sizes() == (3, 1, 1, 1)
+    assert tree.marks() == [None, None, None]
+
+
+def test_an_unknown_tree_is_refused() -> None:
+    with pytest.raises(PartMissingError, match="SimpleNamespace is not known"):
+        Tree(SimpleNamespace(root_node=None), [])
+
+
+def test_notes_of_a_request_are_found_where_a_release_keeps_them() -> None:
+    request = SimpleNamespace(kv=SimpleNamespace(kv_committed_len=3), kv_allocated_len=4)
+    assert (record(request, "kv_committed_len"), record(request, "kv_allocated_len")) == (3, 4)
+    with pytest.raises(PartMissingError):
+        record(request, "cache_protected_len")
+    assert prefix_of(SimpleNamespace(prefix_indices=[1, 2])) == 2
+
+
+def test_a_key_has_the_plain_values_of_a_request_alone() -> None:
+    one = SimpleNamespace(b=1, a="x", rid="r1", last_node=3, listed=[1], evicted={"swa": 2})
+    assert scalars_of(one) == ["x", 1, [2], ...]
+
+
+@pytest.mark.parametrize(
+    ("free", "owners", "law"),
+    [
+        ([1, 2, 2], {3: ["r1"]}, "double free"),
+        ([1, 2], {2: ["r1"], 3: ["r1"]}, "freed in use: page 2 of the full pool"),
+        ([1, 2], {}, "leak: page 3 of the full pool"),
+        ([1, 2], {3: ["r1", "r2"]}, "wrong owner: page 3 .* both r1 and r2"),
+    ],
+)
+def test_a_page_is_free_or_has_one_owner(
+    free: list[int], owners: dict[int, list[str]], law: str
+) -> None:
+    side = SimpleNamespace(free_pages=torch.tensor(free), release_pages=None)
+    machine = object.__new__(SglangMachine)
+    machine.bound = Bound(slots=3)
+    machine.scheduler = SimpleNamespace(  # type: ignore[assignment]
+        allocator=SimpleNamespace(full_attn_allocator=side)
+    )
+    with pytest.raises(ViolationError, match=law):
+        machine.check_pages(0, owners)
+    side.free_pages = torch.tensor([1, 2])
+    machine.check_pages(0, {3: ["r1"]})
+
+
+def test_a_pool_has_room_for_one_request() -> None:
+    for size in (1, 2, 3):
+        bound = Bound(page_size=size)
+        require_room(bound)
+        assert sliding_pages(bound) < bound.slots
+        assert max(map(len, bound.prompts)) < bound.longest
+    with pytest.raises(MalformedError, match="--slots must be at least 14"):
+        require_room(Bound(slots=13))
+    require_room(Bound(slots=14))
+
+
+def explored(engine: str, out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Explore an engine in a process of its own."""
+    command = ["explore", "--engine", engine, "--out", str(out), "--seconds", "600", *words]
+    return subprocess.run(
+        [sys.executable, "-m", "paritybit", *command], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.skipif(not AT_HAND, reason=f"sglang {RELEASE} is not at hand")
+def test_sglang_has_no_violation_in_few_actions(tmp_path: Path) -> None:
+    first = explored(f"sglang=={RELEASE}", tmp_path, "--depth", "5")
+    # Evictions take more actions, so the search is too short for a verdict.
+    assert first.returncode in (OK, CANNOT_RUN), first.stderr
+    assert "complete up to 5 actions" in first.stdout
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not AT_HAND, reason=f"sglang {RELEASE} is not at hand")
+def test_a_fault_of_sglang_is_found_and_replays(tmp_path: Path) -> None:
+    fault = next(one for *_, one in planted() if one.name == "allocation-keeps-its-last-slot")
+    engine = tmp_path / "engine"
+    plant(fault, fetch.find(f"sglang=={RELEASE}").package.parent, engine)
+    found = explored(str(engine), tmp_path / "out")
+    assert found.returncode == FINDING, found.stderr
+    case = tmp_path / "out" / "latest" / "cases" / "explore.json"
+    again = [sys.executable, "-m", "paritybit", "replay", str(case), "--engine"]
+    for spec, code in ((str(engine), FINDING), (f"sglang=={RELEASE}", OK)):
+        done = subprocess.run([*again, spec], capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
