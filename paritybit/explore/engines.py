@@ -1,5 +1,6 @@
 """The engines that are explored: what each module of theirs offers."""
 
+import gc
 import importlib
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -53,6 +54,7 @@ def search_of(spec: str, bound: Bound) -> tuple[str, Search]:
         make().check()
         snapshots = Snapshots(module.shared(engine))
         snapshots.save(make()).restore().key()
+        gc.freeze()  # What the engine has loaded stays, so it need not be looked at again.
         return found.name, Search(make, snapshots)
     except Exception as error:
         raise CannotRunError(

@@ -30,6 +30,7 @@ SECONDS = "1200"
 
 PAGED = ("--page-size", "2", "--window", "3")
 PAIRED = ("--keys", "2")
+TIGHT = ("--slots", "14")
 WIDE = ("--window", "3")
 """vLLM's window counts the token itself, so with 2 a prefix hit needs a single block."""
 
@@ -40,6 +41,7 @@ CONTROLS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("vllm-0.33.0", WIDE),
     ("vllm-0.33.0", PAGED),
     ("sglang-0.5.23", ()),
+    ("sglang-0.5.23", TIGHT),
     ("sglang-0.5.23", PAGED),
     ("sglang-0.5.23", (*PAGED, *PAIRED)),
 )
@@ -71,16 +73,17 @@ def explored(engine: Path, words: Sequence[str], out: Path, fault: Fault | None)
 
 def planted() -> list[tuple[str, tuple[str, ...], Fault]]:
     """Return the faults: for each, the release and the options."""
-    borrowed = tomllib.loads(TABLE.read_text(encoding="utf-8"))["borrowed"]
+    table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     chosen = list(read(TABLE))
-    for table, names in borrowed.items():
-        listed = {fault.name: fault for fault in read(faults.TABLE.with_name(table))}
-        chosen += [listed[name] for name in names]
+    for name, names in table["borrowed"].items():
+        listed = {fault.name: fault for fault in read(faults.TABLE.with_name(name))}
+        chosen += [listed[one] for one in names]
     return [
         (
             f"{fault.engine}-{fault.release}",
             (PAGED if {"page", "small-page"} & set(fault.needs) else NARROW[fault.engine])
-            + (PAIRED if "eagle" in fault.needs else ()),
+            + (PAIRED if "eagle" in fault.needs else ())
+            + (TIGHT if fault.name in table["tight"] else ()),
             fault,
         )
         for fault in chosen
