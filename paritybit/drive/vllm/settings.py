@@ -25,8 +25,21 @@ GRAPHS: Mapping[str, tuple[str, tuple[int, ...]]] = {
     "decode": ("FULL_DECODE_ONLY", BUCKETS),
     "full": ("FULL", TOKEN_BUCKETS),
     "breakable": ("PIECEWISE", TOKEN_BUCKETS),
+    "piecewise": ("PIECEWISE", TOKEN_BUCKETS),
+    "mixed": ("FULL_AND_PIECEWISE", TOKEN_BUCKETS),
 }
 """What is captured, as the engine calls it, and the sizes."""
+
+COMPILED = ("piecewise", "mixed")
+"""Graphs of the parts that torch.compile makes of a model. All others leave it uncompiled."""
+
+DEVICES = ("cpu", "cuda")
+
+BACKENDS: Mapping[str, str] = {"triton": "TRITON_ATTN", "flash": "FLASH_ATTN"}
+"""What computes attention, as the engine calls it. A CPU has the first alone."""
+
+MEMORY_SHARE = 0.02
+"""The part of a GPU's memory that the engine may take. It takes far less."""
 
 SIMPLE: Mapping[str, Setting] = {
     "overlap": False,
@@ -34,6 +47,7 @@ SIMPLE: Mapping[str, Setting] = {
     "whole_prompts": False,
     "page_size": 16,
     "graphs": "decode",
+    "backend": "triton",
 }
 """The simplest value of settings, in the order in which a search tries them."""
 
@@ -51,13 +65,20 @@ class Served:
     overlap: bool = False
     graphs: str = "decode"
     runner: int = 1
+    backend: str = "triton"
     alone: bool = False
 
     @classmethod
     def of(cls, settings: Mapping[str, Setting]) -> "Served":
         """Return what a script's settings say. Raises ValueError for any that there is not."""
-        choices = {"model": tuple(MODELS), "device": ("cpu",), "graphs": tuple(GRAPHS)}
-        return settings_of(cls, settings, {**choices, "runner": (1, 2)}, ("page_size",))
+        choices = {
+            "model": tuple(MODELS),
+            "device": DEVICES,
+            "graphs": tuple(GRAPHS),
+            "runner": (1, 2),
+            "backend": tuple(BACKENDS),
+        }
+        return settings_of(cls, settings, choices, ("page_size",))
 
     def scope(self) -> dict[str, Setting]:
         """Return the settings by name, as a journal and a script state them."""
@@ -79,11 +100,25 @@ class Served:
     def arguments(self, folder: Path) -> dict[str, object]:
         """Return the engine's arguments, for a model that is written into a folder."""
         mode, sizes = GRAPHS[self.graphs]
+        compilation: dict[str, object] = {
+            "mode": 3 if self.graphs in COMPILED else 0,
+            "cudagraph_mode": mode,
+            "cudagraph_capture_sizes": list(sizes),
+        }
+        of_device: dict[str, object] = {
+            "attention_backend": BACKENDS[self.backend],
+            "gpu_memory_utilization": MEMORY_SHARE,
+            "dtype": "bfloat16",
+        }
+        if self.device == "cpu":
+            of_device = {"dtype": "float32"}
+            compilation["custom_ops"] = ["none"]  # The engine's own torch implementations run.
+            compilation["cudagraph_num_of_warmups"] = 0
         return {
+            **of_device,
             "model": str(self.shape.write(folder)),
             "skip_tokenizer_init": True,
             "load_format": "dummy",
-            "dtype": "float32",
             "seed": self.seed,
             "block_size": self.page_size,
             "max_model_len": CONTEXT,
@@ -95,11 +130,5 @@ class Served:
             # So few that requests are preempted, and cached blocks are evicted.
             "num_gpu_blocks_override": POOL // self.page_size + WINDOW_BLOCKS,
             "kv_cache_memory_bytes": 2**28,
-            "compilation_config": {
-                "mode": 0,
-                "custom_ops": ["none"],  # The engine's own torch implementations run.
-                "cudagraph_mode": mode,
-                "cudagraph_capture_sizes": list(sizes),
-                "cudagraph_num_of_warmups": 0,
-            },
+            "compilation_config": compilation,
         }

@@ -25,7 +25,7 @@ from typing import Any
 
 from properties.planted.run import say
 from properties.sanitizer.planted.faults import TABLE, Fault, read
-from properties.sanitizer.planted.outcome import Outcome, Status, judge, write
+from properties.sanitizer.planted.outcome import DEVICES, Outcome, Status, judge, write
 from properties.sanitizer.planted.outcome import read as read_record
 from properties.sanitizer.planted.plant import plant
 from properties.support.places import ROOT
@@ -68,6 +68,7 @@ class Trials:
     sources: Path
     out: Path
     words: tuple[str, ...] = ()
+    device: str = "cpu"
     locks: defaultdict[str, Lock] = field(default_factory=lambda: defaultdict(Lock))
     running: set[subprocess.Popen[bytes]] = field(default_factory=set)
     stopping: bool = False
@@ -113,7 +114,7 @@ class Trials:
         out = self.out / fault.name.replace(": ", "-").replace(" ", "-").replace(",", "")
         command = [
             *(sys.executable, "-m", "paritybit", "watch", "--engine", str(engine)),
-            *("--device", "cpu", "--out", str(out), "--settings", leg, *self.words, *words),
+            *("--device", self.device, "--out", str(out), "--settings", leg, *self.words, *words),
         ]
         log = out.with_name(f"{out.name}.log")
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -167,6 +168,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="Where the runs' own records go")
     parser.add_argument("--only", metavar="NAME,...", help="Plant these faults alone, again")
     parser.add_argument("--leg", help="The leg to run, whatever a fault needs")
+    parser.add_argument("--device", choices=tuple(DEVICES), default="cpu")
+    parser.add_argument("--release", help="Plant in this release, whatever the table says")
     parser.add_argument("--jobs", type=int, default=1, help="Engines that are watched at a time")
     parser.add_argument("words", nargs="*", help="Further words for `paritybit watch`, after --")
     return parser.parse_args()
@@ -177,13 +180,15 @@ def main() -> int:
     asked = options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     faults = read(asked.table)
+    if asked.release is not None:
+        faults = tuple(replace(fault, release=asked.release) for fault in faults)
     record = asked.record or record_of(asked.table)
     known = read_record(record)
     left = chosen(faults, asked.only)
     if asked.only is None:
         left = tuple(fault for fault in left if fault.name not in known)
     out = asked.out or Path(tempfile.mkdtemp(prefix="planted-"))
-    trials = Trials(asked.sources.resolve(), out, tuple(asked.words))
+    trials = Trials(asked.sources.resolve(), out, tuple(asked.words), asked.device)
     with ThreadPoolExecutor(asked.jobs, "planted") as pool:
         legs = [asked.leg or LEGS[frozenset(fault.needs)] for fault in left]
         running = [
@@ -196,12 +201,12 @@ def main() -> int:
                     known[outcome.name] = outcome
                     what = " ".join(filter(None, (outcome.status, outcome.check)))
                     say(f"[{place}/{len(left)}] {outcome.name}: {what} ({outcome.seconds:.0f} s)")
-                write(record, known, faults)
+                write(record, known, faults, asked.device)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             trials.stop()
             raise
-    write(record, known, faults)
+    write(record, known, faults, asked.device)
     tried = [known[fault.name] for fault in faults if fault.name in known]
     found = sum(outcome.status is Status.FOUND for outcome in tried)
     say(f"{found} of {len(tried)} found; runs are in {out}")
