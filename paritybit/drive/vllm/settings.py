@@ -38,6 +38,19 @@ DEVICES = ("cpu", "cuda")
 BACKENDS: Mapping[str, str] = {"triton": "TRITON_ATTN", "flash": "FLASH_ATTN"}
 """What computes attention, as the engine calls it. A CPU has the first alone."""
 
+VARIABLES: Mapping[str, str] = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
+"""Variables of the engine's process."""
+
+VARIABLES_ON_A_CPU: Mapping[str, str] = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "TRITON_INTERPRET": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+"""Further ones. Set and empty, the last one keeps Triton without a GPU."""
+
 MEMORY_SHARE = 0.02
 """The part of a GPU's memory that the engine may take. It takes far less."""
 
@@ -96,6 +109,13 @@ class Served:
     def limits(self) -> Limits:
         """Return what requests must keep to."""
         return Limits(WINDOW, self.page_size, CHUNK, CONTEXT, POOL, ROWS)
+
+    def variables(self) -> dict[str, str]:
+        """Return the variables of the engine's process."""
+        own = {"VLLM_USE_V2_MODEL_RUNNER": str(self.runner - 1)}
+        if self.graphs == "breakable":
+            own["VLLM_USE_BREAKABLE_CUDAGRAPH"] = "1"
+        return {**VARIABLES, **own, **(VARIABLES_ON_A_CPU if self.device == "cpu" else {})}
 
     def arguments(self, folder: Path) -> dict[str, object]:
         """Return the engine's arguments, for a model that is written into a folder."""

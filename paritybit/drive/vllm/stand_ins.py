@@ -18,19 +18,6 @@ from paritybit.reference.torch_ops import TorchOps
 from paritybit.subjects.engines.shared.graphs import emulate_device, whole
 from paritybit.subjects.engines.shared.interpreter import quicken
 
-VARIABLES = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-}
-"""Variables of the engine's process."""
-
-VARIABLES_ON_A_CPU = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "TRITON_INTERPRET": "1",
-    "CUDA_VISIBLE_DEVICES": "",
-}
-"""Further ones. Set and empty, the last one keeps Triton without a GPU."""
-
 OPTIONAL = (
     "cpuinfo",
     "gguf",
@@ -153,17 +140,9 @@ AFTER = (
 """What a CPU needs once the engine's settings are settled."""
 
 
-def variables(served: Served) -> dict[str, str]:
-    """Return the variables of the process of an engine that is served so."""
-    own = {"VLLM_USE_V2_MODEL_RUNNER": str(served.runner - 1)}
-    if served.graphs == "breakable":
-        own["VLLM_USE_BREAKABLE_CUDAGRAPH"] = "1"
-    return {**VARIABLES, **own, **(VARIABLES_ON_A_CPU if served.device == "cpu" else {})}
-
-
 def install_before_engine(served: Served) -> None:
     """Install what must be there before the engine is imported, and report it."""
-    os.environ.update(variables(served))
+    os.environ.update(served.variables())
     install(served.device, ANYWHERE, BEFORE)
 
 
