@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from paritybit.harness.errors import CannotRunError
 
 from paritybit.drive.environment import Environment
 from paritybit.drive.legs import plan
@@ -108,6 +109,16 @@ def test_a_process_finds_what_the_engine_imports(tmp_path: Path) -> None:
     folders = own["PYTHONPATH"].split(os.pathsep)
     assert str(tmp_path / "dependencies-vllm") in folders
     assert str(tmp_path / "engine") in folders
+
+
+def test_a_gpu_needs_an_engine_with_compiled_code(tmp_path: Path) -> None:
+    engine = Environment("vllm 0", tmp_path, tmp_path / "transformers")
+    with pytest.raises(CannotRunError, match="no compiled code"):
+        command(engine, LEGS[0], "gemma4", 3, "cuda")
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "_C_stable_libtorch.abi3.so").touch()
+    words, _ = command(engine, LEGS[0], "gemma4", 3, "cuda")
+    assert "cuda" in words
 
 
 def test_graphs_are_captured_for_every_batch() -> None:

@@ -47,8 +47,8 @@ def add_options(watch: Parser) -> None:
         "--engine",
         metavar="ENGINE",
         help=(
-            "Download and drive a release of sglang or transformers, for example sglang==0.5.12, "
-            "or drive the source tree in this folder, in place of COMMAND"
+            "Download and drive a release of sglang, vllm or transformers, for example "
+            "sglang==0.5.12, or drive the source tree in this folder, in place of COMMAND"
         ),
     )
     watch.add_argument("--model", help="Shape of the generated model (default: gemma4)")

@@ -56,6 +56,5 @@ def copied(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def unordered(early: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Iterator[StaticInput]:
     """Yield what the stream that computes found, to compare with what was written."""
     for name, tensor in early.items():
-        what = f"{name}, read without waiting for the stream that writes it,"
-        size = len(tensor)
+        what, size = f"{name} (read without waiting for its writer)", len(tensor)
         yield StaticInput(what, tensor, size, size, expected=inputs[name])

@@ -114,9 +114,7 @@ class Engine:
             for part, name in SCOPE
             if hasattr(getattr(config, part, None), name)
         }
-        self.journal.scope(
-            **found, runner=type(runner).__mro__[-2].__module__, windows=self.pool.windows
-        )
+        self.journal.scope(**found, runner=origin(runner), windows=self.pool.windows)
         watcher = Watcher(
             [self.pool.group], engine="vllm", release=self.release, journal=self.journal,
             settings=self.settings,
@@ -334,6 +332,12 @@ class Engine:
                 {GROUP: (self.pool.slots(free), none)}, {GROUP: locked * self.pool.page}
             )
         return result
+
+
+def origin(runner: Any) -> str:
+    """Return the module of the class that runs a runner's forwards."""
+    kinds = type(runner).__mro__
+    return next((kind for kind in kinds if "execute_model" in vars(kind)), kinds[0]).__module__
 
 
 def mode_of(wrapper: Any) -> str:
