@@ -62,14 +62,15 @@ class Engine:
         writer: Any = None,
     ) -> Any:
         """Watch a forward pass. `writer` is the stream that writes its inputs, if there is one."""
+        watcher, due = self.watcher, self.watcher.due()
         inputs, early = streams.inputs_of(given, self.names), dict[str, Tensor]()
         if writer is not None:
-            early = streams.copied(inputs)
+            early = streams.copied(inputs) if due else early
             writer.synchronize()
-        watcher, batch = self.watcher, Batch(self.planned, given, self.parts)
+        batch = Batch(self.planned, given, self.parts)
         owned = caches.owned(self.parts, batch.written())
         self.forwards += 1
-        if not watcher.due():
+        if not due:
             result = run()
             watcher.skipped(owned)
             return result
