@@ -1,6 +1,7 @@
 """What the connector of transformers says of a paged cache and of its batches."""
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,13 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from paritybit.connectors.transformers import MODULE, connect, hooks
+from paritybit.connectors.transformers import MODULE, connect, hooks, streams
 from paritybit.connectors.transformers.batch import Batch, Planned
 from paritybit.connectors.transformers.cache import free_and_cached, groups_of, owned, parts_of
 from paritybit.connectors.transformers.inputs import laws_of, lists_of
 from paritybit.connectors.transformers.sources import called_at, meaning
 from paritybit.watch.checks.stale_input import judge as stale
-from paritybit.watch.journal import Journal
+from paritybit.watch.facts import StaticInput
+from paritybit.watch.journal import Finding, Journal
 from paritybit.watch.observations import Inputs
 from paritybit.watch.settings import Settings
 
@@ -150,8 +152,13 @@ def test_a_batch_without_lists_reads_nothing_and_a_table_of_pages_is_a_list() ->
 
 def wrong(batch: Batch) -> set[str]:
     """Return the names of the arguments that are not what the batch implies."""
-    found: Any = Inputs(1, SimpleNamespace(kind=""), "batch", list(laws_of(batch)), {})  # type: ignore[arg-type]
-    return {str(finding.cause["input"]) for finding in stale(found) if finding.cause}
+    return {str(finding.cause["input"]) for finding in judged(laws_of(batch)) if finding.cause}
+
+
+def judged(inputs: Iterable[StaticInput]) -> list[Finding]:
+    """Return what is found where inputs do not hold what they must."""
+    found: Any = Inputs(1, SimpleNamespace(kind=""), "batch", list(inputs), {})  # type: ignore[arg-type]
+    return list(stale(found))
 
 
 def test_arguments_of_the_model_follow_from_the_batch() -> None:
@@ -166,6 +173,17 @@ def test_arguments_of_the_model_follow_from_the_batch() -> None:
         f"new tokens in read_index[{SLIDING}]",
         f"attention_mask[{SLIDING}]",
     }
+
+
+def test_what_is_read_before_it_is_written_is_stale() -> None:
+    batch = a_batch()
+    given = {**batch.given, "position_ids": torch.zeros(1, 8)}
+    inputs = streams.inputs_of(given, dict(enumerate(batch.parts)))
+    early = streams.copied(inputs)
+    assert not list(judged(streams.unordered(early, inputs)))
+    early[f"read_index[{FULL}]"].zero_()  # As the engine left it before it wrote the batch.
+    (finding,) = judged(streams.unordered(early, inputs))
+    assert f"read_index[{FULL}] (read without waiting" in finding.text
 
 
 def test_importing_transformers_alone_wraps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,13 +93,37 @@ def a_request(*tokens: int) -> Part:
     ],
 )
 def test_a_slot_is_a_row_of_a_cache_whatever_its_layout(cache: torch.Tensor, parts: int) -> None:
-    found = by_slot(cache, 8, 4)
+    found, block = by_slot(cache, 8, 4)
+    assert block is None
     assert [part.shape[0] for part in found] == [32] * parts
     found[0][4 * 5 + 3] = 1
     rows = cache if cache.dim() == 4 else cache[0]
     rows = rows if rows.shape[1] == 4 else rows.transpose(1, 2)
     assert bool((rows[5, 3] == 1).all())
     assert int(rows.sum()) == rows[5, 3].numel()
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_a_block_that_holds_k_before_v_is_cut_in_two(heads_first: bool) -> None:
+    cache = torch.zeros(8, 2, 4, 3, 6)
+    if heads_first:
+        cache = torch.zeros(8, 2, 3, 4, 6).transpose(2, 3)
+    (keys, values), block = by_slot(cache, 8, 4)
+    assert block == 4
+    assert keys.shape == values.shape == (8, 4, 3, 6)
+    keys[5, 3], values[6, 2] = 1, 2
+    assert bool((cache[5, 0, 3] == 1).all() and (cache[6, 1, 2] == 2).all())
+    assert int(cache.sum()) == 3 * 18
+    halves, block = by_slot(torch.zeros(16, 2, 4, 3, 6), 8, 8)  # As kernels may ask for.
+    assert block == 4
+    assert halves[0].shape[0] == 16
+
+
+def test_caches_that_are_cut_differently_are_refused() -> None:
+    config, layers, _ = a_pool()
+    layers["slid"] = Part(kv_cache=torch.zeros(BLOCKS, 2, PAGE, 3, 2))
+    with pytest.raises(NotRecognisedError, match="differently"):
+        described(config, layers)
 
 
 def test_a_layout_without_slots_is_refused() -> None:

@@ -4,15 +4,19 @@ import os
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 import torch
+from paritybit.harness.errors import CannotRunError
 
 from paritybit.drive.environment import Environment
-from paritybit.drive.legs import Leg, plan
+from paritybit.drive.legs import plan
+from paritybit.drive.playing import served_as
+from paritybit.drive.served import DEVICES
 from paritybit.drive.vllm.__main__ import parser
 from paritybit.drive.vllm.attention import attend, store
 from paritybit.drive.vllm.environment import command
 from paritybit.drive.vllm.legs import LEGS
-from paritybit.drive.vllm.settings import GRAPHS, ROWS, Served
+from paritybit.drive.vllm.settings import COMPILED, GRAPHS, ROWS, Served
 
 PAGE, HEADS, WIDTH = 4, 2, 8
 
@@ -77,20 +81,46 @@ def test_tokens_without_a_slot_are_not_written() -> None:
     assert cache.flatten(0, 1).sum((1, 2)).nonzero().flatten().tolist() == [5]
 
 
-def test_the_legs_take_all_of_the_time_and_are_known_to_the_command_line() -> None:
-    legs = plan("cpu", 100.0, LEGS)
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_legs_take_all_of_the_time_and_are_known_to_the_command_line(device: str) -> None:
+    legs = plan(device, 100.0, LEGS)
     assert abs(sum(leg.seconds for leg in legs) - 100) < 1e-9
-    assert all(isinstance(leg, Leg) and parser().parse_args(leg.arguments) for leg in LEGS)
+    asked = [served_as(Served, parser().parse_args(leg.arguments)) for leg in legs]
+    elsewhere = {one.backend for one in asked} - {"triton"} or {one.graphs for one in asked} & {
+        *COMPILED
+    }
+    assert bool(elsewhere) == (device == "cuda")
+
+
+def test_what_is_compiled_is_replaced_on_a_cpu_alone(tmp_path: Path) -> None:
+    on_a_cpu, on_a_gpu = Served(), Served(device="cuda", backend="flash", graphs="mixed")
+    assert "TRITON_INTERPRET" in on_a_cpu.variables()
+    assert "TRITON_INTERPRET" not in on_a_gpu.variables()
+    assert on_a_cpu.arguments(tmp_path)["compilation_config"]["mode"] == 0  # type: ignore[index]
+    given = on_a_gpu.arguments(tmp_path)
+    assert (given["attention_backend"], given["dtype"]) == ("FLASH_ATTN", "bfloat16")
+    assert given["compilation_config"]["mode"] == 3  # type: ignore[index]
+    assert Served(graphs="breakable").variables()["VLLM_USE_BREAKABLE_CUDAGRAPH"] == "1"
 
 
 def test_a_process_finds_what_the_engine_imports(tmp_path: Path) -> None:
     engine = Environment("vllm 0", tmp_path / "engine", tmp_path / "transformers")
-    words, variables = command(engine, LEGS[0], "gemma4", 3, "cpu")
+    words, own = command(engine, LEGS[0], "gemma4", 3, "cpu")
     asked = parser().parse_args(words[words.index("paritybit.drive.vllm") + 1 :])
     assert (asked.model, asked.seed, asked.seconds) == ("gemma4", 3, LEGS[0].seconds)
-    folders = variables["PYTHONPATH"].split(os.pathsep)
+    folders = own["PYTHONPATH"].split(os.pathsep)
     assert str(tmp_path / "dependencies-vllm") in folders
     assert str(tmp_path / "engine") in folders
+
+
+def test_a_gpu_needs_an_engine_with_compiled_code(tmp_path: Path) -> None:
+    engine = Environment("vllm 0", tmp_path, tmp_path / "transformers")
+    with pytest.raises(CannotRunError, match="no compiled code"):
+        command(engine, LEGS[0], "gemma4", 3, "cuda")
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "_C_stable_libtorch.abi3.so").touch()
+    words, _ = command(engine, LEGS[0], "gemma4", 3, "cuda")
+    assert "cuda" in words
 
 
 def test_graphs_are_captured_for_every_batch() -> None:

@@ -5,6 +5,7 @@
 | hooks | which methods of the engine are wrapped |
 | engine | the forwards, replays, allocations and idle moments of one paged cache |
 | cache | the KV groups of a cache, and the slots that its indices name |
+| streams | inputs that are read before another stream has written them |
 | batch | the live rows of a batch, its lists and its static inputs |
 
 sglang and vLLM import transformers, too. So nothing is wrapped until the module of continuous

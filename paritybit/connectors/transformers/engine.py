@@ -1,13 +1,13 @@
 """Follows one paged cache and tells its watcher what happens, in its order."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from paritybit.connectors.transformers import cache as caches
+from paritybit.connectors.transformers import streams
 from paritybit.connectors.transformers.batch import Batch, Planned
 from paritybit.connectors.transformers.inputs import (
     LARGEST_MASK,
@@ -54,13 +54,23 @@ class Engine:
         ]
 
     def forward(
-        self, runner: Any, model: Any, given: Mapping[str, Any], run: Callable[[], Any]
+        self,
+        runner: Any,
+        model: Any,
+        given: Mapping[str, Any],
+        run: Callable[[], Any],
+        writer: Any = None,
     ) -> Any:
-        """Watch a forward pass."""
-        watcher, batch = self.watcher, Batch(self.planned, given, self.parts)
+        """Watch a forward pass. `writer` is the stream that writes its inputs, if there is one."""
+        watcher, due = self.watcher, self.watcher.due()
+        inputs, early = streams.inputs_of(given, self.names), dict[str, Tensor]()
+        if writer is not None:
+            early = streams.copied(inputs) if due else early
+            writer.synchronize()
+        batch = Batch(self.planned, given, self.parts)
         owned = caches.owned(self.parts, batch.written())
         self.forwards += 1
-        if not watcher.due():
+        if not due:
             result = run()
             watcher.skipped(owned)
             return result
@@ -69,7 +79,7 @@ class Engine:
         else:
             watcher.begin(Forward(batch.kind, batch.rows(), owned))
             watcher.lists(list(lists_of(batch)))
-            watcher.inputs("batch", list(laws_of(batch)))
+            watcher.inputs("batch", [*laws_of(batch), *streams.unordered(early, inputs)])
             if any(mask.numel() > LARGEST_MASK for mask in masks_of(batch).values()):
                 watcher.scope(masks_not_watched=f"those of more than {LARGEST_MASK} entries")
         self.now = runner, model, batch
@@ -152,11 +162,3 @@ class Engine:
             for name, part in self.parts.items()
         }
         self.watcher.idle(caches.free_and_cached(self.parts, pool), locked)
-
-
-@contextmanager
-def on_stream(runner: Any) -> Iterator[None]:
-    """Let the watcher see what the stream of a runner computed."""
-    stream = runner.inputs_and_outputs.compute_stream
-    with nullcontext() if stream is None else torch.get_device_module().stream(stream):
-        yield

@@ -11,8 +11,9 @@ from weakref import WeakKeyDictionary
 
 from paritybit.connectors.hooking import guarded
 from paritybit.connectors.transformers.cache import NotRecognisedError
-from paritybit.connectors.transformers.engine import Engine, on_stream
+from paritybit.connectors.transformers.engine import Engine
 from paritybit.connectors.transformers.sources import called_at, meaning, raised_at
+from paritybit.connectors.transformers.streams import on_stream
 from paritybit.watch.journal import of_process
 from paritybit.watch.settings import active
 
@@ -88,8 +89,8 @@ class Hooks:
         engine = self.engines.get(runner.cache)
         if engine is None:
             return run()
-        with on_stream(runner):
-            return engine.forward(runner, model, batch_data, run)
+        with on_stream(runner) as writer:
+            return engine.forward(runner, model, batch_data, run, writer)
 
     def warm(self, original: Original, runner: Any, *args: Any, **kwargs: Any) -> Any:
         """Note that the forward passes within are of made-up requests."""

@@ -53,8 +53,8 @@ class UnderWay:
     batch: batches.Batch | None = None
     wrapped: tuple[Any, ...] | None = None
     """The wrapper of the graph that replays, and what it was called with."""
-    pieces: int = 0
-    """How many graphs replayed that hold a part of the model alone."""
+    pieces: int | None = None
+    """The tokens of the graphs that replayed and hold a part of the model each, if any did."""
 
 
 class Engine:
@@ -114,9 +114,7 @@ class Engine:
             for part, name in SCOPE
             if hasattr(getattr(config, part, None), name)
         }
-        self.journal.scope(
-            **found, runner=type(runner).__mro__[-2].__module__, windows=self.pool.windows
-        )
+        self.journal.scope(**found, runner=origin(runner), windows=self.pool.windows)
         watcher = Watcher(
             [self.pool.group], engine="vllm", release=self.release, journal=self.journal,
             settings=self.settings,
@@ -161,9 +159,9 @@ class Engine:
             self.journal.undecided("a forward without attention metadata is not watched")
             self.watcher.forget(GROUP, None)
         elif now.batch is not None and now.pieces:  # What is between them is not repeatable.
-            (_, live), (_, padded) = now.batch.live, now.batch.padded
+            live = now.batch.live[1]
             self.watcher.replay(
-                Replay("pieces", "pieces", live, padded, (), tuple, repeatable=False)
+                Replay("pieces", "pieces", live, now.pieces, (), tuple, repeatable=False)
             )
         self.watcher.end()
         return result
@@ -261,7 +259,7 @@ class Engine:
             return run()
         wrapper = None if now.wrapped is None else now.wrapped[0]
         if wrapper is None or mode_of(wrapper) != "FULL":
-            now.pieces += 1
+            now.pieces = now.pieces or padded_size() or now.batch.padded[1]
             return run()
         live, padded = now.batch.live[1], now.batch.padded[1]
         return watcher.replay(
@@ -336,9 +334,24 @@ class Engine:
         return result
 
 
+def origin(runner: Any) -> str:
+    """Return the module of the class that runs a runner's forwards."""
+    kinds = type(runner).__mro__
+    return next((kind for kind in kinds if "execute_model" in vars(kind)), kinds[0]).__module__
+
+
 def mode_of(wrapper: Any) -> str:
     """Return what a wrapper's graphs hold: FULL for the whole model."""
     return str(getattr(getattr(wrapper, "runtime_mode", None), "name", "FULL"))
+
+
+def padded_size() -> int | None:
+    """Return the tokens of the batch under way, padding included, if the engine says."""
+    context = sys.modules.get("vllm.forward_context")
+    if context is None or not context.is_forward_context_available():
+        return None
+    found = getattr(context.get_forward_context().batch_descriptor, "num_tokens", None)
+    return None if found is None else int(found)
 
 
 def outputs_of(wrapper: Any, graph: Any, live: int) -> dict[str, Tensor]:

@@ -55,17 +55,22 @@ def described(config: Any, layers: Any) -> Pool:
         raise NotRecognisedError(f"groups whose blocks have {sorted(sizes)} tokens")
     (page,) = sizes
     tensors: dict[tuple[int, ...], tuple[list[str], tuple[Tensor, ...]]] = {}
+    cut = set[int | None]()
     for name in (name for group in config.kv_cache_groups for name in group.layer_names):
         cache = layers[name].kv_cache
         cache = cache[0] if isinstance(cache, (list, tuple)) else cache
-        parts = by_slot(cache, config.num_blocks, page)
+        parts, block = by_slot(cache, config.num_blocks, page)
+        cut.add(block)
         tensors.setdefault(tuple(part.data_ptr() for part in parts), ([], parts))[0].append(name)
+    if len(cut) != 1:
+        raise NotRecognisedError("KV caches that are cut into blocks differently")
     return Pool(
         Group(
             GROUP,
             tuple(Layer(", ".join(names), parts) for names, parts in tensors.values()),
             reserved=frozenset(range(page)),
             page_size=page,
+            block=cut.pop(),
         ),
         page,
         tuple(int(one.sliding_window) if KINDS[type(one).__name__] else None for one in specs),
@@ -73,18 +78,25 @@ def described(config: Any, layers: Any) -> Pool:
     )
 
 
-def by_slot(cache: Tensor, blocks: int, page: int) -> tuple[Tensor, ...]:
-    """Return views [slots, ...] of a layer's KV cache. Raises NotRecognisedError without any."""
+def by_slot(cache: Tensor, blocks: int, page: int) -> tuple[tuple[Tensor, ...], int | None]:
+    """Return views [slots, ...] of a layer's KV cache, and None.
+
+    Where slots do not follow one another, return views [blocks, block size, ...], and that size.
+    Raises NotRecognisedError for any other cache.
+    """
     if cache.shape[0] == 2 != blocks and cache.shape[1] * cache.shape[2] == blocks * page:
-        return tuple(cache[part].flatten(0, 1) for part in (0, 1))
+        return tuple(cache[part].flatten(0, 1) for part in (0, 1)), None
     for axis in range(1, cache.dim()):
         whole = cache.shape[0] * cache.shape[axis] == blocks * page
         if whole and cache.stride(0) == cache.shape[axis] * cache.stride(axis):
             moved = cache.movedim(axis, 1)
             shape, strides = moved.shape, moved.stride()
-            return (
-                cache.as_strided(
-                    (shape[0] * shape[1], *shape[2:]), strides[1:], cache.storage_offset()
-                ),
-            )
+            size = (shape[0] * shape[1], *shape[2:])
+            return (cache.as_strided(size, strides[1:], cache.storage_offset()),), None
+    if (
+        cache.dim() == 5
+        and cache.shape[1] == 2
+        and cache.shape[0] * cache.shape[2] == blocks * page
+    ):
+        return (cache[:, 0], cache[:, 1]), cache.shape[2]  # [blocks, K and V, block size, ...]
     raise NotRecognisedError(f"a KV cache of shape {tuple(cache.shape)}, strides {cache.stride()}")

@@ -82,7 +82,7 @@ class Engine:
             batching = named(made, auto_switch_to_flash=False)(**self.served.batching())
         except (TypeError, ValueError) as error:
             raise LackingError(f"this release cannot be served so: {error}") from error
-        model = model.to(self.served.device).eval()
+        model = model.to(self.served.device, getattr(torch, self.served.dtype)).eval()
         generation = transformers.GenerationConfig(
             max_new_tokens=self.served.limits().pool,
             do_sample=self.served.samples > 1,

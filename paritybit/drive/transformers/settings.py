@@ -60,6 +60,11 @@ class Served(Common):
         """What computes attention: the engine's own torch code, with sinks where it has them."""
         return "eager" if self.model == "gpt_oss" else "sdpa"
 
+    @property
+    def dtype(self) -> str:
+        """The model's dtype. A GPU computes experts within a graph in bfloat16 alone."""
+        return "float32" if self.device == "cpu" else "bfloat16"
+
     def blocks(self) -> int:
         """Return the size of the pool in blocks of all layers: `POOL` tokens, and the windows."""
         kinds: list[str] = self.configuration()["layer_types"]

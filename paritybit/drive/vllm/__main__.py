@@ -7,7 +7,8 @@ import argparse
 import os
 
 from paritybit.drive.playing import Engine, add_play_options, leave, play
-from paritybit.drive.vllm.settings import DEVICES, GRAPHS, Served
+from paritybit.drive.served import DEVICES
+from paritybit.drive.vllm.settings import BACKENDS, GRAPHS, Served
 
 
 def parser() -> argparse.ArgumentParser:
@@ -17,6 +18,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--whole-prompts", action="store_true")
     made.add_argument("--graphs", choices=tuple(GRAPHS), default="decode")
     made.add_argument("--runner", type=int, choices=(1, 2), default=1)
+    made.add_argument("--backend", choices=tuple(BACKENDS), default="triton")
     return made
 
 
@@ -26,7 +28,7 @@ def engine(served: Served) -> Engine:
     from paritybit.drive.vllm import serving  # noqa: PLC0415
     from paritybit.drive.vllm.stand_ins import install_before_engine  # noqa: PLC0415
 
-    install_before_engine()
+    install_before_engine(served)
     return serving.Engine(served)
 
 

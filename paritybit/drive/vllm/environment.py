@@ -10,6 +10,7 @@ from paritybit.drive.legs import Leg
 from paritybit.drive.script import Script
 from paritybit.harness.engines import fetch
 from paritybit.harness.engines.adapters.packages import VLLM
+from paritybit.harness.errors import CannotRunError
 
 PROGRAM = (sys.executable, "-m", "paritybit.drive.vllm")
 
@@ -28,7 +29,15 @@ def prepare(spec: str) -> Environment:
 def command(
     environment: Environment, leg: Leg, model: str, seed: int, device: str
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the words that serve an engine in one way, and the variables of their process."""
+    """Return the words that serve an engine in one way, and the variables of their process.
+
+    Raises CannotRunError for a GPU if the engine has no compiled code, as one that was fetched.
+    """
+    if device != "cpu" and not any((environment.source / VLLM.name).glob("_C*.so")):
+        raise CannotRunError(
+            f"{environment.name} has no compiled code, which a GPU needs; give the folder in which "
+            "it is installed"
+        )
     words = ["--model", model, "--device", device, "--seed", str(seed)]
     words += ["--seconds", f"{leg.seconds:g}", *leg.arguments]
     return [*PROGRAM, *words], variables(environment, device)

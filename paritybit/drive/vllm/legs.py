@@ -13,5 +13,22 @@ LEGS = (
     Leg("newer runner actions", ("--runner", "2", "--overlap", "--actions")),
     Leg("full graphs", ("--graphs", "full", "--overlap")),
     Leg("breakable graphs", ("--graphs", "breakable")),
+    Leg("FlashAttention", ("--backend", "flash"), 2.0, device="cuda"),
+    Leg(
+        "FlashAttention full graphs",
+        ("--backend", "flash", "--graphs", "full", "--overlap"),
+        device="cuda",
+    ),
+    Leg(
+        "FlashAttention newer runner",
+        ("--backend", "flash", "--runner", "2", "--overlap"),
+        device="cuda",
+    ),
+    Leg("piecewise graphs", ("--graphs", "piecewise"), device="cuda"),
+    Leg(
+        "full and piecewise graphs",
+        ("--backend", "flash", "--graphs", "mixed", "--overlap"),
+        device="cuda",
+    ),
 )
 """What is tried, in this order, with parts of the time."""

@@ -81,7 +81,7 @@ class Engine:
         executors: Any = importlib.import_module("vllm.v1.executor.abstract")
         register(self.served.shape.config["architectures"][0])
         config = arguments.EngineArgs(**self.served.arguments(folder)).create_engine_config()
-        install_in_engine()
+        install_in_engine(self.served)
         return core.EngineCore(config, executors.Executor.get_class(config), log_stats=False)
 
     def _orders(self, core: Any) -> Orders:

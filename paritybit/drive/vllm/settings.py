@@ -10,8 +10,6 @@ from paritybit.drive.requests import Limits
 from paritybit.drive.script import Setting
 from paritybit.drive.served import Common
 
-DEVICES = ("cpu",)
-
 BUCKETS = (2, 4, 8)
 """Batch sizes that decoding captures."""
 
@@ -29,8 +27,32 @@ GRAPHS: Mapping[str, tuple[str, tuple[int, ...]]] = {
     "decode": ("FULL_DECODE_ONLY", BUCKETS),
     "full": ("FULL", TOKEN_BUCKETS),
     "breakable": ("PIECEWISE", TOKEN_BUCKETS),
+    "piecewise": ("PIECEWISE", TOKEN_BUCKETS),
+    "mixed": ("FULL_AND_PIECEWISE", TOKEN_BUCKETS),
 }
 """What is captured, as the engine calls it, and the sizes."""
+
+COMPILED = ("piecewise", "mixed")
+"""Graphs of the parts that torch.compile makes of a model. All others leave it uncompiled."""
+
+BACKENDS: Mapping[str, str] = {"triton": "TRITON_ATTN", "flash": "FLASH_ATTN"}
+"""What computes attention, as the engine calls it. A CPU has the first alone."""
+
+VARIABLES: Mapping[str, str] = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
+"""Variables of the engine's process."""
+
+VARIABLES_ON_A_CPU: Mapping[str, str] = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "TRITON_INTERPRET": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+"""Further ones. Set and empty, the last one keeps Triton without a GPU."""
+
+MEMORY_SHARE = 0.02
+"""The part of a GPU's memory that the engine may take. It takes far less."""
 
 SIMPLE: Mapping[str, Setting] = {
     "overlap": False,
@@ -38,6 +60,7 @@ SIMPLE: Mapping[str, Setting] = {
     "whole_prompts": False,
     "page_size": 16,
     "graphs": "decode",
+    "backend": "triton",
 }
 """The simplest value of settings, in the order in which a search tries them."""
 
@@ -47,24 +70,50 @@ class Served(Common):
     """What a whole vLLM is served with. `runner` is 1 for its older model runner, or 2."""
 
     ACTIONS: ClassVar = ("flush", "pause", "retract")
-    CHOICES: ClassVar = {"device": DEVICES, "graphs": tuple(GRAPHS), "runner": (1, 2)}
+    CHOICES: ClassVar = {
+        "graphs": tuple(GRAPHS),
+        "runner": (1, 2),
+        "backend": tuple(BACKENDS),
+    }
 
     whole_prompts: bool = False
     graphs: str = "decode"
     runner: int = 1
+    backend: str = "triton"
 
     def limits(self) -> Limits:
         """Return what requests must keep to."""
         return Limits(WINDOW, self.page_size, CHUNK, CONTEXT, POOL, ROWS)
 
+    def variables(self) -> dict[str, str]:
+        """Return the variables of the engine's process."""
+        own = {"VLLM_USE_V2_MODEL_RUNNER": str(self.runner - 1)}
+        if self.graphs == "breakable":
+            own["VLLM_USE_BREAKABLE_CUDAGRAPH"] = "1"
+        return {**VARIABLES, **own, **(VARIABLES_ON_A_CPU if self.device == "cpu" else {})}
+
     def arguments(self, folder: Path) -> dict[str, object]:
         """Return the engine's arguments, for a model that is written into a folder."""
         mode, sizes = GRAPHS[self.graphs]
+        compilation: dict[str, object] = {
+            "mode": 3 if self.graphs in COMPILED else 0,
+            "cudagraph_mode": mode,
+            "cudagraph_capture_sizes": list(sizes),
+        }
+        of_device: dict[str, object] = {
+            "attention_backend": BACKENDS[self.backend],
+            "gpu_memory_utilization": MEMORY_SHARE,
+            "dtype": "bfloat16",
+        }
+        if self.device == "cpu":
+            of_device = {"dtype": "float32"}
+            compilation["custom_ops"] = ["none"]  # The engine's own torch implementations run.
+            compilation["cudagraph_num_of_warmups"] = 0
         return {
+            **of_device,
             "model": str(self.shape.write(folder)),
             "skip_tokenizer_init": True,
             "load_format": "dummy",
-            "dtype": "float32",
             "seed": self.seed,
             "block_size": self.page_size,
             "max_model_len": CONTEXT,
@@ -76,11 +125,5 @@ class Served(Common):
             # So few that requests are preempted, and cached blocks are evicted.
             "num_gpu_blocks_override": POOL // self.page_size + WINDOW_BLOCKS,
             "kv_cache_memory_bytes": 2**28,
-            "compilation_config": {
-                "mode": 0,
-                "custom_ops": ["none"],  # The engine's own torch implementations run.
-                "cudagraph_mode": mode,
-                "cudagraph_capture_sizes": list(sizes),
-                "cudagraph_num_of_warmups": 0,
-            },
+            "compilation_config": compilation,
         }

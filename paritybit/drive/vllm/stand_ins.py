@@ -13,18 +13,10 @@ import torch
 from paritybit.drive.stand_ins.installing import StandIn, install, put
 from paritybit.drive.stand_ins.packages import OLDEST, UnavailableFinder
 from paritybit.drive.vllm.attention import attend, store
+from paritybit.drive.vllm.settings import Served
 from paritybit.reference.torch_ops import TorchOps
 from paritybit.subjects.engines.shared.graphs import emulate_device, whole
 from paritybit.subjects.engines.shared.interpreter import quicken
-
-VARIABLES = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "TRITON_INTERPRET": "1",
-    "CUDA_VISIBLE_DEVICES": "",
-}
-"""Variables of the engine's process. Set and empty, the last one keeps Triton without a GPU."""
 
 OPTIONAL = (
     "cpuinfo",
@@ -32,7 +24,6 @@ OPTIONAL = (
     "diskcache",
     "llguidance",
     "mistral_common",
-    "opentelemetry",
     "uvloop",
 )
 """Packages that the engine imports and, as served here, never uses."""
@@ -74,8 +65,9 @@ def stand_in_for_graphs() -> None:
     """Give torch's CUDA module what an engine's graph wrapper and graph manager ask for."""
     quicken()
     emulate_device(TorchOps())
-    device: Any = torch.accelerator
-    device.get_memory_info = lambda *arguments: (0, 0)
+    accelerator: Any = torch.accelerator
+    cuda: Any = torch.cuda  # Older releases ask this one.
+    accelerator.get_memory_info = cuda.mem_get_info = lambda *arguments: (0, 0)
 
 
 def stand_in_for_operators() -> None:
@@ -115,8 +107,12 @@ def stand_in_for_sampling() -> None:
     sampler.forward_cpu = sampler.forward_native
 
 
-BEFORE = (
+ANYWHERE = (
     StandIn("packages", "they are not installed and never used here", stand_in_for_packages),
+)
+"""What every device needs, before the engine is imported."""
+
+BEFORE = (
     StandIn(
         "CUDA graphs, streams and events: a tape of torch ops and of launches of interpreted "
         "kernels, replayed over the same tensors",
@@ -131,7 +127,7 @@ BEFORE = (
         declare_platform,
     ),
 )
-"""What is installed before the engine is imported."""
+"""What a CPU needs before the engine is imported."""
 
 AFTER = (
     StandIn(
@@ -141,15 +137,15 @@ AFTER = (
     ),
     StandIn("sampling: the engine's own in torch", "it is compiled", stand_in_for_sampling),
 )
-"""What is installed once the engine's settings are settled."""
+"""What a CPU needs once the engine's settings are settled."""
 
 
-def install_before_engine() -> None:
+def install_before_engine(served: Served) -> None:
     """Install what must be there before the engine is imported, and report it."""
-    os.environ.update(VARIABLES)
-    install("cpu", BEFORE, ())
+    os.environ.update(served.variables())
+    install(served.device, ANYWHERE, BEFORE)
 
 
-def install_in_engine() -> None:
+def install_in_engine(served: Served) -> None:
     """Install what replaces parts of the engine, and report it."""
-    put(AFTER)
+    put(AFTER if served.device == "cpu" else ())

@@ -14,6 +14,10 @@ FOLDER = Path(__file__).parent
 """Has, for each engine, a file that says why faults are missed, by name."""
 
 
+DEVICES = {"cpu": "a CPU", "cuda": "a GPU"}
+"""Where engines are watched, as the table says it."""
+
+
 class Status(StrEnum):
     """What the sanitizer said of a fault."""
 
@@ -97,7 +101,9 @@ def read(path: Path) -> dict[str, Outcome]:
     return {outcome.name: outcome for outcome in found}
 
 
-def write(path: Path, outcomes: Mapping[str, Outcome], faults: Sequence[Fault]) -> None:
+def write(
+    path: Path, outcomes: Mapping[str, Outcome], faults: Sequence[Fault], device: str = "cpu"
+) -> None:
     """Write a record, and next to it the table, with control runs first, then the faults."""
     order = {fault.name: number for number, fault in enumerate(faults)}
     ordered = sorted(outcomes.values(), key=lambda one: (order.get(one.name, -1), one.name))
@@ -106,7 +112,7 @@ def write(path: Path, outcomes: Mapping[str, Outcome], faults: Sequence[Fault]) 
     partial = path.with_suffix(".partial")
     partial.write_text(text + "\n", encoding="utf-8")
     partial.replace(path)
-    path.with_suffix(".md").write_text(table(ordered, faults), encoding="utf-8")
+    path.with_suffix(".md").write_text(table(ordered, faults, device), encoding="utf-8")
 
 
 def reasons_for(engine: str) -> Path:
@@ -122,19 +128,20 @@ def reasons(path: Path) -> dict[str, str]:
     return found
 
 
-def table(outcomes: Sequence[Outcome], faults: Sequence[Fault]) -> str:
+def table(outcomes: Sequence[Outcome], faults: Sequence[Fault], device: str = "cpu") -> str:
     """Return the table of faults as Markdown."""
     (engine,) = {fault.engine for fault in faults}
     by_name, why = {outcome.name: outcome for outcome in outcomes}, reasons(reasons_for(engine))
     tried = [fault for fault in faults if fault.name in by_name]
     found = [fault for fault in tried if by_name[fault.name].status is Status.FOUND]
+    where = DEVICES[device]
     lines = [
         f"# Faults planted in {engine}, and what the sanitizer says",
         "",
         f"{len(found)} of {len(tried)} planted faults are found"
         + (f" ({100 * len(found) / len(tried):.1f} %)." if tried else "."),
         "Made by `python -m properties.sanitizer.planted.run`, which plants one fault at a time"
-        " in a copy of the engine's folder and runs `paritybit watch --engine` on it, on a CPU.",
+        f" in a copy of the engine's folder and runs `paritybit watch --engine` on it, on {where}.",
         "A finding that the control run of the same leg has too does not count.",
         "",
         *([why["about"], ""] if "about" in why else []),

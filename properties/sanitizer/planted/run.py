@@ -25,7 +25,7 @@ from typing import Any
 
 from properties.planted.run import say
 from properties.sanitizer.planted.faults import TABLE, Fault, read
-from properties.sanitizer.planted.outcome import Outcome, Status, judge, write
+from properties.sanitizer.planted.outcome import DEVICES, Outcome, Status, judge, write
 from properties.sanitizer.planted.outcome import read as read_record
 from properties.sanitizer.planted.plant import plant
 from properties.support.places import ROOT
@@ -72,6 +72,7 @@ class Trials:
     sources: Path
     out: Path
     words: tuple[str, ...] = ()
+    device: str = "cpu"
     locks: defaultdict[str, Lock] = field(default_factory=lambda: defaultdict(Lock))
     running: set[subprocess.Popen[bytes]] = field(default_factory=set)
     stopping: bool = False
@@ -122,7 +123,7 @@ class Trials:
         """Return the record of `paritybit watch` for an engine's folder."""
         out = self.out / fault.name.replace(": ", "-").replace(" ", "-").replace(",", "")
         log = out.with_name(f"{out.name}.log")
-        asked = ("--device", "cpu", "--out", str(out), "--settings", leg, *self.words, *words)
+        asked = ("--device", self.device, "--out", str(out), "--settings", leg, *self.words, *words)
         self.run(fault, log, "watch", "--engine", str(engine), *asked)
         records = sorted(out.glob("**/watch.json"))
         if not records:
@@ -191,6 +192,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--table", type=Path, default=TABLE, help="A table of faults (faults.toml)")
     parser.add_argument("--record", type=Path, help="Where outcomes go, as JSON")
     parser.add_argument("--leg", help="The leg to run, whatever a fault needs")
+    parser.add_argument("--device", choices=tuple(DEVICES), default="cpu")
+    parser.add_argument("--release", help="Plant in this release, whatever the table says")
     parser.add_argument("--jobs", type=int, default=1, help="Engines that are watched at a time")
     parser.add_argument("words", nargs="*", help="Further words for `paritybit watch`, after --")
     return parser.parse_args()
@@ -201,13 +204,15 @@ def main() -> int:
     asked = options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     faults = read(asked.table)
+    if asked.release is not None:
+        faults = tuple(replace(fault, release=asked.release) for fault in faults)
     record = asked.record or record_of(asked.table)
     known = read_record(record)
     left = chosen(faults, asked.only)
     if asked.only is None:
         left = tuple(fault for fault in left if fault.name not in known)
     out = folder_of(asked)
-    trials = Trials(asked.sources.resolve(), out, tuple(asked.words))
+    trials = Trials(asked.sources.resolve(), out, tuple(asked.words), asked.device)
     with ThreadPoolExecutor(asked.jobs, "planted") as pool:
         legs = [asked.leg or LEGS[frozenset(fault.needs)] for fault in left]
         running = [
@@ -220,12 +225,12 @@ def main() -> int:
                     known[outcome.name] = outcome
                     what = " ".join(filter(None, (outcome.status, outcome.check)))
                     say(f"[{place}/{len(left)}] {outcome.name}: {what} ({outcome.seconds:.0f} s)")
-                write(record, known, faults)
+                write(record, known, faults, asked.device)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             trials.stop()
             raise
-    write(record, known, faults)
+    write(record, known, faults, asked.device)
     tried = [known[fault.name] for fault in faults if fault.name in known]
     found = sum(outcome.status is Status.FOUND for outcome in tried)
     say(f"{found} of {len(tried)} found; runs are in {out}")
