@@ -33,7 +33,7 @@ from properties.sanitizer.planted.public_record import (
 )
 from properties.sanitizer.planted.run import LEGS, Trials, chosen, folder_of, parser_of
 
-SEEDS = tuple(map(int, os.environ.get("SEEDS", "0,1,2").split(",")))
+SEEDS = "0,1,2"
 
 
 @dataclass
@@ -132,12 +132,14 @@ def cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def work(public: Public, faults: Sequence[Fault], shrink: float, jobs: int) -> None:
+def work(
+    public: Public, faults: Sequence[Fault], seeds: Sequence[int], shrink: float, jobs: int
+) -> None:
     """Try faults seed by seed, then shrink what was found; write the record after each."""
     with ProcessPoolExecutor(jobs) as pool:
         tries = {
             pool.submit(public.tried, fault, seed)
-            for seed in SEEDS
+            for seed in seeds
             for fault in faults
             if (fault.name, seed) not in public.runs
         }
@@ -167,11 +169,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="Seconds of each watch run")
     parser.add_argument("--plan", type=float, default=0.0, help="Seconds of all legs after a miss")
     parser.add_argument("--shrink", type=float, default=40.0, help="Seconds of each search")
+    parser.add_argument("--seeds", default=SEEDS, help="Seeds to try, with commas between")
     parser.add_argument("--jobs", type=int, default=1, help="Faults that are tried at a time")
     asked = parser.parse_args()
     public = Public(asked.sources.resolve(), folder_of(asked), asked.seconds, asked.plan)
     public.runs.update(read_runs(RECORD))
-    work(public, chosen(read(TABLE), asked.only), asked.shrink, asked.jobs)
+    seeds = [int(seed) for seed in asked.seeds.split(",")]
+    work(public, chosen(read(TABLE), asked.only), seeds, asked.shrink, asked.jobs)
     return 0
 
 
