@@ -31,7 +31,8 @@ SURROUNDINGS = (ImportError, MemoryError, NotImplementedError, OSError, torch.Ou
 SAYS = re.compile(r"cuda|cublas|cudnn|nccl|not implemented for|could not run", re.IGNORECASE)
 """What the message of such an error may say."""
 
-OUT_OF_BOUNDS = re.compile(r"out of (bounds|range)", re.IGNORECASE)
+OUT_OF_BOUNDS = re.compile("out of bounds|index out of range in self")
+"""What torch says of an index that no element has."""
 
 PASS_ON = tuple(
     str(Path(path).resolve())
@@ -106,9 +107,12 @@ def finding_of(error: BaseException, counts: Mapping[str, int]) -> Finding | Non
 
 def passes_on(path: str) -> bool:
     """Whether a file is one of torch or of the standard library."""
-    installed = "site-packages" in path or "dist-packages" in path
+    if path.startswith("<"):
+        return True
     torch_s, standard = PASS_ON
-    return path.startswith((torch_s, "<")) or (path.startswith(standard) and not installed)
+    real = str(Path(path).resolve())
+    installed = "site-packages" in real or "dist-packages" in real
+    return real.startswith(torch_s) or (real.startswith(standard) and not installed)
 
 
 def engine_path(path: str) -> str | None:

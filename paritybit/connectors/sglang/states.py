@@ -13,7 +13,7 @@ OWN_CHECKS = "sglang/srt/mem_cache/"
 OUT_OF_BOUNDS = ("illegal memory access", "device-side assert")
 """What an error says, in lower case, of memory that is accessed out of bounds."""
 
-WITHIN_BATCH = "out of bounds"
+WITHIN_BATCH = ("out of bounds", "index out of range in self")
 """What says so only of an error of a batch that runs: elsewhere an engine indexes other data."""
 
 
@@ -33,7 +33,7 @@ def tells_waiting(function: Callable[..., Any]) -> bool:
 def meaning(error: Exception) -> str | None:
     """Return what an error that ended an engine means, or None if it need not be about KV."""
     says, raised = str(error).lower(), lines_of(error)[-1]
-    bounds = WITHIN_BATCH in says and (
+    bounds = any(words in says for words in WITHIN_BATCH) and (
         raised_in(error, "run_batch") or raised.startswith(OWN_CHECKS)
     )
     if bounds or any(words in says for words in OUT_OF_BOUNDS):
