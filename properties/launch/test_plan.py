@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from argparse import Namespace
@@ -26,6 +27,7 @@ from paritybit.launch import matrix
 from properties.support.harness.command_line import (
     CANNOT_RUN,
     FINDING,
+    INTERRUPTED,
     MALFORMED,
     OK,
     TERMINATED,
@@ -333,6 +335,29 @@ def test_releases_are_watched_once_and_shown_side_by_side(
     report = Path("all/cause-1.md").read_text()
     assert "a forward pass changes only the slots of its live tokens" in report
     assert "| 0 | a | 3 of a | 4 | 0 | – | – |" in report
+
+
+def test_what_an_interrupted_walk_found_is_kept(
+    paritybit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paritybit(*WATCH, BROKEN="decode graphs")
+    kept, ran = RUN.resolve(), list[str]()
+
+    def run(walk: Walk, home: Path, version: str, *words: str) -> None:
+        ran.append(version)
+        shutil.copytree(kept, home / "latest")
+        walk.stops.received = signal.SIGINT
+
+    monkeypatch.setattr(Walk, "run", run)
+    releases = ("releases", "--releases", "0.5.11,0.5.12", "--workers", "1", "--out", "all")
+    assert paritybit(*releases) == INTERRUPTED
+    assert ran == ["0.5.11"]
+    text = Path("all/releases.md").read_text()
+    assert "| out_cache_loc_swa |" in text
+    assert "0.5.12 | not tried: the run was interrupted before" in text
+    shutil.rmtree("all/0.5.11/latest")
+    assert paritybit(*releases) == INTERRUPTED
+    assert ran == ["0.5.11", "0.5.11"]
 
 
 def test_a_release_that_does_not_start_is_not_tried(

@@ -61,19 +61,26 @@ class Walk:
         return {"seed": self.seed, "seconds": self.seconds, "paritybit": __version__}
 
     def watched(self, version: str) -> Release:
-        """Return what is found in a release, and watch it unless that was done before."""
+        """Return what is found in a release, and watch it unless that was done before.
+
+        What an interrupted run found is kept, and the release is watched again by the next one.
+        """
         home = self.folder / version
         home.mkdir(parents=True, exist_ok=True)
         done = home / "asked.json"
         record = home / "latest" / "watch.json"
         if not (record.exists() and done.exists() and read_json(done) == self.asked):
             words = ("watch", "--keep-going", "--seconds", str(self.seconds))
-            self.run(home, version, *words, "--seed", str(self.seed), "--out", str(home))
-            if self.stops.received is not None:
-                return Release(version, None, "the run was interrupted before")
-            if not record.exists():
-                return Release(version, None, last_line(home / LOG))
-            write_whole(done, json.dumps(self.asked))
+            before = record.resolve() if record.exists() else None
+            if self.stops.received is None:
+                self.run(home, version, *words, "--seed", str(self.seed), "--out", str(home))
+            new = record.exists() and record.resolve() != before
+            if self.stops.received is None and new:
+                write_whole(done, json.dumps(self.asked))
+            elif not new:
+                interrupted = self.stops.received is not None
+                why = "the run was interrupted before" if interrupted else last_line(home / LOG)
+                return Release(version, None, why)
         found: Watched = record_of(read_json(record), record.name)
         if found.verdict == "undecided" and not found.counts.get("forwards"):
             return Release(version, None, why_not(record.parent))
