@@ -13,6 +13,7 @@ from paritybit.drive.requests import Limits, waves
 from paritybit.drive.script import Part, Planned, Script, Wave, script_of, wave_data
 from paritybit.drive.sglang.settings import Served
 from paritybit.drive.shrink import simpler_forms
+from paritybit.drive.stand_ins import lora
 from paritybit.drive.stand_ins.lora import expanded, expanded_in_slices, shrunk
 
 LIMITS = Limits(window=16, page=1, chunk=64, context=1536, pool=1536, rows=8)
@@ -119,3 +120,16 @@ def test_a_graph_reads_the_segments_when_it_is_replayed(monkeypatch: pytest.Monk
     (part,) = parts
     part()  # type: ignore[operator]
     assert value.sum(1).tolist() == [0, 0, 0, 0, 12, 12, 12, 12]
+
+
+def test_a_release_that_names_a_gpu_keeps_its_lists_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ("sgemm_lora_a_fwd", "sgemm_lora_b_fwd", "qkv_lora_b_fwd")
+    backend = SimpleNamespace(torch=torch, **dict.fromkeys(names))
+    monkeypatch.setattr(lora, "found", lambda name: backend)
+    assert lora.stand_in_for_lora() is None
+    with backend.torch.device("cuda"):
+        assert backend.torch.zeros(2).device == torch.device("cpu")
+    assert backend.torch.device("meta") == torch.device("meta")
+    assert backend.torch.int32 is torch.int32

@@ -6,6 +6,7 @@ keeps the grid of a kernel, and reads everything else when it is replayed.
 
 from collections.abc import Iterator
 from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -31,7 +32,20 @@ def stand_in_for_lora() -> str | None:
         return ""
     for name, stand_in in arithmetic.items():
         setattr(backend, name, stand_in)
+    backend.torch = TorchOnACpu("torch")
     return None
+
+
+class TorchOnACpu(ModuleType):
+    """The module torch, in which the device `cuda` is the CPU. Older releases name it."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what torch has by this name."""
+        return getattr(torch, name)
+
+    def device(self, kind: Any, *index: int) -> torch.device:
+        """Return a device as torch does, and the CPU in place of a GPU."""
+        return torch.device("cpu") if str(kind) == "cuda" else torch.device(kind, *index)
 
 
 Lists = tuple[int, tuple[Tensor | None, ...]]
