@@ -2,16 +2,20 @@
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.errors import MalformedError, cut, known, quoted
 from paritybit.harness.lockstep.config import TrialConfig, trial_from_json
+from paritybit.harness.records import typed_json
 from paritybit.harness.records.files import read_bytes, write_whole
 from paritybit.harness.schedules.schedule import Schedule, from_json, to_json
 from paritybit.reference.config import Shape
+
+Kind = TypeVar("Kind")
 
 FORMAT = "paritybit-case"
 VERSION = 4
@@ -156,6 +160,32 @@ def of_format(data: Any, name: str, file_format: str, *versions: int) -> dict[st
             f"{name} has version {quoted(found)}; this build reads {known_versions}"
         )
     return data
+
+
+def complete(
+    kind: type[Kind],
+    data: Any,
+    name: str,
+    file_format: str,
+    version: int,
+    *,
+    called: str,
+    sense: Callable[[Kind], object] | None = None,
+) -> Kind:
+    """Return the dataclass that the JSON data of a file of one format and version holds.
+
+    `called` is what the file is, and begins or ends with `record` or `case`. `sense` raises
+    ValueError for data that makes none. Raises MalformedError, in one sentence, for other data.
+    """
+    found = of_format(data, name, file_format, version)
+    whole = {key: value for key, value in found.items() if key not in ("format", "version")}
+    try:
+        made = typed_json.from_json(kind, whole, "the record" if "record" in called else "the case")
+        if sense is not None:
+            sense(made)
+    except ValueError as error:
+        raise MalformedError(f"{name} is not a complete {called}: {error}") from error
+    return made
 
 
 def is_of_format(data: Any, file_format: str) -> bool:

@@ -10,11 +10,11 @@ import torch
 from paritybit.harness.errors import MalformedError
 from paritybit.harness.machine.gpus import first_name
 from paritybit.harness.machine.workers import Workers
-from paritybit.harness.records.case import dump_json, of_format, read_json
+from paritybit.harness.records.case import complete, dump_json, read_json
 from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.revision import repository, revision
 from paritybit.harness.records.schema import FORMAT, VERSION, Environment, Record, RunAgain
-from paritybit.harness.records.typed_json import from_json, to_json
+from paritybit.harness.records.typed_json import to_json
 
 from paritybit import __version__
 
@@ -112,9 +112,4 @@ def load(path: Path) -> Record:
 
 def record_of(data: Any, name: str) -> Record:
     """Return the run record of a file's JSON data. Raises MalformedError for any other data."""
-    found = of_format(data, name, FORMAT, VERSION)
-    whole = {key: value for key, value in found.items() if key not in ("format", "version")}
-    try:
-        return from_json(Record, whole, "the record")
-    except ValueError as error:
-        raise MalformedError(f"{name} is not a complete run record: {error}") from error
+    return complete(Record, data, name, FORMAT, VERSION, called="run record")

@@ -9,9 +9,9 @@ from pathlib import Path
 from paritybit.drive.company import LONGEST_PLAY, Comparison, Plays
 from paritybit.drive.failures import EngineFailedError, judge_failure
 from paritybit.drive.forks import in_fork
-from paritybit.drive.operating.actions import count
+from paritybit.drive.operating.actions import COUNT
 from paritybit.drive.player import PlayedError
-from paritybit.drive.requests import Limits, boundaries, reached
+from paritybit.drive.requests import BOUNDARY, Limits, boundaries, reached
 from paritybit.drive.script import Script, Setting, Wave, wave_data, write
 from paritybit.drive.served import Common
 from paritybit.drive.shrink import Waves, shrunk
@@ -31,22 +31,18 @@ def noted(waves: Iterator[Wave], settings: Mapping[str, Setting]) -> Iterator[Wa
 
 def counted(waves: Iterator[Wave], limits: Limits, actions: Sequence[str]) -> Iterator[Wave]:
     """Yield waves, and count the boundaries that they reach. The actions are counted when done."""
-    lines = journal.of_process()
-    for action in actions:
-        count(action, 0)
-    if lines is not None:
-        lines.count(**{f"boundary: {name}": 0 for name in boundaries(limits)})
+    journal.count(**{f"{COUNT}{action}": 0 for action in actions})
+    for name in boundaries(limits):
+        reach(name, 0)
     for wave in waves:
-        if lines is not None:
-            lines.count(**{f"boundary: {name}": 1 for name in reached(wave, limits)})
+        for name in reached(wave, limits):
+            reach(name, 1)
         yield wave
 
 
 def reach(boundary: str, number: int) -> None:
     """Count how often requests reached something that they are to reach."""
-    lines = journal.of_process()
-    if lines is not None:
-        lines.count(**{f"boundary: {boundary}": number})
+    journal.count(**{f"{BOUNDARY}{boundary}": number})
 
 
 def serve(engine: Plays, served: Common, waves: Iterator[Wave], stop: Callable[[], bool]) -> None:
@@ -81,7 +77,6 @@ def shrink(
     script itself does not have the finding, and writes nothing then.
     """
     deadline = time.monotonic() + seconds
-    lines = journal.of_process()
 
     def play(waves: Waves) -> bool:
         with suppress(PlayedError, EngineFailedError, Exception):
@@ -89,8 +84,7 @@ def shrink(
         return found(key)
 
     def fails(waves: Waves) -> bool:
-        if lines is not None:
-            lines.count(proposals=1)
+        journal.count(proposals=1)
         if in_fork(lambda: play(waves), LONGEST_PLAY) is not True:
             return False
         write(replace(script, waves=waves), best)

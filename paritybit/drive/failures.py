@@ -15,15 +15,12 @@ from pathlib import Path
 
 import torch
 
+from paritybit.drive import ENGINES
 from paritybit.watch import journal
-from paritybit.watch.journal import Finding
-from paritybit.watch.observations import key_of
+from paritybit.watch.boundary import LONGEST
+from paritybit.watch.checks import engine_error
+from paritybit.watch.observations import EngineError
 from paritybit.watch.settings import active
-
-CHECK = "engine error"
-
-ENGINES = ("sglang", "transformers", "vllm")
-"""Top-level packages whose code may raise what is judged."""
 
 SURROUNDINGS = (ImportError, MemoryError, NotImplementedError, OSError, torch.OutOfMemoryError)
 """Errors that say something of the machine, or of what is installed on it."""
@@ -31,21 +28,14 @@ SURROUNDINGS = (ImportError, MemoryError, NotImplementedError, OSError, torch.Ou
 SAYS = re.compile(r"cuda|cublas|cudnn|nccl|not implemented for|could not run", re.IGNORECASE)
 """What the message of such an error may say."""
 
-OUT_OF_BOUNDS = re.compile("out of bounds|index out of range in self")
-"""What torch says of an index that no element has."""
-
 PASS_ON = tuple(
     str(Path(path).resolve())
     for path in (Path(torch.__file__).parent, sysconfig.get_paths()["stdlib"])
 )
 """Where code lies that only raises because of what it was given."""
 
-
 FAILED = "failed "
 """What a count of the journal begins with that counts forwards that raised."""
-
-LONGEST = 500
-"""Characters of a message that are kept."""
 
 
 class EngineFailedError(BaseException):
@@ -61,20 +51,23 @@ def judge_failure(failed: BaseException) -> None:
     lines, settings = journal.of_process(), active()
     if lines is None or settings is None:
         return
-    error = failed.__cause__ or failed
-    checked = settings.checks is None or CHECK in settings.checks
-    judged = any(key.startswith(CHECK) for key in lines.findings)
-    found = finding_of(error, lines.counts)
+    name = engine_error.CHECK.name
+    checked = settings.checks is None or name in settings.checks
+    judged = any(key.startswith(name) for key in lines.findings)
+    found = fault_of(failed.__cause__ or failed, lines.counts)
     if checked and not judged and found is not None:
-        lines.finding(found)
+        for finding in engine_error.judge(found):
+            lines.finding(finding)
 
 
-def finding_of(error: BaseException, counts: Mapping[str, int]) -> Finding | None:
-    """Return the finding that an error is, None for none. `counts` are those of the journal."""
-    forwards = counts.get("forwards", 0)
+def fault_of(error: BaseException, counts: Mapping[str, int]) -> EngineError | None:
+    """Return what an error means, None if it is no fault of the engine's.
+
+    `counts` are those of the journal.
+    """
+    forwards, text = counts.get("forwards", 0), " ".join(str(error).split())[:LONGEST]
     if isinstance(error, StalledError):
-        what = "the engine stalls"
-        return Finding(CHECK, f"{what}: {error}", key_of(CHECK, None, {"what": what}), forwards)
+        return EngineError(forwards, "the engine stalls", text, None)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not passes_on(frame.filename)]
     engine = engine_path(own[-1].filename) if own else None
@@ -83,7 +76,8 @@ def finding_of(error: BaseException, counts: Mapping[str, int]) -> Finding | Non
         return None
     if not forwards:
         captures = any(frame.name.startswith("capture") for frame in own)
-        if not (captures and isinstance(error, IndexError) and OUT_OF_BOUNDS.search(str(error))):
+        bounds = any(words in str(error).lower() for words in engine_error.INDEX_ERRORS)
+        if not (captures and isinstance(error, IndexError) and bounds):
             return None
         what = "a capture accesses memory out of bounds"
     elif any(
@@ -94,15 +88,7 @@ def finding_of(error: BaseException, counts: Mapping[str, int]) -> Finding | Non
         return None
     else:
         what = f"{type(error).__name__} in {own[-1].name} ends the engine"
-    text = " ".join(str(error).split())[:LONGEST]
-    source = f"{engine}:{own[-1].lineno}"
-    return Finding(
-        check=CHECK,
-        text=f"{what}: {text}",
-        key=key_of(CHECK, None, {"what": what}),
-        forward=forwards,
-        cause={"what": "the line that raised", "source": source},
-    )
+    return EngineError(forwards, what, text, f"{engine}:{own[-1].lineno}")
 
 
 def passes_on(path: str) -> bool:

@@ -16,6 +16,9 @@ BLOCKS = (512, 1024)
 LONG = tuple(tuple(block + step for step in (80, 0, -1, 1, 8)) for block in BLOCKS)
 """Lengths of long prompts, around each of them and beyond, in the order in which they come."""
 
+BOUNDARY = "boundary: "
+"""What the counts of boundaries begin with, which requests are to reach."""
+
 PROMPT, SHARED = "a prompt", "a shared prefix"
 
 

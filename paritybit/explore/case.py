@@ -7,8 +7,7 @@ from typing import Any
 from paritybit.explore.bound import Bound
 from paritybit.explore.search import Machine, ViolationError
 from paritybit.harness.errors import CannotRunError, MalformedError, cut
-from paritybit.harness.records.case import is_of_format, of_format
-from paritybit.harness.records.typed_json import from_json
+from paritybit.harness.records.case import complete, is_of_format
 from paritybit.launch.record import write_data
 
 FORMAT = "paritybit-explore-case"
@@ -40,12 +39,7 @@ def write(case: ExploreCase, path: Path) -> None:
 
 def case_of(data: Any, name: str) -> ExploreCase:
     """Return the case of a file's JSON data. Raises MalformedError for a malformed one."""
-    found = of_format(data, name, FORMAT, VERSION)
-    whole = {key: value for key, value in found.items() if key not in ("format", "version")}
-    try:
-        case: ExploreCase = from_json(ExploreCase, whole, "the case")
-    except ValueError as error:
-        raise MalformedError(f"{name} is not a complete case of explore: {error}") from error
+    case: ExploreCase = complete(ExploreCase, data, name, FORMAT, VERSION, called="case of explore")
     sizes = asdict(case.bound).values()
     if case.bound.keys > 2 or not all(0 < size <= MOST for size in (*sizes, len(case.actions))):
         raise MalformedError(

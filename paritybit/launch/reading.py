@@ -4,8 +4,7 @@ from typing import Any
 
 from paritybit.drive.script import require_sense
 from paritybit.harness.errors import MalformedError
-from paritybit.harness.records.case import is_of_format, of_format
-from paritybit.harness.records.typed_json import from_json
+from paritybit.harness.records.case import complete, is_of_format
 from paritybit.launch.case import FORMAT as CASE
 from paritybit.launch.case import VERSION as CASE_VERSION
 from paritybit.launch.case import WatchCase
@@ -21,12 +20,9 @@ def is_record(data: Any) -> bool:
 
 def record_of(data: Any, name: str) -> Watched:
     """Return the record of a file's JSON data. Raises MalformedError for any other data."""
-    found = of_format(data, name, RECORD, RECORD_VERSION)
-    whole = {key: value for key, value in found.items() if key not in ("format", "version")}
-    try:
-        record: Watched = from_json(Watched, whole, "the record")
-    except ValueError as error:
-        raise MalformedError(f"{name} is not a complete record of watch: {error}") from error
+    record: Watched = complete(
+        Watched, data, name, RECORD, RECORD_VERSION, called="record of watch"
+    )
     return record
 
 
@@ -37,13 +33,15 @@ def is_case(data: Any) -> bool:
 
 def case_of(data: Any, name: str) -> WatchCase:
     """Return the case of a file's JSON data. Raises MalformedError for a malformed one."""
-    found = of_format(data, name, CASE, CASE_VERSION)
-    whole = {key: value for key, value in found.items() if key not in ("format", "version")}
-    try:
-        case: WatchCase = from_json(WatchCase, whole, "the case")
-        require_sense(case.script)
-    except ValueError as error:
-        raise MalformedError(f"{name} is not a complete case of watch: {error}") from error
+    case: WatchCase = complete(
+        WatchCase,
+        data,
+        name,
+        CASE,
+        CASE_VERSION,
+        called="case of watch",
+        sense=lambda made: require_sense(made.script),
+    )
     if case.every < 1:
         raise MalformedError(f"{name}: every must be positive")
     return case

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from paritybit.drive.operating.actions import COUNT
+from paritybit.drive.requests import BOUNDARY
 from paritybit.launch.schema import NotTried
 
 
@@ -61,12 +63,6 @@ PARTS: Mapping[str, tuple[str, str]] = {
 }
 """What is not reached where a count is not zero: what, and why."""
 
-BOUNDARY = "boundary: "
-"""What the counts of boundaries begin with, which generated requests are to reach."""
-
-ACTION = "action: "
-"""What the counts of actions begin with, which an operator does between requests."""
-
 SPELLED: Mapping[str, str] = {"false": "off", "true": "on"}
 """Words for values of settings that have no word of their own in AXES."""
 
@@ -98,7 +94,7 @@ def not_tried(
         what = f"{len(missing)} of {len(wanted)} boundaries"
         yield NotTried(what, f"no request that was served reached them: {', '.join(missing)}")
     for name, number in counts.items():
-        if name.startswith(ACTION) and not number:
+        if name.startswith(COUNT) and not number:
             yield NotTried(name, "the release lacks it, or the run was too short")
     for axis in AXES:
         seen = {value.lower() for value in settings.get(axis.name, ())}

@@ -11,8 +11,8 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from paritybit.drive.operating.actions import COUNT
 from paritybit.launch.schema import Finding, NotTried, Verdict
-from paritybit.launch.scope import ACTION
 from paritybit.launch.tally import Tally
 from paritybit.launch.words import causes_of
 
@@ -126,7 +126,7 @@ def scope_of(counts: Mapping[str, int]) -> str:
 
     if not any(counts.values()):
         return "nothing yet"
-    actions = sum(number for name, number in counts.items() if name.startswith(ACTION))
+    actions = sum(number for name, number in counts.items() if name.startswith(COUNT))
     return (
         f"{plural(count('forwards'), 'forward')}, {plural(count('replays'), 'replay')} "
         f"({count('padded_replays'):,} padded), {plural(count('reads'), 'read')} "

@@ -171,6 +171,13 @@ def of_process(settings: Settings | None = None) -> Journal | None:
     return _OPEN[0]
 
 
+def count(**more: int) -> None:
+    """Add to the counts of this process, if anything is watched."""
+    lines = of_process()
+    if lines is not None:
+        lines.count(**more)
+
+
 def read(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of a journal.
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paritybit.drive import directing, failures
-from paritybit.drive.failures import EngineFailedError, StalledError, finding_of
+from paritybit.drive.failures import EngineFailedError, StalledError, fault_of
 from paritybit.drive.sglang.settings import Served
 from paritybit.watch import journal
 from paritybit.watch.journal import Journal
@@ -58,12 +58,11 @@ def raised(code: str, path: str, function: str = "step") -> Exception:
 def test_an_error_of_the_engine_s_own_code_is_a_finding(
     code: str, path: str, counts: dict[str, int], found: bool
 ) -> None:
-    finding = finding_of(raised(code, path), counts)
-    assert (finding is not None) == found
-    if finding is not None:
-        assert finding.cause is not None
-        assert finding.cause["source"] == f"{path.removeprefix('/e/')}:2"
-        assert "step ends the engine" in finding.text
+    fault = fault_of(raised(code, path), counts)
+    assert (fault is not None) == found
+    if fault is not None:
+        assert fault.source == f"{path.removeprefix('/e/')}:2"
+        assert "step ends the engine" in fault.what
 
 
 @pytest.mark.parametrize(
@@ -83,7 +82,7 @@ def test_before_the_first_forward_only_a_capture_out_of_bounds_counts(
     function: str, code: str, found: bool
 ) -> None:
     error = raised(code, "/e/sglang/srt/model_executor/runner.py", function)
-    assert (finding_of(error, {}) is not None) == found
+    assert (fault_of(error, {}) is not None) == found
 
 
 @pytest.fixture
@@ -123,6 +122,7 @@ def test_what_ends_a_play_is_judged_once_and_passed_on(
     (found,) = (line for line in journal.read(lines.path) if line["kind"] == "finding")
     assert found["check"] == "engine error"
     assert found["text"].startswith(says)
+    assert (found["cause"] is None) == isinstance(error, StalledError)
     assert found["forward"] == 9
 
 

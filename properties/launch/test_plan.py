@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 from paritybit.harness.cli.watch.releases import Walk, versions_of
-from paritybit.harness.cli.words import values
 from paritybit.harness.records.files import MOST_BYTES
 from paritybit.harness.records.typed_json import to_json
 
 from paritybit.__main__ import main
+from paritybit.drive import ENGINES
 from paritybit.drive.engines import BY_NAME, DRIVEN
 from paritybit.drive.environment import Environment
 from paritybit.drive.legs import Leg
@@ -377,4 +377,4 @@ def test_a_release_that_does_not_start_is_not_tried(
 def test_every_engine_that_is_driven_has_releases_to_watch(name: str) -> None:
     asked = Namespace(engine=name, releases=())
     assert BY_NAME[name].oldest == versions_of(asked)[0]
-    assert name in values.DRIVEN
+    assert name in ENGINES

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from paritybit.harness.cli.folders import OUT
 from paritybit.harness.cli.words.reading import Parser
 from paritybit.harness.cli.words.values import (
-    DRIVEN,
     NEWEST,
     count,
     count_or_none,
@@ -14,6 +13,7 @@ from paritybit.harness.cli.words.values import (
     number,
 )
 
+from paritybit.drive import ENGINES
 from paritybit.places import KNOWN_FINDINGS
 
 SECONDS = 150
@@ -101,7 +101,7 @@ def add_releases_options(releases: Parser) -> None:
     """Add the options of a walk over releases."""
     releases.add_argument(
         "--engine",
-        choices=DRIVEN,
+        choices=ENGINES,
         default="sglang",
         help="Engine whose releases are watched (default: sglang)",
     )

@@ -11,9 +11,6 @@ from paritybit.harness.errors import quoted
 NEWEST, EVERY = "newest", "all"
 """What stands for the newest release, and for every release."""
 
-DRIVEN = ("sglang", "transformers", "vllm")
-"""The engines that are driven whole. To import them takes long."""
-
 MOST_NAME_BYTES = 255
 """The size limit of a file's name, in most file systems."""
 

@@ -6,15 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from paritybit.connectors.sglang.sources import lines_of, raised_in
+from paritybit.watch.checks.engine_error import INDEX_ERRORS
 
 OWN_CHECKS = "sglang/srt/mem_cache/"
 """Where the engine asserts what must hold of its pools and of its prefix cache."""
 
 OUT_OF_BOUNDS = ("illegal memory access", "device-side assert")
 """What an error says, in lower case, of memory that is accessed out of bounds."""
-
-WITHIN_BATCH = ("out of bounds", "index out of range in self")
-"""What says so only of an error of a batch that runs: elsewhere an engine indexes other data."""
 
 
 def nothing_runs(scheduler: Any) -> bool:
@@ -33,7 +31,8 @@ def tells_waiting(function: Callable[..., Any]) -> bool:
 def meaning(error: Exception) -> str | None:
     """Return what an error that ended an engine means, or None if it need not be about KV."""
     says, raised = str(error).lower(), lines_of(error)[-1]
-    bounds = any(words in says for words in WITHIN_BATCH) and (
+    # Elsewhere than in a batch that runs, an engine indexes other data.
+    bounds = any(words in says for words in INDEX_ERRORS) and (
         raised_in(error, "run_batch") or raised.startswith(OWN_CHECKS)
     )
     if bounds or any(words in says for words in OUT_OF_BOUNDS):

@@ -74,7 +74,7 @@ class Operator:
                 continue
             self._waiting.remove(action)
             given += self.acts[act]()
-            count(action.what)
+            journal.count(**{f"{COUNT}{action.what}": 1})
             if action.what in ENDS:
                 self._lasting, self._since = action, poll
                 idle = False
@@ -104,13 +104,6 @@ class Operator:
         if within == "retract" and "flush retracted" in self.acts:
             return what if what == "weights" else f"{what} retracted"
         return f"{what} kept"
-
-
-def count(what: str, number: int = 1) -> None:
-    """Count an action in the journal of this process."""
-    lines = journal.of_process()
-    if lines is not None:
-        lines.count(**{f"{COUNT}{what}": number})
 
 
 def with_actions(seed: int, given: Iterator[Wave], kinds: Sequence[str]) -> Iterator[Wave]:

@@ -141,6 +141,11 @@ class World:
 
     def prefix_cache(self, table: Any, allocator: Any) -> Any:
         """Return the prefix cache that the engine chooses for a hybrid model."""
+        from paritybit.subjects.engines.sglang.scheduling.cache import (  # noqa: PLC0415
+            CHOICE,
+            choice_of,
+        )
+
         part, bound = self.engine.part, self.bound
         parameters = named(
             part(f"{CACHE}.cache_init_params:CacheInitParams"),
@@ -154,25 +159,10 @@ class World:
             is_eagle=bound.keys == 2,
         )
         try:
-            choose = part(f"{CACHE}.registry:default_radix_cache_factory")
+            choose = part(CHOICE)
         except PartMissingError:
             return part(f"{CACHE}.swa_radix_cache:SWARadixCache")(parameters)
-        context = named(
-            part(f"{CACHE}.registry:TreeCacheBuildContext"),
-            effective_chunked_prefill_size=self.chunk,
-            server_args=self.host.arguments,
-            params=parameters,
-            is_hybrid_swa=True,
-            is_hybrid_ssm=False,
-            enable_hierarchical_cache=False,
-            disable_radix_cache=False,
-            tp_worker=None,
-            model_config=None,
-            tp_size=1,
-            tp_rank=0,
-            tp_group=None,
-        )
-        return choose(context())
+        return choose(choice_of(self.host, parameters, self.chunk, disabled=False))
 
     def request(self, name: str, prompt: Tokens) -> Any:
         """Return a new request of the engine, which ends at the longest length."""

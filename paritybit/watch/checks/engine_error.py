@@ -5,6 +5,9 @@ from collections.abc import Iterable
 from paritybit.watch.journal import Finding
 from paritybit.watch.observations import Check, EngineError, key_of
 
+INDEX_ERRORS = ("out of bounds", "index out of range in self")
+"""What torch says, in lower case, of an index that no element has."""
+
 
 def judge(error: EngineError) -> Iterable[Finding]:
     """Yield one finding, with what the engine says and where."""

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -109,15 +109,9 @@ class Trials:
             plant(fault if fault.old else None, self.sources / fault.release, engine)
         except ValueError as error:
             return Outcome(fault.name, fault.release, leg, Status.UNFIT, 0.0, note=str(error))
-        return self.judged(fault, engine, leg, control, *words)[0]
-
-    def judged(
-        self, fault: Fault, engine: Path, leg: str, control: Iterable[str], *words: str
-    ) -> tuple[Outcome, dict[str, Any]]:
-        """Watch an engine's folder, and return what that shows of a fault, and the record."""
         begun = time.monotonic()
         watched = self.watch(fault, engine, leg, words)
-        return judge(fault, watched, leg, time.monotonic() - begun, control), watched
+        return judge(fault, watched, leg, time.monotonic() - begun, control)
 
     def watch(self, fault: Fault, engine: Path, leg: str, words: Sequence[str]) -> dict[str, Any]:
         """Return the record of `paritybit watch` for an engine's folder."""

@@ -29,19 +29,25 @@ def prefix_cache(host: Host, pool: SglangPool, config: ModelConfig) -> Any:
         choose = part(CHOICE)
     except PartMissingError:
         return part("srt.mem_cache.chunk_cache:SWAChunkCache")(parameters)
+    chunk = host.arguments.chunked_prefill_size
+    return choose(choice_of(host, parameters, chunk, disabled=True))
+
+
+def choice_of(host: Host, parameters: Any, chunk: int | None, *, disabled: bool) -> Any:
+    """Return what the engine's choice of a prefix cache is made from, for a hybrid model."""
     context = named(
-        part("srt.mem_cache.registry:TreeCacheBuildContext"),
-        effective_chunked_prefill_size=host.arguments.chunked_prefill_size,
+        host.engine.part("srt.mem_cache.registry:TreeCacheBuildContext"),
+        effective_chunked_prefill_size=chunk,
         server_args=host.arguments,
         params=parameters,
         is_hybrid_swa=True,
         is_hybrid_ssm=False,
         enable_hierarchical_cache=False,
-        disable_radix_cache=True,
+        disable_radix_cache=disabled,
         tp_worker=None,
         model_config=None,
         tp_size=1,
         tp_rank=0,
         tp_group=None,
     )
-    return choose(context())
+    return context()
