@@ -1,7 +1,7 @@
 """Generated requests, and the player that hands them to a scheduler."""
 
 from dataclasses import replace
-from itertools import islice
+from itertools import combinations, islice
 
 import pytest
 
@@ -67,6 +67,34 @@ def test_what_faults_need_is_among_the_requests() -> None:
     )
     prompts = {tuple(planned.ids()[: LIMITS.window]) for planned in requests}
     assert len(prompts) < len(requests)
+
+
+def test_families_and_crowds_are_among_the_requests() -> None:
+    """Prompts with one beginning computed at once, rows that outgrow the pool, one that fills it.
+
+    A family begins within a window of another member's end. A crowd arrives at once.
+    """
+    found = list(islice(waves(0, LIMITS), len(KINDS)))
+    families = [
+        (one, other)
+        for wave in found
+        for one, other in combinations(wave.requests, 2)
+        if one.arrives == other.arrives
+        and one.prompt[0].text == other.prompt[0].text
+        and 0 < one.length - other.length < LIMITS.window
+    ]
+    assert len(families) > LIMITS.rows
+    crowds = [
+        wave
+        for wave in found
+        if len(wave.requests) == LIMITS.rows
+        and not any(planned.arrives for planned in wave.requests)
+        and all(planned.tokens > 2 * LIMITS.window for planned in wave.requests)
+    ]
+    (crowd,) = crowds
+    assert sum(planned.length + planned.tokens for planned in crowd.requests) > LIMITS.pool
+    largest = max(one.length + one.tokens for wave in found for one in wave.requests)
+    assert largest >= LIMITS.pool - LIMITS.page - 1
 
 
 def test_a_second_turn_continues_the_conversation() -> None:

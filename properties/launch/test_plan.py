@@ -344,20 +344,21 @@ def test_what_an_interrupted_walk_found_is_kept(
     kept, ran = RUN.resolve(), list[str]()
 
     def run(walk: Walk, home: Path, version: str, *words: str) -> None:
-        ran.append(version)
-        shutil.copytree(kept, home / "latest")
+        ran.append(f"{words[0]} {version}")
+        (home / "latest").unlink(missing_ok=True)
+        shutil.copytree(kept, home / f"run-{len(ran)}")
+        (home / "latest").symlink_to(f"run-{len(ran)}")
         walk.stops.received = signal.SIGINT
 
     monkeypatch.setattr(Walk, "run", run)
     releases = ("releases", "--releases", "0.5.11,0.5.12", "--workers", "1", "--out", "all")
     assert paritybit(*releases) == INTERRUPTED
-    assert ran == ["0.5.11"]
+    assert ran == ["watch 0.5.11"]
     text = Path("all/releases.md").read_text()
     assert "| out_cache_loc_swa |" in text
     assert "0.5.12 | not tried: the run was interrupted before" in text
-    shutil.rmtree("all/0.5.11/latest")
     assert paritybit(*releases) == INTERRUPTED
-    assert ran == ["0.5.11", "0.5.11"]
+    assert ran == ["watch 0.5.11", "watch 0.5.11"]
 
 
 def test_a_release_that_does_not_start_is_not_tried(
