@@ -70,11 +70,11 @@ class Planned:
         return [token for part in self.prompt for token in part.tokens()]
 
 
-ACTIONS = ("flush", "weights", "pause", "retract", "sleep")
+ACTIONS = ("flush", "weights", "recapture", "pause", "retract", "sleep")
 """What may be done to an engine, besides requests.
 
-Its cache is emptied; it gets other weights; it pauses, and its requests stay where they are or are
-retracted; its memory is released until it wakes up.
+Its cache is emptied; it gets other weights; it captures its graphs again; it pauses, and its
+requests stay where they are or are retracted; its memory is released until it wakes up.
 """
 
 
@@ -83,7 +83,7 @@ class Action:
     """One of `ACTIONS`, `at` so many polls after its wave began, or as soon as it is possible.
 
     Those that end again last so many polls more. An engine is idle, or pauses, when its cache is
-    emptied or its weights are updated; it is idle when it falls asleep.
+    emptied, its weights are updated or its graphs are captured; it is idle when it falls asleep.
     """
 
     what: str

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from paritybit.drive.operating.actions import AT_ONCE, LATER, with_actions
-from paritybit.drive.operating.sglang import Weights, acts_of, forget, packed
+from paritybit.drive.operating.sglang import CAPTURES, Weights, acts_of, forget, packed
 from paritybit.drive.player import Orders, PlayedError, Player
 from paritybit.drive.requests import Limits, waves
 from paritybit.drive.script import (
@@ -37,7 +37,15 @@ from paritybit.watch.chains import Chains
 
 LIMITS = Limits(window=16, page=16, chunk=64, context=1536, pool=1536, rows=8)
 
-NAMES = (*ACTIONS, "continue", "wake", "weights kept", "flush retracted")
+NAMES = (
+    *ACTIONS,
+    "continue",
+    "wake",
+    "weights kept",
+    "recapture kept",
+    "recapture retracted",
+    "flush retracted",
+)
 
 
 def drawn(seed: int, count: int, kinds: Sequence[str] = ACTIONS) -> tuple[Wave, ...]:
@@ -65,7 +73,7 @@ def played(
     return said
 
 
-@pytest.mark.parametrize("what", ["flush", "weights", "sleep"])
+@pytest.mark.parametrize("what", ["flush", "weights", "recapture", "sleep"])
 def test_what_needs_an_idle_engine_waits_for_one(what: str) -> None:
     assert played(Action(what, 2), polls=8)[:2] == [(1, "request"), (6, what)]
 
@@ -76,8 +84,9 @@ def test_no_request_arrives_while_the_engine_sleeps() -> None:
 
 
 def test_a_pause_lasts_and_weights_change_within_it() -> None:
-    said = played(Action("pause", 2, lasts=2), Action("weights", 3), Action("flush", 3))
-    within = [(2, "pause"), (3, "weights kept"), (5, "continue")]
+    within_it = Action("weights", 3), Action("recapture", 3)
+    said = played(Action("pause", 2, lasts=2), *within_it, Action("flush", 3))
+    within = [(2, "pause"), (3, "weights kept"), (3, "recapture kept"), (5, "continue")]
     assert said == [(1, "request"), *within, (6, "flush")]
 
 
@@ -246,3 +255,17 @@ def test_a_release_has_the_acts_of_its_own_requests(monkeypatch: pytest.MonkeyPa
         "retract",
         "continue",
     ]
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_graphs_are_captured_again_by_the_function_of_the_release(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.import_module", lambda _: SimpleNamespace())
+    captured: list[str] = []
+    scheduler = scheduler_of(torch.nn.Linear(1, 1))
+    setattr(scheduler.tp_worker.model_runner, name, lambda: captured.append(name))
+    acts = acts_of(scheduler, "cpu")
+    for within in ("recapture", "recapture kept", "recapture retracted"):
+        assert acts[within]() == []
+    assert captured == [name] * 3

@@ -1,6 +1,7 @@
 """What an operator does to an engine between requests: generated, and done when it is possible.
 
-An engine is paused, put to sleep and woken, gets other weights, or its cache is emptied.
+An engine is paused, put to sleep and woken, gets other weights, captures its graphs again, or its
+cache is emptied.
 """
 
 import random
@@ -26,6 +27,8 @@ LATER = (
     ("retract", "flush"),
     ("pause", "weights"),
     ("retract", "weights"),
+    ("pause", "recapture"),
+    ("retract", "recapture"),
 )
 """What is done while requests run: the second, if any, while the first lasts."""
 

@@ -1,9 +1,10 @@
-"""How sglang is told to pause, sleep, wake, empty its cache, and take other weights."""
+"""How sglang is told to pause, sleep, wake, empty its cache, take other weights, and recapture."""
 
+import functools
 import importlib
 import inspect
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -39,7 +40,27 @@ def acts_of(scheduler: Any, device: str) -> Acts:
         weights = Weights(scheduler, structures)
         acts["weights"] = lambda: weights.update(flush=True)
         acts["weights kept"] = lambda: weights.update(flush=False)
+    runner = scheduler.tp_worker.model_runner
+    if capture := next(filter(None, (getattr(runner, name, None) for name in CAPTURES)), None):
+        for within in ("recapture", "recapture kept", "recapture retracted"):
+            acts[within] = functools.partial(recapture, capture)
     return acts
+
+
+CAPTURES = ("recapture_decode_cuda_graph", "init_decode_cuda_graph", "init_device_graphs")
+"""By release, what the model runner calls after a weight update with `recapture_cuda_graph`."""
+
+
+def recapture(capture: Callable[[], None]) -> Sequence[Any]:
+    """Capture the graphs of the target model again. What is cached is kept."""
+    lines = journal.of_process()
+    if lines is not None:
+        lines.stand_in(
+            "recapture_cuda_graph: the graphs are captured again, and the weights stay",
+            "the engine's request loads a checkpoint",
+        )
+    capture()
+    return []
 
 
 def forget(scheduler: Any) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Callable
+from itertools import product
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -87,7 +88,7 @@ RUNNERS = ("model_executor.model_runner", "model_executor.model_runner_component
 """The modules that, by release, choose a graph runner by the kind of device."""
 
 CAPTURING = ("init_device_graphs", "init_decode_cuda_graph", "capture_decode_graph")
-"""Their functions that do so, or those of their model runner."""
+"""Their functions that do so, wherever they are imported, or those of their model runner."""
 
 
 def use_runner_of_cuda() -> None:
@@ -99,18 +100,14 @@ def use_runner_of_cuda() -> None:
     information: Any = importlib.import_module("sglang.srt.model_executor.forward_batch_info")
     mode = information.ForwardMode
     mode.is_cpu_graph = mode.is_cuda_graph  # On a CPU only decodes are replayed, no verification.
-    for name in RUNNERS:
-        try:
-            module: Any = importlib.import_module(f"sglang.srt.{name}")
-        except ModuleNotFoundError:
-            continue
+    modules: Any = [module for name in RUNNERS if (module := found(f"sglang.srt.{name}"))]
+    for module in modules:
         if hasattr(module, "CPUGraphRunner"):
             module.CPUGraphRunner = _runner_of_cuda(module)
-            for holder in (module, getattr(module, "ModelRunner", None)):
-                for name_of_capture in CAPTURING:
-                    if hasattr(holder, name_of_capture):
-                        capture = getattr(holder, name_of_capture)
-                        setattr(holder, name_of_capture, _compiling(module, capture))
+            holders = (*modules, getattr(module, "ModelRunner", None))
+            for holder, name in product(holders, CAPTURING):
+                if hasattr(holder, name):
+                    setattr(holder, name, _compiling(module, getattr(holder, name)))
 
 
 def _claim_abilities() -> None:
