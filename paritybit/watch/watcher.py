@@ -24,6 +24,9 @@ from paritybit.watch.recorder import Recorder
 from paritybit.watch.replays.replaying import Replaying, UnderWay
 from paritybit.watch.settings import Settings
 
+BEFORE = "changed before the forward"
+"""What explains a change of slots if nothing more is known."""
+
 
 class Watcher(Replaying):
     """Watches the KV groups of one model in this process.
@@ -119,7 +122,7 @@ class Watcher(Replaying):
         owned = {name: reading.owned(forward, ledger) for name, ledger in self.ledgers.items()}
         read = shared = open_ = 0
         for ledger in self.ledgers.values():
-            self.moved_between(ledger, ledger.frame())
+            self.moved_between(ledger, BEFORE)
             reads = reading.reads(forward, self.number, ledger, chain)
             if reads is None:
                 continue
@@ -143,12 +146,23 @@ class Watcher(Replaying):
             **{f"forwards: {forward.kind}": 1},
         )
 
-    def moved_between(self, ledger: Ledger, changed: Tensor) -> None:
-        """Remember which slots changed since the last watched forward, to explain later reads."""
-        changed = changed & (ledger.checksum != 0) & (ledger.before != ledger.checksum)
+    def moved_between(self, ledger: Ledger, what: str) -> None:
+        """Remember which slots changed since the last frame, to explain later reads."""
+        changed = ledger.frame() & (ledger.checksum != 0) & (ledger.before != ledger.checksum)
         slots = changed.nonzero().flatten()
         if len(slots):
-            ledger.tell(slots.tolist(), Story(self.number, "changed before the forward"))
+            ledger.tell(slots.tolist(), Story(self.number, what))
+
+    @guarded
+    def moved(self, what: str) -> None:
+        """Note that something that is no forward has just ended, and say what it is.
+
+        Slots that changed since the last such moment, or the last forward, changed by it.
+        """
+        if self.now is None:
+            self.settle()
+            for ledger in self.ledgers.values():
+                self.moved_between(ledger, what)
 
     @guarded
     def lists(self, lists: Sequence[IndexList]) -> None:

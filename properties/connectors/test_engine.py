@@ -13,6 +13,7 @@ from paritybit.connectors.sglang import allocations as allocations_module
 from paritybit.connectors.sglang.engine import Engine
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
+from paritybit.watch.watcher import BEFORE
 from properties.connectors import parts
 
 PROMPT = [5, 6, 7, 8, 9, 10]
@@ -400,6 +401,20 @@ def test_a_forward_within_a_capture_or_without_a_batch_is_not_watched(toy: Toy) 
     toy.engine.capturing = 1
     toy.run(batch)
     assert toy.journal.counts["forwards"] == 1
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_a_change_is_of_the_capture_that_makes_it(toy: Toy, within: bool) -> None:
+    toy.prefill()
+    if not within:
+        toy.write(torch.tensor([22]))
+    runner = SimpleNamespace(graphs={})
+    toy.engine.capture(lambda _: toy.write(torch.tensor([22])) if within else None, runner)
+    toy.decode()
+    cause = "the capture of graphs of SimpleNamespace" if within else BEFORE
+    assert {tuple(key.split(" | ")[::2]) for key in toy.journal.findings} == {
+        ("corrupted read", cause)
+    }
 
 
 def test_the_error_of_the_engine_is_passed_on_and_watching_goes_on(toy: Toy) -> None:

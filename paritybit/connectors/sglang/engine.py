@@ -23,7 +23,7 @@ from paritybit.connectors.sglang.states import meaning, nothing_runs
 from paritybit.watch.facts import Forward, Replay, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
-from paritybit.watch.watcher import Watcher
+from paritybit.watch.watcher import BEFORE, Watcher
 
 
 @dataclasses.dataclass
@@ -286,12 +286,17 @@ class Engine:
             self.watcher.inputs(type(backend).__name__, list(given))
 
     def capture(self, original: Original, runner: Any, *args: Any, **kwargs: Any) -> Any:
-        """Note the static inputs of the graphs that a runner captured."""
+        """Note the static inputs of the graphs that a runner captured, and what this changed."""
+        watcher = self.watcher if self.capturing == 0 else None
+        if watcher is not None:
+            watcher.moved(BEFORE)
         self.capturing += 1
         try:
             result = original(runner, *args, **kwargs)
         finally:
             self.capturing -= 1
+        if watcher is not None:
+            watcher.moved(f"the capture of graphs of {type(runner).__name__}")
         if self.capturing == 0:
             self.captured(runner)
         return result
