@@ -4,7 +4,7 @@ import dataclasses
 import weakref
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, distributed
 
 from paritybit.connectors.sglang.allocations import Allocations
 from paritybit.connectors.sglang.drafts import reads_ahead
@@ -18,13 +18,13 @@ SCOPE = (
     "disable_cuda_graph", "cuda_graph_bs", "cuda_graph_max_bs", "disable_piecewise_cuda_graph",
     "enable_torch_compile", "kv_cache_dtype", "chunked_prefill_size", "enable_mixed_chunk",
     "speculative_algorithm", "speculative_eagle_topk", "speculative_num_steps",
-    "speculative_num_draft_tokens", "tp_size", "dp_size", "pp_size", "ep_size", "enable_lora",
-    "enable_hierarchical_cache", "disaggregation_mode", "swa_full_tokens_ratio", "device",
+    "speculative_num_draft_tokens", "tp_size", "dp_size", "attn_dp_size", "pp_size", "ep_size",
+    "enable_lora", "enable_hierarchical_cache", "disaggregation_mode", "swa_full_tokens_ratio",
+    "device",
 )  # fmt: skip
 """Settings of the engine that are reported, where a release has them."""
 
 UNWATCHED = {
-    "enable_dp_attention": (None, False),
     "pp_size": (None, 1),
     "enable_pdmux": (None, False),
     "disaggregation_mode": (None, "null"),
@@ -33,6 +33,14 @@ UNWATCHED = {
     "dllm_algorithm": (None,),
 }
 """Settings that the connector does not follow, unless they have one of these values."""
+
+ALONE = "alone"
+"""The name of a backend of process groups whose other members send nothing."""
+
+
+def alone() -> bool:
+    """Whether no other process takes part in a forward pass, although there are several ranks."""
+    return distributed.is_initialized() and distributed.get_backend() == ALONE
 
 
 @dataclasses.dataclass
@@ -129,7 +137,7 @@ class Models:
         }
         recurrent = hasattr(runner.req_to_token_pool, "mamba_pool")
         ranks = [int(getattr(arguments, name, 1) or 1) for name in ("tp_size", "dp_size")]
-        self.repeatable = ranks == [1, 1] and not recurrent
+        self.repeatable = (ranks == [1, 1] or alone()) and not recurrent
         self.rewrites = getattr(arguments, "speculative_algorithm", None) is not None
         if recurrent:
             self.journal.undecided("the state of recurrent layers is not watched")

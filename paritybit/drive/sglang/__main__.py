@@ -8,7 +8,7 @@ import os
 
 from paritybit.drive.playing import Engine, add_play_options, leave, play
 from paritybit.drive.served import DEVICES
-from paritybit.drive.sglang.settings import CHUNK, GRAPHS, SPECULATION, Served
+from paritybit.drive.sglang.settings import CHUNK, GRAPHS, RANKS, SPECULATION, Served
 
 
 def parser() -> argparse.ArgumentParser:
@@ -21,6 +21,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--sliding-draft", action="store_true")
     made.add_argument("--topk", type=int, default=1)
     made.add_argument("--adapters", type=int, default=0, help="serve so many LoRA adapters")
+    made.add_argument("--ranks", type=int, choices=RANKS, default=1, help="data-parallel ranks")
     made.add_argument("--backend", default="triton")
     made.add_argument("--graphs", choices=GRAPHS, default="decode")
     made.add_argument("--alone", action="store_true", help="serve each request alone, too")

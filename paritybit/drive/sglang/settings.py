@@ -33,11 +33,15 @@ SIMPLE: Mapping[str, Setting] = {
     "page_size": 1,
     "whole_prompts": False,
     "graphs": "decode",
+    "ranks": 1,
 }
 """The simplest value of settings, in the order in which a search tries them."""
 
 GRAPHS = ("none", "decode", "piecewise", "breakable", "full")
 """What is captured. The last three name how prefills are captured, besides decoding."""
+
+RANKS = (1, 2)
+"""Numbers of data-parallel ranks. All but the first have no process."""
 
 SPECULATION = ("eagle", "standalone")
 """Who drafts: a layer that reads what the target computed, or a second model like the target."""
@@ -48,7 +52,9 @@ class Served(Common):
     """What a whole sglang is served with."""
 
     ACTIONS: ClassVar = ACTIONS
-    CHOICES: ClassVar = {"graphs": GRAPHS, "speculative": (None, *SPECULATION)}
+    CHOICES: ClassVar = {
+        "graphs": GRAPHS, "speculative": (None, *SPECULATION), "ranks": RANKS,
+    }  # fmt: skip
     SIZES: ClassVar = ("page_size", "topk", "rows", "chunk", "pool")
 
     page_size: int = 1
@@ -62,6 +68,7 @@ class Served(Common):
     chunk: int = CHUNK
     pool: int = POOL
     adapters: int = field(default=0, metadata={"later": True})
+    ranks: int = field(default=1, metadata={"later": True})
 
     @classmethod
     def of(cls, settings: Mapping[str, Setting]) -> "Served":
@@ -97,10 +104,10 @@ class Served(Common):
             *("--device", self.device),
             *("--dtype", "float32" if self.device == "cpu" else "bfloat16"),
             *("--page-size", str(self.page_size)),
-            *("--chunked-prefill-size", str(chunk)),
+            *("--chunked-prefill-size", str(chunk * self.ranks)),
             *("--max-prefill-tokens", str(chunk)),
             *("--max-total-tokens", str(self.pool)),
-            *("--max-running-requests", str(self.rows)),
+            *("--max-running-requests", str(self.rows * self.ranks)),
             *("--context-length", str(CONTEXT)),
             *("--attention-backend", self.backend),
             *("--sampling-backend", "pytorch"),
@@ -121,7 +128,18 @@ class Served(Common):
         if not self.overlap:
             words.append("--disable-overlap-schedule")
         more = *self._graphs(known), *self._speculation(known, folder), *self._lora(known)
-        return [*words, *more]
+        return [*words, *more, *self._ranks(known)]
+
+    def _ranks(self, known: frozenset[str]) -> Sequence[str]:
+        """Return the options for data-parallel attention."""
+        if self.ranks == 1:
+            return ()
+        if self.device != "cpu":
+            raise LackingError("one process of an engine on a GPU has one rank")
+        size = str(self.ranks)
+        if "--attn-dp-size" in known:
+            return "--tp-size", size, "--attn-dp-size", size
+        return "--tp-size", size, "--dp-size", size, "--enable-dp-attention"
 
     def _lora(self, known: frozenset[str]) -> Sequence[str]:
         """Return the options for LoRA adapters."""
