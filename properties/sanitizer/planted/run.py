@@ -57,6 +57,7 @@ LEGS: Mapping[frozenset[str], str] = {
     frozenset({"newer-runner"}): "newer runner",
     frozenset({"actions"}): "actions",
     frozenset({"adapters"}): "LoRA adapters",
+    frozenset({"ranks"}): "idle data-parallel rank",
     frozenset({"actions", "overlap"}): "actions with overlap",
 }
 """The leg of the plan that comes nearest to what a fault needs."""
