@@ -177,6 +177,8 @@ class Between(Boundary):
         """Per group, the slots that were filled since the last forward ended."""
         self.stored: OrderedDict[tuple[str, str], list[Tensor]] = OrderedDict()
         """What was known of slots whose bytes the engine stored elsewhere."""
+        self.hosts: dict[str, list[Tensor]] = {}
+        """Per group, what is known of each slot of its host pool."""
 
     @guarded
     def known(self, request: str, position: int, token: int) -> None:
@@ -223,6 +225,34 @@ class Between(Boundary):
             self.ledgers[group].enter(slots, entries)
         else:
             self.ledgers[group].forget(slots)
+
+    @guarded
+    def backed_up(self, group: str, slots: Tensor, places: Tensor, size: int) -> None:
+        """Note that the engine copied slots to `places`, [n], of a host pool of `size` slots."""
+        self.settle()
+        entries = self.ledgers[group].entries(slots)
+        if group not in self.hosts:
+            self.hosts[group] = [column.new_zeros(size) for column in entries]
+        for column, known in zip(self.hosts[group], entries, strict=True):
+            column[places.to(column.device, torch.int64)] = known
+
+    @guarded
+    def loaded(self, group: str, slots: Tensor, places: Tensor) -> None:
+        """Note that the engine copied slots back from `places`, [n], of a host pool.
+
+        It may be called once per layer, on the stream of the copy. Waits for the copy. Where
+        forwards are sampled it does not, and what the slots hold is not known.
+        """
+        ledger = self.ledgers[group]
+        if group not in self.hosts or self.settings.every > 1:
+            self.forget(group, slots)
+            return
+        self.settle()
+        at = places.to(ledger.device, torch.int64)
+        ledger.enter(slots, [column[at] for column in self.hosts[group]])
+        self.journal.count(**{"slots and layers loaded from the host": len(slots)})
+        if ledger.device.type == "cuda":
+            torch.cuda.current_stream(ledger.device).synchronize()
 
     @guarded
     def forget(self, group: str, slots: Tensor | None) -> None:

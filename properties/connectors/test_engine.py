@@ -394,6 +394,30 @@ def test_a_copy_keeps_what_is_known_of_its_source(toy: Toy) -> None:
     assert not toy.found
 
 
+@pytest.mark.parametrize("right", [True, False])
+def test_copies_to_the_host_and_back_are_followed(toy: Toy, right: bool) -> None:
+    toy.prefill()
+    pool, host = toy.pool.full_kv_pool, SimpleNamespace(size=8)
+    tensors = [*pool.k_buffer, *pool.v_buffer]
+    kept = [torch.zeros_like(tensor) for tensor in tensors]
+
+    def out(host: Any, pool: Any, places: torch.Tensor, slots: torch.Tensor) -> None:
+        for tensor, copy in zip(tensors, kept, strict=True):
+            copy[places] = tensor[slots]
+
+    def back(host: Any, pool: Any, places: torch.Tensor, slots: torch.Tensor) -> None:
+        for tensor, copy in zip(tensors, kept, strict=True):
+            tensor[slots] = copy[places]
+
+    places, again = torch.tensor([3, 4]), torch.tensor([3, 4] if right else [4, 3])
+    toy.engine.allocations.back_up(out, host, pool, places, torch.tensor([20, 21]))
+    toy.engine.allocations.load_back(back, host, pool, again, torch.tensor([60, 61]))
+    toy.pool.swa_kv_pool.write(torch.tensor([61, 62]), torch.tensor([1.0, 2.0]))
+    toy.table[1, :2] = torch.tensor([60, 61])
+    toy.decode()
+    assert toy.found == (set() if right else {"wrong owner"})
+
+
 def test_a_forward_within_a_capture_or_without_a_batch_is_not_watched(toy: Toy) -> None:
     toy.prefill()
     batch = parts.decode([1], [7], [11], [26])

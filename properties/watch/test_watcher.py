@@ -191,6 +191,33 @@ def test_slots_that_were_loaded_are_taken_as_they_are_and_then_followed(scene: S
     assert scene.checks() == ["corrupted read"] * 2
 
 
+@pytest.mark.parametrize("right", [True, False])
+def test_what_a_host_pool_holds_is_known_when_it_comes_back(scene: Scene, right: bool) -> None:
+    scene.forward("a", TOKENS[:5], 0, SLOTS)
+    places = torch.tensor([7, 2, 5])
+    pools = {group.name: group.layers[0].tensors for group in scene.groups}
+    copies = {name: [one[SLOTS[:3]].clone() for one in held] for name, held in pools.items()}
+    for name in pools:
+        scene.watcher.backed_up(name, torch.tensor(SLOTS[:3]), places, 8)
+    scene.write(SLOTS[:3])
+    order = [0, 1, 2] if right else [0, 2, 1]
+    for name, held in pools.items():
+        for tensor, copy in zip(held, copies[name], strict=True):
+            tensor[[30, 31, 32]] = copy[order]
+        scene.watcher.loaded(name, torch.tensor([30, 31, 32]), places[order])
+    scene.forward("b", TOKENS[:4], 3, [30, 31, 32, 20])
+    assert set(scene.checks()) == (set() if right else {"wrong owner"})
+    assert scene.counts()["slots and layers loaded from the host"] == 6
+
+
+def test_what_a_host_pool_did_not_get_is_not_judged(scene: Scene) -> None:
+    for group in scene.groups:
+        scene.watcher.loaded(group.name, torch.tensor(SLOTS[:3]), torch.tensor([1, 2, 3]))
+    scene.write(SLOTS[:3])
+    scene.forward("b", [1, 2, 3, 4], 3, [*SLOTS[:3], 20])
+    assert scene.checks() == []
+
+
 def test_slots_may_be_loaded_while_a_forward_runs(scene: Scene) -> None:
     scene.watcher.forget("full", torch.tensor([20]))
     scene.forward("a", TOKENS[:2], 0, {"full": SLOTS, "swa": SLOTS})

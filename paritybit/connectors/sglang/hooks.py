@@ -45,6 +45,16 @@ UPDATERS = (
 )
 POOLS = ("MHATokenToKVPool", "MLATokenToKVPool")
 
+HOST_POOLS = tuple(
+    f"{CACHE}.{module}.{kind}"
+    for module in ("memory_pool_host", "pool_host.mha", "pool_host.mla")
+    for kind in (
+        "MHATokenToKVPoolHost",
+        "AsymmetricMHATokenToKVPoolHost",
+        "MLATokenToKVPoolHost",
+    )
+)
+
 TARGETS: dict[str, tuple[str, ...]] = {
     "model_runner": (f"{EXECUTOR}.model_runner.ModelRunner.__init__",),
     "loop": ("sglang.srt.managers.scheduler.Scheduler.run_event_loop",),
@@ -87,6 +97,8 @@ TARGETS: dict[str, tuple[str, ...]] = {
         for path in UPDATERS
         for source in ("disk", "distributed", "tensor", "ipc")
     ),
+    "back_up": tuple(f"{path}.backup_from_device_all_layer" for path in HOST_POOLS),
+    "load_back": tuple(f"{path}.load_to_device_per_layer" for path in HOST_POOLS),
     "load": tuple(f"{CACHE}.memory_pool.{pool}.load_cpu_copy" for pool in POOLS),
 }
 """Per method of `Engine` or `Allocations`, the targets that it wraps."""

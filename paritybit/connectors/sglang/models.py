@@ -28,11 +28,12 @@ UNWATCHED = {
     "pp_size": (None, 1),
     "enable_pdmux": (None, False),
     "disaggregation_mode": (None, "null"),
-    "enable_hierarchical_cache": (None, False),
+    "hicache_storage_backend": (None,),
     "enable_two_batch_overlap": (None, False),
     "dllm_algorithm": (None,),
 }
 """Settings that the connector does not follow, unless they have one of these values."""
+
 
 ALONE = "alone"
 """The name of a backend of process groups whose other members send nothing."""

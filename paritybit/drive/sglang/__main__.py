@@ -22,6 +22,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--topk", type=int, default=1)
     made.add_argument("--adapters", type=int, default=0, help="serve so many LoRA adapters")
     made.add_argument("--ranks", type=int, choices=RANKS, default=1, help="data-parallel ranks")
+    made.add_argument("--host-cache", action="store_true", help="keep KV on the host, too")
     made.add_argument("--backend", default="triton")
     made.add_argument("--graphs", choices=GRAPHS, default="decode")
     made.add_argument("--alone", action="store_true", help="serve each request alone, too")

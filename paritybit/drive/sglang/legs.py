@@ -23,6 +23,7 @@ LEGS = (
     Leg("LoRA adapters", ("--model", "gpt_oss", "--adapters", "3")),
     Leg("actions", ("--actions",), 2.0),
     Leg("actions with overlap", ("--actions", "--overlap", "--page-size", "16")),
+    Leg("KV on the host", ("--host-cache",), 2.0),
     Leg("idle data-parallel rank", ("--model", "gpt_oss", "--ranks", "2")),
     Leg("breakable prefill graphs", ("--graphs", "breakable")),
 )

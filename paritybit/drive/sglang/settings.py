@@ -34,6 +34,7 @@ SIMPLE: Mapping[str, Setting] = {
     "whole_prompts": False,
     "graphs": "decode",
     "ranks": 1,
+    "host_cache": False,
 }
 """The simplest value of settings, in the order in which a search tries them."""
 
@@ -69,6 +70,7 @@ class Served(Common):
     pool: int = POOL
     adapters: int = field(default=0, metadata={"later": True})
     ranks: int = field(default=1, metadata={"later": True})
+    host_cache: bool = field(default=False, metadata={"later": True})
 
     @classmethod
     def of(cls, settings: Mapping[str, Setting]) -> "Served":
@@ -128,7 +130,17 @@ class Served(Common):
         if not self.overlap:
             words.append("--disable-overlap-schedule")
         more = *self._graphs(known), *self._speculation(known, folder), *self._lora(known)
-        return [*words, *more, *self._ranks(known)]
+        return [*words, *more, *self._ranks(known), *self._host_cache()]
+
+    def _host_cache(self) -> Sequence[str]:
+        """Return the options for a prefix cache that also keeps KV on the host."""
+        if not self.host_cache:
+            return ()
+        return (
+            *("--enable-hierarchical-cache", "--hicache-ratio", "1.5"),
+            *("--hicache-mem-layout", "layer_first", "--hicache-io-backend", "direct"),
+            *("--hicache-write-policy", "write_through"),
+        )
 
     def _ranks(self, known: frozenset[str]) -> Sequence[str]:
         """Return the options for data-parallel attention."""

@@ -1,6 +1,7 @@
 """What stands in for parts of sglang, in the order in which it is needed."""
 
 from paritybit.drive.stand_ins.graphs import stand_in_for_graphs, use_runner_of_cuda
+from paritybit.drive.stand_ins.host import stand_in_for_host_copies
 from paritybit.drive.stand_ins.installing import StandIn
 from paritybit.drive.stand_ins.kernels import quicken_kernels
 from paritybit.drive.stand_ins.layers import (
@@ -86,6 +87,11 @@ ON_A_CPU = (
         "the kernels that build and verify trees of drafts: Python",
         "they are compiled for CUDA",
         stand_in_for_trees,
+    ),
+    StandIn(
+        "copies between a KV pool and the host: torch",
+        "they are compiled for CUDA",
+        stand_in_for_host_copies,
     ),
 )
 """What a CPU needs besides, in this order."""
