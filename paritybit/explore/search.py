@@ -9,9 +9,11 @@ A state is reached from a snapshot of it. Some are compared with the state at th
 replayed path, and a violation counts only if its path, replayed from the start, leads to one.
 """
 
+import gc
 import marshal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Protocol
@@ -23,6 +25,9 @@ PROGRESS = 1.0
 
 ROOM = 400_000_000
 """Bytes of snapshots that are kept for a level. Other states of it are reached by their path."""
+
+ALLOCATIONS = 100_000
+"""Objects that are made, less those that are dropped, between two searches for cycles."""
 
 COMPARED = 200
 """One of so many snapshots is compared with the state that its path leads to."""
@@ -110,6 +115,11 @@ class Search:
         self, depth: int, seconds: float, report: Callable[[Explored], None] = lambda found: None
     ) -> Explored:
         """Visit every state up to a depth, until a violation is found or the time is over."""
+        with few_collections():
+            return self.visited(depth, seconds, report)
+
+    def visited(self, depth: int, seconds: float, report: Callable[[Explored], None]) -> Explored:
+        """Do what `run` says."""
         begun = told = time.monotonic()
         found, level = self.found, [State((), None)]
         try:
@@ -144,10 +154,11 @@ class Search:
         self.visits += 1
         if state.saved is not None and self.visits % COMPARED == 0:
             self.compare(machine, state.path)
+        kept: Snapshot | None = None
         for number, action in enumerate(machine.actions()):
             path = (*state.path, action)
             if number:
-                machine = saved.restore()
+                machine = saved.restore(kept)
             try:
                 machine.act(action)
                 machine.check()
@@ -157,11 +168,10 @@ class Search:
             finally:
                 self.reached |= machine.reached
             self.found.transitions += 1
-            key = digest(machine)
+            key, kept = digest(machine), None
             if key not in self.seen or not self.merge:
                 self.seen.add(key)
                 self.found.states += 1
-                kept = None
                 if not last and self.room > 0:
                     kept = self.snapshots.save(machine, saved)
                     self.room -= kept.size
@@ -180,6 +190,20 @@ class Search:
         except ViolationError as error:
             return str(error)
         raise SnapshotError(f"no violation at the end of {', '.join(path)}, from the start")
+
+
+@contextmanager
+def few_collections() -> Iterator[None]:
+    """Let Python look for cycles seldom: an engine's modules are many, and stay."""
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(ALLOCATIONS, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 def replayed(make: Callable[[], Machine], path: tuple[str, ...]) -> Machine:

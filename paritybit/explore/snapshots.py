@@ -52,17 +52,27 @@ class Part:
 class Snapshot:
     """The parts behind an object, each with its content.
 
-    `size` is about the bytes that it does not share with the snapshot before.
+    `size` is about the bytes that it does not share with the snapshot before. `changed` are the
+    places of the parts of that one whose contents are others here.
     """
 
     def __init__(self, root: Any, kept: dict[Part, Pairs]) -> None:
         self.root, self.kept = root, kept
+        self.changed: dict[Part, list[int]] = {}
         self.size = SLOT * sum(map(len, kept.values()))
 
-    def restore(self) -> Any:
-        """Write all contents back, and return the object."""
-        for part, pairs in self.kept.items():
-            part.write(pairs)
+    def restore(self, after: "Snapshot | None" = None) -> Any:
+        """Write contents back, and return the object.
+
+        With `after`, the state is the one of that snapshot, before which this one was restored.
+        """
+        if after is None:
+            for part, pairs in self.kept.items():
+                part.write(pairs)
+        else:
+            for part, places in after.changed.items():
+                pairs = self.kept[part]
+                part.write([pairs[place] for place in places])
         return self.root
 
     def keep(self, part: Part, live: Any, place: int | None = None) -> None:
@@ -106,7 +116,8 @@ class Snapshots:
         if before is not None:
             found = Snapshot(root, {part: pairs.copy() for part, pairs in before.kept.items()})
             for part, pairs in before.kept.items():
-                for place in part.changed(pairs):
+                found.changed[part] = part.changed(pairs)
+                for place in found.changed[part]:
                     found.keep(part, pairs[place][0], place)
                     rest += self.behind(pairs[place][0])
         known = {id(live) for pairs in found.kept.values() for live, _ in pairs} if rest else set()

@@ -1,6 +1,5 @@
 """What the engine's tree, allocator and request table hold, read without changing them."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,16 +38,19 @@ class Tree:
         self.mapping = mapping
         if not self.unified and not hasattr(cache, "swa_lru_list"):
             raise PartMissingError(f"the tree of {type(cache).__name__} is not known")
-        self.nodes = list(self.below(self.core.root_node, ()))
+        self.nodes: list[Node] = []
+        self.add_below(self.core.root_node, ())
         self.place = {id(node.itself): number for number, node in enumerate(self.nodes)}
 
-    def below(self, parent: Any, tokens: Tokens) -> Iterator[Node]:
-        """Yield the nodes below one, in the order of their tokens."""
+    def add_below(self, parent: Any, tokens: Tokens) -> None:
+        """Add the nodes below one, in the order of their tokens."""
         children = parent.children.values()
         found = [(tuple(one.key.raw_token_ids()[: len(one.key)]), one) for one in children]
-        for key, child in sorted(found, key=lambda one: one[0]):
-            yield self.node(child, tokens + key)
-            yield from self.below(child, tokens + key)
+        if len(found) > 1:
+            found.sort(key=lambda one: one[0])
+        for key, child in found:
+            self.nodes.append(self.node(child, tokens + key))
+            self.add_below(child, tokens + key)
 
     def node(self, node: Any, tokens: Tokens) -> Node:
         """Return what a node holds."""

@@ -41,6 +41,12 @@ def names_of(fields: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
+@cache
+def marks_of(fields: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the attributes of an engine's objects that hold marks of locks."""
+    return tuple(name for name in fields if "uuid" in name)
+
+
 def scalars_of(holder: Any) -> list[Any]:
     """Return what plain values an engine's object has, in the order of their names."""
     fields = vars(holder) if hasattr(holder, "__dict__") else None
@@ -98,7 +104,7 @@ class Key:
             scalars_of(request),
             scalars_of(kept) if kept is not None else None,
             self.node(request.last_node),
-            [self.mark(value) for name, value in vars(request).items() if "uuid" in name],
+            [self.mark(getattr(request, name)) for name in marks_of(tuple(vars(request)))],
             None
             if lock is None
             else (
