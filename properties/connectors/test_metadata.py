@@ -95,12 +95,15 @@ def test_flash_attention_is_given_the_longest_prompt(
     assert stale(list(metadata_of(given, mode, SimpleNamespace(), spans, graph))) == wrong
 
 
-def test_the_queries_of_prompts_are_counted() -> None:
+@pytest.mark.parametrize(
+    ("mode", "drafts"), [("extend", False), ("draft_extend", True), ("draft_extend_v2", True)]
+)
+def test_the_queries_of_prompts_and_accepted_drafts_are_counted(mode: str, drafts: bool) -> None:
     for held, found in (([0, 3, 4, 7], []), ([0, 3, 5, 7], ["qo_indptr"])):
         meta = SimpleNamespace(qo_indptr=torch.tensor(held))
         given = backend("TritonAttnBackend", forward_metadata=meta)
         spans = rows((0, 3), (4, 1))
-        inputs = list(metadata_of(given, "extend", SimpleNamespace(), spans, graph=False))
+        inputs = list(metadata_of(given, mode, SimpleNamespace(), spans, False, drafts))
         assert stale(inputs) == found
 
 
@@ -136,5 +139,10 @@ def test_a_draft_token_sees_its_ancestors_alone() -> None:
 def test_other_backends_and_modes_are_left_out() -> None:
     given = backend("TritonAttnBackend", forward_metadata=SimpleNamespace())
     assert not list(metadata_of(given, "draft_extend", chain(2), rows((3, 1)), graph=True))
+    given = backend("TritonAttnBackend", qo_indptr=torch.tensor([0, 9]), forward_metadata=None)
+    assert not list(metadata_of(given, "decode", chain(2), rows((3, 1)), True, drafts=True))
+    flash = SimpleNamespace(cache_seqlens_int32=torch.tensor([9]))
+    given = backend("FlashAttentionBackend", forward_metadata=flash)
+    assert not list(metadata_of(given, "draft_extend", chain(2), rows((3, 1)), True, drafts=True))
     other = backend("OtherBackend", forward_metadata=SimpleNamespace())
     assert not list(metadata_of(other, "decode", chain(2), rows((3, 1)), graph=True))

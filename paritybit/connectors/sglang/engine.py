@@ -281,9 +281,8 @@ class Engine:
                 self.watcher.scope(draft_lists_not_watched=str(error))
             else:
                 self.watcher.not_watched(f"{error} are not watched")
-        if not now.model.drafts:
-            given = metadata.metadata_of(backend, mode, now.batch, now.rows, graph)
-            self.watcher.inputs(type(backend).__name__, list(given))
+        given = metadata.metadata_of(backend, mode, now.batch, now.rows, graph, now.model.drafts)
+        self.watcher.inputs(type(backend).__name__, list(given))
 
     def capture(self, original: Original, runner: Any, *args: Any, **kwargs: Any) -> Any:
         """Note the static inputs of the graphs that a runner captured, and what this changed."""

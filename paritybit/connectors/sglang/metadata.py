@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.connectors.sglang.drafts import EXTENDS
 from paritybit.connectors.sglang.lists import PREFILLS
 from paritybit.connectors.sglang.rows import MODES, Rows, paths_of
 from paritybit.connectors.sglang.sources import source_of
@@ -30,14 +31,16 @@ VERIFY = "target_verify"
 
 
 def metadata_of(
-    backend: Any, mode: str, batch: Any, found: Rows, graph: bool
+    backend: Any, mode: str, batch: Any, found: Rows, graph: bool, drafts: bool = False
 ) -> Iterator[StaticInput]:
     """Yield what a backend's metadata holds for a batch, with what the rows imply.
 
-    `graph` says that a graph reads it.
+    `graph` says that a graph reads it, `drafts` that it is a draft model's. Of these, what takes up
+    accepted tokens is known for the Triton backend alone.
     """
     build = BACKENDS.get(type(backend).__name__)
-    if build is None or mode not in MODES:
+    judged = MODES if not drafts else EXTENDS if build is triton else ()
+    if build is None or mode not in judged:
         return
     spans = list(spans_of(batch, mode, found).values())
     held, expected = build(backend, mode, batch, spans, graph)
