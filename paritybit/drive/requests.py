@@ -5,7 +5,7 @@ between two waves.
 """
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from paritybit.drive.script import Part, Planned, Wave
@@ -24,7 +24,10 @@ PROMPT, SHARED = "a prompt", "a shared prefix"
 
 @dataclass(frozen=True)
 class Limits:
-    """What requests must keep to: sizes in tokens, as the engine is set up."""
+    """What requests must keep to: sizes in tokens, as the engine is set up.
+
+    `windows` counts the slots of a pool that sliding windows have to themselves.
+    """
 
     window: int
     page: int
@@ -32,20 +35,33 @@ class Limits:
     context: int
     pool: int
     rows: int
+    windows: int | None = None
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request that fits: it is limited by the context and the pool."""
+        return min(self.context, self.pool)
 
     @property
     def stretch(self) -> int:
         """Tokens of a chunk, or of a part of the context that several requests can have."""
-        return min(self.chunk, self.context // 8)
+        return min(self.chunk, self.longest // 8)
 
 
 def waves(seed: int, limits: Limits) -> Iterator[Wave]:
     """Yield waves without end. The first are small: a full batch that shrinks and grows again."""
     draw, number = Draw(seed, limits), 0
+    kinds = kinds_of(limits)
     while True:
-        kind = KINDS[number % len(KINDS)]
-        yield kind(draw, f"{seed}.{number}.", number // len(KINDS))
+        kind = kinds[number % len(kinds)]
+        yield kind(draw, f"{seed}.{number}.", number // len(kinds))
         number += 1
+
+
+def kinds_of(limits: Limits) -> Sequence["Kind"]:
+    """Return the kinds of waves for these limits, in the order in which they come."""
+    whole = limits.windows is not None and limits.windows <= limits.chunk
+    return (*((_resumed,) if whole else ()), *(TIGHT if limits.pool < limits.context else KINDS))
 
 
 def marks(limits: Limits) -> Mapping[str, int]:
@@ -57,7 +73,7 @@ def marks(limits: Limits) -> Mapping[str, int]:
         **({"page": limits.page, "two pages": 2 * limits.page} if limits.page > 1 else {}),
         **{f"block of {block} keys": block for block in BLOCKS},
     }
-    return {name: mark for name, mark in found.items() if mark <= limits.context - limits.window}
+    return {name: mark for name, mark in found.items() if mark <= limits.longest - limits.window}
 
 
 def _edges(limits: Limits) -> Sequence[int]:
@@ -221,8 +237,8 @@ def _pressure(draw: Draw, prefix: str, _: int) -> Wave:
     planned, asked = [], 0
     index = 0
     while asked < 2.4 * limits.pool and index < 8 * limits.rows:
-        length = min(chance.randint(limits.window, limits.pool // 8), limits.context // 2)
-        tokens = min(chance.randint(limits.pool // 8, limits.pool // 4), limits.context // 4)
+        length = min(chance.randint(limits.window, limits.pool // 8), limits.longest // 2)
+        tokens = min(chance.randint(limits.pool // 8, limits.pool // 4), limits.longest // 4)
         aborted = chance.randint(1, 80) if chance.random() < 0.15 else None
         shared = chance.choice((0, length // 2, length - 1))
         name = f"{prefix}{index:03}"
@@ -239,7 +255,7 @@ def _crowd(draw: Draw, prefix: str, _: int) -> Wave:
     Whoever is retracted has decoded for several windows. Some begin alike, and end together.
     """
     chance, limits = draw.chance, draw.limits
-    tokens = min(3 * limits.pool // (2 * limits.rows), limits.context // 2)
+    tokens = min(3 * limits.pool // (2 * limits.rows), limits.longest // 2)
     planned, common = [], Part(f"{prefix}common", draw.length(SHARED))
     for index in range(limits.rows):
         name = f"{prefix}{index:03}"
@@ -253,11 +269,13 @@ def _ladder(draw: Draw, prefix: str, _: int) -> Wave:
     """Make families of prompts: beginnings of one text, steps of less than a window apart.
 
     Their paths in a prefix cache fall into pieces, of which some lose the slots of their windows
-    and are computed again. Members of a family are computed together, and may end together.
+    and are computed again. Members of a family are computed together, even in one chunk, and
+    may end together.
     """
     chance, limits = draw.chance, draw.limits
     step = max(limits.page, limits.window // 2)
-    long, short = min(4 * limits.stretch, limits.context // 2), 3 * limits.window
+    long = min(4 * limits.stretch, limits.longest // 2)
+    shorts = (3 * limits.window, max(limits.window, limits.stretch // 2))
     planned: list[Planned] = []
     arrival = 0
     for index in range(4 * limits.rows):
@@ -268,9 +286,9 @@ def _ladder(draw: Draw, prefix: str, _: int) -> Wave:
             stranger = Part(name, chance.randint(limits.stretch, 2 * limits.stretch))
             planned.append(Planned(name, (stranger,), tokens, arrival))
             continue
-        text, most = chance.choice(((f"{prefix}common", long), (name, short)))
+        text, most = chance.choice(((f"{prefix}common", long), *((name, most) for most in shorts)))
         length = step * chance.randint(1, max(1, most // step))
-        for member in range(chance.choice((1, 2, 2, 3))):
+        for member in range(chance.choice((2, 2, 3))):
             mine = max(1, length - chance.choice((0, 0, 1, -1, step // 2, step)))
             late = min(tokens - 1, chance.choice((0, 0, 0, 1, step)))
             own = chance.choice((0, 0, 0, 1, step))
@@ -279,13 +297,64 @@ def _ladder(draw: Draw, prefix: str, _: int) -> Wave:
     return Wave(tuple(planned))
 
 
+def _filling(draw: Draw, name: str, arrives: int) -> Planned:
+    """Return a request that fills the pool, or asks for more where the context has more."""
+    chance, limits = draw.chance, draw.limits
+    tokens = 2 * limits.window + 1
+    length = limits.longest - tokens - chance.choice((1, 2, limits.page + 1))
+    more = limits.pool if limits.context > limits.pool and chance.random() < 0.5 else 0
+    return Planned(name, (Part(name, length),), tokens + more, arrives)
+
+
+def _squeeze(draw: Draw, prefix: str, _: int) -> Wave:
+    """Let all rows but one decode, while prompts of several chunks come one after another.
+
+    Their windows take the slots that a chunk needs next, so chunks wait, or take what is left.
+    Short prompts come in between, and the last request fills the pool alone.
+    """
+    chance, limits = draw.chance, draw.limits
+    planned, last = [], 2 * limits.rows
+    for index in range(limits.rows - 1):
+        name = f"{prefix}{index:03}"
+        prompt = (Part(name, chance.randint(1, limits.window)),)
+        tokens = chance.randint(3, 6) * limits.window
+        planned.append(Planned(name, prompt, tokens, chance.choice((0, 0, 1, 2))))
+    for index in range(limits.rows - 1, last):
+        name = f"{prefix}{index:03}"
+        own = chance.choice((limits.stretch, 3 * limits.stretch, 3 * limits.stretch, 1))
+        prompt = (Part(name, own + chance.randint(0, limits.window)),)
+        arrival = chance.randint(limits.window, 3 * limits.window)
+        tokens = chance.choice((1, 2, limits.window // 2, limits.window, 2 * limits.window))
+        planned.append(Planned(name, prompt, tokens, arrival))
+    planned.append(_filling(draw, f"{prefix}{last:03}", 6 * limits.window))
+    return Wave(tuple(planned))
+
+
+def _resumed(draw: Draw, prefix: str, _: int) -> Wave:
+    """Compute a prompt that takes all of the window pool but a page, and reuse most of it.
+
+    A cache locks what is reused as a whole. The few tokens that are new still fit.
+    """
+    chance, limits = draw.chance, draw.limits
+    assert limits.windows is not None
+    left = limits.window // 4
+    name, length = f"{prefix}000", limits.windows - limits.page - 1
+    planned = [Planned(name, (Part(name, length),), 1)]
+    for index in range(1, 4):
+        shared = length - chance.randint(2 * left, 3 * left)
+        prompt = shares(planned[0].prompt[0], shared, Part(f"{prefix}{index:03}", left // 2))
+        tokens = chance.randint(1, left // 2)
+        planned.append(Planned(f"{prefix}{index:03}", prompt, tokens, 8 * index))
+    return Wave(tuple(planned), flush=True)
+
+
 def _long(draw: Draw, prefix: str, turn: int) -> Wave:
     """Make two long contexts among short requests, as far as the engine takes them.
 
     Each comes back with a second turn, so that a long prefix is reused. A last one fills the pool.
     """
     chance, limits = draw.chance, draw.limits
-    most = min(limits.context, limits.pool) - 4 * limits.window
+    most = limits.longest - 4 * limits.window
     planned = []
     for index, lengths in enumerate(reversed(LONG)):
         length = min(lengths[turn % len(lengths)], most)
@@ -296,11 +365,15 @@ def _long(draw: Draw, prefix: str, turn: int) -> Wave:
         name = f"{prefix}{index:03}"
         prompt = (Part(name, draw.length(PROMPT)),)
         planned.append(Planned(name, prompt, chance.randint(2, 12), 2 * index))
-    all_of_it = min(limits.context, limits.pool) - chance.choice((1, 2, limits.page + 1))
-    tokens, name = 2 * limits.window + 1, f"{prefix}{limits.rows:03}"
-    planned.append(Planned(name, (Part(name, all_of_it - tokens),), tokens, 4 * limits.rows))
+    planned.append(_filling(draw, f"{prefix}{limits.rows:03}", 4 * limits.rows))
     return Wave(tuple(planned), flush=chance.random() < 0.3)
 
 
-KINDS = (_churn, _sharing, _ladder, _crowd, _long, _turnover, _pressure)
+Kind = Callable[[Draw, str, int], Wave]
+"""What makes a wave, with a prefix for its names, in the turn of its kind that is given."""
+
+KINDS: Sequence[Kind] = (_churn, _sharing, _ladder, _crowd, _long, _turnover, _pressure)
 """The kinds of waves, in the order in which they come again and again."""
+
+TIGHT: Sequence[Kind] = (_squeeze, _sharing, _crowd, _squeeze, _ladder, _turnover, _long, _pressure)
+"""Those where a request can ask for more than the pool holds."""

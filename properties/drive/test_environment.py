@@ -10,8 +10,9 @@ from paritybit.harness.engines import fetch
 from paritybit.harness.errors import CannotRunError, MalformedError
 
 from paritybit.drive import environment
-from paritybit.drive.legs import LackingError, plan
+from paritybit.drive.legs import LackingError, Leg, plan
 from paritybit.drive.models import MODELS
+from paritybit.drive.playing import served_as
 from paritybit.drive.sglang import environment as of_sglang
 from paritybit.drive.sglang.__main__ import parser
 from paritybit.drive.sglang.legs import LEGS
@@ -24,6 +25,8 @@ OLD = frozenset(
     }
 )
 NEW = frozenset({"--cuda-graph-config"})
+
+CHUNKS = ("--chunk", "512")
 
 
 @pytest.mark.parametrize(
@@ -98,6 +101,31 @@ def test_the_legs_vary_each_setting() -> None:
     said = {word for leg in LEGS for word in leg.arguments}
     varied = {"--overlap", "--page-size", "--no-prefix-cache", "--model", "--speculative", "--topk"}
     assert varied <= said
+
+
+@pytest.mark.parametrize("leg", LEGS, ids=lambda leg: leg.name)
+def test_the_window_pool_has_as_many_slots_as_a_leg_asks_for(tmp_path: Path, leg: Leg) -> None:
+    """The engine multiplies the pool with a ratio, and drops the rest of a slot and of a page.
+
+    A chunk fits beside a prefix of a chunk and a window, so no request waits forever, unless
+    chunks are to be larger than the pool.
+    """
+    served = served_as(Served, parser().parse_args([*leg.arguments, "--sliding-draft"]))
+    limits, words = served.limits(), served.words(NEW | {"--lora-backend"}, tmp_path)
+    if "--swa-full-tokens-ratio" not in words or served.whole_prompts:
+        assert limits.windows is None
+        return
+    ratio = float(words[words.index("--swa-full-tokens-ratio") + 1])
+    page = served.page_size
+    assert limits.windows == int(served.pool * ratio) // page * page
+    prefix = limits.chunk + 2 * limits.window
+    assert (limits.windows > prefix + limits.chunk + page) == (leg.arguments != CHUNKS)
+
+
+def test_a_window_pool_is_part_of_the_pool() -> None:
+    for windows in (0, 385):
+        with pytest.raises(ValueError, match="windows is between 1 and pool"):
+            Served.of(replace(Served(), pool=384, windows=windows).scope())
 
 
 @pytest.mark.parametrize("known", [OLD, NEW])

@@ -12,6 +12,9 @@ from paritybit.drive.script import Part, Planned, Wave
 
 LIMITS = Limits(window=16, page=16, chunk=64, context=1536, pool=1536, rows=8)
 
+SMALL = replace(LIMITS, page=1, chunk=32, pool=384, windows=160)
+"""A context can be longer than the pool, and rows use more slots for windows than there are."""
+
 ONE = (Part("one", 1),)
 
 Order = tuple[str, ...]
@@ -43,14 +46,17 @@ def test_the_same_seed_gives_the_same_requests() -> None:
     assert first != other
 
 
-def test_requests_keep_to_the_limits() -> None:
-    for wave in islice(waves(1, LIMITS), 4 * len(KINDS)):
+@pytest.mark.parametrize("limits", [LIMITS, SMALL, replace(LIMITS, chunk=512, windows=448)])
+def test_requests_keep_to_the_limits(limits: Limits) -> None:
+    """Where the context is longer than the pool, tokens may be asked for that the pool lacks."""
+    for wave in islice(waves(1, limits), 4 * len(KINDS)):
         names = [planned.name for planned in wave.requests]
         assert len(set(names)) == len(names)
         for planned in wave.requests:
             assert planned.prompt
             assert 0 <= min(planned.ids()) <= max(planned.ids()) < VOCABULARY
-            assert planned.length + planned.tokens < min(LIMITS.context, LIMITS.pool)
+            assert planned.length + planned.tokens < limits.context
+            assert planned.length + 2 * limits.window < limits.pool
             assert planned.follows is None or planned.follows in names
 
 
@@ -77,13 +83,14 @@ def test_families_and_crowds_are_among_the_requests() -> None:
     found = list(islice(waves(0, LIMITS), len(KINDS)))
     families = [
         (one, other)
-        for wave in found
+        for seed in range(3)
+        for wave in islice(waves(seed, LIMITS), len(KINDS))
         for one, other in combinations(wave.requests, 2)
         if one.arrives == other.arrives
         and one.prompt[0].text == other.prompt[0].text
         and 0 < one.length - other.length < LIMITS.window
     ]
-    assert len(families) > LIMITS.rows
+    assert len(families) > 3 * LIMITS.rows
     crowds = [
         wave
         for wave in found
@@ -95,6 +102,56 @@ def test_families_and_crowds_are_among_the_requests() -> None:
     assert sum(planned.length + planned.tokens for planned in crowd.requests) > LIMITS.pool
     largest = max(one.length + one.tokens for wave in found for one in wave.requests)
     assert largest >= LIMITS.pool - LIMITS.page - 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_small_pool_is_squeezed(seed: int) -> None:
+    """All rows but one decode for long while prompts of several chunks arrive, and a last one.
+
+    Requests ask for as much as the pool holds, and for more.
+    """
+    found = list(islice(waves(seed, SMALL), 8 * len(KINDS)))
+    squeezed = found[0].requests
+    steady = [one for one in squeezed if one.arrives < 3 and one.tokens >= 3 * SMALL.window]
+    assert len(steady) == SMALL.rows - 1
+    before = min(one.tokens for one in steady)
+    chunked = [one for one in squeezed if one.length > 2 * SMALL.chunk and one.arrives < before]
+    assert chunked
+    requests = [planned for wave in found for planned in wave.requests]
+    assert max(one.length for one in requests) > SMALL.pool - 4 * SMALL.window
+    asked = {one.length + one.tokens for one in requests}
+    assert any(SMALL.pool - 2 <= total < SMALL.pool for total in asked)
+    assert any(total > SMALL.pool for total in asked)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_prompt_that_takes_the_window_pool_is_reused(seed: int) -> None:
+    """What is new of the others, with a page to spare, fits beside what they reuse."""
+    limits = replace(LIMITS, page=1, chunk=512, windows=448)
+    first, *others = next(waves(seed, limits)).requests
+    assert limits.windows is not None
+    assert first.length == limits.windows - limits.page - 1
+    for one in others:
+        shared, own = one.prompt
+        assert shared.text == first.prompt[0].text
+        assert limits.windows - shared.length < limits.window + limits.page
+        assert own.length + one.tokens + limits.page < limits.windows - shared.length
+
+
+def test_members_of_a_family_fit_into_one_chunk() -> None:
+    """Both are longer than a window, and the second ends within a window of the first's end."""
+    limits = replace(LIMITS, page=1)
+    for seed in range(3):
+        pairs = [
+            (one, other)
+            for wave in islice(waves(seed, limits), len(KINDS))
+            for one, other in combinations(wave.requests, 2)
+            if one.arrives == other.arrives
+            and one.prompt[0].text == other.prompt[0].text
+            and one.length + other.length <= limits.chunk
+            and limits.window < other.length < one.length < other.length + limits.window
+        ]
+        assert pairs
 
 
 def test_a_second_turn_continues_the_conversation() -> None:
@@ -128,9 +185,8 @@ def test_a_request_is_aborted_when_it_says_so() -> None:
     assert [player.poll() for _ in range(3)] == [[("arrive", "a", "1")], [("abort", "a")], []]
 
 
-@pytest.mark.parametrize("page", [1, 16, 64])
-def test_every_boundary_is_reached_in_the_first_minutes(page: int) -> None:
-    limits = replace(LIMITS, page=page)
+@pytest.mark.parametrize("limits", [SMALL, *(replace(LIMITS, page=page) for page in (1, 16, 64))])
+def test_every_boundary_is_reached_in_the_first_minutes(limits: Limits) -> None:
     for seed in range(3):
         missing = set(boundaries(limits))
         for wave in islice(waves(seed, limits), 12 * len(KINDS)):

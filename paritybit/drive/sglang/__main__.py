@@ -8,7 +8,15 @@ import os
 
 from paritybit.drive.playing import Engine, add_play_options, leave, play
 from paritybit.drive.served import DEVICES
-from paritybit.drive.sglang.settings import CHUNK, GRAPHS, RANKS, SPECULATION, Served
+from paritybit.drive.sglang.settings import (
+    CHUNK,
+    GRAPHS,
+    POOL,
+    RANKS,
+    ROWS,
+    SPECULATION,
+    Served,
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -16,6 +24,9 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m paritybit.drive.sglang")
     add_play_options(made, DEVICES, page_size=1)
     made.add_argument("--chunk", type=int, default=CHUNK)
+    made.add_argument("--rows", type=int, default=ROWS)
+    made.add_argument("--pool", type=int, default=POOL)
+    made.add_argument("--windows", type=int, help="slots of the window pool")
     made.add_argument("--whole-prompts", action="store_true")
     made.add_argument("--speculative", choices=SPECULATION)
     made.add_argument("--sliding-draft", action="store_true")

@@ -9,11 +9,22 @@ LEGS = (
     Leg("page size 64", ("--page-size", "64", "--overlap")),
     Leg("no prefix cache", ("--no-prefix-cache",)),
     Leg("chunks larger than the window pool", ("--chunk", "512")),
+    Leg("few window slots", ("--pool", "384", "--windows", "160", "--chunk", "32")),
+    Leg(
+        "few window pages",
+        ("--pool", "512", "--windows", "320", "--chunk", "32", "--page-size", "16"),
+    ),
     Leg("attention sinks", ("--model", "gpt_oss", "--whole-prompts")),
     Leg("widths of K and V", ("--model", "mimo", "--overlap")),
     Leg("EAGLE topk 1", ("--model", "gpt_oss", "--speculative", "eagle", "--page-size", "16")),
     Leg("EAGLE page size 4", ("--model", "gpt_oss", "--speculative", "eagle", "--page-size", "4")),
-    Leg("EAGLE topk 2", ("--model", "gpt_oss", "--speculative", "eagle", "--topk", "2")),
+    Leg(
+        "EAGLE topk 2",
+        (
+            *("--model", "gpt_oss", "--speculative", "eagle", "--topk", "2"),
+            *("--pool", "384", "--windows", "320"),
+        ),
+    ),
     Leg("EAGLE overlap", ("--model", "gpt_oss", "--speculative", "eagle", "--overlap")),
     Leg(
         "draft model",

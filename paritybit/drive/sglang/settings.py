@@ -50,7 +50,10 @@ SPECULATION = ("eagle", "standalone")
 
 @dataclass(frozen=True)
 class Served(Common):
-    """What a whole sglang is served with."""
+    """What a whole sglang is served with.
+
+    `windows` counts the slots of the window pool. With None, they are a part of `pool`.
+    """
 
     ACTIONS: ClassVar = ACTIONS
     CHOICES: ClassVar = {
@@ -71,6 +74,7 @@ class Served(Common):
     adapters: int = field(default=0, metadata={"later": True})
     ranks: int = field(default=1, metadata={"later": True})
     host_cache: bool = field(default=False, metadata={"later": True})
+    windows: int | None = field(default=None, metadata={"later": True})
 
     @classmethod
     def of(cls, settings: Mapping[str, Setting]) -> "Served":
@@ -80,6 +84,8 @@ class Served(Common):
             raise ValueError("backend is the name of an attention backend")
         if not 0 <= served.adapters <= MOST_ADAPTERS:
             raise ValueError(f"adapters is between 0 and {MOST_ADAPTERS}")
+        if served.windows is not None and not 0 < served.windows <= served.pool:
+            raise ValueError("windows is between 1 and pool")
         return served
 
     def requests(self) -> Iterator[Wave]:
@@ -89,7 +95,10 @@ class Served(Common):
 
     def limits(self) -> Limits:
         """Return what requests must keep to."""
-        return Limits(WINDOW, self.page_size, self.chunk, CONTEXT, self.pool, self.rows)
+        slots, page = self.windows, self.page_size
+        if slots is None and page in WINDOWS and not self.whole_prompts:
+            slots = int(WINDOWS[page] * self.pool) // page * page
+        return Limits(WINDOW, page, self.chunk, CONTEXT, self.pool, self.rows, slots)
 
     def words(self, known: frozenset[str], folder: Path) -> list[str]:
         """Return command-line words, of the options that a release is `known` to have.
@@ -123,6 +132,8 @@ class Served(Common):
         ]
         if self.whole_prompts:  # All of its tokens have a slot until a prompt is computed.
             words += ["--swa-full-tokens-ratio", "0.9"]
+        elif self.windows is not None:  # The engine rounds down, to whole slots.
+            words += ["--swa-full-tokens-ratio", f"{(self.windows + 0.5) / self.pool:.6f}"]
         elif self.page_size in WINDOWS:
             words += ["--swa-full-tokens-ratio", str(WINDOWS[self.page_size])]
         if not self.prefix_cache:

@@ -36,6 +36,8 @@ LEGS: Mapping[frozenset[str], str] = {
     frozenset(): "decode graphs",
     frozenset({"page"}): "page size 16",
     frozenset({"large-chunks"}): "chunks larger than the window pool",
+    frozenset({"tight"}): "few window slots",
+    frozenset({"tight", "page"}): "few window pages",
     frozenset({"wide-page"}): "page size 64",
     frozenset({"page", "eagle"}): "EAGLE topk 1",
     frozenset({"small-page", "eagle"}): "EAGLE page size 4",
