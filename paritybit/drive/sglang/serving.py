@@ -15,6 +15,7 @@ from typing import Any
 from paritybit.drive.company import Likely, Plays
 from paritybit.drive.directing import reach
 from paritybit.drive.failures import EngineFailedError
+from paritybit.drive.legs import LackingError
 from paritybit.drive.models import register_configurations
 from paritybit.drive.operating.adapters import loads, name_of
 from paritybit.drive.operating.sglang import acts_of
@@ -35,6 +36,9 @@ OTHER_RANK = StandIn(
 NOTHING = ("input_embeds", "mm_inputs", "token_ids_logprob", "token_type_ids")
 """What a request of ours lacks, and a release may want to be told so."""
 
+
+NO_HOST_CACHE = "HiRadixCache only supports"
+"""What a release says that keeps KV of other models on the host."""
 
 LIKELIEST = 8
 """How many tokens are asked for at each step where likelihoods are to be compared."""
@@ -98,8 +102,16 @@ class Engine:
             for name, parameter in inspect.signature(start).parameters.items():
                 if name not in given and parameter.default is inspect.Parameter.empty:
                     given[name] = None if name == "dp_rank" else 0
-            with contextlib.suppress(PlayedError):
+            try:
                 start(**given)
+            except PlayedError:
+                return
+            except EngineFailedError as error:
+                if self.served.host_cache and NO_HOST_CACHE in str(error):
+                    raise LackingError(
+                        "this release keeps no sliding windows on the host"
+                    ) from error
+                raise
 
     def _settle(self, configuration: Any, folder: Path) -> Any:
         register_configurations()
