@@ -60,8 +60,10 @@ def waves(seed: int, limits: Limits) -> Iterator[Wave]:
 
 def kinds_of(limits: Limits) -> Sequence["Kind"]:
     """Return the kinds of waves for these limits, in the order in which they come."""
+    if limits.pool < limits.context:
+        return TIGHT
     whole = limits.windows is not None and limits.windows <= limits.chunk
-    return (*((_resumed,) if whole else ()), *(TIGHT if limits.pool < limits.context else KINDS))
+    return (*KINDS[:2], _resumed, *KINDS[2:]) if whole else KINDS
 
 
 def marks(limits: Limits) -> Mapping[str, int]:
