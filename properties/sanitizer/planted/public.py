@@ -35,6 +35,9 @@ from properties.sanitizer.planted.run import LEGS, Trials, chosen, folder_of, pa
 
 SEEDS = "0,1,2"
 
+NOT_SHRUNK = "not shrunk"
+"""What the note of a run begins with whose case was tried to be shrunk, and was not."""
+
 
 @dataclass
 class Public:
@@ -117,7 +120,7 @@ class Public:
         code = trials.run(fault, log, "shrink", str(case), *words)
         small = case.with_name(f"{case.stem}-small.json")
         if code != 1 or not small.exists():
-            return replace(run, note=f"not shrunk: exit code {code}")
+            return replace(run, note=f"{NOT_SHRUNK}: exit code {code}")
         waves = json.loads(small.read_text(encoding="utf-8"))["script"]["waves"]
         return replace(run, requests=sum(len(wave["requests"]) for wave in waves))
 
@@ -149,7 +152,7 @@ def work(
         shrinks = {
             pool.submit(public.shrunk, fault, run, shrink)
             for fault, run in firsts
-            if run is not None and run.requests is None and run.note is None
+            if run is not None and run.requests is None and NOT_SHRUNK not in (run.note or "")
         }
         for done in as_completed(shrinks):
             keep(public, done.result())
