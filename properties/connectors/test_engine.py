@@ -435,7 +435,7 @@ def test_a_change_is_of_the_capture_that_makes_it(toy: Toy, within: bool) -> Non
     runner = SimpleNamespace(graphs={})
     toy.engine.capture(lambda _: toy.write(torch.tensor([22])) if within else None, runner)
     toy.decode()
-    cause = "the capture of graphs of SimpleNamespace" if within else BEFORE
+    cause = "the capture of graphs" if within else BEFORE
     assert {tuple(key.split(" | ")[::2]) for key in toy.journal.findings} == {
         ("corrupted read", cause)
     }

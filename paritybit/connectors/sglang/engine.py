@@ -295,7 +295,7 @@ class Engine:
         finally:
             self.capturing -= 1
         if watcher is not None:
-            watcher.moved(f"the capture of graphs of {type(runner).__name__}")
+            watcher.moved("the capture of graphs")
         if self.capturing == 0:
             self.captured(runner)
         return result
