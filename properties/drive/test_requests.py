@@ -40,6 +40,17 @@ def played(waves_played: list[Wave], polls: int) -> list[Order]:
     return said
 
 
+def kin(limits: Limits, seeds: int) -> list[tuple[Planned, Planned]]:
+    """Return the pairs of requests of so many seeds that arrive at once and begin alike."""
+    return [
+        (one, other)
+        for seed in range(seeds)
+        for wave in islice(waves(seed, limits), len(KINDS))
+        for one, other in combinations(wave.requests, 2)
+        if one.arrives == other.arrives and one.prompt[0].text == other.prompt[0].text
+    ]
+
+
 def test_the_same_seed_gives_the_same_requests() -> None:
     first, again, other = (list(islice(waves(seed, LIMITS), 12)) for seed in (3, 3, 4))
     assert first == again
@@ -83,12 +94,8 @@ def test_families_and_crowds_are_among_the_requests() -> None:
     found = list(islice(waves(0, LIMITS), len(KINDS)))
     families = [
         (one, other)
-        for seed in range(3)
-        for wave in islice(waves(seed, LIMITS), len(KINDS))
-        for one, other in combinations(wave.requests, 2)
-        if one.arrives == other.arrives
-        and one.prompt[0].text == other.prompt[0].text
-        and 0 < one.length - other.length < LIMITS.window
+        for one, other in kin(LIMITS, 3)
+        if 0 < one.length - other.length < LIMITS.window
     ]
     assert len(families) > 3 * LIMITS.rows
     crowds = [
@@ -143,12 +150,8 @@ def test_members_of_families_fit_into_one_chunk() -> None:
     limits = replace(LIMITS, page=1)
     pairs = [
         (one, other)
-        for seed in range(6)
-        for wave in islice(waves(seed, limits), len(KINDS))
-        for one, other in combinations(wave.requests, 2)
-        if one.arrives == other.arrives
-        and one.prompt[0].text == other.prompt[0].text
-        and one.length + other.length <= limits.chunk
+        for one, other in kin(limits, 6)
+        if one.length + other.length <= limits.chunk
         and limits.window < min(one.length, other.length)
         and 0 < abs(one.length - other.length) < limits.window
     ]

@@ -152,39 +152,27 @@ class Allocations:
             self.watcher.forget(name, indices)
         return result
 
-    def back_up(
-        self,
-        original: Original,
-        host: Any,
-        device_pool: Any,
-        host_indices: Tensor,
-        device_indices: Tensor,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
+    def back_up(self, original: Original, host: Any, *args: Any, **kwargs: Any) -> Any:
         """Note slots whose KV the engine copied to the host."""
-        result = original(host, device_pool, host_indices, device_indices, *args, **kwargs)
-        name = self.names.get(id(device_pool))
+        result = original(host, *args, **kwargs)
+        name, slots, places = self.transferred(*args, **kwargs)
         if self.watcher is not None and name is not None:
-            self.watcher.backed_up(name, device_indices, host_indices, int(host.size))
+            self.watcher.backed_up(name, slots, places, int(host.size))
         return result
 
-    def load_back(
-        self,
-        original: Original,
-        host: Any,
-        device_pool: Any,
-        host_indices: Tensor,
-        device_indices: Tensor,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
+    def load_back(self, original: Original, host: Any, *args: Any, **kwargs: Any) -> Any:
         """Note slots whose KV the engine copied back from the host, one layer at a time."""
-        result = original(host, device_pool, host_indices, device_indices, *args, **kwargs)
-        name = self.names.get(id(device_pool))
+        result = original(host, *args, **kwargs)
+        name, slots, places = self.transferred(*args, **kwargs)
         if self.watcher is not None and name is not None:
-            self.watcher.loaded(name, device_indices, host_indices)
+            self.watcher.loaded(name, slots, places)
         return result
+
+    def transferred(
+        self, device_pool: Any, host_indices: Tensor, device_indices: Tensor, *_: Any, **__: Any
+    ) -> tuple[str | None, Tensor, Tensor]:
+        """Return the group of a copy between a pool and the host, its slots and the host's."""
+        return self.names.get(id(device_pool)), device_indices, host_indices
 
     def idle(self, cache: Any, rows: tuple[int, int] | None, quiet: bool) -> None:
         """Tell the watcher the slots that are free and those in the prefix cache, per group.

@@ -160,7 +160,6 @@ def other_of(info: Any, kind: str, tokens: int) -> Any:
         "local_forward_mode": modes[kind.upper()].value,
         "is_health_check": False,
     }
-    graphs = {one.name for one in fields(info) if one.name.startswith("can_")}
-    said |= dict.fromkeys(graphs, kind != PREFILL)
     known = {one.name for one in fields(info)}
+    said |= {name: kind != PREFILL for name in known if name.startswith("can_")}
     return replace(info, **{name: value for name, value in said.items() if name in known})
