@@ -427,6 +427,17 @@ def test_a_forward_within_a_capture_or_without_a_batch_is_not_watched(toy: Toy) 
     assert toy.journal.counts["forwards"] == 1
 
 
+@pytest.mark.parametrize(("backend", "again"), [("alone", True), ("gloo", False)])
+def test_replays_of_several_ranks_are_repeated_if_no_other_takes_part(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch, backend: str, again: bool
+) -> None:
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_backend", lambda: backend)
+    toy.runner.server_args.tp_size = 2
+    toy.prefill()
+    assert toy.engine.models.repeatable is again
+
+
 @pytest.mark.parametrize("within", [True, False])
 def test_a_change_is_of_the_capture_that_makes_it(toy: Toy, within: bool) -> None:
     toy.prefill()

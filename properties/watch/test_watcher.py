@@ -210,6 +210,18 @@ def test_what_a_host_pool_holds_is_known_when_it_comes_back(scene: Scene, right:
     assert scene.counts()["slots and layers loaded from the host"] == 6
 
 
+@pytest.mark.parametrize("every", [1, 3])
+def test_what_comes_back_is_judged_unless_forwards_are_sampled(tmp_path: Path, every: int) -> None:
+    scene = Scene(tmp_path, every=every)
+    scene.forward("a", TOKENS[:5], 0, SLOTS)
+    for group in scene.groups:
+        scene.watcher.backed_up(group.name, torch.tensor(SLOTS[:3]), torch.tensor([1, 2, 3]), 8)
+        scene.watcher.loaded(group.name, torch.tensor([30, 31, 32]), torch.tensor([1, 2, 3]))
+    scene.forward("b", TOKENS[:4], 3, [30, 31, 32, 20])
+    assert set(scene.checks()) == ({"corrupted read"} if every == 1 else set())
+    scene.close()
+
+
 def test_what_a_host_pool_did_not_get_is_not_judged(scene: Scene) -> None:
     for group in scene.groups:
         scene.watcher.loaded(group.name, torch.tensor(SLOTS[:3]), torch.tensor([1, 2, 3]))
