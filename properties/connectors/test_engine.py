@@ -1,6 +1,7 @@
 """An engine of stand-ins is followed from its first batch to the sanitizer's journal."""
 
 import functools
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,8 @@ class Toy:
 
     def __init__(self, folder: Path) -> None:
         self.journal = Journal(folder / "process-1.jsonl")
+        self.expected: list[str] = []
+        """What the journal is to say is undecided."""
         self.engine = Engine("0", self.journal, Settings(str(folder)))
         self.pool = parts.SlidingPool()
         self.table = torch.zeros(4, 32, dtype=torch.int32)
@@ -50,6 +53,12 @@ class Toy:
         self.fault: Callable[[], None] = lambda: None
         self.model: Callable[[Any], str] = self.eagerly
         self.engine.model_runner(lambda runner: None, self.runner)
+
+    @property
+    def undecided(self) -> list[str]:
+        """What the journal says is undecided."""
+        said = [json.loads(text) for text in self.journal.said]
+        return [fields["what"] for kind, fields in said if kind == "undecided"]
 
     def run(self, batch: Any) -> Any:
         """Run one batch of the scheduler."""
@@ -103,8 +112,7 @@ def toy(tmp_path: Path) -> Iterator[Toy]:
     yield toy
     if toy.journal.file is not None:
         toy.journal.file.close()
-    said = [text for text in toy.journal.said if '"undecided"' in text]
-    assert not said, said
+    assert toy.undecided == toy.expected
 
 
 def test_a_batch_without_the_slots_that_it_writes_is_undecided(tmp_path: Path) -> None:
@@ -416,6 +424,35 @@ def test_copies_to_the_host_and_back_are_followed(toy: Toy, right: bool) -> None
     toy.table[1, :2] = torch.tensor([60, 61])
     toy.decode()
     assert toy.found == (set() if right else {"wrong owner"})
+
+
+COPIES = {"backup_from_device_all_layer": print, "load_to_device_per_layer": print}
+HostPool = type("HostPool", (), COPIES)
+MHATokenToKVPoolHost = type("MHATokenToKVPoolHost", (HostPool,), COPIES)
+Kept = type("Kept", (MHATokenToKVPoolHost,), {})
+Replaced = type("Replaced", (MHATokenToKVPoolHost,), {"load_to_device_per_layer": print})
+
+
+@pytest.mark.parametrize(
+    ("kind", "followed"),
+    [(MHATokenToKVPoolHost, True), (Kept, True), (Replaced, False), (HostPool, False)],
+)
+def test_a_host_pool_is_undecided_unless_its_copies_are_followed(
+    toy: Toy, kind: type, followed: bool
+) -> None:
+    made: list[object] = []
+    toy.engine.allocations.host_pool(made.append, kind())
+    assert len(made) == 1
+    said = f"what comes back from a {kind.__name__} is not followed"
+    toy.expected = [] if followed else [said]
+
+
+def test_what_comes_back_to_a_pool_that_is_not_watched_is_undecided(toy: Toy) -> None:
+    toy.prefill()
+    toy.engine.allocations.load_back(
+        lambda *arguments: None, HostPool(), object(), torch.tensor([1]), torch.tensor([60])
+    )
+    toy.expected = ["what comes back from a HostPool is not followed"]
 
 
 def test_a_forward_within_a_capture_or_without_a_batch_is_not_watched(toy: Toy) -> None:

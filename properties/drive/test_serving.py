@@ -1,10 +1,12 @@
 """An engine that leaves its requests waiting is told from one that serves them."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
 
-from paritybit.drive.failures import StalledError
+from paritybit.drive.failures import EngineFailedError, StalledError
+from paritybit.drive.legs import LackingError
 from paritybit.drive.playing import MOST_POLLS
 from paritybit.drive.sglang.serving import Engine
 from paritybit.drive.sglang.settings import Served
@@ -26,6 +28,30 @@ def test_an_engine_that_serves_nobody_who_waits_has_stalled(
             engine._poll()
     else:
         assert engine._poll() == ["polled"]
+
+
+@pytest.mark.parametrize(
+    ("host_cache", "said", "lacking"),
+    [
+        (True, "HiRadixCache only supports MHA and MLA", True),
+        (False, "HiRadixCache only supports MHA and MLA", False),
+        (True, "another error", False),
+    ],
+)
+def test_a_release_that_keeps_no_windows_on_the_host_lacks_the_setting(
+    monkeypatch: pytest.MonkeyPatch, host_cache: bool, said: str, lacking: bool
+) -> None:
+    def start(server_args: object, port_args: object, pipe_writer: object) -> None:
+        raise EngineFailedError(said)
+
+    scheduler = SimpleNamespace(run_scheduler_process=start)
+    ports = SimpleNamespace(PortArgs=SimpleNamespace(init_new=lambda arguments: None))
+    monkeypatch.setitem(sys.modules, "sglang.srt.managers.scheduler", scheduler)
+    monkeypatch.setitem(sys.modules, "sglang.srt.server_args", ports)
+    monkeypatch.setattr(Engine, "_settle", lambda *given: None)
+    monkeypatch.setattr(Engine, "_intercept", lambda *given: None)
+    with pytest.raises(LackingError if lacking else EngineFailedError):
+        Engine(Served("gemma4", host_cache=host_cache)).start(lambda plays: None)
 
 
 def test_batches_with_drafts_overlap_on_a_cpu_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,15 +14,23 @@ from torch import Tensor
 
 from paritybit.connectors.sglang.pools import NotRecognisedError, Pool
 from paritybit.connectors.sglang.sources import called_at, called_by
+from paritybit.watch.journal import Journal
 from paritybit.watch.watcher import Watcher
 
 Original = Callable[..., Any]
+
+BACK_UP, LOAD_BACK = "backup_from_device_all_layer", "load_to_device_per_layer"
+"""The functions of a host pool that copy slots to the host and back."""
+
+HOST_KINDS = ("MHATokenToKVPoolHost", "AsymmetricMHATokenToKVPoolHost", "MLATokenToKVPoolHost")
+"""The classes whose own copies are followed."""
 
 
 class Allocations:
     """Tells the watcher of slots that are allocated, freed, copied, filled or cached."""
 
-    def __init__(self) -> None:
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
         self.watcher: Watcher | None = None
         self.names: dict[int, str] = {}
         self.pool: Pool | None = None
@@ -152,6 +160,12 @@ class Allocations:
             self.watcher.forget(name, indices)
         return result
 
+    def host_pool(self, original: Original, host: Any, *args: Any, **kwargs: Any) -> Any:
+        """Say that what comes back from a host pool is not followed, unless it is."""
+        if not host_followed(host):
+            self.journal.undecided(not_followed(host))
+        return original(host, *args, **kwargs)
+
     def back_up(self, original: Original, host: Any, *args: Any, **kwargs: Any) -> Any:
         """Note slots whose KV the engine copied to the host."""
         result = original(host, *args, **kwargs)
@@ -166,6 +180,8 @@ class Allocations:
         name, slots, places = self.transferred(*args, **kwargs)
         if self.watcher is not None and name is not None:
             self.watcher.loaded(name, slots, places)
+        elif self.watcher is not None:
+            self.journal.undecided(not_followed(host))
         return result
 
     def transferred(
@@ -229,6 +245,20 @@ class Allocations:
             if isinstance(count, int):
                 found[name] = count
         return found
+
+
+def host_followed(host: Any) -> bool:
+    """Whether copies to and from a host pool are those of a class in `HOST_KINDS`."""
+    kinds = type(host).__mro__
+    owners = (
+        next((kind for kind in kinds if name in vars(kind)), None) for name in (BACK_UP, LOAD_BACK)
+    )
+    return all(owner is not None and owner.__name__ in HOST_KINDS for owner in owners)
+
+
+def not_followed(host: Any) -> str:
+    """Return what is undecided about a host pool."""
+    return f"what comes back from a {type(host).__name__} is not followed"
 
 
 def collects(allocator: Any) -> bool:

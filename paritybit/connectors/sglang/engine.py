@@ -50,7 +50,7 @@ class Engine:
         self.release, self.journal, self.settings = release, journal, settings
         self.models = Models(journal)
         self.watcher: Watcher | None = None
-        self.allocations = Allocations()
+        self.allocations = Allocations(journal)
         self.requests: Sequence[Any] | None = None
         self.now: UnderWay | None = None
         self.capturing = 0

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paritybit.connectors.hooking import defined, guarded
+from paritybit.connectors.sglang.allocations import BACK_UP, HOST_KINDS, LOAD_BACK
 from paritybit.connectors.sglang.engine import Engine
 from paritybit.watch.journal import of_process
 from paritybit.watch.settings import active
@@ -48,11 +49,7 @@ POOLS = ("MHATokenToKVPool", "MLATokenToKVPool")
 HOST_POOLS = tuple(
     f"{CACHE}.{module}.{kind}"
     for module in ("memory_pool_host", "pool_host.mha", "pool_host.mla")
-    for kind in (
-        "MHATokenToKVPoolHost",
-        "AsymmetricMHATokenToKVPoolHost",
-        "MLATokenToKVPoolHost",
-    )
+    for kind in HOST_KINDS
 )
 
 TARGETS: dict[str, tuple[str, ...]] = {
@@ -97,8 +94,12 @@ TARGETS: dict[str, tuple[str, ...]] = {
         for path in UPDATERS
         for source in ("disk", "distributed", "tensor", "ipc")
     ),
-    "back_up": tuple(f"{path}.backup_from_device_all_layer" for path in HOST_POOLS),
-    "load_back": tuple(f"{path}.load_to_device_per_layer" for path in HOST_POOLS),
+    "host_pool": tuple(
+        f"{CACHE}.{module}.HostKVCache.__init__"
+        for module in ("memory_pool_host", "pool_host.base")
+    ),
+    "back_up": tuple(f"{path}.{BACK_UP}" for path in HOST_POOLS),
+    "load_back": tuple(f"{path}.{LOAD_BACK}" for path in HOST_POOLS),
     "load": tuple(f"{CACHE}.memory_pool.{pool}.load_cpu_copy" for pool in POOLS),
 }
 """Per method of `Engine` or `Allocations`, the targets that it wraps."""
