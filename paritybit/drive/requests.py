@@ -332,10 +332,11 @@ def _squeeze(draw: Draw, prefix: str, _: int) -> Wave:
     return Wave(tuple(planned))
 
 
-def _resumed(draw: Draw, prefix: str, _: int) -> Wave:
+def _resumed(draw: Draw, prefix: str, turn: int) -> Wave:
     """Compute a prompt that takes all of the window pool but a page, and reuse most of it.
 
-    A cache locks what is reused as a whole. The few tokens that are new still fit.
+    A cache locks what is reused as a whole. The few tokens that are new still fit. In every second
+    turn the last request adds more than is left beside what it locks, so its chunks must shrink.
     """
     chance, limits = draw.chance, draw.limits
     assert limits.windows is not None
@@ -344,7 +345,8 @@ def _resumed(draw: Draw, prefix: str, _: int) -> Wave:
     planned = [Planned(name, (Part(name, length),), 1)]
     for index in range(1, 4):
         shared = length - chance.randint(2 * left, 3 * left)
-        prompt = shares(planned[0].prompt[0], shared, Part(f"{prefix}{index:03}", left // 2))
+        own = limits.window * chance.randint(1, 3) if turn % 2 and index == 3 else left // 2
+        prompt = shares(planned[0].prompt[0], shared, Part(f"{prefix}{index:03}", own))
         tokens = chance.randint(1, left // 2)
         planned.append(Planned(f"{prefix}{index:03}", prompt, tokens, 8 * index))
     return Wave(tuple(planned), flush=True)
