@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from paritybit.drive import ENGINES
+from paritybit.places import PACKAGE
 from paritybit.watch import journal
 from paritybit.watch.boundary import LONGEST
 from paritybit.watch.checks import engine_error
@@ -103,7 +104,8 @@ def passes_on(path: str) -> bool:
 
 def engine_path(path: str) -> str | None:
     """Return a path from an engine's top-level package on; None for a file of no engine."""
+    if Path(path).resolve().is_relative_to(PACKAGE):  # Downloads lie in a folder of that name, too.
+        return None
     parts = Path(path).parts
     places = [parts.index(name) for name in ENGINES if name in parts]
-    inside = "/".join(parts[max(places) :]) if places else None
-    return None if "paritybit" in parts else inside
+    return "/".join(parts[max(places) :]) if places else None
