@@ -75,7 +75,7 @@ class TritonAttnBackend:
         decode = batch.forward_mode.name == "DECODE"
         lengths = batch.seq_lens.tolist() if decode else batch.extend_prefix_lens_cpu
         rows = [self.table[at, :n] for at, n in zip(batch.req_pool_indices, lengths, strict=True)]
-        tails = [row[-WINDOW:] for row in rows]
+        tails = [row[-self.sliding_window_size :] for row in rows]
         mapping = self.pool.full_to_swa_index_mapping
         self.forward_metadata = SimpleNamespace(
             kv_indptr=bounds(rows),

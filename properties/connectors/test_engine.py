@@ -140,6 +140,13 @@ def test_a_right_engine_is_watched_and_nothing_is_found(toy: Toy) -> None:
     assert '"window": 4' in next(text for text in toy.journal.said if '"scope"' in text)
 
 
+def test_a_window_of_the_backend_that_is_not_the_model_s_is_found(toy: Toy) -> None:
+    toy.runner.attn_backend.sliding_window_size -= 1
+    toy.prefill()
+    toy.decode()
+    assert toy.found == {"wrong list"}
+
+
 @pytest.mark.parametrize("overlaps", [True, False])
 def test_the_scope_states_what_the_scheduler_does(toy: Toy, overlaps: bool) -> None:
     """The setting may have been overruled."""

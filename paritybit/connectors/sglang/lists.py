@@ -64,7 +64,7 @@ def triton(backend: Any, pool: Pool, mode: str, size: int, graph: bool) -> list[
     if graph and mode in PREFILLS:
         raise NotRecognisedError("the index lists of Triton in a graph for prefills")
     meta = backend.forward_metadata
-    size_of_window = int(backend.sliding_window_size or 0)
+    size_of_window = (pool.window or 1) - 1  # The model's: the backend's own may be wrong.
     found = []
     for sliding, start in ((False, ""), (True, "window_")):
         group = group_of(pool, sliding) or group_of(pool, not sliding)
@@ -121,7 +121,7 @@ def steps(backend: Any, pool: Pool, size: int) -> list[IndexList]:
                     computed=1,
                     step=step,
                     source=source_of(name, type(backend)),
-                    window=int(backend.sliding_window_size) if sliding else None,
+                    window=(pool.window or 1) - 1 if sliding else None,
                 )
             )
     return found

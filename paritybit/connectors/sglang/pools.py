@@ -21,9 +21,14 @@ class NotRecognisedError(Exception):
 
 @dataclass
 class Pool:
-    """The KV pool of one model: its groups, by name, and the sub-pool behind each."""
+    """The KV pool of one model: its groups, by name, and the sub-pool behind each.
+
+    `window` counts the positions that a query of a sliding layer reads, with its own; None where
+    no layer slides.
+    """
 
     pool: Any
+    window: int | None = None
     groups: dict[str, Group] = field(default_factory=dict)
     parts: dict[str, Any] = field(default_factory=dict)
     sliding: str | None = None
@@ -62,7 +67,7 @@ def described(pool: Any, window: int | None, prefix: str = "") -> Pool:
     `prefix` tells the groups of several models apart. Raises NotRecognisedError.
     """
     kind = type(pool).__name__
-    found = Pool(pool)
+    found = Pool(pool, window)
     if hasattr(pool, "swa_kv_pool") and hasattr(pool, "full_kv_pool"):
         if getattr(pool, "full_to_swa_index_mapping", None) is None or (window or 0) <= 1:
             raise NotRecognisedError(f"a {kind} without a mapping or a window")
