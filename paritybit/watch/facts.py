@@ -121,7 +121,8 @@ class StaticInput:
     that padding may hold, as a half-open range; None means that no other value is known to be
     valid, and the tail is then never overwritten. `source` is the file and line in the engine that
     fills it. `expected` are the values that the batch gives to the live part, on any device.
-    `writes` is the group of which it holds the slots to write, if it does.
+    `writes` is the group of which it holds the slots to write, if it does. `dtype` is the one that
+    the engine's own code gives such values; None means that any dtype will do.
     """
 
     name: str
@@ -133,6 +134,7 @@ class StaticInput:
     source: str | None = None
     expected: torch.Tensor | None = None
     writes: str | None = None
+    dtype: torch.dtype | None = None
 
 
 @dataclass

@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from paritybit.connectors.sglang.pools import Pool
@@ -160,6 +161,7 @@ def inputs_of(
     found = []
 
     writes = {} if pool is None else slots_to_write(pool)
+    dtype = None if pool is None else dtype_of_windows(pool)
 
     def add(name: str, tensor: Tensor, given: Tensor | None, owners: tuple[type, ...]) -> None:
         axis = AXES.get(name, 0)
@@ -169,13 +171,16 @@ def inputs_of(
             given = None
         static = StaticInput(name, tensor, length, length, axis, source=source_of(name, *owners))
         static.writes = writes.get(name)
+        if pool is not None and static.writes is not None and static.writes == pool.sliding:
+            static.dtype = dtype
         if given is not None:
             static.expected = implied.get(name, given)  # Runners of drafts pad the batch itself.
             static.live, static.size = static.expected.shape[axis], size
             static.valid = ranges.get(name)
         found.append(static)
 
-    for name, tensor in vars(buffers).items():
+    of_requests = getattr(runner, "_prefill_static_buffers", None) or {}
+    for name, tensor in {**of_requests, **vars(buffers)}.items():
         if isinstance(tensor, Tensor) and name != "next_token_logits_buffer":
             add(name, tensor, given_to(name, batch, runner), (type(buffers), type(runner)))
     for name in OF_BACKENDS:
@@ -195,6 +200,15 @@ def slots_to_write(pool: Pool) -> dict[str, str]:
     full = next((name for name in pool.groups if name != pool.sliding), None)
     found = {"out_cache_loc": full, "out_cache_loc_swa": pool.sliding, SLID: pool.sliding}
     return {name: group for name, group in found.items() if group is not None}
+
+
+def dtype_of_windows(pool: Pool) -> torch.dtype | None:
+    """Return the dtype of slots in the sliding sub-pool, as the pool itself translates to them."""
+    translate = getattr(pool.pool, "translate_loc_from_full_to_swa", None)
+    if pool.sliding is None or translate is None:
+        return None
+    dtype: torch.dtype = translate(pool.mapping.new_zeros(1, dtype=torch.int64)).dtype
+    return dtype
 
 
 def fits(given: Tensor, tensor: Tensor, axis: int, size: int) -> bool:

@@ -1,4 +1,7 @@
-"""Moved address: a static input is not where, or not what, it was when the graph captured it."""
+"""Moved address: a static input is not where, or not what, it was when the graph captured it.
+
+Nor may it have another dtype than the engine's own code gives such values.
+"""
 
 from collections.abc import Iterable
 
@@ -12,6 +15,10 @@ def judge(inputs: Inputs) -> Iterable[Finding]:
     for static in inputs.inputs:
         captured = inputs.captured.get(static.name)
         wrong = None if captured is None else fault(static, captured)
+        if wrong is None and static.dtype not in (None, static.tensor.dtype):
+            wrong = (
+                f"is {name_of(static.tensor.dtype)}, but the engine gives {name_of(static.dtype)}"
+            )
         if wrong is not None:
             yield inputs.finding(CHECK.name, static, f"{static.name} {wrong}")
 
@@ -31,7 +38,12 @@ def fault(static: StaticInput, captured: Captured) -> str | None:
 
 def describe(dtype: object, shape: tuple[int, ...]) -> str:
     """Return a dtype and a shape in words."""
-    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+    return f"{name_of(dtype)} {list(shape)}"
+
+
+def name_of(dtype: object) -> str:
+    """Return the name of a dtype."""
+    return str(dtype).removeprefix("torch.")
 
 
 CHECK = Check(

@@ -1,0 +1,34 @@
+"""The static inputs of a graph runner: which there are, and of which dtype slots of windows are."""
+
+from types import SimpleNamespace
+
+import torch
+
+from paritybit.connectors.sglang.graphs import inputs_of
+from paritybit.connectors.sglang.pools import described
+from properties.connectors import parts
+
+
+class Translating(parts.SlidingPool):
+    """A pool that translates to narrow slots, as releases up to 0.5.12 do."""
+
+    def translate_loc_from_full_to_swa(self, locations: torch.Tensor) -> torch.Tensor:
+        """Return the slots of locations in the sliding sub-pool."""
+        return self.full_to_swa_index_mapping[locations].to(torch.int32)
+
+
+def test_inputs_of_requests_are_inputs_and_slots_of_windows_have_the_dtype_of_the_pool() -> None:
+    lengths = torch.zeros(4, dtype=torch.int64)
+    buffers = SimpleNamespace(
+        out_cache_loc=torch.zeros(4, dtype=torch.int64),
+        out_cache_loc_swa=torch.zeros(4, dtype=torch.int64),
+    )
+    runner = parts.Part(
+        buffers=buffers, _prefill_static_buffers={"seq_lens": lengths}, graphs={4: None}
+    )
+    for pool, dtype in ((Translating(), torch.int32), (parts.SlidingPool(), None)):
+        given = inputs_of(runner, None, 4, {}, described(pool, 5), {})
+        found = {static.name: static for static in given}
+        assert found["seq_lens"].tensor is lengths
+        assert found["out_cache_loc_swa"].dtype is dtype
+        assert found["out_cache_loc"].dtype is None
