@@ -26,6 +26,8 @@ TOKENS = ("input_ids", "positions", "mrope_positions", "out_cache_loc", "out_cac
 ROWS = ("req_pool_indices", "seq_lens", "seq_lens_cpu")
 DRAFT = ("positions", "out_cache_loc", *ROWS, "topk_p", "topk_index", "hidden_states")
 
+ACCEPTED = ("extend_seq_lens", "num_accept_tokens", "num_correct_drafts")
+
 REFRESHED = {
     "CudaGraphRunner": (*TOKENS, *ROWS, "encoder_lens"),
     "DecodeCudaGraphRunner": (*TOKENS, *ROWS, "encoder_lens"),
@@ -34,7 +36,7 @@ REFRESHED = {
     "BreakableCudaGraphRunner": TOKENS,
     "EAGLEDraftCudaGraphRunner": DRAFT,
     "FrozenKVMTPCudaGraphRunner": DRAFT,
-    "EAGLEDraftExtendCudaGraphRunner": (*TOKENS, *ROWS, "hidden_states"),
+    "EAGLEDraftExtendCudaGraphRunner": (*TOKENS, *ROWS, "hidden_states", *ACCEPTED),
 }
 """Per kind of runner, the inputs that the batch must give to it before each replay."""
 

@@ -67,19 +67,19 @@ class Spoiled:
 class Target:
     """A graph runner of the engine, its static inputs and those of its backend by name.
 
-    `largest` is its largest bucket: of tokens if it pads `by_tokens`, else of rows.
+    `sizes` are its buckets: of tokens if it pads `by_tokens`, else of rows.
     """
 
     runner: Any
     inputs: dict[str, Tensor] = field(init=False)
-    largest: int = field(init=False)
+    sizes: list[int] = field(init=False)
     by_tokens: bool = field(init=False)
 
     def __post_init__(self) -> None:
         runner = self.runner
         self.by_tokens = hasattr(runner, "capture_num_tokens") and not hasattr(runner, "capture_bs")
         sizes = [*filter(None, map(bucket_of, graphs_of(runner)))]
-        self.largest = max(getattr(runner, "capture_num_tokens", None) or sizes or [1])
+        self.sizes = sorted(getattr(runner, "capture_num_tokens", None) or sizes or [1])
         backend = vars(backend_of(runner)) if backend_of(runner) is not None else {}
         self.inputs = {
             name: value
@@ -97,7 +97,7 @@ class Target:
     @property
     def filler(self) -> str:
         """The method that fills the inputs. It may run before the replay does."""
-        return "load_batch" if hasattr(self.runner, "load_batch") else "execute"
+        return "load_batch" if "load_batch" in vars(type(self.runner)) else "execute"
 
     def spoil(self, name: str, change: str, counted: Spoiled) -> None:
         """Get an input wrong whenever it is filled but the first time.
@@ -106,7 +106,8 @@ class Target:
         only if such a forward ended before.
         """
         held, axis = self.inputs[name], AXES.get(name, 0)
-        each = max(1, held.shape[axis] // self.largest)
+        length = held.shape[axis]
+        each = max(1, length // self.sizes[-1])
         state: dict[str, Any] = {}
         early = not (self.by_tokens or name.startswith(ATTENTION))
         backend, fill = backend_of(self.runner), getattr(self.runner, self.filler)
@@ -116,7 +117,9 @@ class Target:
                 counted.undone += torch.equal(held, state.pop("right"))
             if state.get("ran"):
                 rows = len(batch.input_ids) if self.by_tokens else int(batch.batch_size)
-                state.update(before=held.clone(), live=min(rows * each, held.shape[axis]))
+                size = next((size for size in self.sizes if size >= rows), rows)
+                live, end = (min(number * each, length) for number in (rows, size))
+                state.update(before=held.clone(), live=live, end=end)
             given = fill(batch, *rest, **named)
             spoil()  # Where nothing was planned, as if that was done before.
             state["ran"] = True
@@ -124,8 +127,9 @@ class Target:
 
         def spoil() -> None:
             if "before" in state:
-                right = held.clone()
-                CHANGES[change](held, state.pop("before"), axis, state["live"])
+                right, before, end = held.clone(), state.pop("before"), state["end"]
+                used = held.narrow(axis, 0, end)  # What lies behind the bucket is not read.
+                CHANGES[change](used, before.narrow(axis, 0, end), axis, state["live"])
                 if not torch.equal(held, right):
                     counted.changed += 1
                     state["right"] = right
@@ -200,9 +204,10 @@ def _counting(counted: Spoiled, other: Callable[..., Any], *given: Any, **named:
     return other(*given, **named)
 
 
+ALLOCATES = ("alloc", "alloc_extend", "alloc_decode")
 EVICTS = ("free_swa", "free_swa_segment")
 FREES = ("free", "free_segment")
-"""What the host code of a release may evict by, and free by."""
+"""What the host code of a release may allocate, evict and free by."""
 
 
 def short_window(runner: Any, counted: Spoiled) -> None:
@@ -261,7 +266,7 @@ def warns(execute: Any, *batch: Any, **named: Any) -> Any:
 def gives_reserved(alloc: Any, *arguments: Any, **named: Any) -> Any:
     """Give the reserved slot in the place of the first."""
     found = alloc(*arguments, **named)
-    if found is not None and len(found):
+    if isinstance(found, Tensor) and len(found):
         found = found.clone()
         found[0] = 0
     return found
@@ -290,7 +295,7 @@ CODE: Mapping[str, Callable[[Any, Spoiled], None]] = {
     "eviction leaves a slot": of_allocator(EVICTS, leaves_one),
     "eviction frees nothing": of_allocator(EVICTS, frees_nothing),
     "free leaves a slot": of_full(FREES, leaves_one),
-    "the reserved slot is given": of_allocator(("alloc",), gives_reserved),
+    "the reserved slot is given": of_allocator(ALLOCATES, gives_reserved),
     "a slot is freed twice": of_full(FREES, frees_again),
     "a warning at each replay": lambda runner, counted: replace(
         runner, ("execute",), warns, counted

@@ -144,19 +144,17 @@ def here() -> int:
     return 0
 
 
-def tell(
-    version: str, runner: str, faults: Mapping[str, Any], seconds: float, out: Path
-) -> Iterator[Tried]:
+def tell(asked: argparse.Namespace, runner: str, faults: Mapping[str, Any]) -> Iterator[Tried]:
     """Serve an engine in a process, and yield what is said of each fault of a runner.
 
     `faults` has their `names`, or None for all that the runner can have, of which `share` is tried
     in this process, of so many `shares`.
     """
-    asked = driven(f"sglang=={version}")
-    leg = next(leg for leg in legs.LEGS if leg.name == RUNNERS[runner][0])
-    leg = Leg(leg.name, leg.arguments, seconds=seconds)
-    environment = asked.starter.prepare(f"sglang=={version}" if "/" not in version else version)
-    words, variables = asked.starter.command(environment, leg, "gemma4", 0, "cpu")
+    engine = f"sglang=={asked.version}"
+    starter, name = driven(engine).starter, asked.setting or RUNNERS[runner][0]
+    leg = next(leg for leg in legs.LEGS if leg.name == name)
+    leg = Leg(leg.name, leg.arguments, seconds=asked.seconds)
+    words, variables = starter.command(starter.prepare(engine), leg, "gemma4", asked.seed, "cpu")
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
         imports, journals = Path(scratch) / "imports", Path(scratch) / "journals"
         imports.mkdir()
@@ -169,7 +167,9 @@ def tell(
         place = words.index("paritybit.drive.sglang")
         words[place] = "properties.sanitizer.planted.started"
         words += ["--faults", str(wanted), "--told", str(told), "--runner", runner]
-        with tempfile.NamedTemporaryFile("wb", dir=out, prefix=f"{runner}-", delete=False) as log:
+        with tempfile.NamedTemporaryFile(
+            "wb", dir=asked.out, prefix=f"{runner}-", delete=False
+        ) as log:
             subprocess.run(words, cwd=ROOT, env=variables, stdout=log, stderr=log, check=False)
         if told.exists():
             yield from (Tried(**json.loads(line)) for line in told.read_text().splitlines())
@@ -182,6 +182,8 @@ def main() -> int:
     parser.add_argument("--runner", default=",".join(RUNNERS), help="Comma-separated runners")
     parser.add_argument("--faults", type=Path, help="JSON: names of faults by runner (all)")
     parser.add_argument("--seconds", type=float, default=20.0, help="Of requests, per fault (20)")
+    parser.add_argument("--setting", help="Setting to serve, whatever the runner")
+    parser.add_argument("--seed", type=int, default=0, help="Of the model and the requests (0)")
     parser.add_argument("--jobs", type=int, default=1, help="Engines that are served at a time (1)")
     parser.add_argument("--shares", type=int, default=1, help="Parts of each runner's faults (1)")
     parser.add_argument("--record", type=Path, required=True)
@@ -197,10 +199,7 @@ def main() -> int:
     before = json.loads(asked.record.read_text()) if asked.record.exists() else []
     found = [Tried(**one) for one in before]
     with ThreadPoolExecutor(asked.jobs) as pool:
-        running = [
-            pool.submit(lambda part: [*tell(asked.version, *part, asked.seconds, asked.out)], part)
-            for part in parts
-        ]
+        running = [pool.submit(lambda part: [*tell(asked, *part)], part) for part in parts]
         for ended in as_completed(running):
             found += ended.result()
             asked.record.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
