@@ -49,7 +49,8 @@ def name_of(dtype: object) -> str:
 CHECK = Check(
     "moved address",
     "inputs",
-    "each static input still has the address, dtype and shape that its graph captured",
+    "each static input has the address, dtype and shape that its graph captured, and the dtype "
+    "that the engine gives such values",
     "a comparison per static input and replay",
     judge,
 )
