@@ -23,6 +23,13 @@ NEEDED: Mapping[str, str] = {
 }
 """Counts that must not be zero, and what is said where one is."""
 
+DRAFTS: Mapping[str, str] = {
+    "drafts": "no draft was verified",
+    "accepted_drafts": "no draft was accepted",
+    "rejected_drafts": "no draft was rejected",
+}
+"""Counts that must not be zero where an engine is served with drafts that are counted."""
+
 NO_ENGINE = "no engine that the sanitizer supports was loaded"
 
 MOST_NAMED = 4
@@ -76,6 +83,11 @@ def open_questions(outcomes: Sequence[Outcome]) -> Iterator[str]:
             yield f"{which} {ending(outcome)}{see}"
     for outcome in outcomes:
         yield from outcome.tally.undecided
+        counts = outcome.tally.counts()
+        for name, sentence in DRAFTS.items():
+            if counts.get(name) == 0:
+                yield sentence if len(outcomes) == 1 else f"{sentence} in {outcome.name}"
+                break
     if not any(process.started for one in outcomes for process in one.tally.processes.values()):
         yield NO_ENGINE
         return
@@ -131,6 +143,12 @@ def scope_of(counts: Mapping[str, int]) -> str:
         f"{plural(count('forwards'), 'forward')}, {plural(count('replays'), 'replay')} "
         f"({count('padded_replays'):,} padded), {plural(count('reads'), 'read')} "
         f"({count('shared_reads'):,} shared)"
+        + (
+            f", {plural(count('drafts'), 'draft')} ({count('accepted_drafts'):,} accepted, "
+            f"{count('rejected_drafts'):,} rejected)"
+            if "drafts" in counts
+            else ""
+        )
         + (f", {plural(actions, 'action')}" if actions else "")
     )
 

@@ -1,9 +1,7 @@
 """The connector of vLLM over stand-ins of the parts that it looks at."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -13,73 +11,21 @@ from paritybit.connectors.vllm import hooks
 from paritybit.connectors.vllm.engine import WARM_UP, Engine
 from paritybit.connectors.vllm.pools import GROUP, NotRecognisedError, by_slot, described
 from paritybit.connectors.vllm.requests import Requests
-from paritybit.watch.journal import Journal, read
-from paritybit.watch.settings import Settings
-
-PAGE, BLOCKS, WINDOW = 4, 16, 4
-
-
-class Part(SimpleNamespace):
-    """A part of the engine with any attributes."""
-
-
-class FullAttentionSpec(Part):
-    """A group without a window."""
-
-
-class SlidingWindowSpec(Part):
-    """A group with a window."""
-
-
-class ChunkedLocalAttentionSpec(Part):
-    """A group that the connector does not know."""
-
-
-GROUPS = (
-    Part(layer_names=["full"], kv_cache_spec=FullAttentionSpec(block_size=PAGE)),
-    Part(
-        layer_names=["slid"],
-        kv_cache_spec=SlidingWindowSpec(block_size=PAGE, sliding_window=WINDOW),
-    ),
+from paritybit.watch.journal import read
+from properties.connectors.parts_vllm import (
+    BLOCKS,
+    DECODE,
+    GROUPS,
+    PAGE,
+    WINDOW,
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    Part,
+    Served,
+    a_pool,
+    a_request,
+    output,
 )
-
-
-def a_pool() -> tuple[Part, dict[str, Part], torch.Tensor]:
-    """Return a configuration, layers, and the cache that both groups share, [blocks, page, 2]."""
-    cache = torch.zeros(BLOCKS, PAGE, 2)
-    layers = {name: Part(kv_cache=cache) for name in ("full", "slid")}
-    return Part(kv_cache_groups=GROUPS, num_blocks=BLOCKS), layers, cache
-
-
-def output(
-    counts: Mapping[str, int],
-    new: Mapping[str, tuple[list[int], list[int]]] | None = None,
-    cached: Mapping[str, tuple[int, tuple[list[int], ...] | None]] | None = None,
-    resumed: tuple[str, ...] = (),
-    finished: tuple[str, ...] = (),
-) -> Part:
-    """Return what a scheduler says before a forward."""
-    return Part(
-        finished_req_ids=set(finished),
-        scheduled_new_reqs=[
-            Part(req_id=name, block_ids=blocks, num_computed_tokens=0)
-            for name, blocks in (new or {}).items()
-        ],
-        scheduled_cached_reqs=Part(
-            req_ids=list(cached or {}),
-            num_computed_tokens=[computed for computed, _ in (cached or {}).values()],
-            new_block_ids=[blocks for _, blocks in (cached or {}).values()],
-            resumed_req_ids=set(resumed),
-        ),
-        num_scheduled_tokens=counts,
-        total_num_scheduled_tokens=sum(counts.values()),
-    )
-
-
-def a_request(*tokens: int) -> Part:
-    """Return a request of the scheduler."""
-    return Part(all_token_ids=list(tokens), lora_request=None, cache_salt=None)
-
 
 # Pools.
 
@@ -181,87 +127,6 @@ def test_a_request_that_was_preempted_has_new_blocks() -> None:
 # A whole engine of stand-ins.
 
 
-class Served:
-    """An engine with one request at a time, on which the connector's hooks are called."""
-
-    def __init__(self, folder: Path) -> None:
-        self.journal = Journal(folder / "process.jsonl")
-        self.engine = Engine("0", self.journal, Settings(str(folder), None, 1))
-        config, layers, self.cache = a_pool()
-        compilation = Part(static_forward_context=layers)
-        model = Part(max_model_len=64, get_vocab_size=lambda: 100)
-        self.runner = Part(
-            vllm_config=Part(
-                compilation_config=compilation,
-                parallel_config=Part(),
-                speculative_config=None,
-                model_config=model,
-            ),
-            input_batch=Part(req_ids=[]),
-            input_ids=torch.zeros(8, dtype=torch.int64),
-            positions=torch.zeros(8, dtype=torch.int64),
-        )
-        self.blocks = [Part(block_id=n, ref_cnt=0, is_null=n == 0) for n in range(BLOCKS)]
-        self.free = self.blocks[1:]
-        queue = Part(get_all_free_blocks=lambda: self.free)
-        pool = Part(free_block_queue=queue, blocks=self.blocks)
-        self.scheduler = Part(requests={}, kv_cache_manager=Part(block_pool=pool))
-        self.engine.pools(lambda *_: None, self.runner, config)
-        self.engine.schedule(lambda *_: None, self.scheduler)
-
-    def run(self, said: Part, table: list[list[int]], cached: int, tokens: list[int]) -> None:
-        """Run one forward of request a with block tables, as a worker has them."""
-        places = range(cached, cached + len(tokens))
-        slots = [[blocks[p // PAGE] * PAGE + p % PAGE for p in places] for blocks in table]
-        self.runner.input_batch.req_ids = ["a"]
-        self.runner.input_ids[: len(tokens)] = torch.tensor(tokens)
-        self.runner.positions[: len(tokens)] = torch.tensor(list(places))
-        metadata = {
-            layer: Part(
-                block_table=torch.tensor([blocks]),
-                seq_lens=torch.tensor([cached + len(tokens)]),
-                query_start_loc=torch.tensor([0, len(tokens)]),
-                slot_mapping=torch.tensor(mine),
-                num_actual_tokens=len(tokens),
-            )
-            for layer, blocks, mine in zip(("full", "slid"), table, slots, strict=True)
-        }
-
-        self.metadata = metadata
-
-        def computed(runner: Any, said: Any) -> None:
-            self.engine.metadata(lambda owner: (metadata, None), self.runner)
-            for mine in slots:
-                self.cache.flatten(0, 1)[mine] = torch.rand(len(mine), 2)
-
-        guarded(self.engine.execute)(computed, self.runner, said)
-
-    def replay(self, wrapper: Any) -> None:
-        """Run a decode whose model is a graph, or has one, that a wrapper replays."""
-
-        def computed(runner: Any, said: Any) -> None:
-            self.engine.metadata(lambda owner: (self.metadata, None), runner)
-            slots = [one.slot_mapping for one in self.metadata.values()]
-
-            def replayed(graph: Any) -> None:
-                for number, mine in enumerate(slots):
-                    self.cache.flatten(0, 1)[mine] = float(7 + number)
-
-            def called(wrapper: Any) -> None:
-                self.engine.replay(replayed, "graph")
-
-            self.engine.wrapper(called, wrapper)
-
-        guarded(self.engine.execute)(computed, self.runner, DECODE)
-
-    def found(self) -> set[str]:
-        """Return the names of the checks that found something, and what is undecided."""
-        self.journal.write_counts()
-        lines = list(read(self.journal.path))
-        assert [line["what"] for line in lines if line["kind"] == "undecided"] == []
-        return {line["check"] for line in lines if line["kind"] == "finding"}
-
-
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
     """An engine that has computed a prompt of six tokens for request a."""
@@ -271,9 +136,6 @@ def served(tmp_path: Path) -> Iterator[Served]:
     served.run(said, [[1, 2], [3, 4]], 0, list(range(10, 16)))
     yield served
     served.journal.end()
-
-
-DECODE = output({"a": 1}, cached={"a": (6, None)})
 
 
 def test_a_right_engine_has_no_finding(served: Served) -> None:
@@ -371,17 +233,6 @@ def test_a_request_that_nobody_announced_ends_the_watch(served: Served) -> None:
     assert served.engine.watcher is None
     undecided = [line for line in read(served.journal.path) if line["kind"] == "undecided"]
     assert len(undecided) == 1
-
-
-def test_speculation_is_not_watched(tmp_path: Path) -> None:
-    served = Served(tmp_path)
-    served.runner.vllm_config.speculative_config = Part()
-    served.scheduler.requests["a"] = a_request(10)
-    served.run(output({"a": 1}, new={"a": ([1], [2])}), [[1], [2]], 0, [10])
-    assert served.engine.watcher is None
-    undecided = [line["what"] for line in read(served.journal.path)]
-    assert undecided == ["speculation is not watched"]
-    served.journal.end()
 
 
 def test_each_hook_is_a_method() -> None:

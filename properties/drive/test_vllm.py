@@ -1,5 +1,6 @@
 """What a whole vLLM is served with on a CPU, and the arithmetic that stands in for its kernels."""
 
+import importlib.util
 import os
 from itertools import pairwise
 from pathlib import Path
@@ -9,14 +10,14 @@ import torch
 from paritybit.harness.errors import CannotRunError
 
 from paritybit.drive.environment import Environment
-from paritybit.drive.legs import plan
+from paritybit.drive.legs import LackingError, plan
 from paritybit.drive.playing import served_as
 from paritybit.drive.served import DEVICES
 from paritybit.drive.vllm.__main__ import parser
 from paritybit.drive.vllm.attention import attend, store
 from paritybit.drive.vllm.environment import command
 from paritybit.drive.vllm.legs import LEGS
-from paritybit.drive.vllm.settings import COMPILED, GRAPHS, ROWS, Served
+from paritybit.drive.vllm.settings import COMPILED, DRAFTS, GRAPHS, ROWS, Served, require_drafter
 
 PAGE, HEADS, WIDTH = 4, 2, 8
 
@@ -101,6 +102,27 @@ def test_what_is_compiled_is_replaced_on_a_cpu_alone(tmp_path: Path) -> None:
     assert (given["attention_backend"], given["dtype"]) == ("FLASH_ATTN", "bfloat16")
     assert given["compilation_config"]["mode"] == 3  # type: ignore[index]
     assert Served(graphs="breakable").variables()["VLLM_USE_BREAKABLE_CUDAGRAPH"] == "1"
+
+
+def test_drafts_are_made_as_asked_for_and_graphs_have_room_for_them(tmp_path: Path) -> None:
+    plain, drafted = Served().arguments(tmp_path), Served(speculative="ngram").arguments(tmp_path)
+    assert "speculative_config" not in plain
+    asked = drafted["speculative_config"]
+    assert asked["method"] == "ngram"  # type: ignore[index]
+    assert asked["num_speculative_tokens"] == DRAFTS  # type: ignore[index]
+    sizes = drafted["compilation_config"]["cudagraph_capture_sizes"]  # type: ignore[index]
+    assert max(sizes) == ROWS * (1 + DRAFTS)
+
+
+def test_a_release_without_a_drafter_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"": True, "ngram": True}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: there.get(name[-5:]))
+    for runner in (1, 2):
+        require_drafter(Served(speculative="ngram", runner=runner))
+    there.clear()
+    require_drafter(Served(speculative="ngram"))
+    with pytest.raises(LackingError, match="newer runner"):
+        require_drafter(Served(speculative="ngram", runner=2))
 
 
 def test_a_process_finds_what_the_engine_imports(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from paritybit.launch.scope import AXES, STATES, Axis, not_tried
 from paritybit.launch.tally import Tally
-from paritybit.launch.verdict import Outcome, ending, open_questions
+from paritybit.launch.verdict import Outcome, ending, open_questions, scope_of
 
 ALL = {axis.name: list(axis.values) for axis in AXES}
 REACHED = dict.fromkeys(STATES, 1)
@@ -64,3 +64,32 @@ def test_a_tally_adds_processes_up_and_survives_lines_of_other_types() -> None:
         tally.take("3", {"kind": kind, "counts": [], "settings": 3, "key": {}, "slots": "x"})
     assert tally.counts() == {"reads": 7}
     assert tally.number("k") == 2
+
+
+@pytest.mark.parametrize(
+    ("counts", "why"),
+    [
+        ({"drafts": 3, "accepted_drafts": 1, "rejected_drafts": 2}, None),
+        ({"drafts": 0, "accepted_drafts": 0, "rejected_drafts": 0}, "no draft was verified"),
+        ({"drafts": 3, "accepted_drafts": 0, "rejected_drafts": 3}, "no draft was accepted"),
+        ({"drafts": 3, "accepted_drafts": 3, "rejected_drafts": 0}, "no draft was rejected"),
+        ({}, None),
+    ],
+)
+def test_speculation_without_accepted_and_rejected_drafts_has_no_verdict(
+    counts: dict[str, int], why: str | None
+) -> None:
+    tally = Tally()
+    enough = {"forwards": 1, "reads": 1, "replays": 1, **counts}
+    tally.take("1", {"kind": "start"})
+    tally.take("1", {"kind": "counts", "counts": enough})
+    one = Outcome("n-gram", (), tally, 0, 1.0, log="n-gram.log")
+    assert list(open_questions([one])) == ([] if why is None else [why])
+    both = list(open_questions([one, Outcome("other", (), Tally(), 0, 1.0, log="other.log")]))
+    assert both == ([] if why is None else [f"{why} in n-gram"])
+    assert ("draft" in scope_of(enough)) == bool(counts)
+
+
+def test_drafts_are_in_the_scope() -> None:
+    counts = {"forwards": 1, "drafts": 1200, "accepted_drafts": 200, "rejected_drafts": 1000}
+    assert scope_of(counts).endswith("1,200 drafts (200 accepted, 1,000 rejected)")

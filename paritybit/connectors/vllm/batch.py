@@ -1,5 +1,6 @@
 """What an engine gives to its model and its attention kernels for a forward."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,11 @@ class Batch:
             exact=False,
             page=pool.page,
         )
+
+    def by_row(self, names: Sequence[str], counts: Mapping[str, int]) -> dict[str, list[int]]:
+        """Return the ids that the model is given for each request, in the order of the rows."""
+        parts = self.ids[: self.live[1]].split([counts[name] for name in names])
+        return {name: part.tolist() for name, part in zip(names, parts, strict=True)}
 
     def inputs(self) -> list[StaticInput]:
         """Return what the model and the kernels are given."""

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.vllm import batch as batches
+from paritybit.connectors.vllm.drafting import Drafting
 from paritybit.connectors.vllm.pools import GROUP, NotRecognisedError, Pool, described
 from paritybit.connectors.vllm.requests import Requests
+from paritybit.connectors.vllm.speculation import unjudged
 from paritybit.watch.facts import Forward, Replay, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
@@ -31,6 +33,7 @@ SCOPE = (
     ("scheduler_config", "max_num_batched_tokens"), ("scheduler_config", "async_scheduling"),
     ("scheduler_config", "enable_chunked_prefill"), ("compilation_config", "cudagraph_mode"),
     ("compilation_config", "cudagraph_capture_sizes"), ("model_config", "model"),
+    ("speculative_config", "method"), ("speculative_config", "num_speculative_tokens"),
 )  # fmt: skip
 """Settings of the engine that are reported, where a release has them."""
 
@@ -57,14 +60,13 @@ class UnderWay:
     """The tokens of the graphs that replayed and hold a part of the model each, if any did."""
 
 
-class Engine:
+class Engine(Drafting):
     """The engine in this process."""
 
     def __init__(self, release: str, journal: Journal, settings: Settings) -> None:
-        self.release, self.journal, self.settings = release, journal, settings
-        self.watcher: Watcher | None = None
+        super().__init__(journal)
+        self.release, self.settings = release, settings
         self.pool: Pool | None = None
-        self.scheduler: Any = None
         self.requests = Requests()
         self.now: UnderWay | None = None
         self.captures: list[tuple[Any, list[StaticInput]]] = []
@@ -103,8 +105,7 @@ class Engine:
             return None
         config = runner.vllm_config
         unknown = [f"{name} > 1" for name in ALONE if getattr(config.parallel_config, name, 1) != 1]
-        if config.speculative_config is not None:
-            unknown.append("speculation")
+        unknown += unjudged(config)
         if unknown:
             self.journal.undecided(f"{', '.join(unknown)} is not watched")
             self.pool = None
@@ -114,6 +115,8 @@ class Engine:
             for part, name in SCOPE
             if hasattr(getattr(config, part, None), name)
         }
+        if self.account is not None:
+            self.journal.count(drafts=0, accepted_drafts=0, rejected_drafts=0)
         self.journal.scope(**found, runner=origin(runner), windows=self.pool.windows)
         watcher = Watcher(
             [self.pool.group], engine="vllm", release=self.release, journal=self.journal,
@@ -133,6 +136,7 @@ class Engine:
             return run()
         try:
             self.requests.follow(output)
+            self.follow_drafts(runner, output)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             self.journal.undecided(f"what the scheduler says is not recognised: {error!r}")
             self.watcher = self.pool = None  # What requests hold is not known any more.
@@ -170,7 +174,9 @@ class Engine:
         """Run one forward that is not checked. Only what it writes is told."""
         assert self.pool is not None
         names = list(output.num_scheduled_tokens)
-        forward = self.requests.forward(output, names, self.scheduler.requests, self.pool)
+        forward = self.requests.forward(
+            output, names, self.scheduler.requests, self.pool, self.account
+        )
         owned = torch.cat([row.slots[GROUP][row.cached :] for row in forward.rows])
         self.forwards += 1
         result = run()
@@ -205,11 +211,15 @@ class Engine:
         watcher = self.watcher
         assert watcher is not None
         names = list((now.runner.input_batch if given is None else given).req_ids)
-        forward = self.requests.forward(now.output, names, self.scheduler.requests, pool)
+        of, account = self.scheduler.requests, self.account
         live = len(names), int(now.output.total_num_scheduled_tokens)
         batch = batches.of_runner(now.runner, metadata, pool, given, live)
+        ids = {} if account is None else batch.by_row(names, now.output.num_scheduled_tokens)
+        forward = self.requests.forward(now.output, names, of, pool, account, ids)
         now.forward, now.batch = forward, batch
         watcher.begin(forward)
+        if account is not None:
+            watcher.inputs("batch", account.compared(of, ids))
         watcher.lists([batch.lists(pool)])
         groups = len(pool.windows)
         watcher.tokens(

@@ -24,6 +24,11 @@ TARGETS: dict[str, tuple[str, ...]] = {
         f"{OLDER}._build_attention_metadata",
         "vllm.v1.worker.gpu.model_states.default.DefaultModelState.prepare_attn",
     ),
+    "sampled": (f"{OLDER}._sample", f"{NEWER}.sample"),
+    "proposed": (
+        f"{OLDER}.propose_draft_token_ids",
+        "vllm.v1.worker.gpu.spec_decode.utils.DraftTokensHandler.set_draft_tokens",
+    ),
     "captured": ("torch.cuda.CUDAGraph.capture_end",),
     "replay": ("torch.cuda.CUDAGraph.replay",),
     "wrapper": (

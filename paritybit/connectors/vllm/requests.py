@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.vllm.pools import GROUP, Pool
+from paritybit.connectors.vllm.speculation import Account
 from paritybit.watch.facts import Forward, Row
 
 
@@ -50,10 +51,20 @@ class Requests:
             if more is not None:
                 request.slots = []
 
-    def forward(self, output: Any, names: Sequence[str], of: Mapping[str, Any], pool: Pool) -> Any:
+    def forward(
+        self,
+        output: Any,
+        names: Sequence[str],
+        of: Mapping[str, Any],
+        pool: Pool,
+        account: Account | None = None,
+        ids: Mapping[str, Sequence[int]] | None = None,
+    ) -> Forward:
         """Return the facts of a forward whose batch has the requests `names`, in this order.
 
-        `of` are the scheduler's requests. The rows of the first group come first.
+        `of` are the scheduler's requests. The rows of the first group come first. With speculation,
+        an account says how far requests have come, and drafts are the last of the `ids` that the
+        model is given for each of them.
         """
         counts = output.num_scheduled_tokens
         rows = []
@@ -62,21 +73,30 @@ class Requests:
                 request, computed = self.known[name], counts[name]
                 if not request.slots:
                     request.slots = [pool.slots(blocks) for blocks in request.blocks]
-                end = request.computed + computed
-                tokens = list(of[name].all_token_ids[:end])
+                cached, tokens = request.computed, list(of[name].all_token_ids)
+                if account is not None:
+                    cached, tokens = account.row(name, (ids or {}).get(name))
+                end = cached + computed
                 rows.append(
                     Row(
                         request=name if len(pool.windows) == 1 else f"{name} in group {number}",
-                        tokens=tokens + [None] * (end - len(tokens)),
-                        cached=request.computed,
+                        tokens=tokens[:end] + [None] * (end - len(tokens)),
+                        cached=cached,
                         computed=computed,
                         slots={GROUP: padded(request.slots[number][:end], end)},
                         space=f"{number} {space_of(of[name])}",
                         window=window,
                     )
                 )
-        prefills = any(counts[name] > 1 for name in names)
-        return Forward("prefill" if prefills else "decode", tuple(rows))
+        return Forward(kind_of(output, names), tuple(rows))
+
+
+def kind_of(output: Any, names: Sequence[str]) -> str:
+    """Return prefill for a forward that computes part of a prompt, else verify or decode."""
+    drafts = getattr(output, "scheduled_spec_decode_tokens", {})
+    if any(output.num_scheduled_tokens[name] - len(drafts.get(name, ())) > 1 for name in names):
+        return "prefill"
+    return "verify" if any(drafts.get(name) for name in names) else "decode"
 
 
 def padded(slots: Tensor, size: int) -> Tensor:

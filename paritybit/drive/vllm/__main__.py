@@ -8,7 +8,7 @@ import os
 
 from paritybit.drive.playing import Engine, add_play_options, leave, play
 from paritybit.drive.served import DEVICES
-from paritybit.drive.vllm.settings import BACKENDS, GRAPHS, Served
+from paritybit.drive.vllm.settings import BACKENDS, GRAPHS, SPECULATION, Served
 
 
 def parser() -> argparse.ArgumentParser:
@@ -18,6 +18,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--whole-prompts", action="store_true")
     made.add_argument("--graphs", choices=tuple(GRAPHS), default="decode")
     made.add_argument("--runner", type=int, choices=(1, 2), default=1)
+    made.add_argument("--speculative", choices=tuple(SPECULATION))
     made.add_argument("--backend", choices=tuple(BACKENDS), default="triton")
     return made
 

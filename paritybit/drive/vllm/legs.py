@@ -7,6 +7,12 @@ LEGS = (
     Leg("async scheduling", ("--overlap",), 2.0),
     Leg("newer runner", ("--runner", "2"), 2.0),
     Leg("newer runner async", ("--runner", "2", "--overlap"), 2.0),
+    Leg("n-gram speculation", ("--speculative", "ngram")),
+    Leg("newer runner n-gram speculation", ("--runner", "2", "--speculative", "ngram")),
+    Leg(
+        "newer runner async n-gram speculation",
+        ("--runner", "2", "--speculative", "ngram", "--overlap", "--actions"),
+    ),
     Leg("block size 32", ("--page-size", "32")),
     Leg("no prefix cache", ("--no-prefix-cache",)),
     Leg("actions", ("--actions",)),

@@ -13,13 +13,17 @@ from typing import Any
 
 from paritybit.drive.company import Likely, Plays
 from paritybit.drive.failures import EngineFailedError
+from paritybit.drive.legs import LackingError
 from paritybit.drive.operating.actions import Acts
 from paritybit.drive.player import Orders, PlayedError, Player
 from paritybit.drive.playing import Progress
 from paritybit.drive.script import Wave
-from paritybit.drive.vllm.settings import Served
+from paritybit.drive.vllm.settings import Served, require_drafter
 from paritybit.drive.vllm.stand_ins import install_in_engine
 from paritybit.watch import journal
+
+FEW = 8
+"""Tokens that are sampled where drafts are, so that some are accepted: weights are random."""
 
 
 class Engine:
@@ -38,12 +42,15 @@ class Engine:
     def start(self, direct: Callable[[Plays], object]) -> None:
         """Start the engine, and let `direct` play when it is ready.
 
-        Raises EngineFailedError if the engine raises or stalls.
+        Raises EngineFailedError if the engine raises or stalls, LackingError for settings that the
+        release lacks.
         """
         try:
             with tempfile.TemporaryDirectory(prefix="paritybit-") as folder:
                 self._core = self._started(Path(folder))
             direct(self)
+        except LackingError:
+            raise
         except Exception as error:
             raise EngineFailedError(traceback.format_exc()) from error
 
@@ -80,6 +87,7 @@ class Engine:
         core: Any = importlib.import_module("vllm.v1.engine.core")
         executors: Any = importlib.import_module("vllm.v1.executor.abstract")
         register(self.served.shape.config["architectures"][0])
+        require_drafter(self.served)
         config = arguments.EngineArgs(**self.served.arguments(folder)).create_engine_config()
         install_in_engine(self.served)
         return core.EngineCore(config, executors.Executor.get_class(config), log_stats=False)
@@ -89,10 +97,14 @@ class Engine:
         sampling: Any = importlib.import_module("vllm.sampling_params")
         known = inspect.signature(structures.EngineCoreRequest).parameters
         nothing = {name: None for name, one in known.items() if one.default is one.empty}
+        few = list(range(FEW)) if self.served.speculative else None
 
         def arrive(name: str, prompt: list[int], tokens: int, temperature: float) -> Any:
             how = sampling.SamplingParams(
-                max_tokens=tokens, temperature=temperature, ignore_eos=True
+                max_tokens=tokens,
+                temperature=temperature,
+                ignore_eos=True,
+                allowed_token_ids=few,
             )
             given = {
                 "request_id": name,

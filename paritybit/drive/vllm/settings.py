@@ -1,10 +1,12 @@
 """The settings of a whole vLLM as its engine arguments take them, whatever the release."""
 
+import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from paritybit.drive.legs import LackingError
 from paritybit.drive.models import WINDOW
 from paritybit.drive.requests import Limits
 from paritybit.drive.script import Setting
@@ -51,6 +53,14 @@ VARIABLES_ON_A_CPU: Mapping[str, str] = {
 }
 """Further ones. Set and empty, the last one keeps Triton without a GPU."""
 
+SPECULATION: Mapping[str, Mapping[str, object]] = {
+    "ngram": {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 2},
+}
+"""How drafts are made, as the engine takes it."""
+
+DRAFTS = 3
+"""Drafts of a request in a forward."""
+
 MEMORY_SHARE = 0.02
 """The part of a GPU's memory that the engine may take. It takes far less."""
 
@@ -61,6 +71,7 @@ SIMPLE: Mapping[str, Setting] = {
     "page_size": 16,
     "graphs": "decode",
     "backend": "triton",
+    "speculative": None,
 }
 """The simplest value of settings, in the order in which a search tries them."""
 
@@ -74,12 +85,19 @@ class Served(Common):
         "graphs": tuple(GRAPHS),
         "runner": (1, 2),
         "backend": tuple(BACKENDS),
+        "speculative": (None, *SPECULATION),
     }
 
     whole_prompts: bool = False
     graphs: str = "decode"
     runner: int = 1
     backend: str = "triton"
+    speculative: str | None = field(default=None, metadata={"later": True})
+
+    @property
+    def queries(self) -> int:
+        """Tokens that a request which decodes has in a forward."""
+        return 1 if self.speculative is None else 1 + DRAFTS
 
     def limits(self) -> Limits:
         """Return what requests must keep to."""
@@ -98,7 +116,7 @@ class Served(Common):
         compilation: dict[str, object] = {
             "mode": 3 if self.graphs in COMPILED else 0,
             "cudagraph_mode": mode,
-            "cudagraph_capture_sizes": list(sizes),
+            "cudagraph_capture_sizes": [size * self.queries for size in sizes],
         }
         of_device: dict[str, object] = {
             "attention_backend": BACKENDS[self.backend],
@@ -109,6 +127,9 @@ class Served(Common):
             of_device = {"dtype": "float32"}
             compilation["custom_ops"] = ["none"]  # The engine's own torch implementations run.
             compilation["cudagraph_num_of_warmups"] = 0
+        if self.speculative is not None:
+            how = SPECULATION[self.speculative]
+            of_device["speculative_config"] = {**how, "num_speculative_tokens": DRAFTS}
         return {
             **of_device,
             "model": str(self.shape.write(folder)),
@@ -127,3 +148,10 @@ class Served(Common):
             "kv_cache_memory_bytes": 2**28,
             "compilation_config": compilation,
         }
+
+
+def require_drafter(served: Served) -> None:
+    """Raise LackingError if the release that is installed here cannot make drafts as asked for."""
+    ngram = served.speculative == "ngram" and served.runner > 1
+    if ngram and importlib.util.find_spec("vllm.v1.worker.gpu.spec_decode.ngram") is None:
+        raise LackingError("the newer runner of this release has no n-gram speculation")

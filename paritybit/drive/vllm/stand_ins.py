@@ -5,7 +5,9 @@ import importlib.util
 import os
 import sys
 import tempfile
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -61,6 +63,20 @@ def stand_in_for_packages() -> str:
     return ", ".join((*missing, *HIDDEN))
 
 
+def stand_in_for_numba() -> str:
+    """Let functions that numba would compile run as they are written. Return what is replaced."""
+    if importlib.util.find_spec("numba") is not None:
+        return ""
+    module: Any = ModuleType("numba")
+    module.__spec__ = ModuleSpec("numba", None)
+    module.jit = module.njit = lambda **options: lambda function: function
+    module.prange = range
+    module.get_num_threads = lambda: 1
+    module.set_num_threads = lambda number: None
+    sys.modules["numba"] = module
+    return "functions run as they are written"
+
+
 def stand_in_for_graphs() -> None:
     """Give torch's CUDA module what an engine's graph wrapper and graph manager ask for."""
     quicken()
@@ -109,6 +125,7 @@ def stand_in_for_sampling() -> None:
 
 ANYWHERE = (
     StandIn("packages", "they are not installed and never used here", stand_in_for_packages),
+    StandIn("numba", "it is not installed", stand_in_for_numba),
 )
 """What every device needs, before the engine is imported."""
 

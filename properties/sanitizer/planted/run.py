@@ -57,6 +57,8 @@ LEGS: Mapping[frozenset[str], str] = {
     frozenset({"overlap-windows"}): "overlap",
     frozenset({"async"}): "async scheduling",
     frozenset({"newer-runner"}): "newer runner",
+    frozenset({"drafts"}): "n-gram speculation",
+    frozenset({"drafts", "newer-runner"}): "newer runner n-gram speculation",
     frozenset({"actions"}): "actions",
     frozenset({"adapters"}): "LoRA adapters",
     frozenset({"ranks"}): "idle data-parallel rank",

@@ -1,0 +1,179 @@
+"""The connector of vLLM over stand-ins of an engine that speculates."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from paritybit.connectors.vllm.speculation import Account, drafts_of, tokens_of
+from paritybit.watch.journal import read
+from properties.connectors.parts_vllm import Part, Served, a_request, output
+
+TABLE = [[1, 2, 5], [3, 4, 6]]
+"""The blocks of request a in both groups: 12 positions."""
+
+FIRST = output({"a": 6}, new={"a": (TABLE[0], TABLE[1])})
+PROMPT = list(range(10, 16))
+
+
+def verifies(computed: int, *drafts: int) -> Part:
+    """Return what a scheduler says of request a, whose drafts are verified."""
+    counts = {"a": 1 + len(drafts)}
+    return output(counts, cached={"a": (computed, None)}, drafts={"a": list(drafts)})
+
+
+def speculating(folder: Path, ahead: bool = False) -> Served:
+    """Return an engine that has verified three drafts of request a, and accepted the first."""
+    served = Served(folder, "ngram", ahead)
+    served.scheduler.requests["a"] = a_request(*PROMPT)
+    served.run(FIRST, TABLE, 0, PROMPT)
+    served.sample(16)
+    served.propose(17, 98, 99)
+    served.scheduler.requests["a"].all_token_ids = [*PROMPT, 16]
+    served.run(verifies(6, 17, 98, 99), TABLE, 6, [16, 17, 98, 99])
+    served.sample(17, 18, -1, -1)
+    served.scheduler.requests["a"].all_token_ids = [*PROMPT, 16, 17, 18]
+    return served
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    """An engine with two tokens of request a that a verification made."""
+    served = speculating(tmp_path)
+    yield served
+    served.journal.end()
+
+
+def test_drafts_that_are_accepted_and_rejected_are_no_finding(served: Served) -> None:
+    served.propose(19)
+    served.run(verifies(8, 19), TABLE, 8, [18, 19])
+    served.sample(20, -1)
+    assert served.found() == set()
+    counts = served.journal.counts
+    assert [counts[name] for name in ("drafts", "accepted_drafts", "rejected_drafts")] == [4, 1, 3]
+    assert counts["forwards: verify"] == 2
+    assert counts["reads"] == (6 + 3) + (8 + 3)
+
+
+def test_drafts_are_counted_from_the_first_forward_on(tmp_path: Path) -> None:
+    served = Served(tmp_path, "ngram")
+    served.scheduler.requests["a"] = a_request(*PROMPT)
+    served.run(FIRST, TABLE, 0, PROMPT)
+    assert served.journal.counts["drafts"] == 0
+    served.journal.end()
+
+
+@pytest.mark.parametrize("computed", [7, 9, 10])
+def test_a_scheduler_that_counts_drafts_wrongly_is_found(served: Served, computed: int) -> None:
+    served.run(verifies(computed), TABLE, 8, [18])
+    assert served.found() == {"stale input"}
+    assert any("num_computed_tokens" in key for key in served.journal.findings)
+
+
+def test_a_runner_that_counts_a_rejected_draft_is_found(served: Served) -> None:
+    served.run(verifies(8), TABLE, 9, [18])
+    assert "stale input" in served.found()
+
+
+def test_a_scheduler_that_loses_a_token_is_found(served: Served) -> None:
+    served.scheduler.requests["a"].all_token_ids.pop()
+    served.run(verifies(8), TABLE, 8, [18])
+    assert served.found() == {"stale input"}
+
+
+def test_the_slot_of_a_rejected_draft_may_not_be_read(served: Served) -> None:
+    tokens = [*PROMPT, 16, 17, 18, 30]
+    served.scheduler.requests["b"] = a_request(*tokens)
+    said = output({"b": 1}, new={"b": (TABLE[0], TABLE[1])}, hit=9)
+    served.run(said, TABLE, 9, [30], "b")
+    assert served.found() == {"wrong owner"}
+
+
+def test_the_slot_of_an_accepted_draft_may_be_read(served: Served) -> None:
+    served.scheduler.requests["b"] = a_request(*PROMPT, 16, 17, 30)
+    said = output({"b": 1}, new={"b": (TABLE[0], TABLE[1])}, hit=8)
+    served.run(said, TABLE, 8, [30], "b")
+    assert served.found() == set()
+
+
+def test_drafts_that_nobody_proposed_for_a_request_are_found(served: Served) -> None:
+    served.propose(19, 20)
+    served.run(verifies(8, 19, 21), TABLE, 8, [18, 19, 21])
+    assert served.found() == {"stale input"}
+    assert any("drafts" in key for key in served.journal.findings)
+
+
+def test_drafts_that_are_shorter_or_placeholders_are_no_finding(served: Served) -> None:
+    served.propose(19, 20, 21)
+    served.run(verifies(8, 19, -1), TABLE, 8, [18, 19, -1])
+    assert served.found() == set()
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_forwards_that_are_not_checked_are_counted(tmp_path: Path, ahead: bool) -> None:
+    served = speculating(tmp_path, ahead)
+    assert served.engine.watcher is not None
+    served.engine.watcher.wait = 1
+    served.run(verifies(10 if ahead else 8, 97), TABLE, 8, [18, 97])
+    served.sample(19, -1)
+    served.scheduler.requests["a"].all_token_ids.append(19)
+    served.run(verifies(9), TABLE, 9, [19])
+    assert served.found() == set()
+    assert served.journal.counts["skipped_forwards"] == 1
+    assert served.journal.counts["rejected_drafts"] == 3
+    served.journal.end()
+
+
+# A scheduler that does not know the last tokens yet.
+
+
+@pytest.mark.parametrize(("computed", "right"), [(10, True), (8, True), (9, False), (11, False)])
+def test_a_scheduler_ahead_counts_all_drafts_or_those_accepted(
+    tmp_path: Path, computed: int, right: bool
+) -> None:
+    served = speculating(tmp_path, ahead=True)
+    del served.scheduler.requests["a"].all_token_ids[-2:]
+    served.run(verifies(computed, -1), TABLE, 8, [18, 77])
+    assert served.found() == (set() if right else {"stale input"})
+    served.journal.end()
+
+
+def test_a_request_that_comes_back_begins_with_what_the_scheduler_knows() -> None:
+    account = Account(ahead=True)
+    account.follow(FIRST, set(), {"a": a_request(*PROMPT)})
+    account.sampled(["a"], [[16]])
+    again = output({"a": 7}, cached={"a": (0, ([1], [2]))}, resumed=("a",))
+    account.follow(again, {"a"}, {"a": a_request(*PROMPT, 44)})
+    assert account.row("a", None) == (0, [*PROMPT, 44])
+    assert not account.said  # What it says of others may be compared.
+    account.follow(output({}, finished=("a",)), set(), {})
+    assert not account.requests
+
+
+def test_a_part_of_a_prompt_has_no_token() -> None:
+    account = Account(ahead=False)
+    part = output({"a": 4}, new={"a": ([1], [2])})
+    account.follow(part, set(), {"a": a_request(*PROMPT)})
+    found = account.sampled(["a"], [[77]])
+    assert (found.drafts, found.accepted) == (0, 0)
+    account.follow(output({"a": 2}, cached={"a": (4, None)}), set(), {})
+    assert account.row("a", PROMPT[4:]) == (4, PROMPT)
+    assert account.requests["a"].tokens == PROMPT
+
+
+def test_what_samplers_and_drafters_return_is_read() -> None:
+    made = Part(sampled_token_ids=torch.tensor([[5, 6, -1], [7, -1, -1]]))
+    assert tokens_of(made) == [[5, 6], [7]]
+    assert tokens_of((made, torch.tensor([1, 0]), None)) == [[5], []]
+    assert drafts_of(torch.tensor([[1, 2]])) == drafts_of([(1, 2)]) == [[1, 2]]
+
+
+def test_other_drafts_are_not_watched(tmp_path: Path) -> None:
+    served = Served(tmp_path, "suffix")
+    served.scheduler.requests["a"] = a_request(*PROMPT)
+    served.run(FIRST, TABLE, 0, PROMPT)
+    assert served.engine.watcher is None
+    undecided = [line["what"] for line in read(served.journal.path)]
+    assert undecided == ["speculation by suffix is not watched"]
+    served.journal.end()
