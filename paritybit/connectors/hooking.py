@@ -3,6 +3,7 @@
 import functools
 import pkgutil
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from paritybit.watch.attach import where
@@ -19,7 +20,11 @@ def defined(path: str) -> bool:
         return False
     if path.startswith("torch."):
         return hasattr(there, name)
-    return name in vars(there) and there.__module__ == owner.rpartition(".")[0]
+    if name not in vars(there):
+        return False
+    if isinstance(there, ModuleType):
+        return getattr(vars(there)[name], "__module__", None) == owner
+    return bool(there.__module__ == owner.rpartition(".")[0])
 
 
 def guarded(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -59,6 +59,10 @@ PARTS: Mapping[str, tuple[str, str]] = {
         "requests that get other tokens in company",
         "a prefill reads one key more than decoding does, sgl-project/sglang#32087",
     ),
+    "ends_of_chunks": (
+        "tokens after a part of a prompt, as a draft model is given them",
+        "the older runner of vLLM gives the prompt's last token, not the next one",
+    ),
     "unresolved_reads": ("owners of reads", "the tokens were not known at that time"),
 }
 """What is not reached where a count is not zero: what, and why."""

@@ -47,6 +47,22 @@ def a_pool() -> tuple[Part, dict[str, Part], torch.Tensor]:
     return Part(kv_cache_groups=GROUPS, num_blocks=BLOCKS), layers, cache
 
 
+def a_pool_with_drafts() -> tuple[Part, dict[str, Part], tuple[torch.Tensor, torch.Tensor]]:
+    """Return a pool as `a_pool` does with two caches: the second is of a draft model.
+
+    A layer of the target shares it, in the group that slides.
+    """
+    target, drafted = torch.zeros(BLOCKS, PAGE, 2), torch.zeros(BLOCKS, PAGE, 2)
+    names = ("full", "eagle"), ("slid", "more")
+    groups = [
+        Part(layer_names=list(mine), kv_cache_spec=group.kv_cache_spec)
+        for mine, group in zip(names, GROUPS, strict=True)
+    ]
+    caches = {"full": target, "eagle": drafted, "slid": target, "more": drafted}
+    layers = {name: Part(kv_cache=cache) for name, cache in caches.items()}
+    return Part(kv_cache_groups=groups, num_blocks=BLOCKS), layers, (target, drafted)
+
+
 def output(
     counts: Mapping[str, int],
     new: Mapping[str, tuple[list[int], list[int]]] | None = None,
@@ -92,14 +108,19 @@ class Served:
     def __init__(self, folder: Path, method: str | None = None, ahead: bool = False) -> None:
         self.journal = Journal(folder / "process.jsonl")
         self.engine = Engine("0", self.journal, Settings(str(folder), None, 1))
-        config, layers, self.cache = a_pool()
+        config, layers, caches = a_pool_with_drafts()
+        self.cache, self.drafted = caches
+        if method != "eagle":
+            config, layers, self.cache = a_pool()
         compilation = Part(static_forward_context=layers)
         model = Part(max_model_len=64, get_vocab_size=lambda: 100)
         self.runner = Part(
             vllm_config=Part(
                 compilation_config=compilation,
                 parallel_config=Part(),
-                speculative_config=None if method is None else Part(method=method),
+                speculative_config=None
+                if method is None
+                else Part(method=method, num_speculative_tokens=3),
                 scheduler_config=Part(async_scheduling=ahead),
                 model_config=model,
             ),
@@ -107,6 +128,12 @@ class Served:
             input_ids=torch.zeros(8, dtype=torch.int64),
             positions=torch.zeros(8, dtype=torch.int64),
         )
+        if method == "eagle":
+            self.runner.drafter = Part(
+                _draft_attn_layer_names={"eagle"},
+                input_ids=torch.zeros(8, dtype=torch.int64),
+                positions=torch.zeros(8, dtype=torch.int64),
+            )
         self.blocks = [Part(block_id=n, ref_cnt=0, is_null=n == 0) for n in range(BLOCKS)]
         self.free = self.blocks[1:]
         queue = Part(get_all_free_blocks=lambda: self.free)
@@ -141,6 +168,7 @@ class Served:
             self.engine.metadata(lambda owner: (metadata, None), self.runner)
             for mine in slots:
                 self.cache.flatten(0, 1)[mine] = torch.rand(len(mine), 2)
+            self.drafted.flatten(0, 1)[slots[1]] = torch.rand(len(slots[1]), 2)
 
         guarded(self.engine.execute)(computed, self.runner, said)
 

@@ -81,7 +81,7 @@ def test_groups_that_share_tensors_are_one() -> None:
     config, layers, _ = a_pool()
     pool = described(config, layers)
     assert pool.windows == (None, WINDOW)
-    assert [layer.name for layer in pool.group.layers] == ["full, slid"]
+    assert [layer.name for layer in pool.groups[0].layers] == ["full, slid"]
     assert pool.slots([2, 0]).tolist() == [8, 9, 10, 11, -1, -1, -1, -1]
 
 

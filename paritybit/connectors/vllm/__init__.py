@@ -5,7 +5,9 @@
 | hooks | which functions of the engine are wrapped |
 | engine | the forwards, replays and idle moments, in the order in which they happen |
 | requests | the live rows of a batch, from what the scheduler says |
+| blocks | the blocks that are taken, freed and copied |
 | drafting | the drafts that are proposed, and those that are accepted |
+| drafts | the forwards of a draft model |
 | speculation | how far each request has come, by what the sampler returns |
 | pools | the KV tensors of the pool of blocks, by slot |
 | batch | what the attention kernels and the model are given |

@@ -26,8 +26,11 @@ class Batch:
     live: tuple[int, int]
     padded: tuple[int, int]
 
-    def lists(self, pool: Pool) -> IndexList:
-        """Return the block tables of all groups, one row after the other; padded rows last."""
+    def lists(self, pool: Pool, group: str) -> IndexList:
+        """Return the block tables of all groups, one row after the other; padded rows last.
+
+        They are judged for the rows that have slots in a KV group.
+        """
         rows = self.live[0]
         tables = [one.block_table for one in self.metadata]
         lines = [*(table[:rows] for table in tables), *(table[rows:] for table in tables)]
@@ -36,7 +39,7 @@ class Batch:
         widths = torch.tensor([line.shape[1] for line in lines for _ in range(len(line))])
         return IndexList(
             "block_table",
-            GROUP,
+            group,
             torch.cat([line.flatten() for line in lines]),
             widths.cumsum(0) - widths,
             -(-counts.long() // pool.page),
@@ -75,7 +78,7 @@ class Batch:
         }
         for number in range(len(self.metadata)):
             mine = forward.rows[number * rows : (number + 1) * rows]
-            parts = [row.slots[GROUP][row.cached :] for row in mine]
+            parts = [next(iter(row.slots.values()))[row.cached :] for row in mine]
             found[f"slot_mapping {number}"] = torch.cat(parts)
         return found
 

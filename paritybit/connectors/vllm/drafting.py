@@ -1,24 +1,33 @@
 """Follows the drafts of an engine: who proposes them, and which of them its sampler accepts."""
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paritybit.connectors.vllm.requests import resumed_of
+import torch
+from torch import Tensor
+
+from paritybit.connectors.vllm.blocks import Blocks, Original
+from paritybit.connectors.vllm.drafts import Turn
+from paritybit.connectors.vllm.pools import DRAFTED
+from paritybit.connectors.vllm.requests import Requests, resumed_of
 from paritybit.connectors.vllm.speculation import Account, account_of, drafts_of, tokens_of
+from paritybit.watch.facts import Replay
 from paritybit.watch.journal import Journal
-from paritybit.watch.watcher import Watcher
-
-Original = Callable[..., Any]
 
 
-class Drafting:
+class Drafting(Blocks):
     """The part of an engine that follows its drafts. `account` is None without speculation."""
 
     def __init__(self, journal: Journal) -> None:
-        self.journal = journal
-        self.watcher: Watcher | None = None
-        self.scheduler: Any = None
+        super().__init__(journal)
         self.account: Account | None = None
+        self.requests = Requests()
+        self.turn: Turn | None = None
+        self.undrafted: list[str] = []
+        """Requests whose last tokens the draft model has not taken up."""
+        self.checked = False
+        """Whether the last forward of the target was checked."""
 
     def follow_drafts(self, runner: Any, output: Any) -> None:
         """Take over what the scheduler says, before a forward, of requests with drafts."""
@@ -51,6 +60,129 @@ class Drafting:
             drafts = args[1] if result is None else result
             self.account.proposed(names_of(owner, args, kwargs), drafts_of(drafts))
         return result
+
+    # A draft model.
+
+    def drafted(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        """Watch what a draft model computes for a batch, if the target's forward was checked."""
+        turn = self.turn_of(names_of(owner, args, kwargs), owner)
+        if turn is None or self.watcher is None or not self.checked:
+            return original(owner, *args, **kwargs)
+        self.turn = turn
+        try:
+            result = original(owner, *args, **kwargs)
+        except BaseException:
+            self.watcher.abandon()
+            raise
+        finally:
+            self.turn = None
+        self.watcher.end()
+        return result
+
+    def turn_of(self, names: list[str], owner: Any) -> Turn | None:
+        """Return what a draft model computes for a batch; None if that is not known."""
+        account, pool = self.account, self.pool
+        if account is None or pool is None or pool.draft is None:
+            return None
+        if any(name not in account.requests or name not in account.counts for name in names):
+            return None
+        config = owner.vllm_config
+        return Turn(
+            names, account, self.requests, self.scheduler.requests, pool,
+            int(config.speculative_config.num_speculative_tokens),
+            int(config.model_config.max_model_len),
+            # The older runner gives, in place of the next token of a prompt, the last one.
+            names_next=not hasattr(owner, "drafter"),
+        )  # fmt: skip
+
+    def take_up(
+        self, turn: Turn, ids: Tensor, positions: Tensor, mapping: Tensor | None = None
+    ) -> None:
+        """Begin the forward in which a draft model takes up tokens, and judge its inputs."""
+        assert self.watcher is not None
+        self.undrafted = []
+        self.watcher.begin(turn.extended())
+        self.watcher.inputs("draft", turn.inputs(ids, positions, mapping))
+        self.journal.count(ends_of_chunks=turn.unnamed)
+
+    def prefills(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        """Begin to watch a draft model of the newer runner, whose inputs were just made."""
+        result = original(*args, **kwargs)
+        if self.turn is not None:
+            buffers = next(one for one in (*args, *kwargs.values()) if hasattr(one, "input_ids"))
+            self.take_up(self.turn, buffers.input_ids, buffers.positions)
+        return result
+
+    def steps(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        """Begin to watch the steps that make all drafts but the first, and judge their inputs.
+
+        A graph may hold all of them.
+        """
+        turn, watcher = self.turn, self.watcher
+        if turn is not None and watcher is not None:
+            assert turn.pool.draft is not None
+            self.begin_steps(turn)
+            buffers, tables = owner.input_buffers, owner.block_tables.input_block_tables
+            if turn.fits(turn.drafts - 1):
+                given = turn.step_inputs(buffers.seq_lens, buffers.positions)
+                watcher.inputs("draft", given)
+                watcher.lists([turn.whole_table(tables[turn.pool.draft.number])])
+        return original(owner, *args, **kwargs)
+
+    def begin_steps(self, turn: Turn) -> None:
+        """End the forward that takes up tokens, and begin the steps."""
+        if self.watcher is not None and not turn.stepping:
+            turn.stepping = True
+            self.watcher.end()
+            self.watcher.begin(turn.stepped())
+
+    def draft_metadata(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        """Judge what the attention of a draft model is given.
+
+        The first metadata of the older runner is that of the forward that takes up tokens.
+        """
+        result = original(owner, *args, **kwargs)
+        turn, watcher, older = self.turn, self.watcher, isinstance(result, tuple)
+        layers = result[1] if older else result
+        if turn is None or watcher is None or layers is None:
+            return result
+        assert turn.pool.draft is not None
+        mine = layers[turn.pool.draft.layer]
+        if older and not watcher.watching:
+            self.take_up(turn, owner.input_ids, owner.positions, mine.slot_mapping)
+        else:
+            self.begin_steps(turn)
+            turn.step += 1
+            if not turn.fits(turn.step):
+                return result
+            positions = owner.positions if older else owner.input_buffers.positions
+            given = turn.step_inputs(mine.seq_lens, positions, mine.slot_mapping)
+            watcher.inputs("draft", given)
+        watcher.lists([turn.lists(mine.block_table, mine.seq_lens)])
+        return result
+
+    def draft_graph(self, original: Original, graphs: Any, one: Any, *args: Any, **kw: Any) -> Any:
+        """Watch the replay of a draft model's graph. It changes more than KV, and runs once."""
+        run = functools.partial(original, graphs, one, *args, **kw)
+        turn, watcher = self.turn, self.watcher
+        if turn is None or watcher is None:
+            return run()
+        rows, tokens = len(turn.names), sum(turn.account.counts[name] for name in turn.names)
+        live = rows if turn.stepping else tokens
+        return watcher.replay(
+            Replay(graphs, "draft graph", live, int(one.num_tokens), (), run, repeatable=False)
+        )
+
+    def forget_undrafted(self) -> None:
+        """Forget what a draft model was not seen to compute, once the next forward begins."""
+        names, self.undrafted, self.checked = self.undrafted, [], False
+        account, pool = self.account, self.pool
+        if self.watcher is None or account is None or pool is None or pool.draft is None:
+            return
+        known = [name for name in names if name in account.requests]
+        turn = Turn(known, account, self.requests, {}, pool, 0, 0)
+        if known:
+            self.watcher.forget(DRAFTED, torch.cat([turn.around(name) for name in known]))
 
 
 def names_of(owner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:

@@ -7,9 +7,8 @@ then the arguments of the call.
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
@@ -17,8 +16,8 @@ from torch import Tensor
 
 from paritybit.connectors.vllm import batch as batches
 from paritybit.connectors.vllm.drafting import Drafting
-from paritybit.connectors.vllm.pools import GROUP, NotRecognisedError, Pool, described
-from paritybit.connectors.vllm.requests import Requests
+from paritybit.connectors.vllm.drafts import draft_layers
+from paritybit.connectors.vllm.pools import NotRecognisedError, Pool, described
 from paritybit.connectors.vllm.speculation import unjudged
 from paritybit.watch.facts import Forward, Replay, StaticInput
 from paritybit.watch.journal import Journal
@@ -66,14 +65,10 @@ class Engine(Drafting):
     def __init__(self, release: str, journal: Journal, settings: Settings) -> None:
         super().__init__(journal)
         self.release, self.settings = release, settings
-        self.pool: Pool | None = None
-        self.requests = Requests()
         self.now: UnderWay | None = None
         self.captures: list[tuple[Any, list[StaticInput]]] = []
         self.capturing: batches.Batch | None = None
-        self.idle_at = 0
         self.unscheduled = 0
-        self.forwards = 0
 
     # The start.
 
@@ -84,7 +79,8 @@ class Engine(Drafting):
             return result
         try:
             context = runner.vllm_config.compilation_config.static_forward_context
-            self.pool = described(getattr(runner, "kv_cache_config", config), context)
+            given = getattr(runner, "kv_cache_config", config)
+            self.pool = described(given, context, draft_layers(runner))
         except NotRecognisedError as error:
             self.journal.undecided(f"{error} is not watched")
         return result
@@ -105,7 +101,7 @@ class Engine(Drafting):
             return None
         config = runner.vllm_config
         unknown = [f"{name} > 1" for name in ALONE if getattr(config.parallel_config, name, 1) != 1]
-        unknown += unjudged(config)
+        unknown += unjudged(config, self.pool.draft is not None)
         if unknown:
             self.journal.undecided(f"{', '.join(unknown)} is not watched")
             self.pool = None
@@ -119,7 +115,7 @@ class Engine(Drafting):
             self.journal.count(drafts=0, accepted_drafts=0, rejected_drafts=0)
         self.journal.scope(**found, runner=origin(runner), windows=self.pool.windows)
         watcher = Watcher(
-            [self.pool.group], engine="vllm", release=self.release, journal=self.journal,
+            self.pool.groups, engine="vllm", release=self.release, journal=self.journal,
             settings=self.settings,
         )  # fmt: skip
         for graph, inputs in self.captures:
@@ -134,6 +130,7 @@ class Engine(Drafting):
         run = functools.partial(original, runner, output, *args, **kw)
         if self.now is not None or kw.get("dummy_run") or (len(args) > 1 and args[1]):
             return run()
+        self.forget_undrafted()
         try:
             self.requests.follow(output)
             self.follow_drafts(runner, output)
@@ -161,13 +158,15 @@ class Engine(Drafting):
         self.forwards += 1
         if now.forward is None:
             self.journal.undecided("a forward without attention metadata is not watched")
-            self.watcher.forget(GROUP, None)
+            for group in self.groups:
+                self.watcher.forget(group, None)
         elif now.batch is not None and now.pieces:  # What is between them is not repeatable.
             live = now.batch.live[1]
             self.watcher.replay(
                 Replay("pieces", "pieces", live, now.pieces, (), tuple, repeatable=False)
             )
         self.watcher.end()
+        self.checked = now.forward is not None
         return result
 
     def skipped(self, watcher: Watcher, output: Any, run: Callable[[], Any]) -> Any:
@@ -177,18 +176,18 @@ class Engine(Drafting):
         forward = self.requests.forward(
             output, names, self.scheduler.requests, self.pool, self.account
         )
-        owned = torch.cat([row.slots[GROUP][row.cached :] for row in forward.rows])
+        none = torch.empty(0, dtype=torch.int64)
+        owned = {
+            group: torch.cat(
+                [none, *(row.slots.get(group, none)[row.cached :] for row in forward.rows)]
+            )
+            for group in self.groups
+        }
         self.forwards += 1
+        self.undrafted = names
         result = run()
-        watcher.skipped({GROUP: owned})
+        watcher.skipped(owned)
         return result
-
-    def copies(self, watcher: Watcher, output: Any) -> None:
-        """Note blocks that the runner is about to copy, before it computes."""
-        assert self.pool is not None
-        for copy in getattr(output, "kv_cache_block_copies", None) or ():
-            source, target = ([getattr(copy, name)] for name in ("src_block_id", "dst_block_id"))
-            watcher.copied(GROUP, self.pool.slots(source), self.pool.slots(target))
 
     def metadata(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
         """Begin the forward when the metadata of its attention is built."""
@@ -197,7 +196,9 @@ class Engine(Drafting):
         given = next((a for a in (*args, *kwargs.values()) if hasattr(a, "req_ids")), None)
         now, pool = self.now, self.pool
         try:
-            if now is None and pool is not None:
+            if pool is not None and pool.of_draft(found):
+                self.capturing = None
+            elif now is None and pool is not None:
                 runner = owner if given is None else None
                 self.capturing = batches.of_runner(runner, found, pool, given, (0, 0))
             elif now is not None and now.forward is None and pool is not None:
@@ -216,11 +217,11 @@ class Engine(Drafting):
         batch = batches.of_runner(now.runner, metadata, pool, given, live)
         ids = {} if account is None else batch.by_row(names, now.output.num_scheduled_tokens)
         forward = self.requests.forward(now.output, names, of, pool, account, ids)
-        now.forward, now.batch = forward, batch
+        now.forward, now.batch, self.undrafted = forward, batch, names
         watcher.begin(forward)
         if account is not None:
             watcher.inputs("batch", account.compared(of, ids))
-        watcher.lists([batch.lists(pool)])
+        watcher.lists([batch.lists(pool, name) for name in {held[0] for held in pool.held}])
         groups = len(pool.windows)
         watcher.tokens(
             batch.ids[: live[1]].repeat(groups), batch.positions[: live[1]].repeat(groups)
@@ -293,56 +294,6 @@ class Engine(Drafting):
         wrapper, args, kwargs = now.wrapped
         return {"output": wrapper.runnable(*args, **kwargs)[:live]}
 
-    # Blocks.
-
-    def frees(self, original: Original, queue: Any, blocks: Any, *args: Any, **kwargs: Any) -> Any:
-        """Note blocks that are put into the queue of free ones."""
-        blocks = list(blocks) if isinstance(blocks, Iterable) else blocks
-        mine = blocks if isinstance(blocks, list) else [blocks]
-        result = original(queue, blocks, *args, **kwargs)
-        if self.watcher is not None and mine and self.serves(queue):
-            self.watcher.freed(GROUP, self.first_slots(mine), called_at())
-        return result
-
-    def takes(self, original: Original, queue: Any, *args: Any, **kwargs: Any) -> Any:
-        """Note blocks that are taken out of the queue of free ones."""
-        result = original(queue, *args, **kwargs)
-        taken = args[0] if result is None else result
-        mine = taken if isinstance(taken, list) else [taken]
-        if self.watcher is not None and mine and self.serves(queue):
-            self.watcher.allocated(GROUP, self.first_slots(mine))
-        return result
-
-    def serves(self, queue: Any) -> bool:
-        """Whether a queue is that of the pool that is watched."""
-        return self.block_pool.free_block_queue is queue
-
-    @property
-    def block_pool(self) -> Any:
-        """The engine's pool of blocks."""
-        return self.scheduler.kv_cache_manager.block_pool
-
-    def first_slots(self, blocks: list[Any]) -> Tensor:
-        """Return the first slot of each block."""
-        assert self.pool is not None
-        return torch.tensor([block.block_id for block in blocks]) * self.pool.page
-
-    def idle(self, original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        """Judge, once no request is left, whether all blocks are free."""
-        result = original(scheduler, *args, **kwargs)
-        if self.watcher is None or self.pool is None or scheduler.requests:
-            return result
-        if self.idle_at != self.forwards:
-            self.idle_at = self.forwards
-            blocks = scheduler.kv_cache_manager.block_pool
-            free = [block.block_id for block in blocks.free_block_queue.get_all_free_blocks()]
-            locked = sum(block.ref_cnt != 0 for block in blocks.blocks if not block.is_null)
-            none = torch.empty(0, dtype=torch.int64)
-            self.watcher.idle(
-                {GROUP: (self.pool.slots(free), none)}, {GROUP: locked * self.pool.page}
-            )
-        return result
-
 
 def origin(runner: Any) -> str:
     """Return the module of the class that runs a runner's forwards."""
@@ -371,18 +322,3 @@ def outputs_of(wrapper: Any, graph: Any, live: int) -> dict[str, Tensor]:
         if entry.cudagraph is graph:
             output = entry.output
     return {"output": output[:live]} if isinstance(output, Tensor) else {}
-
-
-OF_BLOCKS = ("block_pool.py", "kv_cache_utils.py")
-"""The engine's files that move blocks for others."""
-
-
-def called_at() -> str | None:
-    """Return the line of the engine that led here, outside of its pool of blocks."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        _, engine, file = frame.f_code.co_filename.rpartition("/vllm/v1/")
-        if engine and not file.endswith(OF_BLOCKS):
-            return f"vllm/v1/{file}:{frame.f_lineno}"
-        frame = frame.f_back
-    return None

@@ -15,6 +15,12 @@ NEWER = "vllm.v1.worker.gpu.model_runner.GPUModelRunner"
 QUEUE = "vllm.v1.core.kv_cache_utils.FreeKVCacheBlockQueue"
 SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
 MANAGERS = "vllm.v1.worker.gpu.cudagraph_utils"
+DRAFTERS = "vllm.v1.worker.gpu.spec_decode"
+SPECULATORS = (
+    (f"{DRAFTERS}.target_dependent_ar.speculator", "TargetDependentARSpeculator"),
+    (f"{DRAFTERS}.autoregressive.speculator", "AutoRegressiveSpeculator"),
+)
+"""Modules of draft models of the newer runner, and their classes."""
 
 TARGETS: dict[str, tuple[str, ...]] = {
     "pools": (f"{OLDER}.initialize_kv_cache", f"{NEWER}.initialize_kv_cache"),
@@ -27,7 +33,24 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "sampled": (f"{OLDER}._sample", f"{NEWER}.sample"),
     "proposed": (
         f"{OLDER}.propose_draft_token_ids",
-        "vllm.v1.worker.gpu.spec_decode.utils.DraftTokensHandler.set_draft_tokens",
+        f"{DRAFTERS}.utils.DraftTokensHandler.set_draft_tokens",
+    ),
+    "drafted": (
+        f"{OLDER}.propose_draft_token_ids",
+        *(f"{module}.{kind}.propose" for module, kind in SPECULATORS),
+    ),
+    "prefills": tuple(f"{module}.prepare_prefill_inputs" for module, _ in SPECULATORS),
+    "steps": tuple(
+        f"{module}.{kind}.{name}"
+        for module, kind in SPECULATORS
+        for name in ("_multi_step_decode", "_fused_multi_step_decode")
+    ),
+    "draft_graph": (f"{MANAGERS}.CudaGraphManager.run_fullgraph",),
+    "draft_metadata": (
+        "vllm.v1.spec_decode.llm_base_proposer.SpecDecodeBaseProposer"
+        ".build_per_group_and_layer_attn_metadata",
+        f"{DRAFTERS}.speculator.DraftModelSpeculator._build_uniform_attn_metadata",
+        f"{DRAFTERS}.speculator.DraftModelSpeculator._build_draft_attn_metadata",
     ),
     "captured": ("torch.cuda.CUDAGraph.capture_end",),
     "replay": ("torch.cuda.CUDAGraph.replay",),

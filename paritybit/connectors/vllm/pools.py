@@ -2,9 +2,14 @@
 
 Slot s is token s % size of block s // size. Block 0 is never given to a request: tables name it
 where a block is missing.
+
+A draft model has layers in one of the engine's groups. Where these share tensors with layers of the
+target, they share them by block: a block of the draft's group is written by the draft alone. So the
+tensors of drafts are a KV group of their own, in which rows of the target have slots if their group
+has layers there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +18,8 @@ from torch import Tensor
 
 from paritybit.watch.facts import Group, Layer
 
-GROUP = "blocks"
-"""The name of the one KV group."""
+GROUP, DRAFTED = "blocks", "draft blocks"
+"""The names of the KV groups: of tensors without layers of a draft model, and with them."""
 
 KINDS = {"FullAttentionSpec": False, "SlidingWindowSpec": True}
 """The kinds of groups that are followed, and whether each has a window."""
@@ -25,14 +30,46 @@ class NotRecognisedError(ValueError):
 
 
 @dataclass(frozen=True)
-class Pool:
-    """The pool: `windows` and `layers` have an entry for each of the engine's groups."""
+class Draft:
+    """The layers of a draft model: the number of the engine's group that they belong to."""
 
-    group: Group
+    number: int
+    window: int | None
+    layer: str
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The pool of blocks.
+
+    `windows`, `layers`, `numbers` and `held` have an entry for each of the engine's groups with
+    layers of the target.
+    """
+
+    groups: tuple[Group, ...]
     page: int
     windows: tuple[int | None, ...]
     layers: tuple[str, ...]
     """The first layer of each group."""
+    numbers: tuple[int, ...]
+    """The engine's number of each group."""
+    held: tuple[tuple[str, ...], ...]
+    """The KV groups whose tensors each group has layers in."""
+    draft: Draft | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the KV groups."""
+        return tuple(group.name for group in self.groups)
+
+    def of_draft(self, metadata: Any) -> bool:
+        """Whether attention metadata by layer is that of a draft model alone."""
+        return (
+            self.draft is not None
+            and isinstance(metadata, dict)
+            and self.draft.layer in metadata
+            and not any(name in metadata for name in self.layers)
+        )
 
     def slots(self, blocks: Sequence[int]) -> Tensor:
         """Return the slots of some blocks, int64 [blocks * page]; -1 for block 0."""
@@ -41,10 +78,10 @@ class Pool:
         return slots.masked_fill(numbers == 0, -1).flatten()
 
 
-def described(config: Any, layers: Any) -> Pool:
+def described(config: Any, layers: Any, drafts: Collection[str] = ()) -> Pool:
     """Return the pool of a configuration of KV caches, whose layers hold their tensors.
 
-    Raises NotRecognisedError.
+    `drafts` are the layers of a draft model. Raises NotRecognisedError.
     """
     specs = [group.kv_cache_spec for group in config.kv_cache_groups]
     unknown = {type(spec).__name__ for spec in specs} - set(KINDS)
@@ -54,6 +91,64 @@ def described(config: Any, layers: Any) -> Pool:
     if len(sizes) != 1:
         raise NotRecognisedError(f"groups whose blocks have {sorted(sizes)} tokens")
     (page,) = sizes
+    tensors, block = tensors_of(config, layers, page)
+    shared = [any(name in drafts for name in names) for names, _ in tensors]
+    groups = tuple(
+        Group(
+            kind,
+            tuple(
+                Layer(", ".join(names), parts)
+                for (names, parts), mixed in zip(tensors, shared, strict=True)
+                if mixed == (kind == DRAFTED)
+            ),
+            reserved=frozenset(range(page)),
+            page_size=page,
+            block=block,
+        )
+        for kind in (GROUP, *([DRAFTED] if any(shared) else []))
+    )
+    if not groups[0].layers:
+        raise NotRecognisedError("a draft model that shares all tensors with its target")
+    of_tensor = {
+        name: DRAFTED if mixed else GROUP
+        for (names, _), mixed in zip(tensors, shared, strict=True)
+        for name in names
+    }
+    return grouped(config, groups, page, of_tensor, drafts)
+
+
+def grouped(
+    config: Any,
+    groups: tuple[Group, ...],
+    page: int,
+    of_tensor: Mapping[str, str],
+    drafts: Collection[str],
+) -> Pool:
+    """Return the pool of KV groups, `of_tensor` says in which of them a layer's tensor is."""
+    windows, layers, numbers, held, draft = [], [], list[int](), [], None
+    for number, group in enumerate(config.kv_cache_groups):
+        spec, names = group.kv_cache_spec, group.layer_names
+        window = int(spec.sliding_window) if KINDS[type(spec).__name__] else None
+        own = [name for name in names if name not in drafts]
+        if len(own) < len(names):
+            if draft is not None:
+                raise NotRecognisedError("a draft model with layers in several groups")
+            draft = Draft(number, window, next(name for name in names if name in drafts))
+        if own:
+            windows.append(window)
+            layers.append(own[0])
+            numbers.append(number)
+            held.append(tuple(sorted({of_tensor[name] for name in own})))
+    return Pool(groups, page, tuple(windows), tuple(layers), tuple(numbers), tuple(held), draft)
+
+
+def tensors_of(
+    config: Any, layers: Any, page: int
+) -> tuple[list[tuple[list[str], tuple[Tensor, ...]]], int | None]:
+    """Return all tensors of a pool by slot with the layers that share each, and their block size.
+
+    Raises NotRecognisedError.
+    """
     tensors: dict[tuple[int, ...], tuple[list[str], tuple[Tensor, ...]]] = {}
     cut = set[int | None]()
     for name in (name for group in config.kv_cache_groups for name in group.layer_names):
@@ -64,18 +159,7 @@ def described(config: Any, layers: Any) -> Pool:
         tensors.setdefault(tuple(part.data_ptr() for part in parts), ([], parts))[0].append(name)
     if len(cut) != 1:
         raise NotRecognisedError("KV caches that are cut into blocks differently")
-    return Pool(
-        Group(
-            GROUP,
-            tuple(Layer(", ".join(names), parts) for names, parts in tensors.values()),
-            reserved=frozenset(range(page)),
-            page_size=page,
-            block=cut.pop(),
-        ),
-        page,
-        tuple(int(one.sliding_window) if KINDS[type(one).__name__] else None for one in specs),
-        tuple(group.layer_names[0] for group in config.kv_cache_groups),
-    )
+    return list(tensors.values()), cut.pop()
 
 
 def by_slot(cache: Tensor, blocks: int, page: int) -> tuple[tuple[Tensor, ...], int | None]:

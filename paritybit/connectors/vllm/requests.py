@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.vllm.pools import GROUP, Pool
+from paritybit.connectors.vllm.pools import Pool
 from paritybit.connectors.vllm.speculation import Account
 from paritybit.watch.facts import Forward, Row
 
@@ -51,6 +51,13 @@ class Requests:
             if more is not None:
                 request.slots = []
 
+    def of(self, name: str, pool: Pool) -> Request:
+        """Return a request whose slots are known."""
+        request = self.known[name]
+        if not request.slots:
+            request.slots = [pool.slots(blocks) for blocks in request.blocks]
+        return request
+
     def forward(
         self,
         output: Any,
@@ -68,22 +75,21 @@ class Requests:
         """
         counts = output.num_scheduled_tokens
         rows = []
-        for number, window in enumerate(pool.windows):
+        for number, window, held in zip(pool.numbers, pool.windows, pool.held, strict=True):
             for name in names:
-                request, computed = self.known[name], counts[name]
-                if not request.slots:
-                    request.slots = [pool.slots(blocks) for blocks in request.blocks]
+                request, computed = self.of(name, pool), counts[name]
                 cached, tokens = request.computed, list(of[name].all_token_ids)
                 if account is not None:
                     cached, tokens = account.row(name, (ids or {}).get(name))
                 end = cached + computed
+                slots = padded(request.slots[number][:end], end)
                 rows.append(
                     Row(
                         request=name if len(pool.windows) == 1 else f"{name} in group {number}",
                         tokens=tokens[:end] + [None] * (end - len(tokens)),
                         cached=cached,
                         computed=computed,
-                        slots={GROUP: padded(request.slots[number][:end], end)},
+                        slots=dict.fromkeys(held, slots),
                         space=f"{number} {space_of(of[name])}",
                         window=window,
                     )

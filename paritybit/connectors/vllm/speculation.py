@@ -16,8 +16,8 @@ from paritybit.watch.facts import StaticInput
 LAST = 16
 """So many of the last tokens of a request are compared."""
 
-METHODS = ("ngram",)
-"""The methods of speculation that are followed, as the engine calls them."""
+METHODS = {"ngram": False, "eagle": True}
+"""The methods of speculation that are followed, and whether each has a draft model."""
 
 
 @dataclass
@@ -158,12 +158,19 @@ def account_of(config: Any) -> Account | None:
     return Account(bool(getattr(config.scheduler_config, "async_scheduling", False)))
 
 
-def unjudged(config: Any) -> list[str]:
-    """Return what of an engine's speculation is not followed."""
+def unjudged(config: Any, drafted: bool) -> list[str]:
+    """Return what of an engine's speculation is not followed.
+
+    `drafted` says whether layers of a draft model are known.
+    """
     speculation = config.speculative_config
-    if speculation is None or speculation.method in METHODS:
+    if speculation is None:
         return []
-    return [f"speculation by {speculation.method}"]
+    if METHODS.get(speculation.method) != drafted:
+        return [f"speculation by {speculation.method}"]
+    # Blocks of a shared prefix then hold what a draft model computed for another next token.
+    kept = getattr(speculation, "disable_eagle_block_drop", False)
+    return ["speculation with disable_eagle_block_drop"] if kept else []
 
 
 def tokens_of(result: Any) -> list[list[int]]:

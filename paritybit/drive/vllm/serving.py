@@ -18,7 +18,7 @@ from paritybit.drive.operating.actions import Acts
 from paritybit.drive.player import Orders, PlayedError, Player
 from paritybit.drive.playing import Progress
 from paritybit.drive.script import Wave
-from paritybit.drive.vllm.settings import Served, require_drafter
+from paritybit.drive.vllm.settings import DRAFT, Served, require_drafter
 from paritybit.drive.vllm.stand_ins import install_in_engine
 from paritybit.watch import journal
 
@@ -87,6 +87,8 @@ class Engine:
         core: Any = importlib.import_module("vllm.v1.engine.core")
         executors: Any = importlib.import_module("vllm.v1.executor.abstract")
         register(self.served.shape.config["architectures"][0])
+        if self.served.speculative == "eagle":
+            register(DRAFT.config["architectures"][0])
         require_drafter(self.served)
         config = arguments.EngineArgs(**self.served.arguments(folder)).create_engine_config()
         install_in_engine(self.served)
@@ -97,7 +99,7 @@ class Engine:
         sampling: Any = importlib.import_module("vllm.sampling_params")
         known = inspect.signature(structures.EngineCoreRequest).parameters
         nothing = {name: None for name, one in known.items() if one.default is one.empty}
-        few = list(range(FEW)) if self.served.speculative else None
+        few = list(range(FEW)) if self.served.speculative == "ngram" else None
 
         def arrive(name: str, prompt: list[int], tokens: int, temperature: float) -> Any:
             how = sampling.SamplingParams(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from paritybit.drive.legs import LackingError
-from paritybit.drive.models import WINDOW
+from paritybit.drive.models import GPT_OSS, WINDOW, Model
 from paritybit.drive.requests import Limits
 from paritybit.drive.script import Setting
 from paritybit.drive.served import Common
@@ -55,8 +55,24 @@ VARIABLES_ON_A_CPU: Mapping[str, str] = {
 
 SPECULATION: Mapping[str, Mapping[str, object]] = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 2},
+    "eagle": {
+        "method": "eagle",
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_length": 2.0,
+    },
 }
-"""How drafts are made, as the engine takes it."""
+"""How drafts are made, as the engine takes it.
+
+Those of a model with random weights would never be accepted: the engine's own setting for such
+models accepts so many tokens of a forward on average.
+"""
+
+DRAFT = Model(
+    "eagle",
+    "one full layer over the hidden states of the target",
+    {**(GPT_OSS.draft or {}), "architectures": ["EagleLlamaForCausalLM"]},
+)
+"""The draft model of EAGLE, which shares embeddings with its target."""
 
 DRAFTS = 3
 """Drafts of a request in a forward."""
@@ -128,8 +144,10 @@ class Served(Common):
             compilation["custom_ops"] = ["none"]  # The engine's own torch implementations run.
             compilation["cudagraph_num_of_warmups"] = 0
         if self.speculative is not None:
-            how = SPECULATION[self.speculative]
-            of_device["speculative_config"] = {**how, "num_speculative_tokens": DRAFTS}
+            how = {**SPECULATION[self.speculative], "num_speculative_tokens": DRAFTS}
+            if self.speculative == "eagle":
+                how["model"] = str(DRAFT.write(folder))
+            of_device["speculative_config"] = how
         return {
             **of_device,
             "model": str(self.shape.write(folder)),

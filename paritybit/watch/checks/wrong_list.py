@@ -63,6 +63,8 @@ def first_needed(lists: Lists, row: Row) -> int:
 def span_of(lists: Lists, row: Row, count: int) -> Span | str | None:
     """Return what a row reads through a list; text if the count is wrong; None if nothing."""
     given = lists.given
+    if given.group not in row.slots:
+        return None
     cached, page = row.cached + given.step, given.page
     last = cached + (row.computed if given.computed is None else given.computed)
     needed = min(first_needed(lists, row), last)

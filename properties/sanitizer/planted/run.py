@@ -59,6 +59,8 @@ LEGS: Mapping[frozenset[str], str] = {
     frozenset({"newer-runner"}): "newer runner",
     frozenset({"drafts"}): "n-gram speculation",
     frozenset({"drafts", "newer-runner"}): "newer runner n-gram speculation",
+    frozenset({"drafts", "draft-model"}): "EAGLE",
+    frozenset({"drafts", "draft-model", "newer-runner"}): "newer runner EAGLE",
     frozenset({"actions"}): "actions",
     frozenset({"adapters"}): "LoRA adapters",
     frozenset({"ranks"}): "idle data-parallel rank",

@@ -1,0 +1,108 @@
+"""Follows the blocks of an engine: which are taken, freed and copied, and which are left."""
+
+import sys
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paritybit.connectors.vllm.pools import Pool
+from paritybit.watch.journal import Journal
+from paritybit.watch.watcher import Watcher
+
+Original = Callable[..., Any]
+
+
+class Blocks:
+    """The part of an engine that follows its pool of blocks."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.watcher: Watcher | None = None
+        self.pool: Pool | None = None
+        self.scheduler: Any = None
+        self.forwards = self.idle_at = 0
+
+    def copies(self, watcher: Watcher, output: Any) -> None:
+        """Note blocks that the runner is about to copy, before it computes."""
+        assert self.pool is not None
+        for copy in getattr(output, "kv_cache_block_copies", None) or ():
+            source, target = ([getattr(copy, name)] for name in ("src_block_id", "dst_block_id"))
+            for group in self.groups:
+                watcher.copied(group, self.pool.slots(source), self.pool.slots(target))
+
+    def frees(self, original: Original, queue: Any, blocks: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note blocks that are put into the queue of free ones."""
+        blocks = list(blocks) if isinstance(blocks, Iterable) else blocks
+        mine = blocks if isinstance(blocks, list) else [blocks]
+        result = original(queue, blocks, *args, **kwargs)
+        if self.watcher is not None and mine and self.serves(queue):
+            slots, line = self.first_slots(mine), called_at()
+            for group in self.groups:
+                self.watcher.freed(group, slots, line)
+        return result
+
+    def takes(self, original: Original, queue: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note blocks that are taken out of the queue of free ones."""
+        result = original(queue, *args, **kwargs)
+        taken = args[0] if result is None else result
+        mine = taken if isinstance(taken, list) else [taken]
+        if self.watcher is not None and mine and self.serves(queue):
+            slots = self.first_slots(mine)
+            for group in self.groups:
+                self.watcher.allocated(group, slots)
+        return result
+
+    def serves(self, queue: Any) -> bool:
+        """Whether a queue is that of the pool that is watched."""
+        return self.block_pool.free_block_queue is queue
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The names of the KV groups that share the pool of blocks."""
+        return () if self.pool is None else self.pool.names
+
+    @property
+    def block_pool(self) -> Any:
+        """The engine's pool of blocks."""
+        return self.scheduler.kv_cache_manager.block_pool
+
+    def first_slots(self, blocks: list[Any]) -> Tensor:
+        """Return the first slot of each block."""
+        assert self.pool is not None
+        return torch.tensor([block.block_id for block in blocks]) * self.pool.page
+
+    def idle(self, original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        """Judge, once no request is left, whether all blocks are free."""
+        result = original(scheduler, *args, **kwargs)
+        if self.watcher is None or self.pool is None or scheduler.requests:
+            return result
+        if self.idle_at != self.forwards:
+            self.idle_at = self.forwards
+            blocks = scheduler.kv_cache_manager.block_pool
+            free = [block.block_id for block in blocks.free_block_queue.get_all_free_blocks()]
+            locked = sum(block.ref_cnt != 0 for block in blocks.blocks if not block.is_null)
+            none = torch.empty(0, dtype=torch.int64)
+            slots = self.pool.slots(free), none
+            self.watcher.idle(
+                dict.fromkeys(self.groups, slots),
+                dict.fromkeys(self.groups, locked * self.pool.page),
+            )
+        return result
+
+
+OF_BLOCKS = ("block_pool.py", "kv_cache_utils.py")
+"""The engine's files that move blocks for others."""
+
+
+def called_at() -> str | None:
+    """Return the line of the engine that led here, outside of its pool of blocks."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        _, engine, file = frame.f_code.co_filename.rpartition("/vllm/v1/")
+        if engine and not file.endswith(OF_BLOCKS):
+            return f"vllm/v1/{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None

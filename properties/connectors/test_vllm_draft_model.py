@@ -1,0 +1,447 @@
+"""The connector of vLLM over stand-ins of an engine with a draft model."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paritybit.connectors.hooking import defined, guarded
+from paritybit.connectors.vllm.drafts import draft_layers
+from paritybit.connectors.vllm.pools import DRAFTED, GROUP, NotRecognisedError, described
+from paritybit.watch.journal import read
+from properties.connectors.parts_vllm import (
+    GROUPS,
+    PAGE,
+    Part,
+    Served,
+    a_pool_with_drafts,
+    a_request,
+    output,
+)
+
+TABLE = [[1, 2, 5], [3, 4, 6]]
+"""The blocks of request a in both groups: 12 positions."""
+
+FIRST = output({"a": 6}, new={"a": (TABLE[0], TABLE[1])})
+PROMPT = list(range(10, 16))
+
+
+def slots(positions: range, blocks: list[int]) -> list[int]:
+    """Return the slots of positions."""
+    return [blocks[p // PAGE] * PAGE + p % PAGE for p in positions]
+
+
+class Drafter:
+    """Lets an engine of stand-ins draft as the older runner does.
+
+    `changes` replace what a draft model is given or writes: `given` and `written` of the tokens
+    that it takes up, `positions`, `lengths`, `mapping` and `slots` of its steps, by their numbers.
+    """
+
+    def __init__(self, served: Served) -> None:
+        self.served, self.engine = served, served.engine
+        self.drafter = served.runner.drafter
+
+    def write(self, where: list[int]) -> None:
+        """Write slots of the draft model."""
+        self.served.drafted.flatten(0, 1)[where] = torch.rand(len(where), 2)
+
+    def metadata(self, mapping: list[int], length: int, blocks: list[int]) -> Any:
+        """Build metadata of the draft model's attention."""
+        made = Part(
+            block_table=torch.tensor([blocks]),
+            seq_lens=torch.tensor([length]),
+            slot_mapping=torch.tensor(mapping),
+        )
+        self.engine.draft_metadata(lambda *_: ([made], {"eagle": made}), self.drafter)
+
+    def take_up(self, first: int, ids: list[int], changes: Mapping[str, Any]) -> None:
+        """Take up tokens from a position on."""
+        blocks, positions = changes.get("blocks", TABLE[0]), range(first, first + len(ids))
+        self.drafter.input_ids[: len(ids)] = torch.tensor(changes.get("given", ids))
+        self.drafter.positions[: len(ids)] = torch.tensor(list(positions))
+        where = slots(positions, blocks)
+        self.metadata(where, first + len(ids), blocks)
+        self.write(changes.get("written", where))
+
+    def step(self, position: int, step: int, changes: Mapping[str, Any]) -> None:
+        """Compute one draft."""
+        blocks = changes.get("blocks", TABLE[0])
+        self.drafter.positions[0] = changes.get("positions", {}).get(step, position)
+        where = slots(range(position, position + 1), blocks)
+        length = changes.get("lengths", {}).get(step, position + 1)
+        self.metadata(changes.get("mapping", {}).get(step, where), length, blocks)
+        self.write(changes.get("slots", {}).get(step, where))
+
+    def draft(self, first: int, ids: list[int], done: int, **changes: Any) -> None:
+        """Take up tokens, then compute two drafts after `done` tokens."""
+
+        def propose(runner: Any) -> list[list[int]]:
+            self.take_up(first, ids, changes)
+            for step in (1, 2):
+                self.step(done + step - 1, step, changes)
+            return [[0, 0, 0]]
+
+        guarded(self.engine.drafted)(propose, self.served.runner)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    """An engine that has computed the prompt of request a, and sampled a token."""
+    served = Served(tmp_path, "eagle")
+    served.scheduler.requests["a"] = a_request(*PROMPT)
+    served.run(FIRST, TABLE, 0, PROMPT)
+    served.sample(16)
+    served.scheduler.requests["a"].all_token_ids.append(16)
+    yield served
+    served.journal.end()
+
+
+@pytest.fixture
+def drafter(served: Served) -> Drafter:
+    """The draft model of that engine."""
+    return Drafter(served)
+
+
+def verify(served: Served) -> None:
+    """Verify three drafts of request a, and accept the first."""
+    said = output({"a": 4}, cached={"a": (6, None)}, drafts={"a": [17, 98, 99]})
+    served.run(said, TABLE, 6, [16, 17, 98, 99])
+    served.sample(17, 18, -1, -1)
+    served.scheduler.requests["a"].all_token_ids += [17, 18]
+
+
+def test_a_right_draft_model_has_no_finding(served: Served, drafter: Drafter) -> None:
+    drafter.draft(0, [*PROMPT[1:], 16], 6)
+    verify(served)
+    drafter.draft(6, [17, 18, 5, 5], 8)  # The last two were rejected.
+    assert served.found() == set()
+    counts = served.journal.counts
+    assert counts["forwards: draft extend"] == counts["forwards: draft steps"] == 2
+    # The target reads 6 + 3 positions, the steps read 6, then what is taken up reads 6, steps 8.
+    assert counts["reads"] == (6 + 3) + (3 + 6 + 6 + 8)
+    assert counts["lists"] == 2 + 2 * 3
+
+
+def test_each_step_has_as_many_blocks_as_it_needs(tmp_path: Path) -> None:
+    served, prompt = Served(tmp_path, "eagle"), list(range(10, 17))
+    served.scheduler.requests["a"] = a_request(*prompt)
+    served.run(output({"a": 7}, new={"a": (TABLE[0], TABLE[1])}), TABLE, 0, prompt)
+    served.sample(17)
+    Drafter(served).draft(0, [*prompt[1:], 17], 7)  # The first step fills a block.
+    assert served.found() == set()
+    served.journal.end()
+
+
+@pytest.mark.parametrize(
+    ("changes", "check"),
+    [
+        ({"given": [*PROMPT[1:], 15]}, "stale input"),
+        ({"written": [4, 5, 6, 7, 8]}, "unwritten slot"),
+        ({"slots": {2: [25]}}, "stray write"),
+        ({"mapping": {1: [9]}}, "stale input"),
+        ({"positions": {2: 6}}, "stale input"),
+        ({"lengths": {2: 7}}, "stale input"),
+        ({"blocks": [1, 7, 5]}, "wrong list"),
+        ({"lengths": {2: 12}}, "wrong list"),
+    ],
+)
+def test_a_wrong_draft_model_is_found(
+    served: Served, drafter: Drafter, changes: dict[str, Any], check: str
+) -> None:
+    drafter.draft(0, [*PROMPT[1:], 16], 6, **changes)
+    assert check in served.found()
+
+
+def test_a_draft_model_that_writes_for_the_target_is_found(
+    served: Served, drafter: Drafter
+) -> None:
+    write = drafter.write
+    drafter.write = lambda where: (  # type: ignore[method-assign]
+        write(where),
+        served.cache.flatten(0, 1)[4].add_(1),
+    )[0]
+    drafter.draft(0, [*PROMPT[1:], 16], 6)
+    assert served.found() == {"stray write"}
+
+
+def test_kv_that_a_draft_model_computed_for_another_next_token_may_not_be_read(
+    served: Served, drafter: Drafter
+) -> None:
+    drafter.draft(0, [*PROMPT[1:], 16], 6)
+    for name, hit in (("b", 4), ("c", 3)):  # The token after position 3 differs.
+        served.scheduler.requests[name] = a_request(*PROMPT[:4], 77, 78)
+        blocks = [1, 7, 8], [3, 9, 10]
+        said = output({name: 6 - hit}, new={name: blocks}, hit=hit, finished=("a", "b"))
+        served.run(said, list(blocks), hit, [*PROMPT[:4], 77, 78][hit:], name)
+        served.sample(79)
+        drafter.draft(hit, [*PROMPT[1:4], 77, 78, 79][hit:], 6, blocks=blocks[0])
+        assert served.found() == {"wrong owner"}
+
+
+def test_kv_of_steps_may_not_be_read(served: Served, drafter: Drafter) -> None:
+    """The draft model takes up one token less than was accepted."""
+    drafter.draft(0, [*PROMPT[1:], 16], 6)
+    verify(served)
+    mine = served.engine.account.requests["a"]  # type: ignore[union-attr]
+    mine.computed, mine.rejected = 8, 3
+    drafter.draft(7, [18, 5, 5, 5], 8)
+    assert "wrong owner" in served.found()
+
+
+def test_the_slots_of_rejected_drafts_need_not_be_written(served: Served, drafter: Drafter) -> None:
+    drafter.draft(0, [*PROMPT[1:], 16], 6)
+    verify(served)
+    drafter.draft(6, [17, 18, 5, 5], 8, written=slots(range(6, 8), TABLE[0]), slots={2: [21]})
+    assert served.found() == set()
+
+
+def test_requests_that_begin_with_other_tokens_share_no_kv_of_a_draft_model(
+    served: Served, drafter: Drafter
+) -> None:
+    """The first token is in the KV of the target alone, by its hidden states."""
+    drafter.draft(0, [*PROMPT[1:], 16], 6)
+    served.scheduler.requests["b"] = a_request(99, *PROMPT[1:], 16, 30)
+    said = output({"b": 4}, new={"b": (TABLE[0], [7, 8, 9])}, hit=4, finished=("a",))
+    served.run(said, [TABLE[0], [7, 8, 9]], 4, [*PROMPT[4:], 16, 30], "b")
+    served.sample(31)
+    drafter.draft(4, [PROMPT[5], 16, 30, 31], 8)
+    lines = [line for line in read(served.journal.path) if line["kind"] == "finding"]
+    mine = [line["check"] for line in lines if line["reader"]["request"] == "b"]
+    assert set(mine) == {"wrong owner"}  # Of the target's groups, others are found.
+
+
+def test_a_draft_model_near_the_longest_request_is_not_judged_by_its_steps(
+    served: Served, drafter: Drafter
+) -> None:
+    served.runner.vllm_config.model_config.max_model_len = 7
+    drafter.draft(
+        0, [*PROMPT[1:], 16], 6, positions={2: 0}, lengths={2: 1}, mapping={2: [-1]}, slots={2: []}
+    )
+    assert served.found() == set()
+
+
+def test_blocks_are_freed_and_allocated_for_the_draft_model_too(
+    served: Served, drafter: Drafter
+) -> None:
+    drafter.draft(0, [*PROMPT[1:], 16], 6)
+    queue = served.scheduler.kv_cache_manager.block_pool.free_block_queue
+    served.engine.frees(lambda *_: None, queue, [served.blocks[1]])
+    served.engine.takes(lambda *_: [served.blocks[1]], queue, 1)
+    verify(served)
+    drafter.draft(6, [17, 18, 5, 5], 8)
+    assert served.found() == set()
+    served.engine.frees(lambda *_: None, queue, [served.blocks[1]])
+    assert served.engine.watcher is not None
+    for ledger in served.engine.watcher.ledgers.values():
+        assert bool((ledger.freed[PAGE : 2 * PAGE] > 0).all())
+    served.engine.takes(lambda *_: [served.blocks[1]], queue, 1)
+    for ledger in served.engine.watcher.ledgers.values():
+        assert bool((ledger.freed[PAGE : 2 * PAGE] <= 0).all())
+
+
+def test_blocks_of_a_draft_model_that_nobody_has_are_a_leak(
+    served: Served, drafter: Drafter
+) -> None:
+    drafter.draft(0, [*PROMPT[1:], 16], 6)
+    served.scheduler.requests.clear()
+    served.free.remove(served.blocks[2])
+    served.engine.idle(lambda *_: None, served.scheduler)
+    lines = [line for line in read(served.journal.path) if line["kind"] == "finding"]
+    assert {line["group"] for line in lines} == {GROUP, DRAFTED}
+
+
+def test_metadata_of_a_draft_model_alone_is_no_capture_of_the_target(served: Served) -> None:
+    served.engine.capturing = None
+    served.engine.metadata(lambda owner: {"eagle": Part()}, served.runner)
+    assert served.found() == set()
+
+
+def test_a_forward_without_metadata_has_no_watched_draft_model(
+    served: Served, drafter: Drafter
+) -> None:
+    said = output({"a": 1}, cached={"a": (6, None)})
+    guarded(served.engine.execute)(lambda *_: None, served.runner, said)
+    drafter.draft(6, [17], 7)
+    assert "forwards: draft extend" not in served.journal.counts
+
+
+def test_a_window_of_a_draft_model_limits_what_it_reads(served: Served, drafter: Drafter) -> None:
+    pool = served.engine.pool
+    assert pool is not None
+    assert pool.draft is not None
+    served.engine.pool = replace(pool, draft=replace(pool.draft, window=2))
+    drafter.draft(0, [*PROMPT[1:], 16], 6)
+    assert served.journal.counts["reads"] == 1
+
+
+def test_tokens_that_a_draft_model_leaves_out_are_not_judged(
+    served: Served, drafter: Drafter
+) -> None:
+    verify(served)
+    drafter.draft(6, [17, 18, 5, 5], 8)
+    assert served.found() == set()
+    assert served.journal.counts["forwards: draft extend"] == 1
+
+
+def test_a_draft_model_is_not_watched_if_its_target_was_not(
+    served: Served, drafter: Drafter
+) -> None:
+    drafter.draft(0, [*PROMPT[1:], 16], 6)
+    watcher = served.engine.watcher
+    assert watcher is not None
+    watcher.wait = 1
+    verify(served)
+    drafter.draft(6, [17, 18, 5, 5], 8)
+    said = output({"a": 1}, cached={"a": (8, None)})
+    served.run(said, TABLE, 8, [18])
+    served.sample(19)
+    drafter.draft(8, [19], 9)
+    assert served.found() == set()
+    assert served.journal.counts["forwards: draft extend"] == 2
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_the_token_after_a_part_of_a_prompt_is_judged_in_the_newer_runner(
+    tmp_path: Path, older: bool
+) -> None:
+    served = Served(tmp_path, "eagle")
+    served.scheduler.requests["a"] = a_request(*PROMPT)
+    served.run(output({"a": 4}, new={"a": (TABLE[0], TABLE[1])}), TABLE, 0, PROMPT[:4])
+    served.sample(77)
+    drafter = Drafter(served)
+    if not older:
+        del served.runner.drafter
+    drafter.draft(0, [*PROMPT[1:4], PROMPT[5]], 4)
+    assert served.found() == (set() if older else {"stale input"})
+    assert served.journal.counts["ends_of_chunks"] == older
+    served.journal.end()
+
+
+# The newer runner.
+
+
+@pytest.mark.parametrize(
+    ("ids", "position", "block", "check"),
+    [
+        (17, 8, 5, None),
+        (16, 8, 5, "stale input"),
+        (17, 7, 5, "stale input"),
+        (17, 8, 7, "wrong list"),
+    ],
+)
+def test_a_draft_model_of_the_newer_runner_is_watched(
+    served: Served, drafter: Drafter, ids: int, position: int, block: int, check: str | None
+) -> None:
+    drafter.draft(0, [*PROMPT[1:], 16], 6)
+    verify(served)
+    engine, ran = served.engine, list[str]()
+    buffers = Part(
+        input_ids=torch.tensor([ids, 18, 0, 0]),
+        positions=torch.tensor([6, 7, 0, 0]),  # Those of rejected drafts are not filled.
+        seq_lens=torch.tensor([9]),
+    )
+    batch = Part(req_ids=["a"])
+    speculator = Part(
+        vllm_config=served.runner.vllm_config,
+        input_buffers=buffers,
+        block_tables=Part(input_block_tables=[torch.tensor([[1, 2, block]]), None]),
+    )
+
+    def propose(owner: Any, batch: Any) -> None:
+        engine.prefills(lambda *_: ran.append("prepared"), Part(), buffers, batch)
+        graphs, size = object(), Part(num_tokens=4)
+        written = slots(range(6, 10), TABLE[0])
+        engine.draft_graph(lambda *_: drafter.write(written), graphs, size)
+        buffers.positions[0] = position
+        steps = slots(range(8, 10), TABLE[0])
+        engine.steps(lambda *_: drafter.write(steps), owner)
+
+    guarded(engine.drafted)(propose, speculator, batch)
+    assert ran == ["prepared"]
+    assert served.found() == (set() if check is None else {check})
+    assert served.journal.counts["replays: draft graph"] == 1
+    assert served.journal.counts["padded_replays"] == 0
+
+
+def test_warm_ups_are_not_watched(served: Served, drafter: Drafter) -> None:
+    ran = []
+    guarded(served.engine.drafted)(
+        lambda *_: ran.append(1), served.runner, Part(req_ids=["warm-up"])
+    )
+    served.engine.steps(lambda *_: ran.append(2), Part())
+    served.engine.draft_graph(lambda *_: ran.append(3), Part(), Part(num_tokens=1))
+    assert ran == [1, 2, 3]
+    assert served.found() == set()
+    assert "forwards: draft extend" not in served.journal.counts
+
+
+# Pools.
+
+
+def test_tensors_of_a_draft_model_are_a_group_of_their_own() -> None:
+    config, layers, _ = a_pool_with_drafts()
+    pool = described(config, layers, {"eagle"})
+    assert pool.names == (GROUP, DRAFTED)
+    assert [[layer.name for layer in group.layers] for group in pool.groups] == [
+        ["full, slid"],
+        ["eagle, more"],
+    ]
+    assert pool.held == ((GROUP,), (GROUP, DRAFTED))
+    assert pool.draft is not None
+    assert (pool.draft.number, pool.draft.layer) == (0, "eagle")
+    assert pool.of_draft({"eagle": 1})
+    assert not pool.of_draft({"eagle": 1, "full": 2, "slid": 3})
+    assert not pool.of_draft([])
+
+
+def test_a_group_of_drafts_alone_has_no_row_of_the_target() -> None:
+    config, layers, _ = a_pool_with_drafts()
+    config.kv_cache_groups[0].layer_names = ["full"]
+    spec = GROUPS[0].kv_cache_spec
+    config.kv_cache_groups.append(Part(layer_names=["eagle"], kv_cache_spec=spec))
+    pool = described(config, layers, {"eagle"})
+    assert pool.numbers == (0, 1)
+    assert pool.draft is not None
+    assert pool.draft.number == 2
+
+
+def test_draft_models_in_several_groups_or_in_all_tensors_are_refused() -> None:
+    config, layers, _ = a_pool_with_drafts()
+    with pytest.raises(NotRecognisedError, match="several groups"):
+        described(config, layers, {"eagle", "more"})
+    with pytest.raises(NotRecognisedError, match="all tensors"):
+        described(config, layers, {"eagle", "full"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"method": "eagle3"}, "speculation by eagle3"),
+        ({"disable_eagle_block_drop": True}, "speculation with disable_eagle_block_drop"),
+    ],
+)
+def test_drafts_that_are_not_followed_have_no_verdict(
+    tmp_path: Path, changes: dict[str, Any], why: str
+) -> None:
+    served = Served(tmp_path, "eagle")
+    vars(served.runner.vllm_config.speculative_config).update(changes)
+    served.scheduler.requests["a"] = a_request(*PROMPT)
+    served.run(FIRST, TABLE, 0, PROMPT)
+    assert [line["what"] for line in read(served.journal.path)] == [f"{why} is not watched"]
+    served.journal.end()
+
+
+def test_layers_of_a_draft_model_are_found_in_both_runners() -> None:
+    assert draft_layers(Part(drafter=Part(_draft_attn_layer_names={"a"}))) == {"a"}
+    assert draft_layers(Part(speculator=Part(draft_attn_layer_names={"b"}))) == {"b"}
+    assert draft_layers(Part(drafter=Part())) == draft_layers(Part()) == set()
+
+
+def test_a_function_of_a_module_can_be_a_target() -> None:
+    assert defined("paritybit.connectors.vllm.drafts.draft_layers")
+    assert not defined("paritybit.connectors.vllm.drafting.draft_layers")
+    assert not defined("paritybit.connectors.vllm.drafting.DRAFTED")  # It comes from elsewhere.
