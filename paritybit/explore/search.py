@@ -5,8 +5,9 @@ only what the engine treats as opaque: block numbers are renamed by first occurr
 with the same key differ by a bijection that every action preserves. Breadth first, the first path
 to a violation is a shortest one.
 
-A state is reached from a snapshot of it. Some are compared with the state at the end of the
-replayed path, and a violation counts only if its path, replayed from the start, leads to one.
+A state is reached from a snapshot of it. Some states one action behind a snapshot are compared with
+the state at the end of the replayed path. A violation counts only if its path, replayed from the
+start, leads to one.
 """
 
 import gc
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from paritybit.explore.snapshots import Snapshot, Snapshots
+from paritybit.explore.snapshots import Objects, Snapshot, Snapshots
 
 PROGRESS = 1.0
 """Seconds between two reports of progress."""
@@ -30,7 +31,7 @@ ALLOCATIONS = 100_000
 """Objects that are made, less those that are dropped, between two searches for cycles."""
 
 COMPARED = 200
-"""One of so many snapshots is compared with the state that its path leads to."""
+"""After one of so many snapshots the first action is compared with the same path, replayed."""
 
 
 REFERENCELESS = 2
@@ -54,8 +55,12 @@ class Machine(Protocol):
         """Return the actions that the scheduler may perform in this state."""
         ...
 
-    def act(self, action: str) -> None:
-        """Perform an action. Raises ViolationError if a law does not hold during it."""
+    def act(self, action: str) -> Objects | None:
+        """Perform an action. Raises ViolationError if a law does not hold during it.
+
+        Returns the only objects that `act` and `check` may have changed, besides new ones; None
+        for an action that may have changed any.
+        """
         ...
 
     def check(self) -> None:
@@ -109,6 +114,7 @@ class Search:
         self.seen = {digest(make())}
         self.room = ROOM
         self.visits = 0
+        self.present: Snapshot | None = None
         self.reached: set[str] = set()
 
     def run(
@@ -150,17 +156,17 @@ class Search:
         """Return the new states that lie one action behind a state."""
         new: list[State] = []
         saved = state.saved or self.snapshots.save(replayed(self.make, state.path))
-        machine: Machine = saved.restore()
+        machine: Machine = saved.restore(self.present)
+        self.present = saved
         self.visits += 1
-        if state.saved is not None and self.visits % COMPARED == 0:
-            self.compare(machine, state.path)
-        kept: Snapshot | None = None
+        compared = state.saved is not None and self.visits % COMPARED == 0
         for number, action in enumerate(machine.actions()):
             path = (*state.path, action)
-            if number:
-                machine = saved.restore(kept)
+            if self.present is not saved:
+                saved.restore(self.present)
+            self.present = None
             try:
-                machine.act(action)
+                touched = machine.act(action)
                 machine.check()
             except ViolationError:
                 self.found.path, self.found.violation = path, self.confirmed(path)
@@ -168,14 +174,19 @@ class Search:
             finally:
                 self.reached |= machine.reached
             self.found.transitions += 1
+            if compared and not number:
+                self.compare(machine, path)
             key, kept = digest(machine), None
             if key not in self.seen or not self.merge:
                 self.seen.add(key)
                 self.found.states += 1
                 if not last and self.room > 0:
-                    kept = self.snapshots.save(machine, saved)
+                    kept = self.present = self.snapshots.save(machine, saved, touched)
                     self.room -= kept.size
                 new.append(State(path, kept))
+            if kept is None and touched is not None:
+                self.snapshots.undo(saved, touched)
+                self.present = saved
         return new
 
     def compare(self, machine: Machine, path: tuple[str, ...]) -> None:

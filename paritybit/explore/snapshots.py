@@ -11,7 +11,7 @@ import logging
 import weakref
 from array import array
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from gc import get_referents
 from operator import is_
@@ -34,6 +34,8 @@ ENTRY = 150
 Pairs = list[tuple[Any, Any]]
 """Parts of objects, each with its content."""
 
+Objects = Sequence[Any]
+
 
 @dataclass(frozen=True, eq=False)
 class Part:
@@ -52,27 +54,22 @@ class Part:
 class Snapshot:
     """The parts behind an object, each with its content.
 
-    `size` is about the bytes that it does not share with the snapshot before. `changed` are the
-    places of the parts of that one whose contents are others here.
+    What did not change is shared with the snapshot before. `size` is about the bytes of what did.
     """
 
     def __init__(self, root: Any, kept: dict[Part, Pairs]) -> None:
         self.root, self.kept = root, kept
-        self.changed: dict[Part, list[int]] = {}
         self.size = SLOT * sum(map(len, kept.values()))
 
     def restore(self, after: "Snapshot | None" = None) -> Any:
         """Write contents back, and return the object.
 
-        With `after`, the state is the one of that snapshot, before which this one was restored.
+        With `after`, the state is the one of that snapshot, and only what differs is written.
         """
-        if after is None:
-            for part, pairs in self.kept.items():
-                part.write(pairs)
-        else:
-            for part, places in after.changed.items():
-                pairs = self.kept[part]
-                part.write([pairs[place] for place in places])
+        for part, pairs in self.kept.items():
+            there = after.kept.get(part, []) if after is not None else []
+            both = zip(pairs, there, strict=False)
+            part.write([mine for mine, other in both if mine is not other] + pairs[len(there) :])
         return self.root
 
     def keep(self, part: Part, live: Any, place: int | None = None) -> None:
@@ -98,34 +95,43 @@ class Constant(dict[type, bool]):
         return self[kind]
 
 
+class Parts(dict[type, tuple["Part", ...]]):
+    """The parts of a type's objects, noted when they are asked for the first time."""
+
+    def __missing__(self, kind: type) -> tuple[Part, ...]:
+        self[kind] = parts_of(kind)
+        return self[kind]
+
+
 class Snapshots:
     """Saves machines of one kind. Objects of the `shared` types never change."""
 
     def __init__(self, shared: Collection[type] = ()) -> None:
         self.constant = Constant((*CONSTANT, *shared))
-        self.parts: dict[type, tuple[Part, ...]] = {}
+        self.parts = Parts()
+        self.numbered: tuple[Snapshot | None, dict[int, int]] = None, {}
 
-    def save(self, root: Any, before: Snapshot | None = None) -> Snapshot:
+    def save(
+        self, root: Any, before: Snapshot | None = None, touched: Objects | None = None
+    ) -> Snapshot:
         """Return the contents of all that is behind an object.
 
         `before` is the snapshot that was restored before the last action. Its parts are compared,
-        and only what changed is followed.
+        and only what changed is followed. For `touched` see `changed`.
         """
         rest = [root] if before is None else []
-        found = Snapshot(root, {})
+        found, known = Snapshot(root, {}), set[int]()
         if before is not None:
             found = Snapshot(root, {part: pairs.copy() for part, pairs in before.kept.items()})
-            for part, pairs in before.kept.items():
-                found.changed[part] = part.changed(pairs)
-                for place in found.changed[part]:
-                    found.keep(part, pairs[place][0], place)
-                    rest += self.behind(pairs[place][0])
-        known = {id(live) for pairs in found.kept.values() for live, _ in pairs} if rest else set()
+            for part, places in self.changed(before, touched).items():
+                for place in places:
+                    live, _ = found.kept[part][place]
+                    found.keep(part, live, place)
+                    rest += self.behind(live)
+            known.update(self.places(before) if rest else ())
         while rest:
             one = rest.pop()
-            parts = self.parts.get(type(one))
-            if parts is None:
-                parts = self.parts[type(one)] = parts_of(type(one))
+            parts = self.parts[type(one)]
             if not parts and id(one) not in known:
                 known.add(id(one))
                 rest += self.behind(one)
@@ -136,6 +142,33 @@ class Snapshots:
                     found.keep(part, live)
                     rest += self.behind(live)
         return found
+
+    def undo(self, before: Snapshot, touched: Objects) -> None:
+        """Restore a snapshot after an action that changed nothing but parts of some objects."""
+        for part, places in self.changed(before, touched).items():
+            part.write([before.kept[part][place] for place in places])
+
+    def changed(self, before: Snapshot, touched: Objects | None) -> dict[Part, list[int]]:
+        """Return the places of parts that an action changed.
+
+        `touched` are the only objects of the snapshot that it may have changed; None: any.
+        """
+        if touched is None:
+            return {part: part.changed(pairs) for part, pairs in before.kept.items()}
+        places, found = self.places(before), dict[Part, list[int]]()
+        for one in touched:
+            for part in self.parts[type(one)]:
+                place = places[id(part.of(one))]
+                if part.changed([before.kept[part][place]]):
+                    found.setdefault(part, []).append(place)
+        return found
+
+    def places(self, of: Snapshot) -> dict[int, int]:
+        """Return the place of each part by its identity. Those of the last snapshot are kept."""
+        if self.numbered[0] is not of:
+            lists = of.kept.values()
+            self.numbered = of, {id(one[0]): at for pairs in lists for at, one in enumerate(pairs)}
+        return self.numbered[1]
 
     def behind(self, one: Any) -> list[Any]:
         """Return what an object refers to and what can change."""

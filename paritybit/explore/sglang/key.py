@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 from paritybit.explore.laws import Shadow
-from paritybit.explore.sglang.cache import FULL, SLIDING, Tree, free_pages, mapping_of
+from paritybit.explore.sglang.cache import FULL, SLIDING, Tree, free_pages
 from paritybit.explore.sglang.scheduler import Scheduler, record, tokens_of
 
 SCALARS = frozenset({bool, int, float, str, type(None)})
@@ -63,10 +63,10 @@ class Key:
         scheduler: Scheduler,
         shadows: tuple[Shadow, ...],
         row: Callable[[Any, int], list[int]],
+        tree: Tree,
     ) -> None:
         self.scheduler, self.shadows, self.row = scheduler, shadows, row
-        self.mapping = mapping_of(self.scheduler.allocator)
-        self.tree = Tree(self.scheduler.cache, self.mapping)
+        self.tree, self.mapping = tree, tree.mapping
         self.size = scheduler.world.bound.page_size
         self.names: tuple[dict[int, int], ...] = {}, {}
         self.marks: dict[Any, int] = {}

@@ -14,6 +14,8 @@ from paritybit.subjects.engines.shared.bags import Bag
 from paritybit.subjects.engines.shared.loading import Engine
 
 POOLS = ("full", "sliding")
+QUIET = ("arrive", "end")
+"""Actions that do not call the engine's allocator and prefix cache."""
 
 
 def machines(engine: Engine, bound: Bound) -> Callable[[], "SglangMachine"]:
@@ -27,6 +29,7 @@ def shared(engine: Engine) -> tuple[type, ...]:
     return (
         Bag,
         Bound,
+        Tree,
         World,
         engine.part("srt.mem_cache.memory_pool:MHATokenToKVPool"),
         engine.part("srt.sampling.sampling_params:SamplingParams"),
@@ -44,6 +47,11 @@ class SglangMachine:
         self.arrived = 0
         self.action = ""
         self.kept: frozenset[int] = frozenset()
+        self.held = self.holds()
+
+    def holds(self) -> Tree:
+        """Return what the engine's prefix cache and allocator hold now."""
+        return Tree(self.scheduler.cache, mapping_of(self.scheduler.allocator))
 
     def actions(self) -> list[str]:
         """Return the actions that the scheduler may perform in this state."""
@@ -60,22 +68,28 @@ class SglangMachine:
             found.append("reset")
         return found
 
-    def act(self, action: str) -> None:
-        """Perform an action. Raises ViolationError if a step reads what is not its own."""
+    def act(self, action: str) -> tuple[Any, ...] | None:
+        """Perform an action. Raises ViolationError if a step reads what is not its own.
+
+        Requests that arrive and end are noted here, and reach the engine with the next step.
+        """
+        import torch  # noqa: PLC0415
+
+        scheduler = self.scheduler
         name, _, number = action.partition(" ")
         self.action = name
         try:
-            if name == "step":
-                self.step()
-            elif name == "arrive":
+            if name == "arrive":
                 self.arrived += 1
                 prompt = self.bound.prompts[int(number)]
-                self.scheduler.waiting.append(self.world.request(f"r{self.arrived}", prompt))
-            elif name == "end":
-                self.scheduler.stop(self.scheduler.requests()[int(number)])
-            else:
-                self.scheduler.reset()
-                self.reached.add("resets")
+                scheduler.waiting.append(self.world.request(f"r{self.arrived}", prompt))
+                return self, scheduler, scheduler.waiting
+            if name == "end":
+                ended = scheduler.requests()[int(number)]
+                scheduler.stop(ended)
+                return self, self.reached, scheduler, scheduler.waiting, ended
+            with torch.inference_mode():  # No gradients: tiny tensors are cheaper.
+                self.step() if name == "step" else self.reset()
         except (
             ArithmeticError,
             AssertionError,
@@ -87,6 +101,8 @@ class SglangMachine:
         ) as error:
             said = " ".join(str(error).split())
             raise ViolationError(f"engine error: {type(error).__name__}: {said}") from error
+        self.held = self.holds()
+        return None
 
     def step(self) -> None:
         """Perform a step of the scheduler, and note what it brought about."""
@@ -96,6 +112,11 @@ class SglangMachine:
             self.reached.add("preemptions")
         if self.scheduler.shared:
             self.reached.add("shared prefixes")
+
+    def reset(self) -> None:
+        """Drop the prefix cache."""
+        self.scheduler.reset()
+        self.reached.add("resets")
 
     def compute(self, parts: list[Computed]) -> None:
         """Write the slots of all tokens that are computed in a step, then read what they see."""
@@ -140,10 +161,9 @@ class SglangMachine:
 
     def check(self) -> None:
         """Check who holds which slots, what the cache keeps, and what the next queries see."""
-        if self.action in ("arrive", "end") and not self.scheduler.idle():
+        if self.action in QUIET and not self.scheduler.idle():
             return  # The engine was not called, and there are no more laws than before.
-        mapping = mapping_of(self.scheduler.allocator)
-        tree = Tree(self.scheduler.cache, mapping)
+        tree, mapping = self.held, self.held.mapping
         kept = frozenset(slot for node in tree.nodes for slot in node.full)
         if self.action == "step" and self.kept - kept:
             self.reached.add("evictions")
@@ -245,4 +265,4 @@ class SglangMachine:
 
     def key(self) -> Any:
         """Return the state, with slots, nodes and marks named in the order in which they occur."""
-        return Key(self.scheduler, self.shadows, self.row).whole()
+        return Key(self.scheduler, self.shadows, self.row, self.held).whole()
