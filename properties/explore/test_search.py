@@ -5,6 +5,7 @@ from collections.abc import Hashable
 
 import pytest
 
+from paritybit.explore import search as module
 from paritybit.explore.laws import Shadow, ownership
 from paritybit.explore.search import Explored, Search, SnapshotError, ViolationError
 from paritybit.explore.snapshots import Snapshots
@@ -65,6 +66,28 @@ def test_a_snapshot_that_is_another_state_ends_the_search() -> None:
         one.compare(Toy(), ("take 0",))
     with pytest.raises(SnapshotError, match="no violation"):
         one.confirmed(("take 0",))
+
+
+class Hinting(Toy):
+    """A toy that names what its actions change: too little, with a fault."""
+
+    def act(self, action: str) -> tuple[object, ...]:  # type: ignore[override]
+        """Do it."""
+        super().act(action)
+        named = (self.reached, self.free, *self.held, self.shadow.written)
+        return named[:1] if self.fault == "hint" else named
+
+
+@pytest.mark.parametrize("fault", ["", "hint"])
+def test_actions_that_name_what_they_change(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "COMPARED", 1)
+    one = Search(lambda: Hinting(fault), Snapshots(()))
+    if fault:
+        with pytest.raises(SnapshotError):
+            one.run(8, 60.0)
+    else:
+        found = one.run(8, 60.0)
+        assert (found.closed, found.states, found.transitions) == (True, 10, toy().transitions)
 
 
 def test_an_interrupted_search_keeps_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,3 +105,36 @@ def test_objects_of_shared_types_are_left_alone() -> None:
     one.slotted.value.append(2)
     saved.restore()
     assert one.slotted.value == [1, 2]
+
+
+def test_only_what_an_action_touched_is_saved_and_undone() -> None:
+    one, snapshots = Everything(), Snapshots()
+    first, before = snapshots.save(one), one.content()
+    one.listed.append(Slotted())
+    one.several.add(3)
+    second = snapshots.save(one, first, (one.listed,))
+    one.several.remove(3)
+    one.listed[-1].value.append(2)
+    snapshots.undo(second, (one.listed[-1], one.listed[-1].value))
+    assert one.listed[-1].value == [1]
+    snapshots.undo(first, (one.listed,))
+    assert one.content() == before
+    one.several.add(3)
+    second.restore(first)
+    assert one.several == {1, 2, 3}  # It was not touched, so both snapshots share it.
+    assert one.listed[-1].value == [1]
+
+
+def test_what_differs_from_another_snapshot_is_restored() -> None:
+    one, snapshots = Everything(), Snapshots()
+    first = snapshots.save(one)
+    one.listed.append(Slotted())
+    left, at_left = snapshots.save(one, first), one.content()
+    first.restore(left)
+    one.named["c"] = one.typed
+    one.typed.append(3)
+    right, at_right = snapshots.save(one, first), one.content()
+    left.restore(right)
+    assert one.content() == at_left
+    right.restore(left)
+    assert one.content() == at_right
