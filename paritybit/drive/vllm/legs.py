@@ -23,6 +23,7 @@ LEGS = (
     Leg("newer runner actions", ("--runner", "2", "--overlap", "--actions")),
     Leg("full graphs", ("--graphs", "full", "--overlap")),
     Leg("breakable graphs", ("--graphs", "breakable")),
+    Leg("newer runner breakable graphs", ("--runner", "2", "--graphs", "breakable")),
     Leg("FlashAttention", ("--backend", "flash"), 2.0, device="cuda"),
     Leg(
         "FlashAttention full graphs",

@@ -61,6 +61,7 @@ LEGS: Mapping[frozenset[str], str] = {
     frozenset({"drafts", "newer-runner"}): "newer runner n-gram speculation",
     frozenset({"drafts", "draft-model"}): "EAGLE",
     frozenset({"drafts", "draft-model", "newer-runner"}): "newer runner EAGLE",
+    frozenset({"newer-breakable"}): "newer runner breakable graphs",
     frozenset({"actions"}): "actions",
     frozenset({"adapters"}): "LoRA adapters",
     frozenset({"ranks"}): "idle data-parallel rank",
