@@ -55,6 +55,8 @@ from paritybit.subjects.engines.shared.loading import Engine
 from paritybit.subjects.engines.shared.missing import RunnerLackingError
 from torch import Tensor
 
+from properties.sanitizer.planted.spoiling import CHANGES
+
 BY_THE_BACKEND = "attention."
 """How the names of static inputs begin that the attention backend writes as it plans."""
 
@@ -78,30 +80,7 @@ class Planted:
     undone: int = 0
 
 
-def stale_tail(held: Tensor, before: Tensor, axis: int, live: int) -> None:
-    """Leave what padded rows held."""
-    rest = held.shape[axis] - live
-    held.narrow(axis, live, rest).copy_(before.narrow(axis, live, rest))
-
-
-def stale_head(held: Tensor, before: Tensor, axis: int, live: int) -> None:
-    """Leave what the first live row held."""
-    held.narrow(axis, 0, 1).copy_(before.narrow(axis, 0, 1))
-
-
-def wrong_head(held: Tensor, before: Tensor, axis: int, live: int) -> None:
-    """Give the first live row another value."""
-    first = held.narrow(axis, 0, 1)
-    first.copy_(~first if first.dtype is torch.bool else first + 1)
-
-
 TAIL = "tail not reset"
-
-CHANGES: dict[str, Callable[[Tensor, Tensor, int, int], None]] = {
-    TAIL: stale_tail,
-    "first row stale": stale_head,
-    "first row wrong": wrong_head,
-}
 
 
 def planner(runner: Any) -> tuple[Any, str]:
