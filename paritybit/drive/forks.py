@@ -1,5 +1,6 @@
 """Work in a fork of this process, so that what it changes is gone afterwards."""
 
+import gc
 import json
 import os
 import select
@@ -18,6 +19,7 @@ def in_fork(work: Callable[[], Any], seconds: float) -> Any:
     threads and without a GPU.
     """
     reads, writes = os.pipe()
+    gc.freeze()  # A collection in the fork would copy every page that it touches.
     child = os.fork()
     if child == 0:
         try:

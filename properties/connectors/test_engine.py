@@ -496,6 +496,15 @@ def test_a_change_is_of_the_capture_that_makes_it(toy: Toy, within: bool) -> Non
     }
 
 
+@pytest.mark.parametrize("backend", [None, "a backend"])
+def test_what_builds_lists_is_wrapped_before_forks_serve(toy: Toy, backend: str | None) -> None:
+    hooked: list[object] = []
+    toy.engine.hook_lists = hooked.append  # type: ignore[method-assign,assignment]
+    model = SimpleNamespace(attn_backend=backend)
+    toy.engine.capture(lambda _: None, SimpleNamespace(graphs={}, model_runner=model))
+    assert hooked == ([] if backend is None else [model])
+
+
 def test_the_error_of_the_engine_is_passed_on_and_watching_goes_on(toy: Toy) -> None:
     toy.prefill()
     toy.fault = functools.partial(divmod, 1, 0)

@@ -298,6 +298,9 @@ class Engine:
             watcher.moved("the capture of graphs")
         if self.capturing == 0:
             self.captured(runner)
+            model = getattr(runner, "model_runner", None)
+            if getattr(model, "attn_backend", None) is not None:
+                self.hook_lists(model)  # Forks that serve would each do it anew.
         return result
 
     def captured(self, runner: Any) -> None:
