@@ -1,5 +1,6 @@
 """Directs an engine that has started: it plays what it is given, or shrinks it."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +17,9 @@ from paritybit.drive.script import Script, Setting, Wave, wave_data, write
 from paritybit.drive.served import Common
 from paritybit.drive.shrink import Waves, shrunk
 from paritybit.watch import journal
+
+SLACK = 8
+"""Forwards that a proposal may take besides twice those of the smallest script."""
 
 
 def noted(waves: Iterator[Wave], settings: Mapping[str, Setting]) -> Iterator[Wave]:
@@ -73,20 +77,26 @@ def shrink(
 ) -> bool:
     """Write to `best` the smallest script found in time that has the finding with this key.
 
-    Each proposal is played by a fork of the engine that has just started. Returns False if the
-    script itself does not have the finding, and writes nothing then.
+    Each proposal is played by a fork of the engine that has just started. It fails if the finding
+    appears within twice the forwards that the smallest script took, so that a proposal without the
+    finding costs little. Returns False if the script itself does not have the finding, and writes
+    nothing then.
     """
     deadline = time.monotonic() + seconds
+    most = math.inf
 
-    def play(waves: Waves) -> bool:
+    def play(waves: Waves) -> int | None:
         with suppress(PlayedError, EngineFailedError, Exception):
-            serve(engine, served, iter(waves), stop_at(key))
-        return found(key)
+            serve(engine, served, iter(waves), stop_at(key, most))
+        return forwards() if found(key) else None
 
     def fails(waves: Waves) -> bool:
+        nonlocal most
         journal.count(proposals=1)
-        if in_fork(lambda: play(waves), LONGEST_PLAY) is not True:
+        took = in_fork(lambda: play(waves), LONGEST_PLAY)
+        if not isinstance(took, int):
             return False
+        most = 2 * took + SLACK
         write(replace(script, waves=waves), best)
         return True
 
@@ -102,11 +112,17 @@ def found(key: str) -> bool:
     return lines is not None and key in lines.findings
 
 
-def stop_at(key: str) -> Callable[[], bool]:
-    """Return what ends a play as soon as there is the finding with this key."""
+def forwards() -> int:
+    """Return how many forwards of this process were watched."""
+    lines = journal.of_process()
+    return 0 if lines is None else lines.counts.get("forwards", 0)
+
+
+def stop_at(key: str, most: float) -> Callable[[], bool]:
+    """Return what ends a play at the finding with this key, or after so many forwards."""
 
     def stop() -> bool:
-        if found(key):
+        if found(key) or forwards() > most:
             raise PlayedError
         return False
 

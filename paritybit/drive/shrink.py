@@ -6,7 +6,7 @@ what was there. When no pass simplifies anything any more, no single step of the
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import combinations, islice
 
 from paritybit.drive.script import Planned, Wave
 
@@ -22,7 +22,7 @@ def shrunk(waves: Waves, fails: Fails, done: Callable[[], bool]) -> Waves:
     """
     while not done():
         before = waves
-        for proposals in (fewer_waves, fewer_requests, simpler_requests):
+        for proposals in PASSES:
             waves = simplified(waves, proposals, fails, done)
         if waves == before:
             break
@@ -82,6 +82,52 @@ def fewer_requests(waves: Waves) -> Iterator[Waves]:
             size //= 2
 
 
+def merged_requests(waves: Waves) -> Iterator[Waves]:
+    """Propose to leave out requests and to give their tokens to the one before or after them.
+
+    What they occupied stays occupied, so a pool becomes as full as before. The heir gets a longer
+    prompt, or more tokens to make.
+    """
+    for number in reversed(range(len(waves))):
+        requests = waves[number].requests
+        size = len(requests) // 2
+        while size:
+            for start in range(0, len(requests), size):
+                gone = requests[start : start + size]
+                for place in (start - 1, start + size):
+                    if 0 <= place < len(requests):
+                        kept = inherited(requests, place, gone)
+                        for one in kept:
+                            yield changed(waves, number, replace(waves[number], requests=one))
+            size //= 2
+
+
+def inherited(
+    requests: tuple[Planned, ...], place: int, gone: tuple[Planned, ...]
+) -> Iterator[tuple[Planned, ...]]:
+    """Yield the requests without some, whose tokens the one at a place has in their stead."""
+    tokens, heir = sum(one.length + one.tokens for one in gone), requests[place]
+    *before, last = heir.prompt
+    longer = replace(heir, prompt=(*before, replace(last, length=last.length + tokens)))
+    for changed_heir in (longer, replace(heir, tokens=heir.tokens + tokens)):
+        kept = [changed_heir if one is heir else one for one in requests if one not in gone]
+        yield possible(tuple(kept))
+
+
+MOST_IN_PAIRS = 24
+"""Requests of a wave up to which each two of them are tried to be left out at once."""
+
+
+def fewer_pairs(waves: Waves) -> Iterator[Waves]:
+    """Propose to leave out any two requests of a wave, neighbours or not."""
+    for number in reversed(range(len(waves))):
+        requests = waves[number].requests
+        if len(requests) <= MOST_IN_PAIRS:
+            for pair in combinations(requests, 2):
+                kept = possible(tuple(one for one in requests if one not in pair))
+                yield changed(waves, number, replace(waves[number], requests=kept))
+
+
 def possible(requests: tuple[Planned, ...]) -> tuple[Planned, ...]:
     """Return the requests that follow none which is not there any more."""
     kept: dict[str, Planned] = {}
@@ -128,6 +174,10 @@ def shorter(length: int) -> Iterator[int]:
     while less > 0:
         yield length - less
         less //= 2
+
+
+PASSES = (fewer_waves, fewer_requests, merged_requests, simpler_requests, fewer_pairs)
+"""What is proposed, in this order. Pairs come last: there are many of them."""
 
 
 def changed(waves: Waves, number: int, wave: Wave) -> Waves:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -12,19 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paritybit.drive.company import Likely
-from paritybit.drive.directing import shrink
+from paritybit.drive.directing import SLACK, shrink
 from paritybit.drive.forks import in_fork
 from paritybit.drive.player import Orders, PlayedError, Player
 from paritybit.drive.requests import Limits, waves
-from paritybit.drive.script import Part, Script, Wave, read, script_of, wave_data, write
+from paritybit.drive.script import Part, Planned, Script, Wave, read, script_of, wave_data, write
 from paritybit.drive.sglang.settings import Served
-from paritybit.drive.shrink import (
-    Waves,
-    fewer_requests,
-    fewer_waves,
-    shrunk,
-    simpler_requests,
-)
+from paritybit.drive.shrink import PASSES, Waves, fewer_requests, shrunk
 from paritybit.watch import journal
 from paritybit.watch.journal import Finding, Journal
 
@@ -64,8 +58,40 @@ def test_what_is_left_fails_and_no_single_step_makes_it_smaller(
     found = shrunk(drawn(seed, 4), fails, lambda: False)
     assert fails(found)
     assert lengths(found) == [least] * many
-    for proposals in (fewer_waves, fewer_requests, simpler_requests):
+    for proposals in PASSES:
         assert not any(fails(one) for one in proposals(found) if one != found)
+
+
+def plain(lengths_given: Sequence[int]) -> Waves:
+    """Return a wave of requests with prompts of these lengths, which share nothing."""
+    names = [f"r{number}" for number in range(len(lengths_given))]
+    pairs = zip(names, lengths_given, strict=True)
+    return (Wave(tuple(Planned(name, (Part(name, length),), 1) for name, length in pairs)),)
+
+
+@settings(max_examples=25, deadline=None)
+@given(one=st.integers(0, 6), apart=st.integers(2, 6))
+def test_two_requests_that_only_go_together_are_left_out(one: int, apart: int) -> None:
+    pair = {f"r{one}", f"r{one + apart}"}
+
+    def fails(candidate: Waves) -> bool:
+        names = {request.name for wave in candidate for request in wave.requests}
+        return "r20" in names and len(names & pair) != 1
+
+    ((left,),) = [wave.requests for wave in shrunk(plain([1] * 21), fails, lambda: False)]
+    assert left.name == "r20"
+
+
+@settings(max_examples=25, deadline=None)
+@given(count=st.integers(3, 12), length=st.integers(2, 40))
+def test_requests_that_fill_a_pool_together_become_one(count: int, length: int) -> None:
+    full = count * (length + 1)
+
+    def fails(candidate: Waves) -> bool:
+        return sum(one.length + one.tokens for wave in candidate for one in wave.requests) >= full
+
+    (wave,) = shrunk(plain([length] * count), fails, lambda: False)
+    assert len(wave.requests) == 1
 
 
 def test_a_search_ends_when_its_time_is_over() -> None:
@@ -129,6 +155,29 @@ def test_an_engine_that_has_started_shrinks_a_script_in_forks(journals: Path) ->
     best.unlink()
     assert not shrink(Toy(), Served(), replace(script, waves=()), "toy | -", best, seconds=60.0)
     assert not best.exists()
+
+
+def test_a_proposal_without_the_finding_ends_after_twice_the_forwards(journals: Path) -> None:
+    class Slow(Toy):
+        """Finds it in wave 2; without the wave with a flush, serves what is left for ever."""
+
+        def play(self, given_waves: Iterator[Wave], stop: Callable[[], bool]) -> Player:
+            lines = journal.of_process()
+            assert lines is not None
+            if any(wave.flush for wave in given_waves):
+                lines.count(forwards=5)
+                lines.finding(Finding("toy", "found", "toy | -", 1))
+            try:
+                while not stop() and lines.counts.get("forwards", 0) < 1000:
+                    lines.count(forwards=1)
+            except PlayedError:
+                (journals / "most").write_text(str(lines.counts["forwards"]))
+            return Player(iter(()), Orders(str, str, list), stop)
+
+    waves_given = (replace(plain([1])[0], flush=True), *plain([1]))
+    script = Script(Served().scope(), waves_given)
+    assert shrink(Slow(), Served(), script, "toy | -", journals / "best.json", seconds=60.0)
+    assert int((journals / "most").read_text()) == 2 * 5 + SLACK + 1
 
 
 def test_a_fork_that_fails_or_takes_too_long_returns_nothing(journals: Path) -> None:
