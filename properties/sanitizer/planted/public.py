@@ -113,9 +113,11 @@ class Public:
         return {}
 
     def shrunk(self, fault: Fault, run: Run, seconds: float) -> Run:
-        """Shrink the case of a run that found the fault."""
+        """Shrink the case of a run that found the fault. One without requests is small already."""
         case, trials = self.folder(fault, run.seed) / str(run.case), Trials(self.sources, self.out)
         log = self.out / f"{fault.name}-shrink.log"
+        if not json.loads(case.read_text(encoding="utf-8"))["script"]["waves"]:
+            return replace(run, requests=0)  # The engine's start alone shows the finding.
         words = ("--engine", str(self.engine(fault)), "--seconds", f"{seconds:g}")
         code = trials.run(fault, log, "shrink", str(case), *words)
         small = case.with_name(f"{case.stem}-small.json")

@@ -94,7 +94,12 @@ def table(runs: Sequence[Run]) -> str:
     }
     tried = [fault for fault in faults() if of[fault.name]]
     found = [fault for fault in tried if first(of[fault.name])]
-    small = [run.requests for fault in found for run in of[fault.name].values() if run.requests]
+    small = [
+        run.requests
+        for fault in found
+        for run in of[fault.name].values()
+        if run.requests is not None
+    ]
     why = reasons(REASONS)
     lines = [
         "# Public fixes of sglang undone, and what watch finds",
@@ -136,7 +141,7 @@ def line(fault: Fault, runs: Mapping[int, Run]) -> str:
         f"{runs[seed].status} ({runs[seed].cpu:.0f})" if seed in runs else "" for seed in range(3)
     ]
     best = first(runs)
-    left = [run.requests for run in runs.values() if run.requests]
+    left = [run.requests for run in runs.values() if run.requests is not None]
     shown = (
         f"{fault.thread}: {fault.name}",
         fault.family,
