@@ -111,7 +111,7 @@ def test_a_graph_reads_the_segments_when_it_is_replayed(monkeypatch: pytest.Monk
     now = batch()
     x, a = torch.ones(8, 6), torch.ones(3, 3, 6)
     parts: list[object] = []
-    recording = SimpleNamespace(end=lambda: None, begin=lambda: None, parts=parts)
+    recording = SimpleNamespace(open=True, end=lambda: None, begin=lambda: None, parts=parts)
     monkeypatch.setattr(CpuGraph, "recording", recording)
     value = shrunk(x, a, now)
     assert value.sum(1).tolist() == [18, 18, 18, 12, 0, 0, 0, 0]

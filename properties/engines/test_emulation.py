@@ -43,6 +43,24 @@ def test_a_cpu_graph_keeps_a_kernel_whole_and_runs_no_python_again() -> None:
     assert ran == ["python"]
 
 
+def test_a_kernel_within_one_that_is_kept_whole_is_a_part_of_it() -> None:
+    CpuGraph.ops = TorchOps()
+    ran: list[str] = []
+    inner = whole(lambda: ran.append("inner"))
+
+    @whole
+    def outer() -> None:
+        inner()
+        ran.append("outer")
+
+    graph, value = CpuGraph(), torch.ones(3)
+    with recording(graph):
+        outer()
+    assert value.sum().item() == 3  # Nothing is recorded any more.
+    graph.replay()
+    assert ran == ["inner", "outer"] * 2
+
+
 def test_stubs_are_the_names_listed_and_what_lies_below_them() -> None:
     finder = StubFinder(STUBS)
     assert all(finder.find_spec(name) for name in STUBS)

@@ -62,7 +62,7 @@ def whole_value(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     def called(*arguments: Any, **named: Any) -> Tensor:
         graph = CpuGraph.recording
-        if graph is None:
+        if graph is None or not graph.open:
             return function(*arguments, **named)
         graph.end()
         value = function(*arguments, **named)

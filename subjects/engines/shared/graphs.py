@@ -41,6 +41,11 @@ class CpuGraph:
         self.end()
         CpuGraph.recording = None
 
+    @property
+    def open(self) -> bool:
+        """Whether calls are recorded now. They are not within one that is kept whole."""
+        return self._open is not None
+
     def begin(self) -> None:
         """Record from here on."""
         self._open = TapeSegment(self.ops)
@@ -78,11 +83,14 @@ def recording(cuda_graph: CpuGraph, *arguments: Any, **settings: Any) -> Iterato
 
 
 def whole(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a recording graph keep each call of `function` whole, as it would a kernel's launch."""
+    """Let a recording graph keep each call of `function` whole, as it would a kernel's launch.
+
+    Calls within one that is kept whole are a part of it.
+    """
 
     def called(*arguments: Any, **named: Any) -> Any:
         graph = CpuGraph.recording
-        if graph is None:
+        if graph is None or not graph.open:
             return function(*arguments, **named)
         graph.end()
         call = partial(function, *arguments, **named)
