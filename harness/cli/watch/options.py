@@ -16,7 +16,7 @@ from paritybit.harness.cli.words.values import (
 from paritybit.drive import ENGINES
 from paritybit.places import KNOWN_FINDINGS
 
-SECONDS = 150
+SECONDS = 120
 """Seconds for which all legs of a plan are served together, start-up apart."""
 
 
