@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import distributed
 
 from paritybit.drive.company import Likely
 from paritybit.drive.directing import SLACK, shrink
@@ -187,6 +188,10 @@ def test_a_fork_that_fails_or_takes_too_long_returns_nothing(journals: Path) -> 
     assert in_fork(lambda: time.sleep(60), 0.2) is None
     assert time.monotonic() - begun < 30
     assert in_fork(lambda: "x" * 300_000, 60.0) == "x" * 300_000
+
+
+def test_a_fork_passes_barriers_for_which_it_has_no_threads() -> None:
+    assert in_fork(lambda: [distributed.barrier()], 60.0) == [None]
 
 
 def test_a_fork_writes_a_journal_of_its_own(journals: Path) -> None:
