@@ -142,3 +142,35 @@ def test_continuous_batching_is_watched(version: str, leg: Leg, tmp_path: Path) 
     assert counts["reads"] > 10_000
     assert counts["lists"] > 100
     assert "--no-graphs" in leg.arguments or counts["padded_replays"] > 20
+
+
+DRAFTS: Mapping[str, tuple[str, ...]] = {
+    "n-grams": ("--speculative", "ngram"),
+    "newer runner n-grams": ("--speculative", "ngram", "--runner", "2", "--overlap"),
+    "EAGLE": ("--speculative", "eagle"),
+    "EAGLE async": ("--speculative", "eagle", "--overlap"),
+    "newer runner EAGLE": ("--speculative", "eagle", "--runner", "2", "--overlap"),
+}
+
+AHEAD = {("wrong owner", "draft blocks")}
+"""What may be found before 0.33.0, whose block hashes are the first to cover the next token."""
+
+
+@pytest.mark.parametrize(
+    ("version", "way"),
+    [*(("0.33.0", way) for way in DRAFTS), ("0.24.0", "n-grams"), ("0.24.0", "EAGLE")],
+)
+def test_drafts_of_vllm_are_followed(version: str, way: str, tmp_path: Path) -> None:
+    lines = watched(version, DRAFTS[way], tmp_path, "vllm")
+    counts = next(line["counts"] for line in reversed(lines) if line["kind"] == "counts")
+    assert isinstance(counts, dict)
+    assert not [line for line in lines if line["kind"] == "undecided"]
+    found = {(line["check"], line["group"]) for line in lines if line["kind"] == "finding"}
+    assert found <= (AHEAD if (version, way) == ("0.24.0", "EAGLE") else set())
+    assert counts["reads"] > 10_000
+    assert counts["accepted_drafts"] > 10
+    assert counts["rejected_drafts"] > 100
+    assert counts["drafts"] == counts["accepted_drafts"] + counts["rejected_drafts"]
+    assert counts["padded_replays"] > 5
+    if "EAGLE" in way:
+        assert counts["forwards: draft extend"] >= counts["forwards: draft steps"] > 100
