@@ -25,6 +25,7 @@ LEGS = (
     Leg("breakable graphs", ("--graphs", "breakable")),
     Leg("newer runner breakable graphs", ("--runner", "2", "--graphs", "breakable")),
     Leg("FlashAttention", ("--backend", "flash"), 2.0, device="cuda"),
+    Leg("FlashAttention EAGLE", ("--backend", "flash", "--speculative", "eagle"), device="cuda"),
     Leg(
         "FlashAttention full graphs",
         ("--backend", "flash", "--graphs", "full", "--overlap"),
