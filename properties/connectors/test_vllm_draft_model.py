@@ -367,6 +367,33 @@ def test_a_draft_model_of_the_newer_runner_is_watched(
     assert served.journal.counts["padded_replays"] == 0
 
 
+@pytest.mark.parametrize("older", [True, False])
+def test_only_the_older_runner_keeps_padded_rows_of_steps_without_a_length(
+    served: Served, drafter: Drafter, older: bool
+) -> None:
+    """The newer runner lengthens padded rows, too. Nobody reads what they give."""
+    taken_up = drafter.metadata
+
+    def padded(mapping: list[int], length: int, blocks: list[int]) -> None:
+        if len(mapping) > 1:
+            taken_up(mapping, length, blocks)
+            return
+        made = Part(
+            block_table=torch.tensor([blocks, [7, 0, 0]]),
+            seq_lens=torch.tensor([length, 1]),
+            slot_mapping=torch.tensor([*mapping, -1]),
+        )
+        layers = {"eagle": made}
+        owner = Part(positions=drafter.drafter.positions)
+        owner.input_buffers = owner
+        drafter.engine.draft_metadata(lambda *_: ([made], layers) if older else layers, owner)
+
+    drafter.metadata = padded  # type: ignore[method-assign]
+    drafter.draft(0, [*PROMPT[1:], 16], 6)
+    assert served.found() == ({"wrong list"} if older else set())
+    assert served.journal.counts["forwards: draft steps"] == 1
+
+
 def test_warm_ups_are_not_watched(served: Served, drafter: Drafter) -> None:
     ran = []
     guarded(served.engine.drafted)(

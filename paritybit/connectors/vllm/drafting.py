@@ -158,7 +158,9 @@ class Drafting(Blocks):
             positions = owner.positions if older else owner.input_buffers.positions
             given = turn.step_inputs(mine.seq_lens, positions, mine.slot_mapping)
             watcher.inputs("draft", given)
-        watcher.lists([turn.lists(mine.block_table, mine.seq_lens)])
+        # The newer runner lengthens padded rows with the others, and drops what they compute.
+        table = mine.block_table if older else mine.block_table[: len(turn.names)]
+        watcher.lists([turn.lists(table, mine.seq_lens)])
         return result
 
     def draft_graph(self, original: Original, graphs: Any, one: Any, *args: Any, **kw: Any) -> Any:
