@@ -13,7 +13,8 @@ class Translating(parts.SlidingPool):
     """A pool that translates to narrow slots, as releases up to 0.5.12 do."""
 
     def translate_loc_from_full_to_swa(self, locations: torch.Tensor) -> torch.Tensor:
-        """Return the slots of locations in the sliding sub-pool."""
+        """Return the slots of locations in the sliding sub-pool, and keep what was asked."""
+        self.asked = locations
         return self.full_to_swa_index_mapping[locations].to(torch.int32)
 
 
@@ -32,3 +33,4 @@ def test_inputs_of_requests_are_inputs_and_slots_of_windows_have_the_dtype_of_th
         assert found["seq_lens"].tensor is lengths
         assert found["out_cache_loc_swa"].dtype is dtype
         assert found["out_cache_loc"].dtype is None
+        assert not hasattr(pool, "asked")

@@ -12,7 +12,6 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from paritybit.connectors.sglang.pools import Pool
@@ -163,7 +162,6 @@ def inputs_of(
     found = []
 
     writes = {} if pool is None else slots_to_write(pool)
-    dtype = None if pool is None else dtype_of_windows(pool)
 
     def add(name: str, tensor: Tensor, given: Tensor | None, owners: tuple[type, ...]) -> None:
         axis = AXES.get(name, 0)
@@ -174,7 +172,7 @@ def inputs_of(
         static = StaticInput(name, tensor, length, length, axis, source=source_of(name, *owners))
         static.writes = writes.get(name)
         if pool is not None and static.writes is not None and static.writes == pool.sliding:
-            static.dtype = dtype
+            static.dtype = pool.dtype_of_windows
         if given is not None:
             static.expected = implied.get(name, given)  # Runners of drafts pad the batch itself.
             static.live, static.size = static.expected.shape[axis], size
@@ -202,15 +200,6 @@ def slots_to_write(pool: Pool) -> dict[str, str]:
     full = next((name for name in pool.groups if name != pool.sliding), None)
     found = {"out_cache_loc": full, "out_cache_loc_swa": pool.sliding, SLID: pool.sliding}
     return {name: group for name, group in found.items() if group is not None}
-
-
-def dtype_of_windows(pool: Pool) -> torch.dtype | None:
-    """Return the dtype of slots in the sliding sub-pool, as the pool itself translates to them."""
-    translate = getattr(pool.pool, "translate_loc_from_full_to_swa", None)
-    if pool.sliding is None or translate is None:
-        return None
-    dtype: torch.dtype = translate(pool.mapping.new_zeros(1, dtype=torch.int64)).dtype
-    return dtype
 
 
 def fits(given: Tensor, tensor: Tensor, axis: int, size: int) -> bool:

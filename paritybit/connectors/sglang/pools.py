@@ -6,7 +6,9 @@ there to the slot in the sliding sub-pool.
 """
 
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -59,6 +61,18 @@ class Pool:
         """Return the slots of locations in the sliding sub-pool."""
         slots = self.mapping[locations.long()]
         return torch.where(slots > 0, slots, -1)
+
+    @cached_property
+    def dtype_of_windows(self) -> torch.dtype | None:
+        """The dtype of slots in the sliding sub-pool, as the pool itself translates to them.
+
+        A copy of the pool is asked: some releases keep the last translation in the pool.
+        """
+        translate = getattr(copy(self.pool), "translate_loc_from_full_to_swa", None)
+        if self.sliding is None or translate is None:
+            return None
+        dtype: torch.dtype = translate(self.mapping.new_zeros(1, dtype=torch.int64)).dtype
+        return dtype
 
 
 def described(pool: Any, window: int | None, prefix: str = "") -> Pool:
