@@ -27,14 +27,13 @@ SETUP := $(if $(READY),,.venv/ready)
 # refused, since it hands down all of its own settings.
 READ_BY_regress := ENGINE BUG RUNNER PRESET SHAPE DEVICE MPS SEED EXAMPLES ARGS
 READ_BY_engine := VERSION
-READ_BY_bisect-releases := ENGINE BUG RUNNER PRESET DEVICE MPS SEED EXAMPLES ARGS
+READ_BY_bisect-releases := ENGINE SEED ARGS
 READ_BY_planted-engine := VERSION RUNNER ARGS
-READ_BY_bisect-all-releases := ENGINE DEVICE MPS SEED EXAMPLES ARGS
 READ_BY_releases := ENGINE SEED ARGS
 READ_BY_shrink := CASE ENGINE DEVICE ARGS
 READ_BY_watch := ENGINE MODEL DEVICE SEED ARGS
 READ_BY_replay := CASE ENGINE DEVICE ARGS
-READ_BY_bisect := BUGS CASE ENGINE RUNNER DEVICE SEED ARGS
+READ_BY_bisect := BUGS CASE RUNNER DEVICE SEED ARGS
 READ_BY_timeline := DEVICE MPS ARGS
 READ_BY_corpus := BUG ARGS
 READ_BY_test := BUG RUNNER PRESET SHAPE DEVICE MPS ARGS
@@ -48,7 +47,7 @@ READ_BY_summary := RECORD ARGS
 READ_BY_list := ARGS
 READ_BY_bench := DEVICE ARGS
 READ_BY_bench-server := ARGS
-READ_BY_soak := ENGINE RUNNER PRESET SHAPE DEVICE MPS ARGS
+READ_BY_soak := SHAPE DEVICE MPS ARGS
 READ_BY_detections := DEVICE MPS ARGS
 
 GOALS := $(or $(MAKECMDGOALS),help)
@@ -64,11 +63,8 @@ SHARED := $(if $(filter 1,$(MPS)),--mps)
 # A setting as one word of the shell, whatever it holds; ARGS alone may be several.
 quoted = '$(subst ','\'',$(1))'
 
-# An engine that is tested in parts, and for every fault, is watched as a whole, too.
-whole = $(if $(ENGINE),$(if $(BUG)$(RUNNER)$(PRESET)$(ARGS),,$(RUN) -m paritybit watch --engine $(call quoted,$(ENGINE)) --seconds 60 $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(if $(SEED),--seed $(call quoted,$(SEED))) || code=$$?;))
-
 .DEFAULT_GOAL := help
-.PHONY: help setup regress watch engine releases shrink bisect-releases bisect-all-releases planted-engine replay bisect timeline corpus test test-releases planted report compare summary documents list bench bench-server soak mutants code-mutants detections check
+.PHONY: help setup regress watch engine releases shrink bisect-releases planted-engine replay bisect timeline corpus test test-releases planted report compare summary documents list bench bench-server soak mutants code-mutants detections check
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-19s %s\n", $$1, $$2}'
@@ -77,9 +73,9 @@ help: ## Show this help
 
 setup: $(SETUP) ## Set up .venv if this interpreter lacks a dependency
 
-regress: $(SETUP) ## Test the unchanged engine, then each bug (or BUG=…). ENGINE=… tests a released engine, in parts and whole
+regress: $(SETUP) ## Test the unchanged engine, then each bug (or BUG=…). ENGINE=… watches a whole engine instead
 	@$(RUN) -m paritybit regress $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(SEED),--seed $(call quoted,$(SEED))) $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) \
-	  $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(if $(BUG),--bug $(call quoted,$(BUG))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(if $(SHAPE),--shape $(call quoted,$(SHAPE))) $(ARGS); code=$$?; $(whole) exit $$code
+	  $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(if $(BUG),--bug $(call quoted,$(BUG))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(if $(SHAPE),--shape $(call quoted,$(SHAPE))) $(ARGS)
 
 watch: $(SETUP) ## Check a whole engine with the KV sanitizer: ENGINE=sglang==0.5.12
 	@$(RUN) -m paritybit watch $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(MODEL),--model $(call quoted,$(MODEL))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(if $(SEED),--seed $(call quoted,$(SEED))) $(ARGS)
@@ -93,23 +89,18 @@ shrink: $(SETUP) ## Find a smaller case of the sanitizer that shows the same fin
 engine: $(SETUP) ## Download an engine release: VERSION=0.5.12 (sglang) or vllm==0.33.0
 	@$(RUN) -m paritybit engine $(call quoted,$(VERSION))
 
-bisect-releases: $(SETUP) ## Test engine releases for each fault (or BUG=…). ENGINE=vllm selects vLLM
-	@$(RUN) -m paritybit bisect-releases $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(SEED),--seed $(call quoted,$(SEED))) $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) \
-	  $(if $(BUG),--bug $(call quoted,$(BUG))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(ARGS)
+bisect-releases: $(SETUP) ## The same as releases
+	@$(RUN) -m paritybit bisect-releases $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(SEED),--seed $(call quoted,$(SEED))) $(ARGS)
 
-planted-engine: $(SETUP) ## Plant faults in a release's code and list those not detected: VERSION=0.5.23
-	@$(RUN) -m properties.engines.planted $(call quoted,$(VERSION)) --record reports/evidence/planted-engine.json $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(ARGS)
-
-bisect-all-releases: $(SETUP) ## Test every engine release for each fault and write reports/evidence/releases.md. ENGINE=vllm writes releases-vllm.md
-	@$(RUN) -m paritybit bisect-releases $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(SEED),--seed $(call quoted,$(SEED))) --releases all \
-	  --table reports/evidence/releases$(if $(filter vllm,$(ENGINE)),-vllm).md $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(ARGS)
+planted-engine: $(SETUP) ## Plant faults in a running engine and list those not detected: VERSION=0.5.23
+	@$(RUN) -m properties.sanitizer.planted.started $(call quoted,$(VERSION)) --record paritybit-out/planted-engine.json $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(ARGS)
 
 replay: $(SETUP) ## Replay a case file or a folder of them: CASE=…. An engine's case needs ENGINE=…
 	@$(RUN) -m paritybit replay $(call quoted,$(CASE)) $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(ARGS)
 
-bisect: $(SETUP) ## Find the smallest set of BUGS=a,b,c that makes a schedule fail, or CASE=… (no BUGS for an engine's case)
+bisect: $(SETUP) ## Find the smallest set of BUGS=a,b,c that makes a schedule fail, or CASE=…
 	@$(RUN) -m paritybit bisect $(if $(BUGS),$(call quoted,$(BUGS))) $(if $(CASE),--case $(call quoted,$(CASE))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(if $(SEED),--seed $(call quoted,$(SEED))) \
-	  $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(ARGS)
+	  $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(ARGS)
 
 timeline: $(SETUP) ## Replay the upstream bug history: which properties were violated at each point
 	@$(RUN) -m paritybit timeline $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(ARGS)
@@ -122,8 +113,8 @@ test: $(SETUP) ## Run the test suite
 	  $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(if $(SHAPE),--shape $(call quoted,$(SHAPE))) $(ARGS)
 
 test-releases: $(SETUP) ## Download engine releases and run their tests (several minutes)
-	@for version in 0.5.11 0.5.12 0.5.23 vllm==0.17.0 vllm==0.33.0; do $(RUN) -m paritybit engine $$version || exit; done
-	@PARITYBIT_RELEASES=1 $(RUN) -m pytest -n auto --device cpu properties/engines $(ARGS)
+	@for version in 0.5.11 0.5.12 0.5.23 vllm==0.33.0; do $(RUN) -m paritybit engine $$version || exit; done
+	@PARITYBIT_RELEASES=1 $(RUN) -m pytest -n auto --device cpu properties/connectors properties/sanitizer $(ARGS)
 
 planted: $(SETUP) ## Plant known faults and check that the test suite catches each: ARGS="--jobs 4"
 	@$(RUN) -m properties.planted.run $(ARGS)
@@ -155,9 +146,8 @@ bench: $(SETUP) ## Measure differential steps per second
 bench-server: $(SETUP) ## Measure what watching costs a server of sglang. Needs sglang and a GPU with 75 GB
 	@$(RUN) -m properties.sanitizer.throughput --out paritybit-out/watch-throughput.json $(ARGS)
 
-soak: $(SETUP) ## Count false alarms over many steps and detections by seed: ARGS="--record …". ENGINE=… soaks an engine
-	@$(RUN) -m paritybit soak $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(ENGINE),--engine $(call quoted,$(ENGINE)) --record paritybit-out/engine-soak.json) \
-	  $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(if $(SHAPE),--shape $(call quoted,$(SHAPE))) $(ARGS)
+soak: $(SETUP) ## Count false alarms over many steps and detections by seed: ARGS="--record …".
+	@$(RUN) -m paritybit soak $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(SHAPE),--shape $(call quoted,$(SHAPE))) $(ARGS)
 
 detections: $(SETUP) ## Count the schedules that 20 seeds need for each bug; write reports/evidence/detections.md
 	@$(RUN) -m paritybit soak $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) --steps 0 --seeds 20 --record paritybit-out/detections.json --table reports/evidence/detections.md $(ARGS)

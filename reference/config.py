@@ -154,11 +154,6 @@ def draft_config(target: ModelConfig) -> ModelConfig:
     return replace(target, name=f"{target.name}-draft", layers=_pattern("SF"))
 
 
-def full_draft_config(target: ModelConfig) -> ModelConfig:
-    """Return a draft model without windows of a target: two full layers, of its shapes."""
-    return replace(target, name=f"{target.name}-full-draft", layers=_pattern("FF"))
-
-
 def _pattern(code: str) -> tuple[Kind, ...]:
     return tuple(Kind.FULL if letter == "F" else Kind.SWA for letter in code)
 

@@ -13,7 +13,6 @@ from paritybit.harness.records.schema import (
     BugRow,
     CleanRow,
     Contract,
-    EngineCounterexample,
     Record,
     TrialRow,
     TrialSettings,
@@ -216,37 +215,6 @@ def filters(cards: Sequence[Card]) -> Iterator[Filter]:
         different = tuple(dict.fromkeys(of_cards))
         if len(different) > 1:
             yield Filter(name, different)
-
-
-def engine_cards(counterexamples: Sequence[EngineCounterexample]) -> Iterator[Card]:
-    """Yield a card for each counterexample of an engine's record, in its order."""
-    titles = [
-        f"{one.finding.case.target} of {one.trial.runner}, {one.trial.preset}"
-        for one in counterexamples
-    ]
-    for title, anchor, one in zip(titles, anchors(titles), counterexamples, strict=True):
-        room = ROOM // len(titles)
-        yield Card(
-            anchor=anchor,
-            title=title,
-            bug="the engine",
-            runner=one.trial.runner,
-            fails_in=runner_of(one.finding, one.trial.runner),
-            where=_elsewhere(one.finding, one.trial.runner),
-            source="shrunk",
-            status="violated",
-            meaning="The engine's own replay differs.",
-            error="",
-            sound=False,
-            mechanism="",
-            facts=tuple(_settings(one.trial)),
-            sources=(),
-            expected="",
-            unaffected="",
-            threads=(),
-            counts=(),
-            finding=finding_view(one.finding, one.case, anchor, one.finding.case.target, room),
-        )
 
 
 def _elsewhere(finding: RecordedFinding | None, tried: str) -> str:

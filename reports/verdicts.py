@@ -5,7 +5,7 @@ record's.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from paritybit.harness.records.schema import BugOnRunner, BugRow, CleanRow, Record, TrialRow
 
@@ -32,9 +32,6 @@ STATUSES: Mapping[str, tuple[bool, str]] = {
     "vacuous": (False, "No replay could have shown the bug, so the hunt proves nothing."),
 }
 """Of each status of a hunt: whether it is as expected, and what it means."""
-
-WORST_FIRST = ("present", "undecided", "absent")
-"""Verdicts on a fault class of an engine: what several legs say of it is the first of these."""
 
 GREEN = "green"
 """The one status of a clean trial that is as expected."""
@@ -124,25 +121,3 @@ def to_detection(rows: Iterable[BugRow]) -> str:
     """Return how many schedules each hunt drew until it found its bug."""
     drawn = (row.schedules_to_detection for row in rows)
     return "/".join("–" if count is None else str(count) for count in drawn)
-
-
-def of_faults(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the verdict on each fault class of each runner of an engine, from all of its legs.
-
-    It is present if one leg shows it, and absent only if no leg of that runner was left
-    undecided. Observations are those of all legs; the message is of the first leg that says so.
-    """
-    left_open = {entry["runner"]: entry for entry in answer["undecided"]}
-    by_runner: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for judged in answer["faults"]:
-        by_runner.setdefault((judged["fault"], judged["runner"]), []).append(judged)
-    rows = []
-    for (_, runner), of_legs in by_runner.items():
-        worst = min(of_legs, key=lambda judged: WORST_FIRST.index(judged["verdict"]))
-        seen = sum(judged["observations"] for judged in of_legs)
-        if worst["verdict"] == "absent" and runner in left_open:
-            entry = left_open[runner]
-            message = f"{entry['leg']} has no verdict: {entry['reason']}"
-            worst = {**worst, "verdict": "undecided", "message": message}
-        rows.append({**worst, "observations": seen})
-    return rows

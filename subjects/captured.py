@@ -220,7 +220,6 @@ class CapturedEngine:
         return PythonObjects(
             root=self,
             packages=frozenset({"paritybit.subjects", "paritybit.reference"}),
-            others=frozenset({"paritybit.subjects.engines"}),
             declared=DECLARED,
             changing=[pools.storage, pools.full_to_swa_index_mapping, pools.req_to_token, *outputs],
         )

@@ -174,8 +174,6 @@ class ReplayFacts:
 
     `conversions` are dtype conversions on copy that are on no list: (buffer, from, to).
     `allocated` counts blocks that the CUDA allocator handed out around the replay.
-    `graphs_replayed` and `graphs_expected` count graphs, None where they are not counted.
-    `strayed` says, in words, what was written of an engine's own memory that no world compares.
     """
 
     captured_buffers: Mapping[str, BufferFacts] = field(default_factory=dict)
@@ -186,9 +184,6 @@ class ReplayFacts:
     conversions: Sequence[tuple[str, torch.dtype, torch.dtype]] = ()
     graph: GraphFacts | None = None
     allocated: int = 0
-    graphs_replayed: int | None = None
-    graphs_expected: int | None = None
-    strayed: str | None = None
 
 
 @dataclass(frozen=True)
@@ -220,14 +215,13 @@ class OwnArithmetic:
 class PythonObjects:
     """An engine's Python objects, and what of them may differ once it has been reset.
 
-    `root` is what to begin with; `packages` are those whose modules are its own, all but those
-    of `others`, which are other engines'. `declared` says why an attribute (`Class.attribute`),
-    all objects of a class, or a module may differ; `changing` are tensors whose contents may.
+    `root` is what to begin with; `packages` are those whose modules are its own. `declared` says
+    why an attribute (`Class.attribute`), all objects of a class, or a module may differ;
+    `changing` are tensors whose contents may.
     """
 
     root: object
     packages: frozenset[str]
-    others: frozenset[str]
     declared: Mapping[str, str]
     changing: Sequence[Tensor]
 

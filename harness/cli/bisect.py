@@ -14,9 +14,7 @@ from paritybit.harness.campaigns.bisect import (
 from paritybit.harness.campaigns.replay import case_here
 from paritybit.harness.checks.play import Outcome
 from paritybit.harness.checks.table import PROPERTIES
-from paritybit.harness.cli.engines.bisect import bisect_engine
 from paritybit.harness.cli.exit_codes import FINDING, OK
-from paritybit.harness.engines.case import is_of_engine
 from paritybit.harness.errors import MalformedError, known
 from paritybit.harness.lockstep.config import TrialConfig, catalogued, resolve_device
 from paritybit.harness.records import record as run_record
@@ -27,13 +25,8 @@ from rich.console import Console
 
 
 def run_bisect(options: argparse.Namespace) -> int:
-    """Find the smallest set of bugs that explains a failing schedule; or bisect an engine."""
+    """Find the smallest set of bugs that explains a failing schedule."""
     data = None if options.case is None else read_json(options.case)
-    if is_of_engine(data):
-        return bisect_engine(data, options)
-    if options.engine is not None:
-        what = "no --case was given" if options.case is None else f"{options.case.name} is not one"
-        raise MalformedError(f"--engine needs the case of an engine, and {what}")
     if not options.bugs:
         raise MalformedError("name at least one bug to choose from (see paritybit bisect --help)")
     for name in options.bugs:

@@ -11,13 +11,10 @@ from paritybit.harness.campaigns.mutants.hunting import End, MutantHunt
 from paritybit.harness.campaigns.mutants.score import MutantEnded, hunt_all, mutant_figures
 from paritybit.harness.campaigns.soak import soak, trials
 from paritybit.harness.cli.display import history_table, print_errors
-from paritybit.harness.cli.engines.soak import soak_engine
 from paritybit.harness.cli.exit_codes import INTERRUPTED, code_of
 from paritybit.harness.cli.spreading import (
     fitting,
     print_run_again,
-    require_this_machine,
-    require_tiny,
     workers_asked_for,
 )
 from paritybit.harness.errors import MalformedError, known
@@ -39,13 +36,7 @@ STEPS, SEEDS = 20_000, 20
 
 
 def run_soak(options: argparse.Namespace) -> int:
-    """Play many clean steps and many seeds of every bug, or soak an engine; write the figures."""
-    if options.engine is not None:
-        require_this_machine(options)
-        require_tiny(options)
-        return soak_engine(options)
-    if options.runner or options.preset:
-        raise MalformedError("--runner and --preset need --engine (see paritybit soak --help)")
+    """Play many clean steps and many seeds of every bug; write the figures."""
     steps = STEPS if options.steps is None else options.steps
     seeds = SEEDS if options.seeds is None else options.seeds
     if not (steps or seeds):

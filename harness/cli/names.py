@@ -85,7 +85,7 @@ def check_engine(options: argparse.Namespace) -> None:
     engine, version, versions = (values.get(name) for name in ("engine", "version", "releases"))
     if engine is None and version is None:
         return
-    fetch = importlib.import_module("paritybit.harness.engines.fetch")
+    fetch = importlib.import_module("paritybit.engines.fetch")
     if version is not None:
         fetch.release_of(version)
     elif versions is None:

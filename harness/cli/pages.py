@@ -2,28 +2,23 @@
 
 import argparse
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
 from paritybit.harness.cli.folders import earlier_records, shown
 from paritybit.harness.cli.parser import RECORD
-from paritybit.harness.engines import record as engine_record
-from paritybit.harness.engines.record import FORMAT as TRIAL
-from paritybit.harness.engines.record import is_trial
 from paritybit.harness.errors import MalformedError, cut
 from paritybit.harness.records import record as run_record
 from paritybit.harness.records.case import read_json
 from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.schema import FORMAT as RUN
 from paritybit.harness.records.schema import Record
-from paritybit.reports import engine_page
-from paritybit.reports.compared.engines import Comparison as EnginesCompared
-from paritybit.reports.compared.engines import compare_trials
 from paritybit.reports.compared.previous import Previous
 from paritybit.reports.compared.runs import Comparison, compare_runs
-from paritybit.reports.compared.terminal import change_lines, engine_tables, tables
+from paritybit.reports.compared.terminal import change_lines, tables
+from paritybit.reports.compared.watched import GONE, NEW, compare_watched
 from paritybit.reports.page import render, render_comparison
 from paritybit.reports.summary import summarise
 from paritybit.reports.watched.page import render as render_watched
@@ -31,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paritybit.launch import reading
+from paritybit.launch.schema import Watched
 
 PAGE = "index.html"
 """The page of a run, beside its record."""
@@ -70,18 +66,18 @@ def json_asked_for(path: Path) -> Any:
 
 
 def run_compare(options: argparse.Namespace) -> int:
-    """Show two records side by side, on the terminal and as a page: of runs, or of engines."""
+    """Show two records side by side: of runs, also as a page, or of the sanitizer."""
     pair = [(read_json(path), path.name) for path in (options.before, options.after)]
-    for data, name in pair:
-        require_comparable(data, name)
-    of_engines = [is_trial(data) for data, _ in pair]
+    of_engines = [reading.is_record(data) for data, _ in pair]
     if all(of_engines):
-        return compare_engines(pair, options)
+        return compare_engines(*(reading.record_of(data, name) for data, name in pair))
     if any(of_engines):
         raise MalformedError(
             f"cannot compare {options.before.name} with {options.after.name}: only one of "
             "them is from an engine"
         )
+    for data, name in pair:
+        require_comparable(data, name)
     before, after = (run_record.record_of(data, name) for data, name in pair)
     comparison = compare_runs(before, after)
     text = render_comparison(before, after, comparison)
@@ -93,29 +89,30 @@ def require_comparable(data: Any, name: str) -> None:
     """Raise MalformedError for a file of this project whose findings cannot be compared."""
     kind = data.get("format") if isinstance(data, dict) else None
     ours = isinstance(kind, str) and kind.startswith("paritybit-")
-    if ours and kind not in {RUN, TRIAL}:
+    if ours and kind != RUN:
         raise MalformedError(
             f"{name} is a {cut(str(kind))} file; compare needs two records of regress "
-            "(run.json) or two of regress --engine (engine.json)"
+            "(run.json) or two of watch (watch.json)"
         )
 
 
-def compare_engines(pair: Sequence[tuple[Any, str]], options: argparse.Namespace) -> int:
-    """Show the records of two engines' trials side by side."""
-    before, after = (engine_record.trial_of(data, name) for data, name in pair)
-    try:
-        comparison = compare_trials(before, after)
-        text = engine_page.render_comparison(before, after, comparison)
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
-        files = f"{options.before.name} and {options.after.name}"
-        raise MalformedError(f"{files}: not complete records: {error!r}") from error
-    run_record.require_writable(options.page)
-    return show_comparison(comparison, list(engine_tables(comparison)), text, options.page)
+def compare_engines(before: Watched, after: Watched) -> int:
+    """Print what became of the causes of findings, and return the exit code."""
+    changes = list(compare_watched(before, after))
+    for change in changes:
+        counts = " → ".join(filter(None, (change.before, change.after)))
+        print(f"{change.kind}: {change.cause}: {counts}")
+    if not changes:
+        print("no findings in either")
+    for reason in after.undecided:
+        print(f"undecided in the later run: {reason}")
+    kinds = {change.kind for change in changes}
+    if NEW in kinds:
+        return FINDING
+    return CANNOT_RUN if GONE in kinds or after.undecided else OK
 
 
-def show_comparison(
-    comparison: Comparison | EnginesCompared, tables: Sequence[Table], text: str, page: Path
-) -> int:
+def show_comparison(comparison: Comparison, tables: Sequence[Table], text: str, page: Path) -> int:
     """Print a comparison, and write its page.
 
     Return 1 for anything new or worse, 125 where the later run leaves open what the earlier
@@ -139,43 +136,24 @@ def run_summary(options: argparse.Namespace) -> int:
     return OK
 
 
-def previous_of(path: Path, record: Record | Mapping[str, Any]) -> Previous | None:
+def previous_of(path: Path, record: Record) -> Previous | None:
     """Return the run before the one with this record, which is or will be in this file, if any.
 
     A record that cannot be read, as one of an older build, is reported and not passed over.
     """
     path = path.resolve()
-    earlier = next((one for one in earlier_records(path) if of_one_engine(one, record)), None)
+    earlier = next(iter(earlier_records(path)), None)
     if earlier is None:
         return None
     words = ["paritybit", "compare", shown(str(earlier), keep=3), shown(str(path), keep=3)]
     page = f"../{earlier.parent.name}/{PAGE}" if (earlier.parent / PAGE).exists() else ""
     name, command = earlier.parent.name, shlex.join(words)
     try:
-        data, file = read_json(earlier), earlier.name
-        if isinstance(record, Record):
-            return Previous(
-                name, page, command, compare_runs(run_record.record_of(data, file), record)
-            )
-        trial = engine_record.trial_of(data, file)
-        return Previous(name, page, command, compare_trials(trial, record))
+        before = run_record.record_of(read_json(earlier), earlier.name)
+        return Previous(name, page, command, compare_runs(before, record))
     except (MalformedError, LookupError, TypeError, AttributeError, ValueError) as error:
         why = str(error) if isinstance(error, MalformedError) else "its record is incomplete"
         return Previous(name, page, command, None, why)
-
-
-def of_one_engine(earlier: Path, record: Record | Mapping[str, Any]) -> bool:
-    """Whether an earlier record is of the engine of this one, whichever releases they are of.
-
-    So is one that cannot be read: it is reported.
-    """
-    if isinstance(record, Record):
-        return True
-    try:
-        name = str(read_json(earlier)["engine"])
-    except (MalformedError, LookupError, TypeError):
-        return True
-    return name.partition(" ")[0] == str(record["engine"]).partition(" ")[0]
 
 
 def print_previous(console: Console, previous: Previous | None) -> None:

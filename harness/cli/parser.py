@@ -9,8 +9,6 @@ from paritybit.harness.cli.watch.options import WATCHING, add_out
 from paritybit.harness.cli.words.help import COMMANDS, DESCRIPTION, DETAILS, EXAMPLES
 from paritybit.harness.cli.words.reading import Formatter, Parser
 from paritybit.harness.cli.words.values import (
-    EVERY,
-    NEWEST,
     count,
     count_or_none,
     counts,
@@ -31,8 +29,7 @@ So that help, and what is wrong with a command line, need not wait for what take
 
 run_bisect: Command = "paritybit.harness.cli.bisect", "run_bisect"
 run_corpus: Command = "paritybit.harness.cli.corpus", "run_corpus"
-run_engine: Command = "paritybit.harness.cli.engines.trial", "run_engine"
-run_releases: Command = "paritybit.harness.cli.engines.trial", "run_releases"
+run_engine: Command = "paritybit.harness.cli.engine", "run_engine"
 run_bench: Command = "paritybit.harness.cli.bench", "run_bench"
 run_list: Command = "paritybit.harness.cli.names", "run_list"
 run_mutants: Command = "paritybit.harness.cli.measure", "run_mutants"
@@ -97,7 +94,6 @@ def parser() -> Parser:
         add_bench,
         add_mutants,
         add_engine,
-        add_releases,
     ):
         add(commands)
     return top
@@ -164,10 +160,7 @@ def add_regress(commands: Commands) -> None:
     add_names(regress, "--preset", "models")
     add_shape(regress)
     add_seed(regress)
-    examples = (
-        "Schedules for each bug on each runner (default: 50). With --engine: generated"
-        " schedules for each runner, in addition to the fixed ones (default: 4)"
-    )
+    examples = "Schedules for each bug on each runner (default: 50)"
     regress.add_argument("--examples", type=count, help=examples)
     add_workers(regress)
     add_cluster(regress)
@@ -180,10 +173,7 @@ def add_regress(commands: Commands) -> None:
     regress.add_argument(
         "--engine",
         metavar="ENGINE",
-        help=(
-            "Test a released engine instead: sglang==VERSION, vllm==VERSION, or the path of "
-            "its source tree"
-        ),
+        help="Watch this engine as a whole instead; accepts the same values as watch --engine",
     )
     add_device(regress)
 
@@ -200,31 +190,25 @@ def add_replay(commands: Commands) -> None:
     replay.add_argument("case", type=file, nargs="+", help="Case file or folder of case files")
     replay.add_argument(
         "--engine",
-        help="Engine for an engine's case; accepts the same values as regress --engine",
+        help="Engine for an engine's case; accepts the same values as watch --engine",
     )
     add_device(replay)
 
 
 def add_bisect(commands: Commands) -> None:
-    """Add the bisection over bugs, or over what an engine's static inputs have left."""
+    """Add the bisection over bugs."""
     bisect = commands.add("bisect", run_bisect)
     bisect.add_argument(
         "bugs",
         type=names,
         nargs="?",
         default=(),
-        help=(
-            "Comma-separated bugs to choose from. All must use the same location scheme. Not "
-            "allowed with an engine's case"
-        ),
+        help="Comma-separated bugs to choose from. All must use the same location scheme",
     )
     bisect.add_argument(
         "--case",
         type=file,
         help="Case file with the schedule to play (default: search for one that fails)",
-    )
-    bisect.add_argument(
-        "--engine", help="Engine for an engine's case; accepts the same values as regress --engine"
     )
     bisect.add_argument(
         "--property", help="Property to explain (default: the case's, or the first one violated)"
@@ -296,9 +280,8 @@ def add_soak(commands: Commands) -> None:
     """Add the measurement of endurance."""
     soak = commands.add("soak", run_soak)
     steps = (
-        "Steps to play without a bug (default: 20000). With --engine: steps per runner"
-        " (default: 1000). The run finishes its last batch of 50 schedules, or its last schedule"
-        " with --engine, so it can play slightly more"
+        "Steps to play without a bug (default: 20000). The run finishes its last batch of 50"
+        " schedules, so it can play slightly more"
     )
     soak.add_argument("--steps", type=count_or_none, help=steps)
     soak.add_argument(
@@ -317,16 +300,6 @@ def add_soak(commands: Commands) -> None:
     )
     table = "Write a Markdown table of the schedules needed to detect each bug"
     soak.add_argument("--table", type=file, help=table)
-    soak.add_argument(
-        "--engine",
-        metavar="ENGINE",
-        help=(
-            "Soak a released engine; accepts the same values as regress --engine. Exit code 0 "
-            "if every runner completed its steps without a finding"
-        ),
-    )
-    add_names(soak, "--runner", "runners of the engine")
-    add_names(soak, "--preset", "models", default="depends on the runner")
     add_shape(soak)
     add_device(soak)
 
@@ -366,33 +339,3 @@ def add_engine(commands: Commands) -> None:
         "version",
         help="Release to download: 0.5.12 or sglang==0.5.12 for sglang, vllm==0.33.0 for vLLM",
     )
-
-
-def add_releases(commands: Commands) -> None:
-    """Add the walk over releases."""
-    walk = commands.add("bisect-releases", run_releases)
-    add_names(walk, "--bug", "faults to test")
-    walk.add_argument(
-        "--engine",
-        choices=("sglang", "vllm"),
-        default="sglang",
-        help="Engine to test (default: sglang)",
-    )
-    releases = (
-        f"Comma-separated releases, or {NEWEST}, or {EVERY} (default: a few that differ, and "
-        f"{NEWEST})"
-    )
-    walk.add_argument("--releases", type=names, default=(), help=releases)
-    table = "Write a Markdown table of results, one row per release and one column per runner"
-    walk.add_argument("--table", type=file, help=table)
-    add_names(walk, "--runner", "runners")
-    add_names(walk, "--preset", "models", default="depends on the runner")
-    add_seed(walk)
-    walk.add_argument(
-        "--examples",
-        type=count,
-        help="Generated schedules for each runner, in addition to the fixed ones (default: 4)",
-    )
-    add_workers(walk)
-    add_out(walk)
-    add_device(walk)

@@ -13,15 +13,13 @@ from paritybit.harness.campaigns.spreading.database import known as known_cases
 from paritybit.harness.campaigns.task import Result, Status
 from paritybit.harness.checks.expectations import affected_runners, unaffected_reason
 from paritybit.harness.cli.display import clean_table, matrix, print_errors, progress, runner_matrix
-from paritybit.harness.cli.engines.trial import try_engine
+from paritybit.harness.cli.engine import watch_engine
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
 from paritybit.harness.cli.failures import print_failures
 from paritybit.harness.cli.folders import run_folder, shown, swap_link
 from paritybit.harness.cli.pages import previous_of, print_previous
 from paritybit.harness.cli.spreading import (
     fitting,
-    require_this_machine,
-    require_tiny,
     workers_asked_for,
 )
 from paritybit.harness.errors import MalformedError, known
@@ -50,11 +48,9 @@ EXAMPLES = 50
 
 
 def run_regress(options: argparse.Namespace) -> int:
-    """Run the main job, or try an engine."""
+    """Run the main job, or watch an engine."""
     if options.engine is not None:
-        require_this_machine(options)
-        require_tiny(options)
-        return try_engine(options)
+        return watch_engine(options)
     shape = Shape(options.shape)
     for name in options.preset:
         known("preset", name, PRESETS)

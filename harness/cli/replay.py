@@ -20,11 +20,9 @@ from paritybit.harness.campaigns.replay import (
 from paritybit.harness.checks.explanation import NOT_EXPLAINED, observe
 from paritybit.harness.checks.of_schedules.declared_state import DECLARED_STATE
 from paritybit.harness.cli.display import print_errors
-from paritybit.harness.cli.engines.trial import replay_engine
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
 from paritybit.harness.cli.explore import replay_explored
 from paritybit.harness.cli.watch.replay import replay_watched
-from paritybit.harness.engines.case import is_of_engine
 from paritybit.harness.errors import CannotRunError, MalformedError, printable
 from paritybit.harness.machine.workers import sparing, workers_for
 from paritybit.harness.records.case import Case, read_json
@@ -51,8 +49,6 @@ def run_replay(options: argparse.Namespace) -> int:
         return replay_explored(data, path.name, options)
     if is_case(data):
         return replay_watched([(data, path.name)], options)
-    if is_of_engine(data):
-        return replay_engine(data, path.name, options)
     if options.engine is not None:
         raise MalformedError(
             f"{path.name} is not the case of an engine, so --engine cannot be used"

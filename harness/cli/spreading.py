@@ -47,21 +47,3 @@ def print_run_again(workers: Workers) -> None:
     """Print which tasks were run again, if any were."""
     if workers.again:
         print(f"tasks run again: {run_again([RunAgain(*told) for told in workers.again])}")
-
-
-def require_tiny(options: argparse.Namespace) -> None:
-    """Raise MalformedError where an engine of others is to be tried at another shape than tiny."""
-    if options.shape != Shape.TINY:
-        raise MalformedError(
-            f"--shape {options.shape} cannot be used with --engine: released engines run "
-            "at shape tiny"
-        )
-
-
-def require_this_machine(options: argparse.Namespace) -> None:
-    """Raise MalformedError where an engine on trial is to be spread over a cluster."""
-    given = [name for name in ("ray", "journal", "database") if getattr(options, name, None)]
-    if given:
-        raise MalformedError(
-            f"--{given[0]} cannot be used with --engine: released engines run on this machine only"
-        )

@@ -193,7 +193,7 @@ def held(engines: Mapping[str, PythonObjects], modules: frozenset[str] | None = 
 
 def of_engine(module: str, objects: PythonObjects) -> bool:
     """Whether a module is of an engine's packages, and of no other engine's."""
-    return within(module, objects.packages) and not within(module, objects.others)
+    return within(module, objects.packages)
 
 
 def within(module: str, packages: Iterable[str]) -> bool:

@@ -157,15 +157,6 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class EngineCounterexample:
-    """One counterexample of the trial of an engine, and the text of its case file."""
-
-    trial: TrialSettings
-    finding: Finding
-    case: str
-
-
-@dataclass(frozen=True)
 class TrialRow:
     """What was done on one trial: where schedules came from, how it ended, and the counts.
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paritybit.drive import transformers
-from paritybit.harness.engines import fetch
-from paritybit.harness.engines.adapters.packages import SGLANG, VLLM, Package
+from paritybit.engines import fetch
+from paritybit.engines.loading import folder_of_package
+from paritybit.engines.packages import SGLANG, VLLM, Package
 from paritybit.harness.errors import MalformedError, quoted
-from paritybit.subjects.engines.shared.loading import folder_of_package
 
 if TYPE_CHECKING:
     from paritybit.drive.environment import Environment

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from paritybit.harness.engines import fetch
+from paritybit.engines import fetch
 from paritybit.places import IMPORT_FOLDER
 
 PINS = Path(__file__).parent / "pins"

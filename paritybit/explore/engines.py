@@ -5,11 +5,11 @@ import importlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from paritybit.engines import fetch
+from paritybit.engines.packages import SGLANG, VLLM
 from paritybit.explore.bound import Bound
 from paritybit.explore.search import Machine, Search
 from paritybit.explore.snapshots import Snapshots
-from paritybit.harness.engines import fetch
-from paritybit.harness.engines.adapters.packages import SGLANG, VLLM
 from paritybit.harness.errors import CannotRunError, headline
 
 MODULES = {

@@ -11,18 +11,34 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from paritybit.engines import fetch
+from paritybit.engines.loading import Engine
+from paritybit.engines.packages import VLLM
+from paritybit.engines.stubs import StubFinder
 from paritybit.explore.bound import OUTPUT, Bound
 from paritybit.explore.laws import Shadow, Tokens, ownership
 from paritybit.explore.search import ViolationError
-from paritybit.harness.engines import fetch
-from paritybit.harness.engines.adapters.packages import VLLM
 from paritybit.harness.errors import MalformedError
-from paritybit.subjects.engines.shared.loading import Engine
-from paritybit.subjects.engines.shared.stubs import StubFinder
-from paritybit.subjects.engines.vllm import PACKAGE
-from paritybit.subjects.engines.vllm.settings import DECLARED
 
 FULL, SLIDING = 0, 1
+
+STUBS = (
+    *("aiohttp", "cpuinfo", "diskcache", "flashinfer", "gguf", "huggingface_hub", "llguidance"),
+    *("opentelemetry", "prometheus_client", "requests", "safetensors", "transformers", "uvloop"),
+    *("vllm.compilation.passes", "vllm.env_override", "vllm.model_executor.layers.fused_moe"),
+    *("vllm.models", "vllm.parser", "vllm.reasoning", "xgrammar"),
+)
+"""Modules that are empty stand-ins."""
+
+ENVIRONMENT = {
+    "VLLM_USE_V2_MODEL_RUNNER": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "TRITON_INTERPRET": "1",
+    # Set and empty: without it the engine turns Triton off where there is no driver.
+    "CUDA_VISIBLE_DEVICES": "",
+}
+"""What the engine and Triton are told before either is imported."""
 
 MODULES = (
     "v1.core.kv_cache_manager",
@@ -50,11 +66,10 @@ def require_room(bound: Bound) -> None:
 
 def load(found: fetch.Found) -> dict[str, Any]:
     """Return the modules of a release or a source tree that are explored, by name."""
-    os.environ.update(DECLARED["environment"])
-    os.environ.update(DECLARED["environment_without_gpu"])
+    os.environ.update(ENVIRONMENT)
     folders = [fetch.dependencies_folder() / name for name in VLLM.dependencies]
-    stubs = StubFinder(tuple(DECLARED["stubs"]))
-    engine = Engine(PACKAGE, found.package, folders, stubs, front=True)
+    stubs = StubFinder(STUBS)
+    engine = Engine(VLLM.name, found.package, folders, stubs, front=True)
     return {name.rpartition(".")[2]: engine.module(name) for name in MODULES}
 
 

@@ -42,7 +42,6 @@ CASE = "properties/corpus/swa_pad@decode.json"
 BISECTED = "properties/corpus/loc_memo_warning.entry+before_window@cpu_graph.json"
 RUN = ROOT / "reports/evidence/h200/regress.json"
 TIMELINE = ROOT / "reports/evidence/h200/timeline.json"
-SOAKS = sorted((ROOT / "reports/evidence").glob("engine-soak-*.json"))
 
 FOREMOST = ("swa_pad", "swa_int64", "req_pool_pad", "loc_memo_warning")
 """The bugs that the README's table shows: those that were found in a released engine."""
@@ -124,19 +123,6 @@ def rows(head: str, lines: Iterable[Iterable[str]]) -> str:
     """Return a table of Markdown: the cells of its head, by "|", and those of each line."""
     cells = [head.split("|"), ["---"] * (head.count("|") + 1), *lines]
     return "".join(f"| {' | '.join(line)} |\n" for line in cells)
-
-
-def engine_soaks() -> str:
-    """Return the table of how fast the runners of released engines were soaked."""
-    lines = []
-    for path in SOAKS:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        rates = (
-            f"`{row['runner']}` {row['steps_per_second']}" for row in data["figures"]["runners"]
-        )
-        figures, device = data["figures"], data["environment"]["device_name"]
-        lines.append((figures["engine"], device, ", ".join(rates)))
-    return rows("engine|device|steps per second of one process", lines)
 
 
 def glossary() -> str:
@@ -226,7 +212,6 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "tables": tables,
     "timeline": timeline,
     "spread": spread,
-    "engine-soaks": engine_soaks,
     "glossary": glossary,
     "properties": properties,
     "checks": checks,

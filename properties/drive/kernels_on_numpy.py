@@ -12,9 +12,9 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from paritybit.subjects.engines.shared import interpreter
 
 from paritybit.drive.stand_ins import kernels
+from paritybit.engines import interpreter
 
 LAUNCHES = 6
 BLOCK = tl.constexpr(8)

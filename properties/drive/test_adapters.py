@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from paritybit.subjects.engines.shared.graphs import CpuGraph
 
 from paritybit.drive.models import GPT_OSS
 from paritybit.drive.operating.adapters import MODULES, RANK, loads, name_of, weights, with_adapters
@@ -15,6 +14,7 @@ from paritybit.drive.sglang.settings import Served
 from paritybit.drive.shrink import simpler_forms
 from paritybit.drive.stand_ins import lora
 from paritybit.drive.stand_ins.lora import expanded, expanded_in_slices, shrunk
+from paritybit.engines.graphs import CpuGraph
 
 LIMITS = Limits(window=16, page=1, chunk=64, context=1536, pool=1536, rows=8)
 

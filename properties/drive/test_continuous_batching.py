@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from paritybit.harness.engines.adapters.packages import SGLANG
 from paritybit.harness.errors import MalformedError
 from paritybit.reference.torch_ops import TorchOps
-from paritybit.subjects.engines.shared.graphs import CpuGraph
 
 from paritybit.drive.engines import DRIVEN, driven
 from paritybit.drive.environment import Environment
@@ -21,6 +19,8 @@ from paritybit.drive.transformers import PACKAGE, environment, stand_ins
 from paritybit.drive.transformers.__main__ import parser
 from paritybit.drive.transformers.legs import LEGS
 from paritybit.drive.transformers.settings import POOL, Served
+from paritybit.engines.graphs import CpuGraph
+from paritybit.engines.packages import SGLANG
 
 
 def test_the_engine_is_chosen_by_the_package_of_a_release_or_a_folder(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from paritybit.harness.engines import fetch
 from paritybit.harness.errors import CannotRunError, MalformedError
 
 from paritybit.drive import environment
@@ -17,6 +16,7 @@ from paritybit.drive.sglang import environment as of_sglang
 from paritybit.drive.sglang.__main__ import parser
 from paritybit.drive.sglang.legs import LEGS
 from paritybit.drive.sglang.settings import GRAPHS, Served
+from paritybit.engines import fetch
 
 OLD = frozenset(
     {

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from paritybit.subjects.engines.shared import interpreter
 from triton.runtime import interpreter as tritons
+
+from paritybit.engines import interpreter
 
 WIDTH = 8
 

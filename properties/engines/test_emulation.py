@@ -2,24 +2,19 @@
 
 import json
 
-import pytest
 import torch
 from paritybit.reference.torch_ops import TorchOps
-from paritybit.subjects.engines.sglang.host.loading import STUBS
-from paritybit.subjects.engines.shared.graphs import (
-    STREAM,
+
+from paritybit.engines.graphs import (
     CpuGraph,
     as_written,
-    on_own_stream,
     recording,
     whole,
 )
-from paritybit.subjects.engines.shared.interpreter import remembered
-from paritybit.subjects.engines.shared.loading import named
-from paritybit.subjects.engines.shared.operators import define_operators
-from paritybit.subjects.engines.shared.stubs import StubFinder
-from paritybit.subjects.engines.shared.tensors import PinnedArray, on_device
-
+from paritybit.engines.interpreter import remembered
+from paritybit.engines.loading import named
+from paritybit.engines.stubs import StubFinder
+from paritybit.explore.sglang.loading import STUBS
 from properties.support.interpreting import run_interpreted
 
 
@@ -74,32 +69,6 @@ def test_arguments_that_a_signature_does_not_name_are_left_out() -> None:
         return size
 
     assert named(make, size=3, transpose=False)() == 3
-
-
-def test_operators_that_an_import_wants_exist_and_give_one_answer_or_none() -> None:
-    asked = ("supports_this", "supports_that")
-    define_operators("paritybit_asked", asked, "(int capability) -> bool", lambda capability: False)
-    define_operators("paritybit_asked", ("fused",), "(Tensor values) -> Tensor")
-    assert not any(getattr(torch.ops.paritybit_asked, name)(90) for name in asked)
-    with pytest.raises(NotImplementedError):
-        torch.ops.paritybit_asked.fused(torch.ones(1))
-
-
-def test_memory_that_is_not_pinned_is_its_own_view_and_an_array_tells_where_memory_lies() -> None:
-    host = torch.arange(6, dtype=torch.int32).view(2, 3)
-    assert on_device(host) is host
-    told = PinnedArray(host).__cuda_array_interface__
-    assert told["data"] == (host.data_ptr(), False)
-    assert told["shape"] == (2, 3)
-    assert told["typestr"] == "<i4"
-
-
-def test_graphs_of_a_cpu_are_captured_on_the_stream_that_stands_for_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", CpuGraph)
-    with on_own_stream(device="cpu") as context:
-        assert context.stream is STREAM
 
 
 def test_kernels_give_the_same_bits_by_a_quickened_interpreter_which_patches_once() -> None:

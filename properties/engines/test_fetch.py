@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paritybit.harness.engines import fetch
-from paritybit.harness.engines.adapters.packages import SGLANG, Package
 from paritybit.harness.errors import CannotRunError
 
 from paritybit.__main__ import main
+from paritybit.engines import fetch
+from paritybit.engines.packages import SGLANG, Package
 from properties.support.harness.command_line import CANNOT_RUN, LONGEST
 from properties.support.places import ROOT
 
@@ -29,8 +29,8 @@ def test_a_folder_of_engines_that_cannot_be_written_is_said_before_anything_is_f
     def download(*_: Any) -> Path:
         raise AssertionError("nothing is fetched")
 
-    monkeypatch.setattr("paritybit.harness.engines.fetch._download", download)
-    monkeypatch.setattr("paritybit.harness.engines.fetch._pip", download)
+    monkeypatch.setattr("paritybit.engines.fetch._download", download)
+    monkeypatch.setattr("paritybit.engines.fetch._pip", download)
     monkeypatch.setenv("PARITYBIT_ENGINES", str(tmp_path / place))
     assert main(["engine", "0.5.12"]) == CANNOT_RUN
     said = capsys.readouterr().err
@@ -91,7 +91,7 @@ ENDS_AS_TOLD = """#!/bin/sh
 set -- "$@" $ENDS
 case "$*" in
   *"paritybit engine 0.5.11"*) exit "$5";;
-  *"paritybit engine 0.5.12"*) exit "$6";;
+  *"paritybit engine 0.5.23"*) exit "$6";;
   *"--engine sglang==0.5.11"*) exit 1;;
 esac
 """

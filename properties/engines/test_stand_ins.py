@@ -9,25 +9,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from paritybit.reference.config import PRESETS
-from paritybit.reference.model import Model
-from paritybit.subjects.engines.sglang.host.host import (
+
+from paritybit.engines.bags import declared_in, settings
+from paritybit.engines.loading import message
+from paritybit.engines.missing import (
+    PartMissingError,
+    StandInUsedError,
+    UndeclaredError,
+)
+from paritybit.engines.stubs import StubFinder
+from paritybit.explore.sglang.host import (
     Host,
     StubConfig,
     StubGroups,
     server_arguments,
 )
-from paritybit.subjects.engines.sglang.host.loading import ABSENT, ANSWERS, STUBS
-from paritybit.subjects.engines.sglang.host.settings import OFF
-from paritybit.subjects.engines.shared.bags import declared_in, settings
-from paritybit.subjects.engines.shared.loading import message
-from paritybit.subjects.engines.shared.missing import (
-    PartMissingError,
-    StandInUsedError,
-    UndeclaredError,
-)
-from paritybit.subjects.engines.shared.stubs import StubFinder
+from paritybit.explore.sglang.loading import ABSENT, ANSWERS, STUBS
+from paritybit.explore.sglang.settings import OFF
 
 STUBBED = "stubbed_for_a_test"
 
@@ -261,20 +259,16 @@ class NoEngine:
         return SimpleNamespace(NONE="none")
 
 
-def test_a_stand_in_of_a_model_runner_is_of_one_rank_and_names_what_it_lacks() -> None:
+def test_settings_are_of_one_rank_and_name_what_they_lack() -> None:
     asked = set[str]()
     engine: Any = NoEngine()
     host = Host(engine, server_arguments((2,), (4,), 1, asked), "cpu", asked)
-    runner = host.model_runner(Model(PRESETS["mimo"].tiny, torch.float32, torch.device("cpu")), {})
-    assert (runner.tp_size, runner.ps.tp_size, runner.server_args.tp_size) == (1, 1, 1)
-    assert runner.server_args.device == host.bag.device == "cpu"
+    assert (host.parallel.tp_size, host.arguments.tp_size) == (1, 1)
+    assert host.arguments.device == host.bag.device == "cpu"
     assert asked == set()
     for bag, name in (
-        (runner, "model_runner"),
-        (runner.ps, "parallel"),
-        (runner.model_config, "model_config"),
-        (runner.model_config.hf_config, "hf_config"),
-        (runner.server_args.cuda_graph_config.decode, "cuda_graph"),
+        (host.parallel, "parallel"),
+        (host.arguments.cuda_graph_config.decode, "cuda_graph"),
         (host.bag, "config"),
     ):
         with pytest.raises(UndeclaredError, match=rf"the engine reads {name}\.unheard_of,"):

@@ -12,12 +12,12 @@ import pytest
 from paritybit.harness.cli import explore as cli
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, MALFORMED, OK
 from paritybit.harness.cli.explore import NEEDED, without
-from paritybit.harness.engines import fetch
-from paritybit.harness.engines.adapters.packages import VLLM
 from paritybit.harness.errors import CannotRunError, MalformedError
 from rich.console import Console
 
 from paritybit.__main__ import main
+from paritybit.engines import fetch
+from paritybit.engines.packages import VLLM
 from paritybit.explore.bound import Bound
 from paritybit.explore.case import ExploreCase, case_of, violation_of, write
 from paritybit.explore.search import Explored, Search

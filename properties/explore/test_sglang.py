@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
-from paritybit.harness.engines import fetch
-from paritybit.harness.engines.adapters.packages import SGLANG
 from paritybit.harness.errors import MalformedError
-from paritybit.subjects.engines.shared.missing import PartMissingError
 
+from paritybit.engines import fetch
+from paritybit.engines.missing import PartMissingError
+from paritybit.engines.packages import SGLANG
 from paritybit.explore.bound import Bound
 from paritybit.explore.search import ViolationError
 from paritybit.explore.sglang.cache import Tree

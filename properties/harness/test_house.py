@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from paritybit.harness.checks.table import PROPERTIES
-from paritybit.harness.engines.fetch import PINS
 from paritybit.subjects.bugs.catalogue import BUGS
+
+from paritybit.engines.fetch import PINS
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +33,7 @@ ORDER = (
     "paritybit.harness.checks",
     "paritybit.harness.records",
     "paritybit.harness.campaigns",
-    "paritybit.harness.engines",
+    "paritybit.engines",
     "paritybit.drive",
     "paritybit.inject",
     "paritybit.launch",

@@ -15,8 +15,6 @@ ELSEWHERE = {
     ("harness/lockstep/overlapped.py", "super().commit"): "the stepper's own call",
     ("harness/checks/of_steps/batch_invariance.py", "pair.decoder.forward"): "its extra run",
     ("harness/explain/of_runs/batchings.py", "pair.decoder.forward"): "that run, recorded",
-    ("harness/engines/windows.py", "pair.plan"): "a window is measured: no step",
-    ("harness/engines/padding.py", "pair.run_subject"): "a further run of a step, undone",
 }
 """Calls of parts of a step outside the stepper, and why they are none of its loop."""
 

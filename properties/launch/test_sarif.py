@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from paritybit.harness.cli.watch.finish import prefix_of
-from paritybit.harness.engines.adapters.packages import SGLANG
 
+from paritybit.engines.packages import SGLANG
 from properties.support.known import STRAY, THREAD, listed
 
 Script = Callable[[str], list[str]]

@@ -68,14 +68,6 @@ OF_HARNESS: tuple[Fault, ...] = (
         why="The traceback of a fresh process that ended before it was asked to play is lost.",
     ),
     Fault(
-        name="places-of-nobody-may-be-written",
-        file="harness/checks/of_steps/write_frame.py",
-        old="    if strayed_of(observation) is not None:\n        return True\n",
-        new="",
-        tests=("properties/engines/test_paired_kv.py",),
-        why="What a released engine writes where the world has no slot is seen by nothing.",
-    ),
-    Fault(
         name="no-wait-for-the-memory",
         file="harness/campaigns/fresh.py",
         old="process.end(wait=trial.large)",
@@ -734,80 +726,6 @@ OF_HARNESS: tuple[Fault, ...] = (
         ),
     ),
     Fault(
-        name="engine-verdict-of-any-runner",
-        file="harness/engines/faults.py",
-        old='if entry["fault"] == fault and runner in {None, entry["runner"]}',
-        new='if entry["fault"] == fault',
-        tests=(
-            "properties/engines/test_faults.py",
-            "-k",
-            "of_one_runner_or_of_all",
-        ),
-        why="What is asked of one runner of an engine is answered by any.",
-    ),
-    Fault(
-        name="unobserved-is-absent",
-        file="harness/engines/faults.py",
-        old="            verdict = Verdict.UNDECIDED",
-        new="            verdict = Verdict.ABSENT",
-        tests=(
-            "properties/engines/test_faults.py",
-            "-k",
-            "state_was_never_reached",
-        ),
-        why="A fault that nothing could have shown is said to be absent.",
-    ),
-    Fault(
-        name="live-row-shows-stale-padding",
-        file="harness/engines/evidence.py",
-        old="rows[replay.live_rows :] != right[kind][replay.live_rows :]",
-        new="rows != right[kind]",
-        tests=(
-            "properties/engines/test_faults.py",
-            "-k",
-            "reads_that_request_rows",
-        ),
-        why=(
-            "That a live row of an engine reads elsewhere counts as the fault of its padded rows."
-        ),
-    ),
-    Fault(
-        name="untried-runner-is-outvoted",
-        file="harness/engines/faults.py",
-        old="if open_runners or Verdict.UNDECIDED in verdicts or not verdicts:",
-        new="if Verdict.UNDECIDED in verdicts or not verdicts:",
-        tests=(
-            "properties/engines/test_faults.py",
-            "-k",
-            "outvoted",
-        ),
-        why="A runner that could not be tried is outvoted by those that could.",
-    ),
-    Fault(
-        name="unexplained-finding-is-not-counted",
-        file="harness/engines/record.py",
-        old='not finding["faults"] or named & set(finding["faults"])',
-        new='named & set(finding["faults"])',
-        tests=(
-            "properties/engines/test_command_line.py",
-            "-k",
-            "no_fault_class_explains",
-        ),
-        why="What differs and no fault class explains is no finding once one was asked about.",
-    ),
-    Fault(
-        name="engine-of-nothing-replayed",
-        file="harness/engines/record.py",
-        old='if not tried or answer["interrupted"]',
-        new='if answer["interrupted"]',
-        tests=(
-            "properties/engines/test_command_line.py",
-            "-k",
-            "nothing_was_replayed",
-        ),
-        why="An engine of which nothing could be tried is said to be clean.",
-    ),
-    Fault(
         name="accepted-kv-moved-in-one-sub-pool",
         file="harness/lockstep/speculation.py",
         old="for kind, slots in ((Kind.FULL, span.full_slots), (Kind.SWA, span.swa_slots)):",
@@ -854,18 +772,6 @@ OF_HARNESS: tuple[Fault, ...] = (
             "malformed_command_line",
         ),
         why="A run of no schedules can be asked for.",
-    ),
-    Fault(
-        name="undecided-engine-exits-well",
-        file="harness/cli/engines/trial.py",
-        old="Verdict.UNDECIDED: CANNOT_RUN}",
-        new="Verdict.UNDECIDED: OK}",
-        tests=(
-            "properties/harness/cli/test_command_line.py",
-            "-k",
-            "nothing_was_decided",
-        ),
-        why="The trial of an engine that decides nothing exits as one that found no fault.",
     ),
     Fault(
         name="no-room-is-too-small",

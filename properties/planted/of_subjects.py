@@ -509,18 +509,6 @@ OF_SUBJECTS: tuple[Fault, ...] = (
         why="Of several bugs about the memo the last one's sites alone are left out.",
     ),
     Fault(
-        name="token-in-the-reserved-page",
-        file="subjects/engines/shared/paired.py",
-        old="slot in nobodys or not reserved <= slot",
-        new="slot in nobodys or not 0 <= slot",
-        tests=(
-            "properties/engines/test_mirror.py",
-            "-k",
-            "no_token_can_have",
-        ),
-        why="A token of an engine may have a slot of the reserved page.",
-    ),
-    Fault(
         name="other-stream-has-to-be-quick",
         file="subjects/cuda_streams.py",
         old="            if self.beside is not None:\n                self.beside.go_on()\n",

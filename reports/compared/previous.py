@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from paritybit.reports.compared.engines import Change as EngineChange
-from paritybit.reports.compared.engines import Comparison as EngineComparison
 from paritybit.reports.compared.kinds import CHANGED, STAYS
 from paritybit.reports.compared.runs import Change, Comparison
 
@@ -22,7 +20,7 @@ class Previous:
     name: str
     page: str
     command: str
-    comparison: Comparison | EngineComparison | None
+    comparison: Comparison | None
     error: str = ""
 
     @property
@@ -33,12 +31,12 @@ class Previous:
         return f"{self.comparison.verdict}: {self.comparison.message}"
 
     @property
-    def changes(self) -> tuple[Change | EngineChange, ...]:
+    def changes(self) -> tuple[Change, ...]:
         """What became otherwise: not what stays as it was, nor what only looks different."""
         found = self.comparison.changes if self.comparison is not None else ()
         return tuple(change for change in found if change.kind not in {STAYS, CHANGED})
 
     @property
-    def shown(self) -> tuple[Change | EngineChange, ...]:
+    def shown(self) -> tuple[Change, ...]:
         """The gravest of them, as many as a page names."""
         return self.changes[:MOST]

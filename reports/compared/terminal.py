@@ -1,9 +1,7 @@
-"""A comparison of two runs, or of two engines' trials, on the terminal."""
+"""A comparison of two runs on the terminal."""
 
 from collections.abc import Iterable, Iterator
 
-from paritybit.reports.compared.engines import Comparison as EngineComparison
-from paritybit.reports.compared.engines import Row
 from paritybit.reports.compared.figures import Figure
 from paritybit.reports.compared.kinds import ALARMING, KINDS, LOST
 from paritybit.reports.compared.runs import Comparison
@@ -17,7 +15,7 @@ MOST = 8
 """Changes of a kind that are printed, where they are no alarm: the page has them all."""
 
 
-def change_lines(comparison: Comparison | EngineComparison) -> Iterator[str]:
+def change_lines(comparison: Comparison) -> Iterator[str]:
     """Yield what became of findings, the gravest first, and what it comes to."""
     before, after = comparison.names
     yield f"before: {before}"
@@ -54,24 +52,6 @@ def tables(comparison: Comparison) -> Iterator[Table]:
         _rows("speed", comparison.speed),
     )
     yield from (table for table in everything if table.row_count)
-
-
-def engine_tables(comparison: EngineComparison) -> Iterator[Table]:
-    """Yield what else differs between two engines' trials; no empty table."""
-    everything = (
-        _judged_rows("runners and models that ended differently", comparison.legs),
-        _judged_rows("properties checked in only one run", comparison.asked),
-        _judged_rows("verdicts on fault classes", comparison.faults),
-        _judged_rows("figures", comparison.figures),
-    )
-    yield from (table for table in everything if table.row_count)
-
-
-def _judged_rows(title: str, rows: Iterable[Row]) -> Table:
-    table = _table(title, "", "before", "after", "")
-    for row in rows:
-        table.add_row(*map(escape, (row.name, row.before, row.after, row.effect)))
-    return table
 
 
 def _rows(title: str, rows: Iterable[Figure]) -> Table:

@@ -71,15 +71,8 @@ def beside_outside_frame(observation: Observation, twins: Compared, world: str) 
     return changed
 
 
-def strayed_of(observation: Observation) -> str | None:
-    """Say what an engine's replay wrote of its own memory, where the worlds have no slot."""
-    return None if observation.facts is None else observation.facts.strayed
-
-
 def flag(observation: Observation) -> Flag:
     """Whether either world wrote outside the step's frame."""
-    if strayed_of(observation) is not None:
-        return True
     twins = observation.twins
     if twins is not None:
         beside = [beside_outside_frame(observation, twins, world) for world in WORLDS]
@@ -95,9 +88,6 @@ def flag(observation: Observation) -> Flag:
 
 def describe(observation: Observation) -> Description:
     """Name the first slot, or place beside KV, that a world wrote outside the frame."""
-    told = strayed_of(observation)
-    if told is not None:
-        return told, {"world": "graph"}
     if observation.twins is not None:
         return _describe_twins(observation, observation.twins)
     for name, world in (("graph", observation.graph), ("eager", observation.eager)):

@@ -19,9 +19,9 @@ from paritybit.harness.cli.watch.run import SIGNALS, Run, check_names
 from paritybit.harness.machine.stopping import heard_at_the_end
 from paritybit.harness.records.files import write_whole
 from paritybit.reports.watched.page import render
-from paritybit.subjects.engines.shared.loading import folder_of_package
 
 from paritybit.drive.engines import driven
+from paritybit.engines.loading import folder_of_package
 from paritybit.launch import case as cases
 from paritybit.launch import record as records
 from paritybit.launch.sarif import sarif_of

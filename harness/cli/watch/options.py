@@ -19,6 +19,9 @@ from paritybit.places import KNOWN_FINDINGS
 SECONDS = 120
 """Seconds for which all legs of a plan are served together, start-up apart."""
 
+ONLY_ENGINE = ("model", "device", "seed", "seconds", "page_size", "settings", "keep_going")
+"""Options that need --engine."""
+
 
 def add_out(command: Parser) -> None:
     """Add the option that says where a run creates its folder."""
@@ -161,10 +164,13 @@ def add_explored(explore: Parser) -> None:
     add_out(explore)
 
 
+RELEASES = "paritybit.harness.cli.watch.releases", "run_releases"
+
 WATCHING: tuple[tuple[str, tuple[str, str], Callable[[Parser], object]], ...] = (
     ("watch", ("paritybit.harness.cli.watch.run", "run_watch"), add_options),
     ("shrink", ("paritybit.harness.cli.watch.shrink", "run_shrink"), add_shrink_options),
-    ("releases", ("paritybit.harness.cli.watch.releases", "run_releases"), add_releases_options),
+    ("releases", RELEASES, add_releases_options),
+    ("bisect-releases", RELEASES, add_releases_options),
     ("explore", ("paritybit.harness.cli.explore", "run_explore"), add_explored),
 )
 """The commands: a name, the module and the function that run it, and what adds its options."""

@@ -21,7 +21,6 @@ from typing import Any
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, INTERRUPTED, OK
 from paritybit.harness.cli.watch.display import Display
 from paritybit.harness.cli.words.values import NEWEST
-from paritybit.harness.engines import fetch
 from paritybit.harness.records.case import read_json
 from paritybit.harness.records.files import write_whole
 from rich.console import Console
@@ -29,6 +28,7 @@ from rich.console import Console
 from paritybit import __version__
 from paritybit.drive.engines import BY_NAME
 from paritybit.drive.script import Script
+from paritybit.engines import fetch
 from paritybit.launch import matrix
 from paritybit.launch.command import Running
 from paritybit.launch.follow import Stops

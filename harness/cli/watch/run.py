@@ -16,7 +16,7 @@ from pathlib import Path
 
 from paritybit.harness.cli.folders import run_folder
 from paritybit.harness.cli.watch.display import Display
-from paritybit.harness.cli.watch.options import SECONDS
+from paritybit.harness.cli.watch.options import ONLY_ENGINE, SECONDS
 from paritybit.harness.errors import CannotRunError, MalformedError, known
 from paritybit.harness.machine.gpus import visible_gpus
 from rich.console import Console
@@ -43,9 +43,6 @@ ALLOWANCE = 300.0
 
 AFTER_FINDING = 5.0
 """Seconds that a leg goes on after its first finding. Later ones may show what it did."""
-
-ONLY_ENGINE = ("model", "device", "seed", "seconds", "page_size", "settings", "keep_going")
-"""Options that need --engine."""
 
 
 @dataclass

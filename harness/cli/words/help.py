@@ -21,9 +21,10 @@ COMMANDS = {
     "watch": "Run a command with the KV sanitizer in each engine process, or drive a release",
     "shrink": "Find a smaller case of watch that shows the same finding",
     "releases": "Watch whole releases of an engine and show which have which finding",
+    "bisect-releases": "The same as releases",
     "explore": "Explore every schedule of an engine's prefix cache up to a bound",
     "replay": "Replay case files",
-    "bisect": "Find the smallest set of bugs or static inputs that makes a schedule fail",
+    "bisect": "Find the smallest set of bugs that makes a schedule fail",
     "timeline": "Replay the upstream bug history: which properties were violated at each point",
     "corpus": "Regenerate the regression corpus on the CPU with seed 0",
     "list": "List bugs, runners, models (presets), shapes and properties",
@@ -34,7 +35,6 @@ COMMANDS = {
     "bench": "Measure differential steps per second",
     "mutants": "Break every static buffer in every known way; report what no property detects",
     "engine": "Download an engine release into its own folder",
-    "bisect-releases": "Test releases of an engine and show which of them have which fault",
 }
 """What each command does, in the order in which `paritybit --help` lists them."""
 
@@ -71,25 +71,17 @@ exit codes:
     1  the finding appeared, and its smallest case was written
   125  the finding did not appear
 """,
-    "bisect": """\
-For an engine's case, the command looks for the smallest set of static inputs
-whose stale values make the schedule fail.
-""",
     "compare": """\
 exit codes:
     0  the later run is no worse
     1  a finding is new or worse in the later run
   125  the later run has no verdict where the earlier run had one
 """,
-    "soak": """\
-With --engine, the command soaks a released engine: exit code 0 if every runner
-completed its steps without a finding.
-""",
 }
 """Further paragraphs of a command's own help."""
 
 EXAMPLES = {
-    "regress": "regress --bug swa_pad@decode\nregress --engine sglang==0.5.12 --runner decode",
+    "regress": "regress --bug swa_pad@decode\nregress --engine sglang==0.5.12",
     "watch": (
         "watch --engine sglang==0.5.12\nwatch -- python -m sglang.launch_server --model-path MODEL"
     ),
@@ -108,6 +100,6 @@ EXAMPLES = {
     "bench": "bench --device cpu --record bench.json",
     "mutants": "mutants --runner decode --seeds 1",
     "engine": "engine 0.5.12",
-    "bisect-releases": "bisect-releases --releases 0.5.11,0.5.12 --bug swa_pad@decode",
+    "bisect-releases": "bisect-releases --releases 0.5.11,0.5.12",
 }
 """Command lines by the command's name, one a line."""

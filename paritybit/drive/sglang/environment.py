@@ -9,7 +9,7 @@ from pathlib import Path
 from paritybit.drive.environment import Environment, pins_for, variables
 from paritybit.drive.legs import Leg
 from paritybit.drive.script import Script, Setting
-from paritybit.harness.engines import fetch
+from paritybit.engines import fetch
 
 REAL_DRAFTS = "SGLANG_SIMULATE_ACC_TOKEN_MODE"
 """The variable by which an engine that is to accept drafts accepts the draft's own tokens."""

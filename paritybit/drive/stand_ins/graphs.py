@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from paritybit.drive.stand_ins.modules import found
-from paritybit.reference.torch_ops import TorchOps
-from paritybit.subjects.engines.shared.graphs import (
+from paritybit.engines.graphs import (
     STREAM,
     CpuGraph,
     Event,
@@ -25,7 +24,8 @@ from paritybit.subjects.engines.shared.graphs import (
     emulate_device,
     implement_on_cpu,
 )
-from paritybit.subjects.engines.shared.interpreter import quicken
+from paritybit.engines.interpreter import quicken
+from paritybit.reference.torch_ops import TorchOps
 
 
 def stand_in_for_graphs() -> None:

@@ -11,7 +11,7 @@ from paritybit.drive.stand_ins import attention
 from paritybit.drive.stand_ins.graphs import whole_value
 from paritybit.drive.stand_ins.modules import found
 from paritybit.drive.stand_ins.sampled import Sampled, asked
-from paritybit.subjects.engines.shared.graphs import whole
+from paritybit.engines.graphs import whole
 
 ATTENTION: Mapping[str, Callable[..., None]] = {
     "decode_attention.decode_attention_fwd": attention.decode_attention,

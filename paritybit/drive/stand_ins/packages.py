@@ -7,7 +7,7 @@ from importlib.machinery import ModuleSpec
 from types import FrameType
 from typing import Any
 
-from paritybit.subjects.engines.shared.stubs import StubFinder
+from paritybit.engines.stubs import StubFinder
 
 OPTIONAL = (
     "IPython",

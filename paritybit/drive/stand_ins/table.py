@@ -18,7 +18,7 @@ from paritybit.drive.stand_ins.speculation import (
     use_runners_of_cuda,
 )
 from paritybit.drive.stand_ins.weights import stand_in_for_weights
-from paritybit.subjects.engines.shared.graphs import unpin_memory
+from paritybit.engines.graphs import unpin_memory
 
 ANYWHERE = (
     StandIn("packages", "they are not installed and never used here", stand_in_for_packages),

@@ -3,7 +3,7 @@
 As in the package above, which this one extends, an engine is started in a process of its own.
 """
 
-from paritybit.harness.engines.adapters.packages import Package
+from paritybit.engines.packages import Package
 
 PACKAGE = Package(
     name="transformers",

@@ -10,8 +10,8 @@ from paritybit.drive.environment import Environment, variables
 from paritybit.drive.legs import Leg
 from paritybit.drive.script import Script
 from paritybit.drive.transformers import PACKAGE
-from paritybit.harness.engines import fetch
-from paritybit.subjects.engines.shared.loading import folder_of_package
+from paritybit.engines import fetch
+from paritybit.engines.loading import folder_of_package
 
 PROGRAM = (sys.executable, "-m", "paritybit.drive.transformers")
 

@@ -13,7 +13,7 @@ from paritybit.drive.player import Orders, PlayedError, Player
 from paritybit.drive.playing import Progress
 from paritybit.drive.script import Wave
 from paritybit.drive.transformers.settings import Served
-from paritybit.subjects.engines.shared.loading import named
+from paritybit.engines.loading import named
 
 SAMPLE = "__child#"
 """What the engine puts between the name of a request and the number of a further sample."""

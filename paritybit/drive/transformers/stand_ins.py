@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from paritybit.drive.stand_ins.installing import StandIn
-from paritybit.reference.torch_ops import TorchOps
-from paritybit.subjects.engines.shared.graphs import (
+from paritybit.engines.graphs import (
     CpuGraph,
     Event,
     Stream,
@@ -21,6 +20,7 @@ from paritybit.subjects.engines.shared.graphs import (
     unpin_memory,
     whole,
 )
+from paritybit.reference.torch_ops import TorchOps
 
 KEPT: list[Tensor] = []
 """What a capture under way must not change: on a GPU it runs nothing."""

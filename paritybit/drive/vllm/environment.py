@@ -8,8 +8,8 @@ from paritybit.drive.environment import Environment, pins_for
 from paritybit.drive.environment import variables as variables_of
 from paritybit.drive.legs import Leg
 from paritybit.drive.script import Script
-from paritybit.harness.engines import fetch
-from paritybit.harness.engines.adapters.packages import VLLM
+from paritybit.engines import fetch
+from paritybit.engines.packages import VLLM
 from paritybit.harness.errors import CannotRunError
 
 PROGRAM = (sys.executable, "-m", "paritybit.drive.vllm")

@@ -16,9 +16,9 @@ from paritybit.drive.stand_ins.installing import StandIn, install, put
 from paritybit.drive.stand_ins.packages import OLDEST, UnavailableFinder
 from paritybit.drive.vllm.attention import attend, store
 from paritybit.drive.vllm.settings import Served
+from paritybit.engines.graphs import emulate_device, whole
+from paritybit.engines.interpreter import quicken
 from paritybit.reference.torch_ops import TorchOps
-from paritybit.subjects.engines.shared.graphs import emulate_device, whole
-from paritybit.subjects.engines.shared.interpreter import quicken
 
 OPTIONAL = (
     "cpuinfo",

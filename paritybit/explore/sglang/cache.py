@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from paritybit.engines.missing import PartMissingError
 from paritybit.explore.laws import Tokens
-from paritybit.subjects.engines.shared.missing import PartMissingError
 
 FULL, SLIDING = 0, 1
 SIDES = ("full_attn_allocator", "swa_attn_allocator")

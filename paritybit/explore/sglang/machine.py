@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from paritybit.engines.bags import Bag
+from paritybit.engines.loading import Engine
 from paritybit.explore.bound import Bound
 from paritybit.explore.laws import Shadow
 from paritybit.explore.search import ViolationError
@@ -10,8 +12,6 @@ from paritybit.explore.sglang.cache import FULL, SLIDING, Tree, free_pages, mapp
 from paritybit.explore.sglang.key import Key
 from paritybit.explore.sglang.scheduler import Computed, Scheduler, record, tokens_of
 from paritybit.explore.sglang.world import World, sliding_pages
-from paritybit.subjects.engines.shared.bags import Bag
-from paritybit.subjects.engines.shared.loading import Engine
 
 POOLS = ("full", "sliding")
 QUIET = ("arrive", "end")

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from paritybit.engines.loading import named
+from paritybit.engines.missing import PartMissingError
 from paritybit.explore.bound import OUTPUT
 from paritybit.explore.laws import Tokens
 from paritybit.explore.sglang.world import World
-from paritybit.subjects.engines.shared.loading import named
-from paritybit.subjects.engines.shared.missing import PartMissingError
 
 RATIO = 0.1
 """The share of their output for which running requests reserve slots. A server's falls to it."""

@@ -5,14 +5,14 @@ from array import array
 from dataclasses import dataclass
 from typing import Any
 
+from paritybit.engines import fetch
+from paritybit.engines.bags import Bag
+from paritybit.engines.loading import Engine, named
+from paritybit.engines.missing import PartMissingError
+from paritybit.engines.packages import SGLANG
 from paritybit.explore.bound import Bound
 from paritybit.explore.laws import Tokens
-from paritybit.harness.engines import fetch
-from paritybit.harness.engines.adapters.packages import SGLANG
 from paritybit.harness.errors import MalformedError
-from paritybit.subjects.engines.shared.bags import Bag
-from paritybit.subjects.engines.shared.loading import Engine, named
-from paritybit.subjects.engines.shared.missing import PartMissingError
 
 BATCHES = "srt.managers.schedule_batch"
 CACHE = "srt.mem_cache"
@@ -59,12 +59,10 @@ def sliding_pages(bound: Bound) -> int:
 
 def load(found: fetch.Found) -> Engine:
     """Return a release or a source tree, loaded into this process without a model."""
-    from paritybit.harness.engines.adapters import sglang  # noqa: PLC0415
+    from paritybit.explore.sglang.loading import load_sglang  # noqa: PLC0415
 
     os.environ.update(ENVIRONMENT)
-    return sglang.load(
-        found.package, fetch.dependencies_folder() / SGLANG.dependencies[0], device="cpu"
-    )
+    return load_sglang(found.package, fetch.dependencies_folder() / SGLANG.dependencies[0])
 
 
 @dataclass(frozen=True)
@@ -80,17 +78,12 @@ class World:
     """Makes the engine's objects of one bound. Settings are published to the engine once."""
 
     def __init__(self, engine: Engine, bound: Bound) -> None:
-        from paritybit.subjects.engines.sglang.host.host import (  # noqa: PLC0415
-            Host,
-            Switch,
-            server_arguments,
-        )
+        from paritybit.explore.sglang.host import Host, server_arguments  # noqa: PLC0415
 
         self.engine, self.bound = engine, bound
         asked: set[str] = set()
         self.chunk = -(-bound.budget // bound.page_size) * bound.page_size
         settings = server_arguments((1,), (self.chunk,), bound.page_size, asked) | SETTINGS
-        settings["enable_mamba_extra_buffer"] = Switch(on=False)
         self.host = Host(engine, settings, "cpu", asked)
         self.batch = engine.part(f"{BATCHES}:ScheduleBatch")
         self.adder = engine.part("srt.managers.schedule_policy:PrefillAdder")
@@ -141,10 +134,7 @@ class World:
 
     def prefix_cache(self, table: Any, allocator: Any) -> Any:
         """Return the prefix cache that the engine chooses for a hybrid model."""
-        from paritybit.subjects.engines.sglang.scheduling.cache import (  # noqa: PLC0415
-            CHOICE,
-            choice_of,
-        )
+        from paritybit.explore.sglang.loading import CHOICE, choice_of  # noqa: PLC0415
 
         part, bound = self.engine.part, self.bound
         parameters = named(
@@ -162,7 +152,7 @@ class World:
             choose = part(CHOICE)
         except PartMissingError:
             return part(f"{CACHE}.swa_radix_cache:SWARadixCache")(parameters)
-        return choose(choice_of(self.host, parameters, self.chunk, disabled=False))
+        return choose(choice_of(self.host, parameters, self.chunk))
 
     def request(self, name: str, prompt: Tokens) -> Any:
         """Return a new request of the engine, which ends at the longest length."""

@@ -240,11 +240,6 @@ def attention_in_pieces(observed: Observation) -> Observation:
     return with_graph_facts(observed, expects_attention=False)
 
 
-def one_graph_less(observed: Observation) -> Observation:
-    """A replay of fewer graphs than there are."""
-    return with_facts(observed, graphs_replayed=0)
-
-
 def block_handed_out(observed: Observation) -> Observation:
     """A replay around which the allocator handed out a block."""
     return with_facts(observed, allocated=1)
@@ -303,7 +298,6 @@ FAULTS: list[tuple[str, Spoil]] = [
     ("captured_path", one_translation_less),
     ("captured_path", no_attention),
     ("captured_path", attention_in_pieces),
-    ("captured_path", one_graph_less),
     ("captured_path", block_handed_out),
     ("captured_path", moved_output),
     ("log_hygiene", logged_warning),
@@ -602,7 +596,6 @@ PATH_BREACHES: list[tuple[Spoil, str]] = [
     (one_translation_less, "the graph contains 0 translations; its location scheme needs 1"),
     (no_attention, "the graph contains no attention"),
     (attention_in_pieces, "the graph contains attention, which must run eagerly"),
-    (one_graph_less, "0 graphs were replayed; expected 1"),
     (block_handed_out, "the allocator handed out 1 blocks during the replay"),
     (moved_output, "the static output logits has moved since the capture"),
 ]

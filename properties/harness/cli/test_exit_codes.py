@@ -233,7 +233,6 @@ WITHOUT_TORCH: Sequence[tuple[list[str], int]] = [
     (["mutants", "--runner", "decod"], MALFORMED),
     (["replay", "case.json", "--device", "gpu"], MALFORMED),
     (["regress", "--engine", "nonsense"], MALFORMED),
-    (["soak", "--record", "soak.json", "--engine", "/nowhere"], MALFORMED),
     (["replay", "case.json", "--engine", "sglang==new"], MALFORMED),
     (["engine", "new"], MALFORMED),
     (["engine", "sgl==0.5.12"], MALFORMED),

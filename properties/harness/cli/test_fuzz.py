@@ -20,8 +20,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from paritybit.harness.cli.parser import parser
 from paritybit.harness.cli.words.help import EXAMPLES
-from paritybit.harness.engines import record as engine_record
-from paritybit.harness.engines.case import EngineCase
 from paritybit.harness.errors import CannotRunError
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.case import Case
@@ -36,7 +34,6 @@ from properties.support.harness.command_line import (
     MALFORMED,
     OK,
 )
-from properties.support.reports.engine_trials import engine_trial
 from properties.support.reports.records import red
 
 MOST = int(os.environ.get("PARITYBIT_FUZZ", "40"))
@@ -252,7 +249,6 @@ CASE = Case(TRIAL, Schedule((Admit(1, 16), Decode((0,)))), "kv_parity", 0, ())
 FILES = {
     "a case": CASE.to_json(),
     "a case with a history": {**CASE.to_json(), "history": [CASE.to_json()["schedule"]]},
-    "an engine's case": EngineCase("sglang==1", CASE).to_json(),
 }
 
 
@@ -282,18 +278,6 @@ def test_no_record_ends_badly(command: str, data: st.DataObject, tmp_path: Path)
     if command == "compare":
         paths.insert(data.draw(st.integers(0, 1)), str(whole))
     ends_well(command, *paths, *([] if command == "summary" else ["--page", str(page)]))
-
-
-@settings(fuzzed, max_examples=max(4, MOST // 4))
-@given(data=st.data())
-def test_no_record_of_an_engine_ends_badly(data: st.DataObject, tmp_path: Path) -> None:
-    whole, path = tmp_path / "engine.json", tmp_path / "changed.json"
-    engine_record.write(engine_trial(), whole)
-    path.write_text(json.dumps(changed(data, json.loads(whole.read_text()))))
-    paths = [str(whole), str(path)]
-    if data.draw(st.booleans()):
-        paths.reverse()
-    ends_well("compare", *paths, "--page", str(tmp_path / "page.html"))
 
 
 @fuzzed

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from paritybit.harness.campaigns.spreading import database, journal
 from paritybit.harness.cli.pages import previous_of
-from paritybit.harness.engines.trial import mentions
 from paritybit.harness.errors import CannotRunError, MalformedError
 from paritybit.harness.records import files
 from paritybit.harness.records.case import read_json
@@ -120,16 +119,6 @@ def test_an_earlier_record_is_reported_as_unreadable(hostile: Path, tmp_path: Pa
     previous = previous_of(now / "run.json", green())
     assert (previous is not None) == regular
     assert previous is None or previous.sentence.startswith("cannot be compared: run.json ")
-
-
-def test_source_of_an_engine_is_read_as_text_or_refused(hostile: Path, tmp_path: Path) -> None:
-    source = tmp_path / "source" / "module.py"
-    source.parent.mkdir()
-    hostile.rename(source)
-    try:
-        assert not mentions(source.parent, "runner")
-    except MalformedError as error:
-        assert str(error).startswith("module.py ")
 
 
 REGRESS = ["regress", "--device", "cpu", "--runner", "cpu_graph", "--bug", "req_pool_pad"]

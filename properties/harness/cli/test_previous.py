@@ -1,58 +1,30 @@
 """The page of a run and the terminal offer the run before it: which that is, and what differs."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from paritybit.harness.cli.folders import earlier_records, swap_link
 from paritybit.harness.cli.pages import previous_of, print_previous
-from paritybit.harness.engines import record as engine_record
 from paritybit.harness.records import record as run_record
 from paritybit.harness.records.schema import Record
-from paritybit.reports import engine_page
 from paritybit.reports.compared.previous import MOST, Previous
 from paritybit.reports.page import render
 from rich.console import Console
 
 from paritybit.__main__ import main
-from properties.support.harness.command_line import OK, edit
+from properties.support.harness.command_line import OK
 from properties.support.reports.pages import Page
 from properties.support.reports.records import green, interrupted, many, red, without_event
 
 FIRST, SECOND, THIRD = "20251122T105000Z", "20251122T105000-2Z", "20251122T105000-10Z"
 """Folders of runs of one second, in their order."""
 
-ENGINE: dict[str, Any] = {
-    "environment": {"commit": "a" * 40, "dirty": False, "device_name": "CPU, 2 cores"},
-    "command": "paritybit regress",
-    "engine": "sglang 1",
-    "verdict": "absent",
-    "message": "no difference found",
-    "answer": {
-        "legs": [],
-        "findings": [],
-        "undecided": [],
-        "lacking": [],
-        "faults": [],
-        "seconds": 1.0,
-        "interrupted": False,
-    },
-}
-
 
 def written(out: Path, name: str, record: Record) -> Path:
     """Write the record of a run into its folder; return its path."""
     path = out / name / "run.json"
     run_record.write(record, path)
-    return path
-
-
-def tried(out: Path, name: str, **changed: object) -> Path:
-    """Write the record of an engine's trial into its folder; return its path."""
-    path = out / name / "engine.json"
-    engine_record.write({**ENGINE, **changed}, path)
     return path
 
 
@@ -66,15 +38,16 @@ def before(path: Path, record: Record) -> Previous:
 def test_the_run_before_is_the_last_of_its_kind_in_the_folder(tmp_path: Path) -> None:
     """By time, and by number within a second; not `latest`, and nothing of another name."""
     first, third = written(tmp_path, FIRST, green()), written(tmp_path, THIRD, green())
-    second, trial = tried(tmp_path, SECOND), tried(tmp_path, "20251122T095000Z")
+    (tmp_path / SECOND).mkdir()
+    second = tmp_path / SECOND / "watch.json"
+    second.write_text("{}")
     written(tmp_path, "kept", green())
     (tmp_path / "20251122T105000-3Z").mkdir()
     (tmp_path / "notes.txt").write_text("")
     swap_link(third.parent)
     assert earlier_records(third) == [first]
-    assert earlier_records(second) == [trial]
+    assert not earlier_records(second)
     assert not earlier_records(first)
-    assert not earlier_records(trial)
     assert not earlier_records(tmp_path / "kept" / "run.json")
     latest = tmp_path / "latest" / "run.json"
     assert earlier_records(latest.resolve()) == [first]
@@ -173,50 +146,6 @@ def test_the_page_is_made_again_with_the_run_before(tmp_path: Path) -> None:
     assert 'id="previous"' in page
     assert main(["report", str(second), "--page", str(tmp_path / "page.html")]) == OK
     assert 'id="previous"' not in (tmp_path / "page.html").read_text()
-
-
-def test_the_trial_of_an_engine_is_held_against_the_trial_before_it(tmp_path: Path) -> None:
-    finding = {"runner": "decode", "preset": "gpt_oss", "property": "kv_parity", "faults": []}
-    found = {**finding, "message": "step 3", "listed": None, "cause": None}
-    answer = {**ENGINE["answer"], "findings": [found]}
-    tried(tmp_path, FIRST, engine="sglang 0")
-    later = {**ENGINE, "answer": answer}
-    previous = previous_of(tried(tmp_path, SECOND, answer=answer), later)
-    assert previous is not None
-    assert previous.sentence == "Worse: findings: 1 new"
-    assert previous.comparison is not None
-    assert previous.comparison.names[0] == f"sglang 0, tested by {'a' * 12}, on CPU, 2 cores"
-    made = engine_record.make("sglang 1", "cpu", "paritybit", (), full_answer())
-    page = Page(engine_page.render(made, (), previous))
-    assert "kv_parity on decode, gpt_oss" in page.text
-    assert page.dead_links == set()
-    edit(tmp_path / FIRST / "engine.json", "answer", value={})
-    previous = previous_of(tmp_path / SECOND / "engine.json", later)
-    assert previous is not None
-    assert previous.sentence == "cannot be compared: its record is incomplete"
-
-
-def test_a_trial_of_another_engine_is_passed_over(tmp_path: Path) -> None:
-    tried(tmp_path, FIRST, engine="sglang 0")
-    tried(tmp_path, SECOND, engine="vllm 0")
-    path = tried(tmp_path, THIRD, engine="sglang in tree")
-    previous = previous_of(path, json.loads(path.read_text()))
-    assert previous is not None
-    assert previous.name == FIRST
-
-
-def full_answer() -> dict[str, object]:
-    """Return the answer of a trial that tried nothing, with all that its page shows."""
-    return {
-        **json.loads(json.dumps(ENGINE["answer"])),
-        "padding": [],
-        "policies": [],
-        "notes": [],
-        "stubs": [],
-        "emulated": [],
-        "assumed_off": [],
-        "modules": [],
-    }
 
 
 def test_the_terminal_says_in_a_line_what_differs_from_the_run_before(

@@ -1,6 +1,5 @@
 """What is written is whole or not there at all; folders of runs, and the link to the last."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -200,17 +199,3 @@ def test_a_link_that_cannot_be_made_is_named(
     monkeypatch.setattr("pathlib.Path.symlink_to", refuse)
     with pytest.raises(CannotRunError, match=r"cannot write \S+/latest: Operation not permitted"):
         swap_link(new_folder(tmp_path))
-
-
-def test_a_walk_over_releases_leaves_the_link_to_the_last_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It has no record of its own, and may have tried nothing."""
-    swap_link(run := new_folder(tmp_path / "out"))
-    monkeypatch.setenv("PARITYBIT_ENGINES", str(tmp_path))
-    said = "(from versions: 0.5.11)"
-    monkeypatch.setattr("paritybit.harness.engines.fetch._pip", lambda *_: said)
-    words = ["--releases", "0.0.0", "--device", "cpu", "--out", str(tmp_path / "out")]
-    assert main(["bisect-releases", *words]) == CANNOT_RUN
-    assert (tmp_path / "out/latest").resolve() == run
-    assert re.search(r"records and pages: .*Z$", capsys.readouterr().out, re.M)

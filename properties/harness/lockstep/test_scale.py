@@ -147,7 +147,7 @@ def test_a_gpu_too_small_is_told_and_a_large_one_takes_one_process(
         (["regress", "--shape", "huge"], "unknown shape 'huge'; valid: tiny, mid, real"),
         (
             ["regress", "--shape", "mid", "--engine", "sglang==0.5.11"],
-            "released engines run at shape tiny",
+            "--shape cannot be used with --engine",
         ),
     ],
 )

@@ -34,10 +34,10 @@ from paritybit.harness.schedules.schedule import Step
 from paritybit.reference.allocator import Ownership
 from paritybit.reference.pool import PoolSizes
 from paritybit.reference.state_pool import Section
-from paritybit.subjects.engines.shared.interpreter import accept_masks
 from paritybit.subjects.protocol import Keys
 from torch import Tensor
 
+from paritybit.engines.interpreter import accept_masks
 from properties.support.harness.planting import SCHEDULE, build
 
 ENGINES = ("eagle_draft", "frozen_kv_mtp")

@@ -19,9 +19,9 @@ from paritybit.harness.lockstep.scale.comparison import compared_on_device
 from paritybit.reference.config import PRESETS, AttentionShape, Kind, ModelConfig
 from paritybit.reference.model import column_major
 from paritybit.reference.ops import STATE_GAIN, Ops, Reused
-from paritybit.subjects.engines.shared.interpreter import accept_masks
 from torch import Tensor
 
+from paritybit.engines.interpreter import accept_masks
 from properties.support.harness.comparisons import check_comparisons
 from properties.support.subjects.listings import (
     check_any_stride,

@@ -1,0 +1,38 @@
+"""Fetching a release of an engine, and watching it where a run of the laboratory was asked for."""
+
+import argparse
+
+from paritybit.harness.cli.exit_codes import OK
+from paritybit.harness.cli.watch.options import ONLY_ENGINE
+from paritybit.harness.cli.watch.run import run_watch
+from paritybit.harness.errors import MalformedError
+
+from paritybit.engines import fetch
+
+OF_THE_LABORATORY = ("bug", "runner", "preset", "examples", "workers", "mps", "ray", "journal")
+"""Options that belong to the engine that is built in."""
+
+
+def run_engine(options: argparse.Namespace) -> int:
+    """Fetch a release, which a version alone names if it is one of sglang."""
+    found = fetch.fetch(*fetch.release_of(options.version))
+    print(f"{found.name} is in {fetch.folder()}")
+    return OK
+
+
+def watch_engine(options: argparse.Namespace) -> int:
+    """Watch the engine that `regress` was asked to test; return the exit code.
+
+    Raises MalformedError for an option that belongs to the engine that is built in.
+    """
+    given = [name for name in (*OF_THE_LABORATORY, "database") if getattr(options, name)]
+    if options.shape != "tiny":
+        given.append("shape")
+    if given:
+        raise MalformedError(
+            f"--{given[0]} cannot be used with --engine, which watches the engine as a whole "
+            "(see paritybit watch --help)"
+        )
+    rest = dict.fromkeys(ONLY_ENGINE) | {"settings": (), "keep_going": False}
+    asked = {"checks": (), "every": 1, "known": None, "command": None}
+    return run_watch(argparse.Namespace(**{**rest, **asked, **vars(options)}))

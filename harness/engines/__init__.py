@@ -1,1 +1,0 @@
-"""Released engines: fetching one, and its trial in a process of its own."""

@@ -1,1 +1,0 @@
-"""What is done with an engine beside its trial: soaks of many steps."""

@@ -1,0 +1,287 @@
+"""Engines by name or by folder: where they lie, and how those that do not are fetched, apart."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from paritybit.harness.errors import CannotRunError, MalformedError, quoted
+
+from paritybit.engines.loading import folder_of_package
+from paritybit.engines.packages import PACKAGES, SGLANG, Package
+from paritybit.places import cache_folder
+
+FOLDER_VARIABLE = "PARITYBIT_ENGINES"
+"""Names the folder of fetched engines, in place of the folder `engines` in the user's cache."""
+
+PINS = Path(__file__).parent / "pins"
+"""Requirements files with a hash for each file: what engines import."""
+
+RELEASES = PINS / "engine-releases.txt"
+"""Hashes of the files of releases; one that is newer has none."""
+
+OTHER_HASH = "DO NOT MATCH THE HASHES"
+"""What the package client says where a file is not what is pinned."""
+
+VERSION = r"[0-9]+(?:[.][0-9]+)*(?:(?:a|b|rc)[0-9]+)?(?:[.]post[0-9]+)?(?:[.]dev[0-9]+)?"
+"""What a release's version looks like."""
+
+NAMED = re.compile(rf"({'|'.join(PACKAGES)})==({VERSION})")
+
+
+@dataclass(frozen=True)
+class Found:
+    """An engine that lies here: what it is called, its package's folder, and which engine it is."""
+
+    name: str
+    package: Path
+    engine: str = SGLANG.name
+
+
+def folder() -> Path:
+    """Return where engines are kept."""
+    return Path(os.environ.get(FOLDER_VARIABLE) or cache_folder() / "engines")
+
+
+def dependencies_folder() -> Path:
+    """Return where what engines import is kept; compiled modules are for one Python alone."""
+    return folder() / str(sys.implementation.cache_tag)
+
+
+def find(spec: str) -> Found:
+    """Return the engine of `NAME==VERSION`, fetched if need be, or of a folder.
+
+    Raises MalformedError for what is neither, for a release that does not exist, and for a file
+    that has another hash than is pinned; CannotRunError for a release that cannot be had here.
+    """
+    package, named = package_of(spec), NAMED.fullmatch(spec)
+    if named is not None:
+        return fetch(named[2], package)
+    home = folder_of_package(Path(spec), package.name, package.marker)
+    assert home is not None
+    _require_dependencies(package)
+    return Found(f"{package.name} in {Path(spec).name or spec}", home.resolve(), package.name)
+
+
+def package_of(spec: str) -> Package:
+    """Return which engine is asked for. Raises MalformedError for what is none."""
+    named = NAMED.fullmatch(spec)
+    if named is not None:
+        return PACKAGES[named[1]]
+    try:
+        found = [
+            package
+            for package in PACKAGES.values()
+            if folder_of_package(Path(spec), package.name, package.marker) is not None
+        ]
+    except (OSError, ValueError):  # It cannot be a path at all.
+        found = []
+    if len(found) > 1:
+        both = " and ".join(package.name for package in found)
+        raise MalformedError(
+            f"{quoted(spec)} contains the source of both {both}; name a folder with only one"
+        )
+    if not found:
+        raise MalformedError(f"{quoted(spec)} is not an engine; {what_is_an_engine()}")
+    return found[0]
+
+
+def what_is_an_engine() -> str:
+    """Say what may be asked for."""
+    names = " or ".join(f"{name}==VERSION" for name in PACKAGES)
+    folders = " or ".join(f"{one.name}/{one.marker}" for one in PACKAGES.values())
+    return (
+        f"expected {names}, or a folder that contains {folders}, directly or in its subfolder "
+        "python"
+    )
+
+
+def require_release(version: str, package: Package = SGLANG) -> None:
+    """Raise MalformedError for what is no version number: it becomes part of a folder's name."""
+    if re.fullmatch(VERSION, version) is None:
+        raise MalformedError(f"{quoted(version)} is not a release number such as {package.example}")
+
+
+def release_of(spec: str) -> tuple[str, Package]:
+    """Return the version and the engine of ENGINE==VERSION; VERSION alone is one of sglang.
+
+    Raises MalformedError for an engine that there is not, and for what is no version.
+    """
+    name, _, version = spec.rpartition("==")
+    package = PACKAGES.get(name or SGLANG.name)
+    if package is None:
+        raise MalformedError(f"{quoted(name)} is not an engine; valid: {', '.join(PACKAGES)}")
+    require_release(version, package)
+    return version, package
+
+
+def fetch(version: str, package: Package = SGLANG) -> Found:
+    """Return a release, unpacked; fetch it and what it imports with the package client first.
+
+    Raises as `find` does.
+    """
+    require_release(version, package)
+    name, marker = package.name, package.marker
+    home = folder() / f"{name}-{version}"
+    found = folder_of_package(home, name, marker)
+    if found is None:
+        _require_place(home.name)
+        with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
+            unpacked = Path(scratch) / "unpacked"
+            with zipfile.ZipFile(_download(version, Path(scratch), package)) as archive:
+                needed = [one for one in archive.namelist() if not one.endswith(package.unneeded)]
+                archive.extractall(unpacked, needed)
+            if folder_of_package(unpacked, name, marker) is None:
+                raise CannotRunError(f"the wheel of {name} {version} contains no {name}/{marker}")
+            _move(unpacked, home)
+        found = folder_of_package(home, name, marker)
+        assert found is not None
+    _require_dependencies(package)
+    return Found(f"{name} {version}", found, name)
+
+
+def newest(package: Package = SGLANG) -> str:
+    """Return the newest release on the index. Raises CannotRunError where there is no index."""
+    with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
+        wheel = _download(None, Path(scratch), package)
+        return wheel.name.split("-")[1]
+
+
+def released(oldest: str, package: Package = SGLANG) -> list[str]:
+    """Return every release on the index from one on, in order. Raises as `newest` does."""
+    said = _pip("index", "versions", package.name)
+    listed = re.search(r"Available versions: (.*)", said)
+    if listed is None:
+        raise CannotRunError(
+            f"cannot list the releases of {package.name} because no package index answers"
+        )
+    versions = [version.strip() for version in listed[1].split(",")]
+    since = [version for version in versions if in_order(version) >= in_order(oldest)]
+    return sorted(since, key=in_order)
+
+
+def fetched(package: Package = SGLANG) -> list[str]:
+    """Return the releases that lie here, in order."""
+    prefix = f"{package.name}-"
+    names = [home.name.removeprefix(prefix) for home in folder().glob(f"{prefix}*")]
+    return sorted(names, key=in_order)
+
+
+def in_order(version: str) -> list[int]:
+    """Return what versions sort by."""
+    return [int(part) for part in re.findall(r"\d+", version)]
+
+
+def _download(version: str | None, into: Path, package: Package) -> Path:
+    """Return the wheel of a release, the newest for None. Raises as `find` does."""
+    wanted = package.name if version is None else f"{package.name}=={version}"
+    words, pins = [wanted], pinned(wanted)
+    if pins is not None:
+        (into / "pinned.txt").write_text(pins)
+        words = ["--require-hashes", "-r", str(into / "pinned.txt")]
+    said = _pip("download", "--no-deps", "--only-binary", ":all:", "--dest", str(into), *words)
+    wheels = list(into.glob("*.whl"))
+    if wheels:
+        return wheels[0]
+    if OTHER_HASH in said:
+        raise MalformedError(
+            f"the hash of {wanted} on the package index differs from the pinned hash"
+        )
+    listed = re.search(r"from versions: (.*)\)", said)
+    if version is not None and listed is not None and listed[1].strip() not in {"", "none"}:
+        raise MalformedError(
+            f"the package index has no {package.name} {version} for this Python version"
+        )
+    raise CannotRunError(
+        f"{wanted} is not installed and cannot be downloaded because no package index answers"
+    )
+
+
+def pinned(wanted: str) -> str | None:
+    """Return the requirement of a release with the hashes of its files, None where it has none."""
+    block = re.search(rf"^{re.escape(wanted)} \\\n(?: +--hash=.*\n?)+", RELEASES.read_text(), re.M)
+    return None if block is None else block[0]
+
+
+def _require_dependencies(package: Package) -> None:
+    """Install what an engine imports, apart from the main environment, unless it is there."""
+    for name in package.dependencies:
+        install(name, PINS / f"engine-{name}.txt")
+
+
+def install(name: str, requirements: Path) -> None:
+    """Install one folder of what engines import, from a requirements file, unless it is there.
+
+    Raises CannotRunError where it cannot be, MalformedError where a file is not what is pinned.
+    """
+    if (dependencies_folder() / name).exists():
+        return
+    _require_place(name)
+    with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
+        target = Path(scratch) / name
+        said = _pip(
+            "install",
+            "--no-deps",
+            "--require-hashes",
+            "--target",
+            str(target),
+            "-r",
+            str(requirements),
+        )
+        if not target.exists():
+            if OTHER_HASH in said:
+                raise MalformedError(
+                    "the hash of a dependency of the engine differs from the pinned hash"
+                )
+            last = (said.strip().splitlines() or ["no output"])[-1]
+            raise CannotRunError(f"cannot install the dependencies of the engine: {last}")
+        _move(target, dependencies_folder() / name)
+
+
+def _move(source: Path, home: Path) -> None:
+    """Put a whole folder in its place in one move, unless another process has just done so.
+
+    Raises CannotRunError where it cannot be kept.
+    """
+    beside = home.with_name(f".{home.name}-{os.getpid()}")
+    try:
+        home.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(source, beside, symlinks=True)
+        beside.rename(home)
+    except OSError as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        if not home.is_dir():
+            raise _not_kept(home.name, error) from error
+
+
+def _require_place(name: str) -> None:
+    """Raise CannotRunError before anything is fetched that could not be kept."""
+    try:
+        folder().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder()):
+            pass
+    except OSError as error:
+        raise _not_kept(name, error) from error
+
+
+def _not_kept(name: str, error: OSError) -> CannotRunError:
+    """Return why what was fetched is not there; it names no path, as a record may hold it."""
+    reason = error.strerror or "some files could not be copied"
+    return CannotRunError(f"cannot store {name} in the engine folder ({FOLDER_VARIABLE}): {reason}")
+
+
+def _pip(*arguments: str) -> str:
+    """Run the package client and return all it says. Raises CannotRunError if it is missing."""
+    if importlib.util.find_spec("pip") is None:
+        raise CannotRunError(
+            "downloading an engine needs the package pip: install the extra 'paritybit[engines]'"
+        )
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr

@@ -1,0 +1,148 @@
+"""Loading an engine: one release, or one source tree, into this process.
+
+What an engine's buffers, pool and runners never call is stubbed. The list of stubs is an
+engine's own and fixed, whatever release is loaded.
+"""
+
+import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib.metadata import Distribution, DistributionFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from paritybit.engines.missing import PartMissingError
+from paritybit.engines.stubs import StubFinder
+
+NO_CONTEXT = DistributionFinder.Context()
+"""That of who asks for every distribution."""
+
+
+class Engine:
+    """An engine's modules, by import. One per process: its package, `name`, has one name.
+
+    `dependencies` are folders of what the engine imports besides torch. Its package is entered
+    by its own front end with `front`, else as a bare package, of which nothing runs.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        package: Path,
+        dependencies: Sequence[Path],
+        stubs: StubFinder,
+        *,
+        front: bool = False,
+    ) -> None:
+        self.name = name
+        self.stubs = stubs
+        self.modules: list[str] = []
+        sys.meta_path.insert(0, self.stubs)
+        sys.path.extend(map(str, dependencies))
+        if front:
+            sys.path.append(str(package.parent))
+            sys.meta_path.append(DistributionOfTree(name))
+            return
+        bare = ModuleType(name)
+        bare.__path__ = [str(package)]
+        sys.modules[name] = bare
+
+    def module(self, name: str) -> ModuleType:
+        """Return the module `name` of the engine. Raises PartMissingError where it has none."""
+        full = f"{self.name}.{name}"
+        try:
+            found = importlib.import_module(full)
+        except ModuleNotFoundError as error:
+            if error.name is not None and f"{full}.".startswith(f"{error.name}."):
+                raise PartMissingError(f"the engine has no module {name}") from error
+            raise PartMissingError(f"{name} cannot be imported: {message(error)}") from error
+        except Exception as error:  # An engine's import may fail in any way.
+            raise PartMissingError(f"{name} cannot be imported: {message(error)}") from error
+        self.modules.append(name)
+        return found
+
+    def part(self, *places: str) -> Any:
+        """Return the first part that exists of `places`, each as module:name."""
+        for place in places:
+            module, _, name = place.partition(":")
+            try:
+                return getattr(self.module(module), name)
+            except AttributeError:
+                continue
+            except PartMissingError as error:
+                if "cannot be imported" in str(error):
+                    raise
+        raise PartMissingError(f"the engine has none of {', '.join(places)}")
+
+    def fill(self, module: str, values: Mapping[str, Any]) -> None:
+        """Set names of a module."""
+        loaded = self.module(module)
+        for name, value in values.items():
+            setattr(loaded, name, value)
+
+
+class UnbuiltDistribution(Distribution):
+    """What is known of a package that was never built: its name, and a version of no release."""
+
+    def __init__(self, name: str) -> None:
+        self.package = name
+
+    def read_text(self, filename: str) -> str | None:
+        """Return the metadata; there is no other file."""
+        known = f"Metadata-Version: 2.1\nName: {self.package}\nVersion: 0.dev0\n"
+        return known if filename == "METADATA" else None
+
+    def locate_file(self, path: Any) -> Path:
+        """Return where a file would lie."""
+        return Path(path)
+
+
+class DistributionOfTree(DistributionFinder):
+    """Finds the distribution of an engine's source tree, last: of a release its own is found.
+
+    A front end may ask for its version, and take another way where it has none.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.package = name
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
+        """Find no module."""
+
+    def find_distributions(self, context: Any = NO_CONTEXT) -> Iterator[Distribution]:
+        """Yield the distribution, where it is asked for."""
+        if context.name == self.package:
+            yield UnbuiltDistribution(self.package)
+
+
+def folder_of_package(engine: Path, name: str, marker: str) -> Path | None:
+    """Return an engine's package in an unpacked wheel or a source checkout, if it is one.
+
+    It is called `name` and has a folder called `marker`.
+    """
+    for folder in (engine / name, engine / "python" / name, engine / "src" / name):
+        if (folder / marker).is_dir():
+            return folder
+    return None
+
+
+def named(made: Callable[..., Any], **arguments: Any) -> Callable[..., Any]:
+    """Return `made` with those of the arguments given that its signature names."""
+    known = inspect.signature(made).parameters
+    return partial(made, **{name: value for name, value in arguments.items() if name in known})
+
+
+def message(error: BaseException) -> str:
+    """Return an error in one line, with where it was raised, if that is not what it says."""
+    lines = str(error).strip().splitlines()
+    if isinstance(error, PartMissingError):
+        return lines[0]
+    said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SyntaxError) or not frames:
+        return said
+    return f"{said} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"

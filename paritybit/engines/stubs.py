@@ -1,0 +1,169 @@
+"""Stand-ins for modules that an engine imports and, as our model goes, never uses.
+
+While modules are imported a stand-in can be called, compared, subclassed and asked for
+anything. Later whoever calls or compares one is told which it was: what an engine uses must be
+declared among its answers.
+"""
+
+import importlib
+import sys
+from abc import ABCMeta
+from collections.abc import Iterator, Mapping
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import FrameType, MappingProxyType, ModuleType
+from typing import Any
+
+from paritybit.engines.missing import StandInUsedError
+
+
+class Stand(ABCMeta):
+    """The type of stand-ins: any attribute of one is another, and it lists nothing.
+
+    An abstract base may stand beside one. `refused` collects the names of those that are used
+    outside an import: an engine may catch the error.
+    """
+
+    refused: set[str]
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return stand_in(cls.__module__, f"{cls.__qualname__}.{name}", cls.refused)
+
+    def __call__(cls, *arguments: Any, **named: Any) -> Any:
+        """Return an instance. Raises StandInUsedError outside an import."""
+        only_imported(cls, "called")
+        return super().__call__(*arguments, **named)
+
+    def __eq__(cls, other: object) -> bool:
+        """Return whether both are one. Raises StandInUsedError outside an import if they are not.
+
+        An engine compares a setting with it, say, which is then of no declared kind.
+        """
+        if cls is not other:
+            only_imported(cls, "compared something with")
+        return cls is other
+
+    def __hash__(cls) -> int:
+        return super().__hash__()
+
+    def __bool__(cls) -> bool:
+        """Return True. Raises StandInUsedError outside an import."""
+        only_imported(cls, "asked for the truth of")
+        return True
+
+    def __iter__(cls) -> Iterator[Any]:
+        """List nothing. Raises StandInUsedError outside an import."""
+        only_imported(cls, "listed")
+        return iter(())
+
+
+class Anything(metaclass=Stand):
+    """What stand-ins descend from: takes any arguments, and any value as a pydantic field."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        pass
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Give back the first argument, as a decorator that does nothing.
+
+        Raises StandInUsedError outside an import.
+        """
+        only_imported(type(self), "called")
+        return arguments[0] if arguments else self
+
+    def __init_subclass__(cls, **named: Any) -> None:
+        super().__init_subclass__()
+
+    @classmethod
+    def register(cls, *arguments: Any, **named: Any) -> None:
+        """Register nothing. Raises StandInUsedError outside an import."""
+        only_imported(cls, "called")
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> dict[str, Any]:
+        return {"type": "any"}
+
+
+def stand_in(module: str, name: str, refused: set[str]) -> Stand:
+    """Return a class of that module and name that can be subclassed and asked for anything."""
+    named = {"__module__": module, "__qualname__": name, "refused": refused}
+    return Stand(name.rpartition(".")[2], (Anything,), named)
+
+
+def only_imported(used: Stand, how: str) -> None:
+    """Raise StandInUsedError, which names what is used, unless a module is being imported."""
+    if not importing():
+        name = f"{used.__module__}.{used.__qualname__}"
+        used.refused.add(name)
+        raise StandInUsedError(f"the engine {how} {name}, which is a stub")
+
+
+def importing() -> bool:
+    """Whether this runs because an engine imports a module, at once or lazily.
+
+    It does where the import machinery is called nearer than the rest of the adapter: what
+    imported the adapter itself is of no account.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        held = frame.f_globals
+        if held is vars(importlib._bootstrap):
+            return True
+        if held is not globals() and held.get("__package__") == __package__:
+            return False
+        frame = frame.f_back
+    return False
+
+
+class StubModule(ModuleType):
+    """A module that has every name. `refused` is that of its stand-ins."""
+
+    def __init__(self, name: str, refused: set[str]) -> None:
+        super().__init__(name)
+        self.refused = refused
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        made = stand_in(self.__name__, name, self.refused)
+        setattr(self, name, made)
+        return made
+
+
+class StubFinder(MetaPathFinder, Loader):
+    """Finds stubs of the given names, but for those below one that must be `absent`.
+
+    `answers` are what stubbed modules have that is used. `used` are those that were asked for,
+    and what of them was refused outside an import.
+    """
+
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        absent: tuple[str, ...] = (),
+        answers: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    ) -> None:
+        self.names = names
+        self.absent = absent
+        self.answers = answers
+        self.used: set[str] = set()
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Return the spec of a stub, for a name on the list or below one."""
+        if fullname in self.absent:
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+        root = next((name for name in self.names if f"{fullname}.".startswith(f"{name}.")), None)
+        if root is None:
+            return None
+        self.used.add(root)
+        return ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return an empty stub."""
+        return StubModule(spec.name, self.used)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give the stub what is declared of it."""
+        vars(module).update(self.answers.get(module.__name__, {}))

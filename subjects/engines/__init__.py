@@ -1,1 +1,0 @@
-"""Adapters of engines that others wrote, a folder for each."""

@@ -1,1 +1,0 @@
-"""What engines have in common whose KV lies in blocks that block tables list. Knows no engine."""

@@ -1,1 +1,0 @@
-"""What an engine finds around it: how it is loaded, settings, stand-ins."""

@@ -1,1 +1,0 @@
-"""The engine's own pools, request table and allocator, and how they follow a world."""

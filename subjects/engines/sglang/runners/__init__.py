@@ -1,1 +1,0 @@
-"""The engine's own runners: built, captured and replayed by its code."""

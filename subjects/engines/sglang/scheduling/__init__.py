@@ -1,1 +1,0 @@
-"""The engine's own host code: its requests, batches and prefix cache, told what our world does."""

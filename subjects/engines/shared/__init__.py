@@ -1,1 +1,0 @@
-"""What the adapters share: loading, stand-ins, emulated graphs. It knows no engine."""
