@@ -189,7 +189,8 @@ def test_an_installed_paritybit_tests_a_release_of_an_engine(installed: Installe
     assert code == OK, said
     engine = ["--engine", f"sglang=={RELEASE}", "--settings", "decode graphs", "--seconds", "5"]
     code, said = installed.paritybit("watch", *engine, "--device", "cpu")
-    assert code == OK, said
-    assert "no finding: " in " ".join(said.split())
+    # 0.5.12 is older than the fix sgl#26292: lists keep the slots of padded rows.
+    assert code == FINDING, said
+    assert "lists slot" in said and "for a padded row" in said
     assert {path.name for path in installed.project.iterdir()} == {"harness", "paritybit-out"}
     assert installed.files() == before
