@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import NoReturn, Protocol, TypeVar
+from typing import Generic, NoReturn, Protocol, TypeVar
 
 from paritybit.drive.company import Plays
 from paritybit.drive.directing import counted, serve, shrink
@@ -17,6 +17,7 @@ from paritybit.drive.legs import LACKING, LackingError
 from paritybit.drive.models import MODELS
 from paritybit.drive.script import Script, read
 from paritybit.drive.served import Common
+from paritybit.drive.warm import OPTION, forked
 from paritybit.watch import journal
 
 MOST_POLLS = 3000
@@ -83,23 +84,45 @@ def served_as(kind: type[Kind], asked: argparse.Namespace) -> Kind:
     return kind(**{name: value for name, value in vars(asked).items() if name in names})
 
 
-def play(
-    parser: argparse.ArgumentParser,
-    kind: type[Kind],
-    engine_of: Callable[[Kind], Engine],
-    of_release: Sequence[str] = (),
-) -> int:
-    """Play as the command line says; return the exit code.
+@dataclass(frozen=True)
+class Drive(Generic[Kind]):
+    """How an engine is served in this process: `kind` are its settings.
+
+    `prepare` puts what stands in for parts of it on a device, and imports it on a CPU.
+    """
+
+    kind: type[Kind]
+    prepare: Callable[[str], object]
+    engine: Callable[[Kind], Engine]
+    of_release: Sequence[str] = ()
+    """Settings that a script does not have."""
+
+
+def main(parser: argparse.ArgumentParser, drive: Drive[Kind]) -> NoReturn:
+    """Play as the command line says, in this process or in forks of it."""
+    words = sys.argv[1:]
+    forks = words[:1] == [OPTION]
+    if forks:
+        drive.prepare("cpu")
+        words = forked(int(words[1]))
+    asked = parser.parse_args(words)
+    if not forks:
+        drive.prepare(asked.device)
+    leave(play(asked, drive))
+
+
+def play(asked: argparse.Namespace, drive: Drive[Kind]) -> int:
+    """Play as asked; return the exit code.
 
     A script has its own settings, apart from those `of_release`.
     """
-    asked = parser.parse_args()
+    kind = drive.kind
     served, script = served_as(kind, asked), None
     if asked.script is not None:
         script = read(asked.script)
-        own = {name: getattr(served, name) for name in of_release}
+        own = {name: getattr(served, name) for name in drive.of_release}
         served = replace(kind.of(script.settings), **own)
-    return run(engine_of(served), served, script, asked)
+    return run(drive.engine(served), served, script, asked)
 
 
 def leave(code: int) -> NoReturn:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from paritybit.drive.warm import Fork, Warm, forks
 from paritybit.harness.errors import MalformedError, quoted
 
 GRACE = 20.0
@@ -35,13 +36,21 @@ class Running:
         environment: Mapping[str, str],
         output: IO[bytes] | None = None,
         folder: Path | None = None,
+        warm: Warm | None = None,
     ) -> None:
         """Start it, in `folder` if one is given.
 
         Its stdin, stdout and stderr are this process's. With `output`, what it prints goes there.
+        With `warm`, a command that serves an engine is a fork of a process that has imported it.
 
         Raises MalformedError for a program that does not exist or cannot be executed.
         """
+        self.asked_to_stop = False
+        self.process: subprocess.Popen[bytes] | Fork
+        if warm is not None and forks(words):
+            assert output is not None and folder is not None
+            self.process = warm.start(words, environment, output, folder)
+            return
         try:
             self.process = subprocess.Popen(
                 list(words),
@@ -57,7 +66,6 @@ class Running:
         except (OSError, ValueError) as error:  # ValueError: a word holds a null byte.
             why = error.strerror if isinstance(error, OSError) else str(error)
             raise MalformedError(f"cannot run {quoted(words[0])}: {why}") from error
-        self.asked_to_stop = False
 
     @property
     def code(self) -> int | None:

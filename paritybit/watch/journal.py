@@ -18,6 +18,7 @@ Each line also has `time`, in seconds since the epoch.
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -146,6 +147,13 @@ class Journal:
         self.path = self.path.with_name(f"process-{self.pid}.jsonl")
         self.counts, self.findings, self.said = {}, {}, set()
 
+    def go_on_in(self, folder: Path) -> None:
+        """Write to a file of this process's own in a folder, after the lines that there are."""
+        before, self.pid, self.file = self.path, os.getpid(), None
+        self.path = folder / f"process-{self.pid}.jsonl"
+        if before.exists():
+            shutil.copyfile(before, self.path)
+
     def end(self) -> None:
         """Write the counts and the last line, and close the file. A fork leaves it alone."""
         if os.getpid() == self.pid and self.file is not None:
@@ -169,6 +177,12 @@ def of_process(settings: Settings | None = None) -> Journal | None:
         return None
     _OPEN[:] = [Journal(settings.folder / f"process-{os.getpid()}.jsonl")]
     return _OPEN[0]
+
+
+def go_on_in(folder: Path) -> None:
+    """Write to a folder from now on, as a fork that becomes a process of its own."""
+    if _OPEN:
+        _OPEN[0].go_on_in(folder)
 
 
 def count(**more: int) -> None:

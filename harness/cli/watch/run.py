@@ -25,6 +25,7 @@ from paritybit import __version__
 from paritybit.drive.engines import driven
 from paritybit.drive.legs import LACKING, Leg, plan
 from paritybit.drive.models import MODELS
+from paritybit.drive.warm import Warm, warm
 from paritybit.inject import environment_with, prepare
 from paritybit.launch.command import Running
 from paritybit.launch.follow import Following, Limits, Stops
@@ -56,6 +57,7 @@ class Run:
     every: int
     checks: tuple[str, ...] | None
     known: Known = field(default_factory=Known)
+    warm: Warm | None = None
     outcomes: list[Outcome] = field(default_factory=list)
     not_run: dict[str, str] = field(default_factory=dict)
 
@@ -71,7 +73,7 @@ class Run:
         out.mkdir(parents=True)
         variables = environment_with(variables, self.imports, self.settings(out))
         with (out / "engine.log").open("wb") as log:
-            running = Running(words, variables, log, out)
+            running = Running(words, variables, log, out, self.warm)
             outcome = self.followed(running, leg, out, limits)
         outcome = replace(outcome, log=str((out / "engine.log").relative_to(self.folder)))
         if outcome.code == LACKING:
@@ -89,7 +91,7 @@ class Run:
             name=leg.name,
             arguments=leg.arguments,
             tally=tally,
-            code=running.process.returncode,
+            code=running.process.wait(),
             seconds=following.seconds,
             stopped=running.asked_to_stop,
             too_long=following.too_long,
@@ -140,7 +142,7 @@ def watch_engine(
             if leg.name not in {one.name for one in legs}
         }
         run.display.put(f"watch {engine.name} on {device}, {plural(len(legs), 'setting')} in turn")
-        with run.display.showing():
+        with run.display.showing(), warm(run.imports, device) as run.warm:
             for leg in legs:
                 why = reason_to_skip(run, keep_going=options.keep_going)
                 if why is not None:

@@ -21,6 +21,7 @@ from paritybit import __version__
 from paritybit.drive.engines import Driven, driven
 from paritybit.drive.environment import Environment
 from paritybit.drive.script import Script, read, write
+from paritybit.drive.warm import Warm, warm
 from paritybit.inject import environment_with, prepare
 from paritybit.launch import case as cases
 from paritybit.launch.case import WatchCase
@@ -46,6 +47,7 @@ class Shrinking:
     scratch: Path
     stops: Stops
     say: Callable[[Script], object]
+    warm: Warm | None = None
     played: int = 0
 
     def smallest(self, case: WatchCase, seconds: float) -> WatchCase | None:
@@ -91,7 +93,8 @@ class Shrinking:
         settings = Settings(str(folder), case.checks, case.every).text()
         variables = environment_with(variables, self.scratch, settings)
         with (folder / "engine.log").open("wb") as log:
-            self.follow(Running(command, variables, log, folder), best, seconds + START)
+            running = Running(command, variables, log, folder, self.warm)
+            self.follow(running, best, seconds + START)
         return read(best) if best.exists() else None
 
     def follow(self, running: Running, best: Path, seconds: float) -> None:
@@ -114,7 +117,8 @@ def searching(
     """Make a folder for the processes of a search, and hear signals within."""
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch, stops.heard():
         prepare(Path(scratch), __version__)
-        yield Shrinking(asked, engine, Path(scratch), stops, say)
+        with warm(Path(scratch), "cpu") as importers:
+            yield Shrinking(asked, engine, Path(scratch), stops, say, importers)
 
 
 def run_shrink(options: argparse.Namespace) -> int:

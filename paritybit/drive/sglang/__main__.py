@@ -4,9 +4,10 @@ Ends with 0 when it has played for as long as asked, and the engine was idle at 
 """
 
 import argparse
+import importlib
 import os
 
-from paritybit.drive.playing import Engine, add_play_options, leave, play
+from paritybit.drive.playing import Drive, Engine, add_play_options, main
 from paritybit.drive.served import DEVICES
 from paritybit.drive.sglang.settings import (
     CHUNK,
@@ -17,6 +18,9 @@ from paritybit.drive.sglang.settings import (
     SPECULATION,
     Served,
 )
+
+IMPORTED = ("sglang.srt.managers.scheduler", "sglang.srt.models.registry")
+"""Modules of the engine that take longest to import: the second one imports each model's."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -40,17 +44,24 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def engine(served: Served) -> Engine:
-    """Return the engine, with what stands in for parts of it on its device."""
-    if served.device == "cpu":
+def prepare(device: str) -> None:
+    """Install what stands in for parts of the engine on a device, and import the engine."""
+    if device == "cpu":
         os.environ.setdefault("TRITON_INTERPRET", "1")
-    from paritybit.drive.sglang import serving  # noqa: PLC0415
     from paritybit.drive.stand_ins.installing import install  # noqa: PLC0415
     from paritybit.drive.stand_ins.table import ANYWHERE, ON_A_CPU  # noqa: PLC0415
 
-    install(served.device, ANYWHERE, ON_A_CPU)
+    install(device, ANYWHERE, ON_A_CPU)
+    for name in IMPORTED:
+        importlib.import_module(name)
+
+
+def engine(served: Served) -> Engine:
+    """Return the engine."""
+    from paritybit.drive.sglang import serving  # noqa: PLC0415
+
     return serving.Engine(served)
 
 
 if __name__ == "__main__":
-    leave(play(parser(), Served, engine, of_release=("sliding_draft",)))
+    main(parser(), Drive(Served, prepare, engine, of_release=("sliding_draft",)))

@@ -5,7 +5,7 @@ Ends with 0 when it has played for as long as asked, and the engine was idle at 
 
 import argparse
 
-from paritybit.drive.playing import Engine, add_play_options, leave, play
+from paritybit.drive.playing import Drive, Engine, add_play_options, main
 from paritybit.drive.served import DEVICES
 from paritybit.drive.transformers.settings import SCHEDULERS, Served
 
@@ -22,15 +22,20 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def engine(served: Served) -> Engine:
-    """Return the engine, with what stands in for parts of it on its device."""
+def prepare(device: str) -> None:
+    """Install what stands in for parts of the engine on a device, and import the engine."""
     from paritybit.drive.stand_ins.installing import install  # noqa: PLC0415
-    from paritybit.drive.transformers import serving  # noqa: PLC0415
     from paritybit.drive.transformers.stand_ins import ON_A_CPU  # noqa: PLC0415
 
-    install(served.device, (), ON_A_CPU)
+    install(device, (), ON_A_CPU)
+
+
+def engine(served: Served) -> Engine:
+    """Return the engine."""
+    from paritybit.drive.transformers import serving  # noqa: PLC0415
+
     return serving.Engine(served)
 
 
 if __name__ == "__main__":
-    leave(play(parser(), Served, engine))
+    main(parser(), Drive(Served, prepare, engine))

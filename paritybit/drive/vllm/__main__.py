@@ -4,9 +4,10 @@ Ends with 0 when it has played for as long as asked, and the engine was idle at 
 """
 
 import argparse
+import importlib
 import os
 
-from paritybit.drive.playing import Engine, add_play_options, leave, play
+from paritybit.drive.playing import Drive, Engine, add_play_options, main
 from paritybit.drive.served import DEVICES
 from paritybit.drive.vllm.settings import BACKENDS, GRAPHS, SPECULATION, Served
 
@@ -23,6 +24,11 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def prepare(device: str) -> None:
+    """Import what the engine imports with any settings. It reads others as it is imported."""
+    importlib.import_module("paritybit.drive.vllm.stand_ins")
+
+
 def engine(served: Served) -> Engine:
     """Return the engine, with what stands in for parts of it."""
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(served.runner - 1)
@@ -34,4 +40,4 @@ def engine(served: Served) -> Engine:
 
 
 if __name__ == "__main__":
-    leave(play(parser(), Served, engine))
+    main(parser(), Drive(Served, prepare, engine))

@@ -33,6 +33,7 @@ from paritybit.drive.player import PlayedError
 from paritybit.drive.playing import leave, served_as
 from paritybit.drive.sglang import legs
 from paritybit.drive.sglang.__main__ import engine, parser
+from paritybit.drive.sglang.__main__ import prepare as prepare_engine
 from paritybit.drive.sglang.settings import Served
 from paritybit.inject import environment_with, prepare
 from paritybit.watch import journal
@@ -140,6 +141,7 @@ def here() -> int:
                 told.write(json.dumps(found) + "\n")
                 told.flush()
 
+    prepare_engine(served.device)
     engine(served).start(direct)
     return 0
 
