@@ -16,7 +16,7 @@ from paritybit.harness.cli.words.values import (
 from paritybit.drive import ENGINES
 from paritybit.places import KNOWN_FINDINGS
 
-SECONDS = 120
+SECONDS = 180
 """Seconds for which all legs of a plan are served together, start-up apart."""
 
 ONLY_ENGINE = ("model", "device", "seed", "seconds", "page_size", "settings", "keep_going")
