@@ -28,6 +28,8 @@ from paritybit.harness.machine.workers import Workers, processes_on
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
+pytest_plugins = ("properties.support.any_order",)
+
 ARTIFACTS = Path("paritybit-out/pytest")
 """Where failing cases go; each worker has a folder of its own, merged at the end."""
 

@@ -9,10 +9,12 @@ from paritybit.harness.machine import gpus
 
 @pytest.fixture(scope="module", autouse=True)
 def inference() -> Iterator[None]:
-    """Inference mode and one thread, as the harness has them."""
+    """Inference mode and one thread, as the harness has them; then as many as before."""
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with torch.inference_mode():
         yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture
