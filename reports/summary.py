@@ -25,6 +25,10 @@ def _lines(record: Record, shown: Review) -> Iterator[str]:
     yield ""
     yield text(record.message)
     yield ""
+    if record.scope is not None:
+        yield f"Tried: {text(record.scope.tried)}."
+        yield f"Not tried: {text(record.scope.untried)}."
+        yield ""
     if shown.failed:
         yield "### What failed"
         yield ""

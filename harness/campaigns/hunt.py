@@ -58,7 +58,8 @@ def whole(outcome: Outcome) -> Outcome:
 class HuntResult:
     """What a hunt did. `schedules` counts those drawn until the first that fails, or all of them.
 
-    `violated` counts, by property, the drawn schedules that violated it.
+    `violated` counts, by property, the drawn schedules that violated it. `most` are the largest
+    numbers that any of their replays reached, by the names of `coverage.MOST`.
     `schedule` is the shrunk counterexample, if one was found; `drawn` is what it was shrunk
     from, `seen` what that violated, `before` what the same worlds had played before it. The
     counts of steps and replays are of the drawn schedules; shrinking does not add to them.
@@ -70,6 +71,7 @@ class HuntResult:
     replays: int = 0
     padded_replays: int = 0
     events: Counter[str] = field(default_factory=Counter)
+    most: Counter[str] = field(default_factory=Counter)
     violated: Counter[str] = field(default_factory=Counter)
     schedule: Schedule | None = None
     drawn: Schedule | None = None
@@ -95,6 +97,7 @@ class HuntResult:
         self.replays += outcome.replays
         self.padded_replays += outcome.padded_replays
         self.events.update(outcome.events)
+        self.most |= outcome.most
         self.violated.update(outcome.violated)
         self.error = self.error or outcome.error
         self.device_lost = self.device_lost or outcome.device_lost

@@ -5,6 +5,7 @@ import time
 from typing import Any, cast
 
 from paritybit.harness.campaigns.regress import Run, plan, verdict
+from paritybit.harness.campaigns.scope import scope
 from paritybit.harness.campaigns.task import Finding, Result, Task
 from paritybit.harness.checks.expectations import unaffected_reason
 from paritybit.harness.checks.table import PROPERTIES, STATEMENTS, asked_of
@@ -45,6 +46,7 @@ def record(run: Run, shown: str) -> schema.Record:
         contracts=_contracts(),
         properties=dict(STATEMENTS),
         required_events=run.settings.required_events,
+        scope=scope(run),
     )
 
 

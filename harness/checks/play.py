@@ -30,7 +30,7 @@ from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.observation import Observation, Sample
 from paritybit.harness.lockstep.pair import NO_RECORDER, Engines, ExtraRun, Pair, Recorder
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError, traceback_of
-from paritybit.harness.schedules.coverage import Coverage
+from paritybit.harness.schedules.coverage import Coverage, most_of
 from paritybit.harness.schedules.schedule import Schedule, Step, modes_of
 from paritybit.reference.config import ModelConfig, draft_config
 from paritybit.subjects.buffers import SharedBufferError
@@ -43,7 +43,8 @@ from torch import Tensor
 class Outcome:
     """What playing one schedule gave. `steps` counts forwards that both worlds ran.
 
-    The replays are those of the runner under test; `events` count every runner's. `error` is
+    The replays are those of the runner under test; `events` count every runner's, and `most` holds
+    the largest numbers that any replay reached, by the names of `coverage.MOST`. `error` is
     the traceback of what went wrong outside the subject: the playing then proves nothing.
     After `device_lost` this process can do nothing more on its device. `stalled` counts gates
     that opened by themselves, so that overlapping steps may not have shown a race.
@@ -54,6 +55,7 @@ class Outcome:
     replays: int = 0
     padded_replays: int = 0
     events: Counter[str] = field(default_factory=Counter)
+    most: Counter[str] = field(default_factory=Counter)
     error: str | None = None
     device_lost: bool = False
     stalled: int = 0
@@ -273,6 +275,7 @@ class Lockstep:
             outcome.count(observation)
             if observation.replay is not None:
                 coverage.see(observation.replay, len(observation.graph.spans))
+                outcome.most |= most_of(observation.replay, observation.graph.spans)
             new = judged.add(judge(self._rules, observation, held))
             observer(place, step, observation, new)
             if keeps_outputs:

@@ -9,7 +9,17 @@ from paritybit.harness.errors import MalformedError
 
 from paritybit.engines import fetch
 
-OF_THE_LABORATORY = ("bug", "runner", "preset", "examples", "workers", "mps", "ray", "journal")
+OF_THE_LABORATORY = (
+    "bug",
+    "runner",
+    "preset",
+    "examples",
+    "workers",
+    "mps",
+    "ray",
+    "journal",
+    "strict",
+)
 """Options that belong to the engine that is built in."""
 
 

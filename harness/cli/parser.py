@@ -169,6 +169,8 @@ def add_regress(commands: Commands) -> None:
         "engine play these schedules first"
     )
     regress.add_argument("--database", type=file, help=database)
+    strict = "Exit with 125 if the run did not reach all states that a run of everything must reach"
+    regress.add_argument("--strict", action="store_true", help=strict)
     add_out(regress)
     regress.add_argument(
         "--engine",

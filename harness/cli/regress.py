@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from paritybit.harness.campaigns.regress import Run, RunConfig, all_hunts, plan, run_tasks
+from paritybit.harness.campaigns.regress import (
+    Run,
+    RunConfig,
+    all_hunts,
+    first_of,
+    plan,
+    run_tasks,
+)
 from paritybit.harness.campaigns.run_record import CASES, cases_of, record
 from paritybit.harness.campaigns.spreading.database import Known, save
 from paritybit.harness.campaigns.spreading.database import known as known_cases
@@ -22,7 +29,7 @@ from paritybit.harness.cli.spreading import (
     fitting,
     workers_asked_for,
 )
-from paritybit.harness.errors import MalformedError, known
+from paritybit.harness.errors import MalformedError, known, refused
 from paritybit.harness.lockstep.config import TrialConfig, resolve_device
 from paritybit.harness.lockstep.scale.shapes import FEW_EXAMPLES
 from paritybit.harness.machine.stopping import heard_at_the_end
@@ -68,10 +75,12 @@ def run_regress(options: argparse.Namespace) -> int:
     )
     settings = replace(settings, workers=fitting(settings.workers, trials_of(settings)))
     with run_folder(options.out) as folder:
-        return played(settings, folder, options.database)
+        return played(settings, folder, options.database, strict=options.strict)
 
 
-def played(settings: RunConfig, folder: Path, database: Path | None) -> int:
+def played(
+    settings: RunConfig, folder: Path, database: Path | None, *, strict: bool = False
+) -> int:
     """Play a run whose results go into a folder, and its cases into a database, if one is named."""
     console, run, tasks = Console(), Run(settings), plan(settings)
     console.print(f"paritybit regress on {run_record.device_name(settings.device)}")
@@ -87,7 +96,7 @@ def played(settings: RunConfig, folder: Path, database: Path | None) -> int:
     except KeyboardInterrupt:
         run.interrupted = True
     with heard_at_the_end():
-        code = finish(console, run, folder)
+        code = finish(console, run, folder, strict=strict)
         if database is not None:
             save(database, cases_of(run).values())
     return code
@@ -144,8 +153,11 @@ def hunts_of(
     return tuple(dict.fromkeys(found))
 
 
-def finish(console: Console, run: Run, folder: Path) -> int:
-    """Show a run; write its cases, record and page; return the exit code."""
+def finish(console: Console, run: Run, folder: Path, *, strict: bool = False) -> int:
+    """Show a run; write its cases, record and page; return the exit code.
+
+    With `strict` a green run that did not reach all states of a run of everything is no verdict.
+    """
     here = str(folder / CASES)
     data = record(run, shown(here, keep=3))
     console.print(clean_table(data), matrix(data), runner_matrix(data))
@@ -153,6 +165,9 @@ def finish(console: Console, run: Run, folder: Path) -> int:
     print_previous(console, previous)
     print_failures(console, data if here == shown(here, keep=3) else record(run, here))
     console.print(f"\n[bold]{data.verdict}[/]: {data.message}")
+    if data.scope is not None:
+        console.print(f"tried: {data.scope.tried}", soft_wrap=True, markup=False)
+        console.print(f"not tried: {data.scope.untried}", soft_wrap=True, markup=False)
     for fact in hitches(data):
         console.print(f"{fact.name}: {fact.value}", soft_wrap=True, markup=False)
     console.print(f"{data.seconds:.0f} s; page: {folder / 'index.html'}", soft_wrap=True)
@@ -164,6 +179,9 @@ def finish(console: Console, run: Run, folder: Path) -> int:
     whole = run_record.load(folder / "run.json")
     write_whole(folder / "index.html", render(whole, previous))
     swap_link(folder)
+    unreached = data.scope.unreached if data.scope is not None else ()
+    if data.verdict == "green" and strict and unreached:
+        return refused(f"--strict: this run never reached {first_of(unreached)}", CANNOT_RUN)
     if data.verdict == "red" and run.undecided:
         return CANNOT_RUN
     return {"green": OK, "red": FINDING, "interrupted": INTERRUPTED}[data.verdict]

@@ -254,13 +254,26 @@ class Contract:
 
 
 @dataclass(frozen=True)
+class Scope:
+    """What the clean trials of a run tried, and what they did not, each in one line.
+
+    `unreached` are the states that a run of everything must reach and that this run did not.
+    """
+
+    tried: str
+    untried: str
+    unreached: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Record:
     """A whole run. `started` is in UTC, as ISO 8601 has it.
 
     `engine_runners` names, for each runner, those of the engine that it is tried in;
     `uncompiled_runners` those whose function is run as it stands, where an engine would
     compile it. `properties` has the statement of each property by its id, `required_events`
-    the states that the clean trials, taken together, must reach.
+    the states that the clean trials, taken together, must reach. `scope` is None in a record
+    that is older than it.
     """
 
     command: str
@@ -279,3 +292,4 @@ class Record:
     contracts: tuple[Contract, ...]
     properties: dict[str, str]
     required_events: tuple[str, ...]
+    scope: Scope | None = field(default=None, metadata=LATER)

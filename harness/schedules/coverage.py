@@ -1,7 +1,7 @@
 """Which states schedules reached: counted at every step, so that a toothless generator shows."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from paritybit.harness.schedules.buckets import (
     BUCKETS,
@@ -13,7 +13,7 @@ from paritybit.harness.schedules.buckets import (
     fillings,
 )
 from paritybit.harness.schedules.edges import MANY
-from paritybit.reference.batch import Mode
+from paritybit.reference.batch import Mode, Span
 from paritybit.subjects.protocol import Replay
 from paritybit.subjects.runners import RUNNERS, engine_runners
 
@@ -128,6 +128,21 @@ def required_at_edges(runners: Iterable[str]) -> tuple[str, ...]:
         for name in runners
     ]
     return (LONGEST, MANY_REPLAYS, *full) if full else ()
+
+
+CONTEXT = "tokens of context"
+PROMPTS = "prompts in one forward"
+ROWS = "requests in one forward"
+
+MOST = (CONTEXT, PROMPTS, ROWS)
+"""What is measured of replays, as the largest number that any of them reached."""
+
+
+def most_of(replay: Replay, spans: Sequence[Span]) -> Counter[str]:
+    """Return the numbers of MOST that the replay of a batch reached, all above 0."""
+    prefills = Coverage.prefills(replay.runner)
+    contexts = max((span.end for span in spans), default=0)
+    return +Counter({CONTEXT: contexts, PROMPTS: len(spans) * prefills, ROWS: len(spans)})
 
 
 class Coverage:

@@ -79,7 +79,7 @@ def at(data: Any, path: tuple[str | int, ...]) -> Data:
 
 ADDED_LATER = {
     one.name
-    for kind in (Environment, TrialSettings, Finding, Explanation, Cause)
+    for kind in (Record, Environment, TrialSettings, Finding, Explanation, Cause)
     for one in fields(kind)
     if one.metadata == LATER
 }

@@ -1,0 +1,102 @@
+"""What a run tried and what it did not: one line each, for terminal, record and page."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+from paritybit.harness.campaigns.regress import Run, all_hunts, first_of
+from paritybit.harness.campaigns.task import Result
+from paritybit.harness.lockstep.config import DEVICES
+from paritybit.harness.records.schema import Scope
+from paritybit.harness.schedules.coverage import CONTEXT, PROMPTS, ROWS
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import PRESETS, SPECULATION, Shape
+from paritybit.subjects.runners import RUNNERS, engine_runners
+from paritybit.subjects.toggles import LocationScheme
+
+NARROWED = ("model", "location scheme")
+"""Axes whose values are states, besides `required_events`, that a run of everything reaches."""
+
+
+def scope(run: Run) -> Scope:
+    """Return what the clean trials of a run tried. A trial without a replay tried nothing."""
+    results = [r for r in run.results if r.task.bug is None and r.hunt_result.replays]
+    events, most = Counter[str](), Counter[str]()
+    for result in results:
+        events.update(result.hunt_result.events)
+        most |= result.hunt_result.most
+    everything = replace(
+        run.settings,
+        hunts=all_hunts(overlap=run.settings.shape is not Shape.REAL),
+        presets=tuple(PRESETS),
+    )
+    states = [event for event in everything.required_events if not events[event]]
+    for axis, values in missing_of(results).items():
+        states += [f"replay with {axis} {value}" for value in values if axis in NARROWED]
+    unreached = tuple(states)
+    return Scope(
+        "; ".join(tried(results, most)) if results else "nothing",
+        "; ".join(untried(results, unreached)),
+        unreached,
+    )
+
+
+def tried(results: list[Result], most: Counter[str]) -> Iterable[str]:
+    """Yield what trials tried, one quantity each."""
+    trials = [result.task.trial for result in results]
+    modes = {runner.mode for trial in trials for runner in engine_runners(trial.runner)}
+    yield f"runners {listed(dict.fromkeys(trial.runner for trial in trials))}"
+    yield f"device {listed(sorted({trial.device for trial in trials}))}"
+    yield f"models {listed(sorted({sized(trial.shape, trial.preset) for trial in trials}))}"
+    yield f"pages of {listed(sorted({trial.page_size for trial in trials}))} slots"
+    yield f"contexts up to {most[CONTEXT]} tokens"
+    if most[PROMPTS]:
+        yield f"at most {most[PROMPTS]} prompt{'s' * (most[PROMPTS] > 1)} in one forward"
+    yield f"at most {most[ROWS]} request{'s' * (most[ROWS] > 1)} in one forward"
+    if Mode.TARGET_VERIFY in modes:
+        yield f"topk {SPECULATION.topk}, {SPECULATION.draft_tokens} draft tokens"
+    if any(trial.overlap for trial in trials):
+        yield "overlapping steps"
+    replays = sum(result.hunt_result.replays for result in results)
+    padded = sum(result.hunt_result.padded_replays for result in results)
+    yield f"{replays:,} replays, {padded:,} padded"
+
+
+def missing_of(results: list[Result]) -> dict[str, list[str]]:
+    """Return the values of each axis that no trial had, for the axes of which some are missing."""
+    trials = [result.task.trial for result in results]
+    axes: dict[str, tuple[Iterable[str], set[str]]] = {
+        "runner": (RUNNERS, {trial.runner for trial in trials}),
+        "device": (DEVICES, {trial.device for trial in trials}),
+        "model": (PRESETS, {trial.preset for trial in trials}),
+        "location scheme": (LocationScheme, {trial.scheme for trial in trials}),
+        "shape": (Shape, {trial.shape for trial in trials}),
+    }
+    missing = {
+        axis: [str(value) for value in values if value not in had]
+        for axis, (values, had) in axes.items()
+    }
+    return {axis: values for axis, values in missing.items() if values}
+
+
+def untried(results: list[Result], unreached: tuple[str, ...]) -> Iterable[str]:
+    """Yield what a run did not try, of what this build can and of what it cannot."""
+    for axis, values in missing_of(results).items():
+        yield f"{axis} {listed(values)}"
+    if not any(result.task.trial.overlap for result in results):
+        yield "overlapping steps"
+    yield f"topk other than {SPECULATION.topk}, longer contexts and other page sizes"
+    if unreached:
+        count = f"{len(unreached)} state{'s' * (len(unreached) > 1)}"
+        yield f"{count} that a run of everything must reach: {first_of(unreached)}"
+
+
+def sized(shape: str, preset: str) -> str:
+    """Return a model with its shape, where that is not the usual one."""
+    return preset if shape == Shape.TINY else f"{shape} {preset}"
+
+
+def listed(values: Iterable[object]) -> str:
+    """Return values in one text."""
+    texts = [str(value) for value in values]
+    return ", ".join(texts[:-1]) + " and " + texts[-1] if len(texts) > 1 else "".join(texts)
