@@ -47,7 +47,7 @@ def _lines(record: Record, shown: Review) -> Iterator[str]:
     if shown.runner_rows:
         yield "### Bugs and runners"
         yield ""
-        yield from _table(
+        yield from table(
             ["bug", *map(text, shown.runners)],
             ([row.bug, *(pair.sign for pair in row.pairs)] for row in shown.runner_rows),
         )
@@ -60,7 +60,7 @@ def _lines(record: Record, shown: Review) -> Iterator[str]:
         yield ""
     yield "### Figures"
     yield ""
-    yield from _table(
+    yield from table(
         ["figure", "value"],
         ([fact.name, fact.value] for fact in (*shown.figures, *shown.environment)),
     )
@@ -77,7 +77,8 @@ def _told(group: Group) -> Iterator[str]:
         yield f"  - also: {text(group.others)}"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table. The cells of its rows are shown, and make no markup."""
     yield _row(head)
     yield _row(["---"] * len(head))
     yield from (_row([text(cell) for cell in row]) for row in rows)

@@ -18,15 +18,17 @@ from paritybit.harness.records.schema import Record
 from paritybit.reports.compared.previous import Previous
 from paritybit.reports.compared.runs import Comparison, compare_runs
 from paritybit.reports.compared.terminal import change_lines, tables
-from paritybit.reports.compared.watched import GONE, NEW, compare_watched
+from paritybit.reports.compared.watched import compare_watched
 from paritybit.reports.page import render, render_comparison
 from paritybit.reports.summary import summarise
 from paritybit.reports.watched.page import render as render_watched
+from paritybit.reports.watched.summary import summarise_watched
 from rich.console import Console
 from rich.table import Table
 
 from paritybit.launch import reading
 from paritybit.launch.schema import Watched
+from paritybit.launch.trend import GONE, NEW
 
 PAGE = "index.html"
 """The page of a run, beside its record."""
@@ -131,8 +133,11 @@ def show_comparison(comparison: Comparison, tables: Sequence[Table], text: str, 
 
 def run_summary(options: argparse.Namespace) -> int:
     """Print a run record as Markdown."""
-    data = record_asked_for(options.record)
-    print(summarise(data), end="")
+    data, name = json_asked_for(options.record), options.record.name
+    if reading.is_record(data):
+        print(summarise_watched(reading.record_of(data, name)), end="")
+    else:
+        print(summarise(run_record.record_of(data, name)), end="")
     return OK
 
 

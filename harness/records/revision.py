@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from paritybit.places import SOURCES
@@ -50,8 +51,12 @@ def repository() -> str | None:
     return f"https://{host}/{path}"
 
 
-def _git(*arguments: str) -> str | None:
-    root = SOURCES
+def commit_of(folder: Path) -> str | None:
+    """Return the commit of a source tree in a folder; None for one that git does not keep."""
+    return _git("rev-parse", "HEAD", root=folder)
+
+
+def _git(*arguments: str, root: Path = SOURCES) -> str | None:
     if not (root / ".git").exists():
         return None
     try:

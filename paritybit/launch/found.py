@@ -3,10 +3,10 @@
 Values of another type than declared are left out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from paritybit.launch.schema import Cause, Finding, Who
+from paritybit.launch.schema import Cause, Finding, SourceLine, Who
 from paritybit.launch.tally import cause_of
 
 
@@ -33,7 +33,16 @@ def finding_of(found: Mapping[str, Any], key: str, number: int, leg: str) -> Fin
         reader=who(found.get("reader")),
         freed=who(found.get("freed")),
         cause=cause(found.get("cause")),
+        excerpt=tuple(source_lines(found.get("excerpt"))),
     )
+
+
+def source_lines(value: object) -> Iterator[SourceLine]:
+    """Yield the lines of an engine's source, from a list of a journal."""
+    for line in value if isinstance(value, list | tuple) else ():
+        match line:
+            case [int(number), str(text)]:
+                yield SourceLine(number, text)
 
 
 def words(value: object) -> str | None:

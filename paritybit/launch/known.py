@@ -9,15 +9,19 @@ The file is JSON:
 `check` and `cause` are those of the finding's report; a cause that is not known stands there as it
 is shown, such as "not known (leak, swa)". From the day after `expires` on the finding fails a run
 again.
+
+The record of an earlier run, the baseline, makes its findings known, too. An entry that has expired
+fails a run whether the baseline has the finding or not.
 """
 
 import datetime
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from paritybit.harness.errors import MalformedError
+from paritybit.launch.schema import IN_BASELINE, Watched
 from paritybit.launch.tally import cause_of
 from paritybit.places import KNOWN_FINDINGS
 
@@ -37,22 +41,26 @@ class Entry:
 
 @dataclass(frozen=True)
 class Known:
-    """The known findings of a run."""
+    """The known findings of a run: those that a file lists, and those of its baseline."""
 
     entries: tuple[Entry, ...] = ()
     today: datetime.date = field(default_factory=datetime.date.today)
+    baseline: Watched | None = None
 
-    def entry(self, check: str, cause: str) -> Entry | None:
-        """Return the entry for a finding, or None if it is not known or no longer."""
-        for one in self.entries:
-            current = datetime.date.fromisoformat(one.expires) >= self.today
-            if current and (one.check, one.cause) == (check, cause):
-                return one
-        return None
+    def where(self, check: str, cause: str) -> str | None:
+        """Return where a finding is known from, or None if it is not known or no longer."""
+        listed = [one for one in self.entries if (one.check, one.cause) == (check, cause)]
+        for one in listed:
+            if datetime.date.fromisoformat(one.expires) >= self.today:
+                return one.thread
+        if listed or self.baseline is None:
+            return None
+        earlier = {(one.check, one.group_of) for one in self.baseline.findings}
+        return IN_BASELINE if (check, cause) in earlier else None
 
     def covers(self, finding: Mapping[str, Any]) -> bool:
         """Whether a finding of a journal is known."""
-        return self.entry(str(finding.get("check")), cause_of(finding)) is not None
+        return self.where(str(finding.get("check")), cause_of(finding)) is not None
 
 
 def read(path: Path) -> Known:
@@ -74,12 +82,23 @@ def read(path: Path) -> Known:
     return Known(entries)
 
 
-def of_tree(asked: Path | None, engine: str | None) -> Known:
-    """Return those of a file, or else of the source tree that is watched; none without either."""
-    if asked is not None:
-        return read(asked)
-    held = None if engine is None else Path(engine) / KNOWN_FINDINGS
-    return read(held) if held is not None and held.is_file() else Known()
+def of_tree(asked: Path | None, engine: str | None, baseline: Path | None = None) -> Known:
+    """Return those of a file, or else of the source tree that is watched, and of a baseline.
+
+    Raises MalformedError for a baseline that is no record of `watch`.
+    """
+    held = asked if asked is not None or engine is None else Path(engine) / KNOWN_FINDINGS
+    there = held is not None and (asked is not None or held.is_file())
+    known = read(held) if held is not None and there else Known()
+    return known if baseline is None else replace(known, baseline=earlier(baseline))
+
+
+def earlier(path: Path) -> Watched:
+    """Return the record of an earlier run. Raises MalformedError for any other file."""
+    from paritybit.harness.records.case import read_json  # noqa: PLC0415
+    from paritybit.launch.reading import record_of  # noqa: PLC0415
+
+    return record_of(read_json(path), path.name)
 
 
 def missing(known: Known, found: Sequence[tuple[str, str]]) -> tuple[Entry, ...]:

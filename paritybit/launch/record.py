@@ -24,6 +24,7 @@ from paritybit.launch.schema import (
     Watched,
 )
 from paritybit.launch.scope import not_tried
+from paritybit.launch.trend import points
 from paritybit.launch.verdict import NEEDED, Outcome, ending, judged, open_questions
 
 
@@ -43,6 +44,8 @@ class Asked:
     device: str | None = None
     seed: int | None = None
     known: Known = field(default_factory=Known)
+    started: str | None = None
+    revision: str | None = None
     not_run: Mapping[str, str] = field(default_factory=dict)
     """Legs of the plan that were not run, and why."""
 
@@ -92,13 +95,15 @@ def make(asked: Asked, outcomes: Sequence[Outcome], interrupted: str | None) -> 
             f"{one.check}: {one.cause} ({one.thread})"
             for one in missing(asked.known, [(one.check, one.group_of) for one in findings])
         ),
+        started=asked.started,
+        revision=asked.revision,
+        trend=points(asked.known.baseline),
     )
 
 
 def marked(finding: Finding, known: Known) -> Finding:
-    """Return a finding that names where it is discussed, if it is known."""
-    entry = known.entry(finding.check, finding.group_of)
-    return finding if entry is None else replace(finding, known=entry.thread)
+    """Return a finding that says where it is known from, if it is."""
+    return replace(finding, known=known.where(finding.check, finding.group_of))
 
 
 UNSEEN = "no forward pass, no replay or no read was checked in it"

@@ -9,6 +9,9 @@ from typing import Literal
 FORMAT = "paritybit-watch"
 VERSION = 1
 
+IN_BASELINE = "in the baseline"
+"""Where a finding is known from that the baseline has."""
+
 Verdict = Literal["finding", "no finding", "undecided"]
 
 
@@ -32,6 +35,14 @@ class Cause:
 
 
 @dataclass(frozen=True)
+class SourceLine:
+    """A line of the engine's source."""
+
+    number: int
+    text: str
+
+
+@dataclass(frozen=True)
 class Finding:
     """The first finding of its key, and how many there were.
 
@@ -39,7 +50,8 @@ class Finding:
     `reader` reads it, and `freed` says when it was
     freed last, and by which line. `cause` is None where it is not known.
     `group_of` is what findings of one cause share. `case` is the file name of its case. `known` is
-    where a known finding is discussed.
+    where a known finding is discussed. `excerpt` are the engine's lines around the one that the
+    cause names, or else the one that freed the slot.
     """
 
     check: str
@@ -61,6 +73,7 @@ class Finding:
     cause: Cause | None = None
     case: str | None = None
     known: str | None = None
+    excerpt: tuple[SourceLine, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,10 +127,28 @@ class Environment:
 
 
 @dataclass(frozen=True)
+class Point:
+    """An earlier run in a trend: how many findings each cause had, and which legs were tried.
+
+    `started` is when it was, `revision` the commit of the engine's source tree; each None where it
+    is not known.
+    """
+
+    started: str | None
+    revision: str | None
+    engine: str | None
+    verdict: Verdict
+    causes: dict[str, int]
+    legs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Watched:
     """The record of a run. `checks` is None for all checks; `engine` is None for a command.
 
-    `absent` are the known findings that did not occur.
+    `absent` are the known findings that did not occur. `revision` is the commit of the engine's
+    source tree, None for any other engine. `trend` are the runs up to the baseline, the last one
+    last; it is empty without a baseline.
     """
 
     environment: Environment
@@ -138,3 +169,6 @@ class Watched:
     legs: tuple[Leg, ...]
     not_tried: tuple[NotTried, ...]
     absent: tuple[str, ...] = ()
+    started: str | None = None
+    revision: str | None = None
+    trend: tuple[Point, ...] = ()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from paritybit.drive.operating.actions import COUNT
 from paritybit.launch.schema import Finding, NotTried, Verdict
 from paritybit.launch.tally import Tally
-from paritybit.launch.words import causes_of
+from paritybit.launch.words import causes_of, plural
 
 NEEDED: Mapping[str, str] = {
     "forwards": "no forward pass was checked",
@@ -151,8 +151,3 @@ def scope_of(counts: Mapping[str, int]) -> str:
         )
         + (f", {plural(actions, 'action')}" if actions else "")
     )
-
-
-def plural(number: int, word: str) -> str:
-    """Return a count with its noun."""
-    return f"{number:,} {word}{'s' * (number != 1)}"

@@ -61,6 +61,15 @@ def why(finding: Finding) -> str:
     return f"{named}{cause.what}{source}"
 
 
+def source_of(finding: Finding) -> tuple[str, int] | None:
+    """Return the file and line of the engine that a finding names: the cause's, or what freed."""
+    for source in (finding.cause and finding.cause.source, finding.freed and finding.freed.source):
+        path, _, line = (source or "").rpartition(":")
+        if path and line.isdecimal() and int(line) > 0:
+            return path, int(line)
+    return None
+
+
 @dataclass(frozen=True)
 class CauseGroup:
     """The findings of one cause, and what they share in words."""
@@ -74,6 +83,18 @@ class CauseGroup:
         return any(one.cause is not None and one.cause.input for one in self.findings)
 
     @property
+    def known(self) -> str | None:
+        """Where it is known from, if all of its findings are."""
+        known = [one.known for one in self.findings]
+        return None if None in known else known[0]
+
+    @property
+    def source(self) -> str | None:
+        """The file and line of the engine that it names, as `engine/pool.py:12`."""
+        found = next(filter(None, map(source_of, self.findings)), None)
+        return None if found is None else f"{found[0]}:{found[1]}"
+
+    @property
     def count(self) -> str:
         """How often each check found it."""
         checks: dict[str, int] = {}
@@ -83,7 +104,7 @@ class CauseGroup:
 
 
 def causes_of(findings: Sequence[Finding]) -> list[CauseGroup]:
-    """Return findings by their cause, those first that a static input explains.
+    """Return findings by their cause: those that fail the run first, then those explained.
 
     Otherwise they stand in the order in which they were found.
     """
@@ -91,4 +112,9 @@ def causes_of(findings: Sequence[Finding]) -> list[CauseGroup]:
     for finding in findings:
         groups.setdefault(finding.group_of, []).append(finding)
     found = [CauseGroup(name, tuple(members)) for name, members in groups.items()]
-    return sorted(found, key=lambda group: not group.explained)
+    return sorted(found, key=lambda group: (group.known is not None, not group.explained))
+
+
+def plural(number: int, word: str) -> str:
+    """Return a count with its noun."""
+    return f"{number:,} {word}{'s' * (number != 1)}"

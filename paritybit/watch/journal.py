@@ -4,7 +4,7 @@
 |---|---|
 | `start` | engine, release, pid, torch, device, python |
 | `counts` | counts: name to number; findings: key to number; both are totals so far |
-| `finding` | what `Finding` holds |
+| `finding` | what `Finding` holds; excerpt: the engine's lines around the one that it names |
 | `traffic` | key, requests: what `Recorder.traffic` says before the first finding of a key |
 | `undecided` | what |
 | `scope` | settings: name to value |
@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from paritybit.watch.excerpts import excerpt
 from paritybit.watch.settings import Settings, active
 
 KINDS = (
@@ -108,7 +109,8 @@ class Journal:
         """Write a finding, or only count it if there were enough of its key."""
         self.findings[finding.key] = number = self.findings.get(finding.key, 0) + 1
         if number <= MOST_ALIKE:
-            self.write("finding", **asdict(finding))
+            lines = excerpt(finding.cause, finding.freed)
+            self.write("finding", **asdict(finding), excerpt=lines)
 
     def count(self, **more: int) -> None:
         """Add to the counts, and write them if they were not written for a while."""

@@ -47,6 +47,7 @@ DATA_FOR_REPORTS = (
     "paritybit.harness.explain.facts",
     "paritybit.harness.records.schema",
     "paritybit.launch.schema",
+    "paritybit.launch.trend",
     "paritybit.launch.words",
 )
 """All that `reports` knows of a run: data, and no torch."""

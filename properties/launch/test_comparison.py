@@ -1,46 +1,18 @@
 """Two records of the sanitizer are compared by the causes of their findings."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from paritybit.reports.compared.watched import FIXED, GONE, NEW, STAYS, compare_watched
+from paritybit.reports.compared.watched import compare_watched
 
 from paritybit.__main__ import main
 from paritybit.launch.record import write
-from paritybit.launch.schema import Environment, Finding, Leg, Verdict, Watched
+from paritybit.launch.schema import Watched
+from paritybit.launch.trend import FIXED, GONE, NEW, STAYS
+from properties.support.records import finding, watched
 
 OK, FINDING, CANNOT_RUN = 0, 1, 125
-
-LEG = Leg("decode graphs", (), "ended", 0, 1.0, {}, {}, {}, ())
-
-
-def finding(cause: str, number: int = 1) -> Finding:
-    return Finding("leak", "a slot leaks", f"leak | {cause}", number, LEG.name, cause)
-
-
-def watched(findings: Sequence[Finding], legs: Sequence[str] = (LEG.name,)) -> Watched:
-    verdict: Verdict = "finding" if findings else "no finding"
-    return Watched(
-        environment=Environment("1", "3.11", None, None, None),
-        command="paritybit watch",
-        verdict=verdict,
-        message="",
-        interrupted=None,
-        engine="sglang==1",
-        model="gemma4",
-        device="cpu",
-        seed=0,
-        every=1,
-        checks=None,
-        seconds=1.0,
-        counts={},
-        findings=tuple(findings),
-        undecided=(),
-        legs=tuple(replace(LEG, name=name) for name in legs),
-        not_tried=(),
-    )
 
 
 def test_each_cause_is_new_gone_fixed_or_still_there() -> None:

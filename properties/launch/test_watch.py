@@ -5,21 +5,16 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from paritybit.__main__ import main
 from properties.support.harness.command_line import CANNOT_RUN, FINDING, INTERRUPTED, MALFORMED, OK
+from properties.support.records import record
 
 Script = Callable[[str], list[str]]
 Watch = Callable[..., subprocess.CompletedProcess[str]]
 Start = Callable[..., subprocess.Popen[str]]
-
-
-def record(folder: Path) -> Any:
-    """Return the record of the only run in a folder."""
-    return json.loads((folder / "out" / "latest" / "watch.json").read_text())
 
 
 def alive(pid: int) -> bool:

@@ -9,8 +9,8 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -23,6 +23,7 @@ from paritybit.reports.compared.previous import Previous
 from paritybit.reports.compared.runs import compare_runs
 from paritybit.reports.page import render, render_comparison
 
+from properties.support.reports.browser import DESK, PHONE, Visit, violations
 from properties.support.reports.pages import sample_markup
 from properties.support.reports.records import (
     SAMPLES,
@@ -35,21 +36,8 @@ from properties.support.reports.records import (
 )
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Locator, Page, ViewportSize
+    from playwright.sync_api import Locator, Page, ViewportSize
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-ARGUMENTS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-DESK: "ViewportSize" = {"width": 1280, "height": 900}
-PHONE: "ViewportSize" = {"width": 375, "height": 700}
 ANCHOR = "bug-swa_pad-decode-generated"
 OPENS_IN = 1.5
 """Seconds of a processor in which a page of 500 findings opens, whatever else the machine does."""
@@ -62,54 +50,6 @@ MOST_STOPS = 40
 
 ROOT = Path(__file__).parents[2]
 FULL_RUN = ROOT / "reports" / "evidence" / "h200" / "regress.json"
-
-
-@dataclass
-class Visit:
-    """A page open in a browser, and all that it asked for, logged or threw."""
-
-    page: "Page"
-    requests: list[str] = field(default_factory=list)
-    complaints: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        """Listen."""
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-
-    def open(self, path: Path, anchor: str = "") -> "Page":
-        """Open a file at an anchor, and return the page."""
-        self.page.goto(f"{path.as_uri()}#{anchor}" if anchor else path.as_uri())
-        return self.page
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator["Browser"]:
-    """A headless browser for the tests of this module."""
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="no browser test: Playwright is not installed"
-    )
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
-        pytest.skip("no browser test: no Chromium is installed")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=found, args=list(ARGUMENTS))
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def visit(browser: "Browser") -> Iterator[Visit]:
-    """A visit at a desk, which must end without a complaint or a request but for the file."""
-    page = browser.new_page(viewport=DESK)
-    visit = Visit(page)
-    yield visit
-    page.close()
-    assert visit.complaints == []
-    assert all(url.startswith(("file://", "data:")) for url in visit.requests)
-    files = (url.partition("?")[0] for url in visit.requests if url.startswith("file://"))
-    assert len(set(files)) <= 1
 
 
 def saved(folder: Path, page: str | Record) -> Path:
@@ -385,19 +325,13 @@ def test_no_rule_of_accessibility_is_violated_with_every_finding_open(
     scheme: "Literal['light', 'dark']", rules: list[str] | None, visit: Visit, tmp_path: Path
 ) -> None:
     """In the dark, colours alone can differ."""
-    axe = pytest.importorskip(
-        "axe_playwright_python.sync_playwright", reason="no axe: it is not installed"
-    )
     record = red()
     few = replace(record, clean=record.clean[4:5], bugs=(record.bugs[3], record.bugs[5]))
     visit.page.emulate_media(color_scheme=scheme)
     page = visit.open(saved(tmp_path, few))
     choice(page, "ended").select_option("")
     open_all(page)
-    options = {"resultTypes": ["violations"]} | ({"runOnly": rules} if rules else {})
-    found = axe.Axe().run(page, options=options).response
-    assert found["passes"]
-    assert [(one["id"], one["nodes"][0]["html"]) for one in found["violations"]] == []
+    assert violations(page, rules) == []
 
 
 def test_no_text_is_smaller_than_12_pixels_however_wide_the_screen(

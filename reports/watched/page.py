@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from paritybit.reports.page import environment
 
 from paritybit.launch.schema import Finding, Watched
-from paritybit.launch.words import CauseGroup, by, causes_of, lines_of
+from paritybit.launch.trend import Row, label, rows
+from paritybit.launch.words import CauseGroup, by, causes_of, lines_of, plural, source_of
 
 SIGNS = {"finding": ("✗", "bad"), "no finding": ("✓", "good"), "undecided": ("?", "warn")}
 """Sign and tone of a verdict."""
@@ -32,11 +33,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Shown:
-    """A finding on the page: its lines, and the picture from its cause to who is hit."""
+    """A finding on the page: its lines, and the picture from its cause to who is hit.
+
+    `named` is the number of the engine's line that it names.
+    """
 
     finding: Finding
     lines: tuple[tuple[str, str], ...]
     steps: tuple[Step, ...]
+    named: int | None
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,21 @@ class Card:
     group: CauseGroup
     anchor: str
     shown: tuple[Shown, ...]
+
+    @property
+    def case(self) -> str | None:
+        """The case of its first finding."""
+        return self.group.findings[0].case
+
+    @property
+    def checks(self) -> list[str]:
+        """The checks that found it."""
+        return sorted({one.check for one in self.group.findings})
+
+    @property
+    def legs(self) -> list[str]:
+        """The legs in which it was found."""
+        return sorted({one.leg for one in self.group.findings})
 
 
 def render(record: Watched) -> str:
@@ -62,7 +82,11 @@ def render(record: Watched) -> str:
             record=record,
             sign=sign,
             tone=tone,
+            headline=headline(record, cards),
             cards=cards,
+            filters=filters_of(cards),
+            trend=trend_of(record),
+            runs=[*map(label, record.trend), "this run"],
             figures={what: record.counts.get(name, 0) for name, what in FIGURES.items()},
             counts={name: n for name, n in record.counts.items() if name not in FIGURES},
             stand_ins={what: why for leg in record.legs for what, why in leg.stand_ins.items()},
@@ -72,9 +96,37 @@ def render(record: Watched) -> str:
     )
 
 
+def headline(record: Watched, cards: list[Card]) -> str:
+    """Return the verdict in a line."""
+    if record.verdict != "finding":
+        return record.verdict
+    failing = [card for card in cards if card.group.known is None]
+    number = sum(one.number for card in failing for one in card.group.findings if one.known is None)
+    return f"{plural(number, 'finding')} with {plural(len(failing), 'cause')}"
+
+
+def filters_of(cards: list[Card]) -> dict[str, list[str]]:
+    """Return what the findings can be filtered by, with the values that occur."""
+    known = {"yes" if card.group.known else "no" for card in cards}
+    found = {
+        "check": sorted({check for card in cards for check in card.checks}),
+        "leg": sorted({leg for card in cards for leg in card.legs}),
+        "known": sorted(known),
+    }
+    return {name: values for name, values in found.items() if len(values) > 1}
+
+
+def trend_of(record: Watched) -> list[Row]:
+    """Return what became of each cause; a row without a cause where there never was one."""
+    none = Row("no findings", tuple("–" for _ in (*record.trend, record)), "")
+    return (list(rows(record)) or [none]) if record.trend else []
+
+
 def shown(finding: Finding) -> Shown:
     """Return a finding as the page shows it."""
-    return Shown(finding, tuple(lines_of(finding)), tuple(steps_of(finding)))
+    source = source_of(finding)
+    named = None if source is None else source[1]
+    return Shown(finding, tuple(lines_of(finding)), tuple(steps_of(finding)), named)
 
 
 def steps_of(finding: Finding) -> Iterator[Step]:

@@ -12,8 +12,8 @@ from rich.text import Text
 from paritybit.launch.found import finding_of
 from paritybit.launch.schema import Finding
 from paritybit.launch.tally import Tally
-from paritybit.launch.verdict import plural, scope_of
-from paritybit.launch.words import lines_of
+from paritybit.launch.verdict import scope_of
+from paritybit.launch.words import lines_of, plural
 
 FIRST_LINE, RAREST_LINE = 5.0, 300.0
 """Seconds after which progress is printed, and the longest time between two lines of it.

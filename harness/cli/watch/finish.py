@@ -14,22 +14,26 @@ from paritybit.harness.cli.exit_codes import (
     OK,
     TERMINATED,
 )
+from paritybit.harness.cli.failures import on_github
 from paritybit.harness.cli.folders import shown, swap_link
+from paritybit.harness.cli.watch.announce import PAGE, annotations, show
+from paritybit.harness.cli.watch.options import WARN
 from paritybit.harness.cli.watch.run import SIGNALS, Run, check_names
 from paritybit.harness.machine.stopping import heard_at_the_end
 from paritybit.harness.records.files import write_whole
+from paritybit.harness.records.revision import commit_of
+from paritybit.reports.watched.junit import junit_of
 from paritybit.reports.watched.page import render
+from paritybit.reports.watched.sarif import sarif_of
 
 from paritybit.drive.engines import driven
 from paritybit.engines.loading import folder_of_package
 from paritybit.launch import case as cases
 from paritybit.launch import record as records
-from paritybit.launch.sarif import sarif_of
 from paritybit.launch.schema import Watched
 from paritybit.launch.verdict import Outcome
-from paritybit.launch.words import causes_of
 
-RECORD, PAGE, RESULTS = "watch.json", "index.html", "findings.sarif"
+RECORD, RESULTS, SUITE = "watch.json", "findings.sarif", "junit.xml"
 
 CODES: Mapping[str, int] = {"finding": FINDING, "no finding": OK, "undecided": CANNOT_RUN}
 """Exit codes by verdict."""
@@ -52,12 +56,24 @@ def finish(run: Run, options: argparse.Namespace) -> int:
             cases.write(case, run.folder / "cases" / name)
         records.write(record, run.folder / RECORD)
         write_whole(run.folder / PAGE, render(record))
-        records.write_data(sarif_of(record, prefix_of(options.engine)), run.folder / RESULTS)
+        prefix = prefix_of(options.engine)
+        records.write_data(sarif_of(record, prefix), run.folder / RESULTS)
+        write_whole(run.folder / SUITE, junit_of(record, prefix))
         swap_link(run.folder)
-        show(run, record, options.engine)
+        if on_github():
+            for line in annotations(record, prefix):
+                print(line)
+        show(run.display, run.folder, record, options.engine)
+        if tolerated(record, options):
+            run.display.put("without a verdict, this run does not fail: --undecided warn")
     if record.verdict != "finding" and number is not None:
         return STOPPED[number]
-    return CODES[record.verdict]
+    return OK if tolerated(record, options) else CODES[record.verdict]
+
+
+def tolerated(record: Watched, options: argparse.Namespace) -> bool:
+    """Whether a run without a verdict is not to fail."""
+    return record.verdict == "undecided" and options.undecided == WARN
 
 
 def prefix_of(engine: str | None) -> str:
@@ -92,6 +108,8 @@ def made(run: Run, options: argparse.Namespace, interrupted: str | None) -> Watc
         device=options.device if engine is not None else None,
         seed=(options.seed or 0) if engine is not None else None,
         known=run.known,
+        started=run.started,
+        revision=None if engine is None else commit_of(Path(engine)),
         not_run=run.not_run,
     )
     return records.make(asked, run.outcomes, interrupted)
@@ -103,27 +121,3 @@ def with_cases(
     """Return a record whose findings name their cases, and these by file name."""
     found = cases.cases_of(record, outcomes)
     return cases.named(record, found), found
-
-
-def show(run: Run, record: Watched, engine: str | None) -> None:
-    """Print each cause with its first finding, then the verdict in one line."""
-    display = run.display
-    for cause in causes_of(record.findings):
-        first = cause.findings[0]
-        display.put(f"cause: {cause.name}: {cause.count}")
-        display.put_finding(first, replay_of(run.folder, first.case, engine))
-    if record.verdict == "finding":
-        for reason in record.undecided:
-            display.put(f"undecided: {reason}")
-    for name in record.absent:
-        display.put(f"known, but did not occur: {name}")
-    display.put(f"page: {run.folder / PAGE}")
-    verdict = "" if record.message.startswith(record.verdict) else f"{record.verdict}: "
-    display.put(f"{verdict}{record.message}", style="bold")
-
-
-def replay_of(folder: Path, case: str | None, engine: str | None) -> str | None:
-    """Return the command that replays a case, None where there is none."""
-    if case is None or engine is None:
-        return None
-    return shlex.join(["paritybit", "replay", str(folder / "cases" / case), "--engine", engine])

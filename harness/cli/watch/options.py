@@ -19,6 +19,9 @@ from paritybit.places import KNOWN_FINDINGS
 SECONDS = 180
 """Seconds for which all legs of a plan are served together, start-up apart."""
 
+FAIL, WARN = "fail", "warn"
+"""What a run without a verdict does."""
+
 ONLY_ENGINE = ("model", "device", "seed", "seconds", "page_size", "settings", "keep_going")
 """Options that need --engine."""
 
@@ -47,6 +50,12 @@ def add_options(watch: Parser) -> None:
         default=1,
         help="Check one forward pass in so many, to reduce the cost (default: 1)",
     )
+    add_judgement(watch)
+    add_served(watch)
+
+
+def add_judgement(watch: Parser) -> None:
+    """Add the options that say what fails a run."""
     watch.add_argument(
         "--known",
         metavar="FILE",
@@ -54,6 +63,22 @@ def add_options(watch: Parser) -> None:
         help="File of known findings, which do not fail the run "
         f"(default: {KNOWN_FINDINGS} in ENGINE)",
     )
+    watch.add_argument(
+        "--baseline",
+        metavar="RECORD",
+        type=file,
+        help="Record of an earlier run (watch.json), whose findings do not fail this run",
+    )
+    watch.add_argument(
+        "--undecided",
+        choices=(FAIL, WARN),
+        default=FAIL,
+        help=f"Whether a run without a verdict fails with exit code 125 (default: {FAIL})",
+    )
+
+
+def add_served(watch: Parser) -> None:
+    """Add the options of an engine that is served generated requests."""
     watch.add_argument(
         "--engine",
         metavar="ENGINE",

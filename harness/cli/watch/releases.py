@@ -35,7 +35,7 @@ from paritybit.launch.follow import Stops
 from paritybit.launch.matrix import Release
 from paritybit.launch.reading import case_of, record_of
 from paritybit.launch.schema import Watched
-from paritybit.launch.verdict import plural
+from paritybit.launch.words import plural
 
 PAUSE = 0.2
 

@@ -23,7 +23,8 @@ from paritybit.launch.case import WatchCase
 from paritybit.launch.follow import Limits, Stops
 from paritybit.launch.found import finding_of
 from paritybit.launch.reading import case_of
-from paritybit.launch.verdict import Outcome, open_questions, plural
+from paritybit.launch.verdict import Outcome, open_questions
+from paritybit.launch.words import plural
 
 OTHER = -1
 """What came of a case whose engine has other findings alone."""

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from pathlib import Path
 
 from paritybit.harness.cli.folders import run_folder
@@ -31,7 +32,8 @@ from paritybit.launch.command import Running
 from paritybit.launch.follow import Following, Limits, Stops
 from paritybit.launch.journals import Journals
 from paritybit.launch.known import Known, of_tree
-from paritybit.launch.verdict import Outcome, plural
+from paritybit.launch.verdict import Outcome
+from paritybit.launch.words import plural
 from paritybit.watch.settings import Settings
 
 COMMAND = "command"
@@ -46,6 +48,11 @@ AFTER_FINDING = 5.0
 """Seconds that a leg goes on after its first finding. Later ones may show what it did."""
 
 
+def now() -> str:
+    """Return the time, as ISO 8601 has it, in UTC."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
 @dataclass
 class Run:
     """A run under way. `outcomes` has the legs that have ended, `not_run` why others were not."""
@@ -58,6 +65,7 @@ class Run:
     checks: tuple[str, ...] | None
     known: Known = field(default_factory=Known)
     warm: Warm | None = None
+    started: str = field(default_factory=now)
     outcomes: list[Outcome] = field(default_factory=list)
     not_run: dict[str, str] = field(default_factory=dict)
 
@@ -108,7 +116,7 @@ def run_watch(options: argparse.Namespace) -> int:
     """Watch a command, or an engine that is served generated requests; return the exit code."""
     require_sense(options)
     checks = checks_of(options.checks)
-    known_findings = of_tree(options.known, options.engine)
+    known_findings = of_tree(options.known, options.engine, options.baseline)
     if options.engine is not None:
         return watch_engine(options, checks, known_findings)
     console = Console(stderr=True, soft_wrap=True)

@@ -28,7 +28,7 @@ from paritybit.launch.case import WatchCase
 from paritybit.launch.command import Running
 from paritybit.launch.follow import Stops
 from paritybit.launch.reading import is_case
-from paritybit.launch.verdict import plural
+from paritybit.launch.words import plural
 from paritybit.watch.checks import CHECKS
 from paritybit.watch.settings import Settings
 

@@ -3,11 +3,10 @@
 Source: OASIS, Static Analysis Results Interchange Format Version 2.1.0.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
-from paritybit.launch.schema import Finding, Watched
-from paritybit.launch.words import causes_of, lines_of
+from paritybit.launch.schema import IN_BASELINE, Finding, Watched
+from paritybit.launch.words import causes_of, lines_of, source_of
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 ROOT = "%SRCROOT%"
@@ -27,6 +26,9 @@ def sarif_of(record: Watched, prefix: str = "") -> dict[str, Any]:
     engines = [process.engine for leg in record.legs for process in leg.processes]
     package = next((engine for engine in engines if engine), "engine")
     results = [result_of(finding, prefix, package) for finding in firsts.values()]
+    if record.trend:
+        for result, finding in zip(results, firsts.values(), strict=True):
+            result["baselineState"] = "unchanged" if finding.known == IN_BASELINE else "new"
     driver = {
         "name": "paritybit",
         "version": record.environment.paritybit,
@@ -54,20 +56,23 @@ def result_of(finding: Finding, prefix: str, package: str) -> dict[str, Any]:
         "message": {"text": "\n".join([finding.text, *lines])},
         "partialFingerprints": {"paritybitKey/v1": finding.key},
         "occurrenceCount": finding.number,
-        "locations": [next(locations(finding, prefix, f"{package}/__init__.py:1"))],
+        "locations": [location(finding, prefix, package)],
     }
     if finding.known is not None:
         found["suppressions"] = [{"kind": "external", "justification": finding.known}]
     return found
 
 
-def locations(finding: Finding, prefix: str, default: str) -> Iterator[dict[str, Any]]:
-    """Yield the lines of the engine that a finding names, its cause's first, then `default`."""
-    cause = None if finding.cause is None else finding.cause.source
-    freed = None if finding.freed is None else finding.freed.source
-    for source in (cause, freed, default):
-        path, _, line = (source or "").rpartition(":")
-        if path and line.isdecimal() and int(line) > 0:
-            artifact = {"uri": f"{prefix}{path}", "uriBaseId": ROOT}
-            region = {"startLine": int(line)}
-            yield {"physicalLocation": {"artifactLocation": artifact, "region": region}}
+def location(finding: Finding, prefix: str, package: str) -> dict[str, Any]:
+    """Return the line of the engine that a finding names, and the lines around it."""
+    path, line = source_of(finding) or (f"{package}/__init__.py", 1)
+    physical: dict[str, Any] = {
+        "artifactLocation": {"uri": f"{prefix}{path}", "uriBaseId": ROOT},
+        "region": {"startLine": line},
+    }
+    if finding.excerpt:
+        first, last = finding.excerpt[0].number, finding.excerpt[-1].number
+        text = "".join(f"{one.text}\n" for one in finding.excerpt)
+        region = {"startLine": first, "endLine": last, "snippet": {"text": text}}
+        physical["contextRegion"] = region
+    return {"physicalLocation": physical}

@@ -1,0 +1,39 @@
+"""The lines of an engine's source around one that a finding names."""
+
+import linecache
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+AROUND = 3
+"""Lines before and after the one that is named."""
+
+LONGEST = 160
+"""Letters of a line at most."""
+
+
+def excerpt(*who: Mapping[str, Any] | None) -> list[tuple[int, str]]:
+    """Return the numbers and texts of the lines around the first `source` that can be read.
+
+    A source is a file and a line, as `engine/pool.py:12`, below a folder of the import path.
+    """
+    for one in who:
+        path, _, line = str((one or {}).get("source") or "").rpartition(":")
+        if path and line.isdecimal() and not Path(path).is_absolute():
+            lines = lines_of(path)
+            number = int(line)
+            if 0 < number <= len(lines):
+                first = max(1, number - AROUND)
+                shown = lines[first - 1 : number + AROUND]
+                return [(at, text.rstrip()[:LONGEST]) for at, text in enumerate(shown, first)]
+    return []
+
+
+def lines_of(path: str) -> list[str]:
+    """Return the lines of a file of an imported package; none where it cannot be read."""
+    for folder in sys.path:
+        file = Path(folder or ".", path)
+        if file.is_file():
+            return linecache.getlines(str(file))
+    return []

@@ -1,0 +1,101 @@
+"""A baseline: its findings do not fail a run, new ones do, and a record keeps the trend."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from paritybit.launch.schema import Point, Watched
+from paritybit.launch.trend import FIXED, GONE, MOST, NEW, STAYS, became, points, rows
+from properties.support.harness.command_line import CANNOT_RUN, FINDING, MALFORMED, OK
+from properties.support.known import STRAY, listed
+from properties.support.records import finding, record, watched
+
+Script = Callable[[str], list[str]]
+Watch = Callable[..., subprocess.CompletedProcess[str]]
+
+LEAK = "replace(STRAY, check='leak', key='leak', cause=None)"
+TEXT = f"from dataclasses import replace\nengine([STRAY, {LEAK}][:int(sys.argv[1])])"
+
+
+def kept(folder: Path, name: str) -> str:
+    """Keep the last record as a baseline, and return its path."""
+    data = (folder / "out" / "latest" / "watch.json").read_text()
+    (folder / name).write_text(data)
+    return str(folder / name)
+
+
+def test_only_what_the_baseline_lacks_fails_a_run(
+    watch: Watch, script: Script, tmp_path: Path
+) -> None:
+    words = script(TEXT)
+    assert watch("--", *words, "1").returncode == FINDING
+    baseline = kept(tmp_path, "baseline.json")
+    done = watch("--baseline", baseline, "--", *words, "1")
+    assert done.returncode == OK, done.stderr
+    assert "known    in the baseline" in done.stderr
+    done = watch("--baseline", baseline, "--", *words, "2")
+    assert done.returncode == FINDING
+    assert "1 finding with 1 cause: leak" in done.stderr.splitlines()[-1]
+    (point,) = record(tmp_path)["trend"]
+    assert point["causes"] == {"out_cache_loc_swa": 1}
+    sarif = json.loads((tmp_path / "out" / "latest" / "findings.sarif").read_text())
+    states = {one["ruleId"]: one["baselineState"] for one in sarif["runs"][0]["results"]}
+    assert states == {"leak": "new", "stray-write": "unchanged"}
+    page = (tmp_path / "out" / "latest" / "index.html").read_text()
+    assert "Against the baseline" in page
+
+
+def test_a_known_finding_that_has_expired_fails_whatever_the_baseline_has(
+    watch: Watch, script: Script, tmp_path: Path
+) -> None:
+    words = script(TEXT)
+    watch("--", *words, "1")
+    baseline = kept(tmp_path, "baseline.json")
+    known = listed(tmp_path, {**STRAY, "expires": "2020-01-01"})
+    done = watch("--baseline", baseline, "--known", known, "--", *words, "1")
+    assert done.returncode == FINDING
+
+
+def test_another_file_is_no_baseline(watch: Watch, script: Script, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"format": "paritybit-run"}')
+    done = watch("--baseline", str(tmp_path / "run.json"), "--", *script("engine()"))
+    assert done.returncode == MALFORMED
+    assert "Traceback" not in done.stderr
+
+
+def test_a_run_without_a_verdict_fails_unless_it_is_told_not_to(
+    watch: Watch, script: Script
+) -> None:
+    assert watch("--", *script("")).returncode == CANNOT_RUN
+    done = watch("--undecided", "warn", "--", *script(""))
+    assert done.returncode == OK
+    assert "--undecided warn" in done.stderr
+    assert watch("--undecided", "warn", "--", *script(TEXT), "1").returncode == FINDING
+
+
+def run_with(*causes: str, trend: tuple[Point, ...] = (), leg: str = "decode graphs") -> Watched:
+    return replace(watched([finding(one) for one in causes], [leg]), trend=trend)
+
+
+def test_a_trend_grows_from_baseline_to_baseline() -> None:
+    first = run_with("a", "b")
+    second = run_with("b", "c", trend=points(first))
+    third = run_with("c", trend=points(second))
+    assert {row.cause: row.became for row in rows(second)} == {"b": STAYS, "c": NEW, "a": FIXED}
+    assert {row.cause: (row.cells, row.became) for row in rows(third)} == {
+        "c": (("–", "1", "1"), STAYS),
+        "b": (("1", "1", "–"), FIXED),
+        "a": (("1", "–", "–"), ""),
+    }
+    assert list(rows(first)) == []
+    for _ in range(2 * MOST):
+        third = replace(third, trend=points(third))
+    assert len(third.trend) == MOST
+
+
+def test_a_cause_is_not_fixed_where_its_leg_was_not_tried() -> None:
+    (before,) = points(run_with("a"))
+    (now,) = points(run_with(leg="overlap"))
+    assert became("a", before, now) == GONE

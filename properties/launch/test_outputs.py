@@ -1,0 +1,126 @@
+"""What a run leaves for a CI job: JUnit, a Markdown summary, annotations, and its last lines."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+from paritybit.harness.cli.watch.announce import MOST, last_lines
+from paritybit.reports.watched.junit import junit_of
+
+from paritybit.__main__ import main
+from paritybit.launch.schema import Cause, Finding, NotTried
+from paritybit.launch.words import causes_of
+from paritybit.watch.excerpts import excerpt
+from properties.support.known import STRAY, THREAD, listed
+from properties.support.records import LEG, watched
+
+Script = Callable[[str], list[str]]
+Watch = Callable[..., subprocess.CompletedProcess[str]]
+
+SOURCE = "subjects/captured.py:12"
+
+
+def found(cause: str, **fields: Any) -> Finding:
+    stray = Finding("stray write", "slot 7 changed", f"s | {cause}", 2, LEG.name, cause)
+    return replace(stray, cause=Cause("the tail", cause, SOURCE), **fields)
+
+
+def test_a_failing_leg_stands_in_the_suite_at_the_line_of_the_engine() -> None:
+    known = found("b", known=THREAD)
+    record = watched([found("a"), known, found("a", leg="overlap", known=THREAD)])
+    legs = (LEG, replace(LEG, name="overlap"))
+    record = replace(record, legs=legs, not_tried=(NotTried("leg few slots", "no time"),))
+    suite = ET.fromstring(junit_of(record, "python/")).find("testsuite")
+    assert suite is not None
+    assert {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "4", "failures": "1", "errors": "0", "skipped": "1"
+    }  # fmt: skip
+    first, second, skipped, verdict = suite.findall("testcase")
+    assert (first.get("file"), first.get("line")) == ("python/subjects/captured.py", "12")
+    failure = first.find("failure")
+    assert failure is not None
+    assert failure.get("message") == "stray write: slot 7 changed"
+    assert "cause: the tail (" in str(failure.text)
+    assert THREAD in str(first.findtext("system-out"))
+    assert second.find("failure") is None
+    assert skipped.get("name") == "few slots"
+    assert verdict.find("error") is None
+
+
+def test_a_run_without_a_verdict_is_an_error_of_the_suite() -> None:
+    record = replace(watched([]), verdict="undecided", message="no\x01", undecided=("why",))
+    suite = ET.fromstring(junit_of(record)).find("testsuite")
+    assert suite is not None
+    assert suite.get("errors") == "1"
+    assert suite.findtext("testcase/error") == "why"
+
+
+def test_a_summary_names_each_cause_with_its_line(
+    watch: Watch, script: Script, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    watch("--known", listed(tmp_path, STRAY), "--", *script("engine([STRAY])"))
+    assert main(["summary", str(tmp_path / "out" / "latest" / "watch.json")]) == 0
+    text = capfd.readouterr().out
+    assert text.startswith("## ✓ paritybit watch, a command: no finding")
+    assert "**out\\_cache\\_loc\\_swa** \\(https" in text
+    assert "  - runner.py:373" in text
+    assert "<details><summary>Not tried</summary>" in text
+
+
+def test_an_annotation_stands_at_the_line_of_the_engine(
+    watch: Watch, script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    done = watch("--", *script("engine([STRAY])"))
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("::error ")]
+    assert line.startswith("::error file=runner.py,line=373,title=stray write%3A out_cache_loc")
+    done = watch("--known", listed(tmp_path, STRAY), "--", *script("engine([STRAY])"))
+    assert "::error" not in done.stdout
+
+
+def test_the_last_lines_hold_all_that_is_needed_next() -> None:
+    causes = causes_of([found(str(number), case="finding-1.json") for number in range(MOST + 2)])
+    lines = list(last_lines(causes, Path("out/1"), "sglang==0.5.11"))
+    assert len(lines) < 15
+    assert lines[0] == f"cause: 0: 2 × stray write at {SOURCE}"
+    assert lines[-3:] == [
+        "and 2 more causes",
+        "replay: paritybit replay out/1/cases/finding-1.json --engine sglang==0.5.11",
+        "page: out/1/index.html",
+    ]
+
+
+def test_causes_that_fail_the_run_come_first() -> None:
+    causes = causes_of([found("known", known=THREAD), found("new"), found("new", known=THREAD)])
+    assert [(cause.name, cause.known) for cause in causes] == [("new", None), ("known", THREAD)]
+
+
+def test_a_finding_carries_the_lines_of_the_engine_around_it(
+    watch: Watch, script: Script, tmp_path: Path
+) -> None:
+    folder = tmp_path / "toyengine"
+    folder.mkdir()
+    (folder / "pool.py").write_text("".join(f"line = {n}\n" for n in range(1, 10)))
+    text = "from dataclasses import replace\n"
+    text += "cause = {'what': 'the tail', 'source': 'toyengine/pool.py:2'}\n"
+    text += "engine([replace(STRAY, cause=cause)])"
+    watch("--", *script(text))
+    latest = tmp_path / "out" / "latest"
+    (one,) = json.loads((latest / "watch.json").read_text())["findings"]
+    assert one["excerpt"][1] == {"number": 2, "text": "line = 2"}
+    assert len(one["excerpt"]) == 5
+    assert "line = 5" in (latest / "index.html").read_text()
+    (result,) = json.loads((latest / "findings.sarif").read_text())["runs"][0]["results"]
+    region = result["locations"][0]["physicalLocation"]["contextRegion"]
+    assert (region["startLine"], region["endLine"]) == (1, 5)
+    assert region["snippet"]["text"].startswith("line = 1\n")
+
+
+@pytest.mark.parametrize("source", ["", "nowhere/pool.py:2", "subjects/captured.py:999999", "x:y"])
+def test_without_such_lines_a_finding_has_none(source: str) -> None:
+    assert excerpt(None, {"source": source}) == []

@@ -1,0 +1,91 @@
+"""Records of the sanitizer for tests: what was found in which leg."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paritybit.launch.schema import (
+    IN_BASELINE,
+    Cause,
+    Environment,
+    Finding,
+    Leg,
+    NotTried,
+    SourceLine,
+    Verdict,
+    Watched,
+    Who,
+)
+from paritybit.launch.trend import point_of
+
+LEG = Leg("decode graphs", (), "ended", 0, 1.0, {}, {}, {}, ())
+
+
+def finding(cause: str, number: int = 1) -> Finding:
+    return Finding("leak", "a slot leaks", f"leak | {cause}", number, LEG.name, cause)
+
+
+def watched(findings: Sequence[Finding], legs: Sequence[str] = (LEG.name,)) -> Watched:
+    verdict: Verdict = "finding" if findings else "no finding"
+    return Watched(
+        environment=Environment("1", "3.11", None, None, None),
+        command="paritybit watch",
+        verdict=verdict,
+        message="",
+        interrupted=None,
+        engine="sglang==1",
+        model="gemma4",
+        device="cpu",
+        seed=0,
+        every=1,
+        checks=None,
+        seconds=1.0,
+        counts={},
+        findings=tuple(findings),
+        undecided=(),
+        legs=tuple(replace(LEG, name=name) for name in legs),
+        not_tried=(),
+    )
+
+
+def record(folder: Path) -> Any:
+    """Return the JSON data of the last run in a folder."""
+    return json.loads((folder / "out" / "latest" / "watch.json").read_text())
+
+
+def shown() -> Watched:
+    """Return a record with all that its page can show."""
+    lines = tuple(SourceLine(number, f"    line = {number}") for number in range(9, 14))
+    stray = Finding(
+        *("stray write", "the replay of decode changed slot 17 (swa)", "s | swa", 25, LEG.name),
+        group_of="out_cache_loc_swa",
+        forward=4,
+        kind="decode",
+        group="swa",
+        replay="decode",
+        layer="layer 0",
+        slots=(17, 18),
+        count=2,
+        writer=Who("r1", 12, 3),
+        reader=Who("r2", 14, 4),
+        freed=Who(forward=3),
+        cause=Cause("the padded tail explains it", "out_cache_loc_swa", "engine/runner.py:11"),
+        case="finding-1.json",
+        excerpt=lines,
+    )
+    leak = replace(
+        finding("not known (leak, swa)"), leg="overlap", known=IN_BASELINE, case="finding-2.json"
+    )
+    before = replace(watched([leak], ["overlap", LEG.name]), revision="0123456789abcdef")
+    return replace(
+        watched([stray, leak], [LEG.name, "overlap"]),
+        message="25 findings with 1 cause: stray write: the replay of decode changed slot 17 (swa)",
+        started="2026-11-26T02:00:00+00:00",
+        counts={"forwards": 500, "replays": 200, "padded_replays": 90, "reads": 40_000, "idle": 3},
+        undecided=("the engine was killed",),
+        not_tried=(NotTried("leg few window slots", "the run was interrupted before"),),
+        trend=(point_of(before),),
+        absent=("leak: a cause (https://github.com/example/engine/issues/1)",),
+    )
