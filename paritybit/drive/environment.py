@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from paritybit.engines import fetch
+from paritybit.engines import fetch, required
 from paritybit.places import IMPORT_FOLDER
 
 PINS = Path(__file__).parent / "pins"
@@ -42,6 +42,7 @@ def variables(
     """
     own = {name: value for name, value in inherited.items() if name != "PYTHONDONTWRITEBYTECODE"}
     folders = [str(IMPORT_FOLDER), str(environment.source), str(environment.dependencies)]
+    folders += required.folders(environment.source)
     if inherited.get("PYTHONPATH"):
         folders.append(inherited["PYTHONPATH"])
     own["PYTHONPATH"] = os.pathsep.join(folders)

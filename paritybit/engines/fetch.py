@@ -244,6 +244,18 @@ def install(name: str, requirements: Path) -> None:
         _move(target, dependencies_folder() / name)
 
 
+def install_one(home: Path, requirement: str, scratch: Path) -> bool:
+    """Install one package without what it requires, in a folder; return whether that was possible.
+
+    Raises CannotRunError where it cannot be kept.
+    """
+    words = ("install", "--no-deps", "--only-binary", ":all:", "--target", str(scratch))
+    _pip(*words, requirement)
+    if scratch.exists():
+        _move(scratch, home)
+    return scratch.exists()
+
+
 def _move(source: Path, home: Path) -> None:
     """Put a whole folder in its place in one move, unless another process has just done so.
 

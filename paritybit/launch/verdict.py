@@ -32,6 +32,9 @@ DRAFTS: Mapping[str, str] = {
 
 NO_ENGINE = "no engine that the sanitizer supports was loaded"
 
+LONGEST_LINE = 160
+"""Letters of the last line of a command that failed, at most."""
+
 MOST_NAMED = 4
 """So much that was not tried stands in the verdict; the page lists all of it."""
 
@@ -42,7 +45,7 @@ class Outcome:
 
     `code` is the exit code, negative for a signal. `stopped` says that the command was asked to
     stop, `too_long` that it was because it did not end in time. `log` names the file with its
-    output, if that is not shown.
+    output, if that is not shown, and `said` is its last line.
     """
 
     name: str
@@ -53,6 +56,7 @@ class Outcome:
     stopped: bool = False
     too_long: bool = False
     log: str | None = None
+    said: str = ""
 
 
 def ending(outcome: Outcome) -> str:
@@ -80,7 +84,8 @@ def open_questions(outcomes: Sequence[Outcome]) -> Iterator[str]:
         which = "the command" if len(outcomes) == 1 and outcome.log is None else outcome.name
         if outcome.too_long or (outcome.code != 0 and not outcome.stopped):
             see = f" (see {outcome.log})" if outcome.log else ""
-            yield f"{which} {ending(outcome)}{see}"
+            said = f": {outcome.said[:LONGEST_LINE]}" if outcome.said and outcome.code > 0 else ""
+            yield f"{which} {ending(outcome)}{said}{see}"
     for outcome in outcomes:
         yield from outcome.tally.undecided
         counts = outcome.tally.counts()

@@ -120,7 +120,7 @@ def test_the_documents_have_commands_to_check() -> None:
     assert len(found) > 60
     assert "make regress" in found
     assert "make test" in found
-    assert 'paritybit regress --engine "$PWD" --out reports' in found
+    assert "paritybit watch --engine sglang==0.5.12" in found
     assert "paritybit replay /dev/stdin" in found
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paritybit.drive.stand_ins import sampled
+from paritybit.drive.stand_ins import layers, sampled
 from paritybit.drive.stand_ins.attention import decode_attention, unbounded
 from paritybit.watch import journal
 from paritybit.watch.settings import VARIABLE, Settings
@@ -141,3 +141,53 @@ def test_a_kernel_reads_on_beyond_the_slice_that_it_is_given() -> None:
         decode_attention(query, keys, keys, output, torch.tensor([0, 3]), listed, 1.0)
     assert torch.equal(outputs[0], outputs[1])
     assert outputs.abs().sum() > 0
+
+
+def hinted(
+    o: Tensor, kv_indptr: Tensor, kv_indices: Tensor, k_buffer: Tensor, hint: Any = None
+) -> None:
+    """A kernel with one argument more than its stand-in; a negative hint changes its result."""
+    o[0] = 3.0 if hint is None or hint >= 0 else 4.0
+
+
+def stand_in(o: Tensor, kv_indptr: Tensor, kv_indices: Tensor, k_buffer: Tensor) -> None:
+    o[0] = 3.0
+
+
+def test_an_argument_that_a_stand_in_lacks_may_be_used_where_it_changes_nothing() -> None:
+    called = layers.adapted(hinted, stand_in)
+    for hint in (1, 2, None, 3, 4, -1):  # The last call is not compared any more.
+        given = call(4)
+        called(**given, hint=hint)
+        assert given["o"][0].eq(3).all()
+
+
+def test_an_argument_that_changes_what_a_kernel_computes_has_no_stand_in() -> None:
+    called = layers.adapted(hinted, stand_in)
+    called(**call(4))
+    called(**call(0), hint=-1)  # Nothing is read, so nothing can be compared.
+    with pytest.raises(NotImplementedError, match="attention with hint has no stand-in"):
+        called(**call(4), hint=-1)
+
+
+def test_an_argument_is_not_trusted_where_the_kernel_cannot_be_run(lines: journal.Journal) -> None:
+    def kernel() -> None:
+        raise IndexError
+
+    trial = sampled.Sampled(lines, begun=-1e6)
+    with pytest.raises(NotImplementedError, match="attention with a, b has"):
+        trial.compare("decode", call(4), kernel, frozenset("ba"))
+    for keys in (4, 4, 4):
+        trial.compare("decode", call(keys), lambda: None, frozenset("a"))
+    trial.compare("decode", call(5), kernel, frozenset("a"))
+    assert not lines.findings
+
+
+def test_a_later_difference_with_such_an_argument_is_no_finding(lines: journal.Journal) -> None:
+    trial = sampled.Sampled(lines, begun=-1e6)
+    for _ in range(sampled.PROVED):
+        trial.compare("decode", call(4), lambda: None, frozenset("a"))
+    given = call(5)
+    with pytest.raises(NotImplementedError, match="attention with a has"):
+        trial.compare("decode", given, lambda: writes(given, 5.0), frozenset("a"))
+    assert not lines.findings

@@ -1,15 +1,20 @@
 """The findings of a run as SARIF: at the engine's line, once per cause and check."""
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from paritybit.harness.cli.watch.finish import prefix_of
+from paritybit.reports.watched.sarif import sarif_of
 
 from paritybit.engines.packages import SGLANG
 from properties.support.known import STRAY, THREAD, listed
+from properties.support.records import shown, watched
 
 Script = Callable[[str], list[str]]
 Watch = Callable[..., subprocess.CompletedProcess[str]]
@@ -74,3 +79,57 @@ def test_paths_begin_at_the_root_of_a_source_tree(tmp_path: Path) -> None:
     assert prefix_of(str(tmp_path)) == "python/"
     (tmp_path / SGLANG.name / SGLANG.marker).mkdir(parents=True)
     assert prefix_of(str(tmp_path)) == ""
+
+
+ALLOWED: dict[str, set[str]] = {
+    "log": {"$schema", "version", "runs"},
+    "run": {"tool", "invocations", "results"},
+    "driver": {"name", "version", "rules"},
+    "invocation": {"commandLine", "executionSuccessful", "toolExecutionNotifications"},
+    "result": {"ruleId", "level", "message", "partialFingerprints", "occurrenceCount", "locations"}
+    | {"baselineState", "suppressions"},
+    "physicalLocation": {"artifactLocation", "region", "contextRegion"},
+    "artifactLocation": {"uri", "uriBaseId"},
+    "contextRegion": {"startLine", "endLine", "snippet"},
+    "suppression": {"kind", "justification"},
+}
+"""The properties that a file may have, of those that SARIF 2.1.0 has for each object."""
+
+
+def test_each_object_has_properties_of_the_standard_alone() -> None:
+    """Paths are relative references, lines count from 1, and words are those of the standard."""
+    log = json.loads(json.dumps(sarif_of(shown(), "python/")))
+    (run,) = log["runs"]
+    places = [one["locations"][0]["physicalLocation"] for one in run["results"]]
+    objects = {
+        "log": [log],
+        "run": [run],
+        "driver": [run["tool"]["driver"]],
+        "invocation": run["invocations"],
+        "result": run["results"],
+        "physicalLocation": places,
+        "artifactLocation": [one["artifactLocation"] for one in places],
+        "contextRegion": [one["contextRegion"] for one in places if "contextRegion" in one],
+        "suppression": [one for result in run["results"] for one in result.get("suppressions", ())],
+    }
+    for name, found in objects.items():
+        assert found, name
+        assert all(set(one) <= ALLOWED[name] for one in found), name
+    assert [one["baselineState"] for one in run["results"]] == ["new", "unchanged"]
+    assert {one["level"] for one in run["results"]} == {"error"}
+    assert all(one["region"]["startLine"] >= 1 for one in places)
+    assert all(one["artifactLocation"]["uri"].startswith("python/") for one in places)
+    assert all(one["message"]["text"] for one in run["results"])
+
+
+SCHEMA = os.environ.get("PARITYBIT_SARIF_SCHEMA")
+
+
+@pytest.mark.skipif(SCHEMA is None, reason="PARITYBIT_SARIF_SCHEMA names no file with the schema")
+def test_it_is_valid_by_the_published_schema() -> None:
+    jsonschema: Any = pytest.importorskip("jsonschema")
+    schema = json.loads(Path(str(SCHEMA)).read_text(encoding="utf-8"))
+    judge = jsonschema.validators.validator_for(schema)(schema)
+    for record in (shown(), watched([]), replace(shown(), trend=())):
+        found = json.loads(json.dumps(sarif_of(record)))
+        assert [error.message for error in judge.iter_errors(found)] == []

@@ -7,6 +7,7 @@ import argparse
 import importlib
 import os
 import re
+import shutil
 import signal
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,10 +24,12 @@ from paritybit.harness.machine.gpus import visible_gpus
 from rich.console import Console
 
 from paritybit import __version__
-from paritybit.drive.engines import driven
+from paritybit.drive.engines import Starter, driven
+from paritybit.drive.environment import Environment
 from paritybit.drive.legs import LACKING, Leg, plan
 from paritybit.drive.models import MODELS
 from paritybit.drive.warm import Warm, warm
+from paritybit.engines.required import install_missed
 from paritybit.inject import environment_with, prepare
 from paritybit.launch.command import Running
 from paritybit.launch.follow import Following, Limits, Stops
@@ -83,9 +86,10 @@ class Run:
         with (out / "engine.log").open("wb") as log:
             running = Running(words, variables, log, out, self.warm)
             outcome = self.followed(running, leg, out, limits)
-        outcome = replace(outcome, log=str((out / "engine.log").relative_to(self.folder)))
+        file = out / "engine.log"
+        outcome = replace(outcome, log=str(file.relative_to(self.folder)), said=last_line(file))
         if outcome.code == LACKING:
-            self.not_run[leg.name] = last_line(out / "engine.log")
+            self.not_run[leg.name] = outcome.said
         else:
             self.outcomes.append(outcome)
         return outcome
@@ -156,13 +160,29 @@ def watch_engine(
                 if why is not None:
                     run.not_run[leg.name] = why
                     continue
-                words, variables = asked.starter.command(
-                    engine, leg, options.model, options.seed or 0, device
-                )
-                after = None if options.keep_going else AFTER_FINDING
-                limits = Limits(leg.seconds + ALLOWANCE, after, known=known_findings)
-                run.watch(leg, words, variables, limits)
+                run_leg(run, asked.starter, engine, leg, options)
         return finish(run, options)
+
+
+def run_leg(
+    run: Run, starter: Starter, engine: Environment, leg: Leg, options: argparse.Namespace
+) -> None:
+    """Run a leg, again with each package that the engine requires and could not start without."""
+    after = None if options.keep_going else AFTER_FINDING
+    limits = Limits(leg.seconds + ALLOWANCE, after, known=run.known)
+    while True:
+        words, variables = starter.command(
+            engine, leg, options.model, options.seed or 0, options.device
+        )
+        outcome = run.watch(leg, words, variables, limits)
+        began = any(process.started for process in outcome.tally.processes.values())
+        if began or outcome.code in (0, LACKING) or outcome.log is None:
+            return
+        said = (run.folder / outcome.log).read_text(encoding="utf-8", errors="replace")
+        if not install_missed(engine.source, said):
+            return
+        run.outcomes.remove(outcome)
+        shutil.rmtree((run.folder / outcome.log).parent)
 
 
 def reason_to_skip(run: Run, *, keep_going: bool) -> str | None:

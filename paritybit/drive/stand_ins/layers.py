@@ -75,8 +75,8 @@ def softcap(logits: Tensor, cap: float) -> Tensor:
 def adapted(kernel: Callable[..., None], arithmetic: Callable[..., None]) -> Callable[..., None]:
     """Return a function that is called like a kernel and does the arithmetic.
 
-    It raises NotImplementedError for an argument that the arithmetic lacks and that is used.
-    On a few calls the kernel itself runs too, and is compared.
+    On a few calls the kernel itself runs too, and is compared. An argument that the arithmetic
+    lacks may be used if the kernel computes the same with it; else it raises NotImplementedError.
     """
     sampled = Sampled(asked())
     signature = inspect.signature(kernel)
@@ -89,10 +89,10 @@ def adapted(kernel: Callable[..., None], arithmetic: Callable[..., None]) -> Cal
 
     def called(*arguments: Any, **named: Any) -> None:
         given = signature.bind(*arguments, **named).arguments
-        for name, default in defaults.items():
-            if name in given and given[name] is not default:
-                raise NotImplementedError(f"attention with {name} has no stand-in")
+        unknown = frozenset(
+            name for name, default in defaults.items() if given.get(name, default) is not default
+        )
         arithmetic(**{name: value for name, value in given.items() if name in known})
-        sampled.compare(kernel.__name__, given, lambda: kernel(*arguments, **named))
+        sampled.compare(kernel.__name__, given, lambda: kernel(*arguments, **named), unknown)
 
     return called

@@ -6,6 +6,7 @@ length is enough.
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,9 @@ from paritybit.watch.settings import active
 
 SHARE = 0.1
 """Part of the time that comparing may take."""
+
+PROVED = 3
+"""Calls with arguments that a stand-in lacks which must agree before it is trusted with them."""
 
 LARGEST = 1e-4
 """Difference, relative to the largest value, that the order of float32 sums may explain."""
@@ -40,38 +44,65 @@ class Sampled:
     begun: float = field(default_factory=time.monotonic)
     spent: float = 0.0
     seen: set[tuple[str, int]] = field(default_factory=set)
+    agreed: Counter[frozenset[str]] = field(default_factory=Counter)
 
     @property
     def in_time(self) -> bool:
         """Whether there is time to compare a call."""
         return self.spent <= SHARE * (time.monotonic() - self.begun)
 
-    def compare(self, name: str, given: Mapping[str, Any], kernel: Callable[[], None]) -> None:
+    def compare(
+        self,
+        name: str,
+        given: Mapping[str, Any],
+        kernel: Callable[[], None],
+        unknown: frozenset[str] = frozenset(),
+    ) -> None:
         """Run a kernel after its stand-in, on the same arguments, if that is due.
 
-        A difference is a finding. What the stand-in computed stays.
+        A difference is a finding. What the stand-in computed stays. `unknown` are arguments that
+        the stand-in was not given: the first calls with them are compared, and where the kernel
+        computes something else, or cannot be run, it raises NotImplementedError.
         """
-        journal = self.journal
-        if journal is None or attention.fewer_keys or not self.in_time:
+        new = bool(unknown) and self.agreed[unknown] < PROVED
+        if attention.fewer_keys or not (new or (self.journal and self.in_time)):
             return
         longest = most(given["kv_indptr"])
         if name == WITH_NEW_KEYS:
             longest += most(given["qo_indptr"])
-        if longest == 0 or (name, longest) in self.seen or not sound(given):
+        if longest == 0 or (not new and (name, longest) in self.seen) or not sound(given):
             return
+        self.seen.add((name, longest))
+        found = self.compared(name, given, kernel)
+        if unknown and (new if found is None else found > LARGEST):
+            raise NotImplementedError(
+                f"attention with {', '.join(sorted(unknown))} has no stand-in"
+            )
+        self.agreed[unknown] += 1
+        if found is not None and self.journal is not None:
+            self.judge(name, longest, found, self.journal)
+
+    def compared(
+        self, name: str, given: Mapping[str, Any], kernel: Callable[[], None]
+    ) -> float | None:
+        """Return by how much a kernel differs from its stand-in; None where it cannot be run."""
         output = output_of(given)
         start = time.monotonic()
-        self.seen.add((name, longest))
         right = output.clone()
         try:
             kernel()
-            found = difference(output, right, given)
+            return difference(output, right, given)
         except Exception as error:  # An interpreter lacks much, and the engine is to go on.
-            journal.scope(kernels_not_compared=f"{name}: {type(error).__name__}")
-            return
+            if self.journal is not None:
+                self.journal.scope(kernels_not_compared=f"{name}: {type(error).__name__}")
+            return None
         finally:
             output.copy_(right)
             self.spent += time.monotonic() - start
+
+    @staticmethod
+    def judge(name: str, longest: int, found: float, journal: Journal) -> None:
+        """Count a call that was compared, and write a finding if there is a difference."""
         journal.count(**{f"tried: {CHECK}": 1})
         if found > LARGEST:
             text = f"{name} gives other values than torch over the same keys: they differ by "
