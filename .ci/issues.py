@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""Open or update one issue per engine and cause of findings, from records of `paritybit watch`.
+
+Usage: .ci/issues.py [--post] RECORD... Without --post, it prints what it would do and asks nothing
+of anybody. With it, it needs GITHUB_REPOSITORY and GITHUB_TOKEN. A closed issue is left alone.
+"""
+
+import argparse
+import json
+import os
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from paritybit.harness.records.case import read_json
+from paritybit.reports.watched.issue import Issue, Seen, by_cause, issue_of, seen_in
+
+from paritybit.launch.reading import record_of
+
+LABEL = "paritybit-finding"
+MOST_PAGES = 50
+
+
+def main(words: list[str]) -> int:
+    """Handle each cause of the records; return 0."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--post", action="store_true", help="open and update issues")
+    parser.add_argument("records", nargs="*", type=Path, metavar="RECORD")
+    options = parser.parse_args(words)
+    found = [seen for path in options.records for seen in read(path)]
+    issues = existing() if options.post else []
+    for key, seen in by_cause(found).items():
+        mine = next((one for one in issues if f"<!-- {key} -->" in (one["body"] or "")), None)
+        settle(issue_of(key, seen, mine["body"] if mine else ""), mine, post=options.post)
+    print(f"{len(found)} findings by cause and run, in {len(options.records)} records")
+    return 0
+
+
+def read(path: Path) -> list[Seen]:
+    """Return what a record has; its cases lie next to it."""
+    cases = {file.name: read_json(file) for file in sorted((path.parent / "cases").glob("*.json"))}
+    return list(seen_in(record_of(read_json(path), path.name), cases))
+
+
+def settle(issue: Issue, mine: dict | None, *, post: bool) -> None:
+    """Open an issue, or update the one that there is, or say what would be done."""
+    data = {"title": issue.title, "body": issue.body}
+    if not post:
+        print(f"would open or update: {issue.title}\n{issue.body}")
+    elif mine is None:
+        made = ask("POST", "issues", {**data, "labels": [LABEL]})
+        print(f"opened #{made['number']}: {issue.title}")
+    elif mine["state"] == "closed":
+        print(f"closed, and left alone: #{mine['number']}: {issue.title}")
+    elif mine["body"].replace("\r\n", "\n").strip() == issue.body.strip():
+        print(f"unchanged: #{mine['number']}: {issue.title}")
+    else:
+        ask("PATCH", f"issues/{mine['number']}", {"body": issue.body})
+        print(f"updated #{mine['number']}: {issue.title}")
+
+
+def existing() -> list[dict]:
+    """Return the issues that this script opened before."""
+    found: list[dict] = []
+    for page in range(1, MOST_PAGES + 1):
+        part = ask("GET", f"issues?state=all&labels={LABEL}&per_page=100&page={page}")
+        found += [one for one in part if "pull_request" not in one]
+        if len(part) < 100:
+            break
+    return found
+
+
+def ask(method: str, path: str, data: dict | None = None) -> Any:
+    """Call the API of the repository, and return its answer."""
+    address = os.environ.get("GITHUB_API_URL", "https://api.github.com")
+    request = urllib.request.Request(
+        f"{address}/repos/{os.environ['GITHUB_REPOSITORY']}/{path}",
+        method=method,
+        data=None if data is None else json.dumps(data).encode(),
+        headers={
+            "Accept": "application/vnd.github+json",
+            "Authorization": f"Bearer {os.environ['GITHUB_TOKEN']}",
+            "Content-Type": "application/json",
+        },
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,126 @@
+"""Issues about findings: one per engine and cause, however many runs have it.
+
+The text of an issue is made from records, and from what the issue said before: each run has a row,
+and a run of the same release or branch replaces its row.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paritybit.reports.summary import text
+
+from paritybit.launch.schema import Watched
+from paritybit.launch.words import CauseGroup, causes_of, lines_of
+
+LONGEST_TITLE = 200
+
+LONGEST_CASE = 20_000
+"""Letters of a case that an issue holds; a longer one is in the artifact of its job."""
+
+HEAD = "| engine | findings | day |\n|---|---|---|\n"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A cause in a run: the record, its findings, and the case of the first one, if it has one."""
+
+    record: Watched
+    cause: CauseGroup
+    case: Mapping[str, Any] | None = None
+
+    @property
+    def engine(self) -> str:
+        """The engine's package, such as sglang."""
+        loaded = [process.engine for leg in self.record.legs for process in leg.processes]
+        named = (self.record.engine or "").partition("==")[0]
+        return next(filter(None, loaded), named or "engine")
+
+    @property
+    def where(self) -> str:
+        """The release, or the source tree and its commit."""
+        commit = f" at {self.record.revision[:12]}" if self.record.revision else ""
+        return f"{self.record.engine or 'a command'}{commit}"
+
+    @property
+    def row(self) -> str:
+        """What the issue says of this run."""
+        day = (self.record.started or "").partition("T")[0]
+        return f"| {text(self.where)} | {text(self.cause.count)} | {day} |"
+
+
+@dataclass(frozen=True)
+class Issue:
+    """An issue as it should be. `key` is what tells it from others."""
+
+    key: str
+    title: str
+    body: str
+
+
+def seen_in(record: Watched, cases: Mapping[str, Mapping[str, Any]]) -> Iterator[Seen]:
+    """Yield the causes of a record that are not known. `cases` are its cases by file name."""
+    for cause in causes_of(record.findings):
+        if cause.known is None:
+            yield Seen(record, cause, cases.get(cause.findings[0].case or ""))
+
+
+def by_cause(found: Iterable[Seen]) -> dict[str, list[Seen]]:
+    """Return what was seen, by engine and cause."""
+    groups: dict[str, list[Seen]] = {}
+    for one in found:
+        groups.setdefault(key_of(one), []).append(one)
+    return groups
+
+
+def key_of(seen: Seen) -> str:
+    """Return what findings of one engine and cause share: a name that a comment can hold."""
+    digest = hashlib.sha256(f"{seen.engine}\n{seen.cause.name}".encode()).hexdigest()
+    return f"paritybit-cause-{digest[:16]}"
+
+
+def issue_of(key: str, found: list[Seen], before: str = "") -> Issue:
+    """Return the issue of a cause. `before` is the text of the issue that there is already."""
+    last = found[-1]
+    rows = {row.partition(" | ")[0]: row for row in rows_of(before)}
+    rows |= {one.row.partition(" | ")[0]: one.row for one in found}
+    title = f"{last.engine}: {last.cause.name}"[:LONGEST_TITLE]
+    body = [
+        f"<!-- {key} -->",
+        "`paritybit watch` found this. The issue is updated when it runs again.",
+        "",
+        HEAD + "\n".join(rows.values()),
+        "",
+        *details(last),
+    ]
+    return Issue(key, title, "\n".join(body) + "\n")
+
+
+def rows_of(body: str) -> list[str]:
+    """Return the rows of the runs that an issue names."""
+    table = body.replace("\r\n", "\n").partition(HEAD)[2].partition("\n\n")[0]
+    return [line for line in table.splitlines() if re.fullmatch(r"\| .* \| .* \| .* \|", line)]
+
+
+def details(seen: Seen) -> Iterator[str]:
+    """Yield what a maintainer needs to know, from the last run: where, what, and a case."""
+    first = seen.cause.findings[0]
+    yield f"## In {text(seen.where)}"
+    yield ""
+    yield f"- **{text(first.check)}**: {text(first.text)}"
+    yield from (f"- {name}: {text(words)}" for name, words in lines_of(first))
+    if first.excerpt:
+        yield ""
+        yield "```python"
+        yield from (f"{line.number:5}  {line.text.replace('```', '')}" for line in first.excerpt)
+        yield "```"
+    if seen.case is not None:
+        data = json.dumps(seen.case, separators=(",", ":"))
+        yield ""
+        yield f"`paritybit replay CASE --engine {seen.record.engine or 'ENGINE'}` shows it again."
+        if len(data) <= LONGEST_CASE and "```" not in data:
+            yield ""
+            yield f"<details><summary>The case</summary>\n\n```json\n{data}\n```\n\n</details>"
