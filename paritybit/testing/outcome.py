@@ -5,6 +5,10 @@ from typing import Any
 
 from paritybit.launch.found import finding_of
 from paritybit.launch.words import lines_of
+from paritybit.watch.checks import CHECKS
+
+UNKNOWN = "not known"
+"""What a line says that says nothing."""
 
 
 class UndecidedError(RuntimeError):
@@ -17,7 +21,8 @@ def reports(findings: Iterable[Mapping[str, Any]]) -> str:
 
 
 def report(found: Mapping[str, Any]) -> str:
-    """Return one finding, with a line for each thing that is known of it."""
+    """Return one finding, with a line for each thing that is known of it, and the law it breaks."""
     finding = finding_of(found, str(found.get("key")), 1, "")
-    lines = [f"  {name}: {text}" for name, text in lines_of(finding)]
-    return "\n".join([f"{finding.check}: {finding.text}", *lines])
+    lines = [f"  {name}: {text}" for name, text in lines_of(finding) if text != UNKNOWN]
+    laws = [f"  law: {CHECKS[finding.check].law}"] if finding.check in CHECKS else []
+    return "\n".join([f"ERROR: paritybit: {finding.check}: {finding.text}", *lines, *laws])

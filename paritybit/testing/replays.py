@@ -4,27 +4,37 @@ It needs no connector: the test says which tensors are KV, which slots the repla
 which inputs are padded.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from paritybit.testing.arguments import (
+    KV,
+    Slots,
+    groups_of,
+    kind_of,
+    owned_of,
+    require_callable,
+    require_inputs,
+    require_named,
+    require_padding,
+)
 from paritybit.testing.outcome import UndecidedError, reports
-from paritybit.watch.facts import Forward, Group, Layer, Replay, Row, StaticInput
+from paritybit.watch.facts import Forward, Group, Replay, Row, StaticInput
 from paritybit.watch.journal import Finding, Journal
 from paritybit.watch.observations import Captured
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import Watcher
 
-KV = Mapping[str, Sequence[Tensor]] | Sequence[Tensor]
-Slots = Mapping[str, Tensor] | Tensor
 Outputs = Mapping[str, Tensor] | Sequence[Tensor] | Tensor | None
 
-ONE_GROUP = "kv"
-"""The name of the group where the KV tensors are not named."""
+GRAPH = "the graph"
+"""What a report calls the graph that is replayed."""
 
 
 @dataclass
@@ -55,6 +65,8 @@ def check_replay(
     run_eager: Callable[[], Outputs] | None = None,
     reserved_slots: Collection[int] = (0,),
     padding: Mapping[str, Tensor] = {},
+    captured: Mapping[str, Tensor] = {},
+    block_size: int | None = None,
 ) -> None:
     """Replay a graph, and raise an AssertionError if it breaks a law of its KV cache.
 
@@ -64,27 +76,41 @@ def check_replay(
     - A second run from the same state gives the same outputs and KV.
     - Other valid values in the padded part of an input change neither.
     - `run_eager` gives the same outputs and KV, up to the variation of eager runs.
+    - Each input is the tensor that was captured, has its `dtype`, and holds what is `expected`.
 
     The arguments:
 
     - `replay` replays the graph once, and returns the live part of its outputs: a tensor, a
-      sequence or a mapping. None means that it has none.
-    - `kv` are the KV tensors, each [slots, ...]: one sequence, or one per group by name.
+      sequence or a mapping. None means that it has none. It may fill the inputs first. Tokens, and
+      other integers, must be equal: return logits where rounding may choose another token.
+    - `kv` are the KV tensors, each [slots, ...]: one, a sequence, or a sequence per group by name.
+      With `block_size` they are [blocks, block_size, ...], and slots are numbered through blocks.
     - `owned_slots` are the slots that the live rows write, integers of any shape: one tensor, or
       one per group by name.
     - `static_inputs` are the tensors that the graph reads at fixed addresses. Their padded part is
       from `live` to `size`; it is changed where `valid` says which values it may have.
-    - `run_eager` computes the same without the graph, over the same tensors.
+    - `run_eager` computes the same without the graph, over the same KV tensors.
     - `reserved_slots` are those that padding may write.
     - `padding` holds, by name, what the padded part of an input may safely be; zeros by default. An
       input is named as the cause of a stray write if these values alone make it go away.
+    - `captured` holds, by name, the tensors that the inputs were when the graph was captured.
 
     Raises AssertionError with a report of each violation, UndecidedError if the replay could not be
-    judged, and ValueError if there is nothing to judge.
+    judged, and ValueError if an argument is wrong or there is nothing to judge.
     """
-    groups = groups_of(kv, reserved_slots)
+    __tracebackhide__ = True  # pytest then shows the report and the line of the test.
+    require_callable("replay", replay)
+    if run_eager is not None:
+        require_callable("run_eager", run_eager)
+    groups = groups_of(kv, reserved_slots, block_size)
     owned = owned_of(owned_slots, groups)
-    journal = judged(graph_of(replay, run_eager, static_inputs), groups, owned, padding)
+    require_inputs(static_inputs, groups)
+    require_padding(padding, static_inputs)
+    require_named("captured", captured, static_inputs)
+    known = {one.name: at_capture(one, padding, captured) for one in static_inputs}
+    graph = graph_of(replay, run_eager, static_inputs, devices_of(groups))
+    with as_made([*tensors_of(groups), *(one.tensor for one in static_inputs)]):
+        journal = judged(graph, groups, owned, known, static_inputs)
     if journal.found:
         raise AssertionError(reports(asdict(finding) for finding in journal.found))
     if journal.unsure:
@@ -95,25 +121,34 @@ def graph_of(
     replay: Callable[[], Outputs],
     run_eager: Callable[[], Outputs] | None,
     static_inputs: Sequence[StaticInput],
+    devices: Collection[torch.device],
 ) -> Replay:
-    """Return a replay whose outputs are what it returned last."""
+    """Return a replay whose outputs are what it returned last, and which waits for devices."""
     outputs: dict[str, Tensor] = {}
 
     def run() -> object:
         result = replay()
+        synchronize(devices)
         outputs.clear()
-        outputs.update(named(result))
+        outputs.update(named(result, "replay"))
         return result
 
+    def eager() -> Mapping[str, Tensor]:
+        assert run_eager is not None
+        result = run_eager()
+        synchronize(devices)
+        return named(result, "run_eager")
+
     return Replay(
-        replay,
-        "graph",
+        GRAPH,
+        GRAPH,
         max((one.live for one in static_inputs), default=1),
         max((one.size for one in static_inputs), default=1),
-        static_inputs,
+        # Their values are judged below: `replay` may be what fills them.
+        [replace(one, expected=None) for one in static_inputs],
         run,
         outputs=lambda: dict(outputs),
-        eager=None if run_eager is None else lambda: named(run_eager()),
+        eager=None if run_eager is None else eager,
     )
 
 
@@ -121,48 +156,54 @@ def judged(
     graph: Replay,
     groups: Sequence[Group],
     owned: Mapping[str, Tensor],
-    padding: Mapping[str, Tensor],
+    known: Mapping[str, Captured],
+    given: Sequence[StaticInput] = (),
 ) -> InMemory:
     """Return what the sanitizer says of a replay that writes the owned slots."""
     journal = InMemory(Path())
+    synchronize(devices_of(groups))
     watcher = Watcher(groups, engine="test", release="", journal=journal, settings=Settings(""))
-    watcher.captures[graph.graph] = {one.name: at_capture(one, padding) for one in graph.inputs}
+    watcher.captures[graph.graph] = dict(known)
     watcher.relations.streak = 1
     watcher.begin(Forward("test", (row_of(owned),)))
+    before = [one for one in given if stale(one)]
     watcher.replay(graph)
+    watcher.inputs(GRAPH, [replace(one, dtype=None) for one in before if stale(one)])
     watcher.end()
     return journal
 
 
-def groups_of(kv: KV, reserved: Collection[int]) -> list[Group]:
-    """Return the KV tensors as groups. Raises ValueError if there are none."""
-    parts = kv if isinstance(kv, Mapping) else {ONE_GROUP: kv}
-    groups = [
-        Group(
-            name,
-            tuple(Layer(str(number), (tensor,)) for number, tensor in enumerate(tensors)),
-            reserved=frozenset(reserved),
-        )
-        for name, tensors in parts.items()
-    ]
-    if not groups or not all(group.layers for group in groups):
-        raise ValueError("kv holds no tensors")
-    return groups
+def stale(static: StaticInput) -> bool:
+    """Whether the live part of an input differs from what is expected."""
+    if static.expected is None:
+        return False
+    live = static.tensor.narrow(static.axis, 0, static.live)
+    return not torch.equal(live, static.expected.to(live.device, live.dtype))
 
 
-def owned_of(slots: Slots, groups: Sequence[Group]) -> dict[str, Tensor]:
-    """Return the owned slots of each group, int64 [n]. Raises ValueError if there are none."""
-    given = slots if isinstance(slots, Mapping) else {group.name: slots for group in groups}
-    unknown = set(given) - {group.name for group in groups}
-    if unknown:
-        raise ValueError(f"owned_slots names groups that kv lacks: {', '.join(sorted(unknown))}")
-    owned = {name: torch.as_tensor(mine).flatten().long().cpu() for name, mine in given.items()}
-    if not any(len(mine) for mine in owned.values()):
-        raise ValueError("owned_slots is empty: a replay without live rows shows nothing")
-    reserved = groups[0].reserved
-    if all(set(mine.tolist()) <= reserved for mine in owned.values()):
-        raise ValueError("owned_slots are all reserved: nothing would be judged")
-    return owned
+def tensors_of(groups: Sequence[Group]) -> list[Tensor]:
+    """Return the KV tensors of groups."""
+    return [tensor for group in groups for one in group.layers for tensor in one.tensors]
+
+
+def devices_of(groups: Sequence[Group]) -> set[torch.device]:
+    """Return the devices of KV tensors."""
+    return {tensor.device for tensor in tensors_of(groups)}
+
+
+@contextmanager
+def as_made(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Run in inference mode if a tensor was made there: it may be changed nowhere else."""
+    made_there = any(tensor.is_inference() for tensor in tensors)
+    with torch.inference_mode() if made_there else nullcontext():
+        yield
+
+
+def synchronize(devices: Collection[torch.device]) -> None:
+    """Wait for all streams of devices: a graph may be replayed on another than the current one."""
+    for device in devices:
+        if device.type != "cpu":
+            torch.get_device_module(device).synchronize(device)
 
 
 def row_of(owned: Mapping[str, Tensor]) -> Row:
@@ -175,19 +216,36 @@ def row_of(owned: Mapping[str, Tensor]) -> Row:
     return Row("test", [None] * longest, 0, longest, filled)
 
 
-def at_capture(static: StaticInput, padding: Mapping[str, Tensor]) -> Captured:
-    """Return a static input as it was captured: where it is now, with values that are safe."""
-    tensor, safe = static.tensor, padding.get(static.name)
-    value = torch.zeros_like(tensor) if safe is None else safe
+def at_capture(
+    static: StaticInput, padding: Mapping[str, Tensor], captured: Mapping[str, Tensor]
+) -> Captured:
+    """Return a static input as it was captured, with values that are safe.
+
+    It is where it is now, unless `captured` has another tensor.
+    """
+    tensor, safe = captured.get(static.name, static.tensor), padding.get(static.name)
+    value = torch.zeros_like(static.tensor) if safe is None else safe
     return Captured(tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), value)
 
 
-def named(outputs: Outputs) -> dict[str, Tensor]:
-    """Return outputs by name. A replay without any has an empty one."""
+def named(outputs: Outputs, name: str) -> dict[str, Tensor]:
+    """Return outputs by name. A replay without any has an empty one.
+
+    Integers become numbers if there is nothing else, so that they are compared as well.
+    """
     if outputs is None:
         return {"no output": torch.empty(0)}
     if isinstance(outputs, Tensor):
-        return {"output": outputs}
-    if isinstance(outputs, Mapping):
-        return dict(outputs)
-    return {f"output {number}": tensor for number, tensor in enumerate(outputs)}
+        found = {"output": outputs}
+    elif isinstance(outputs, Mapping):
+        found = dict(outputs)
+    elif isinstance(outputs, Sequence):
+        found = {f"output {number}": tensor for number, tensor in enumerate(outputs)}
+    else:
+        raise ValueError(f"{name} returned a {kind_of(outputs)}, not tensors")
+    for key, tensor in found.items():
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{key} of {name} is a {kind_of(tensor)}, not a tensor")
+    if any(tensor.is_floating_point() for tensor in found.values()):
+        return found
+    return {key: tensor.to(torch.float64) for key, tensor in found.items()}

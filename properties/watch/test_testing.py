@@ -59,7 +59,7 @@ def test_a_stray_write_names_the_input_whose_padding_explains_it() -> None:
     with pytest.raises(AssertionError) as raised:
         toy.check()
     text = str(raised.value)
-    assert "stray write: the replay of graph changed slot 6 (full)" in text
+    assert "stray write: the replay of the graph changed slot 6 (full)" in text
     assert "cause: the padded tail of slots alone explains it (toy.py:7)" in text
     assert toy.slots.tolist() == [3, 4, 6, 0]
 

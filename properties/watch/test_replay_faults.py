@@ -1,0 +1,247 @@
+"""Faults of a toy engine: `check_replay` finds each, and names the law."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from properties.watch.toy_graph import ROWS, Toy
+
+Changes = dict[str, Any]
+
+
+def padded_rows_keep_slots(toy: Toy) -> Changes:
+    """The padded tail of `loc` has slots of an earlier batch."""
+    toy.buffers["loc"][:] = torch.tensor([1, 2, 16, 17])
+    toy.prepare = lambda: toy.fill_some(reset=("ids", "lengths", "table"))
+    return {}
+
+
+def padded_rows_keep_slots_of_equal_bytes(toy: Toy) -> Changes:
+    """The same, and the slot already holds what the padded row writes."""
+    toy.prepare()
+    toy.graph()
+    for tensor in toy.kv:
+        tensor[16] = tensor[0]
+    toy.buffers["loc"][ROWS - 1] = 16
+    toy.prepare = lambda: toy.fill_some(reset=("ids", "lengths", "table"))
+    return {}
+
+
+def padded_rows_name_a_live_slot(toy: Toy) -> Changes:
+    """A padded row writes where the first live row does."""
+
+    def prepare() -> None:
+        toy.fill_some()
+        toy.buffers["loc"][toy.live :] = toy.batch["loc"][0]
+
+    toy.prepare = prepare
+    return {}
+
+
+def slots_are_wide(toy: Toy) -> Changes:
+    """A buffer of slots is int64; the pool gives int32."""
+    toy.buffers["loc"] = toy.captured["loc"] = toy.buffers["loc"].long()
+    inputs = toy.inputs()
+    return {"static_inputs": inputs}
+
+
+def buffer_is_replaced(toy: Toy) -> Changes:
+    """A larger buffer takes the place of the one that was captured."""
+    toy.buffers["lengths"] = torch.zeros(ROWS, dtype=torch.int64)
+    return {}
+
+
+def buffer_has_another_shape(toy: Toy) -> Changes:
+    """A buffer is enlarged after capture."""
+    toy.buffers["ids"] = torch.zeros(2 * ROWS, dtype=torch.int64)
+    return {}
+
+
+def live_row_writes_one_slot_more(toy: Toy) -> Changes:
+    """The graph also writes the slot after that of the last live row."""
+
+    def graph() -> None:
+        toy.run()
+        toy.kv[2][toy.captured["loc"][toy.live - 1].long() + 1] += 1
+
+    toy.graph = graph
+    return {}
+
+
+def live_row_writes_another_slot(toy: Toy) -> Changes:
+    """The graph writes each slot plus one."""
+    toy.graph = lambda: toy.output.copy_(
+        toy.compute({**toy.captured, "loc": toy.captured["loc"] + 1})
+    )
+    return {"run_eager": None}
+
+
+def lengths_are_stale(toy: Toy) -> Changes:
+    """Lengths are not copied."""
+    toy.captured["lengths"][:2] = torch.tensor([2, 2])
+    toy.prepare = lambda: toy.fill_some(("ids", "loc", "table"), ("ids", "loc", "table"))
+    return {}
+
+
+def lengths_are_stale_and_not_expected(toy: Toy) -> Changes:
+    """The same, where the test does not say what is expected."""
+    changes = lengths_are_stale(toy)
+    return {**changes, "static_inputs": [replace(one, expected=None) for one in toy.inputs()]}
+
+
+def output_is_kept_as_a_view(toy: Toy) -> Changes:
+    """The output of a first step is read after a second one overwrote it."""
+    second = {**toy.batch, "ids": toy.batch["ids"] + 7}
+
+    def replay() -> Tensor:
+        toy.prepare()
+        toy.graph()
+        kept = toy.output[: toy.live]
+        toy.buffers["ids"][: toy.live] = second["ids"]
+        toy.graph()
+        return kept
+
+    def eager() -> Tensor:
+        first = toy.eager()
+        toy.compute(second)
+        return first
+
+    # The second step leaves its own ids there.
+    inputs = [replace(one, expected=None) for one in toy.inputs()]
+    return {"replay": replay, "run_eager": eager, "static_inputs": inputs}
+
+
+def two_buffers_share_memory(toy: Toy) -> Changes:
+    """Ids and lengths are one buffer."""
+    toy.buffers["ids"] = toy.captured["ids"] = toy.buffers["lengths"]
+    return {}
+
+
+def output_lies_in_the_pool(toy: Toy) -> Changes:
+    """The output buffer is memory of other slots."""
+    toy.output = toy.kv[3][16 : 16 + ROWS]
+    return {}
+
+
+def workspace_is_not_reset(toy: Toy) -> Changes:
+    """The graph adds to what the last replay left."""
+    toy.graph = lambda: toy.output.add_(toy.compute(toy.captured))
+    return {"run_eager": None}
+
+
+def rows_are_coupled(toy: Toy) -> Changes:
+    """The mean over all rows, padded ones too, goes into each."""
+
+    def graph() -> None:
+        toy.run()
+        toy.output.sub_(toy.output.mean(0))
+
+    def prepare() -> None:  # What padding holds is left as it is.
+        toy.fill_some(reset=("loc", "table", "lengths"))
+
+    toy.graph, toy.prepare = graph, prepare
+    return {"run_eager": None}
+
+
+def graph_has_too_few_rows(toy: Toy) -> Changes:
+    """The graph was captured for one row."""
+    toy.graph = lambda: toy.output[:1].copy_(
+        toy.compute({name: value[:1] for name, value in toy.captured.items()})
+    )
+    return {"run_eager": None}
+
+
+def number_is_baked_in(toy: Toy) -> Changes:
+    """The graph has the longest length at capture, which is too short now."""
+    toy.graph = lambda: toy.output.copy_(
+        toy.compute({**toy.captured, "lengths": toy.captured["lengths"].clamp(max=2)})
+    )
+    return {}
+
+
+def weights_are_those_of_capture(toy: Toy) -> Changes:
+    """The engine has got new weights at another address."""
+    old = toy.embedding
+    toy.embedding = old + 1
+
+    def graph() -> None:
+        new, toy.embedding = toy.embedding, old
+        toy.run()
+        toy.embedding = new
+
+    toy.graph = graph
+    return {}
+
+
+def one_layer_is_not_written(toy: Toy) -> Changes:
+    """The V of the last layer is left as it was."""
+
+    def graph() -> None:
+        kept = toy.kv[3].clone()
+        toy.run()
+        toy.kv[3].copy_(kept)
+
+    toy.graph = graph
+    return {}
+
+
+def graph_is_coarser(toy: Toy) -> Changes:
+    """The graph rounds K to 8 bits."""
+
+    def graph() -> None:
+        toy.run()
+        slots = toy.captured["loc"].long()
+        toy.kv[0][slots] = (toy.kv[0][slots] * 8).round() / 8
+
+    toy.graph = graph
+    return {}
+
+
+def tokens_differ(toy: Toy) -> Changes:
+    """A replay that returns tokens alone returns others than eager."""
+    return {
+        "replay": lambda: toy.replay().argmax(-1) + 1,
+        "run_eager": lambda: toy.eager().argmax(-1),
+    }
+
+
+FAULTS: tuple[tuple[Callable[[Toy], Changes], str], ...] = (
+    (padded_rows_keep_slots, "stray write: .*the padded tail of loc alone explains it"),
+    (padded_rows_keep_slots_of_equal_bytes, "stray write: .*the padded tail of loc alone"),
+    (padded_rows_name_a_live_slot, "graph and eager differ: "),
+    (slots_are_wide, "moved address: the graph: loc is int64, but the engine gives int32"),
+    (buffer_is_replaced, "moved address: the graph: lengths is not at the address"),
+    (buffer_has_another_shape, "moved address: .*ids is int64 .8., but was captured as int64 .4."),
+    (live_row_writes_one_slot_more, "stray write: the replay of the graph changed slot 26"),
+    (live_row_writes_another_slot, "unwritten slot: the replay of the graph did not write slot 24"),
+    (lengths_are_stale, "stale input: the graph: lengths holds 2 at live entry 0, not 3"),
+    (lengths_are_stale_and_not_expected, "graph and eager differ: "),
+    (output_is_kept_as_a_view, "graph and eager differ: .*output differs"),
+    (two_buffers_share_memory, "stale input: the graph: ids holds 3"),
+    (output_lies_in_the_pool, "stray write: the replay of the graph changed slot 16"),
+    (workspace_is_not_reset, "unrepeatable replay: "),
+    (rows_are_coupled, "padding leak: .*\n.*\n.*the padded tail of ids alone explains it"),
+    (graph_has_too_few_rows, "unwritten slot: "),
+    (number_is_baked_in, "graph and eager differ: "),
+    (weights_are_those_of_capture, "graph and eager differ: "),
+    (one_layer_is_not_written, "graph and eager differ: "),
+    (graph_is_coarser, "graph and eager differ: "),
+    (tokens_differ, "graph and eager differ: "),
+)
+
+
+@pytest.mark.parametrize(("fault", "says"), FAULTS, ids=[one.__name__ for one, _ in FAULTS])
+def test_each_fault_is_found_and_named(fault: Callable[[Toy], Changes], says: str) -> None:
+    toy = Toy()
+    changes = fault(toy)
+    with pytest.raises(AssertionError, match=says):
+        toy.check(**changes)
+
+
+def test_the_toy_is_right() -> None:
+    for live in range(1, ROWS + 1):
+        Toy(live).check()

@@ -1,0 +1,274 @@
+"""Correct variants of a toy engine pass `check_replay`, and wrong arguments give a sentence."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paritybit.testing import StaticInput, replays
+from properties.watch.toy_graph import ROWS, SLOTS, WIDTH, Toy
+
+Changes = dict[str, Any]
+
+
+def as_bfloat16() -> tuple[Toy, Changes]:
+    return Toy(dtype=torch.bfloat16), {}
+
+
+def with_inputs_changed_in_place() -> tuple[Toy, Changes]:
+    """The graph advances lengths and slots for the next step; the engine fills them before."""
+    toy = Toy()
+
+    def graph() -> None:
+        toy.run()
+        toy.captured["lengths"].add_(1)
+
+    toy.graph = graph
+    toy.prepare()
+
+    def replay() -> Tensor:
+        toy.graph()
+        return toy.output[: toy.live]
+
+    return toy, {"replay": replay}
+
+
+def with_a_reserved_slot_at_the_end() -> tuple[Toy, Changes]:
+    toy = Toy()
+
+    def prepare() -> None:
+        toy.fill_some()
+        toy.buffers["loc"][toy.live :] = SLOTS - 1
+        toy.buffers["table"][toy.live :] = SLOTS - 1
+
+    toy.prepare = prepare
+    return toy, {"reserved_slots": {SLOTS - 1}}
+
+
+def with_another_order_of_sums() -> tuple[Toy, Changes]:
+    """Eager rounds otherwise than the graph."""
+    toy = Toy()
+
+    def eager() -> Tensor:
+        result = toy.compute(toy.batch)
+        slots = toy.batch["loc"].long()
+        for tensor in toy.kv[2:]:
+            tensor[slots] *= 1 + 1e-6
+        return result * (1 - 1e-6)
+
+    return toy, {"run_eager": eager}
+
+
+def with_a_mla_like_tensor() -> tuple[Toy, Changes]:
+    """K and V are parts of one tensor, given as one."""
+    toy = Toy()
+    joint = torch.randn(SLOTS, 1, 2 * WIDTH)
+    toy.kv = [joint[:, 0, :WIDTH], joint[:, 0, WIDTH:]]
+    return toy, {"kv": joint}
+
+
+def with_v_that_is_a_part_of_k() -> tuple[Toy, Changes]:
+    """The tensors overlap, as MLA's do."""
+    toy = Toy()
+    return toy, {"kv": [*toy.kv, toy.kv[0][:, : WIDTH // 2]]}
+
+
+def with_k_and_v_in_turn() -> tuple[Toy, Changes]:
+    """No tensor is contiguous."""
+    toy = Toy()
+    joint = torch.randn(SLOTS, 4, WIDTH)
+    toy.kv = list(joint.unbind(1))
+    return toy, {}
+
+
+def with_blocks() -> tuple[Toy, Changes]:
+    """The tensors are [blocks, K or V, slots of a block, ...], of which no view is by slot."""
+    toy = Toy()
+    joint = torch.randn(SLOTS // 8, 4, 8, WIDTH)
+    blocks = list(joint.unbind(1))
+
+    def compute(given: Any) -> Tensor:
+        toy.kv = [one.reshape(SLOTS, WIDTH) for one in blocks]
+        result = toy.forward(given)
+        for one, slots in zip(blocks, toy.kv, strict=True):
+            one.copy_(slots.reshape(one.shape))
+        return result
+
+    toy.compute = compute
+    return toy, {"kv": blocks, "block_size": 8}
+
+
+def with_groups() -> tuple[Toy, Changes]:
+    toy = Toy()
+    loc = toy.batch["loc"]
+    inputs = [replace(one, writes=None) for one in toy.inputs()]
+    return toy, {
+        "kv": {"full": toy.kv[:2], "window": toy.kv[2:]},
+        "owned_slots": {"full": loc, "window": loc[:, None]},
+        "static_inputs": inputs,
+    }
+
+
+def with_bytes() -> tuple[Toy, Changes]:
+    """The pool holds a quantised form, and its scales are another tensor."""
+    toy = Toy()
+    codes = torch.zeros(SLOTS, WIDTH, dtype=torch.uint8)
+    scales = torch.zeros(SLOTS)
+
+    def store(slots: Tensor) -> None:
+        rows = toy.kv[0][slots.long()]
+        scales[slots.long()] = rows.abs().amax(1)
+        codes[slots.long()] = ((rows / rows.abs().amax(1)[:, None] + 1) * 127).to(torch.uint8)
+
+    def replay() -> Tensor:
+        result = toy.replay()
+        store(toy.captured["loc"])
+        return result
+
+    def eager() -> Tensor:
+        result = toy.eager()
+        store(toy.batch["loc"])
+        return result
+
+    return toy, {"kv": [*toy.kv, codes, scales], "replay": replay, "run_eager": eager}
+
+
+def within_inference_mode() -> tuple[Toy, Changes]:
+    with torch.inference_mode():
+        toy = Toy()
+    return toy, {
+        "replay": torch.inference_mode()(toy.replay),
+        "run_eager": torch.inference_mode()(toy.eager),
+    }
+
+
+def with_tokens() -> tuple[Toy, Changes]:
+    toy = Toy()
+    return toy, {
+        "replay": lambda: toy.replay().argmax(-1),
+        "run_eager": lambda: toy.eager().argmax(-1),
+    }
+
+
+def with_padding_that_is_not_zero() -> tuple[Toy, Changes]:
+    """Padded rows have a length of one, and a token of their own."""
+    toy = Toy()
+
+    def prepare() -> None:
+        toy.fill_some()
+        toy.buffers["lengths"][toy.live :] = 1
+        toy.buffers["ids"][toy.live :] = 63
+
+    toy.prepare = prepare
+    return toy, {}
+
+
+CORRECT = (
+    as_bfloat16,
+    with_inputs_changed_in_place,
+    with_a_reserved_slot_at_the_end,
+    with_another_order_of_sums,
+    with_a_mla_like_tensor,
+    with_v_that_is_a_part_of_k,
+    with_k_and_v_in_turn,
+    with_blocks,
+    with_groups,
+    with_bytes,
+    within_inference_mode,
+    with_tokens,
+    with_padding_that_is_not_zero,
+)
+
+
+@pytest.mark.parametrize("variant", CORRECT, ids=lambda made: made.__name__)
+def test_no_correct_variant_is_reported(variant: Callable[[], tuple[Toy, Changes]]) -> None:
+    toy, changes = variant()
+    toy.check(**changes)
+
+
+@pytest.mark.parametrize("variant", CORRECT, ids=lambda made: made.__name__)
+def test_each_variant_is_judged(variant: Callable[[], tuple[Toy, Changes]]) -> None:
+    """A slot beside those of the batch is written."""
+    toy, changes = variant()
+    replay = changes.get("replay", toy.replay)
+
+    def stray() -> Any:
+        result = replay()
+        first = changes.get("kv", toy.kv)
+        first = next(iter(first.values())) if isinstance(first, dict) else first
+        place = (0, 7) if "block_size" in changes else (7,)
+        tensor = first if isinstance(first, Tensor) else first[0]
+        with torch.inference_mode():
+            tensor[place] = tensor[place] + 1
+        return result
+
+    with pytest.raises(AssertionError, match=r"stray write: .*changed slot 7"):
+        toy.check(**{**changes, "replay": stray})
+
+
+def test_a_replay_on_another_stream_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy, queue = Toy(), list[Callable[[], object]]()
+
+    def wait(devices: object) -> None:
+        while queue:
+            queue.pop(0)()
+
+    def replay() -> Tensor:
+        queue.extend((toy.prepare, toy.graph))
+        return toy.output[: toy.live]
+
+    monkeypatch.setattr(replays, "synchronize", wait)
+    toy.check(replay=replay)
+
+
+# Wrong arguments.
+
+SENTENCES: tuple[tuple[Callable[[Toy], Changes], str], ...] = (
+    (lambda toy: {"replay": toy.replay()}, "replay is a Tensor: pass the function"),
+    (lambda toy: {"run_eager": toy.eager()}, "run_eager is a Tensor: pass the function"),
+    (lambda toy: {"kv": {}}, "kv holds no tensors"),
+    (lambda toy: {"kv": [toy.kv]}, "tensor 0 of kv is a list, not a tensor"),
+    (lambda toy: {"kv": [toy.kv[0], toy.kv[1][:5]]}, r"tensor 1 of kv is \[5, 8\]: all are"),
+    (lambda toy: {"block_size": 4}, r"tensor 0 of kv is \[32, 8\]: all are \[blocks, 4, ...\]"),
+    (lambda toy: {"owned_slots": torch.tensor([32])}, "holds 32, but kv has 32 slots"),
+    (lambda toy: {"owned_slots": torch.tensor([-1])}, "holds -1, but kv has 32 slots"),
+    (lambda toy: {"owned_slots": torch.tensor([3.0])}, "float32: slots are integers"),
+    (lambda toy: {"reserved_slots": 0}, "reserved_slots is a int, not a set of integers"),
+    (lambda toy: {"static_inputs": toy.buffers}, "is a dict, not a list of StaticInput"),
+    (lambda toy: {"static_inputs": list(toy.buffers)}, r"static_inputs\[0\] is a str, not"),
+    (lambda toy: {"static_inputs": toy.inputs() * 2}, "two static inputs are named ids"),
+    (lambda toy: {"padding": {"idz": toy.output}}, "padding names inputs that .* lacks: idz"),
+    (lambda toy: {"padding": {"ids": toy.output}}, r"padding of ids is \[4, 8\], not \[4\]"),
+    (lambda toy: {"captured": {"ids": 8}}, "captured of ids is a int, not a tensor"),
+    (lambda toy: {"replay": lambda: 3}, "replay returned a int, not tensors"),
+    (lambda toy: {"replay": lambda: [3]}, "output 0 of replay is a int, not a tensor"),
+)
+
+
+@pytest.mark.parametrize(("changes", "says"), SENTENCES, ids=range(len(SENTENCES)))
+def test_wrong_arguments_give_one_sentence(changes: Callable[[Toy], Changes], says: str) -> None:
+    toy = Toy()
+    with pytest.raises(ValueError, match=says) as raised:
+        toy.check(**changes(toy))
+    assert len(str(raised.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        ({"live": 5}, r"ids is \[4\]: live 5 and size 4 do not fit"),
+        ({"size": 5}, "live 2 and size 5 do not fit"),
+        ({"axis": 1}, "has no axis 1"),
+        ({"tensor": [0]}, "is a list, not a tensor"),
+        ({"writes": "swa"}, "writes swa, which kv lacks"),
+        ({"expected": torch.zeros(3)}, r"expects \[3\], and \[2\] are live"),
+    ],
+)
+def test_a_static_input_that_is_wrong_gives_one_sentence(sizes: Changes, says: str) -> None:
+    toy = Toy()
+    given: Changes = {"name": "ids", "tensor": toy.buffers["ids"], "live": 2, "size": ROWS}
+    with pytest.raises(ValueError, match=says):
+        toy.check(static_inputs=[StaticInput(**{**given, **sizes})], captured={})
