@@ -166,6 +166,24 @@ def add_releases_options(releases: Parser) -> None:
     )
 
 
+def add_export_options(export: Parser) -> None:
+    """Add the options of the export."""
+    export.add_argument("case", type=file, help="Case file that watch or shrink wrote")
+    export.add_argument(
+        "--engine",
+        help="Run the test on this engine, too: it must fail there. Accepts the same values as "
+        "watch --engine",
+    )
+    export.add_argument(
+        "--with-paritybit",
+        action="store_true",
+        help="Write a test that runs the sanitizer: it is shorter, and every case has it",
+    )
+    export.add_argument(
+        "--out", type=file, help="File of the test (default: test_CASE.py next to the case)"
+    )
+
+
 def add_explored(explore: Parser) -> None:
     """Add the options of `explore`."""
     about = "Release such as sglang==0.5.23, or a folder with a source tree"
@@ -197,5 +215,6 @@ WATCHING: tuple[tuple[str, tuple[str, str], Callable[[Parser], object]], ...] = 
     ("releases", RELEASES, add_releases_options),
     ("bisect-releases", RELEASES, add_releases_options),
     ("explore", ("paritybit.harness.cli.explore", "run_explore"), add_explored),
+    ("export-test", ("paritybit.harness.cli.watch.export", "run_export"), add_export_options),
 )
 """The commands: a name, the module and the function that run it, and what adds its options."""

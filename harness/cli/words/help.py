@@ -22,6 +22,7 @@ COMMANDS = {
     "shrink": "Find a smaller case of watch that shows the same finding",
     "releases": "Watch whole releases of an engine and show which have which finding",
     "bisect-releases": "The same as releases",
+    "export-test": "Write a test for the engine's own suite that fails where a case's finding is",
     "explore": "Explore every schedule of an engine's prefix cache up to a bound",
     "replay": "Replay case files",
     "bisect": "Find the smallest set of bugs that makes a schedule fail",
@@ -71,6 +72,15 @@ exit codes:
     1  the finding appeared, and its smallest case was written
   125  the finding did not appear
 """,
+    "export-test": """\
+The test needs the engine, and no paritybit. What it asserts depends on the law
+that is broken; a law that only the sanitizer can check has no such test.
+
+exit codes:
+    0  the test was written, and fails on ENGINE if one is named
+    2  the file is not a case of watch
+  125  the case has no such test, or the test does not fail on ENGINE
+""",
     "compare": """\
 exit codes:
     0  the later run is no worse
@@ -87,6 +97,10 @@ EXAMPLES = {
     ),
     "shrink": "shrink paritybit-out/latest/cases/finding-1.json --engine sglang==0.5.11",
     "releases": "releases\nreleases --releases 0.5.11,0.5.12 --out releases",
+    "export-test": (
+        "export-test paritybit-out/latest/cases/finding-1-small.json --engine sglang==0.5.11\n"
+        "export-test paritybit-out/latest/cases/finding-1.json --with-paritybit"
+    ),
     "explore": "explore --engine sglang==0.5.23 --page-size 2",
     "replay": "replay properties/corpus/swa_pad@decode.json\nreplay properties/corpus",
     "bisect": "bisect swa_pad,swa_int64\nbisect swa_pad,req_pool_pad --runner decode --seed 1",

@@ -26,6 +26,7 @@ OPTIONAL = (
     "diskcache",
     "llguidance",
     "mistral_common",
+    "openai_harmony",
     "uvloop",
 )
 """Packages that the engine imports and, as served here, never uses."""
@@ -42,6 +43,10 @@ OPERATORS: Any = {
 
 NAMED = ("gelu_and_mul", "gelu_tanh_and_mul", "silu_and_mul")
 """Compiled operators that layers of older releases look up, and do not call."""
+
+ATTENTION = "vllm.v1.attention.backends.triton_attn"
+
+SAMPLER = "vllm.v1.sample.ops.topk_topp_sampler"
 
 LIBRARY = torch.library.Library("_C", "FRAGMENT")
 
@@ -112,14 +117,14 @@ def platform() -> str:
 
 def stand_in_for_attention() -> None:
     """Let torch do the arithmetic of attention, and write the cache, as the tables say."""
-    backend: Any = importlib.import_module("vllm.v1.attention.backends.triton_attn")
+    backend: Any = importlib.import_module(ATTENTION)
     backend.unified_attention = whole(attend)
     backend.triton_reshape_and_cache_flash = whole(store)
 
 
 def stand_in_for_sampling() -> None:
     """Let the engine sample in torch as it does without a kernel for its device."""
-    sampler: Any = importlib.import_module("vllm.v1.sample.ops.topk_topp_sampler").TopKTopPSampler
+    sampler: Any = importlib.import_module(SAMPLER).TopKTopPSampler
     sampler.forward_cpu = sampler.forward_native
 
 

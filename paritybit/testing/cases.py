@@ -1,0 +1,37 @@
+"""A case of `paritybit watch`, served to an engine again in a test."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from paritybit.testing.outcome import UndecidedError
+
+NAME = "case.json"
+
+
+def check_case(case: Mapping[str, Any], engine: str | PathLike[str]) -> None:
+    """Serve an engine what a case holds, and raise an AssertionError if its finding appears.
+
+    `case` is the JSON data of a case. `engine` is a folder with the engine's source, or a release
+    such as `sglang==0.5.11`. A process of its own serves it. Other findings do not count.
+
+    Raises AssertionError with what `paritybit replay` prints, and UndecidedError if the engine
+    could not be served or the case is malformed.
+    """
+    __tracebackhide__ = True
+    with tempfile.TemporaryDirectory(prefix="paritybit-") as folder:
+        file = Path(folder) / NAME
+        file.write_text(json.dumps(case), encoding="utf-8")
+        words = [sys.executable, "-m", "paritybit", "replay", str(file), "--engine", str(engine)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+    says = [line for line in done.stdout.splitlines() if line.startswith(f"{NAME}: ")]
+    text = f"{done.stdout}\n{done.stderr}".strip()
+    if any(line.startswith(f"{NAME}: reproduced") for line in says):
+        raise AssertionError(text)
+    if not any(line.startswith(f"{NAME}: not reproduced") for line in says):
+        raise UndecidedError(text)
