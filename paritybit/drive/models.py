@@ -1,5 +1,6 @@
 """Tiny models with random weights whose geometry is that of models that shipped."""
 
+import contextlib
 import importlib
 import json
 from collections.abc import Mapping
@@ -13,22 +14,26 @@ WINDOW = 16
 
 @dataclass(frozen=True)
 class Model:
-    """A model by its configuration. `draft` is that of a draft model for speculation, if any."""
+    """A model by its configuration.
+
+    `draft` is that of a draft model for speculation, if any. `assistant` is that of one that reads
+    the KV of this model in place of its own.
+    """
 
     name: str
     says: str
     config: Mapping[str, Any]
     draft: Mapping[str, Any] | None = None
+    assistant: Mapping[str, Any] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path) -> Path:
         """Write the configuration into a new folder and return that."""
         return _written(self.config, folder / self.name)
 
-    def write_draft(self, folder: Path) -> Path:
-        """Write the draft model's configuration into a new folder and return that."""
-        assert self.draft is not None
-        return _written(self.draft, folder / f"{self.name}-draft")
+    def write_draft(self, draft: Mapping[str, Any], folder: Path) -> Path:
+        """Write the configuration of a draft model into a new folder and return that."""
+        return _written(draft, folder / f"{self.name}-draft")
 
 
 def _written(config: Mapping[str, Any], folder: Path) -> Path:
@@ -52,41 +57,55 @@ _SIZES = {
 
 _HYBRID = ["sliding_attention"] * 3 + ["full_attention"]
 
+_GEMMA4 = {
+    **_SIZES,
+    "model_type": "gemma4_text",
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "num_global_key_value_heads": 2,
+    "head_dim": 64,
+    "global_head_dim": 64,
+    "layer_types": _HYBRID,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "num_kv_shared_layers": 0,
+    "enable_moe_block": False,
+    "attention_k_eq_v": False,
+    "final_logit_softcapping": 30.0,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rope_parameters": {
+        "full_attention": {
+            "rope_type": "proportional",
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 1_000_000.0,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    },
+    # Read by releases up to 0.5.12, and no part of the published configuration.
+    "swa_num_key_value_heads": 2,
+    "swa_head_dim": 64,
+    "swa_v_head_dim": 64,
+    "v_head_dim": 64,
+    "moe_intermediate_size": 256,
+}
+
 GEMMA4 = Model(
     name="gemma4",
     says="Gemma 4 text: three sliding layers, one full",
-    config={
-        **_SIZES,
-        "architectures": ["Gemma4ForCausalLM"],
-        "model_type": "gemma4_text",
-        "intermediate_size": 256,
-        "num_hidden_layers": 4,
-        "num_key_value_heads": 2,
-        "num_global_key_value_heads": 2,
-        "head_dim": 64,
-        "global_head_dim": 64,
-        "layer_types": _HYBRID,
-        "hidden_size_per_layer_input": 0,
-        "vocab_size_per_layer_input": VOCABULARY,
-        "num_kv_shared_layers": 0,
-        "enable_moe_block": False,
-        "attention_k_eq_v": False,
-        "final_logit_softcapping": 30.0,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "rope_parameters": {
-            "full_attention": {
-                "rope_type": "proportional",
-                "partial_rotary_factor": 0.25,
-                "rope_theta": 1_000_000.0,
-            },
-            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    config={**_GEMMA4, "architectures": ["Gemma4ForCausalLM"]},
+    assistant={
+        "architectures": ["Gemma4AssistantForCausalLM"],
+        "model_type": "gemma4_assistant",
+        "backbone_hidden_size": _SIZES["hidden_size"],
+        "tie_word_embeddings": True,
+        "text_config": {
+            **_GEMMA4,
+            "num_hidden_layers": 2,
+            "num_kv_shared_layers": 2,
+            "layer_types": _HYBRID[-2:],
+            "vocab_size_per_layer_input": 0,
         },
-        # Read by releases up to 0.5.12, and no part of the published configuration.
-        "swa_num_key_value_heads": 2,
-        "swa_head_dim": 64,
-        "swa_v_head_dim": 64,
-        "v_head_dim": 64,
-        "moe_intermediate_size": 256,
     },
 )
 
@@ -173,12 +192,28 @@ MODELS = {model.name: model for model in (GEMMA4, GPT_OSS, MIMO)}
 
 
 def register_configurations() -> None:
-    """Let transformers read configurations whose class comes with a model. Runs with the engine."""
+    """Let transformers read configurations whose class comes with a model. Runs with the engine.
+
+    Of a draft that reads the KV of Gemma 4, older releases have no class either.
+    """
     transformers: Any = importlib.import_module("transformers")
+    automatic = transformers.AutoConfig
 
     class Configuration(transformers.PretrainedConfig):  # type: ignore[misc]
         """Holds what a configuration says, as it says it."""
 
         model_type = "mimo_v2_flash"
 
-    transformers.AutoConfig.register(Configuration.model_type, Configuration, exist_ok=True)
+    class Assistant(transformers.PretrainedConfig):  # type: ignore[misc]
+        """Holds the configuration of a model in that of its assistant."""
+
+        model_type = "gemma4_assistant"
+
+        def __init__(self, text_config: Any = None, **named: Any) -> None:
+            text = dict(text_config or {"model_type": "gemma4_text"})
+            self.text_config = automatic.for_model(text.pop("model_type"), **text)
+            super().__init__(**named)
+
+    automatic.register(Configuration.model_type, Configuration, exist_ok=True)
+    with contextlib.suppress(ValueError):  # It has one of its own.
+        automatic.register(Assistant.model_type, Assistant)

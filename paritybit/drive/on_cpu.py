@@ -18,9 +18,13 @@ from paritybit.watch.attach import when_imported
 def stand_in_for_sglang() -> None:
     """Install what sglang needs on a CPU."""
     from paritybit.drive.stand_ins.installing import install  # noqa: PLC0415
-    from paritybit.drive.stand_ins.table import ANYWHERE, ON_A_CPU  # noqa: PLC0415
+    from paritybit.drive.stand_ins.table import (  # noqa: PLC0415
+        ANYWHERE,
+        ON_A_CPU,
+        RUNNER_OF_CUDA,
+    )
 
-    install("cpu", ANYWHERE, ON_A_CPU)
+    install("cpu", ANYWHERE, (*ON_A_CPU, RUNNER_OF_CUDA))
 
 
 def stand_in_for_transformers() -> None:

@@ -50,6 +50,9 @@ class Row:
 
     The last `spare` positions belong to the row, and need not be written.
 
+    A row that `only_reads` computes no position. It reads the cached ones as a query after them
+    does, as a draft that has no KV of its own.
+
     `space` names what KV depends on besides tokens, such as a LoRA adapter or a cache salt. Rows
     of different spaces never share KV. `window` overrides the group's: layers of several windows
     may share the slots of one group.
@@ -66,6 +69,7 @@ class Row:
     space: str = ""
     spare: int = 0
     window: int | None = None
+    only_reads: bool = False
 
 
 @dataclass(frozen=True)

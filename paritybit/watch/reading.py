@@ -70,7 +70,7 @@ def reads(forward: Forward, number: int, ledger: Ledger, chain: list["array[int]
     parts, rows, spans = list[Tensor](), list[int](), list[tuple[int, int]]()
     expected = array("q")
     for index, row in enumerate(forward.rows):
-        if not row.computed or group.name not in row.slots:
+        if not (row.computed or row.only_reads) or group.name not in row.slots:
             continue
         window = row.window or group.window
         first = 0 if window is None else max(0, row.cached - window + 1)

@@ -1,5 +1,6 @@
 """An engine of stand-ins is followed from its first batch to the sanitizer's journal."""
 
+import dataclasses
 import functools
 import json
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import torch
 
 from paritybit.connectors.sglang import allocations as allocations_module
 from paritybit.connectors.sglang.engine import Engine
+from paritybit.connectors.sglang.graphs import given_to
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import BEFORE
@@ -515,6 +517,13 @@ def test_the_error_of_the_engine_is_passed_on_and_watching_goes_on(toy: Toy) -> 
     assert not toy.found
 
 
+@dataclasses.dataclass
+class Output:
+    """What a model computes."""
+
+    next_token_logits: torch.Tensor
+
+
 class Graph:
     """A graph: the recorded writes of a runner's static locations."""
 
@@ -564,3 +573,83 @@ def test_a_replay_is_judged_with_its_static_inputs(toy: Toy, right: bool) -> Non
     assert (counts["captures"], counts["replays"], counts["padded_replays"]) == (1, 1, 1)
     assert counts["lists"] == 4
     assert bool(toy.found) is not right
+
+
+class CPUGraphRunner:
+    """The runner of a CPU: it keeps its inputs itself, and compiles a function for 4 rows."""
+
+    def __init__(self, toy: Toy) -> None:
+        self.toy, self.model_runner = toy, toy.runner
+        self.input_ids = torch.zeros(4, dtype=torch.int64)
+        self.out_cache_loc = torch.zeros(4, dtype=torch.int64)
+        self.graphs = {4: self.compiled}
+        self.seen: list[torch.Tensor] = []
+        toy.runner._forward_raw = lambda batch: SimpleNamespace(
+            logits_output=self.compiled(batch.input_ids, batch.out_cache_loc)
+        )
+
+    def compiled(self, ids: torch.Tensor, locations: torch.Tensor) -> Output:
+        """Write the KV of all locations, and return a number per row, in a new tensor each time."""
+        self.seen.append(ids)
+        values = locations + 0.25 + ids * 0.001
+        pool = self.toy.pool
+        pool.full_kv_pool.write(locations, values)
+        pool.swa_kv_pool.write(pool.full_to_swa_index_mapping[locations], values)
+        return Output(values.clone())
+
+    def execute(self, batch: Any) -> Any:
+        """Pad a batch that is smaller than the function's, and call the function."""
+        ids, locations = batch.input_ids, batch.out_cache_loc
+        if batch.batch_size not in self.graphs:
+            live = batch.batch_size
+            self.out_cache_loc.zero_()
+            self.input_ids[:live].copy_(ids)
+            self.out_cache_loc[:live].copy_(locations)
+            ids, locations = self.input_ids, self.out_cache_loc
+        self.toy.runner.attn_backend.init_forward_metadata(batch)
+        self.toy.fault()
+        return self.graphs[4](ids, locations)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        (None, set()),
+        ("input_ids", {"stale input"}),
+        ("out_cache_loc", {"stray write"}),
+        ("moved", {"moved address"}),
+    ],
+)
+def test_a_compiled_function_is_judged_as_a_graph(
+    toy: Toy, name: str | None, found: set[str]
+) -> None:
+    runner = CPUGraphRunner(toy)
+    toy.engine.capture(lambda runner: None, runner)
+    toy.prefill()
+
+    def spoil() -> None:
+        if name == "input_ids":
+            runner.input_ids[0] += 1
+        elif name == "out_cache_loc":
+            runner.out_cache_loc[2] = 23
+        elif name == "moved":
+            runner.input_ids = runner.input_ids.clone()
+
+    toy.fault = spoil
+    toy.model = functools.partial(toy.engine.runner, CPUGraphRunner.execute, runner)
+    toy.decode()
+    counts = toy.journal.counts
+    assert (counts["captures"], counts["replays"], counts["padded_replays"]) == (1, 1, 1)
+    assert counts.get("tried: graph and eager differ", 0) == (name != "out_cache_loc")
+    assert len(runner.seen) > 1  # It ran again, and what it returned is what it computed.
+    assert found <= toy.found
+    assert bool(toy.found) is bool(found)
+
+
+def test_a_batch_of_the_size_of_a_compiled_function_fills_no_input(toy: Toy) -> None:
+    runner = CPUGraphRunner(toy)
+    runner.graphs = {1: runner.compiled, 4: runner.compiled}
+    batch = parts.decode([1], [7], [11], [26])
+    assert given_to("input_ids", batch, runner) is None
+    batch.batch_size = 2
+    assert given_to("input_ids", batch, runner) is batch.input_ids

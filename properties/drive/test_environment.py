@@ -28,6 +28,9 @@ NEW = frozenset({"--cuda-graph-config"})
 
 CHUNKS = ("--chunk", "512")
 
+ABLE = ("--sliding-draft", "--frozen-draft", "overlapping")
+"""What a release may be able to do."""
+
 
 @pytest.mark.parametrize(
     ("pinned", "chosen"),
@@ -110,7 +113,7 @@ def test_the_window_pool_has_as_many_slots_as_a_leg_asks_for(tmp_path: Path, leg
     A chunk fits beside a prefix of a chunk and a window, so no request waits forever, unless
     chunks are to be larger than the pool.
     """
-    served = served_as(Served, parser().parse_args([*leg.arguments, "--sliding-draft"]))
+    served = served_as(Served, parser().parse_args([*leg.arguments, *ABLE]))
     limits, words = served.limits(), served.words(NEW | {"--lora-backend"}, tmp_path)
     if "--swa-full-tokens-ratio" not in words or served.whole_prompts:
         assert limits.windows is None
@@ -163,7 +166,7 @@ def test_drafts_are_accepted_where_the_release_can(
 def test_speculation_needs_a_draft_model(tmp_path: Path) -> None:
     words = Served("gpt_oss", speculative="eagle", topk=2).words(NEW, tmp_path)
     assert words[words.index("--speculative-eagle-topk") + 1] == "2"
-    with pytest.raises(ValueError, match="no draft model"):
+    with pytest.raises(ValueError, match="no such draft model"):
         Served("gemma4", speculative="eagle").words(NEW, tmp_path)
 
 
@@ -174,6 +177,43 @@ def test_a_draft_model_slides_as_its_target_where_a_release_has_such(tmp_path: P
     assert json.loads((draft / "config.json").read_text())["architectures"] == ["GptOssForCausalLM"]
     with pytest.raises(LackingError, match="no draft models with sliding windows"):
         replace(served, sliding_draft=False).words(NEW, tmp_path)
+
+
+def test_drafts_read_the_target_s_kv_where_a_release_has_such(tmp_path: Path) -> None:
+    served = Served("gemma4", speculative="frozen_kv_mtp", overlap=True, frozen_draft="overlapping")
+    words = served.words(NEW, tmp_path)
+    draft = Path(words[words.index("--speculative-draft-model-path") + 1])
+    config = json.loads((draft / "config.json").read_text())
+    assert config["backbone_hidden_size"] == MODELS["gemma4"].config["hidden_size"]
+    assert "--disable-overlap-schedule" not in words
+    words = replace(served, frozen_draft="in turn").words(NEW, tmp_path)
+    assert "--disable-overlap-schedule" in words
+    with pytest.raises(LackingError, match="no drafts that read the target's KV"):
+        replace(served, frozen_draft=None).words(NEW, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("says", "option"),
+    [
+        ("EAGLE", ()),
+        ("FROZEN_KV_MTP", ("--frozen-draft", "overlapping")),
+        ("FROZEN_KV_MTP does not support spec v2", ("--frozen-draft", "in turn")),
+    ],
+)
+def test_a_release_says_whether_batches_with_such_drafts_overlap(
+    tmp_path: Path, says: str, option: tuple[str, ...]
+) -> None:
+    file = tmp_path / "sglang/srt/speculative/spec_info.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(says, encoding="utf-8")
+    assert of_sglang.frozen_drafts(tmp_path) == option
+
+
+@pytest.mark.parametrize("known", [OLD, NEW])
+def test_the_graph_runner_of_a_cpu_is_asked_for(tmp_path: Path, known: frozenset[str]) -> None:
+    for graphs in ("cpu", "decode"):
+        words = Served("gemma4", graphs=graphs).words(known, tmp_path)
+        assert ("--enable-torch-compile" in words) is (graphs == "cpu")
 
 
 def test_the_models_have_a_sliding_window_and_a_vocabulary_of_their_own_size() -> None:

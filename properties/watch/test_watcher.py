@@ -127,6 +127,17 @@ def test_a_slot_that_a_forward_left_alone_is_not_taken_for_written(scene: Scene)
     assert "which is position 2 of request a" in scene.lines("finding")[0]["text"]
 
 
+def test_a_row_that_only_reads_is_judged_and_writes_nothing(scene: Scene) -> None:
+    scene.forward("a", TOKENS[:6], 0, SLOTS)
+    reading = replace(row("a", TOKENS[:6], 5, SLOTS), cached=6, computed=0, only_reads=True)
+    for wrote, found in (([], []), ([SLOTS[5]], ["stray write"] * 2)):
+        scene.watcher.begin(Forward("draft decode", (reading,)))
+        scene.write(wrote)
+        scene.watcher.end()
+        assert scene.checks() == found
+    assert scene.counts()["reads"] == 2 * (6 + 3)  # Within the window: 3 positions.
+
+
 def test_a_slot_to_spare_need_not_be_written(scene: Scene) -> None:
     whole = row("a", TOKENS[:3], 0, SLOTS)
     for spare, found in ((1, []), (0, ["unwritten slot"] * 2)):

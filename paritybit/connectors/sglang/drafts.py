@@ -5,6 +5,9 @@ that position, and with EAGLE to the next one too: the draft is given each token
 state of the position before it. A graph of draft steps has several positions per branch after the
 cached ones, and writes one per step but the last, which only samples. Their tokens are known to
 nobody before the replay.
+
+A draft may also read the KV of its target and have none of its own. Each of its steps then reads
+the positions that the target has computed, and writes nothing.
 """
 
 from collections.abc import Sequence
@@ -42,6 +45,12 @@ def reads_ahead(runner: Any) -> bool:
     return algorithm is not None and bool(algorithm.is_eagle()) and not layers
 
 
+def target_pool_of(runner: Any) -> Any:
+    """Return the pool of the target whose KV a draft reads in place of its own, None without."""
+    context = getattr(getattr(runner, "model", None), "kv_context", None)
+    return getattr(context, "target_token_to_kv_pool", None)
+
+
 @dataclass(frozen=True)
 class Steps:
     """What a graph of draft steps computes: how many branches per request, and how many steps."""
@@ -77,6 +86,27 @@ def draft_forward_of(
     else:
         raise NotRecognisedError(f"a draft's forward with the mode {mode}")
     return Forward(f"draft {mode}", tuple(found.rows), model="draft "), found
+
+
+def frozen_forward_of(
+    batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor
+) -> tuple[Forward, Rows]:
+    """Return the facts of a forward of a draft that only reads the KV of its target.
+
+    The arguments are those of `forward_of`. The batch has a row per branch. Raises
+    NotRecognisedError.
+    """
+    mode = mode_of(batch)
+    if mode != "decode":
+        raise NotRecognisedError(f"a frozen draft's forward with the mode {mode}")
+    found = Rows()
+    totals = batch.seq_lens.tolist()
+    held = slots_of(batch, pool, table, max(totals))
+    for index, request in enumerate(requests_of(batch, requests, mode)):
+        slots = {name: block[index, : totals[index]] for name, block in held.items()}
+        row = row_of(request, totals[index], 0, slots, ahead=False)
+        found.add(index, replace(row, only_reads=True))
+    return Forward(f"draft {mode}", tuple(found.rows)), found
 
 
 def extended(batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor, ahead: bool) -> Rows:
@@ -150,6 +180,22 @@ def kept_ids(batch: Any, requests: Sequence[Any], names_next: bool) -> list[int]
         if getattr(request, "multimodal_inputs", None) is not None:
             kept[index] = 0
     return kept
+
+
+def implied_by_frozen(found: Rows, batch: Any) -> dict[str, Tensor]:
+    """Return the inputs of a forward of a draft that only reads its target's KV, by name.
+
+    A draft's position is the last one that the target has computed, at each of its steps.
+    """
+    if not found.rows:
+        return {}
+    totals = torch.tensor([row.cached for row in found.rows])
+    return {
+        "positions": totals - 1,
+        "seq_lens": totals,
+        "seq_lens_cpu": totals,
+        "req_pool_indices": batch.req_pool_indices.clone(),  # A runner pads the batch itself.
+    }
 
 
 def implied_by_draft(found: Rows, mode: str, group: str) -> dict[str, Tensor]:

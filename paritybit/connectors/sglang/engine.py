@@ -152,15 +152,13 @@ class Engine:
         model = self.models.of(runner)
         if watcher is None or requests is None or self.capturing or self.now is not None:
             return run()
-        if model is None or not self.located(batch):
+        if model is None or not self.located(model, batch):
             watcher.skipped(None)
             return run()
         if not watcher.due():
             return self.skipped(watcher, model, batch, run)
         forward, found = self.facts(model, batch, requests, graph_runner)
-        group = lists.group_of(model.pool, sliding=False)
-        implies = drafts.implied_by_draft if model.drafts else rows.implied
-        implied = implies(found, forward.kind, group) if group is not None else {}
+        implied = model.implied(found, forward.kind, batch)
         self.forwards += 1
         self.hook_lists(runner)
         watcher.begin(forward)
@@ -182,10 +180,10 @@ class Engine:
         watcher.end()
         return result
 
-    def located(self, batch: Any) -> bool:
+    def located(self, model: Model, batch: Any) -> bool:
         """Whether a batch says which slots it writes."""
         mode = rows.mode_of(batch)
-        says = mode == "idle" or batch.out_cache_loc is not None
+        says = mode == "idle" or model.frozen or batch.out_cache_loc is not None
         if not says:
             self.journal.undecided(f"a {mode} batch without the slots it writes is not watched")
         return says
@@ -211,6 +209,8 @@ class Engine:
         try:
             if not model.drafts:
                 return rows.forward_of(batch, requests, pool, table)
+            if model.frozen:
+                return drafts.frozen_forward_of(batch, requests, pool, table)
             if model.shares:
                 raise NotRecognisedError("a draft that reads the KV of its target")
             steps = None if runner is None else drafts.Steps.of(runner)
@@ -231,7 +231,7 @@ class Engine:
         if not implied or getattr(batch, "encoder_lens", None) is not None:
             return
         ids, positions = batch.input_ids, getattr(batch, "positions", None)
-        listed = ids is not None and len(ids) == len(implied["out_cache_loc"])
+        listed = ids is not None and len(ids) == len(implied.get("out_cache_loc", ()))
         # The ids of draft steps are no request's, and their positions are judged below.
         told = not model.drafts or (model.ahead and rows.mode_of(batch) != "decode")
         if listed and told:
@@ -306,6 +306,7 @@ class Engine:
     def captured(self, runner: Any) -> None:
         """Hand the inputs of a runner's graphs to the watcher, or keep them for its start."""
         kind = type(runner).__name__
+        graphs.follow_functions(runner, self.replay)
         for key, graph in graphs.graphs_of(runner).items():
             bucket = graphs.bucket_of(key)
             if bucket is None:
@@ -320,16 +321,16 @@ class Engine:
 
     def hook_graph(self, graph: Any) -> None:
         """Wrap the replay of a class of graphs other than torch's own."""
-        kind = type(graph)
-        owner = next(cls for cls in kind.__mro__ if "replay" in vars(cls))
+        own = torch.cuda.CUDAGraph
+        owner = next((cls for cls in type(graph).__mro__ if "replay" in vars(cls)), own)
         path = f"{owner.__module__}.{owner.__qualname__}.replay"
-        if owner is not torch.cuda.CUDAGraph and path not in self.hooked:
+        if owner is not own and path not in self.hooked:
             self.hooked.add(path)
             self.hook(path, self.replay)
 
     def replay(self, original: Original, graph: Any, *args: Any, **kwargs: Any) -> Any:
         """Judge a replay of a whole graph; count a piece of one."""
-        run = functools.partial(original, graph, *args, **kwargs)
+        run = graphs.Returning(functools.partial(original, graph, *args, **kwargs))
         now, watcher = self.now, self.watcher
         if now is None or now.runner is None or watcher is None or not watcher.watching:
             return run()
@@ -342,13 +343,13 @@ class Engine:
             return run()
         now.replays += 1
         runner, batch = now.runner, now.batch
-        live = self.live(runner, batch)
+        live = graphs.live(runner, batch, now.rows)
         pool = now.model.pool
         backend = graphs.backend_of(runner)
         if backend is None and not now.listed and not now.model.drafts:
             backend = now.model.runner.attn_backend
         if backend is not None:
-            self.judge_lists(now, backend, bucket, graph=True)
+            self.judge_lists(now, backend, graphs.rows_of(runner, bucket), graph=True)
         return watcher.replay(
             Replay(
                 graph,
@@ -357,7 +358,7 @@ class Engine:
                 bucket,
                 graphs.inputs_of(runner, batch, bucket, self.models.ranges, pool, now.implied),
                 run,
-                functools.partial(graphs.outputs_of, runner, key, graphs.Shape(live, bucket)),
+                functools.partial(graphs.outputs_of, runner, key, graphs.Shape(live, bucket), run),
                 functools.partial(self.eagerly, now) if now.forward.kind == "decode" else None,
                 repeatable=self.models.repeatable,
             )
@@ -367,11 +368,6 @@ class Engine:
         """Run the batch under way without its graph."""
         with graphs.attribute(self, "now", None), graphs.attribute(self, "requests", None):
             return graphs.eagerly(now.model.runner, now.batch)
-
-    def live(self, runner: Any, batch: Any) -> int:
-        """Return the live rows of a replay, or its tokens if the runner's graphs go by tokens."""
-        by_tokens = hasattr(runner, "capture_num_tokens") and not hasattr(runner, "capture_bs")
-        return len(batch.input_ids) if by_tokens else int(batch.batch_size)
 
     # Idle moments.
 

@@ -4,17 +4,22 @@ A runner keeps its inputs in `buffers`, its graphs in `graphs` or in a backend's
 size of the batch or a key that has it. An input has as many entries per row in each graph as in
 the largest. What the batch gives to an input is the attribute of the same name of the engine's
 ForwardBatch, or of the draft's input.
+
+The runner of a CPU keeps its inputs itself, and compiles a function in place of each graph. A batch
+that is as large as a function's is given to it as it is, and only a smaller one fills the inputs.
 """
 
 import contextlib
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
 
+from paritybit.connectors.hooking import guarded
 from paritybit.connectors.sglang.pools import Pool
+from paritybit.connectors.sglang.rows import Rows
 from paritybit.connectors.sglang.sources import source_of
 from paritybit.watch.facts import StaticInput
 
@@ -27,14 +32,17 @@ DRAFT = ("positions", "out_cache_loc", *ROWS, "topk_p", "topk_index", "hidden_st
 
 ACCEPTED = ("extend_seq_lens", "num_accept_tokens", "num_correct_drafts")
 
+OF_A_CPU, FROZEN = "CPUGraphRunner", "FrozenKVMTPCudaGraphRunner"
+
 REFRESHED = {
+    OF_A_CPU: (*TOKENS, *ROWS, "encoder_lens"),
     "CudaGraphRunner": (*TOKENS, *ROWS, "encoder_lens"),
     "DecodeCudaGraphRunner": (*TOKENS, *ROWS, "encoder_lens"),
     "PrefillCudaGraphRunner": TOKENS,
     "PiecewiseCudaGraphRunner": TOKENS,
     "BreakableCudaGraphRunner": TOKENS,
     "EAGLEDraftCudaGraphRunner": DRAFT,
-    "FrozenKVMTPCudaGraphRunner": DRAFT,
+    FROZEN: (*ROWS, "positions", "hidden_states", "bonus_tokens"),
     "EAGLEDraftExtendCudaGraphRunner": (*TOKENS, *ROWS, "hidden_states", *ACCEPTED),
 }
 """Per kind of runner, the inputs that the batch must give to it before each replay."""
@@ -73,20 +81,62 @@ def graphs_of(runner: Any) -> Mapping[Any, Any]:
     return found
 
 
-def outputs_of(runner: Any, key: Any, shape: Shape) -> dict[str, Tensor]:
-    """Return the live part of what a graph computed, by name."""
+def follow_functions(runner: Any, replay: Callable[..., Any]) -> None:
+    """Give each call of a function that a runner compiled in place of a graph to `replay`."""
+    if type(runner).__name__ == OF_A_CPU:
+        for key, function in runner.graphs.items():
+            runner.graphs[key] = followed(function, replay)
+
+
+def followed(function: Callable[..., Any], replay: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a compiled function that gives each call to `replay`, which wraps one of a graph."""
+    hook = guarded(replay)
+
+    def run(graph: Any, *arguments: Any, **named: Any) -> Any:
+        return function(*arguments, **named)
+
+    def called(*arguments: Any, **named: Any) -> Any:
+        return hook(run, called, *arguments, **named)
+
+    return called
+
+
+class Returning:
+    """A replay that may be run again. `value` is what it returned last."""
+
+    def __init__(self, run: Callable[[], Any]) -> None:
+        self.run, self.value = run, None
+
+    def __call__(self) -> Any:
+        """Run it, and return what it returns."""
+        self.value = self.run()
+        return self.value
+
+
+def outputs_of(runner: Any, key: Any, shape: Shape, run: Returning) -> dict[str, Tensor]:
+    """Return the live part of what a graph computed, by name.
+
+    A compiled function returns it. Other graphs leave it where they did when they were captured.
+    """
+    if type(runner).__name__ == OF_A_CPU:
+        return live_parts(run.value, shape)
     for holder, name in (
         (runner, "output_buffers"),
         (getattr(runner, "backend", None), "_outputs"),
     ):
         outputs = getattr(holder, name, None)
         if isinstance(outputs, dict) and key in outputs:
-            return {
-                name: tensor[: len(tensor) // shape.bucket * shape.live]
-                for name, tensor in tensors(outputs[key], "")
-                if tensor.ndim and len(tensor) and len(tensor) % shape.bucket == 0
-            }
+            return live_parts(outputs[key], shape)
     return {}
+
+
+def live_parts(output: Any, shape: Shape) -> dict[str, Tensor]:
+    """Return the live part of each tensor in an output, by name."""
+    return {
+        name: tensor[: len(tensor) // shape.bucket * shape.live]
+        for name, tensor in tensors(output, "")
+        if tensor.ndim and len(tensor) and len(tensor) % shape.bucket == 0
+    }
 
 
 def eagerly(model_runner: Any, batch: Any) -> dict[str, Tensor]:
@@ -157,7 +207,7 @@ def inputs_of(
     `ranges` are the values that padding may hold, by name. `implied` are the right values of
     inputs for which they are known otherwise than from the batch.
     """
-    buffers, backend = runner.buffers, backend_of(runner)
+    buffers, backend = getattr(runner, "buffers", runner), backend_of(runner)
     largest = max(filter(None, map(bucket_of, graphs_of(runner))), default=bucket)
     found = []
 
@@ -212,12 +262,31 @@ def fits(given: Tensor, tensor: Tensor, axis: int, size: int) -> bool:
 
 def given_to(name: str, batch: Any, runner: Any) -> Tensor | None:
     """Return what the batch gives to an input of a runner, or None if it need not."""
-    if name in REFRESHED.get(type(runner).__name__, ()):
+    kind = type(runner).__name__
+    if kind == OF_A_CPU and batch is not None and batch.batch_size in runner.graphs:
+        return None
+    if name in REFRESHED.get(kind, ()):
         for holder in (batch, getattr(batch, "spec_info", None)):
             value = getattr(holder, name, None)
             if isinstance(value, Tensor) and value.ndim:
                 return value
     return None
+
+
+def live(runner: Any, batch: Any, found: Rows) -> int:
+    """Return the live rows of a replay, or its tokens if the runner's graphs go by tokens.
+
+    `found` has the rows of the forward; a runner may have padded the batch itself.
+    """
+    if type(runner).__name__ == FROZEN:
+        return len(found.rows) // int(runner.topk)
+    by_tokens = hasattr(runner, "capture_num_tokens") and not hasattr(runner, "capture_bs")
+    return len(batch.input_ids) if by_tokens else int(batch.batch_size)
+
+
+def rows_of(runner: Any, bucket: int) -> int:
+    """Return how many rows of lists a graph has: some have one per branch of a draft."""
+    return bucket * int(runner.topk) if type(runner).__name__ == FROZEN else bucket
 
 
 def backend_of(runner: Any) -> Any:

@@ -23,6 +23,7 @@ SPECULATIVE = "sglang.srt.speculative"
 CACHE = "sglang.srt.mem_cache"
 
 RUNNERS = (
+    f"{EXECUTOR}.cpu_graph_runner.CPUGraphRunner",
     f"{EXECUTOR}.cuda_graph_runner.CudaGraphRunner",
     f"{EXECUTOR}.piecewise_cuda_graph_runner.PiecewiseCudaGraphRunner",
     f"{EXECUTOR}.breakable_cuda_graph_runner.BreakableCudaGraphRunner",

@@ -46,6 +46,8 @@ def lists_of(
         given, row = lists[0], found.rows[0]
         computed = None if int(given.counts[0]) == row.cached + row.computed else 0
         lists = [replace(given, computed=computed) for given in lists]
+    if found.rows and found.rows[0].only_reads:  # The key of the query is a cached one.
+        lists = [replace(given, window=given.window and given.window + 1) for given in lists]
     return [spread(given, found.batch_rows, size) for given in lists]
 
 

@@ -7,8 +7,15 @@ from typing import Any
 from torch import Tensor, distributed
 
 from paritybit.connectors.sglang.allocations import Allocations
-from paritybit.connectors.sglang.drafts import reads_ahead
+from paritybit.connectors.sglang.drafts import (
+    implied_by_draft,
+    implied_by_frozen,
+    reads_ahead,
+    target_pool_of,
+)
+from paritybit.connectors.sglang.lists import group_of
 from paritybit.connectors.sglang.pools import NotRecognisedError, Pool, described
+from paritybit.connectors.sglang.rows import Rows, implied
 from paritybit.watch.facts import Group
 from paritybit.watch.journal import Journal
 
@@ -49,7 +56,7 @@ class Model:
     """One model of the engine: its runner, its pool, and whether it drafts.
 
     `shares` says that an earlier model has the same pool. `ahead` says that it drafts from the
-    token after each position.
+    token after each position, and `frozen` that it only reads the KV of its target.
     """
 
     runner: Any
@@ -57,6 +64,15 @@ class Model:
     drafts: bool
     shares: bool = False
     ahead: bool = False
+    frozen: bool = False
+
+    def implied(self, found: Rows, kind: str, batch: Any) -> dict[str, Tensor]:
+        """Return the inputs that the rows of a forward imply, by name, whatever the batch says."""
+        if self.frozen:
+            return implied_by_frozen(found, batch)
+        group = group_of(self.pool, sliding=False)
+        implies = implied_by_draft if self.drafts else implied
+        return {} if group is None else implies(found, kind, group)
 
 
 class Models:
@@ -103,8 +119,9 @@ class Models:
             shares = any(model.pool is pool for model in self.models.values())
             groups.update(pool.groups)
             allocations.follow((part, name) for name, part in pool.parts.items())
-            ahead = draft and reads_ahead(runner)
-            self.models[id(runner)] = Model(runner, pool, draft, shares, ahead)
+            frozen = draft and target_pool_of(runner) is not None
+            ahead = draft and not frozen and reads_ahead(runner)
+            self.models[id(runner)] = Model(runner, pool, draft, shares, ahead, frozen)
             if not draft:
                 self.served(runner)
                 allocator = runner.token_to_kv_pool_allocator
@@ -115,7 +132,7 @@ class Models:
 
     def pool_of(self, runner: Any, prefix: str) -> Pool:
         """Return the pool of a model; that of another model, if both have the same."""
-        pool = runner.token_to_kv_pool
+        pool = target_pool_of(runner) or runner.token_to_kv_pool
         for model in self.models.values():
             if model.pool.pool is pool:
                 return model.pool

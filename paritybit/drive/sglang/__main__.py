@@ -11,7 +11,9 @@ from paritybit.drive.playing import Drive, Engine, add_play_options, main
 from paritybit.drive.served import DEVICES
 from paritybit.drive.sglang.settings import (
     CHUNK,
+    FROZEN,
     GRAPHS,
+    OF_RELEASE,
     POOL,
     RANKS,
     ROWS,
@@ -34,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--whole-prompts", action="store_true")
     made.add_argument("--speculative", choices=SPECULATION)
     made.add_argument("--sliding-draft", action="store_true")
+    made.add_argument("--frozen-draft", choices=FROZEN)
     made.add_argument("--topk", type=int, default=1)
     made.add_argument("--adapters", type=int, default=0, help="serve so many LoRA adapters")
     made.add_argument("--ranks", type=int, choices=RANKS, default=1, help="data-parallel ranks")
@@ -57,11 +60,16 @@ def prepare(device: str) -> None:
 
 
 def engine(served: Served) -> Engine:
-    """Return the engine."""
+    """Return the engine, with the graph runner that is asked for."""
     from paritybit.drive.sglang import serving  # noqa: PLC0415
+    from paritybit.drive.sglang.compiled import CPU_GRAPHS  # noqa: PLC0415
+    from paritybit.drive.stand_ins.installing import put  # noqa: PLC0415
+    from paritybit.drive.stand_ins.table import RUNNER_OF_CUDA  # noqa: PLC0415
 
+    if served.device == "cpu":
+        put(CPU_GRAPHS if served.graphs == "cpu" else (RUNNER_OF_CUDA,))
     return serving.Engine(served)
 
 
 if __name__ == "__main__":
-    main(parser(), Drive(Served, prepare, engine, of_release=("sliding_draft",)))
+    main(parser(), Drive(Served, prepare, engine, of_release=OF_RELEASE))

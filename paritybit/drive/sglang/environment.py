@@ -20,6 +20,12 @@ CUDA_ALONE = "sglang/srt/speculative/spec_utils.py", 'device="cuda"'
 SLIDING_DRAFTS = "sglang/srt/layers/attention/triton_backend.py", "window_rail"
 """A file of the engine, and a name in it where drafts may have sliding windows."""
 
+FROZEN_DRAFTS = "sglang/srt/speculative/spec_info.py", "FROZEN_KV_MTP"
+"""A file of the engine, and a name in it where drafts may read the target's KV."""
+
+FROZEN_IN_TURN = FROZEN_DRAFTS[0], "FROZEN_KV_MTP does not support spec v2"
+"""The same file, and what it says where batches with such drafts may not overlap."""
+
 TRANSFORMERS = re.compile(r"transformers\s*==\s*([0-9.]+)")
 
 
@@ -90,9 +96,17 @@ def _started(
         [
             *(sys.executable, "-m", "paritybit.drive.sglang", *words),
             *(("--sliding-draft",) if sliding else ()),
+            *frozen_drafts(environment.source),
         ],
         {**often, **drafts, **variables(environment, device, os.environ)},
     )
+
+
+def frozen_drafts(source: Path) -> Sequence[str]:
+    """Return the option that says how a release drafts from the target's KV, if it does."""
+    if not says(source, *FROZEN_DRAFTS):
+        return ()
+    return "--frozen-draft", "in turn" if says(source, *FROZEN_IN_TURN) else "overlapping"
 
 
 def acceptance(source: Path, device: str) -> dict[str, str]:

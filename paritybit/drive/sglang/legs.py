@@ -30,12 +30,17 @@ LEGS = (
         "draft model",
         ("--model", "gpt_oss", "--speculative", "standalone", "--topk", "2", "--overlap"),
     ),
+    Leg(
+        "drafts from the target's KV",
+        ("--speculative", "frozen_kv_mtp", "--topk", "2", "--overlap"),
+    ),
     Leg("each request alone", ("--alone",)),
     Leg("LoRA adapters", ("--model", "gpt_oss", "--adapters", "3")),
     Leg("actions", ("--actions",), 2.0),
     Leg("actions with overlap", ("--actions", "--overlap", "--page-size", "16")),
     Leg("KV on the host", ("--host-cache",), 2.0),
     Leg("idle data-parallel rank", ("--model", "gpt_oss", "--ranks", "2")),
+    Leg("CPU graphs", ("--graphs", "cpu"), device="cpu"),
     Leg("breakable prefill graphs", ("--graphs", "breakable")),
 )
 """What is tried on any device, in this order, with parts of the time."""

@@ -38,14 +38,22 @@ SIMPLE: Mapping[str, Setting] = {
 }
 """The simplest value of settings, in the order in which a search tries them."""
 
-GRAPHS = ("none", "decode", "piecewise", "breakable", "full")
-"""What is captured. The last three name how prefills are captured, besides decoding."""
+GRAPHS = ("none", "decode", "cpu", "piecewise", "breakable", "full")
+"""What is captured: decoding, by the graph runner of a CPU or that of CUDA. The last three name
+how prefills are captured, besides decoding."""
 
 RANKS = (1, 2)
 """Numbers of data-parallel ranks. All but the first have no process."""
 
-SPECULATION = ("eagle", "standalone")
-"""Who drafts: a layer that reads what the target computed, or a second model like the target."""
+SPECULATION = ("eagle", "standalone", "frozen_kv_mtp")
+"""Who drafts: a layer that reads what the target computed, a second model like the target, or a
+model without KV that reads the target's."""
+
+FROZEN = ("overlapping", "in turn")
+"""Whether batches with drafts that read the target's KV may overlap in a release."""
+
+OF_RELEASE = ("sliding_draft", "frozen_draft")
+"""Settings that say what a release is able to do."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,7 @@ class Served(Common):
     speculative: str | None = None
     topk: int = 1
     sliding_draft: bool = False
+    frozen_draft: str | None = field(default=None, metadata={"later": True})
     backend: str = "triton"
     graphs: str = "decode"
     rows: int = ROWS
@@ -92,6 +101,11 @@ class Served(Common):
         """Return the requests of the seed."""
         given = waves(self.seed, self.limits())
         return with_adapters(self.seed, given, self.adapters) if self.adapters else given
+
+    @property
+    def frozen(self) -> bool:
+        """Whether drafts read the target's KV and have none of their own."""
+        return self.speculative == "frozen_kv_mtp"
 
     def limits(self) -> Limits:
         """Return what requests must keep to."""
@@ -138,7 +152,7 @@ class Served(Common):
             words += ["--swa-full-tokens-ratio", str(WINDOWS[self.page_size])]
         if not self.prefix_cache:
             words.append("--disable-radix-cache")
-        if not self.overlap:
+        if not self.overlap or (self.frozen and self.frozen_draft == "in turn"):
             words.append("--disable-overlap-schedule")
         more = *self._graphs(known), *self._speculation(known, folder), *self._lora(known)
         return [*words, *more, *self._ranks(known), *self._host_cache()]
@@ -177,12 +191,14 @@ class Served(Common):
 
     def _graphs(self, known: frozenset[str]) -> Sequence[str]:
         """Return the options for what is captured, by the names of the release."""
+        compiled = ("--enable-torch-compile",) if self.graphs == "cpu" else ()
         if "--cuda-graph-config" in known:
-            return "--cuda-graph-config", json.dumps(self._phases())
+            return "--cuda-graph-config", json.dumps(self._phases()), *compiled
         prefill = self.graphs in {"piecewise", "breakable"}
         if self.graphs == "full" or (prefill and "--disable-piecewise-cuda-graph" not in known):
             raise LackingError(f"this release has no {self.graphs} graphs for prefills")
         words = ["--cuda-graph-max-bs", str(BUCKETS[-1]), "--cuda-graph-bs", *map(str, BUCKETS)]
+        words += compiled
         if self.graphs == "none":
             words = ["--disable-cuda-graph"]
         if not prefill:
@@ -200,7 +216,7 @@ class Served(Common):
         if self.graphs != "none":
             decode = {"backend": "full", "bs": list(BUCKETS), "max_bs": BUCKETS[-1]}
         prefill: dict[str, object] = {"backend": "disabled"}
-        if self.graphs not in {"none", "decode"}:
+        if self.graphs not in {"none", "decode", "cpu"}:
             backend = "tc_piecewise" if self.graphs == "piecewise" else self.graphs
             prefill = {"backend": backend, "bs": list(TOKEN_BUCKETS), "max_bs": TOKEN_BUCKETS[-1]}
         return {"decode": decode, "prefill": prefill}
@@ -208,9 +224,12 @@ class Served(Common):
     def _speculation(self, known: frozenset[str], folder: Path) -> Sequence[str]:
         if self.speculative is None:
             return ()
-        if self.shape.draft is None:
-            raise LackingError(f"{self.model} has no draft model here")
-        draft = self.shape.write_draft(folder)
+        shape = self.shape.assistant if self.frozen else self.shape.draft
+        if shape is None:
+            raise LackingError(f"{self.model} has no such draft model here")
+        if self.frozen and self.frozen_draft is None:
+            raise LackingError("this release has no drafts that read the target's KV")
+        draft = self.shape.write_draft(shape, folder)
         if self.speculative == "standalone":
             if not self.sliding_draft:
                 raise LackingError("this release has no draft models with sliding windows")

@@ -96,7 +96,7 @@ def use_runner_of_cuda() -> None:
 
     On a CPU it would otherwise build one that compiles, and only where it is asked to compile.
     """
-    _claim_abilities()
+    claim_abilities()
     information: Any = importlib.import_module("sglang.srt.model_executor.forward_batch_info")
     mode = information.ForwardMode
     mode.is_cpu_graph = mode.is_cuda_graph  # On a CPU only decodes are replayed, no verification.
@@ -110,7 +110,7 @@ def use_runner_of_cuda() -> None:
                     setattr(holder, name, _compiling(module, getattr(holder, name)))
 
 
-def _claim_abilities() -> None:
+def claim_abilities() -> None:
     """Say that the platform captures graphs and runs Triton's kernels, as with the stand-ins.
 
     A release that asks for neither lacks what says so.

@@ -11,6 +11,7 @@ WORKERS = (
     "eagle_worker_v2",
     "multi_layer_eagle_worker",
     "multi_layer_eagle_worker_v2",
+    "frozen_kv_mtp_worker",
     "frozen_kv_mtp_worker_v2",
 )
 """The modules of workers that draft, by release."""

@@ -1,5 +1,7 @@
 """What stands in for parts of sglang, in the order in which it is needed."""
 
+from collections.abc import Sequence
+
 from paritybit.drive.stand_ins.graphs import stand_in_for_graphs, use_runner_of_cuda
 from paritybit.drive.stand_ins.host import stand_in_for_host_copies
 from paritybit.drive.stand_ins.installing import StandIn
@@ -25,7 +27,13 @@ ANYWHERE = (
 )
 """What every device needs, before the engine is imported."""
 
-ON_A_CPU = (
+RUNNER_OF_CUDA = StandIn(
+    "the choice of graph runner for decoding: the one of CUDA",
+    "the engine has another for a CPU",
+    use_runner_of_cuda,
+)
+
+ON_A_CPU: Sequence[StandIn] = (
     StandIn(
         "Triton's interpreter: numpy for the engine's index kernels, compared with it at first",
         "it takes most of the time of a step",
@@ -62,11 +70,6 @@ ON_A_CPU = (
         "the kernel that bounds logits: torch",
         "Triton's interpreter has no tanh of libdevice",
         stand_in_for_softcap,
-    ),
-    StandIn(
-        "the choice of graph runner for decoding: the one of CUDA",
-        "the engine has another for a CPU",
-        use_runner_of_cuda,
     ),
     StandIn(
         "the choice of graph runners for drafting: those of CUDA",

@@ -97,7 +97,20 @@ class Target:
     @property
     def filler(self) -> str:
         """The method that fills the inputs. It may run before the replay does."""
-        return "load_batch" if "load_batch" in vars(type(self.runner)) else "execute"
+        own = vars(type(self.runner))
+        return next((name for name in ("load_batch", "prepare_replay") if name in own), "execute")
+
+    @property
+    def planner(self) -> tuple[Any, str]:
+        """The attention backend, and its method that plans a batch for this runner."""
+        backend = backend_of(self.runner)
+        if backend is None:
+            return self.runner.model_runner.attn_backend, "init_forward_metadata"
+        return backend, "init_forward_metadata_out_graph"
+
+    def fills(self, batch: Any) -> bool:
+        """Whether a batch fills the inputs. A compiled function takes one of its size as it is."""
+        return self.filler != "prepare_replay" or batch.batch_size not in self.sizes
 
     def spoil(self, name: str, change: str, counted: Spoiled) -> None:
         """Get an input wrong whenever it is filled but the first time.
@@ -110,12 +123,12 @@ class Target:
         each = max(1, length // self.sizes[-1])
         state: dict[str, Any] = {}
         early = not (self.by_tokens or name.startswith(ATTENTION))
-        backend, fill = backend_of(self.runner), getattr(self.runner, self.filler)
+        fill = getattr(self.runner, self.filler)
 
         def filled(batch: Any, *rest: Any, **named: Any) -> Any:
             if "right" in state:
                 counted.undone += torch.equal(held, state.pop("right"))
-            if state.get("ran"):
+            if state.get("ran") and self.fills(batch):
                 rows = len(batch.input_ids) if self.by_tokens else int(batch.batch_size)
                 size = next((size for size in self.sizes if size >= rows), rows)
                 live, end = (min(number * each, length) for number in (rows, size))
@@ -137,7 +150,8 @@ class Target:
         setattr(self.runner, self.filler, filled)
         if self.by_tokens:
             return
-        plan = backend.init_forward_metadata_out_graph
+        backend, name_of_plan = self.planner
+        plan = getattr(backend, name_of_plan)
 
         def planned(*arguments: Any, **named: Any) -> Any:
             if early:
@@ -147,7 +161,7 @@ class Target:
                 spoil()
             return given
 
-        backend.init_forward_metadata_out_graph = planned
+        setattr(backend, name_of_plan, planned)
 
     def bind_again(self, name: str, change: str, counted: Spoiled) -> None:
         """Let a runner hold another tensor than its graphs were captured with."""
@@ -223,7 +237,8 @@ def short_window(runner: Any, counted: Spoiled) -> None:
 def moved_map(runner: Any, counted: Spoiled) -> None:
     """Translate the first location to the next one's slot, of what is freed and what is written."""
     replace(runner.model_runner.token_to_kv_pool, TRANSLATES, next_slot, counted)
-    translator = getattr(backend_of(runner), "kv_index_translator", None)
+    backend, _ = Target(runner).planner
+    translator = getattr(backend, "kv_index_translator", None)
     if translator is not None:
         replace(translator, WRITES, next_slot, counted)
 

@@ -39,7 +39,7 @@ from paritybit.inject import environment_with, prepare
 from paritybit.watch import journal
 from paritybit.watch.settings import Settings
 from properties.planted.run import say
-from properties.sanitizer.planted.spoiling import Spoiled, target
+from properties.sanitizer.planted.spoiling import Spoiled, Target, target
 from properties.support.places import ROOT
 
 DECODE = "DecodeCudaGraphRunner"
@@ -49,6 +49,8 @@ RUNNERS = {
     "target_verify": ("EAGLE topk 2", DECODE, False),
     "eagle_draft": ("EAGLE topk 2", "EAGLEDraftCudaGraphRunner", True),
     "eagle_draft_extend": ("EAGLE topk 1", "EAGLEDraftExtendCudaGraphRunner", True),
+    "frozen_kv_mtp": ("drafts from the target's KV", "FrozenKVMTPCudaGraphRunner", True),
+    "cpu_graph": ("CPU graphs", "CPUGraphRunner", False),
     "breakable": ("breakable prefill graphs", "PrefillCudaGraphRunner", False),
 }
 """Per runner: the leg that replays it, its class, and whether it is the draft model's."""
@@ -81,15 +83,28 @@ class Tried:
     error: str | None = None
 
 
-def tried(ready: Any, served: Served, runner: str, fault: str, seconds: float) -> dict[str, Any]:
+@dataclass
+class Started:
+    """An engine that has started, its connector, and the runner that faults are planted in.
+
+    They are looked up before a fork: in there, the collector has frozen what it tracks.
+    """
+
+    ready: Any
+    connector: Connector
+    target: Target
+
+
+def tried(
+    started: Started, served: Served, runner: str, fault: str, seconds: float
+) -> dict[str, Any]:
     """Plant a fault in this process, serve requests, and return what was found, as JSON data."""
     lines, counted, begun = journal.of_process(), Spoiled(), time.monotonic()
     assert lines is not None
     shown = Tried(runner, fault)
-    _, kind, draft = RUNNERS[runner]
     if fault != NONE:
         try:
-            target(kind, draft=draft).plant(fault, counted)
+            started.target.plant(fault, counted)
         except (LookupError, AttributeError) as error:
             return asdict(shown) | {"error": f"not planted: {error}"}
 
@@ -98,9 +113,8 @@ def tried(ready: Any, served: Served, runner: str, fault: str, seconds: float) -
             raise PlayedError
         return time.monotonic() - begun > seconds
 
-    connector = next(one for one in gc.get_objects() if isinstance(one, Connector))
     try:  # The connector judges what ends the loop, as it does where the engine is not forked.
-        connector.loop(lambda _: serve(ready, served, served.traffic(), stop), None)
+        started.connector.loop(lambda _: serve(started.ready, served, served.traffic(), stop), None)
     except PlayedError:
         pass
     except (Exception, EngineFailedError) as error:
@@ -131,10 +145,12 @@ def here() -> int:
     _, kind, draft = RUNNERS[asked.runner]
 
     def direct(ready: Any) -> None:
-        names = wanted["names"] or [NONE, *target(kind, draft=draft).faults()]
+        connector = next(one for one in gc.get_objects() if isinstance(one, Connector))
+        started = Started(ready, connector, target(kind, draft=draft))
+        names = wanted["names"] or [NONE, *started.target.faults()]
         with asked.told.open("a", encoding="utf-8") as told:
             for name in names[wanted["share"] :: wanted["shares"]]:
-                work = partial(tried, ready, served, asked.runner, name, asked.seconds)
+                work = partial(tried, started, served, asked.runner, name, asked.seconds)
                 found = in_fork(work, 3 * asked.seconds + 60)
                 if found is None:
                     found = asdict(Tried(asked.runner, name, error="the fork ended or hung"))

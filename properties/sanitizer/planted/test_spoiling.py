@@ -103,3 +103,33 @@ def test_a_method_that_is_there_is_replaced_and_its_calls_count() -> None:
     replace(allocator, ("free", "free_segment"), lambda free, slots: free(slots[:-1]), counted)
     assert allocator.free([1, 2]) == [1]
     assert (counted.changed, hasattr(allocator, "free_segment")) == (1, False)
+
+
+class CompilingRunner:
+    """A runner of compiled functions for 2 and 4 rows, which fills inputs for fewer rows alone."""
+
+    def __init__(self) -> None:
+        self.ids = torch.zeros(4, dtype=torch.int64)
+        self.graphs = {2: None, 4: None}
+        self.planned: list[list[int]] = []
+        plan = lambda batch: self.planned.append(batch.ids.tolist())  # noqa: E731
+        backend = SimpleNamespace(init_forward_metadata=plan)
+        self.model_runner = SimpleNamespace(attn_backend=backend)
+
+    def prepare_replay(self, batch: Any) -> None:
+        """Fill the inputs if the batch is smaller than its function, then plan."""
+        given = batch
+        if batch.batch_size not in self.graphs:
+            self.ids.zero_()
+            self.ids[: batch.batch_size] = batch.ids
+            given = SimpleNamespace(ids=self.ids)
+        self.model_runner.attn_backend.init_forward_metadata(given)
+
+
+def test_inputs_of_compiled_functions_are_got_wrong_before_lists_are_planned() -> None:
+    runner, counted = CompilingRunner(), Spoiled()
+    Target(runner).plant("ids: first row wrong", counted)
+    for given in (batch(1, 2, 3), batch(4, 5), batch(6, 7, 8)):
+        runner.prepare_replay(given)
+    assert runner.planned == [[1, 2, 3, 0], [4, 5], [7, 7, 8, 0]]
+    assert counted.changed == 1
