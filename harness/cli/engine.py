@@ -19,6 +19,7 @@ OF_THE_LABORATORY = (
     "ray",
     "journal",
     "strict",
+    "whole_engines",
 )
 """Options that belong to the engine that is built in."""
 
@@ -39,8 +40,9 @@ def watch_engine(options: argparse.Namespace) -> int:
     if options.shape != "tiny":
         given.append("shape")
     if given:
+        option = given[0].replace("_", "-")
         raise MalformedError(
-            f"--{given[0]} cannot be used with --engine, which watches the engine as a whole "
+            f"--{option} cannot be used with --engine, which watches the engine as a whole "
             "(see paritybit watch --help)"
         )
     rest = dict.fromkeys(ONLY_ENGINE) | {"settings": (), "keep_going": False}

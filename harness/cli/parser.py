@@ -171,6 +171,8 @@ def add_regress(commands: Commands) -> None:
     regress.add_argument("--database", type=file, help=database)
     strict = "Exit with 125 if the run did not reach all states that a run of everything must reach"
     regress.add_argument("--strict", action="store_true", help=strict)
+    whole = "Also watch the downloaded engines that are known; with --bug, those that have the bug"
+    regress.add_argument("--whole-engines", action="store_true", help=whole)
     add_out(regress)
     regress.add_argument(
         "--engine",

@@ -29,6 +29,7 @@ from paritybit.harness.cli.spreading import (
     fitting,
     workers_asked_for,
 )
+from paritybit.harness.cli.watch.beside import Beside, at_hand, table, watched
 from paritybit.harness.errors import MalformedError, known, refused
 from paritybit.harness.lockstep.config import TrialConfig, resolve_device
 from paritybit.harness.lockstep.scale.shapes import FEW_EXAMPLES
@@ -36,6 +37,7 @@ from paritybit.harness.machine.stopping import heard_at_the_end
 from paritybit.harness.records import record as run_record
 from paritybit.harness.records.case import write_case
 from paritybit.harness.records.files import write_whole
+from paritybit.harness.records.schema import Record, Verdict, WholeEngine
 from paritybit.reference.config import PRESETS, Shape
 from paritybit.reports.hitches import hitches
 from paritybit.reports.page import render
@@ -43,6 +45,8 @@ from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.bugs.switching import lacking
 from paritybit.subjects.runners import RUNNERS
 from rich.console import Console
+
+from paritybit.launch.follow import Stops
 
 WORDS = (
     "A trial plays one runner on one model. A hunt is a trial with one bug switched on. "
@@ -74,14 +78,23 @@ def run_regress(options: argparse.Namespace) -> int:
         shape=shape,
     )
     settings = replace(settings, workers=fitting(settings.workers, trials_of(settings)))
+    beside = at_hand(options.bug) if options.whole_engines else []
     with run_folder(options.out) as folder:
-        return played(settings, folder, options.database, strict=options.strict)
+        return played(settings, folder, options.database, strict=options.strict, beside=beside)
 
 
 def played(
-    settings: RunConfig, folder: Path, database: Path | None, *, strict: bool = False
+    settings: RunConfig,
+    folder: Path,
+    database: Path | None,
+    *,
+    strict: bool = False,
+    beside: Sequence[Beside] = (),
 ) -> int:
-    """Play a run whose results go into a folder, and its cases into a database, if one is named."""
+    """Play a run whose results go into a folder, and its cases into a database, if one is named.
+
+    The engines `beside` the replica are watched after it.
+    """
     console, run, tasks = Console(), Run(settings), plan(settings)
     console.print(f"paritybit regress on {run_record.device_name(settings.device)}")
     console.print(WORDS)
@@ -95,11 +108,29 @@ def played(
             run_tasks(tasks, settings.workers.at_most(len(tasks)), on_result)
     except KeyboardInterrupt:
         run.interrupted = True
+    whole: tuple[WholeEngine, ...] = ()
+    if beside and not run.interrupted:
+        console.print(f"watch {', '.join(one.engine for one in beside)}")
+        stops = Stops()
+        with stops.heard():
+            whole = watched(beside, folder / "whole", stops)
+        run.interrupted = stops.received is not None
     with heard_at_the_end():
-        code = finish(console, run, folder, strict=strict)
+        code = finish(console, run, folder, strict=strict, whole=whole)
         if database is not None:
             save(database, cases_of(run).values())
     return code
+
+
+def with_engines(data: Record, whole: tuple[WholeEngine, ...]) -> Record:
+    """Return a record with whole engines. One that is not as expected makes a green run red."""
+    if not whole:
+        return data
+    good = sum(one.verdict == "as expected" for one in whole)
+    message = f"{data.message}; {good} of {len(whole)} whole engines are as expected"
+    wrong = any(one.verdict == "unexpected" for one in whole)
+    verdict: Verdict = "red" if wrong and data.verdict == "green" else data.verdict
+    return replace(data, whole_engines=whole, message=message, verdict=verdict)
 
 
 def known_of(database: Path | None) -> Known:
@@ -153,14 +184,23 @@ def hunts_of(
     return tuple(dict.fromkeys(found))
 
 
-def finish(console: Console, run: Run, folder: Path, *, strict: bool = False) -> int:
+def finish(
+    console: Console,
+    run: Run,
+    folder: Path,
+    *,
+    strict: bool = False,
+    whole: tuple[WholeEngine, ...] = (),
+) -> int:
     """Show a run; write its cases, record and page; return the exit code.
 
     With `strict` a green run that did not reach all states of a run of everything is no verdict.
     """
     here = str(folder / CASES)
-    data = record(run, shown(here, keep=3))
+    data = with_engines(record(run, shown(here, keep=3)), whole)
     console.print(clean_table(data), matrix(data), runner_matrix(data))
+    if whole:
+        console.print(table(whole))
     previous = previous_of(folder / "run.json", data)
     print_previous(console, previous)
     print_failures(console, data if here == shown(here, keep=3) else record(run, here))
@@ -176,12 +216,14 @@ def finish(console: Console, run: Run, folder: Path, *, strict: bool = False) ->
     for name, case in cases_of(run).items():
         write_case(case, folder / CASES / name)
     run_record.write(data, folder / "run.json")
-    whole = run_record.load(folder / "run.json")
-    write_whole(folder / "index.html", render(whole, previous))
+    written = run_record.load(folder / "run.json")
+    write_whole(folder / "index.html", render(written, previous))
     swap_link(folder)
     unreached = data.scope.unreached if data.scope is not None else ()
     if data.verdict == "green" and strict and unreached:
         return refused(f"--strict: this run never reached {first_of(unreached)}", CANNOT_RUN)
+    if data.verdict == "green" and any(one.verdict == "undecided" for one in whole):
+        return CANNOT_RUN
     if data.verdict == "red" and run.undecided:
         return CANNOT_RUN
     return {"green": OK, "red": FINDING, "interrupted": INTERRUPTED}[data.verdict]

@@ -253,6 +253,25 @@ class Contract:
     rows: tuple[ContractRow, ...]
 
 
+WholeVerdict = Literal["as expected", "unexpected", "undecided"]
+
+
+@dataclass(frozen=True)
+class WholeEngine:
+    """A whole engine that the sanitizer watched beside the replica, and what it said.
+
+    `found` says of each bug that the engine is known to have whether its check found it. `page` is
+    relative to the record.
+    """
+
+    engine: str
+    setting: str
+    verdict: WholeVerdict
+    message: str
+    found: dict[str, bool]
+    page: str | None
+
+
 @dataclass(frozen=True)
 class Scope:
     """What the clean trials of a run tried, and what they did not, each in one line.
@@ -273,7 +292,7 @@ class Record:
     `uncompiled_runners` those whose function is run as it stands, where an engine would
     compile it. `properties` has the statement of each property by its id, `required_events`
     the states that the clean trials, taken together, must reach. `scope` is None in a record
-    that is older than it.
+    that is older than it. `whole_engines` are those that were at hand, if they were asked for.
     """
 
     command: str
@@ -293,3 +312,4 @@ class Record:
     properties: dict[str, str]
     required_events: tuple[str, ...]
     scope: Scope | None = field(default=None, metadata=LATER)
+    whole_engines: tuple[WholeEngine, ...] = field(default=(), metadata=LATER)

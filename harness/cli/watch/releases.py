@@ -107,13 +107,17 @@ class Walk:
 
     def run(self, home: Path, version: str, *words: str) -> None:
         """Run a command of this program on a release, in a process of its own."""
-        command = [sys.executable, "-m", "paritybit", *words]
-        with (home / LOG).open("ab") as log:
-            running = Running([*command, "--engine", f"{self.package}=={version}"], os.environ, log)
-            while not running.wait(PAUSE):
-                if self.stops.received is not None and not running.asked_to_stop:
-                    running.ask_to_stop(signal.SIGINT)
-            running.clear()
+        run_aside((*words, "--engine", f"{self.package}=={version}"), home / LOG, self.stops)
+
+
+def run_aside(words: Sequence[str], log: Path, stops: Stops) -> None:
+    """Run a command of this program in a process of its own, whose output goes to a file."""
+    with log.open("ab") as output:
+        running = Running([sys.executable, "-m", "paritybit", *words], os.environ, output)
+        while not running.wait(PAUSE):
+            if stops.received is not None and not running.asked_to_stop:
+                running.ask_to_stop(signal.SIGINT)
+        running.clear()
 
 
 def last_line(log: Path) -> str:

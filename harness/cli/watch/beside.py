@@ -1,0 +1,112 @@
+"""Whole engines beside the replica: those that lie here, and what is known of each.
+
+The replica shows that a check finds a bug. A release that has the bug shows it in the engine
+itself, and a release without it is watched without a finding.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paritybit.harness.cli.watch.releases import LOG, last_line, run_aside
+from paritybit.harness.records.case import read_json
+from paritybit.harness.records.schema import WholeEngine, WholeVerdict
+from rich.table import Table
+
+from paritybit.drive.engines import driven
+from paritybit.engines import fetch
+from paritybit.launch.follow import Stops
+from paritybit.launch.reading import record_of
+from paritybit.launch.schema import Watched
+
+SECONDS, AT_ONCE = 12, 2
+"""For how long requests are generated for an engine, and how many engines are watched at a time."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A release, the setting that it is served with, and the check that finds each of its bugs."""
+
+    engine: str
+    setting: str
+    bugs: Mapping[str, str] = field(default_factory=dict)
+
+
+ENGINES = (
+    Beside(
+        "sglang==0.5.11",
+        "decode graphs",
+        {
+            "swa_pad": "stray write",
+            "swa_int64": "moved address",
+            "req_pool_pad": "wrong list",
+        },
+    ),
+    Beside("sglang==0.5.12.post1", "decode graphs", {"req_pool_pad": "wrong list"}),
+    Beside("sglang==0.5.23", "decode graphs"),
+    Beside("vllm==0.33.0", "decode graphs"),
+    Beside("transformers==5.24.0", "sliding window"),
+)
+
+
+def at_hand(bugs: Iterable[str]) -> list[Beside]:
+    """Return the engines that lie here: with bugs, NAME or NAME@RUNNER, those that have one."""
+    wanted = {bug.partition("@")[0] for bug in bugs}
+    return [
+        one
+        for one in ENGINES
+        if one.engine.partition("==")[2] in fetch.fetched(driven(one.engine).package)
+        and (not wanted or wanted & set(one.bugs))
+    ]
+
+
+def watched(engines: Sequence[Beside], folder: Path, stops: Stops) -> tuple[WholeEngine, ...]:
+    """Watch engines, each in a process of its own, whose run goes into a folder of `folder`."""
+
+    def one(engine: Beside) -> WholeEngine:
+        home = folder / engine.engine.replace("==", "-")
+        home.mkdir(parents=True, exist_ok=True)
+        words = ("--engine", engine.engine, "--settings", engine.setting, "--keep-going")
+        limits = ("--seconds", str(SECONDS), "--device", "cpu")
+        if stops.received is None:
+            run_aside(("watch", *words, *limits, "--out", str(home)), home / LOG, stops)
+        return judged(engine, home, folder.parent)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return tuple(pool.map(one, engines))
+
+
+def judged(engine: Beside, home: Path, top: Path) -> WholeEngine:
+    """Return what a run came to, held against what is known of its engine."""
+    record = home / "latest" / "watch.json"
+    if not record.exists():
+        said = last_line(home / LOG) if (home / LOG).exists() else "it was not started"
+        found = dict.fromkeys(engine.bugs, False)
+        return WholeEngine(engine.engine, engine.setting, "undecided", said, found, None)
+    run: Watched = record_of(read_json(record), record.name)
+    checks = {finding.check for finding in run.findings}
+    found = {bug: check in checks for bug, check in engine.bugs.items()}
+    verdict: WholeVerdict = "as expected"
+    if run.verdict == "undecided":
+        verdict = "undecided"
+    elif not all(found.values()) or (checks and not engine.bugs):
+        verdict = "unexpected"
+    page = record.resolve().with_name("index.html").relative_to(top.resolve())
+    return WholeEngine(engine.engine, engine.setting, verdict, run.message, found, page.as_posix())
+
+
+def table(engines: Sequence[WholeEngine]) -> Table:
+    """Return what whole engines came to, as a table for the terminal."""
+    shown = Table(title="whole engines beside the replica")
+    for head in ("engine", "setting", "bugs that it has", "verdict"):
+        shown.add_column(head)
+    for one in engines:
+        shown.add_row(one.engine, one.setting, bugs_of(one), one.verdict)
+    return shown
+
+
+def bugs_of(engine: WholeEngine) -> str:
+    """Return the bugs that an engine is known to have, and which of them were not found."""
+    names = (name if seen else f"{name} (not found)" for name, seen in engine.found.items())
+    return ", ".join(names) or "none known"
