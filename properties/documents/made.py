@@ -3,11 +3,12 @@
 A block stands between `<!-- made: NAME -->` and `<!-- end -->`.
 """
 
+import ast
 import io
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import cache
@@ -47,6 +48,9 @@ FOREMOST = ("swa_pad", "swa_int64", "req_pool_pad", "loc_memo_warning")
 """The bugs that the README's table shows: those that were found in a released engine."""
 
 COLUMNS, NEWLINE = 80, "\n"
+CODE = re.compile(r"\[`([\w.]+)`\]\(\.\./([\w./]+\.py)(?:#L\d+)?\)")
+"""A link to what a file of code defines."""
+
 BLOCK = re.compile(r"(<!-- made: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -56,8 +60,34 @@ def documents() -> list[Path]:
 
 
 def remade(text: str) -> str:
-    """Return the text of a document with its blocks made again."""
-    return BLOCK.sub(lambda found: f"{found[1]}{BLOCKS[found[2]]()}{found[3]}", text)
+    """Return the text of a document with its blocks made again, and its links to lines of code."""
+    text = BLOCK.sub(lambda found: f"{found[1]}{BLOCKS[found[2]]()}{found[3]}", text)
+    return CODE.sub(
+        lambda found: f"[`{found[1]}`](../{found[2]}#L{line_of(*found.groups())})", text
+    )
+
+
+def line_of(name: str, file: str) -> int:
+    """Return the line of a file that defines a name, such as CLASS.METHOD.
+
+    Raises LookupError where it defines no such name.
+    """
+    body: Sequence[ast.stmt] = ast.parse((ROOT / file).read_text(encoding="utf-8")).body
+    line = 0
+    for part in name.split("."):
+        found = next((one for one in body if part in defined(one)), None)
+        if found is None:
+            raise LookupError(f"{file} defines no {name}")
+        line, body = found.lineno, getattr(found, "body", ())
+    return line
+
+
+def defined(statement: ast.stmt) -> set[str]:
+    """Return the names that a statement defines."""
+    if isinstance(statement, ast.ClassDef | ast.FunctionDef):
+        return {statement.name}
+    targets = statement.targets if isinstance(statement, ast.Assign) else ()
+    return {target.id for target in targets if isinstance(target, ast.Name)}
 
 
 def printed(*shown: RenderableType) -> str:
