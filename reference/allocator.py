@@ -51,12 +51,10 @@ class Allocator:
 
     def clear(self, seed: int) -> None:
         """Free everything, and shuffle the free pages, rows and state slots by `seed`."""
-        sizes = self.pool.sizes
+        every = Numbers.of(self.pool.sizes)
         shuffle = random.Random(seed)
-        self.free_full = list(range(1, sizes.full_slots // self.page_size + 1))
-        self.free_swa = list(range(1, sizes.swa_slots // self.page_size + 1))
-        self.free_rows = list(range(1, sizes.rows + 1))
-        self.free_states = list(range(1, sizes.rows + 1))
+        self.free_full, self.free_swa = list(every.full_pages), list(every.swa_pages)
+        self.free_rows, self.free_states = list(every.rows), list(every.states)
         for free in (self.free_full, self.free_swa, self.free_rows, self.free_states):
             shuffle.shuffle(free)
         self.on_change()
@@ -161,12 +159,13 @@ class Numbers:
     @classmethod
     @cache
     def of(cls, sizes: PoolSizes) -> "Numbers":
-        """Return those of pools of some sizes: all but 0."""
-        full, swa = (slots // sizes.page_size for slots in (sizes.full_slots, sizes.swa_slots))
-        full_pages, swa_pages, rows = (
-            tuple(range(1, count + 1)) for count in (full, swa, sizes.rows)
+        """Return those of pools of some sizes: all but 0 and the pages that are skipped."""
+        first, rows = 1 + sizes.skipped // sizes.page_size, tuple(range(1, sizes.rows + 1))
+        full, swa = (
+            tuple(range(first, first + slots // sizes.page_size))
+            for slots in (sizes.full_slots, sizes.swa_slots)
         )
-        return cls(full_pages, swa_pages, rows, rows)
+        return cls(full, swa, rows, rows)
 
 
 class Owner(NamedTuple):

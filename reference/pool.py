@@ -29,23 +29,44 @@ LOC_DTYPE = {Kind.FULL: torch.int64, Kind.SWA: torch.int32}
 class PoolSizes:
     """Usable slots of each sub-pool, slots per page, request rows. Both sizes divide by the page.
 
-    Slots 0 .. page_size-1 (page 0) come on top and are never allocated; so does row 0.
+    Slots 0 .. page_size-1 (page 0) come on top and are never allocated; so does row 0. The next
+    `skipped` slot numbers, a multiple of the page, belong to no slot: the number of a slot is then
+    high though the pool is small, and its place in an arena is lower by `skipped`.
     """
 
     full_slots: int = 80
     swa_slots: int = 72
     page_size: int = 1
     rows: int = 16
+    skipped: int = 0
 
     def slots(self, kind: Kind) -> int:
-        """Return all slots of a sub-pool, the reserved page included."""
+        """Return the first slot number beyond a sub-pool."""
+        return self.stored(kind) + self.skipped
+
+    def stored(self, kind: Kind) -> int:
+        """Return how many slots a sub-pool stores, the reserved page included."""
         return (self.full_slots if kind is Kind.FULL else self.swa_slots) + self.page_size
+
+    def places(self, slots: Tensor) -> Tensor:
+        """Return where slots lie in an arena of a storage; a number of no slot lies at 0."""
+        if not self.skipped:
+            return slots
+        return torch.where(slots < self.page_size, slots, (slots - self.skipped).clamp(min=0))
+
+    def numbers(self, places: Tensor) -> Tensor:
+        """Return the slot numbers of places in an arena."""
+        return torch.where(places < self.page_size, places, places + self.skipped)
+
+    def number(self, place: int) -> int:
+        """Return the slot number of a place in an arena."""
+        return place if place < self.page_size else place + self.skipped
 
 
 class Tables:
     """The index tables of a pool.
 
-    `full_to_swa_index_mapping` (int64, full size + page size + 1) maps a full slot
+    `full_to_swa_index_mapping` (int64, one more than full slot numbers) maps a full slot
     to its SWA slot: 0 where unmapped, and its last element is -1 so that -1 maps
     to -1. `req_to_token` (int32 [rows + 1, max_context]) maps a request's row and
     position to its full slot; row 0 is reserved and all zeros.
@@ -53,7 +74,7 @@ class Tables:
 
     def __init__(self, sizes: PoolSizes, max_context: int, device: torch.device) -> None:
         self.full_to_swa_index_mapping = torch.zeros(
-            sizes.full_slots + sizes.page_size + 1, dtype=torch.int64, device=device
+            sizes.slots(Kind.FULL) + 1, dtype=torch.int64, device=device
         )
         self.req_to_token = torch.zeros(
             (sizes.rows + 1, max_context), dtype=torch.int32, device=device
@@ -99,8 +120,10 @@ class HybridKVPool:
     """K and V of all layers of one model in one allocation, with a view per sub-pool.
 
     `storage` is flat, in the model's dtype. `arena[kind]` is its view
-    [layers of that kind, 2 (K, V), slots, kv_heads, head_dim]. `storage` and `tables`
-    may be handed in, to lie beside another pool's or to be shared with it.
+    [layers of that kind, 2 (K, V), slots, kv_heads, head_dim], indexed by slot numbers.
+    `storage` and `tables` may be handed in, to lie beside another pool's or to be shared with it.
+    Where slot numbers are skipped, a storage lies behind as many slots that nothing compares: the
+    reserved slot is among them.
     """
 
     def __init__(
@@ -117,9 +140,11 @@ class HybridKVPool:
         self.sizes = sizes
         self._shapes = arena_shapes(config, sizes)
         if storage is None:
-            storage = torch.zeros(storage_elements(config, sizes), dtype=dtype, device=device)
+            storage = zeros([config], sizes, storage_elements(config, sizes), dtype, device)
         self.storage = storage
-        self.arena = self.arenas_of(storage)
+        self.arena = {
+            kind: numbered(arena, sizes) for kind, arena in self.arenas_of(storage).items()
+        }
         self.tables = tables or Tables(sizes, config.max_context, device)
         self._caches = [
             self.arena[kind][config.layers_of(kind).index(index)]
@@ -247,7 +272,7 @@ class KVPools:
         self.sizes = sizes
         self.tables = tables(sizes, target.max_context, device)
         self.layout = KVLayout({Role.TARGET: target, Role.DRAFT: draft}, sizes)
-        self.storage = torch.zeros(self.layout.elements, dtype=dtype, device=device)
+        self.storage = zeros([target, draft], sizes, self.layout.elements, dtype, device)
         parts = self.storage[: sum(self.layout.counts)].split(self.layout.counts)
         self.pools = {
             role: HybridKVPool(config, sizes, dtype, device, storage=part, tables=self.tables)
@@ -304,13 +329,35 @@ def arena_shapes(config: ModelConfig, sizes: PoolSizes) -> dict[Kind, torch.Size
             (
                 len(config.layers_of(kind)),
                 2,
-                sizes.slots(kind),
+                sizes.stored(kind),
                 config.shape(kind).kv_heads,
                 config.shape(kind).head_dim,
             )
         )
         for kind in Kind
     }
+
+
+def zeros(
+    configs: Sequence[ModelConfig],
+    sizes: PoolSizes,
+    count: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """Return `count` zeros that lie behind the slots that pools of some models skip."""
+    shapes = [config.shape(kind) for config in configs for kind in Kind]
+    skipped = sizes.skipped * max(shape.kv_heads * shape.head_dim for shape in shapes)
+    return torch.zeros(skipped + count, dtype=dtype, device=device)[skipped:]
+
+
+def numbered(arena: Tensor, sizes: PoolSizes) -> Tensor:
+    """Return the view of an arena of a storage that is indexed by slot numbers."""
+    if not sizes.skipped:
+        return arena
+    shape, first = list(arena.shape), arena.storage_offset() - sizes.skipped * arena.stride(2)
+    shape[2] += sizes.skipped
+    return arena.as_strided(shape, arena.stride(), first)
 
 
 def storage_elements(config: ModelConfig, sizes: PoolSizes) -> int:

@@ -6,9 +6,10 @@ nothing: a status is the record's, only explained here.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from paritybit.harness.explain.facts import LATER
 from paritybit.harness.records.schema import (
     BugRow,
     CleanRow,
@@ -249,6 +250,10 @@ def _settings(trial: TrialSettings) -> Iterator[Fact]:
     yield Fact("device", trial.device)
     yield Fact("page size", str(trial.page_size))
     yield Fact("slots", f"{trial.full_slots} full, {trial.swa_slots} SWA")
+    if trial.max_context:
+        yield Fact("longest request", f"{trial.max_context} tokens")
+    if trial.skipped_slots:
+        yield Fact("skipped slot numbers", f"{trial.skipped_slots:,}")
     yield Fact("request rows", str(trial.rows))
     yield Fact("buckets", words(trial.buckets))
     yield Fact("token buckets", words(trial.token_buckets))
@@ -323,8 +328,9 @@ def case_text(trial: TrialSettings, finding: RecordedFinding) -> str:
     The record holds apart what a case shares with its finding.
     """
     settings = asdict(trial)
-    if settings["shape"] == TINY:  # As a case file leaves it out.
-        del settings["shape"]
+    for one in fields(trial):  # As a case file leaves them out.
+        if one.metadata == LATER and settings[one.name] == one.default:
+            del settings[one.name]
     case = asdict(finding.case) | {
         "trial": settings,
         "schedule": asdict(finding.schedule),

@@ -97,10 +97,11 @@ def explained_small(
 ) -> Explained:
     """Explain what a schedule violated on a trial, with small pools if its own are large.
 
-    An explanation copies all KV many times. What does not show over small pools is not explained.
+    An explanation copies all KV many times, and knows no slot numbers that are skipped. What does
+    not show over small pools is not explained.
     The slots that an explanation names are those of the small pools: its first sentence says so.
     """
-    if not trial.large:
+    if not (trial.large or trial.skipped_slots):
         return explained(benches(trial), schedule, outcome, timeline, target)
     small = benches(with_small_pools(trial))
     small.watch(PROPERTIES)

@@ -23,7 +23,12 @@ from paritybit.harness.checks.expectations import unaffected_reason
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.scale.shapes import trial_of as trial_of_shape
 from paritybit.harness.machine.workers import HERE, Workers
-from paritybit.harness.schedules.buckets import SMALLEST, SMALLEST_TOKENS
+from paritybit.harness.schedules.buckets import (
+    SKIPPED_SLOTS,
+    SMALLEST,
+    SMALLEST_TOKENS,
+    WIDE_CONTEXT,
+)
 from paritybit.harness.schedules.coverage import (
     required_at_edges,
     required_events,
@@ -162,7 +167,7 @@ class RunConfig:
             return required_replays(self.runners, far=self.shape is Shape.REAL)
         everywhere = required_events(self.runners, overlap=bool(self.overlapping))
         together = required_together(self.runners)
-        return (*everywhere, *together, *required_at_edges(self.at_edges))
+        return (*everywhere, *together, *required_at_edges(self.at_edges, self.device))
 
 
 @dataclass
@@ -204,7 +209,8 @@ def plan(settings: RunConfig) -> list[Task]:
 def clean_tasks(settings: RunConfig) -> list[Task]:
     """Return the clean trials: generated schedules on all, traffic on one of each runner.
 
-    Steps overlap in one further trial of each engine that can, and one has the smallest sizes.
+    Steps overlap in one further trial of each engine that can. One has the smallest sizes, and
+    one has these, long contexts and high slot numbers.
     """
     schemes = settings.schemes
     share = max(FEWEST_CLEAN, CLEAN_SCHEDULES // (len(settings.runners) * len(schemes)))
@@ -226,11 +232,13 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
         seed += 1
     for place, runner in enumerate(settings.at_edges):
         trial = smallest(trial_of(settings, runner, schemes[place % len(schemes)]))
-        edges = [longest_context(trial.model, max(trial.token_buckets))]
-        if RUNNERS[runner].mode is Mode.DECODE and RUNNERS[runner].captures:
-            edges.append(many_replays(max(trial.buckets)))
+        decodes = RUNNERS[runner].mode is Mode.DECODE and RUNNERS[runner].captures
+        many = (many_replays(max(trial.buckets)),) if decodes else ()
         few = min(FEWEST_CLEAN, settings.examples)
-        tasks.append(Task(trial, Source.GENERATED, seed, few, tuple(edges)))
+        tasks.append(Task(trial, Source.GENERATED, seed, few, many))
+        trial = wide(trial)
+        longest = longest_context(trial.model, max(trial.token_buckets))
+        tasks.append(Task(trial, Source.GENERATED, seed, 1, (longest,)))
         seed += 1
     return tasks
 
@@ -273,6 +281,19 @@ def prefills_of(trial: TrialConfig) -> tuple[Schedule, ...]:
 def smallest(trial: TrialConfig) -> TrialConfig:
     """Return the trial with the smallest captured sizes."""
     return replace(trial, buckets=SMALLEST, token_buckets=SMALLEST_TOKENS)
+
+
+def wide(trial: TrialConfig) -> TrialConfig:
+    """Return the trial with long contexts and, on a CPU, high slot numbers."""
+    slots = WIDE_CONTEXT + trial.full_slots
+    skipped = SKIPPED_SLOTS if trial.device == "cpu" else 0
+    return replace(
+        trial,
+        full_slots=slots,
+        swa_slots=slots,
+        max_context=WIDE_CONTEXT,
+        skipped_slots=skipped,
+    )
 
 
 def one_size(trial: TrialConfig) -> TrialConfig:

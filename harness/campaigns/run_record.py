@@ -13,6 +13,7 @@ from paritybit.harness.records import schema
 from paritybit.harness.records.case import Case
 from paritybit.harness.records.record import environment
 from paritybit.harness.records.typed_json import from_json, to_json
+from paritybit.harness.schedules.buckets import SMALLEST
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.bugs.switching import lacking
 from paritybit.subjects.engine import contract
@@ -177,7 +178,12 @@ def case_name(task: Task) -> str:
     trial = task.trial
     parts = [trial.bug or "clean", trial.runner, trial.preset, str(trial.scheme), str(task.source)]
     if trial.bug is None:
-        return "-".join([*parts, *(["overlap"] if trial.overlap else [])])
+        kinds = {
+            "overlap": trial.overlap,
+            "smallest": trial.buckets == SMALLEST,
+            "wide": bool(trial.max_context),
+        }
+        return "-".join([*parts, *(kind for kind, is_it in kinds.items() if is_it)])
     return "-".join([parts[0], parts[1], parts[2], parts[4]])
 
 

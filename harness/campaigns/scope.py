@@ -8,7 +8,7 @@ from paritybit.harness.campaigns.regress import Run, all_hunts, first_of
 from paritybit.harness.campaigns.task import Result
 from paritybit.harness.lockstep.config import DEVICES
 from paritybit.harness.records.schema import Scope
-from paritybit.harness.schedules.coverage import CONTEXT, PROMPTS, ROWS
+from paritybit.harness.schedules.coverage import CONTEXT, PROMPTS, ROWS, SLOT
 from paritybit.reference.batch import Mode
 from paritybit.reference.config import PRESETS, SPECULATION, Shape
 from paritybit.subjects.runners import RUNNERS, engine_runners
@@ -49,6 +49,7 @@ def tried(results: list[Result], most: Counter[str]) -> Iterable[str]:
     yield f"device {listed(sorted({trial.device for trial in trials}))}"
     yield f"models {listed(sorted({sized(trial.shape, trial.preset) for trial in trials}))}"
     yield f"pages of {listed(sorted({trial.page_size for trial in trials}))} slots"
+    yield f"slot numbers up to {most[SLOT]:,}"
     yield f"contexts up to {most[CONTEXT]} tokens"
     if most[PROMPTS]:
         yield f"at most {most[PROMPTS]} prompt{'s' * (most[PROMPTS] > 1)} in one forward"

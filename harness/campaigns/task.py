@@ -139,7 +139,7 @@ class Task:
     def label(self) -> str:
         """What the task is called in a progress line."""
         what = f"{self.trial.bug or 'clean'}@{self.trial.runner}"
-        overlap = ", overlap" if self.trial.overlap else ""
+        overlap = ", overlap" * self.trial.overlap + ", wide" * bool(self.trial.max_context)
         shape = "" if self.trial.shape == Shape.TINY else f"{self.trial.shape} "
         return f"{what} ({shape}{self.trial.preset}, {self.trial.scheme}, {self.source}{overlap})"
 

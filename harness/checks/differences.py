@@ -31,15 +31,17 @@ def first_kv_difference(
         {(role, kind): arena for role, kind, arena in layout.arenas_of(storage)}
         for storage in (left, right, mask)
     ]
-    for role, kind, layer, place in layout.layers():
-        one, other, looked_at = (view[role, kind][place] for view in views)
+    for role, kind, layer, of_kind in layout.layers():
+        one, other, looked_at = (view[role, kind][of_kind] for view in views)
         different = (bits(one) != bits(other)) & looked_at
         different[:, 0] = False
         if different.any():
-            index = first_index(different)
+            index = plane, place, head, element = first_index(different)
+            numbers = layout.sizes.numbers(different.nonzero()[:, 1])
+            slot = layout.sizes.number(place)
             return {
-                **kv_place(role, kind, layer, index),
-                "differing_slots": sorted({int(index) for index in different.nonzero()[:, 1]}),
+                **kv_place(role, kind, layer, (plane, slot, head, element)),
+                "differing_slots": sorted(set(numbers.tolist())),
                 "eager_bits": hex_bits(one[index]),
                 "graph_bits": hex_bits(other[index]),
             }

@@ -2,7 +2,7 @@
 
 import importlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -29,6 +29,10 @@ COPIED_BYTES = 2**31
 """The largest KV of one world that is copied at each step, and more often to explain a finding."""
 
 
+LATER: Mapping[str, str | int] = {"shape": "tiny", "max_context": 0, "skipped_slots": 0}
+"""Settings that older cases lack, and their values there."""
+
+
 @dataclass(frozen=True)
 class TrialConfig:
     """One trial: its subject, model, pools and device. No `bugs` is the clean subject.
@@ -37,6 +41,8 @@ class TrialConfig:
     in slots, `buckets` in requests, `token_buckets` in tokens. With `overlap` the graph world
     plans a step while the forward before it is in flight. `shape` says how large the model is;
     the sizes are what they are whatever it is, see `harness/lockstep/scale/shapes.py`.
+    `max_context` is the longest request in tokens, 0 for the model's own; slot numbers begin
+    behind `skipped_slots`, see `PoolSizes`.
     """
 
     runner: str = "decode"
@@ -53,6 +59,8 @@ class TrialConfig:
     bugs: tuple[str, ...] = ()
     overlap: bool = False
     shape: str = Shape.TINY
+    max_context: int = 0
+    skipped_slots: int = 0
 
     def __post_init__(self) -> None:
         """Refuse names that this build lacks, and a bug out of its location scheme or runner."""
@@ -83,6 +91,10 @@ class TrialConfig:
             )
         if self.page_size < 1 or any(count % self.page_size for count in slots):
             raise MalformedError("both pool sizes must be multiples of the page size")
+        if self.skipped_slots % self.page_size or (self.skipped_slots and self.device != "cpu"):
+            raise MalformedError(
+                "skipped slots must be a multiple of the page size, and need the device cpu"
+            )
 
     def with_bug(self, *names: str) -> "TrialConfig":
         """Return this trial with bugs switched on, in the location scheme that all can live in.
@@ -115,7 +127,8 @@ class TrialConfig:
     @property
     def model(self) -> ModelConfig:
         """The target's configuration."""
-        return PRESETS[self.preset].of(Shape(self.shape))
+        model = PRESETS[self.preset].of(Shape(self.shape))
+        return replace(model, max_context=self.max_context) if self.max_context else model
 
     @property
     def large(self) -> bool:
@@ -131,7 +144,9 @@ class TrialConfig:
     @property
     def sizes(self) -> PoolSizes:
         """The sizes of both worlds' pools."""
-        return PoolSizes(self.full_slots, self.swa_slots, self.page_size, self.rows)
+        return PoolSizes(
+            self.full_slots, self.swa_slots, self.page_size, self.rows, self.skipped_slots
+        )
 
     @property
     def room(self) -> int:
@@ -192,21 +207,19 @@ class TrialConfig:
         return streams
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings as JSON data, which says its shape if that is not the tiny one."""
+        """Return the settings as JSON data, without those of LATER that are as they were."""
         data = asdict(self)
-        if self.shape == Shape.TINY:
-            del data["shape"]
-        return data
+        return {key: data[key] for key in data if key not in LATER or data[key] != LATER[key]}
 
 
 def trial_from_json(data: Any) -> TrialConfig:
     """Return the settings of JSON data. Raises ValueError, saying what is wrong, for any other.
 
-    In data without `overlap`, which is older, no steps overlap; without `shape` it is tiny.
+    In data without `overlap`, which is older, no steps overlap; the settings of LATER may lack.
     """
     expected = asdict(TrialConfig())
     if isinstance(data, dict):
-        data = {"overlap": False, "shape": str(Shape.TINY), **data}
+        data = {"overlap": False, **LATER, **data}
     if not isinstance(data, dict) or data.keys() != expected.keys():
         raise MalformedError(f"a trial must have exactly these keys: {', '.join(expected)}")
     for key, value in data.items():

@@ -17,25 +17,34 @@ from torch import Tensor
 
 
 def index_bounds(config: ModelConfig, sizes: PoolSizes) -> Mapping[str, int]:
-    """Return, per static buffer of indices that noise may fill, the first value not valid."""
+    """Return, per static buffer of indices that noise may fill, the first value not valid.
+
+    For buffers of SLOTS that is the number of slots that are stored.
+    """
     return {
         "input_ids": config.vocab,
         "topk_index": config.vocab,
         "custom_mask": 2,
-        "swa_page_table": sizes.slots(Kind.SWA),
+        "swa_page_table": sizes.stored(Kind.SWA),
         "positions": config.max_context,
         "mrope_positions": config.max_context,
         "req_pool_indices": sizes.rows + 1,
         "seq_lens": config.window,
         "seq_lens_cpu": config.window,
-        "out_cache_loc": sizes.slots(Kind.FULL),
-        "out_cache_loc_swa": sizes.slots(Kind.SWA),
+        "out_cache_loc": sizes.stored(Kind.FULL),
+        "out_cache_loc_swa": sizes.stored(Kind.SWA),
         "mamba_track_indices": sizes.rows + 1,
         "mamba_track_mask": 2,
         "encoder_lens": ENCODER_ROWS,
-        "kv_indices": sizes.slots(Kind.FULL),
-        "window_kv_indices": sizes.slots(Kind.SWA),
+        "kv_indices": sizes.stored(Kind.FULL),
+        "window_kv_indices": sizes.stored(Kind.SWA),
     }
+
+
+SLOTS = frozenset(
+    {"swa_page_table", "out_cache_loc", "out_cache_loc_swa", "kv_indices", "window_kv_indices"}
+)
+"""Static buffers of slots: what is drawn for them are places of an arena."""
 
 
 COUNTS = frozenset(
@@ -58,7 +67,7 @@ class Noise:
         mask = torch.zeros(storage.shape, dtype=torch.bool, device=storage.device)
         places = self.owned_places(world, batch)
         for _, kind, arena in self.pools.arenas_of(mask):
-            arena[:, :, places.slots[kind]] = True
+            arena[:, :, self.pools.sizes.places(places.slots[kind])] = True
         for section, held in self.pools.sections_of(mask).items():
             held[places.beside[section]] = True
         return mask
@@ -93,7 +102,8 @@ class Noise:
             elif name in COUNTS:
                 buffer.copy_(1 + self._draw(SPECULATION.extend_tokens, buffer.shape))
             elif name in self.bounds:
-                buffer.copy_(self._draw(self.bounds[name], buffer.shape))
+                drawn = self._draw(self.bounds[name], buffer.shape)
+                buffer.copy_(self.pools.sizes.numbers(drawn) if name in SLOTS else drawn)
 
     def fill_pool(self, world: Scheduler, owned: Tensor, seed: int) -> None:
         """Fill unowned storage with any bits, NaN too, and unused index cells with valid slots."""
@@ -133,8 +143,8 @@ class Noise:
         self._fill_unused(mapping, used, Kind.SWA)
 
     def _fill_unused(self, table: Tensor, used: Tensor, kind: Kind) -> None:
-        drawn = self._draw(self.pools.sizes.slots(kind), table.shape).to(table)
-        table.copy_(torch.where(used, table, drawn))
+        drawn = self._draw(self.pools.sizes.stored(kind), table.shape)
+        table.copy_(torch.where(used, table, self.pools.sizes.numbers(drawn).to(table)))
 
     def _any_bits(self, like: Tensor) -> Tensor:
         """Return noise of any bits, NaN too, with the elements of `like`, flat."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 from paritybit.harness.lockstep.requests import PlannedForward, Request
-from paritybit.harness.schedules.coverage import FAR, FAR_KV, LONGEST
+from paritybit.harness.schedules.coverage import FAR, FAR_KV, LONGEST, crossed
 from paritybit.reference.allocator import Allocator, Numbers, Owner, Ownership, PageAllocation
 from paritybit.reference.batch import ForwardBatch, Mode, Span, prepare
 from paritybit.reference.config import Kind, ModelConfig, Role
@@ -74,6 +74,7 @@ class RequestBook:
 
     def batch_of(self, mode: Mode, spans: Sequence[Span]) -> ForwardBatch:
         """Return the batch of some spans, their slots written to the tables."""
+        self.events.update(crossed(spans))
         return prepare(mode, spans, self.tokens, self.hidden_states, self.pools.tables)
 
     def filled(self, work: PlannedForward) -> PlannedForward:

@@ -267,6 +267,11 @@ def check_sizes(trial: TrialConfig) -> None:
     most = MOST_REAL_SLOTS if trial.shape == Shape.REAL else MOST_SLOTS
     if not all(trial.page_size <= slots <= most for slots in (trial.full_slots, trial.swa_slots)):
         raise MalformedError(f"the pools of a case have at least one page and at most {most} slots")
+    if trial.max_context > MOST_SLOTS or trial.skipped_slots > MOST_REAL_SLOTS:
+        raise MalformedError(
+            f"a case has requests of at most {MOST_SLOTS} tokens, and skips at most "
+            f"{MOST_REAL_SLOTS} slots"
+        )
     if not all(
         1 <= rows <= MOST_ROWS
         for rows in (*trial.buckets, *trial.token_buckets, max(trial.rows, 1))

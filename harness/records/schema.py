@@ -82,7 +82,8 @@ class TrialSettings:
     """What was on trial. Sizes are in slots, `buckets` in requests, `token_buckets` in tokens.
 
     With `overlap` the graph world planned a step while the forward before it was in flight.
-    `shape` says how large the model is.
+    `shape` says how large the model is. `max_context` is the longest request in tokens, 0 for
+    the model's own, and slot numbers begin behind `skipped_slots`.
     """
 
     runner: str
@@ -99,6 +100,8 @@ class TrialSettings:
     bugs: tuple[str, ...]
     overlap: bool
     shape: str = field(default="tiny", metadata=LATER)
+    max_context: int = field(default=0, metadata=LATER)
+    skipped_slots: int = field(default=0, metadata=LATER)
 
 
 @dataclass(frozen=True)

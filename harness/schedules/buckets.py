@@ -14,6 +14,15 @@ SMALLEST = (1, 4)
 SMALLEST_TOKENS = (1, 5)
 """In tokens; those of such trials."""
 
+WIDE_CONTEXT = 544
+"""Tokens of the longest request of the trials with wide numbers: beyond every block of 512 keys."""
+
+SKIPPED_SLOTS = 100_000
+"""Slot numbers that these trials skip: none that is left fits 16 bits, nor bfloat16.
+
+Times the elements that a slot has in all layers of a real model, each is beyond 2^31.
+"""
+
 FILLINGS = ("full", "one short", "padded after full")
 """The ways in which every bucket of every runner must have been filled at least once."""
 

@@ -1,7 +1,7 @@
 """Which states schedules reached: counted at every step, so that a toothless generator shows."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from paritybit.harness.schedules.buckets import (
     BUCKETS,
@@ -64,6 +64,22 @@ LONGEST = "length of the longest context"
 MANY_REPLAYS = f"replay {MANY} of a runner"
 """What the trials with the smallest sizes must reach, besides a full bucket of one row."""
 
+BOUNDS: Mapping[str, tuple[str, int]] = {
+    "position beyond 256, the last of which bfloat16 has all": ("position", 256),
+    "request of more than 512 keys": ("keys", 512),
+    "batch of more than 128 tokens": ("tokens", 128),
+    "slot number beyond 16 bits": ("slot", 2**16 - 1),
+}
+"""What the trials with wide numbers must reach: a quantity of a batch above a limit.
+
+Limits are of narrow dtypes, and the largest of those at which a loop of a kernel turns again:
+`TILE` in `reference/kernels/tables.py`, `subjects/listing/device.py` and `drafts.py`, `LOC_TILE`
+and `KEY_TILE`. Tiles of a model's widths are below those of the shapes mid and real.
+"""
+
+ONLY_ON_CPU = frozenset({"slot number beyond 16 bits"})
+"""Those of BOUNDS that need slot numbers that are skipped."""
+
 OVERLAPPED = "step planned while a forward was in flight"
 FREED_IN_FLIGHT = "freed while a forward was in flight"
 HANDED_OVER_IN_FLIGHT = "tokens written where a forward in flight keeps its own"
@@ -121,20 +137,36 @@ def most_together(runner: str) -> str:
     return f"{runner}: prefill of {max(BUCKETS)} requests"
 
 
-def required_at_edges(runners: Iterable[str]) -> tuple[str, ...]:
-    """Return what the trials of some runners with the smallest sizes must reach."""
+def crossed(spans: Sequence[Span]) -> list[str]:
+    """Return which of BOUNDS a batch of some spans is beyond."""
+    if not spans:
+        return []
+    ends = [span.end for span in spans]
+    reached = {
+        "position": max(ends) - 1,
+        "keys": max(ends),
+        "tokens": sum(ends) - sum(span.begin for span in spans),
+        "slot": max(max(span.full_slots, default=0) for span in spans),
+    }
+    return [event for event, (what, limit) in BOUNDS.items() if reached[what] > limit]
+
+
+def required_at_edges(runners: Iterable[str], device: str) -> tuple[str, ...]:
+    """Return what the trials with the smallest sizes, and those with wide numbers, must reach."""
     full = [
         filling(name, min(SMALLEST_TOKENS if RUNNERS[name].token_buckets else SMALLEST), "full")
         for name in runners
     ]
-    return (LONGEST, MANY_REPLAYS, *full) if full else ()
+    wide = [event for event in BOUNDS if device == "cpu" or event not in ONLY_ON_CPU]
+    return (LONGEST, MANY_REPLAYS, *wide, *full) if full else ()
 
 
 CONTEXT = "tokens of context"
 PROMPTS = "prompts in one forward"
 ROWS = "requests in one forward"
+SLOT = "slot number"
 
-MOST = (CONTEXT, PROMPTS, ROWS)
+MOST = (CONTEXT, PROMPTS, ROWS, SLOT)
 """What is measured of replays, as the largest number that any of them reached."""
 
 
@@ -142,7 +174,9 @@ def most_of(replay: Replay, spans: Sequence[Span]) -> Counter[str]:
     """Return the numbers of MOST that the replay of a batch reached, all above 0."""
     prefills = Coverage.prefills(replay.runner)
     contexts = max((span.end for span in spans), default=0)
-    return +Counter({CONTEXT: contexts, PROMPTS: len(spans) * prefills, ROWS: len(spans)})
+    slots = max((slot for span in spans for slot in span.full_slots), default=0)
+    rows = len(spans)
+    return +Counter({CONTEXT: contexts, PROMPTS: rows * prefills, ROWS: rows, SLOT: slots})
 
 
 class Coverage:

@@ -66,7 +66,10 @@ def describe(observation: Observation) -> Description:
         else:
             changed = frozen_changes(observation, world)
             slots = [
-                ((role, kind), first_index(arena.any(dim=(0, 1, 3, 4)))[0])
+                (
+                    (role, kind),
+                    observation.layout.sizes.number(first_index(arena.any(dim=(0, 1, 3, 4)))[0]),
+                )
                 for role, kind, arena in observation.layout.arenas_of(changed)
                 if arena.any()
             ]

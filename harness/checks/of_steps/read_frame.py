@@ -120,8 +120,9 @@ Of larger sub-pools the slots are counted that some row must read; others count 
 
 def columns_counted(observation: Observation, kind: Kind, rows: int) -> Columns:
     """Return the slots that are counted of the reads of so many rows."""
-    count = observation.layout.sizes.slots(kind)
-    if rows * count <= COUNTED_CELLS:
+    sizes = observation.layout.sizes
+    count = sizes.slots(kind)
+    if rows * count <= COUNTED_CELLS and not sizes.skipped:
         return Columns(count)
     reads = [read for of_forward in live_reads(observation, kind) for read in of_forward]
     listed = np.unique(np.concatenate([np.zeros(1, dtype=np.int64), *reads]))

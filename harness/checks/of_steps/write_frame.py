@@ -44,7 +44,8 @@ def _changed_outside(observation: Observation, world: Snapshot) -> Tensor:
         full = batch.out_cache_loc
         for kind in Kind:
             own = full if kind is Kind.FULL else world.mapping[full]
-            layout.arena_of(changed, role, kind).index_fill_(2, own, value=False)
+            places = layout.sizes.places(own)
+            layout.arena_of(changed, role, kind).index_fill_(2, places, value=False)
     keep_own_places(layout.sections_of(changed), observation.mode, batch)
     return changed
 
@@ -94,7 +95,8 @@ def describe(observation: Observation) -> Description:
         written = writes_outside_frame(observation, world)
         for role, kind, arena in observation.layout.arenas_of(written):
             if arena.any():
-                slot = first_index(arena.any(dim=(0, 1, 3, 4)))[0]
+                place = first_index(arena.any(dim=(0, 1, 3, 4)))[0]
+                slot = observation.layout.sizes.number(place)
                 return _describe_slot(observation, name, (role, kind), slot)
         found = _describe_beside(observation, name, observation.layout.sections_of(written))
         if found is not None:

@@ -70,8 +70,10 @@ def trial_of(
 def with_small_pools(trial: TrialConfig) -> TrialConfig:
     """Return a trial of the same model over pools that can be copied, if its own cannot.
 
-    They hold three windows of each request, as its schedules ask for, in whole pages.
+    They hold three windows of each request, as its schedules ask for, in whole pages. Slot numbers
+    that are skipped are not any longer.
     """
+    trial = replace(trial, skipped_slots=0)
     if not trial.large:
         return trial
     longest = 3 * trial.model.window + 64

@@ -14,6 +14,7 @@ from paritybit.harness.campaigns.regress import (
     clean_tasks,
     one_size,
     plan,
+    wide,
 )
 from paritybit.harness.campaigns.task import Source, Task
 from paritybit.harness.checks.expectations import unaffected_reason
@@ -22,7 +23,7 @@ from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.scale.shapes import TINY
 from paritybit.harness.records.case import Case, dump_json
 from paritybit.harness.schedules.buckets import SMALLEST, SMALLEST_TOKENS
-from paritybit.harness.schedules.coverage import LONGEST, most_together
+from paritybit.harness.schedules.coverage import BOUNDS, LONGEST, ONLY_ON_CPU, most_together
 from paritybit.harness.schedules.edges import prefilled_together
 from paritybit.reference.batch import Mode
 from paritybit.reference.config import PRESETS, Shape
@@ -67,11 +68,16 @@ def test_a_run_of_all_runners_tries_one_of_each_engine_at_the_edges() -> None:
     """Of one row, and up to the longest context, which the run must have reached."""
     settings = RunConfig("cpu")
     found = [task for task in plan(settings) if task.trial.buckets == SMALLEST]
-    tried = {engine_runners(task.trial.runner) for task in found}
-    assert tried == {engine_runners(name) for name in ONE_PER_ENGINE}
-    assert len(tried) == len(found)
+    for of_kind in (found[::2], found[1::2]):
+        tried = {engine_runners(task.trial.runner) for task in of_kind}
+        assert tried == {engine_runners(name) for name in ONE_PER_ENGINE}
+        assert len(tried) == len(of_kind)
+    assert all(
+        task.trial == wide(of.trial) for of, task in zip(found[::2], found[1::2], strict=True)
+    )
     assert all(task.bug is None and task.trial.token_buckets == SMALLEST_TOKENS for task in found)
-    assert {LONGEST, "decode: bucket 1 full"} <= set(settings.required_events)
+    assert {LONGEST, *BOUNDS, "decode: bucket 1 full"} <= set(settings.required_events)
+    assert set(BOUNDS) - set(RunConfig("cuda").required_events) == ONLY_ON_CPU
     one = RunConfig("cpu", tuple(pair for pair in all_hunts() if pair[1] == "decode"))
     assert not one.at_edges and LONGEST not in one.required_events
 
