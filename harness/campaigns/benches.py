@@ -10,7 +10,7 @@ from paritybit.harness.campaigns.hunt import whole
 from paritybit.harness.checks.explanation import NOT_EXPLAINED, Explained, explained, observe
 from paritybit.harness.checks.play import Lockstep, Outcome
 from paritybit.harness.checks.table import PROPERTIES
-from paritybit.harness.explain.facts import TimelineEntry
+from paritybit.harness.explain.facts import Cause, Explanation, Situation, TimelineEntry
 from paritybit.harness.explain.reach import Reaching
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.scale.shapes import with_small_pools
@@ -98,7 +98,7 @@ def explained_small(
     """Explain what a schedule violated on a trial, with small pools if its own are large.
 
     An explanation copies all KV many times, and knows no slot numbers that are skipped. What does
-    not show over small pools is not explained.
+    not show over small pools is not explained, unless these numbers alone bring it about.
     The slots that an explanation names are those of the small pools: its first sentence says so.
     """
     if not (trial.large or trial.skipped_slots):
@@ -107,12 +107,35 @@ def explained_small(
     small.watch(PROPERTIES)
     again, entries = observe(small, schedule)
     wanted = {target} if target is not None else outcome.violated
-    if not wanted & whole(again).violated:
+    shown = whole(again).violated
+    if trial.skipped_slots and not shown:
+        return Explained(narrowed_slot(trial, outcome, timeline, target))
+    if not wanted & shown:
         return NOT_EXPLAINED
     found = explained(small, schedule, again, entries, target)
     if found.explanation is None:
         return found
     pools = f"{small.trial.full_slots} full and {small.trial.swa_slots} SWA slots"
     said = f"The explanation uses smaller pools ({pools}), in which the finding appears too."
+    if trial.skipped_slots:
+        said = "The explanation skips no slot numbers; the finding appears without that too."
     proof = (said, *found.explanation.proof)
     return replace(found, explanation=replace(found.explanation, proof=proof))
+
+
+def narrowed_slot(
+    trial: TrialConfig, outcome: Outcome, timeline: Sequence[TimelineEntry], target: str | None
+) -> Explanation:
+    """Explain what a schedule violates only where slot numbers are skipped."""
+    found = next(
+        (one for one in outcome.violations if one.property == target), outcome.violations[0]
+    )
+    runner = next((entry.runner for entry in timeline if entry.place == found.step), None)
+    proof = (
+        f"Let slots be numbered from {trial.page_size} on, not from "
+        f"{trial.page_size + trial.skipped_slots:,}, and nothing else differ.",
+        "Then the same schedule violates no property.",
+        "So a slot number, or a product of one, is narrowed on its way to the pool.",
+    )
+    at = Situation(found.step, runner)
+    return Explanation(found.property, at, Cause("narrowed slot number"), proof)

@@ -291,7 +291,8 @@ class Cause:
     """What is to blame for a violation, and what shows it.
 
     `blame` is in words: inputs, captured state, index tables, key lists, kept output, slot
-    bookkeeping, undeclared state, build, call site, missing wait, or not known. `uncaptured_run`
+    bookkeeping, undeclared state, build, call site, missing wait, narrowed slot number, or not
+    known. `uncaptured_run`
     is None where that was not tried, or failed. `twin_agrees` says whether an engine just captured
     does the same wrong, so that no history is to blame; None where that was not tried. `compared`
     says in words, where other runs are compared than the eager world's and the graph's, which two

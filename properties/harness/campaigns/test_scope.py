@@ -15,7 +15,7 @@ from paritybit.harness.campaigns.task import Result, Status, Task
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.record import load
-from paritybit.harness.schedules.coverage import CONTEXT, PROMPTS, ROWS
+from paritybit.harness.schedules.coverage import CONTEXT, PROMPTS, ROWS, SLOT
 from paritybit.harness.schedules.schedule import Admit, Decode, Prefill, Schedule
 from paritybit.reports.summary import summarise, text
 
@@ -87,6 +87,7 @@ def test_a_lockstep_measures_the_largest_batch_and_the_longest_context() -> None
     trial = TrialConfig("piecewise", buckets=(2, 4), token_buckets=(4, 12))
     steps = Admit(9, 9), Prefill((2, 3, 4), 12), Decode((0, 1, 2, 3)), Decode((0, 1))
     outcome = Lockstep(trial).play(Schedule(steps))
+    assert 0 < outcome.most.pop(SLOT) <= trial.full_slots
     assert outcome.most == {CONTEXT: 11, PROMPTS: 3, ROWS: 4}
     result = HuntResult(most=Counter({CONTEXT: 5, PROMPTS: 8}))
     result.add(outcome)

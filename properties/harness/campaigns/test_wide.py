@@ -5,12 +5,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from paritybit.harness.campaigns.benches import Benches, explained_small
 from paritybit.harness.campaigns.regress import RunConfig, clean_tasks
 from paritybit.harness.campaigns.task import Status, Task, run_task
+from paritybit.harness.checks.explanation import observe
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig, trial_from_json
 from paritybit.harness.schedules.coverage import BOUNDS
+from paritybit.harness.schedules.schedule import Admit, Decode, Schedule
 from paritybit.reference.config import PRESETS, Kind
 from paritybit.reference.ops import Ops
 from paritybit.reference.pool import KVPools, PoolSizes
@@ -74,6 +77,15 @@ class OffsetsIn32Bits(ListedKV):
         return Keys(keys.begin, keys.end, slots, keys.mask_start)
 
 
+class ReadsOneKeyLess(ListedKV):
+    """Leaves out the first key of each row, whatever numbers are."""
+
+    def keys_of(self, kind: Kind) -> Keys:
+        """Return the keys that are really read."""
+        keys = super().keys_of(kind)
+        return Keys(keys.begin + 1, keys.end, keys.slots, keys.mask_start)
+
+
 NARROW: dict[str, dict[Part, type]] = {
     "a slot read in 16 bits": {Part.ACCESS: NarrowSlots},
     "a slot stored in 16 bits": {Part.OPS: NarrowStore},
@@ -112,6 +124,29 @@ def test_a_default_run_finds_what_narrows_a_number(
     )
     result = run_task(Task(usual.trial, usual.source, 0, 1), play=lambda _: found)
     assert result.status is Status.GREEN, result.error
+
+
+def test_what_shows_with_high_slot_numbers_alone_is_explained_by_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And what shows without them too is explained as it is there."""
+    trial = next(task.trial for task in WIDE if task.trial.runner == "decode")
+    schedule = Schedule((Admit(3, 3), Decode((0,))))
+    found = []
+    faults: tuple[type, ...] = (NarrowSlots, ReadsOneKeyLess)
+    for fault in faults:
+        monkeypatch.setattr(TrialConfig, "subject", broken({Part.ACCESS: fault}))
+        benches = Benches()
+        benches(trial).watch(PROPERTIES)
+        outcome, timeline = observe(benches(trial), schedule)
+        explained = explained_small(benches, trial, schedule, outcome, timeline, None)
+        assert explained.error is None and explained.explanation is not None
+        found.append(explained.explanation)
+    narrow, other = found
+    assert narrow.cause.blame == "narrowed slot number"
+    assert "not from 100,004" in narrow.proof[0] or "not from 100,001" in narrow.proof[0]
+    assert other.cause.blame != narrow.cause.blame
+    assert other.proof[0].startswith("The explanation skips no slot numbers")
 
 
 @pytest.mark.parametrize("task", WIDE, ids=lambda task: task.trial.runner)
