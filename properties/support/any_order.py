@@ -21,8 +21,8 @@ import pytest
 Facts = Mapping[str, object]
 """What is compared, by name."""
 
-OWN = ("paritybit.", "properties.")
-"""The packages whose variables tests leave alone."""
+OWN = ("paritybit.", "properties.support.")
+"""The packages whose variables tests leave alone. Those of its own file a test may change."""
 
 OF_LIBRARIES = frozenset({"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"})
 """Environment variables that pytest, torch and triton set themselves."""
