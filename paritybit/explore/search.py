@@ -30,8 +30,11 @@ ROOM = 400_000_000
 ALLOCATIONS = 100_000
 """Objects that are made, less those that are dropped, between two searches for cycles."""
 
+YOUNG = 100
+"""Searches among new objects between two among older ones: snapshots are many, and stay."""
+
 COMPARED = 200
-"""After one of so many snapshots the first action is compared with the same path, replayed."""
+"""After one of so many snapshots an action, each in turn, is compared with its path, replayed."""
 
 
 REFERENCELESS = 2
@@ -160,7 +163,9 @@ class Search:
         self.present = saved
         self.visits += 1
         compared = state.saved is not None and self.visits % COMPARED == 0
-        for number, action in enumerate(machine.actions()):
+        actions = machine.actions()
+        chosen = self.visits // COMPARED % len(actions) if compared else -1
+        for number, action in enumerate(actions):
             path = (*state.path, action)
             if self.present is not saved:
                 saved.restore(self.present)
@@ -174,7 +179,7 @@ class Search:
             finally:
                 self.reached |= machine.reached
             self.found.transitions += 1
-            if compared and not number:
+            if number == chosen:
                 self.compare(machine, path)
             key, kept = digest(machine), None
             if key not in self.seen or not self.merge:
@@ -184,7 +189,7 @@ class Search:
                     kept = self.present = self.snapshots.save(machine, saved, touched)
                     self.room -= kept.size
                 new.append(State(path, kept))
-            if kept is None and touched is not None:
+            if touched is not None:
                 self.snapshots.undo(saved, touched)
                 self.present = saved
         return new
@@ -209,7 +214,7 @@ def few_collections() -> Iterator[None]:
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(ALLOCATIONS, *before[1:])
+    gc.set_threshold(ALLOCATIONS, YOUNG, *before[2:])
     try:
         yield
     finally:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from gc import get_referents
-from operator import is_
+from operator import is_, itemgetter
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 
@@ -109,7 +109,7 @@ class Snapshots:
     def __init__(self, shared: Collection[type] = ()) -> None:
         self.constant = Constant((*CONSTANT, *shared))
         self.parts = Parts()
-        self.numbered: tuple[Snapshot | None, dict[int, int]] = None, {}
+        self.numbered: tuple[Snapshot | None, dict[Part, dict[int, int]]] = None, {}
 
     def save(
         self, root: Any, before: Snapshot | None = None, touched: Objects | None = None
@@ -119,28 +119,33 @@ class Snapshots:
         `before` is the snapshot that was restored before the last action. Its parts are compared,
         and only what changed is followed. For `touched` see `changed`.
         """
-        rest = [root] if before is None else []
         found, known = Snapshot(root, {}), set[int]()
+        rest = [root] if before is None else []
         if before is not None:
             found = Snapshot(root, {part: pairs.copy() for part, pairs in before.kept.items()})
             for part, places in self.changed(before, touched).items():
                 for place in places:
                     live, _ = found.kept[part][place]
                     found.keep(part, live, place)
-                    rest += self.behind(live)
-            known.update(self.places(before) if rest else ())
+                    rest.append(live)
+            if rest:
+                for pairs in before.kept.values():
+                    known.update(map(id, map(itemgetter(0), pairs)))
+                rest = self.behind(rest)
         while rest:
-            one = rest.pop()
-            parts = self.parts[type(one)]
-            if not parts and id(one) not in known:
-                known.add(id(one))
-                rest += self.behind(one)
-            for part in parts:
-                live = part.of(one)
-                if id(live) not in known:
-                    known.add(id(live))
-                    found.keep(part, live)
-                    rest += self.behind(live)
+            wave: list[Any] = []
+            for one in rest:
+                parts = self.parts[type(one)]
+                if not parts and id(one) not in known:
+                    known.add(id(one))
+                    wave.append(one)
+                for part in parts:
+                    live = part.of(one)
+                    if id(live) not in known:
+                        known.add(id(live))
+                        found.keep(part, live)
+                        wave.append(live)
+            rest = self.behind(wave)
         return found
 
     def undo(self, before: Snapshot, touched: Objects) -> None:
@@ -155,26 +160,29 @@ class Snapshots:
         """
         if touched is None:
             return {part: part.changed(pairs) for part, pairs in before.kept.items()}
-        places, found = self.places(before), dict[Part, list[int]]()
+        found: dict[Part, list[int]] = {}
         for one in touched:
             for part in self.parts[type(one)]:
-                place = places[id(part.of(one))]
+                place = self.places(before, part)[id(part.of(one))]
                 if part.changed([before.kept[part][place]]):
                     found.setdefault(part, []).append(place)
         return found
 
-    def places(self, of: Snapshot) -> dict[int, int]:
-        """Return the place of each part by its identity. Those of the last snapshot are kept."""
+    def places(self, of: Snapshot, part: Part) -> dict[int, int]:
+        """Return the places of parts of a kind by their identity. The last snapshot's are kept."""
         if self.numbered[0] is not of:
-            lists = of.kept.values()
-            self.numbered = of, {id(one[0]): at for pairs in lists for at, one in enumerate(pairs)}
-        return self.numbered[1]
+            self.numbered = of, {}
+        known = self.numbered[1]
+        if part not in known:
+            known[part] = {id(live): place for place, (live, _) in enumerate(of.kept[part])}
+        return known[part]
 
-    def behind(self, one: Any) -> list[Any]:
-        """Return what an object refers to and what can change."""
-        found = [one()] if isinstance(one, weakref.ref) else get_referents(one)
+    def behind(self, wave: list[Any]) -> list[Any]:
+        """Return what objects refer to and what can change."""
+        found = get_referents(*(one for one in wave if not isinstance(one, weakref.ref)))
+        found += [one() for one in wave if isinstance(one, weakref.ref)]
         constant = self.constant
-        return [each for each in found if not constant[type(each)]]
+        return [one for one in found if not constant[type(one)]]
 
 
 def itself(one: Any) -> Any:

@@ -9,6 +9,7 @@ from paritybit.explore import search as module
 from paritybit.explore.laws import Shadow, ownership
 from paritybit.explore.search import Explored, Search, SnapshotError, ViolationError
 from paritybit.explore.snapshots import Snapshots
+from properties.explore.named import UnnamedError, compared, without
 from properties.explore.toy import Toy
 
 
@@ -68,26 +69,31 @@ def test_a_snapshot_that_is_another_state_ends_the_search() -> None:
         one.confirmed(("take 0",))
 
 
-class Hinting(Toy):
-    """A toy that names what its actions change: too little, with a fault."""
+class Naming(Toy):
+    """A toy that names what its actions change."""
 
     def act(self, action: str) -> tuple[object, ...]:  # type: ignore[override]
         """Do it."""
         super().act(action)
-        named = (self.reached, self.free, *self.held, self.shadow.written)
-        return named[:1] if self.fault == "hint" else named
+        return self.reached, self.free, *self.held, self.shadow.written
 
 
-@pytest.mark.parametrize("fault", ["", "hint"])
-def test_actions_that_name_what_they_change(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actions_that_name_what_they_change() -> None:
+    found = Search(Naming, Snapshots(())).run(8, 60.0)
+    assert (found.closed, found.states, found.transitions) == (True, 10, toy().transitions)
+    assert compared(Search(Naming, Snapshots(())), 8) > found.transitions
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_an_object_that_is_not_named_is_found(place: int) -> None:
+    with without(Naming, "take", place), pytest.raises(UnnamedError):
+        compared(Search(Naming, Snapshots(())), 8)
+
+
+def test_a_snapshot_is_compared_with_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "COMPARED", 1)
-    one = Search(lambda: Hinting(fault), Snapshots(()))
-    if fault:
-        with pytest.raises(SnapshotError):
-            one.run(8, 60.0)
-    else:
-        found = one.run(8, 60.0)
-        assert (found.closed, found.states, found.transitions) == (True, 10, toy().transitions)
+    with without(Naming, "give", 1), pytest.raises(SnapshotError):
+        Search(Naming, Snapshots(())).run(8, 60.0)
 
 
 def test_an_interrupted_search_keeps_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:

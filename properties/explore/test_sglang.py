@@ -1,5 +1,6 @@
 """sglang's half: what it reads of the engine's objects, its laws, and the engine where at hand."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -73,7 +74,7 @@ def older() -> Any:
 
 
 def test_the_older_tree_is_read() -> None:
-    tree = Tree(older(), [0, 0, 0, 13, 14])
+    tree = Tree(older(), [0, 0, 0, 13, 14], ([], []))
     assert [(one.tokens, one.full, one.sliding) for one in tree.nodes] == [
         ((1, 1), [1, 2], None),
         ((1, 1, 1), [4], [14]),
@@ -86,7 +87,7 @@ def test_the_older_tree_is_read() -> None:
 
 def test_an_unknown_tree_is_refused() -> None:
     with pytest.raises(PartMissingError, match="SimpleNamespace is not known"):
-        Tree(SimpleNamespace(root_node=None), [])
+        Tree(SimpleNamespace(root_node=None), [], ([], []))
 
 
 def test_notes_of_a_request_are_found_where_a_release_keeps_them() -> None:
@@ -114,16 +115,11 @@ def test_a_key_has_the_plain_values_of_a_request_alone() -> None:
 def test_a_page_is_free_or_has_one_owner(
     free: list[int], owners: dict[int, list[str]], law: str
 ) -> None:
-    side = SimpleNamespace(free_pages=torch.tensor(free), release_pages=None)
     machine = object.__new__(SglangMachine)
     machine.bound = Bound(slots=3)
-    machine.scheduler = SimpleNamespace(  # type: ignore[assignment]
-        allocator=SimpleNamespace(full_attn_allocator=side)
-    )
     with pytest.raises(ViolationError, match=law):
-        machine.check_pages(0, owners)
-    side.free_pages = torch.tensor([1, 2])
-    machine.check_pages(0, {3: ["r1"]})
+        machine.check_pages(0, free, owners)
+    machine.check_pages(0, [1, 2], {3: ["r1"]})
 
 
 def test_a_pool_has_room_for_one_request() -> None:
@@ -152,6 +148,17 @@ def test_sglang_has_no_violation_in_few_actions(tmp_path: Path) -> None:
     assert first.returncode in (OK, CANNOT_RUN), first.stderr
     assert "complete up to 5 actions" in first.stdout
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not AT_HAND, reason=f"sglang {RELEASE} is not at hand")
+def test_sglang_changes_what_its_actions_name_alone() -> None:
+    left = ("arrive/0", "arrive/1", "end/0", "end/1", "end/2")
+    command = [sys.executable, "-m", "properties.explore.named", f"sglang=={RELEASE}", "7", *left]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    first, *others = done.stdout.splitlines()
+    assert re.fullmatch(r"all \d{3}", first), done.stdout
+    assert [one.split()[:2] for one in others] == [[one, "changed"] for one in left]
 
 
 @pytest.mark.skipif(not AT_HAND, reason=f"sglang {RELEASE} is not at hand")

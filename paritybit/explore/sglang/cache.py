@@ -1,5 +1,6 @@
 """What the engine's tree, allocator and request table hold, read without changing them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,13 +30,15 @@ class Node:
 class Tree:
     """The nodes of a prefix cache, each before those below it, and the orders that eviction uses.
 
-    Both of the engine's trees are known: the unified one, and the older one of hybrid models.
+    `mapping` and `free` are what the allocator holds: the sliding slot of each full slot, and the
+    free pages of each pool. Both of the engine's trees are known: the unified one, and the older
+    one of hybrid models.
     """
 
-    def __init__(self, cache: Any, mapping: list[int]) -> None:
+    def __init__(self, cache: Any, mapping: list[int], free: Sequence[list[int]]) -> None:
         self.core = getattr(cache, "tree_core", cache)
         self.unified = hasattr(self.core, "component_evictable_size_")
-        self.mapping = mapping
+        self.mapping, self.free = mapping, free
         if not self.unified and not hasattr(cache, "swa_lru_list"):
             raise PartMissingError(f"the tree of {type(cache).__name__} is not known")
         self.nodes: list[Node] = []

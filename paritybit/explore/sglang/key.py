@@ -1,11 +1,13 @@
 """What stands for a state of sglang's prefix cache: two states with the same key go on alike."""
 
+import marshal
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
 from paritybit.explore.laws import Shadow
-from paritybit.explore.sglang.cache import FULL, SLIDING, Tree, free_pages
+from paritybit.explore.search import REFERENCELESS
+from paritybit.explore.sglang.cache import FULL, SLIDING, Tree
 from paritybit.explore.sglang.scheduler import Scheduler, record, tokens_of
 
 SCALARS = frozenset({bool, int, float, str, type(None)})
@@ -21,9 +23,10 @@ UNNAMED = frozenset(
         "req_pool_idx",
         "retraction_count",
         "rid",
+        "to_finish",
     }
 )
-"""What a request notes for statistics alone, and its names."""
+"""What a request notes for statistics alone, its names, and what `Key.whole` adds."""
 
 
 def plain(value: Any) -> Any:
@@ -56,7 +59,11 @@ def scalars_of(holder: Any) -> list[Any]:
 
 
 class Key:
-    """Names what the engine treats as opaque: slots of both pools, nodes, and marks of locks."""
+    """Names what the engine treats as opaque: slots of both pools, nodes, and marks of locks.
+
+    It is made after a step. Until the next one requests only arrive and end, so what is named then
+    is kept: the tree, the free pages, and the requests that were there.
+    """
 
     def __init__(
         self,
@@ -65,11 +72,16 @@ class Key:
         row: Callable[[Any, int], list[int]],
         tree: Tree,
     ) -> None:
-        self.scheduler, self.shadows, self.row = scheduler, shadows, row
+        self.scheduler, self.row = scheduler, row
         self.tree, self.mapping = tree, tree.mapping
         self.size = scheduler.world.bound.page_size
         self.names: tuple[dict[int, int], ...] = {}, {}
         self.marks: dict[Any, int] = {}
+        found: list[Any] = [self.nodes(), tree.orders(), tree.sizes(), self.free()]
+        requests = scheduler.requests()
+        self.requests = {id(one): (one, self.request(one)) for one in requests}
+        found += map(self.written, (FULL, SLIDING), shadows)
+        self.fixed = marshal.dumps(found, REFERENCELESS)
 
     def slots(self, group: int, slots: Iterable[int]) -> list[tuple[int, int]]:
         """Return slots by the names of their pages."""
@@ -90,8 +102,46 @@ class Key:
                 return place
         return -1
 
+    def nodes(self) -> list[Any]:
+        """Return what the tree keeps."""
+        return [
+            (
+                node.tokens,
+                self.slots(FULL, node.full),
+                node.sliding is None,
+                self.slots(SLIDING, [self.mapping[slot] for slot in node.full]),
+                node.state,
+                self.mark(mark),
+            )
+            for node, mark in zip(self.tree.nodes, self.tree.marks(), strict=True)
+        ]
+
+    def free(self) -> list[Any]:
+        """Return the free pages in their order, and to what the full ones are mapped.
+
+        What they hold is left out, because they are written before they are read. What they are
+        mapped to is not: an engine may forget to clear it.
+        """
+        size = self.size
+        full, sliding = self.tree.free
+        unused = [page * size + place for page in full for place in range(size)]
+        return [
+            self.slots(FULL, [page * size for page in full]),
+            self.slots(SLIDING, [page * size for page in sliding]),
+            self.slots(SLIDING, [self.mapping[slot] for slot in unused]),
+        ]
+
+    def written(self, group: int, shadow: Shadow) -> list[Any]:
+        """Return what named pages hold that are not free."""
+        size, names, free = self.size, self.names[group], set(self.tree.free[group])
+        return sorted(
+            (names[slot // size], slot % size, tokens)
+            for slot, (_, tokens) in shadow.written.items()
+            if slot // size in names and slot // size not in free
+        )
+
     def request(self, request: Any) -> Any:
-        """Return what the engine and the scheduler know of a request."""
+        """Return what the engine and the scheduler know of a request, unless that it ends."""
         row = record(request, "req_pool_idx")
         count = int(record(request, "kv_allocated_len")) if row is not None else 0
         slots = self.row(request, count) if count else []
@@ -112,46 +162,21 @@ class Key:
                 [self.mark(one) for one in lock.receipt.component_lock_uuids.values()],
                 lock.swa_released,
             ),
-            bool(request.to_finish),
         )
 
     def whole(self) -> Any:
-        """Return all of it.
-
-        What free pages hold is left out, because they are written before they are read. What they
-        are mapped to is not: an engine may forget to clear it.
-        """
-        scheduler, tree = self.scheduler, self.tree
+        """Return all of it."""
+        scheduler, known = self.scheduler, self.requests
         requests = scheduler.requests()
         running = [] if scheduler.running is None else scheduler.running.reqs
         last = [] if scheduler.last is None else scheduler.last.reqs
-        found: list[Any] = [
-            [self.request(one) for one in requests],
+        return (
+            self.fixed,
+            [known[id(one)][1] if id(one) in known else self.request(one) for one in requests],
+            [bool(one.to_finish) for one in requests],
             [requests.index(one) for one in running if one in requests],
             [requests.index(one) for one in last if one in requests],
             len(scheduler.waiting),
             requests.index(scheduler.chunked) if scheduler.chunked in requests else -1,
             scheduler.stashes,
-        ]
-        for node, mark in zip(tree.nodes, tree.marks(), strict=True):
-            full = self.slots(FULL, node.full)
-            sliding = node.sliding and self.slots(SLIDING, node.sliding)
-            found.append((node.tokens, full, sliding, node.state, self.mark(mark)))
-        found.append((tree.orders(), tree.sizes()))
-        live = [set(names) for names in self.names]
-        for group in (FULL, SLIDING):
-            free = free_pages(scheduler.allocator, group)
-            live[group] -= set(free)
-            found.append([name for name, _ in self.slots(group, [one * self.size for one in free])])
-            written = self.shadows[group].written
-            found.append(
-                sorted(
-                    (self.names[group][slot // self.size], slot % self.size, tokens)
-                    for slot, (_, tokens) in written.items()
-                    if slot // self.size in live[group]
-                )
-            )
-        pages = free_pages(scheduler.allocator, FULL)
-        unused = [page * self.size + place for page in pages for place in range(self.size)]
-        found.append(self.slots(SLIDING, [self.mapping[slot] for slot in unused]))
-        return found
+        )

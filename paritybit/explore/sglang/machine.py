@@ -29,6 +29,7 @@ def shared(engine: Engine) -> tuple[type, ...]:
     return (
         Bag,
         Bound,
+        Key,
         Tree,
         World,
         engine.part("srt.mem_cache.memory_pool:MHATokenToKVPool"),
@@ -48,15 +49,18 @@ class SglangMachine:
         self.action = ""
         self.kept: frozenset[int] = frozenset()
         self.held = self.holds()
+        self.named: Key | None = None
 
     def holds(self) -> Tree:
         """Return what the engine's prefix cache and allocator hold now."""
-        return Tree(self.scheduler.cache, mapping_of(self.scheduler.allocator))
+        allocator = self.scheduler.allocator
+        free = free_pages(allocator, FULL), free_pages(allocator, SLIDING)
+        return Tree(self.scheduler.cache, mapping_of(allocator), free)
 
     def actions(self) -> list[str]:
         """Return the actions that the scheduler may perform in this state."""
         requests = self.scheduler.requests()
-        found = ["step"] if requests else []
+        found = []
         if len(requests) < self.bound.requests:
             found += [f"arrive {number}" for number in range(len(self.bound.prompts))]
         found += [
@@ -64,7 +68,9 @@ class SglangMachine:
             for place, one in enumerate(requests)
             if one is not self.scheduler.chunked and not one.to_finish
         ]
-        if not requests and self.kept:
+        if requests:
+            found.append("step")
+        elif self.kept:
             found.append("reset")
         return found
 
@@ -83,12 +89,14 @@ class SglangMachine:
                 self.arrived += 1
                 prompt = self.bound.prompts[int(number)]
                 scheduler.waiting.append(self.world.request(f"r{self.arrived}", prompt))
-                return self, scheduler, scheduler.waiting
+                return self, scheduler.waiting
             if name == "end":
                 ended = scheduler.requests()[int(number)]
                 scheduler.stop(ended)
-                return self, self.reached, scheduler, scheduler.waiting, ended
-            with torch.inference_mode():  # No gradients: tiny tensors are cheaper.
+                return self, scheduler.waiting, ended
+            # sglang's loop uses `no_grad`. Neither mode records gradients, and both compute the
+            # same values; this one has no counters of versions, so tiny tensors are cheaper.
+            with torch.inference_mode():
                 self.step() if name == "step" else self.reset()
         except (
             ArithmeticError,
@@ -101,7 +109,7 @@ class SglangMachine:
         ) as error:
             said = " ".join(str(error).split())
             raise ViolationError(f"engine error: {type(error).__name__}: {said}") from error
-        self.held = self.holds()
+        self.held, self.named = self.holds(), None
         return None
 
     def step(self) -> None:
@@ -173,10 +181,10 @@ class SglangMachine:
         for request in self.holding():
             computed = int(record(request, "kv_committed_len"))
             self.read(request, computed, computed, mapping)
-            self.check_free(request, computed, mapping)
+            self.check_free(request, computed, tree)
         self.check_tree(tree, mapping)
         for group, owners in enumerate(self.owners(tree, mapping)):
-            self.check_pages(group, owners)
+            self.check_pages(group, tree.free[group], owners)
         sizes = tree.sizes()
         sums = (
             sum(len(node.full) for node in tree.nodes),
@@ -194,12 +202,12 @@ class SglangMachine:
                     "request is left"
                 )
 
-    def check_free(self, request: Any, computed: int, mapping: list[int]) -> None:
+    def check_free(self, request: Any, computed: int, tree: Tree) -> None:
         """Check that no slot that the next query sees can be handed out again."""
         row, size = self.row(request, computed), self.bound.page_size
-        sliding = [mapping[slot] for slot in row[max(0, computed - self.bound.window) :]]
+        sliding = [tree.mapping[slot] for slot in row[max(0, computed - self.bound.window) :]]
         for group, slots in enumerate((row, sliding)):
-            free = set(free_pages(self.scheduler.allocator, group))
+            free = tree.free[group]
             for slot in slots:
                 if slot // size in free:
                     raise ViolationError(
@@ -240,12 +248,13 @@ class SglangMachine:
             own(SLIDING, [mapping[slot] for slot in row], request.rid)
         return found
 
-    def check_pages(self, group: int, owners: dict[int, list[str]]) -> None:
+    def check_pages(self, group: int, listed: list[int], owners: dict[int, list[str]]) -> None:
         """Check that each page of a pool is free, once, or has one owner."""
-        listed, name = free_pages(self.scheduler.allocator, group), POOLS[group]
-        free = set(listed)
+        free, name = set(listed), POOLS[group]
         if len(free) < len(listed):
-            raise ViolationError(f"double free: a page of the {name} pool is free twice: {listed}")
+            raise ViolationError(
+                f"double free: a page of the {name} pool is free twice: {list(listed)}"
+            )
         last = self.bound.slots if group == FULL else sliding_pages(self.bound)
         for page in range(1, last + 1):
             who = owners.get(page, [])
@@ -265,4 +274,6 @@ class SglangMachine:
 
     def key(self) -> Any:
         """Return the state, with slots, nodes and marks named in the order in which they occur."""
-        return Key(self.scheduler, self.shadows, self.row, self.held).whole()
+        if self.named is None:
+            self.named = Key(self.scheduler, self.shadows, self.row, self.held)
+        return self.named.whole()
