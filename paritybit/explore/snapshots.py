@@ -109,7 +109,6 @@ class Snapshots:
     def __init__(self, shared: Collection[type] = ()) -> None:
         self.constant = Constant((*CONSTANT, *shared))
         self.parts = Parts()
-        self.numbered: tuple[Snapshot | None, dict[Part, dict[int, int]]] = None, {}
 
     def save(
         self, root: Any, before: Snapshot | None = None, touched: Objects | None = None
@@ -135,13 +134,15 @@ class Snapshots:
         while rest:
             wave: list[Any] = []
             for one in rest:
+                if id(one) in known:
+                    continue
+                known.add(id(one))
                 parts = self.parts[type(one)]
-                if not parts and id(one) not in known:
-                    known.add(id(one))
+                if not parts:
                     wave.append(one)
                 for part in parts:
                     live = part.of(one)
-                    if id(live) not in known:
+                    if live is one or id(live) not in known:
                         known.add(id(live))
                         found.keep(part, live)
                         wave.append(live)
@@ -163,19 +164,12 @@ class Snapshots:
         found: dict[Part, list[int]] = {}
         for one in touched:
             for part in self.parts[type(one)]:
-                place = self.places(before, part)[id(part.of(one))]
-                if part.changed([before.kept[part][place]]):
+                live, pairs = part.of(one), before.kept[part]
+                # What a scheduler names lies near the machine, and so at the beginning.
+                place = next(at for at, pair in enumerate(pairs) if pair[0] is live)
+                if part.changed([pairs[place]]):
                     found.setdefault(part, []).append(place)
         return found
-
-    def places(self, of: Snapshot, part: Part) -> dict[int, int]:
-        """Return the places of parts of a kind by their identity. The last snapshot's are kept."""
-        if self.numbered[0] is not of:
-            self.numbered = of, {}
-        known = self.numbered[1]
-        if part not in known:
-            known[part] = {id(live): place for place, (live, _) in enumerate(of.kept[part])}
-        return known[part]
 
     def behind(self, wave: list[Any]) -> list[Any]:
         """Return what objects refer to and what can change."""
