@@ -10,9 +10,9 @@ from pathlib import Path
 from paritybit.drive.company import LONGEST_PLAY, Comparison, Plays
 from paritybit.drive.failures import EngineFailedError, judge_failure
 from paritybit.drive.forks import in_fork
+from paritybit.drive.limits import BOUNDARY, Limits, boundaries, reached
 from paritybit.drive.operating.actions import COUNT
 from paritybit.drive.player import PlayedError
-from paritybit.drive.requests import BOUNDARY, Limits, boundaries, reached
 from paritybit.drive.script import Script, Setting, Wave, wave_data, write
 from paritybit.drive.served import Common
 from paritybit.drive.shrink import Waves, shrunk

@@ -5,47 +5,14 @@ between two waves.
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
+from paritybit.drive.limits import BLOCKS, PROMPT, SHARED, Limits, edges
 from paritybit.drive.script import Part, Planned, Wave
-
-BLOCKS = (512, 1024)
-"""Numbers of keys at which index kernels start another block."""
 
 LONG = tuple(tuple(block + step for step in (80, 0, -1, 1, 8)) for block in BLOCKS)
 """Lengths of long prompts, around each of them and beyond, in the order in which they come."""
-
-BOUNDARY = "boundary: "
-"""What the counts of boundaries begin with, which requests are to reach."""
-
-PROMPT, SHARED = "a prompt", "a shared prefix"
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What requests must keep to: sizes in tokens, as the engine is set up.
-
-    `windows` counts the slots of a pool that sliding windows have to themselves.
-    """
-
-    window: int
-    page: int
-    chunk: int
-    context: int
-    pool: int
-    rows: int
-    windows: int | None = None
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest request that fits: it is limited by the context and the pool."""
-        return min(self.context, self.pool)
-
-    @property
-    def stretch(self) -> int:
-        """Tokens of a chunk, or of a part of the context that several requests can have."""
-        return min(self.chunk, self.longest // 8)
 
 
 def waves(seed: int, limits: Limits) -> Iterator[Wave]:
@@ -66,57 +33,6 @@ def kinds_of(limits: Limits) -> Sequence["Kind"]:
     return (*KINDS[:2], _resumed, *KINDS[2:]) if whole else KINDS
 
 
-def marks(limits: Limits) -> Mapping[str, int]:
-    """Return lengths at which something of an engine begins or ends, by name."""
-    found = {
-        "window": limits.window,
-        "two windows": 2 * limits.window,
-        "chunk": limits.chunk,
-        **({"page": limits.page, "two pages": 2 * limits.page} if limits.page > 1 else {}),
-        **{f"block of {block} keys": block for block in BLOCKS},
-    }
-    return {name: mark for name, mark in found.items() if mark <= limits.longest - limits.window}
-
-
-def _edges(limits: Limits) -> Sequence[int]:
-    """Return the lengths around the marks that two chunks hold."""
-    near = {mark + step for mark in (2, *marks(limits).values()) for step in (-1, 0, 1)}
-    return sorted(length for length in near if 1 <= length <= 2 * limits.chunk + 1)
-
-
-def boundaries(limits: Limits) -> Sequence[str]:
-    """Return the names of all boundaries that requests are to reach."""
-    ends = [
-        f"{what} {how} {name}"
-        for name, mark in marks(limits).items()
-        for what in (PROMPT, SHARED)
-        for how in ("ends before", "ends at", "ends after")
-        if what == PROMPT or mark <= 2 * limits.chunk
-    ]
-    crossed = [f"decoding crosses {name}" for name in marks(limits)]
-    return [*ends, *crossed, "a wave asks for more than the pool holds"]
-
-
-def reached(wave: Wave, limits: Limits) -> set[str]:
-    """Return the names of the boundaries that the requests of a wave reach."""
-    found = set()
-    how = {-1: "ends before", 0: "ends at", 1: "ends after"}
-    for one in wave.requests:
-        lengths = {PROMPT: one.length if one.follows is None else 0}
-        lengths[SHARED] = one.prompt[0].length if len(one.prompt) > 1 else 0
-        for name, mark in marks(limits).items():
-            found |= {
-                f"{what} {how[length - mark]} {name}"
-                for what, length in lengths.items()
-                if length - mark in how
-            }
-            if one.follows is None and one.length <= mark < one.length + one.tokens:
-                found.add(f"decoding crosses {name}")
-    if sum(one.length + one.tokens for one in wave.requests) > limits.pool:
-        found.add("a wave asks for more than the pool holds")
-    return found
-
-
 class Draw:
     """Draws what requests are made of. The edges come in a random order, each as often."""
 
@@ -130,7 +46,7 @@ class Draw:
             return self.chance.randint(1, 3 * self.limits.window)
         deck = self._decks.setdefault(what, [])
         if not deck:
-            deck.extend(_edges(self.limits))
+            deck.extend(edges(self.limits))
             self.chance.shuffle(deck)
         return deck.pop()
 
@@ -227,6 +143,50 @@ def _turnover(draw: Draw, prefix: str, _: int) -> Wave:
         prompt = shares(common, shared, own)
         planned.append(Planned(name, prompt, chance.randint(1, 3), index // 2))
     return Wave(tuple(planned), flush=True)
+
+
+def _relay(draw: Draw, prefix: str, _: int) -> Wave:
+    """Let a request take a prompt over from one that has decoded for two windows and then ends.
+
+    It reads the window that the first one has left, less than a window behind itself, and is the
+    only one that holds it. Strangers with long prompts come just then, and evict what nobody holds.
+    """
+    chance, limits = draw.chance, draw.limits
+    tokens, near = 2 * limits.window + 2, limits.window // 4
+    planned = []
+    for turn in range(3):
+        name, begins = f"{prefix}{turn}", turn * 2 * tokens
+        prompt = Part(name, chance.randint(limits.window, 3 * limits.window))
+        own, arrival = Part(f"{name}.", chance.randint(1, 2 * near)), chance.randint(1, near)
+        planned.append(Planned(name, (prompt,), tokens, begins))
+        heir = Planned(f"{name}.", (prompt, own), limits.window, begins + tokens - arrival)
+        planned.append(heir)
+        for index in range(limits.rows):
+            other = f"{name}.{index:02}"
+            stranger = Part(other, chance.randint(limits.stretch, 2 * limits.stretch))
+            arrival = begins + tokens + chance.randint(near, 2 * near)
+            planned.append(Planned(other, (stranger,), chance.randint(1, 2), arrival))
+    return Wave(tuple(planned))
+
+
+def _brim(draw: Draw, prefix: str, _: int) -> Wave:
+    """Fill the pool to the brim by rows that end together, while short requests share the last row.
+
+    When the last slots are given out, the request that has to go has one token to get, or few.
+    """
+    chance, limits = draw.chance, draw.limits
+    planned, tokens = [], 2 * limits.window
+    for turn in range(3):
+        each, begins = limits.pool // (limits.rows - 1), turn * 5 * limits.window
+        for index in range(limits.rows - 1):
+            name = f"{prefix}{turn}.{index:03}"
+            length = each - tokens + chance.choice((-1, 0, 0, 1))
+            planned.append(Planned(name, (Part(name, length),), tokens, begins))
+        for index in range(2 * limits.window):
+            name = f"{prefix}{turn}.short.{index:03}"
+            arrival = begins + limits.window + chance.randint(0, 2 * limits.window)
+            planned.append(Planned(name, (Part(name, 1),), chance.choice((2, 2, 3)), arrival))
+    return Wave(tuple(planned))
 
 
 def _pressure(draw: Draw, prefix: str, _: int) -> Wave:
@@ -376,8 +336,21 @@ def _long(draw: Draw, prefix: str, turn: int) -> Wave:
 Kind = Callable[[Draw, str, int], Wave]
 """What makes a wave, with a prefix for its names, in the turn of its kind that is given."""
 
-KINDS: Sequence[Kind] = (_churn, _sharing, _ladder, _crowd, _long, _turnover, _pressure)
+KINDS: Sequence[Kind] = (
+    _churn,
+    _sharing,
+    _ladder,
+    _crowd,
+    _long,
+    _turnover,
+    _pressure,
+    _relay,
+    _brim,
+)
 """The kinds of waves, in the order in which they come again and again."""
 
-TIGHT: Sequence[Kind] = (_squeeze, _sharing, _crowd, _squeeze, _ladder, _turnover, _long, _pressure)
+TIGHT: Sequence[Kind] = (
+    *(_squeeze, _sharing, _crowd, _squeeze, _ladder),
+    *(_turnover, _long, _pressure, _relay, _brim),
+)
 """Those where a request can ask for more than the pool holds."""

@@ -4,9 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
+from paritybit.drive.limits import Limits
 from paritybit.drive.models import MODELS, Model
 from paritybit.drive.operating.actions import with_actions
-from paritybit.drive.requests import Limits, other_beginnings, waves
+from paritybit.drive.requests import other_beginnings, waves
 from paritybit.drive.script import LARGEST, Setting, Wave, typed_json
 
 DEVICES = ("cpu", "cuda")

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from paritybit.drive.limits import Limits
 from paritybit.drive.operating.actions import AT_ONCE, LATER, with_actions
 from paritybit.drive.operating.sglang import CAPTURES, Weights, acts_of, forget, packed
 from paritybit.drive.player import Orders, PlayedError, Player
-from paritybit.drive.requests import Limits, waves
+from paritybit.drive.requests import waves
 from paritybit.drive.script import (
     ACTIONS,
     Action,

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from paritybit.drive.limits import Limits
 from paritybit.drive.models import GPT_OSS
 from paritybit.drive.operating.adapters import MODULES, RANK, loads, name_of, weights, with_adapters
-from paritybit.drive.requests import Limits, waves
+from paritybit.drive.requests import waves
 from paritybit.drive.script import Part, Planned, Script, Wave, script_of, wave_data
 from paritybit.drive.sglang.settings import Served
 from paritybit.drive.shrink import simpler_forms

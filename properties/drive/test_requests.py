@@ -5,9 +5,10 @@ from itertools import combinations, islice
 
 import pytest
 
+from paritybit.drive.limits import Limits, boundaries, reached
 from paritybit.drive.models import VOCABULARY
 from paritybit.drive.player import Orders, PlayedError, Player
-from paritybit.drive.requests import KINDS, Limits, boundaries, reached, waves
+from paritybit.drive.requests import KINDS, waves
 from paritybit.drive.script import Part, Planned, Wave
 
 LIMITS = Limits(window=16, page=16, chunk=64, context=1536, pool=1536, rows=8)
@@ -143,6 +144,50 @@ def test_a_prompt_that_takes_the_window_pool_is_reused(seed: int) -> None:
         assert shared.text == first.prompt[0].text
         assert limits.windows - shared.length < limits.window + limits.page
         assert own.length + one.tokens + limits.page < limits.windows - shared.length
+
+
+@pytest.mark.parametrize("limits", [SMALL, replace(LIMITS, page=1, windows=460)])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_prompt_is_taken_over_while_strangers_need_the_pool(limits: Limits, seed: int) -> None:
+    """The first ends after two windows, while one other reads the end of its prompt.
+
+    Strangers then ask for all slots of windows, before the second has decoded for a window.
+    """
+    found = [wave.requests for wave in islice(waves(seed, limits), len(KINDS) + 2)]
+    window, turns = limits.window, 0
+    for requests in found:
+        for one, other in combinations(requests, 2):
+            ends = one.arrives + one.tokens
+            heirs = [each for each in requests if each.prompt[0] == one.prompt[0]]
+            if heirs != [one, other] or not one.arrives + window < other.arrives < ends:
+                continue
+            assert one.length >= window > other.length - one.length
+            assert other.arrives + other.tokens > ends
+            late = range(ends, other.arrives + window)
+            asked = sum(each.length for each in requests if each.arrives in late)
+            assert limits.windows is not None
+            assert asked > limits.windows
+            turns += 1
+    assert turns >= 3
+
+
+@pytest.mark.parametrize("limits", [SMALL, LIMITS])
+def test_short_requests_pass_while_the_pool_fills(limits: Limits) -> None:
+    """All rows but one take the pool together and end together; the others get few tokens."""
+    for wave in islice(waves(0, limits), len(KINDS) + 2):
+        first = [one for one in wave.requests if not one.arrives]
+        tokens = {one.tokens for one in first}
+        asked = sum(one.length + one.tokens for one in first)
+        if len(first) != limits.rows - 1 or len(tokens) > 1 or abs(limits.pool - asked) >= 16:
+            continue
+        (most,) = tokens
+        before = min(one.arrives for one in wave.requests if one.tokens == most and one.arrives)
+        short = [one for one in wave.requests if 0 < one.arrives < before]
+        assert {one.tokens for one in short} == {2, 3}
+        assert {one.length for one in short} == {1}
+        assert len(short) >= most
+        return
+    pytest.fail("no such wave")
 
 
 def test_members_of_families_fit_into_one_chunk() -> None:

@@ -15,8 +15,9 @@ from torch import distributed
 from paritybit.drive.company import Likely
 from paritybit.drive.directing import SLACK, shrink
 from paritybit.drive.forks import in_fork
+from paritybit.drive.limits import Limits
 from paritybit.drive.player import Orders, PlayedError, Player
-from paritybit.drive.requests import Limits, waves
+from paritybit.drive.requests import waves
 from paritybit.drive.script import Part, Planned, Script, Wave, read, script_of, wave_data, write
 from paritybit.drive.sglang.settings import Served
 from paritybit.drive.shrink import PASSES, Waves, fewer_requests, shrunk

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from paritybit.drive.legs import LackingError
+from paritybit.drive.limits import Limits
 from paritybit.drive.models import WINDOW
 from paritybit.drive.operating.adapters import LOADED, MODULES, RANK, with_adapters
-from paritybit.drive.requests import Limits, waves
+from paritybit.drive.requests import waves
 from paritybit.drive.script import ACTIONS, MOST_ADAPTERS, Setting, Wave
 from paritybit.drive.served import Common
 

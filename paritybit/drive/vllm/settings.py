@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from paritybit.drive.legs import LackingError
+from paritybit.drive.limits import Limits
 from paritybit.drive.models import GPT_OSS, WINDOW, Model
-from paritybit.drive.requests import Limits
 from paritybit.drive.script import Setting
 from paritybit.drive.served import Common
 

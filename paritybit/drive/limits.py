@@ -1,0 +1,91 @@
+"""What requests must keep to, and the boundaries that they are to reach."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from paritybit.drive.script import Wave
+
+BLOCKS = (512, 1024)
+"""Numbers of keys at which index kernels start another block."""
+
+BOUNDARY = "boundary: "
+"""What the counts of boundaries begin with, which requests are to reach."""
+
+PROMPT, SHARED = "a prompt", "a shared prefix"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What requests must keep to: sizes in tokens, as the engine is set up.
+
+    `windows` counts the slots of a pool that sliding windows have to themselves.
+    """
+
+    window: int
+    page: int
+    chunk: int
+    context: int
+    pool: int
+    rows: int
+    windows: int | None = None
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request that fits: it is limited by the context and the pool."""
+        return min(self.context, self.pool)
+
+    @property
+    def stretch(self) -> int:
+        """Tokens of a chunk, or of a part of the context that several requests can have."""
+        return min(self.chunk, self.longest // 8)
+
+
+def marks(limits: Limits) -> Mapping[str, int]:
+    """Return lengths at which something of an engine begins or ends, by name."""
+    found = {
+        "window": limits.window,
+        "two windows": 2 * limits.window,
+        "chunk": limits.chunk,
+        **({"page": limits.page, "two pages": 2 * limits.page} if limits.page > 1 else {}),
+        **{f"block of {block} keys": block for block in BLOCKS},
+    }
+    return {name: mark for name, mark in found.items() if mark <= limits.longest - limits.window}
+
+
+def edges(limits: Limits) -> Sequence[int]:
+    """Return the lengths around the marks that two chunks hold."""
+    near = {mark + step for mark in (2, *marks(limits).values()) for step in (-1, 0, 1)}
+    return sorted(length for length in near if 1 <= length <= 2 * limits.chunk + 1)
+
+
+def boundaries(limits: Limits) -> Sequence[str]:
+    """Return the names of all boundaries that requests are to reach."""
+    ends = [
+        f"{what} {how} {name}"
+        for name, mark in marks(limits).items()
+        for what in (PROMPT, SHARED)
+        for how in ("ends before", "ends at", "ends after")
+        if what == PROMPT or mark <= 2 * limits.chunk
+    ]
+    crossed = [f"decoding crosses {name}" for name in marks(limits)]
+    return [*ends, *crossed, "a wave asks for more than the pool holds"]
+
+
+def reached(wave: Wave, limits: Limits) -> set[str]:
+    """Return the names of the boundaries that the requests of a wave reach."""
+    found = set()
+    how = {-1: "ends before", 0: "ends at", 1: "ends after"}
+    for one in wave.requests:
+        lengths = {PROMPT: one.length if one.follows is None else 0}
+        lengths[SHARED] = one.prompt[0].length if len(one.prompt) > 1 else 0
+        for name, mark in marks(limits).items():
+            found |= {
+                f"{what} {how[length - mark]} {name}"
+                for what, length in lengths.items()
+                if length - mark in how
+            }
+            if one.follows is None and one.length <= mark < one.length + one.tokens:
+                found.add(f"decoding crosses {name}")
+    if sum(one.length + one.tokens for one in wave.requests) > limits.pool:
+        found.add("a wave asks for more than the pool holds")
+    return found
