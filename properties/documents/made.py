@@ -35,6 +35,7 @@ from rich.console import Console, RenderableType
 
 from paritybit.__main__ import main
 from paritybit.watch.checks import CHECKS
+from properties.documents import findings
 from properties.support.places import ROOT
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
@@ -238,6 +239,7 @@ def picture() -> str:
 
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
+    **findings.BLOCKS,
     "result": result,
     "tables": tables,
     "timeline": timeline,

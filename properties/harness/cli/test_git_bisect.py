@@ -1,4 +1,4 @@
-"""`git bisect run paritybit replay CASE`, as docs/findings.md has it, over a history of this tree.
+"""`git bisect run paritybit replay CASE`, as docs/triage.md has it, over a history of this tree.
 
 A throw-away repository holds a few commits of the packages. One of them plants a fault in a
 subject, one lacks what the case names. Git must name the fault, from exit codes alone.

@@ -1,0 +1,175 @@
+"""What `docs/findings.md` shows: findings in releases, and a scoreboard of public threads."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from paritybit.compat import tomllib
+from properties.sanitizer.planted import faults, public_record
+from properties.support.places import ROOT
+
+EVIDENCE = ROOT / "reports/evidence"
+FOUND_IN, FIELD = EVIDENCE / "found.toml", EVIDENCE / "field.toml"
+
+RECORDS: Mapping[str, str] = {
+    "faults.toml": "planted-sanitizer.json",
+    "faults-vllm.toml": "planted-sanitizer-vllm.json",
+}
+"""The record of each table of planted faults that names public threads."""
+
+REPOSITORIES: Mapping[str, str] = {
+    "sgl": "sgl-project/sglang",
+    "vllm": "vllm-project/vllm",
+    "vllm-ascend": "vllm-project/vllm-ascend",
+    "lmcache": "LMCache/LMCache",
+    "flashinfer": "flashinfer-ai/flashinfer",
+}
+
+FOUND, MISSED, INEXPRESSIBLE, UNTRIED = "found", "missed", "not expressible", "not tried"
+
+
+@dataclass(frozen=True)
+class Score:
+    """What is known of a public thread: its class, what came of it, and how that is known."""
+
+    thread: str
+    family: str
+    result: str
+    why: str
+
+
+def found() -> str:
+    """Return the findings in unmodified releases."""
+    entries = tomllib.loads(FOUND_IN.read_text(encoding="utf-8"))["found"]
+    lines = [
+        "| engine | releases | finding | cause | public thread | watched again by |",
+        "|---|---|---|---|---|---|",
+    ]
+    for entry in entries:
+        link = entry.get("thread")
+        thread = f"[#{link.rpartition('/')[2]}]({link})" if link else "none known"
+        note = f", {entry['note']}" if link and "note" in entry else ""
+        record = entry.get("evidence")
+        measured = f" ([record](../reports/evidence/{record}))" if record else ""
+        lines.append(
+            f"| {entry['engine']} | {entry['releases']} | {entry['finding']} | {entry['cause']}"
+            f"{measured} | {thread}{note} | `{entry['again']}` |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def scoreboard() -> str:
+    """Return what came of each public thread of the field, and how many there are of each kind."""
+    scored = list(scores())
+    count = Counter(score.result for score in scored)
+    kinds = ", ".join(f"{count[kind]} {kind}" for kind in (FOUND, MISSED, INEXPRESSIBLE, UNTRIED))
+    lines = [f"{len(scored)} threads: {kinds}.", ""]
+    lines += ["| thread | class | result | how this is known |", "|---|---|---|---|"]
+    lines += [
+        f"| {link(score.thread)} | {score.family} | {score.result} | {score.why} |"
+        for score in scored
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def scores() -> Iterator[Score]:
+    """Yield the threads of the field, class by class."""
+    for entry in tomllib.loads(FIELD.read_text(encoding="utf-8"))["class"]:
+        for thread in entry["threads"]:
+            result, why = tried(plain(thread)) or untried(entry)
+            yield Score(thread, entry["name"], result, why)
+
+
+def untried(entry: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the result of a thread of which nothing was tried."""
+    if "without" in entry:
+        return INEXPRESSIBLE, f"no setting has {entry['without']}"
+    return UNTRIED, ""
+
+
+def tried(thread: str) -> tuple[str, str] | None:
+    """Return what came of a thread's fix undone, or else of faults that resemble it."""
+    outcomes, reasons = undone(), missed_because()
+    if thread in outcomes:
+        name, status = outcomes[thread]
+        why = f"its fix undone in a release: {name}"
+        return status, why if status == FOUND else f"{why}. {reasons.get(name, '')}".strip()
+    like = resembling().get(thread)
+    if not like:
+        return None
+    names = [name for name, status in like if status == FOUND]
+    others = [name for name, status in like if status != FOUND]
+    planted = "a fault that resembles it, planted: "
+    if names:
+        rest = f"; missed: {', '.join(others)}" if others else ""
+        return FOUND, f"{planted}{', '.join(names)}{rest}"
+    return MISSED, f"{planted}{', '.join(others)}"
+
+
+@cache
+def undone() -> dict[str, tuple[str, str]]:
+    """Return, by thread, the fault that undoes its fix, and whether a seed finds it."""
+    runs = json.loads(public_record.RECORD.read_text(encoding="utf-8"))
+    names = {run["name"]: MISSED for run in runs}
+    names |= {run["name"]: FOUND for run in runs if run["status"] == FOUND}
+    return {
+        plain(fault.thread): (fault.name, names[fault.name])
+        for fault in faults.read(public_record.TABLE)
+        if fault.thread is not None and fault.name in names
+    }
+
+
+@cache
+def missed_because() -> dict[str, str]:
+    """Return, by its name, why a fault that undoes a fix is missed, in a sentence."""
+    data = tomllib.loads(public_record.REASONS.read_text(encoding="utf-8"))
+    return {name: first_sentence(str(why)) for name, why in data.items()}
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a text on one line."""
+    return re.split(r"(?<=\.)\s", " ".join(text.split()))[0]
+
+
+@cache
+def resembling() -> dict[str, list[tuple[str, str]]]:
+    """Return, by thread, the planted faults that resemble it, and what came of each."""
+    result: dict[str, list[tuple[str, str]]] = {}
+    for table, record in RECORDS.items():
+        outcomes = {
+            one["name"]: one["status"]
+            for one in json.loads((EVIDENCE / record).read_text(encoding="utf-8"))
+        }
+        for fault in faults.read(faults.TABLE.with_name(table)):
+            if fault.thread is not None and fault.name in outcomes:
+                status = FOUND if outcomes[fault.name] == FOUND else MISSED
+                result.setdefault(plain(fault.thread), []).append((fault.name, status))
+    return result
+
+
+def plain(thread: str) -> str:
+    """Return a thread as threads are compared."""
+    return thread.lower()
+
+
+def link(thread: str) -> str:
+    """Return a thread as a link."""
+    project, _, number = thread.partition("#")
+    return f"[{thread}](https://github.com/{REPOSITORIES[project.lower()]}/issues/{number})"
+
+
+def undone_fixes() -> str:
+    """Return how many public fixes of sglang were undone, and how many of those are found."""
+    results = Counter(status for _, status in undone().values())
+    return (
+        f"{results.total()} public fixes of sglang were undone, one at a time, in a release that "
+        f"has them: {results[FOUND]} are found at a seed at least, and {results[MISSED]} missed.\n"
+    )
+
+
+BLOCKS = {"found": found, "scoreboard": scoreboard, "undone-fixes": undone_fixes}
+"""What can be made, by the name that a document gives it."""
