@@ -1,10 +1,11 @@
 """The static inputs of a graph runner: which there are, and of which dtype slots of windows are."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
-from paritybit.connectors.sglang.graphs import given_to, inputs_of, live, rows_of
+from paritybit.connectors.sglang.graphs import eager, given_to, inputs_of, live, rows_of
 from paritybit.connectors.sglang.pools import described
 from paritybit.connectors.sglang.rows import Rows
 from properties.connectors import parts
@@ -63,3 +64,41 @@ def test_rows_of_drafts_without_kv_are_branches_and_its_graphs_go_by_requests() 
     assert (found["bonus_tokens"].live, found["bonus_tokens"].size) == (2, 4)
     assert given_to("topk_index", batch, runner) is None  # Its graph computes them.
     assert rows_of(parts.Part(topk=2), 4) == 4
+
+
+class Renamed:
+    """A model runner whose private method that runs a batch has another name."""
+
+    def __init__(self) -> None:
+        self.graph_runner: Any = "graphs"
+        self.attn_backend = self.token_to_kv_pool = SimpleNamespace()
+
+    def forward(self, forward_batch: Any, pp_proxy_tensors: Any, split_forward_count: int) -> Any:
+        """Prepare a batch."""
+
+    def _prepared(self, forward_batch: Any, pp_proxy_tensors: Any) -> Any:
+        """Take less than what runs a batch."""
+
+    def _unrecorded(
+        self, forward_batch: Any, pp_proxy_tensors: Any = None, split_forward_count: int = 1
+    ) -> Any:
+        """Run a batch, without graphs if there are none."""
+        assert self.graph_runner is None
+        return SimpleNamespace(logits_output=torch.tensor([forward_batch]))
+
+
+class Twice(Renamed):
+    """A model runner with two such methods."""
+
+    def _other(self, forward_batch: Any, pp_proxy_tensors: Any, split_forward_count: int) -> Any:
+        """Run a batch too."""
+
+
+def test_a_batch_is_run_without_its_graph_by_a_method_of_any_name() -> None:
+    watching, runner = SimpleNamespace(now="now", requests="requests"), Renamed()
+    run = eager(watching, runner, 7, "decode")
+    assert run is not None
+    assert {name: value.tolist() for name, value in run().items()} == {"output": [7]}
+    assert (watching.now, watching.requests, runner.graph_runner) == ("now", "requests", "graphs")
+    assert eager(watching, runner, 7, "prefill") is None
+    assert eager(watching, Twice(), 7, "decode") is None

@@ -359,15 +359,10 @@ class Engine:
                 graphs.inputs_of(runner, batch, bucket, self.models.ranges, pool, now.implied),
                 run,
                 functools.partial(graphs.outputs_of, runner, key, graphs.Shape(live, bucket), run),
-                functools.partial(self.eagerly, now) if now.forward.kind == "decode" else None,
+                graphs.eager(self, now.model.runner, now.batch, now.forward.kind),
                 repeatable=self.models.repeatable,
             )
         )
-
-    def eagerly(self, now: UnderWay) -> dict[str, Tensor]:
-        """Run the batch under way without its graph."""
-        with graphs.attribute(self, "now", None), graphs.attribute(self, "requests", None):
-            return graphs.eagerly(now.model.runner, now.batch)
 
     # Idle moments.
 

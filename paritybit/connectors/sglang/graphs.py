@@ -11,6 +11,7 @@ that is as large as a function's is given to it as it is, and only a smaller one
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -58,6 +59,9 @@ OF_BACKENDS = (
     "cuda_graph_window_kv_offsets",
 )
 """Inputs that attention backends keep, where they have them."""
+
+TAKEN = frozenset({"forward_batch", "pp_proxy_tensors", "split_forward_count"})
+"""What the method of a model runner takes that runs a batch, besides others."""
 
 SLID = "cuda_graph_swa_out_cache_loc"
 """The input of a backend that has the slots of `out_cache_loc` in the sliding sub-pool."""
@@ -139,15 +143,45 @@ def live_parts(output: Any, shape: Shape) -> dict[str, Tensor]:
     }
 
 
-def eagerly(model_runner: Any, batch: Any) -> dict[str, Tensor]:
+@functools.cache
+def runs_batches(kind: type) -> str | None:
+    """Return the method that runs a batch which `forward` has prepared, None if it is not known.
+
+    It is private, so it is told by what it takes, not by its name.
+    """
+    found = [
+        name
+        for name, held in inspect.getmembers(kind, inspect.isfunction)
+        if name.startswith("_") and set(inspect.signature(held).parameters) >= TAKEN
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def eager(
+    watching: Any, model_runner: Any, batch: Any, kind: str
+) -> Callable[[], dict[str, Tensor]] | None:
+    """Return what runs a batch of a kind of forward without its graph, None where nothing does.
+
+    What is `watching` the engine is not told of it.
+    """
+    name = runs_batches(model_runner.__class__) if kind == "decode" else None
+    if name is None:
+        return None
+    return functools.partial(eagerly, watching, getattr(model_runner, name), model_runner, batch)
+
+
+def eagerly(
+    watching: Any, run: Callable[..., Any], model_runner: Any, batch: Any
+) -> dict[str, Tensor]:
     """Run a batch of a model without its graphs, and return what it computed, by name.
 
     What an eager forward leaves behind for later ones is put back.
     """
-    run = model_runner._forward_raw
     arguments = {"skip_attn_backend_init": False, "pp_proxy_tensors": None}
     known = inspect.signature(run).parameters
     with contextlib.ExitStack() as kept:
+        for name in ("now", "requests"):
+            kept.enter_context(attribute(watching, name, None))
         for name in ("graph_runner", "decode_cuda_graph_runner"):
             if hasattr(model_runner, name):
                 kept.enter_context(attribute(model_runner, name, None))
