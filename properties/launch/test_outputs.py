@@ -77,10 +77,11 @@ def test_an_annotation_stands_at_the_line_of_the_engine(
 ) -> None:
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     done = watch("--", *script("engine([STRAY])"))
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("::error ")]
+    assert done.stdout == ""
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("::error ")]
     assert line.startswith("::error file=runner.py,line=373,title=stray write%3A out_cache_loc")
     done = watch("--known", listed(tmp_path, STRAY), "--", *script("engine([STRAY])"))
-    assert "::error" not in done.stdout
+    assert "::error" not in done.stderr
 
 
 def test_the_last_lines_hold_all_that_is_needed_next() -> None:

@@ -448,3 +448,14 @@ def test_every_text_is_dark_or_light_enough_to_read(start: str) -> None:
         assert contrast(colours[ink], colours[ground]) >= 4.5, (ink, ground)
     for shape in ("hatch", "live"):
         assert contrast(colours[shape], colours["paper"]) >= 3
+
+
+def test_bugs_that_were_detected_as_expected_are_not_called_findings() -> None:
+    for name, heading, button in (
+        ("green", "Detected bugs", "All bugs"),
+        ("red", "Findings", "All findings"),
+    ):
+        markup = sample_markup(name)
+        assert f"<h2>{heading}</h2>" in markup
+        assert f'<a href="#findings">{heading}</a>' in markup
+        assert f">{button}<" in markup

@@ -84,5 +84,8 @@ class Display:
 
     def put(self, line: str, style: str | None = None) -> None:
         """Print a line. It says whose it is, since the command's own output may stand around it."""
-        text = f"paritybit: {printable(line)}"
-        self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+        self.put_plain(f"paritybit: {printable(line)}", style)
+
+    def put_plain(self, line: str, style: str | None = None) -> None:
+        """Print a line as it is, as one that a runner of CI reads."""
+        self.console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)

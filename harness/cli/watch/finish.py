@@ -62,7 +62,7 @@ def finish(run: Run, options: argparse.Namespace) -> int:
         swap_link(run.folder)
         if on_github():
             for line in annotations(record, prefix):
-                print(line)
+                run.display.put_plain(line)
         show(run.display, run.folder, record, options.engine)
         if tolerated(record, options):
             run.display.put("without a verdict, this run does not fail: --undecided warn")
