@@ -61,10 +61,10 @@ def standalone(case: WatchCase, engine: str) -> str:
     fields: Fields = {
         "DOC": docstring(case, form),
         "TEST": form.test,
-        "WAVES": literal(waves_of(case.script, texts=texts)),
+        "WAVES": repr(waves_of(case.script, texts=texts)),
         "FIELDS": named_fields(features),
         "FLUSHED": {number for number, wave in enumerate(case.script.waves[:-1], 1) if wave.flush},
-        "ALONE": literal([name_of(*place) for place in comparable(case.script)]),
+        "ALONE": repr([name_of(*place) for place in comparable(case.script)]),
         "IDS": TEXT if texts else "",
         "NOW": "now" if "clock" in features else "True",
         **OF_ENGINES[engine](case, features),
@@ -93,6 +93,7 @@ def features_of(case: WatchCase, form: Form, engine: str) -> set[str]:
         "follows": any(one.follows is not None for one in requests),
         "heat": any(one.temperature for one in requests),
         "flush": any(wave.flush for wave in script.waves[:-1]),
+        "several": len(script.waves) > 1,
         "gpu": bool(case.key.partition(" | ")[0] in OF_GRAPHS or script.settings["overlap"]),
         "breakable": script.settings.get("graphs") == "breakable",
     }
@@ -178,21 +179,6 @@ def named_fields(features: Collection[str]) -> str:
     return "".join(names[: last + 1])
 
 
-def literal(value: object) -> str:
-    """Return a value as Python, in lines that are not too long."""
-    return repr(value)
-
-
-def wrapped(text: str) -> str:
-    """Return words in lines that are not too long."""
-    return text
-
-
-def configuration(config: Mapping[str, Any]) -> str:
-    """Return a model's configuration as JSON, in lines that are not too long."""
-    return wrapped(json.dumps(config, sort_keys=True))
-
-
 NEWER = frozenset({"--cuda-graph-config"})
 
 OLDER = frozenset(
@@ -208,20 +194,22 @@ OF_DEVICE = ("--model-path", "--device", "--dtype")
 
 
 def of_sglang(case: WatchCase, features: Collection[str]) -> Fields:
-    """Return what a test of sglang needs. Graphs are asked for in two ways."""
+    """Return what a test of sglang needs. Older releases are asked for graphs in other words."""
     served = sglang.Served.of(case.script.settings)
     with TemporaryDirectory() as folder:
-        words = served.words(NEWER, Path(folder))
-    graphs = [" ".join(one).replace('", "', '","') for one in map(served._graphs, (NEWER, OLDER))]
-    kept = list(words[: words.index("--cuda-graph-config")])
-    for name in OF_DEVICE:
-        place = kept.index(name)
-        del kept[place : place + 2]
+        newer, older = (served.words(known, Path(folder)) for known in (NEWER, OLDER))
+    for words in (newer, older):
+        for name in OF_DEVICE:
+            place = words.index(name)
+            del words[place : place + 2]
+    pairs = enumerate(zip(newer, older, strict=False))
+    shared = next(number for number, (new, old) in pairs if new != old)
+    graphs = [part.replace(": ", ":").replace(", ", ",") for part in newer[shared:]]
     return {
-        "CONFIG": configuration(served.shape.config),
-        "OPTIONS": wrapped(" ".join(kept)),
-        "NEWER": " " + graphs[0].replace(": ", ":").replace(", ", ","),
-        "OLDER": " " + graphs[1],
+        "CONFIG": json.dumps(served.shape.config, sort_keys=True),
+        "OPTIONS": " ".join(newer[:shared]),
+        "NEWER": " ".join(["", *graphs]),
+        "OLDER": " ".join(["", *older[shared:]]),
         "PAGE": served.page_size,
     }
 
@@ -233,8 +221,8 @@ def of_vllm(case: WatchCase, features: Collection[str]) -> Fields:
         arguments = served.arguments(Path(folder))
     del arguments["model"], arguments["dtype"]
     return {
-        "CONFIG": configuration(served.shape.config),
-        "ARGUMENTS": literal(arguments),
+        "CONFIG": json.dumps(served.shape.config, sort_keys=True),
+        "ARGUMENTS": repr(arguments),
         "RUNNER": served.runner - 1,
     }
 
@@ -243,8 +231,8 @@ def of_transformers(case: WatchCase, features: Collection[str]) -> Fields:
     """Return what a test of transformers needs."""
     served = transformers.Served.of(case.script.settings)
     return {
-        "CONFIG": literal(served.configuration()),
-        "ARGUMENTS": literal(served.batching()),
+        "CONFIG": repr(served.configuration()),
+        "ARGUMENTS": repr(served.batching()),
         "SEED": served.seed,
         "ATTENTION": served.attention,
     }

@@ -1,0 +1,1 @@
+"""Cases that become tests of an engine's own suite."""
