@@ -1,18 +1,34 @@
 """Run Python where a whole engine starts without a GPU.
 
-`python -m paritybit.drive.on_cpu ENGINE FILE` installs what stands in for compiled code and CUDA
-graphs, then runs FILE as Python does. So does `-m MODULE` in place of FILE. What runs need not know
-of paritybit: its environment has `TEST_DEVICE=cpu`.
+`python -m paritybit.drive.on_cpu ENGINE FILE` runs FILE as Python does, in a process that begins by
+installing what stands in for compiled code and CUDA graphs. So does each process that it starts.
+Any other words that Python takes, such as `-m unittest FILE`, may stand in place of FILE. What runs
+need not know of paritybit: its environment has `TEST_DEVICE=cpu`.
 """
 
+import asyncio
 import importlib
+import importlib.util
 import os
-import runpy
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from paritybit.places import IMPORT_FOLDER
 from paritybit.watch.attach import when_imported
+
+VARIABLE = "PARITYBIT_ON_CPU"
+"""Names the engine, in the processes that begin with its stand-ins."""
+
+SITECUSTOMIZE = """\
+from paritybit.drive.on_cpu import begin
+
+begin()
+"""
 
 
 def stand_in_for_sglang() -> None:
@@ -24,6 +40,10 @@ def stand_in_for_sglang() -> None:
         RUNNER_OF_CUDA,
     )
 
+    if importlib.util.find_spec("uvloop") is None:  # The server's loop; it has no part in serving.
+        module: Any = ModuleType("uvloop")
+        module.EventLoopPolicy = asyncio.DefaultEventLoopPolicy
+        sys.modules["uvloop"] = module
     install("cpu", ANYWHERE, (*ON_A_CPU, RUNNER_OF_CUDA))
 
 
@@ -68,18 +88,31 @@ STAND_INS: Mapping[str, Callable[[], None]] = {
 }
 
 
-def main(words: Sequence[str]) -> None:
-    """Run a file or a module after the stand-ins of an engine."""
-    engine, *asked = words
-    os.environ.update({"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "TEST_DEVICE": "cpu"})
-    STAND_INS[engine]()
-    if asked[0] == "-m":
-        sys.argv = asked[1:]
-        runpy.run_module(asked[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = asked
-        runpy.run_path(asked[0], run_name="__main__")
+def begin() -> None:
+    """Install the stand-ins of the engine that the environment names."""
+    STAND_INS[os.environ[VARIABLE]]()
+
+
+def main(words: Sequence[str]) -> int:
+    """Run Python with some words, after the stand-ins of an engine; return its exit code."""
+    engine, *asked = words or [""]
+    if engine not in STAND_INS or not asked:
+        engines = "|".join(STAND_INS)
+        sys.stderr.write(f"usage: python -m paritybit.drive.on_cpu {engines} FILE\n")
+        return 2
+    with tempfile.TemporaryDirectory(prefix="paritybit-") as folder:
+        Path(folder, "sitecustomize.py").write_text(SITECUSTOMIZE, encoding="utf-8")
+        path = [folder, str(IMPORT_FOLDER), os.environ.get("PYTHONPATH", "")]
+        own = {
+            "PYTHONPATH": os.pathsep.join(filter(None, path)),
+            "TRITON_INTERPRET": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "TEST_DEVICE": "cpu",
+            VARIABLE: engine,
+        }
+        done = subprocess.run([sys.executable, *asked], env={**os.environ, **own}, check=False)
+    return done.returncode
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

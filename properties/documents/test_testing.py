@@ -1,20 +1,15 @@
-"""The example of docs/testing.md runs as it stands, and its report is the real one."""
+"""The example of docs/testing.md runs as it stands, and its report is the real one.
 
-import re
+The examples for engines run as they stand in properties/export/test_releases.py.
+"""
+
 from pathlib import Path
 
 import pytest
 
-from properties.support.places import ROOT
+from properties.support.examples import TESTING, examples
 
-PAGE = ROOT / "docs/testing.md"
 STALE = "out_cache_loc = torch.zeros(4, dtype=torch.int64)"
-
-
-def example() -> str:
-    """Return the code of the page."""
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    return str(code)
 
 
 def run(code: str, folder: Path) -> None:
@@ -26,14 +21,20 @@ def run(code: str, folder: Path) -> None:
     test()
 
 
+def test_each_example_is_short() -> None:
+    assert [name for name, _ in examples()] == ["", "transformers", "vllm", "sglang"]
+    for _, code in examples():
+        assert len(code.splitlines()) <= 40
+
+
 def test_the_example_runs_as_it_stands(tmp_path: Path) -> None:
-    assert len(example().splitlines()) <= 40
-    run(example(), tmp_path)
+    run(examples()[0][1], tmp_path)
 
 
 def test_the_report_on_the_page_is_the_one_of_a_stale_slot(tmp_path: Path) -> None:
-    stale = example().replace(STALE, "out_cache_loc = torch.tensor([0, 0, 0, 7])")
-    assert stale != example()
+    code = examples()[0][1]
+    stale = code.replace(STALE, "out_cache_loc = torch.tensor([0, 0, 0, 7])")
+    assert stale != code
     with pytest.raises(AssertionError) as raised:
         run(stale, tmp_path)
-    assert str(raised.value) in PAGE.read_text(encoding="utf-8")
+    assert str(raised.value) in TESTING.read_text(encoding="utf-8")

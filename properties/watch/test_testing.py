@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from paritybit.testing import StaticInput, UndecidedError, check_replay
+from paritybit.testing.outcome import reports
+from paritybit.watch.checks import CHECKS
 
 LIVE, BUCKET, SLOTS = 2, 4, 8
 
@@ -126,6 +128,21 @@ def test_groups_and_outputs_may_be_unnamed_or_absent() -> None:
 def test_nothing_to_judge_is_an_error(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         Toy().check(**changes)
+
+
+def test_findings_of_one_key_are_one_report() -> None:
+    found = {"check": "stray write", "text": "slot 7 changed", "key": "stray write | kv"}
+    text = reports([found, {**found, "text": "slot 8 changed"}, {**found, "key": "another"}])
+    assert text.splitlines() == [
+        "ERROR: paritybit: stray write: slot 7 changed",
+        "  where: between forwards",
+        "  seen: 2 times",
+        f"  law: {CHECKS['stray write'].law}",
+        "",
+        "ERROR: paritybit: stray write: slot 7 changed",
+        "  where: between forwards",
+        f"  law: {CHECKS['stray write'].law}",
+    ]
 
 
 def test_what_cannot_be_judged_is_undecided() -> None:
