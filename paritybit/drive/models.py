@@ -187,7 +187,54 @@ MIMO = Model(
     },
 )
 
-MODELS = {model.name: model for model in (GEMMA4, GPT_OSS, MIMO)}
+QWEN2_VL = Model(
+    name="qwen2_vl",
+    says="Qwen2-VL: three positions per token, as images have, and full attention alone",
+    config={
+        **{name: size for name, size in _SIZES.items() if name != "sliding_window"},
+        "architectures": ["Qwen2VLForConditionalGeneration"],
+        "model_type": "qwen2_vl",
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "hidden_act": "silu",
+        "rope_theta": 10_000.0,
+        "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]},
+        "tie_word_embeddings": False,
+        "vision_config": {
+            "depth": 1,
+            "embed_dim": 32,
+            "hidden_size": _SIZES["hidden_size"],
+            "num_heads": 2,
+            "mlp_ratio": 2,
+            "in_chans": 3,
+            "patch_size": 14,
+        },
+    },
+)
+
+LFM2 = Model(
+    name="lfm2",
+    says="LFM2: two layers of short convolutions, whose state is kept per request, two full ones",
+    config={
+        **{name: size for name, size in _SIZES.items() if name != "sliding_window"},
+        "architectures": ["Lfm2ForCausalLM"],
+        "model_type": "lfm2",
+        "intermediate_size": 128,
+        "block_ff_dim": 128,
+        "block_auto_adjust_ff_dim": False,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 2,
+        "norm_eps": 1e-5,
+        "conv_L_cache": 3,
+        "conv_bias": False,
+        "layer_types": ["full_attention", "conv"] * 2,
+        "rope_theta": 10_000.0,
+        "tie_word_embeddings": False,
+    },
+)
+
+MODELS = {model.name: model for model in (GEMMA4, GPT_OSS, MIMO, QWEN2_VL, LFM2)}
 """The models that can be served, by name."""
 
 

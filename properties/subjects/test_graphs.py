@@ -339,6 +339,19 @@ def test_rows_are_repeated_as_often_as_at_the_capture(device: str) -> None:
     assert graph.output.tolist() == [[7.0] * 3] * 4
 
 
+def test_a_span_of_the_profiler_is_no_part_of_a_tape() -> None:
+    static = counting("cpu")
+
+    def function() -> Tensor:
+        with torch.profiler.record_function("a span"):
+            return static * 2
+
+    graph = Capture[Tensor](TorchOps(), None).run(function)
+    static.fill_(3)
+    graph.replay()
+    assert graph.output.tolist() == [[6.0] * 3] * 2
+
+
 def test_a_tape_keeps_the_address_of_its_output() -> None:
     static = counting("cpu")
     graph = Capture[Tensor](TorchOps(), None).run(lambda: (static * 2).T.reshape(6) + 1)

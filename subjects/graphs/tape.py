@@ -128,7 +128,9 @@ class _Recorder(UncompiledMode):
         if traits.refused or (traits.indexes and _by_mask(args[1])):
             raise UncapturableError(f"{traits.name} cannot be recorded in a graph")
         value = func(*args, **kwargs)
-        if traits.mutates:
+        if traits.name.startswith("profiler::"):  # It computes nothing, and a replay needs no span.
+            pass
+        elif traits.mutates:
             self.calls.append(Call(METHODS.get(func, func), args, kwargs))
         elif traits.allocates:  # Allocated once, at capture; no replay clears the memory.
             pass

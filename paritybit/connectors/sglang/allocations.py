@@ -118,6 +118,8 @@ class Allocations:
             self.watcher.allocated(name, result)
         return result
 
+    allocate_state = allocate
+
     def restore(self, original: Original, allocator: Any, *args: Any, **kwargs: Any) -> Any:
         """Note the slots that are free again after an allocator went back to an earlier state."""
         name = self.names.get(id(allocator))
@@ -148,6 +150,21 @@ class Allocations:
         name = self.names.get(id(pool))
         if self.watcher is not None and name is not None and tgt_loc.numel():
             self.watcher.copied(name, src_loc, tgt_loc)
+        return result
+
+    def free_state(self, original: Original, allocator: Any, slots: Tensor, *args: Any) -> Any:
+        """Note the states that an allocator of states frees."""
+        self.freed(allocator, slots, grouped=False)
+        return original(allocator, slots, *args)
+
+    def copy_state(
+        self, original: Original, pool: Any, source: Tensor, target: Tensor, *args: Any
+    ) -> Any:
+        """Note states that the engine copied, unless that is a part of a forward."""
+        result = original(pool, source, target, *args)
+        name = self.names.get(id(pool))
+        if self.watcher is not None and name is not None and not self.watcher.watching:
+            self.watcher.copied(name, source, target)
         return result
 
     def load(

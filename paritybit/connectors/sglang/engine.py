@@ -194,6 +194,8 @@ class Engine:
         Without drafts a slot is written once after it was allocated, which is told too.
         """
         owned = model.pool.written(batch.out_cache_loc) if self.models.rewrites else {}
+        if self.models.states is not None and not model.drafts:
+            owned |= self.models.states.written(batch)
         self.forwards += 1
         with graphs.attribute(self, "requests", None):
             result = run()
@@ -208,7 +210,9 @@ class Engine:
         kind = f"draft {mode}" if model.drafts else mode
         try:
             if not model.drafts:
-                return rows.forward_of(batch, requests, pool, table)
+                forward, found = rows.forward_of(batch, requests, pool, table)
+                states = self.models.states if found.rows else None
+                return (forward, found) if states is None else states.told(batch, forward, found)
             if model.frozen:
                 return drafts.frozen_forward_of(batch, requests, pool, table)
             if model.shares:
@@ -252,7 +256,7 @@ class Engine:
 
     def hook_lists(self, runner: Any) -> None:
         """Wrap what builds the index lists of a model's attention backend, once per class."""
-        kind = type(runner.attn_backend)
+        kind = type(lists.attending(runner.attn_backend))
         path = f"{kind.__module__}.{kind.__qualname__}.init_forward_metadata"
         if path not in self.hooked:
             self.hooked.add(path)
@@ -264,7 +268,7 @@ class Engine:
         """Judge the index lists that a backend built for an eager forward."""
         result = original(backend, batch, *args, **kwargs)
         now = self.now
-        if now is not None and backend is now.model.runner.attn_backend:
+        if now is not None and backend is lists.attending(now.model.runner.attn_backend):
             self.judge_lists(now, backend, int(batch.batch_size), graph=False)
         return result
 
@@ -347,7 +351,7 @@ class Engine:
         pool = now.model.pool
         backend = graphs.backend_of(runner)
         if backend is None and not now.listed and not now.model.drafts:
-            backend = now.model.runner.attn_backend
+            backend = lists.attending(now.model.runner.attn_backend)
         if backend is not None:
             self.judge_lists(now, backend, graphs.rows_of(runner, bucket), graph=True)
         return watcher.replay(

@@ -19,6 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from paritybit.connectors.hooking import guarded
+from paritybit.connectors.sglang.lists import attending
 from paritybit.connectors.sglang.pools import Pool
 from paritybit.connectors.sglang.rows import Rows
 from paritybit.connectors.sglang.sources import source_of
@@ -186,7 +187,7 @@ def eagerly(
             if hasattr(model_runner, name):
                 kept.enter_context(attribute(model_runner, name, None))
         for owner, name in (
-            (model_runner.attn_backend, "forward_metadata"),
+            (attending(model_runner.attn_backend), "forward_metadata"),
             (model_runner.token_to_kv_pool, "swa_loc"),
         ):
             if hasattr(owner, name):
@@ -328,5 +329,5 @@ def backend_of(runner: Any) -> Any:
     for name in ("attn_backend", "draft_attn_backend", "draft_extend_attn_backend"):
         backend = getattr(runner, name, None)
         if backend is not None:
-            return backend
+            return attending(backend)
     return None

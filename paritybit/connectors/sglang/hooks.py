@@ -83,6 +83,15 @@ TARGETS: dict[str, tuple[str, ...]] = {
         for owner in ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator")
         for name in ("alloc", "alloc_extend", "alloc_decode")
     ),
+    "allocate_state": (
+        f"{CACHE}.allocator.mamba.MambaSlotAllocator._do_alloc",
+        f"{CACHE}.memory_pool.MambaPool.alloc",
+    ),
+    "free_state": (
+        f"{CACHE}.allocator.mamba.MambaSlotAllocator.free",
+        f"{CACHE}.memory_pool.MambaPool.free",
+    ),
+    "copy_state": (f"{CACHE}.memory_pool.MambaPool.copy_from",),
     "restore": tuple(
         f"{path}.BaseTokenToKVPoolAllocator.restore_state"
         for path in (f"{CACHE}.allocator", f"{CACHE}.allocator.base")

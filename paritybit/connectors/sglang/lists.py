@@ -51,6 +51,11 @@ def lists_of(
     return [spread(given, found.batch_rows, size) for given in lists]
 
 
+def attending(backend: Any) -> Any:
+    """Return the backend of attention in one that has another for recurrent layers."""
+    return getattr(backend, "full_attn_backend", backend)
+
+
 def spread(given: IndexList, batch_rows: Sequence[int], size: int) -> IndexList:
     """Repeat a batch's row for each row of the forward that stands for it; padding stays last."""
     live = len(set(batch_rows))

@@ -15,6 +15,7 @@ from paritybit.connectors.sglang.drafts import (
 )
 from paritybit.connectors.sglang.lists import group_of
 from paritybit.connectors.sglang.pools import NotRecognisedError, Pool, described
+from paritybit.connectors.sglang.recurrent import NAME, States
 from paritybit.connectors.sglang.rows import Rows, implied
 from paritybit.watch.facts import Group
 from paritybit.watch.journal import Journal
@@ -81,7 +82,7 @@ class Models:
     `rows` is the table of requests, and `table` what it holds: the location of each position of a
     request. `ranges` are the values that padding may hold, by the name of an input. `repeatable`
     says whether a replay may be repeated, and `rewrites` whether a slot may be written more than
-    once, as those of drafts are.
+    once, as those of drafts are. `states` are those of recurrent layers, if the model has any.
     """
 
     rows: Any
@@ -94,6 +95,7 @@ class Models:
         self.ranges: dict[str, tuple[int, int]] = {}
         self.repeatable = True
         self.rewrites = True
+        self.states: States | None = None
 
     def add(self, runner: Any) -> None:
         """Note a model runner that the engine makes."""
@@ -124,6 +126,9 @@ class Models:
             self.models[id(runner)] = Model(runner, pool, draft, shares, ahead, frozen)
             if not draft:
                 self.served(runner)
+                if self.states is not None:
+                    groups[NAME] = self.states.group
+                    allocations.follow(self.states.parts())
                 allocator = runner.token_to_kv_pool_allocator
                 if not allocations.serve(pool, allocator):
                     kind = type(allocator).__name__
@@ -157,8 +162,10 @@ class Models:
         ranks = [int(getattr(arguments, name, 1) or 1) for name in ("tp_size", "dp_size")]
         self.repeatable = (ranks == [1, 1] or alone()) and not recurrent
         self.rewrites = getattr(arguments, "speculative_algorithm", None) is not None
-        if recurrent:
-            self.journal.undecided("the state of recurrent layers is not watched")
+        try:
+            self.states = States.of(runner.req_to_token_pool)
+        except NotRecognisedError as error:
+            self.journal.undecided(f"{error} are not watched")
         for name, accepted in UNWATCHED.items():
             value = getattr(arguments, name, None)
             if value not in accepted:

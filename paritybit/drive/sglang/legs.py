@@ -42,5 +42,7 @@ LEGS = (
     Leg("idle data-parallel rank", ("--model", "gpt_oss", "--ranks", "2")),
     Leg("CPU graphs", ("--graphs", "cpu"), device="cpu"),
     Leg("breakable prefill graphs", ("--graphs", "breakable")),
+    Leg("states of convolutions", ("--model", "lfm2")),
+    Leg("positions of images", ("--model", "qwen2_vl", "--graphs", "breakable")),
 )
 """What is tried on any device, in this order, with parts of the time."""

@@ -28,6 +28,9 @@ TOKEN_BUCKETS = (16, 32, 64)
 ROWS, CHUNK, CONTEXT, POOL = 8, 64, 1536, 1536
 """Most requests that run at once; most tokens of a prefill, of a request, and of the pool."""
 
+STATES = 4
+"""States of recurrent layers per request that runs at once: some for the prefix cache."""
+
 SIMPLE: Mapping[str, Setting] = {
     "overlap": False,
     "speculative": None,
@@ -135,7 +138,7 @@ class Served(Common):
             *("--max-total-tokens", str(self.pool)),
             *("--max-running-requests", str(self.rows * self.ranks)),
             *("--context-length", str(CONTEXT)),
-            *("--attention-backend", self.backend),
+            *self._backend(),
             *("--sampling-backend", "pytorch"),
             *("--grammar-backend", "none"),
             *("--random-seed", str(self.seed)),
@@ -157,6 +160,18 @@ class Served(Common):
             words.append("--disable-overlap-schedule")
         more = *self._graphs(known), *self._speculation(known, folder), *self._lora(known)
         return [*words, *more, *self._ranks(known), *self._host_cache()]
+
+    def _backend(self) -> Sequence[str]:
+        """Return the options for the attention backend, and for the states of other layers.
+
+        The engine refuses Triton for models whose first layer may have no attention, whatever the
+        first layer is, unless the phases name it.
+        """
+        if self.model == "lfm2":
+            states = "--max-mamba-cache-size", str(STATES * self.rows)
+            names = "--prefill-attention-backend", "--decode-attention-backend"
+            return [*states, *(word for name in names for word in (name, self.backend))]
+        return "--attention-backend", self.backend
 
     def _host_cache(self) -> Sequence[str]:
         """Return the options for a prefix cache that also keeps KV on the host."""

@@ -3,8 +3,10 @@
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from paritybit.drive.stand_ins import attention
@@ -47,6 +49,71 @@ def stand_in_for_attention() -> None:
             module = found(f"{package}.{file}")
             if hasattr(module, name):
                 setattr(module, name, whole(adapted(getattr(module, name), arithmetic)))
+
+
+CONVOLUTIONS = "sglang.srt.layers.attention.mamba.causal_conv1d"
+"""The module of short convolutions over states."""
+
+
+def stand_in_for_convolutions() -> str | None:
+    """Let torch compute short convolutions, over the states that their kernels are given."""
+    module = found(CONVOLUTIONS)
+    if module is None:
+        return ""
+    module.causal_conv1d_fn = whole_value(convolved)
+    module.causal_conv1d_update = whole_value(convolved_once)
+    return None
+
+
+def convolved(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    query_start_loc: Any = None,
+    cache_indices: Any = None,
+    has_initial_state: Any = None,
+    conv_states: Any = None,
+    activation: str | None = "silu",
+    pad_slot_id: int = -1,
+    **_: Any,
+) -> Tensor:
+    """Convolve prompts, [channels, T], with `weight`, [channels, width], and update their states.
+
+    Row r has the inputs from `query_start_loc[r]` on. Its state, [channels, width - 1], has its
+    last inputs.
+    """
+    out, kept = torch.zeros_like(x), weight.shape[1] - 1
+    bounds, slots = query_start_loc.tolist(), cache_indices.tolist()
+    for (first, end), slot, old in zip(
+        pairwise(bounds), slots, has_initial_state.tolist(), strict=True
+    ):
+        if slot == pad_slot_id or end <= first:
+            continue
+        state = conv_states[slot] if old else torch.zeros_like(conv_states[slot])
+        inputs = torch.cat((state[:, -kept:].to(x.dtype), x[:, first:end]), 1)
+        out[:, first:end] = torch.conv1d(inputs, weight[:, None], bias, groups=len(weight))
+        conv_states[slot] = inputs[:, -kept:].to(conv_states.dtype)
+    return torch.nn.functional.silu(out) if activation else out
+
+
+def convolved_once(
+    x: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    cache_seqlens: Any = None,
+    conv_state_indices: Any = None,
+    pad_slot_id: int = -1,
+) -> Tensor:
+    """Convolve one input per row, [R, channels], with `weight`, and update the states of rows."""
+    assert cache_seqlens is None, "states are no rings here"
+    live = conv_state_indices != pad_slot_id
+    slots = conv_state_indices.long().clamp(min=0)
+    inputs = torch.cat((conv_state[slots].to(x.dtype), x[:, :, None]), 2)
+    conv_state[slots[live]] = inputs[live][:, :, 1:].to(conv_state.dtype)
+    out = (inputs * weight).sum(2) + (0 if bias is None else bias)
+    return torch.nn.functional.silu(out) if activation else out
 
 
 def stand_in_for_experts() -> str | None:

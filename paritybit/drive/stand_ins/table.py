@@ -8,6 +8,7 @@ from paritybit.drive.stand_ins.installing import StandIn
 from paritybit.drive.stand_ins.kernels import quicken_kernels
 from paritybit.drive.stand_ins.layers import (
     stand_in_for_attention,
+    stand_in_for_convolutions,
     stand_in_for_experts,
     stand_in_for_layers,
     stand_in_for_softcap,
@@ -60,6 +61,11 @@ ON_A_CPU: Sequence[StandIn] = (
         "the arithmetic of the Triton backend's attention: torch over the lists it is given",
         "Triton's interpreter takes a second for each step",
         stand_in_for_attention,
+    ),
+    StandIn(
+        "short convolutions: torch over the states they are given",
+        "Triton's interpreter takes a second for each step",
+        stand_in_for_convolutions,
     ),
     StandIn(
         "the arithmetic of the Triton backend's LoRA: torch over the segments it is given",

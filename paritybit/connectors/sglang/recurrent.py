@@ -1,0 +1,94 @@
+"""The states of recurrent layers: a group of slots in which each request has one.
+
+A state holds what all tokens up to some position left behind, and each forward replaces it. So it
+is the slot of that position alone, in a group whose window is two positions: a row reads the state
+after its last cached position, and writes the one after its last computed position, as a rule into
+the same slot. What is reused of a prefix cache is copied from the cache's slot, as a part of the
+forward in later releases; such a row reads that slot.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paritybit.connectors.sglang.pools import NotRecognisedError
+from paritybit.connectors.sglang.rows import Rows
+from paritybit.watch.facts import Forward, Group, Layer
+
+NAME = "state"
+"""The name of the group."""
+
+WINDOW = 2
+"""Positions that a query reads, with its own: the state before it stands for all others."""
+
+UNKNOWN = ("replayssm_d", "replayssm_k", "replayssm_g")
+"""Further tensors of a state, which are not followed."""
+
+
+@dataclass
+class States:
+    """The states of the requests in a table of requests."""
+
+    table: Any
+
+    @classmethod
+    def of(cls, table: Any) -> "States | None":
+        """Return the states of a table, None without any. Raises NotRecognisedError."""
+        pool = getattr(table, "mamba_pool", None)
+        if pool is None:
+            return None
+        if getattr(table, "enable_mamba_extra_buffer", False):
+            raise NotRecognisedError("states that are tracked in slots of their own")
+        if getattr(table, "mamba_ckpt_pool", None) is not None or "Unified" in type(pool).__name__:
+            raise NotRecognisedError("states that are kept in another form")
+        held = pool.mamba_cache
+        if hasattr(held, "intermediate_conv_window") or any(
+            getattr(held, name, None) is not None for name in UNKNOWN
+        ):
+            raise NotRecognisedError("states of drafts")
+        return cls(table)
+
+    @property
+    def group(self) -> Group:
+        """The group of slots. Padding uses slot 0."""
+        return Group(NAME, tuple(self.layers()), WINDOW)
+
+    def layers(self) -> Iterator[Layer]:
+        """Yield the tensors of each recurrent layer, whose first axis is the slot."""
+        held = self.table.mamba_pool.mamba_cache
+        parts = [*held.conv, held.temporal]
+        for number in range(len(parts[0])):
+            tensors = tuple(part[number] for part in parts if part.numel())
+            yield Layer(f"recurrent layer {number}", tensors)
+
+    def parts(self) -> Iterator[tuple[Any, str]]:
+        """Yield what allocates and copies slots."""
+        for part in (self.table.mamba_pool, getattr(self.table, "mamba_allocator", None)):
+            if part is not None:
+                yield part, NAME
+
+    def written(self, batch: Any) -> dict[str, Tensor]:
+        """Return the slots that a batch writes."""
+        return {NAME: self.table.req_index_to_mamba_index_mapping[batch.req_pool_indices]}
+
+    def told(self, batch: Any, forward: Forward, found: Rows) -> tuple[Forward, Rows]:
+        """Return the facts of a forward, and its rows, with the slots of states."""
+        mine = self.written(batch)[NAME].tolist()
+        target, source = (
+            getattr(batch, f"mamba_cow_{end}_indices", None) for end in ("dst", "src")
+        )
+        copied: dict[int, int] = {}
+        if isinstance(target, Tensor) and isinstance(source, Tensor):
+            copied = dict(zip(target.tolist(), source.tolist(), strict=True))
+        rows = []
+        for row, at in zip(found.rows, found.batch_rows, strict=True):
+            slots = torch.full((row.cached + row.computed,), -1)
+            slots[-1] = mine[at]
+            if row.cached:
+                slots[row.cached - 1] = copied.get(mine[at], mine[at])
+            rows.append(replace(row, slots={**row.slots, NAME: slots}))
+        found = Rows(rows, found.batch_rows)
+        return replace(forward, rows=tuple(rows)), found
