@@ -6,7 +6,7 @@ from properties.documents.evidence import LISTS, shortened
 from properties.documents.made import RUN
 from properties.support.places import ROOT
 
-MOST_BYTES = 10**6
+MOST_BYTES = 2**20
 """Of all records."""
 
 RECORD = {

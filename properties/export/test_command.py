@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, MALFORMED, OK
-from paritybit.harness.cli.watch import export
 
 from paritybit.__main__ import main
-from paritybit.testing import UndecidedError, cases, check_case
+from paritybit.drive.engines import driven
+from paritybit.testing import UndecidedError, check_case
 from properties.support.places import CORPUS
 
 CASE = Path(__file__).parent / "cases/sglang.json"
@@ -106,7 +106,7 @@ def test_the_test_must_fail_on_the_engine_that_is_named(
         ran.append(words)
         return Ended(stderr=stderr)
 
-    monkeypatch.setattr(type(export.driven("sglang==0.5.11")), "starter", Starter)
+    monkeypatch.setattr(type(driven("sglang==0.5.11")), "starter", Starter)
     monkeypatch.setattr(subprocess, "run", run)
     assert export_of(tmp_path, data(), "--engine", "sglang==0.5.11") == code
     assert ran[0][1:] == [
@@ -128,7 +128,7 @@ def test_the_test_must_fail_on_the_engine_that_is_named(
 def test_check_case_says_what_replay_says(
     printed: str, raised: type[Exception] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cases.subprocess, "run", lambda words, **named: Ended(printed))
+    monkeypatch.setattr(subprocess, "run", lambda words, **named: Ended(printed))
     if raised is None:
         check_case(data(), "sglang==0.5.11")
         return

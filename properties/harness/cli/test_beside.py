@@ -1,5 +1,6 @@
 """Whole engines beside the replica: which are watched, and what comes of them."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +16,6 @@ from paritybit.launch.follow import Stops
 from paritybit.launch.record import write
 from paritybit.launch.schema import Finding
 from paritybit.watch.checks import CHECKS
-from properties.harness.cli.test_regress import record_of
 from properties.support.harness.command_line import CANNOT_RUN, FINDING, MALFORMED, OK
 from properties.support.records import finding
 from properties.support.records import watched as record
@@ -100,7 +100,7 @@ def test_regress_shows_them_and_ends_by_them(
     narrow = ("--bug", "swa_pad@decode", "--preset", "gpt_oss", "--device", "cpu", "--workers", "1")
     assert main(["regress", *narrow, "--whole-engines", "--out", str(tmp_path)]) == code
     assert asked[0][:3] == ("watch", "--engine", LEAKS.engine)
-    data = record_of(tmp_path)
+    data = json.loads((tmp_path / "latest" / "run.json").read_text())
     assert data["verdict"] == verdict
     assert data["message"].endswith("whole engines are as expected")
     (one,) = data["whole_engines"]
