@@ -107,7 +107,8 @@ class Tally:
         with suppress(ValueError, LookupError, TypeError):
             if isinstance(settings, Mapping):
                 return script_of(settings, process.waves[:waves])
-            return script_of_traffic(self.traffic.get(key) or (), self.settings)
+            engine = str(process.started.get("engine"))
+            return script_of_traffic(self.traffic.get(key) or (), self.settings, engine)
         return None
 
     def _set(self, settings: object) -> None:

@@ -1,24 +1,32 @@
 """Request scripts from recorded traffic: its shape, with generated tokens, for a tiny model."""
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
+from paritybit.drive.engines import BY_NAME
 from paritybit.drive.script import Part, Planned, Script, Setting, Wave, require_sense
 
 LONGEST = 768
 """The longest prompt of such a script. Longer traffic is scaled to it."""
+
+NOT = "disable_"
+"""What the name of a setting begins with that switches something off."""
+
+ALL = "page_size", "disable_radix_cache", "disable_overlap_schedule"
+NAMES = {"vllm": ("block_size", "enable_prefix_caching", "async_scheduling")}
+"""What connectors call the size of pages, the prefix cache and overlap. `ALL`: all other ones."""
 
 MOST = 64
 """So many requests a script has at most: the last ones."""
 
 
 def script_of_traffic(
-    requests: Sequence[Mapping[str, Any]], settings: Mapping[str, Sequence[str]]
+    requests: Sequence[Mapping[str, Any]], settings: Mapping[str, Sequence[str]], engine: str
 ) -> Script | None:
     """Return a script like the traffic that a sanitizer recorded, None for none.
 
-    `settings` has the values that were in use, by name. Raises ValueError for data that is none.
+    `settings` has the values that were in use, by name. Raises ValueError for data that is none,
+    KeyError for an engine that cannot be served.
     """
     if not requests:
         return None
@@ -40,7 +48,7 @@ def script_of_traffic(
         if number >= first:
             arrives = int(one["since"]) - begun
             planned.append(Planned(f"r{number:04}", prompts[-1], tokens, arrives))
-    script = Script(settings_like(settings), (Wave(tuple(planned)),))
+    script = Script(settings_like(settings, engine), (Wave(tuple(planned)),))
     require_sense(script)
     return script
 
@@ -55,17 +63,23 @@ def beginning(prompt: Sequence[Part], length: int) -> tuple[Part, ...]:
     return tuple(found)
 
 
-def settings_like(settings: Mapping[str, Sequence[str]]) -> dict[str, Setting]:
-    """Return the settings that generated requests have, as near as can be to those in use."""
+def settings_like(settings: Mapping[str, Sequence[str]], engine: str) -> dict[str, Setting]:
+    """Return the settings that an engine is served with, as near as can be to those in use."""
+    of_page, of_cache, of_overlap = NAMES.get(engine, ALL)
 
     def one(name: str, default: str) -> str:
         return str(settings.get(name, (default,))[-1])
 
-    # To import it takes long.
-    served: Any = import_module("paritybit.drive.sglang.settings").Served
-    found: dict[str, Setting] = served(
-        page_size=int(one("page_size", "1")),
-        prefix_cache=one("disable_radix_cache", "False") == "False",
-        overlap=one("disable_overlap_schedule", "True") == "False",
-    ).scope()
-    return found
+    def on(name: str, default: bool) -> bool:
+        is_on = one(name, str(default ^ name.startswith(NOT))) == "True"
+        return is_on ^ name.startswith(NOT)
+
+    return (
+        BY_NAME[engine]
+        .served(
+            page_size=int(one(of_page, "1")),
+            prefix_cache=on(of_cache, True),
+            overlap=on(of_overlap, False),
+        )
+        .scope()
+    )

@@ -1,10 +1,16 @@
 """The shape of traffic is recorded without tokens, and gives a script of that shape."""
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 
+from paritybit.drive.engines import BY_NAME
 from paritybit.drive.script import Part
-from paritybit.drive.sglang.settings import Served
+from paritybit.drive.served import Common
+from paritybit.drive.sglang import settings as sglang
+from paritybit.drive.transformers import settings as transformers
+from paritybit.drive.vllm import settings as vllm
 from paritybit.launch.traffic import LONGEST, MOST, script_of_traffic
 from paritybit.watch.chains import Chains
 from paritybit.watch.facts import Forward, Row
@@ -50,11 +56,49 @@ def test_drafts_are_not_recorded_and_the_oldest_forwards_are_forgotten() -> None
     assert bob["since"] == 2
 
 
-def test_a_script_has_the_shape_of_the_traffic() -> None:
-    in_use = {"page_size": ("16",), "disable_radix_cache": ("False",)}
-    script = script_of_traffic(recorded(STEPS), in_use)
+RADIX, OVERLAP = "disable_radix_cache", "disable_overlap_schedule"
+
+
+@pytest.mark.parametrize(
+    ("engine", "in_use", "served"),
+    [
+        ("sglang", {}, sglang.Served(page_size=1)),
+        (
+            "sglang",
+            {"page_size": "16", OVERLAP: "False"},
+            sglang.Served(page_size=16, overlap=True),
+        ),
+        (
+            "sglang",
+            {"page_size": "16", RADIX: "True"},
+            sglang.Served(page_size=16, prefix_cache=False),
+        ),
+        ("transformers", {"page_size": "8"}, transformers.Served(page_size=8)),
+        (
+            "transformers",
+            {"page_size": "16", RADIX: "True", OVERLAP: "False"},
+            transformers.Served(prefix_cache=False, overlap=True),
+        ),
+        (
+            "vllm",
+            {"block_size": "32", "enable_prefix_caching": "False", "async_scheduling": "True"},
+            vllm.Served(page_size=32, prefix_cache=False, overlap=True),
+        ),
+        ("vllm", {"block_size": "16"}, vllm.Served()),
+    ],
+)
+def test_a_script_is_for_the_engine_and_has_its_settings(
+    engine: str, in_use: Mapping[str, str], served: Common
+) -> None:
+    settings = {name: (value,) for name, value in in_use.items()}
+    script = script_of_traffic(recorded(STEPS), settings, engine)
     assert script is not None
-    assert Served.of(script.settings) == Served(page_size=16, overlap=False)
+    assert BY_NAME[engine].served.of(script.settings) == served
+
+
+def test_a_script_has_the_shape_of_the_traffic() -> None:
+    script = script_of_traffic(recorded(STEPS), {}, "sglang")
+    assert script is not None
     alice, bob, carol = script.waves[0].requests
     assert alice.prompt == (Part("r0", 6),)
     assert bob.prompt == (Part("r0", 3), Part("r1", 1))
@@ -65,7 +109,7 @@ def test_a_script_has_the_shape_of_the_traffic() -> None:
 def test_long_traffic_is_scaled_and_cut() -> None:
     long = {"since": 1, "until": 9, "prompt": 40_000, "reached": 40_100, "of": None, "shared": 0}
     follower = {**long, "of": 0, "shared": 20_000}
-    script = script_of_traffic([long, *[follower] * (MOST + 9)], {})
+    script = script_of_traffic([long, *[follower] * (MOST + 9)], {}, "sglang")
     assert script is not None
     requests = script.waves[0].requests
     assert len(requests) == MOST
@@ -78,5 +122,5 @@ def test_long_traffic_is_scaled_and_cut() -> None:
 @pytest.mark.parametrize("requests", [[{}], [{"since": "x"}], [3]])
 def test_data_that_is_no_traffic_is_refused(requests: list[object]) -> None:
     with pytest.raises((ValueError, LookupError, TypeError)):
-        script_of_traffic(requests, {})  # type: ignore[arg-type]
-    assert script_of_traffic([], {}) is None
+        script_of_traffic(requests, {}, "sglang")  # type: ignore[arg-type]
+    assert script_of_traffic([], {}, "sglang") is None
