@@ -170,22 +170,22 @@ def _relay(draw: Draw, prefix: str, _: int) -> Wave:
 
 
 def _brim(draw: Draw, prefix: str, _: int) -> Wave:
-    """Fill the pool to the brim by rows that end together, while short requests share the last row.
+    """Fill the pool to the brim by rows that end together, while short requests share two rows.
 
-    When the last slots are given out, the request that has to go has one token to get, or few.
+    When the last slots are given out, a request has to go whose last token is on its way.
     """
     chance, limits = draw.chance, draw.limits
-    planned, tokens = [], 2 * limits.window
+    planned, tokens, rows = [], 2 * limits.window, limits.rows - 2
     for turn in range(3):
-        each, begins = limits.pool // (limits.rows - 1), turn * 5 * limits.window
-        for index in range(limits.rows - 1):
+        begins = turn * 6 * limits.window
+        for index in range(rows):
             name = f"{prefix}{turn}.{index:03}"
-            length = each - tokens + chance.choice((-1, 0, 0, 1))
+            length = limits.pool // rows - tokens + chance.choice((-1, 0, 0, 1))
             planned.append(Planned(name, (Part(name, length),), tokens, begins))
-        for index in range(2 * limits.window):
+        for index in range(3 * limits.window):
             name = f"{prefix}{turn}.short.{index:03}"
-            arrival = begins + limits.window + chance.randint(0, 2 * limits.window)
-            planned.append(Planned(name, (Part(name, 1),), chance.choice((2, 2, 3)), arrival))
+            arrival = begins + limits.window + chance.randint(0, 3 * limits.window)
+            planned.append(Planned(name, (Part(name, 1),), 2, arrival))
     return Wave(tuple(planned))
 
 
