@@ -45,7 +45,7 @@ class Outcome:
 
     `code` is the exit code, negative for a signal. `stopped` says that the command was asked to
     stop, `too_long` that it was because it did not end in time. `log` names the file with its
-    output, if that is not shown, and `said` is its last line.
+    output, if that is not shown, and `said` is the error that it names last.
     """
 
     name: str

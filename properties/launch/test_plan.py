@@ -66,6 +66,7 @@ if leg in os.environ.get("LACKING", ""):
     print("this release has no overlap")
     raise SystemExit(4)
 if leg in os.environ.get("FAILED", ""):
+    print("ValueError: no memory is left\\n\\n", file=sys.stderr)
     raise SystemExit(3)
 time.sleep(0.3)
 journal.end()
@@ -183,7 +184,8 @@ def test_a_leg_that_fails_leaves_no_verdict(
 ) -> None:
     assert paritybit(*WATCH, FAILED="overlap") == CANNOT_RUN
     said = capsys.readouterr().out
-    assert "overlap failed by itself with exit code 3 (see legs/overlap/engine.log)" in said
+    why = "failed by itself with exit code 3: ValueError: no memory is left"
+    assert f"overlap {why} (see legs/overlap/engine.log)" in said
 
 
 def test_a_leg_that_the_release_lacks_is_not_tried(paritybit: Run) -> None:

@@ -78,3 +78,13 @@ def test_a_page_without_findings_has_no_filters(visit: Visit, tmp_path: Path) ->
     page = visit.open(saved(tmp_path, replace(watched([]), message="no finding in 5 forwards")))
     assert page.locator("h1").inner_text().endswith("no finding")
     assert page.locator("#filters, #baseline").count() == 0
+
+
+def test_reasons_of_stand_ins_are_as_wide_as_words_need(visit: Visit, tmp_path: Path) -> None:
+    whats = {"the kernels that build and verify trees of drafts: " * 4: "they are for CUDA"}
+    record = shown()
+    legs = tuple(replace(leg, stand_ins=whats) for leg in record.legs)
+    page = visit.open(saved(tmp_path, replace(record, legs=legs)))
+    box = page.locator("#stand-ins dd").first.bounding_box()
+    assert box is not None
+    assert box["width"] > 300

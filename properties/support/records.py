@@ -58,6 +58,7 @@ def record(folder: Path) -> Any:
 def shown() -> Watched:
     """Return a record with all that its page can show."""
     lines = tuple(SourceLine(number, f"    line = {number}") for number in range(9, 14))
+    lines += (SourceLine(14, f"    longest = {'x' * 140!r}"),)
     stray = Finding(
         *("stray write", "the replay of decode changed slot 17 (swa)", "s | swa", 25, LEG.name),
         group_of="out_cache_loc_swa",

@@ -47,6 +47,9 @@ MODEL = "gemma4"
 ALLOWANCE = 300.0
 """Seconds that a leg may take in addition to its time: to start, and to become idle."""
 
+RAISED = re.compile(r"^[\w.]+(?:Error|Exception): .*$", re.MULTILINE)
+"""A line about an error as Python prints it."""
+
 AFTER_FINDING = 5.0
 """Seconds that a leg goes on after its first finding. Later ones may show what it did."""
 
@@ -87,9 +90,9 @@ class Run:
             running = Running(words, variables, log, out, self.warm)
             outcome = self.followed(running, leg, out, limits)
         file = out / "engine.log"
-        outcome = replace(outcome, log=str(file.relative_to(self.folder)), said=last_line(file))
+        outcome = replace(outcome, log=str(file.relative_to(self.folder)), said=raised(file))
         if outcome.code == LACKING:
-            self.not_run[leg.name] = outcome.said
+            self.not_run[leg.name] = last_line(file)
         else:
             self.outcomes.append(outcome)
         return outcome
@@ -111,9 +114,15 @@ class Run:
 
 
 def last_line(log: Path) -> str:
-    """Return the last line of a log."""
+    """Return the last line of a log that is not empty."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return lines[-1] if lines else "no reason was given"
+    return next(filter(str.strip, reversed(lines)), "no reason was given").strip()
+
+
+def raised(log: Path) -> str:
+    """Return the last line of a log that names an error; nothing if there is none."""
+    lines = RAISED.findall(log.read_text(encoding="utf-8", errors="replace"))
+    return lines[-1] if lines else ""
 
 
 def run_watch(options: argparse.Namespace) -> int:
