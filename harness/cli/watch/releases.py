@@ -20,6 +20,7 @@ from typing import Any
 
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, INTERRUPTED, OK
 from paritybit.harness.cli.watch.display import Display
+from paritybit.harness.cli.watch.run import last_line
 from paritybit.harness.cli.words.values import NEWEST
 from paritybit.harness.records.case import read_json
 from paritybit.harness.records.files import write_whole
@@ -78,9 +79,9 @@ class Walk:
             if self.stops.received is None and new:
                 write_whole(done, json.dumps(self.asked))
             elif not new:
-                interrupted = self.stops.received is not None
-                why = "the run was interrupted before" if interrupted else last_line(home / LOG)
-                return Release(version, None, why)
+                if self.stops.received is not None:
+                    return Release(version, None, "the run was interrupted before")
+                return Release(version, None, last_line(home / LOG).removeprefix("paritybit: "))
         found: Watched = record_of(read_json(record), record.name)
         if found.verdict == "undecided" and not found.counts.get("forwards"):
             return Release(version, None, why_not(record.parent))
@@ -118,12 +119,6 @@ def run_aside(words: Sequence[str], log: Path, stops: Stops) -> None:
             if stops.received is not None and not running.asked_to_stop:
                 running.ask_to_stop(signal.SIGINT)
         running.clear()
-
-
-def last_line(log: Path) -> str:
-    """Return the last line of a log, without the name of the program."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return lines[-1].removeprefix("paritybit: ") if lines else "no reason was given"
 
 
 def why_not(run: Path) -> str:
