@@ -41,7 +41,7 @@ class Session:
         inject.prepare(injected, paritybit.__version__)
         settings = Settings(str(journals)).text()
         os.environ.update(inject.environment_with(os.environ, injected, settings))
-        sys.path.append(str(injected))  # For the entry points, where paritybit is not installed.
+        sys.path.insert(0, str(injected))  # For the entry points: another version may be installed.
         attach.install()
         self.journals, self.tally = Journals(journals), Tally()
 

@@ -9,7 +9,7 @@ import pytest
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, MALFORMED, OK
 
 from paritybit.__main__ import main
-from paritybit.drive.engines import driven
+from paritybit.drive.engines import Driven
 from paritybit.testing import UndecidedError, check_case
 from properties.support.places import CORPUS
 
@@ -106,7 +106,7 @@ def test_the_test_must_fail_on_the_engine_that_is_named(
         ran.append(words)
         return Ended(stderr=stderr)
 
-    monkeypatch.setattr(type(driven("sglang==0.5.11")), "starter", Starter)
+    monkeypatch.setattr(Driven, "starter", Starter)
     monkeypatch.setattr(subprocess, "run", run)
     assert export_of(tmp_path, data(), "--engine", "sglang==0.5.11") == code
     assert ran[0][1:] == [
