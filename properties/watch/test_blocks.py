@@ -139,4 +139,4 @@ def test_what_is_found_after_the_last_test_fails_the_run(tmp_path: Path) -> None
     (tmp_path / "conftest.py").write_text(hook, encoding="utf-8")
     done = run(tmp_path, "-m", "pytest", "-p", "paritybit", "-p", "no:cacheprovider")
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "paritybit: found after the last test: corrupted read" in done.stdout
+    assert "paritybit: found after the last test: ERROR: paritybit: corrupted read" in done.stdout
