@@ -584,8 +584,11 @@ class CPUGraphRunner:
         self.out_cache_loc = torch.zeros(4, dtype=torch.int64)
         self.graphs = {4: self.compiled}
         self.seen: list[torch.Tensor] = []
+        self.error = 0.0
         toy.runner._forward_raw = lambda batch: SimpleNamespace(
-            logits_output=self.compiled(batch.input_ids, batch.out_cache_loc)
+            logits_output=Output(
+                self.compiled(batch.input_ids, batch.out_cache_loc).next_token_logits - self.error
+            )
         )
 
     def compiled(self, ids: torch.Tensor, locations: torch.Tensor) -> Output:
@@ -595,7 +598,7 @@ class CPUGraphRunner:
         pool = self.toy.pool
         pool.full_kv_pool.write(locations, values)
         pool.swa_kv_pool.write(pool.full_to_swa_index_mapping[locations], values)
-        return Output(values.clone())
+        return Output(values + self.error)
 
     def execute(self, batch: Any) -> Any:
         """Pad a batch that is smaller than the function's, and call the function."""
@@ -644,6 +647,21 @@ def test_a_compiled_function_is_judged_as_a_graph(
     assert len(runner.seen) > 1  # It ran again, and what it returned is what it computed.
     assert found <= toy.found
     assert bool(toy.found) is bool(found)
+
+
+@pytest.mark.parametrize("error", [0.0, 1.0])
+def test_what_a_compiled_function_returns_is_compared_with_an_eager_run(
+    toy: Toy, error: float
+) -> None:
+    runner = CPUGraphRunner(toy)
+    runner.error = error
+    toy.engine.capture(lambda runner: None, runner)
+    toy.prefill()
+    toy.model = functools.partial(toy.engine.runner, CPUGraphRunner.execute, runner)
+    assert toy.engine.watcher is not None
+    for _ in range(toy.engine.watcher.relations.streak):
+        toy.decode()
+    assert toy.found == ({"graph and eager differ"} if error else set())
 
 
 def test_a_batch_of_the_size_of_a_compiled_function_fills_no_input(toy: Toy) -> None:

@@ -97,8 +97,20 @@ def test_states_are_copied_between_forwards_and_freed() -> None:
     allocations = Allocations(None)  # type: ignore[arg-type]
     allocations.watcher = watcher  # type: ignore[assignment]
     allocations.follow([(pool, NAME), (allocator, NAME)])
+    allocations.states = states = States(parts.Part())
     for watching in (True, False):
         watcher.watching = watching
         allocations.copy_state(lambda *given: None, pool, slots, slots + 1)
     allocations.free_state(lambda *given: None, allocator, slots)
     assert told == [("copied", NAME, slots, slots + 1), ("freed", NAME, slots)]
+    assert states.seen == {5: 4}
+
+
+@pytest.mark.parametrize(("seen", "made"), [({5: 8}, [8]), ({5: 7}, [7]), ({}, [-1])])
+def test_what_a_forward_reuses_it_copies(seen: dict[int, int], made: list[int]) -> None:
+    judged: list[Any] = []
+    watcher: Any = SimpleNamespace(inputs=lambda kind, given: judged.extend(given))
+    states = States(parts.Part(), {5: 8}, seen)
+    states.judge(watcher)
+    states.judge(watcher)
+    assert [(one.tensor.tolist(), one.expected.tolist()) for one in judged] == [(made, [8])]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.sglang.pools import NotRecognisedError, Pool
+from paritybit.connectors.sglang.recurrent import States
 from paritybit.connectors.sglang.sources import called_at, called_by
 from paritybit.watch.journal import Journal
 from paritybit.watch.watcher import Watcher
@@ -35,6 +36,7 @@ class Allocations:
         self.names: dict[int, str] = {}
         self.pool: Pool | None = None
         self.allocators: dict[str, Any] = {}
+        self.states: States | None = None
         self.files: set[str] = set()
         """Source files of the allocators, and of the engine's hooks."""
         self.collected: list[tuple[int, str | None]] = []
@@ -163,7 +165,11 @@ class Allocations:
         """Note states that the engine copied, unless that is a part of a forward."""
         result = original(pool, source, target, *args)
         name = self.names.get(id(pool))
-        if self.watcher is not None and name is not None and not self.watcher.watching:
+        if self.watcher is None or name is None:
+            return result
+        if self.watcher.watching and self.states is not None:
+            self.states.copied(source, target)
+        else:
             self.watcher.copied(name, source, target)
         return result
 

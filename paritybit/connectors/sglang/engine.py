@@ -177,6 +177,8 @@ class Engine:
             self.now = None
         if forward.rows and not now.listed and not model.drafts:
             watcher.not_watched(f"the index lists of a forward of kind {forward.kind}")
+        if self.models.states is not None:
+            self.models.states.judge(watcher)
         watcher.end()
         return result
 
@@ -210,9 +212,7 @@ class Engine:
         kind = f"draft {mode}" if model.drafts else mode
         try:
             if not model.drafts:
-                forward, found = rows.forward_of(batch, requests, pool, table)
-                states = self.models.states if found.rows else None
-                return (forward, found) if states is None else states.told(batch, forward, found)
+                return self.models.told(batch, *rows.forward_of(batch, requests, pool, table))
             if model.frozen:
                 return drafts.frozen_forward_of(batch, requests, pool, table)
             if model.shares:

@@ -17,7 +17,7 @@ from paritybit.connectors.sglang.lists import group_of
 from paritybit.connectors.sglang.pools import NotRecognisedError, Pool, described
 from paritybit.connectors.sglang.recurrent import NAME, States
 from paritybit.connectors.sglang.rows import Rows, implied
-from paritybit.watch.facts import Group
+from paritybit.watch.facts import Forward, Group
 from paritybit.watch.journal import Journal
 
 SCOPE = (
@@ -106,6 +106,12 @@ class Models:
         model = self.models.get(id(runner))
         return model if model is not None and model.runner is runner else None
 
+    def told(self, batch: Any, forward: Forward, found: Rows) -> tuple[Forward, Rows]:
+        """Return the facts of a forward of the target, and its rows, with states if it has any."""
+        if self.states is None or not found.rows:
+            return forward, found
+        return self.states.told(batch, forward, found)
+
     def described(self, allocations: Allocations) -> list[Group]:
         """Return the groups of all models, those of the model that is served first."""
         groups: dict[str, Group] = {}
@@ -127,7 +133,7 @@ class Models:
             if not draft:
                 self.served(runner)
                 if self.states is not None:
-                    groups[NAME] = self.states.group
+                    groups[NAME], allocations.states = self.states.group, self.states
                     allocations.follow(self.states.parts())
                 allocator = runner.token_to_kv_pool_allocator
                 if not allocations.serve(pool, allocator):

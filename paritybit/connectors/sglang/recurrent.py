@@ -8,7 +8,7 @@ forward in later releases; such a row reads that slot.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from paritybit.connectors.sglang.pools import NotRecognisedError
 from paritybit.connectors.sglang.rows import Rows
-from paritybit.watch.facts import Forward, Group, Layer
+from paritybit.watch.facts import Forward, Group, Layer, StaticInput
+from paritybit.watch.watcher import Watcher
 
 NAME = "state"
 """The name of the group."""
@@ -30,9 +31,15 @@ UNKNOWN = ("replayssm_d", "replayssm_k", "replayssm_g")
 
 @dataclass
 class States:
-    """The states of the requests in a table of requests."""
+    """The states of the requests in a table of requests.
+
+    `due` are the copies that the forward under way makes first, and `seen` those that it made:
+    the slots that are copied from, by those that are copied to.
+    """
 
     table: Any
+    due: dict[int, int] = field(default_factory=dict)
+    seen: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, table: Any) -> "States | None":
@@ -80,15 +87,28 @@ class States:
         target, source = (
             getattr(batch, f"mamba_cow_{end}_indices", None) for end in ("dst", "src")
         )
-        copied: dict[int, int] = {}
+        self.due, self.seen = {}, {}
         if isinstance(target, Tensor) and isinstance(source, Tensor):
-            copied = dict(zip(target.tolist(), source.tolist(), strict=True))
+            self.due = dict(zip(target.tolist(), source.tolist(), strict=True))
         rows = []
         for row, at in zip(found.rows, found.batch_rows, strict=True):
             slots = torch.full((row.cached + row.computed,), -1)
             slots[-1] = mine[at]
             if row.cached:
-                slots[row.cached - 1] = copied.get(mine[at], mine[at])
+                slots[row.cached - 1] = self.due.get(mine[at], mine[at])
             rows.append(replace(row, slots={**row.slots, NAME: slots}))
         found = Rows(rows, found.batch_rows)
         return replace(forward, rows=tuple(rows)), found
+
+    def copied(self, source: Tensor, target: Tensor) -> None:
+        """Note a copy that the forward under way made."""
+        self.seen.update(zip(target.tolist(), source.tolist(), strict=True))
+
+    def judge(self, watcher: Watcher) -> None:
+        """Judge at the end of a forward whether it copied what it was to copy."""
+        if self.due:
+            made = torch.tensor([self.seen.get(target, -1) for target in self.due])
+            right, count = torch.tensor([*self.due.values()]), len(self.due)
+            given = StaticInput("copied states", made, count, count, expected=right)
+            watcher.inputs("states", [given])
+        self.due = {}

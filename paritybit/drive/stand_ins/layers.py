@@ -80,16 +80,15 @@ def convolved(
     """Convolve prompts, [channels, T], with `weight`, [channels, width], and update their states.
 
     Row r has the inputs from `query_start_loc[r]` on. Its state, [channels, width - 1], has its
-    last inputs.
+    last inputs. Without `has_initial_state`, no row goes on from its state.
     """
     out, kept = torch.zeros_like(x), weight.shape[1] - 1
     bounds, slots = query_start_loc.tolist(), cache_indices.tolist()
-    for (first, end), slot, old in zip(
-        pairwise(bounds), slots, has_initial_state.tolist(), strict=True
-    ):
+    old = [False] * len(slots) if has_initial_state is None else has_initial_state.tolist()
+    for (first, end), slot, goes_on in zip(pairwise(bounds), slots, old, strict=True):
         if slot == pad_slot_id or end <= first:
             continue
-        state = conv_states[slot] if old else torch.zeros_like(conv_states[slot])
+        state = conv_states[slot] if goes_on else torch.zeros_like(conv_states[slot])
         inputs = torch.cat((state[:, -kept:].to(x.dtype), x[:, first:end]), 1)
         out[:, first:end] = torch.conv1d(inputs, weight[:, None], bias, groups=len(weight))
         conv_states[slot] = inputs[:, -kept:].to(conv_states.dtype)

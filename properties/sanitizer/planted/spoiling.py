@@ -181,13 +181,16 @@ class Target:
         elif change in REBINDINGS:
             self.bind_again(name, change, counted)
         else:
-            CODE[fault](self.runner, counted)
+            {**CODE, **STATES}[fault](self.runner, counted)
 
     def faults(self) -> Iterator[str]:
         """Yield the names of all faults of this runner."""
         for name in self.inputs:
             yield from (f"{name}: {change}" for change in (*CHANGES, *REBINDINGS))
         yield from CODE
+        model_runner = getattr(self.runner, "model_runner", None)
+        table = getattr(model_runner, "req_to_token_pool", None)
+        yield from STATES if hasattr(table, "mamba_pool") else ()
 
 
 def holders(runner: Any) -> Iterator[dict[Any, Any]]:
@@ -317,3 +320,27 @@ CODE: Mapping[str, Callable[[Any, Spoiled], None]] = {
     ),
 }
 """Faults of the engine's window, slot map, allocator and log, by name."""
+
+
+def of_states(names: Sequence[str], other: Callable[..., Any], of: str = "") -> Callable[..., None]:
+    """Return what plants a fault in methods of the table of requests, or of a part of it."""
+
+    def plant(runner: Any, counted: Spoiled) -> None:
+        table = runner.model_runner.req_to_token_pool
+        replace(getattr(table, of) if of else table, names, other, counted)
+
+    return plant
+
+
+def leaves_copy(copy: Any, source: Tensor, target: Tensor) -> None:
+    """Copy nothing."""
+
+
+STATES: Mapping[str, Callable[[Any, Spoiled], None]] = {
+    "the first row has the state of the next": of_states(("get_mamba_indices",), next_slot),
+    "a reused state is not copied": of_states(("copy_from",), leaves_copy, "mamba_pool"),
+    "a new state is given while another request has it": of_states(
+        ("_do_alloc",), lambda alloc, count: alloc(count) - 1, "mamba_allocator"
+    ),
+}
+"""Faults of the states of recurrent layers, by name."""

@@ -1,5 +1,6 @@
 """A static input is got wrong after it was filled, and counts if that changes a bit."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -132,4 +133,37 @@ def test_inputs_of_compiled_functions_are_got_wrong_before_lists_are_planned() -
     for given in (batch(1, 2, 3), batch(4, 5), batch(6, 7, 8)):
         runner.prepare_replay(given)
     assert runner.planned == [[1, 2, 3, 0], [4, 5], [7, 7, 8, 0]]
+    assert counted.changed == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "held"),
+    [
+        ("the first row has the state of the next", [6, 6]),
+        ("a reused state is not copied", []),
+        ("a new state is given while another request has it", [6]),
+    ],
+)
+def test_states_are_got_wrong(fault: str, held: list[int]) -> None:
+    copied: list[int] = []
+    table = SimpleNamespace(
+        get_mamba_indices=lambda rows: rows + 4,
+        mamba_pool=SimpleNamespace(copy_from=lambda source, target: copied.extend(target)),
+        mamba_allocator=SimpleNamespace(_do_alloc=lambda count: torch.tensor([7])),
+    )
+    runner, counted = Runner(), Spoiled()
+    runner.model_runner = SimpleNamespace(req_to_token_pool=table)  # type: ignore[attr-defined]
+    assert fault in set(Target(runner).faults())
+    Target(runner).plant(fault, counted)
+    calls: dict[str, Callable[[], Any]] = {
+        "the first row has the state of the next": lambda: table.get_mamba_indices(
+            torch.tensor([1, 2])
+        ),
+        "a reused state is not copied": lambda: table.mamba_pool.copy_from([1], [2]) or copied,
+        "a new state is given while another request has it": lambda: (
+            table.mamba_allocator._do_alloc(1)
+        ),
+    }
+    given = calls[fault]()
+    assert [int(slot) for slot in given] == held
     assert counted.changed == 1
