@@ -87,16 +87,16 @@ class Proof:
 
     def is_green(self, tests: Sequence[str]) -> bool:
         """Whether some tests pass where nothing is planted."""
-        with self._copy() as copy:
-            return self._run(copy, tests).code == 0
+        with self.copy() as copy:
+            return self.run(copy, (*PYTEST, *tests)).code == 0
 
     def plant(self, fault: Fault) -> Outcome:
         """Plant a fault whose tests are green without it, and return what became of it."""
-        with self._copy() as copy, planted(fault, copy) as applies:
+        with self.copy() as copy, planted(fault, copy) as applies:
             if not applies:
                 return Outcome(fault.name, Verdict.INAPPLICABLE, "", 0.0)
             started = time.monotonic()
-            verdict, caught_by = judged(self._run(copy, fault.tests))
+            verdict, caught_by = judged(self.run(copy, (*PYTEST, *fault.tests)))
             seconds = round(time.monotonic() - started, 1)
         return Outcome(fault.name, verdict, caught_by, seconds)
 
@@ -106,7 +106,7 @@ class Proof:
             os.killpg(process.pid, signal.SIGKILL)
 
     @contextmanager
-    def _copy(self) -> Iterator[Path]:
+    def copy(self) -> Iterator[Path]:
         """Have a copy to oneself while entered."""
         copy = self._free.get()
         try:
@@ -114,12 +114,12 @@ class Proof:
         finally:
             self._free.put(copy)
 
-    def _run(self, copy: Path, tests: Sequence[str]) -> Ran:
-        """Run some tests of a copy, with its own packages first; end them after the time limit."""
+    def run(self, copy: Path, arguments: Sequence[str]) -> Ran:
+        """Run Python in a copy, with its own packages first; end it after the time limit."""
         inherited = os.environ.get("PYTHONPATH")
         path = os.pathsep.join([str(copy), *([inherited] if inherited else [])])
         with subprocess.Popen(
-            [sys.executable, *PYTEST, *tests],
+            [sys.executable, *arguments],
             cwd=copy,
             env={**os.environ, "PYTHONPATH": path},
             stdout=subprocess.PIPE,

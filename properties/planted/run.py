@@ -7,14 +7,18 @@ fault applies and is caught.
 """
 
 import argparse
+import json
 import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from typing import TypeVar
 
 from properties.planted.fault import Fault
+from properties.planted.laboratory import SEEDS, tried
+from properties.planted.of_laboratory import OF_LABORATORY
 from properties.planted.outcomes import AFTER, BEFORE, README, read, readme, write
 from properties.planted.proof import GOOD, Outcome, Proof, Verdict
 from properties.planted.table import FAULTS
@@ -26,12 +30,15 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def chosen(only: str | None) -> tuple[Fault, ...]:
+AnyFault = TypeVar("AnyFault", bound=Fault)
+
+
+def chosen(only: str | None, faults: tuple[AnyFault, ...]) -> tuple[AnyFault, ...]:
     """Return the faults named, by comma, or all. Raises SystemExit for an unknown name."""
     if only is None:
-        return FAULTS
+        return faults
     names = [name.strip() for name in only.split(",") if name.strip()]
-    known = {fault.name: fault for fault in FAULTS}
+    known = {fault.name: fault for fault in faults}
     unknown = [name for name in names if name not in known]
     if unknown or not names:
         raise SystemExit(f"unknown fault: {', '.join(unknown) or 'none is named'}")
@@ -64,6 +71,32 @@ def prove(faults: Sequence[Fault], tree: Path, jobs: int) -> Iterator[Outcome]:
             raise
 
 
+def try_laboratory(asked: argparse.Namespace) -> None:
+    """Plant each fault of the laboratory at each seed; say, and keep, what was found."""
+    faults = chosen(asked.only, OF_LABORATORY)
+    kept = {} if asked.table is None or not asked.table.is_file() else {
+        (row["fault"], row["seed"]): row for row in json.loads(asked.table.read_text())
+    }
+    with (
+        tempfile.TemporaryDirectory(prefix="planted-") as scratch,
+        ThreadPoolExecutor(asked.jobs) as pool,
+    ):
+        proof = Proof(asked.tree.resolve(), Path(scratch), asked.jobs)
+        tries = [(fault, seed) for seed in SEEDS[: asked.seeds] for fault in faults]
+        try:
+            for row in pool.map(lambda one: tried(proof, *one), tries):
+                said = f"{row['fault']} {row['seed']}: {row['verdict']}"
+                say(f"{said} ({row['trial']}) {','.join(row.get('violated', []))}")
+                kept[row["fault"], row["seed"]] = row
+                if asked.table is not None:
+                    rows = sorted(kept.values(), key=lambda row: (row["fault"], row["seed"]))
+                    asked.table.write_text(json.dumps(rows, indent=1) + "\n")
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            proof.stop()
+            raise
+
+
 def options() -> argparse.Namespace:
     """Return what the command line asks for."""
     parser = argparse.ArgumentParser(description="Plant faults; show that the suite catches each.")
@@ -78,6 +111,12 @@ def options() -> argparse.Namespace:
     parser.add_argument(
         "--readme", action="store_true", help="Plant nothing; make README.md again from outcomes"
     )
+    parser.add_argument(
+        "--laboratory",
+        action="store_true",
+        help="Plant the faults of the laboratory; see what its clean trials find and blame",
+    )
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="Seeds of these trials")
     return parser.parse_args()
 
 
@@ -88,7 +127,10 @@ def main() -> int:
         README.write_text(readme(FAULTS, read(BEFORE), read(AFTER)), encoding="utf-8")
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # Leave nothing.
-    faults = chosen(asked.only)
+    if asked.laboratory:
+        try_laboratory(asked)
+        return 0
+    faults = chosen(asked.only, FAULTS)
     kept = read(asked.table) if asked.table is not None else {}
     bad: list[str] = []
     for place, outcome in enumerate(prove(faults, asked.tree.resolve(), asked.jobs), 1):
