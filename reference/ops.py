@@ -66,6 +66,8 @@ def operation(
     def logged(self: "Ops", /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         if self.log is not None:
             self.log.append(name)
+        if self.given is not None:
+            args = self.given(name, args)  # type: ignore[assignment]
         result = method(self, *args, **kwargs)
         if self.calls is not None:
             self.calls.append(OpCall(name, args, result))
@@ -86,12 +88,14 @@ class Ops(ABC):
     """The ops of the decoder.
 
     `log` lists op names in call order while it is not None, and `calls` the whole calls,
-    whose tensors stay alive as long as it does.
+    whose tensors stay alive as long as it does. While `given` is not None, an op takes the
+    arguments that it returns for the op's name and arguments.
     """
 
     def __init__(self) -> None:
         self.log: list[str] | None = None
         self.calls: list[OpCall] | None = None
+        self.given: Callable[[str, tuple[Any, ...]], tuple[Any, ...]] | None = None
 
     def record(self, name: str) -> None:
         """Add `name` to the log, if one is kept."""

@@ -73,6 +73,8 @@ def culprits(cause: Cause) -> Iterator[str]:
     """Yield the buffer, table, code or argument that a cause names, the nearest first."""
     if cause.site is not None:
         yield f"{cause.site.function} in {cause.site.file}"
+    if cause.state is not None:
+        yield cause.state.path
     if cause.index is not None and cause.index.buffer is not None:
         yield f"static input {cause.index.buffer}"
     if cause.cell is not None:
@@ -93,6 +95,9 @@ def reasons(cause: Cause) -> Iterator[str]:
     """Yield what is wrong, with its element and its step, what is nearest to the cause first."""
     if cause.site is not None:
         yield f"{cause.site.function}: {cause.site.message}"
+    if cause.state is not None:
+        state = cause.state
+        yield f"{state.path} is {state.now}, and was {state.captured} after the capture"
     if cause.index is not None and cause.index.buffer is not None:
         yield _of_index(cause.index)
     if cause.given is not None:

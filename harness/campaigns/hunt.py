@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis.strategies import SearchStrategy
+from paritybit.harness.checks.of_schedules.declared_state import ID as UNDECLARED
 from paritybit.harness.checks.play import Lockstep, Outcome
 from paritybit.harness.checks.property import Violation
 from paritybit.harness.checks.table import PROPERTIES, STATE_PROPERTIES
@@ -58,6 +59,8 @@ def whole(outcome: Outcome) -> Outcome:
 class HuntResult:
     """What a hunt did. `schedules` counts those drawn until the first that fails, or all of them.
 
+    One that violates declared_state alone is kept, and more are drawn: what is wrong besides says
+    whether any bit depends on that state. `telling` says that the one kept violates more.
     `violated` counts, by property, the drawn schedules that violated it. `most` are the largest
     numbers that any of their replays reached, by the names of `coverage.MOST`.
     `schedule` is the shrunk counterexample, if one was found; `drawn` is what it was shrunk
@@ -79,6 +82,7 @@ class HuntResult:
     before: tuple[Schedule, ...] = ()
     error: str | None = None
     device_lost: bool = False
+    telling: bool = False
 
     @property
     def spoiled(self) -> bool:
@@ -88,7 +92,7 @@ class HuntResult:
     @property
     def over(self) -> bool:
         """Whether nothing more is drawn: a schedule failed, or an error of ours ended one."""
-        return self.schedule is not None or self.error is not None
+        return self.telling or self.error is not None
 
     def add(self, outcome: Outcome) -> None:
         """Count one drawn schedule."""
@@ -107,9 +111,10 @@ class HuntResult:
         before = tuple(lockstep.history)
         outcome = lockstep.play(schedule, until=ends(target))
         self.add(outcome)
-        if failed(outcome, target):
+        if failed(outcome, target) and (self.schedule is None or telling(outcome, target)):
             self.schedule = self.drawn = schedule
             self.seen, self.before = outcome.violations, before
+            self.telling = telling(outcome, target)
         return self.over
 
     def shrink(self, lockstep: Lockstep, target: str | None) -> None:
@@ -134,7 +139,7 @@ class HuntResult:
             outcome = lockstep.play(schedule, until=ends(target))
             played += outcome.steps
             self.error = self.error or outcome.error
-            if not failed(outcome, target):
+            if not failed(outcome, target) or telling(outcome, target) < self.telling:
                 return False
             holding = holding_steps(lockstep, schedule, outcome.violations, target)
             return True
@@ -199,6 +204,11 @@ def failed(outcome: Outcome, target: str | None) -> bool:
     if outcome.error is not None:
         return False
     return target in outcome.violated if target else bool(outcome.violations)
+
+
+def telling(outcome: Outcome, target: str | None) -> bool:
+    """Whether an outcome fails by more than undeclared state, where that is not what is hunted."""
+    return failed(outcome, target) and (target is not None or outcome.violated != {UNDECLARED})
 
 
 class EnoughDrawn(BaseException):  # No error: nothing went wrong.

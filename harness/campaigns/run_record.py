@@ -4,9 +4,10 @@ import shlex
 import time
 from typing import Any, cast
 
+from paritybit.harness.campaigns.finding import Finding
 from paritybit.harness.campaigns.regress import Run, plan, verdict
 from paritybit.harness.campaigns.scope import scope
-from paritybit.harness.campaigns.task import Finding, Result, Task
+from paritybit.harness.campaigns.task import Result, Task
 from paritybit.harness.checks.expectations import unaffected_reason
 from paritybit.harness.checks.table import PROPERTIES, STATEMENTS, asked_of
 from paritybit.harness.records import schema

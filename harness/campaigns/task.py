@@ -5,10 +5,9 @@ can be handed to a worker process; so is its result.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from paritybit.harness.campaigns.benches import (
     LARGE,
@@ -20,6 +19,7 @@ from paritybit.harness.campaigns.benches import (
 )
 from paritybit.harness.campaigns.confirm import Confirmed, confirmed
 from paritybit.harness.campaigns.executor import Ended
+from paritybit.harness.campaigns.finding import Finding
 from paritybit.harness.campaigns.fresh import BeginFresh, PlayFresh, begin_fresh, play_fresh
 from paritybit.harness.campaigns.hunt import (
     HuntResult,
@@ -35,15 +35,18 @@ from paritybit.harness.campaigns.hunt import (
     without_error,
 )
 from paritybit.harness.checks.expectations import expectation, unaffected_reason
-from paritybit.harness.checks.explanation import NOT_EXPLAINED, Explained, observe
+from paritybit.harness.checks.explanation import (
+    explained_unbuilt,
+    observe,
+)
 from paritybit.harness.checks.of_schedules.dense_agreement import DENSE_AGREEMENT
-from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
+from paritybit.harness.checks.play import DeviceLostError, Lockstep
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES, asked_of
-from paritybit.harness.explain.facts import Explanation, Reach, TimelineEntry
+from paritybit.harness.explain.facts import Reach
 from paritybit.harness.explain.reach import AT_CAPTURE
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.scale.shapes import with_small_pools
-from paritybit.harness.lockstep.tracebacks import traceback_of
+from paritybit.harness.lockstep.tracebacks import SubjectFailedError, traceback_of
 from paritybit.harness.records.schema import STALLED
 from paritybit.harness.schedules.coverage import OVERLAPPED
 from paritybit.harness.schedules.schedule import Schedule, idle_modes
@@ -145,42 +148,6 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A shrunk schedule that violates something, and every violation with all properties on.
-
-    `explanation` is the root cause, where one was found; `error` is the traceback of an
-    explainer that failed. Of one that no fresh process shows, which is `undeclared`, `schedule`
-    is as it was drawn, and `history` what must be played before it.
-    """
-
-    schedule: Schedule
-    violations: tuple[dict[str, Any], ...]
-    timeline: tuple[TimelineEntry, ...]
-    explanation: Explanation | None = None
-    error: str | None = None
-    undeclared: bool = False
-    history: tuple[Schedule, ...] = ()
-
-    @classmethod
-    def of(
-        cls,
-        schedule: Schedule,
-        outcome: Outcome,
-        timeline: Sequence[TimelineEntry] = (),
-        found: Explained = NOT_EXPLAINED,
-    ) -> "Finding":
-        """Return the finding of one playing."""
-        violations = tuple(violation.to_json() for violation in outcome.violations)
-        return cls(schedule, violations, tuple(timeline), found.explanation, found.error)
-
-    @classmethod
-    def of_undeclared_state(cls, confirmed: Confirmed) -> "Finding":
-        """Return the finding that no fresh process shows: nothing of it can be explained."""
-        violations = tuple(violation.to_json() for violation in confirmed.violations)
-        return cls(confirmed.schedule, violations, (), undeclared=True, history=confirmed.history)
-
-
-@dataclass(frozen=True)
 class Result:
     """What a task gave. `capture_warnings` were logged while its graphs were captured.
 
@@ -245,6 +212,10 @@ def run_task(
     """
     started, stalled = time.monotonic(), STALLS.gates
     benches = lockstep_of if isinstance(lockstep_of, Benches) else Benches(lockstep_of)
+    try:
+        benches(task.trial)
+    except SubjectFailedError as failure:
+        return _unbuilt(task, failure, time.monotonic() - started)
     watched = frozenset(PROPERTIES) if task.bug is None else watched_for(task.target)
     if begin is not None and task.target is not None and not task.trial.large:
         begin(task.trial, hunted(task.target, watched))
@@ -280,6 +251,15 @@ def run_task(
         seconds=time.monotonic() - started,
         error=error,
     )
+
+
+def _unbuilt(task: Task, failure: SubjectFailedError, seconds: float) -> Result:
+    """Return the result of a task whose engine could not be captured: no step was played."""
+    outcome, found = explained_unbuilt(task.trial.runner, failure)
+    finding = Finding.of(Schedule(()), outcome, found=found)
+    wanted = Status.CAUGHT if task.target in outcome.violated else Status.WRONG_PROPERTY
+    status = Status.RED if task.bug is None else wanted
+    return Result(task, status, HuntResult(), finding, 0, seconds)
 
 
 def _search(task: Task, lockstep: Lockstep) -> HuntResult:

@@ -3,23 +3,30 @@
 An error of the explainer is kept, and hides no violation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+from paritybit.harness.checks.of_schedules.declared_state import ID
+from paritybit.harness.checks.of_steps.captured_path import CAPTURED_PATH
+from paritybit.harness.checks.of_steps.live_inputs import wrong_inputs
 from paritybit.harness.checks.play import Lockstep, Outcome
-from paritybit.harness.checks.property import Property
-from paritybit.harness.checks.table import PROPERTIES, STATE_PROPERTIES
+from paritybit.harness.checks.property import Property, Violation
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.explain.counterfactuals.judge import Judge
+from paritybit.harness.explain.counterfactuals.search import BY_COMPARISON, NOT_KNOWN
 from paritybit.harness.explain.explanation import (
     explain,
     explain_playing,
     explain_refusal,
+    explain_unbuilt,
     violating_forward,
 )
 from paritybit.harness.explain.facts import Explanation, TimelineEntry
 from paritybit.harness.explain.timeline import timeline_entry
 from paritybit.harness.explain.waits import WAITS, explain_race
 from paritybit.harness.lockstep.observation import Observation
-from paritybit.harness.lockstep.tracebacks import traceback_of
+from paritybit.harness.lockstep.tracebacks import SubjectFailedError, traceback_of
 from paritybit.harness.schedules.schedule import Schedule, Step
 from paritybit.subjects.overlap import Overlap
 from paritybit.subjects.parts import Part
@@ -34,6 +41,9 @@ class Explained:
 
 
 NOT_EXPLAINED = Explained()
+
+MOST_EXPLAINED = 4
+"""Properties that are explained at most, until the cause of one is known."""
 
 
 def observe(lockstep: Lockstep, schedule: Schedule) -> tuple[Outcome, list[TimelineEntry]]:
@@ -56,34 +66,83 @@ def explanation(
     timeline: Sequence[TimelineEntry],
     target: str | None,
 ) -> Explanation | None:
-    """Explain what playing a schedule violated: `target`, or else the first property violated.
+    """Explain what playing a schedule violated: `target`, or else what tells a cause.
 
-    `timeline` has an entry for each step played. A pair that does not keep what its ops did is
-    built again. Returns None where nothing was violated, where no single forward tells the
-    cause, and where no cause was found.
+    Of several properties the first one whose cause is known is explained, else the first of which
+    anything is known. `timeline` has an entry for each step played. A pair that does not keep what
+    its ops did is built again. Returns None where nothing was violated, where no single forward
+    tells the cause, and where no cause was found.
     """
-    if not outcome.violations:
-        return None
-    property_id = outcome.violations[0].property
-    if target is not None and target in outcome.violated:
-        property_id = target
-    if lockstep.trial.overlap:
-        in_order = Lockstep(replace(lockstep.trial, overlap=False), STATE_PROPERTIES)
-        if not in_order.play(schedule).violations:
-            return _race(lockstep, schedule, outcome, property_id)
-        lockstep = in_order
+    asked = [target] if target is not None and target in outcome.violated else order_of(outcome)
+    first = None
+    for property_id in asked[:MOST_EXPLAINED]:
+        found = _explained(lockstep, schedule, outcome, timeline, property_id)
+        if found is not None and found.cause.blame != NOT_KNOWN:
+            return found
+        first = first or found
+    return first
+
+
+def explained_unbuilt(runner: str, failure: SubjectFailedError) -> tuple[Outcome, Explained]:
+    """Return what a build violates whose engine of `runner` cannot be captured, explained."""
+    message = f"the engine could not be captured: {failure}"
+    violation = Violation(CAPTURED_PATH.id, 0, message)
+    explanation = explain_unbuilt(CAPTURED_PATH.id, runner, failure.__cause__ or failure)
+    return Outcome(violations=(violation,)), Explained(explanation)
+
+
+def order_of(outcome: Outcome) -> list[str]:
+    """Return what was violated in the order it is to be explained: the earliest step first.
+
+    Undeclared state comes last: what a step did wrong says more.
+    """
+    found = sorted(outcome.violations, key=lambda one: (one.property == ID, one.step))
+    return list(dict.fromkeys(violation.property for violation in found))
+
+
+def _explained(
+    lockstep: Lockstep,
+    schedule: Schedule,
+    outcome: Outcome,
+    timeline: Sequence[TimelineEntry],
+    property_id: str,
+) -> Explanation | None:
+    """Explain one property that was violated."""
     rule = PROPERTIES[property_id]
+    if lockstep.trial.overlap:
+        in_order = Lockstep(replace(lockstep.trial, overlap=False), {property_id})
+        outcome, timeline = observe(in_order, schedule)
+        if property_id not in outcome.violated:
+            return _race(lockstep, schedule, property_id)
+        lockstep = in_order
     if rule.cause is None and rule.cause_in_play is None:
         return None
     if lockstep.refused is not None:
         return explain_refusal(property_id, lockstep.trial.runner, lockstep.refused)
-    found = None
-    if lockstep.pair.records_ops:
-        found = _explained_by(lockstep, schedule, outcome, timeline, rule)
-    if found is None:  # A pair that has played may hold what no reset takes back.
-        new = Lockstep(lockstep.trial, records_ops=True)
-        found = _explained_by(new, schedule, outcome, timeline, rule)
-    return found
+    first = None
+    for recording, excepted in recording_pairs(lockstep):
+        found = _explained_by(recording, schedule, outcome, timeline, rule)
+        if found is not None and found.cause.blame not in {NOT_KNOWN, *excepted}:
+            return found
+        if found is None or found.cause.blame == NOT_KNOWN:
+            first = first or found
+    return first
+
+
+def recording_pairs(lockstep: Lockstep) -> Iterator[tuple[Lockstep, frozenset[str]]]:
+    """Yield locksteps that keep what their ops did, and what these cannot be trusted to blame.
+
+    They are this one, and a new one, whose pair is new. A pair that has played may hold what no
+    reset takes back. It then comes last: what it shows may be that state's doing, unless what it
+    blames is wrong by itself.
+    """
+    with torch.inference_mode():
+        undeclared = bool(lockstep.pair.captures.undeclared())
+    if lockstep.pair.records_ops and not undeclared:
+        yield lockstep, frozenset()
+    yield Lockstep(lockstep.trial, records_ops=True), frozenset()
+    if lockstep.pair.records_ops and undeclared:
+        yield lockstep, BY_COMPARISON
 
 
 def _explained_by(
@@ -96,30 +155,42 @@ def _explained_by(
     """Explain a violation by playing the schedule on a pair that keeps what its ops do."""
     if rule.cause is not None:
         forward = violating_forward(timeline, rule.id)
-        return explain(recording.pair, schedule, forward, rule.id, rule.cause)
+        judge = judge_of(rule)
+        return explain(recording.pair, schedule, forward, rule.id, rule.cause, judge)
     assert rule.cause_in_play is not None
     step = next(found.step for found in outcome.violations if found.property == rule.id)
     return explain_playing(recording.pair, schedule, step, rule.id, rule.cause_in_play)
 
 
-def _race(
-    lockstep: Lockstep, schedule: Schedule, outcome: Outcome, property_id: str
-) -> Explanation:
-    """Explain what is violated only where steps overlap, by making sure of one wait at a time."""
+def judge_of(rule: Property) -> Judge:
+    """Return what judges a forward that is run again by a property."""
+    assert rule.flag is not None
+    flag = rule.flag
+    return Judge(lambda observation: bool(flag(observation)), wrong_inputs, rule.extra_run)
+
+
+def _race(lockstep: Lockstep, schedule: Schedule, property_id: str) -> Explanation | None:
+    """Explain what is violated only where steps overlap, by making sure of one wait at a time.
+
+    None where the schedule does not violate it once more, or no one wait makes it hold.
+    """
     overlapped, watched = lockstep.pair.overlapped, lockstep.properties
     assert overlapped is not None
     parts, order, mended = lockstep.pair.on_trial.parts, overlapped.overlap, {}
-    lockstep.watch(STATE_PROPERTIES)
+    lockstep.watch({property_id})
     try:
+        again = lockstep.play(schedule)
+        if property_id not in again.violated:
+            return None
         for wait in WAITS:
             sure = parts.with_before({Part.OVERLAP: wait.before}).of(Part.OVERLAP, Overlap)
             overlapped.order_by(sure(lockstep.trial.streams(), order.device))
             played = lockstep.play(schedule)
-            mended[wait.function] = not played.violations and played.error is None
+            mended[wait.before] = property_id not in played.violated and played.error is None
     finally:
         overlapped.order_by(order)
         lockstep.watch(watched)
-    step = next(found.step for found in outcome.violations if found.property == property_id)
+    step = next(found.step for found in again.violations if found.property == property_id)
     return explain_race(property_id, step, mended)
 
 

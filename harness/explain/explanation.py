@@ -5,11 +5,20 @@ from collections.abc import Callable, Iterable
 import torch
 from paritybit.harness.explain.build_faults import refused_build_cause
 from paritybit.harness.explain.cause import CauseFinder
-from paritybit.harness.explain.facts import Cause, Explanation, Situation, TimelineEntry
+from paritybit.harness.explain.counterfactuals.judge import Judge
+from paritybit.harness.explain.counterfactuals.search import Search
+from paritybit.harness.explain.facts import (
+    Cause,
+    CodeSite,
+    Explanation,
+    Situation,
+    TimelineEntry,
+)
 from paritybit.harness.explain.origins.source_lines import source_lines
 from paritybit.harness.explain.pictures import slots_of_forward, static_inputs
 from paritybit.harness.explain.proof import prove
 from paritybit.harness.explain.recorded import record_forward
+from paritybit.harness.explain.tracing import raised_at
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.schedules.schedule import Schedule
 
@@ -18,16 +27,28 @@ PlayCauseFinder = Callable[[Pair, Schedule, int], tuple[Situation, Cause] | None
 
 
 def explain(
-    pair: Pair, schedule: Schedule, forward: int, property_id: str, cause_of: CauseFinder
+    pair: Pair,
+    schedule: Schedule,
+    forward: int,
+    property_id: str,
+    cause_of: CauseFinder,
+    judge: Judge | None = None,
 ) -> Explanation | None:
     """Return why `property_id` is violated at a forward of a schedule; None if no cause is found.
 
     `forward` counts the schedule's forwards from 0, and the worlds must not have diverged before
-    it. `pair` keeps what its replays' ops did. Raises ValueError if there is no such forward.
+    it. `pair` keeps what its replays' ops did. What `cause_of` finds is blamed only if `judge`
+    says that the property holds once that alone is changed. Raises ValueError if there is no such
+    forward.
     """
+    extra = {} if judge is None or judge.extra_run is None else {property_id: judge.extra_run}
     with torch.inference_mode():
-        recorded = record_forward(pair, schedule, forward)
+        recorded = record_forward(pair, schedule, forward, extra)
+        # What static inputs hold is read before any further run writes them again.
+        search = None if judge is None else Search(recorded, judge)
         cause = cause_of(recorded)
+        if search is not None:
+            cause = search.settled(cause)
         if cause is None:
             return None
         at = Situation(
@@ -63,6 +84,15 @@ def explain_playing(
 def explain_refusal(property_id: str, runner: str, reason: str) -> Explanation:
     """Return why `property_id` is violated by a build whose engine of `runner` was not captured."""
     return _told(property_id, Situation(0, runner), refused_build_cause(reason))
+
+
+def explain_unbuilt(property_id: str, runner: str, error: BaseException) -> Explanation:
+    """Return why `property_id` is violated by a build whose capture raises `error`."""
+    lines = raised_at(error)
+    message = f"the capture fails: {error}"
+    site = CodeSite(lines[0].what, lines[0].file, message, lines[0].line) if lines else None
+    cause = Cause("build", site=site, made=lines)
+    return _told(property_id, Situation(0, runner), cause)
 
 
 def _told(property_id: str, at: Situation, cause: Cause) -> Explanation:

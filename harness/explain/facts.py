@@ -172,10 +172,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class CodeSite:
-    """A place in the code that is to blame: a function, its file, and what it does there.
-
-    `line` is where the function begins, or what it does happens; None where it is not known.
-    """
+    """A place in the code that is to blame: a function, its file, its line, what it does there."""
 
     function: str
     file: str
@@ -196,8 +193,7 @@ class SourceLine:
 class TableCell:
     """A cell of an index table that led to a wrong index.
 
-    `place` is its row and column in `req_to_token`, or its slot in the mapping. It has held
-    `value` since step `since`; the eager world has `right` there.
+    `place` is its row and column, or slot. It has held `value` since step `since`, not `right`.
     """
 
     table: str
@@ -225,9 +221,8 @@ class ListFault:
 class GivenValue:
     """A value that is wrong, as an op was given it or as a static input holds it.
 
-    `what` names an argument of an op, or a static input, with its place. Where the value lies
-    in a static input, `left_by` and `how` say how it got there, and `stale` whether this step
-    did not write it. Values are texts; `right` is None where it is not known.
+    `what` names an argument of an op, or a static input, with its place. Of a static input
+    `left_by`, `how` and `stale` say how it got there. Values are texts, `right` None if not known.
     """
 
     what: str
@@ -242,8 +237,7 @@ class GivenValue:
 class KeptOutput:
     """A value of a step's batch, or of a static input, that is a view of an earlier output.
 
-    `what` names the value. The output called `output`, of which it is row `row`, was given by
-    step `step` on `runner`, and overwritten once it had been read.
+    It is row `row` of `output`, which step `step` on `runner` gave, and overwritten since.
     """
 
     what: str
@@ -273,8 +267,8 @@ class BakedIn:
 class Holding:
     """What is held or free wrongly, or said wrongly by a table, since step `since`.
 
-    `before` says in words how it was after the step before, `found` how it is since; `step` is
-    what step `since` did. `both` says whether it is so in both worlds.
+    `before` says how it was after the step before, `found` how it is since step `since`, which is
+    a `step`. `both` says whether it is so in both worlds.
     """
 
     what: str
@@ -287,16 +281,24 @@ class Holding:
 
 
 @dataclass(frozen=True)
+class HeldState:
+    """An attribute of a Python object, by its path: what it held after the capture, and holds."""
+
+    path: str
+    captured: str
+    now: str
+
+
+@dataclass(frozen=True)
 class Cause:
     """What is to blame for a violation, and what shows it.
 
-    `blame` is in words: inputs, captured state, index tables, key lists, kept output, slot
-    bookkeeping, undeclared state, build, call site, missing wait, narrowed slot number, or not
-    known. `uncaptured_run`
-    is None where that was not tried, or failed. `twin_agrees` says whether an engine just captured
-    does the same wrong, so that no history is to blame; None where that was not tried. `compared`
-    says in words, where other runs are compared than the eager world's and the graph's, which two
-    those are, and what is known of all before the first difference.
+    `blame` is in words: inputs, captured state, captured output, index tables, key lists, what an
+    op is given, Python state, kept output, slot bookkeeping, undeclared state, build, call site,
+    missing wait, narrowed slot number, or not known. `uncaptured_run` is None where that was not tried, or failed, and
+    so is `twin_agrees`: whether an engine just captured does the same wrong. `compared` says which
+    two runs are compared, if others than the worlds' are, and what came before the first
+    difference. `made` is the line that makes what is to blame, and those that called it.
     """
 
     blame: str
@@ -314,6 +316,8 @@ class Cause:
     baked: BakedIn | None = field(default=None, metadata=LATER)
     held: Holding | None = field(default=None, metadata=LATER)
     taken: SlotTaken | None = field(default=None, metadata=LATER)
+    state: HeldState | None = field(default=None, metadata=LATER)
+    made: tuple[SourceLine, ...] = field(default=(), metadata=LATER)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from paritybit.harness.explain.facts import (
     Cause,
     FirstDifference,
     GivenValue,
+    HeldState,
     Holding,
     How,
     IndexOrigin,
@@ -45,6 +46,8 @@ def prove(property_id: str, at: Situation, cause: Cause) -> tuple[str, ...]:
         return _about_site(property_id, at, cause)
     if cause.held is not None:
         return _about_holding(property_id, cause.held)
+    if cause.difference is None and cause.state is not None:
+        return (_setting(at), *_state(cause.state, cause), f"So {property_id} does not hold.")
     difference = cause.difference
     if difference is None:
         then, so = _then_alone(at, cause), f"So {property_id} does not hold."
@@ -91,7 +94,21 @@ def _buts(cause: Cause) -> Iterator[str]:
         yield _but(cause.index)
     if cause.baked is not None:
         yield _baked(cause.baked)
-    if cause.blame == "key lists" and cause.twin_agrees:
+    yield from _where(cause)
+    if cause.compared:
+        yield f"But {cause.compared[2]}."
+    elif cause.blame == "not known":
+        yield "But the cause is not known, because no single change made the result correct."
+
+
+def _where(cause: Cause) -> Iterator[str]:
+    """Yield where in the code, or in which state, what is to blame lies."""
+    if cause.state is not None:
+        yield from _state(cause.state, cause)
+    elif cause.made:
+        line = cause.made[0]
+        yield f"It was {line.what} ({line.file}, line {line.line})."
+    if cause.blame == "key lists" and cause.twin_agrees and not cause.made:
         yield (
             "But no table cell, stale element or request input leads there, so the code "
             "that builds the list is wrong."
@@ -101,10 +118,17 @@ def _buts(cause: Cause) -> Iterator[str]:
             "But running it again from the same bytes, with nothing changed, gives a "
             "different result, so it depends on undeclared state."
         )
-    if cause.compared:
-        yield f"But {cause.compared[2]}."
-    elif cause.blame == "not known":
-        yield "But the cause is not known, because no single change made the result correct."
+
+
+def _state(state: HeldState, cause: Cause) -> Iterator[str]:
+    """Tell which attribute holds what no reset undoes, and what set it."""
+    yield (
+        f"But {state.path} is {state.now}, and was {state.captured} after the capture. With what "
+        "it was, and nothing else changed, the property holds."
+    )
+    if cause.made:
+        line = cause.made[0]
+        yield f"It was {line.what} ({line.file}, line {line.line})."
 
 
 def _list(listed: ListFault, rows: str = "row") -> str:

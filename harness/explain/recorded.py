@@ -4,22 +4,25 @@ The forward can then be run again with a static input changed, or with nothing c
 what a change of one thing changes is what that thing is to blame for.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
+from paritybit.harness.explain.counterfactuals.objects import Attribute, Kept
 from paritybit.harness.explain.origins.log_sites import LogSite, SiteTrap
 from paritybit.harness.explain.origins.outputs import GivenOutput, OutputLedger
 from paritybit.harness.explain.origins.tables import Cell, TableLedger, both
 from paritybit.harness.explain.provenance import ForwardId, SlotLedger, StaticLedger, row_requests
+from paritybit.harness.explain.tracing import Seen, following
 from paritybit.harness.lockstep.bits import cloned
 from paritybit.harness.lockstep.config import SUBJECT_LOGGER
 from paritybit.harness.lockstep.noise import index_bounds
 from paritybit.harness.lockstep.observation import Observation
-from paritybit.harness.lockstep.pair import Pair, Recorder
-from paritybit.harness.lockstep.requests import PlannedStep, owner_of, serial_at
+from paritybit.harness.lockstep.pair import ExtraRun, Pair, Recorder
+from paritybit.harness.lockstep.requests import PlannedStep, owner_of
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError
 from paritybit.harness.schedules.schedule import Schedule
 from paritybit.reference.allocator import Owner
@@ -28,17 +31,16 @@ from paritybit.reference.config import Kind
 from paritybit.reference.model import Output
 from paritybit.reference.ops import OpCall, Ops
 from paritybit.subjects.captured import CapturedEngine
-from paritybit.subjects.protocol import Overrides
+from paritybit.subjects.protocol import Forward, Overrides
 from paritybit.subjects.runners.base import GraphRunner
 from torch import Tensor
 
 LENGTHS, ON_HOST = "seq_lens", "seq_lens_cpu"
-"""Lengths, and the host's copy of them, which sizes the lists that they fill.
-
-No element of the copy may be greater than its length: what fills the list would run out of rows.
-"""
+"""Lengths, and the host's copy, no element of which may be greater: it sizes the lists."""
 
 Calls = list[OpCall]
+Given = Callable[[str, tuple[Any, ...]], tuple[Any, ...]]
+"""Returns the arguments that an op is to be given, by its name and those it would be given."""
 Element = tuple[str, int, Tensor]
 """A static buffer's name, an element of it, counted flat, and the value it is given."""
 
@@ -59,12 +61,14 @@ class Run:
     """What a forward of the graph world gave: its live output, its ops, and all KV after it.
 
     `failed` says why it gave no output, if it did not; its ops then hold what they were given.
+    `forward` is what the engine gave, valid until its next forward; None of a recorded forward.
     """
 
     output: Output
     calls: Calls
     storage: Tensor
     failed: str | None
+    forward: Forward | None = None
 
 
 @dataclass
@@ -74,7 +78,8 @@ class RecordedForward:
     Storages are all KV of a world, before and after the forward. `written` tells who wrote
     each slot before it. `static` holds the static buffers of the replay's runner, by name,
     after the forward, `static_before` before it, and `fresh` those of the fresh engine after the
-    same forward. `state` is the engine's Python state before it. `tables` are the graph world's
+    same forward. `state` is the engine's Python state before it, `objects` what its Python objects
+    held then, and `captured` what they held when the schedule began. `tables` are the graph world's
     index tables during it, `eager_tables` the eager world's; `cells` tells since when each cell of
     the graph world's has held what it holds. `outputs` are those of the replays before it, and
     `observation` is what the checks see of it, None if the subject failed: it is valid until
@@ -105,6 +110,8 @@ class RecordedForward:
     written: SlotLedger
     sites: list[LogSite]
     state: Any
+    captured: Kept
+    objects: Kept
     runner: GraphRunner | None
     """The runner whose graph was replayed, if one was."""
 
@@ -127,10 +134,6 @@ class RecordedForward:
         """The bucket of the replay."""
         return None if self.runner is None else self.runner.bucket(self.live_size or 0)
 
-    def serial_at(self, row: int) -> int:
-        """Return the request at `row` of req_to_token."""
-        return serial_at(row, self.owners)
-
     def owner_of(self, kind: Kind, slot: int) -> str:
         """Say in words whose slot it is, what is being written included."""
         return owner_of(kind, slot, self.spans, self.owners)
@@ -141,12 +144,18 @@ class RecordedForward:
         *,
         captured: bool = True,
         cells: Sequence[Cell] = (),
+        attributes: Sequence[Attribute] = (),
+        given: Given | None = None,
+        seen: Seen | None = None,
+        prepare: Callable[[], None] = lambda: None,
     ) -> Run:
         """Run the forward once more from the same bytes, some static elements or cells changed.
 
-        Without `captured` the captured function runs eagerly, through the static buffers. On
-        CUDA a change that might lead out of bounds is not run, and counts as one that failed: an
-        assertion of the device ends the process, where a CPU raises an error.
+        Without `captured` the captured function runs eagerly, through the static buffers.
+        `attributes` get back what they held when the schedule began, and ops that run are given
+        what `given` makes of their arguments. `seen` is called after each line of the engine,
+        `prepare` before the forward. On CUDA a change that might lead out of bounds is not run,
+        and counts as one that failed: an assertion of the device ends the process.
         """
         pools = self.pair.graph_pools
         if self.pair.trial.device == "cuda" and not all(map(self._within_bounds, elements)):
@@ -157,10 +166,17 @@ class RecordedForward:
         for cell in cells:
             tables[cell.table].view(-1)[cell.place] = cell.value
         self.engine.restore(self.state)
+        self.objects.restore()
+        for attribute in attributes:
+            self.captured.put_back(attribute)
         self._restore_static()
+        prepare()
+        self.engine.ops.given = given
         try:
-            return run(self.pair, self.engine, self.planned, Overrides(elements, captured))
+            with following(seen) if seen is not None else nullcontext():
+                return run(self.pair, self.engine, self.planned, Overrides(elements, captured))
         finally:
+            self.engine.ops.given = None
             self._restore_tables()
 
     def _within_bounds(self, element: Element) -> bool:
@@ -196,22 +212,26 @@ class RecordedForward:
 def run(pair: Pair, engine: CapturedEngine, planned: PlannedStep, overrides: Overrides) -> Run:
     """Run a forward over the graph world's pools and keep what it did."""
     output: Output = {}
-    failed = None
+    failed, forward = None, None
     with calls_of(engine.ops) as calls:
         try:
             forward = engine.forward_overridden(planned.graph.batch, planned.mode, overrides)
             output = cloned(forward.output)
-        except (IndexError, RuntimeError, ValueError) as error:
-            failed = str(error).splitlines()[0]
-    return Run(output, list(calls), pair.graph_pools.storage.clone(), failed)
+        except Exception as error:  # Whatever a change makes of the subject, it fails.
+            failed = (str(error).splitlines() or [type(error).__name__])[0]
+    return Run(output, list(calls), pair.graph_pools.storage.clone(), failed, forward)
 
 
 class OpRecorder(Recorder):
-    """Records the ops of each forward, in the eager world, on the fresh engine and the subject."""
+    """Records the ops of each forward, in the eager world, on the fresh engine and the subject.
 
-    def __init__(self, pair: Pair, engine: CapturedEngine) -> None:
+    Forward `last`, counted from 0, is to be run again.
+    """
+
+    def __init__(self, pair: Pair, engine: CapturedEngine, last: int) -> None:
         self.pair = pair
         self.engine = engine
+        self.last = last
         self.forwards = 0
         self.ledger = StaticLedger(
             buffer for buffers in engine.all_static_buffers() for buffer in buffers.values()
@@ -223,6 +243,7 @@ class OpRecorder(Recorder):
     def begin(self) -> None:
         """Begin to follow the tables, which were just reset."""
         self.cells = TableLedger(self.pair.graph_pools.tables)
+        self.captured = Kept(self.engine)
 
     def planned(self, pair: Pair, planned: PlannedStep) -> None:
         """Keep what the forward starts from, and what the fresh engine makes of it."""
@@ -246,6 +267,8 @@ class OpRecorder(Recorder):
         self.fresh_calls, self.fresh = self._run_fresh(planned)
         pair.restore_graph()
         self.state = self.engine.state()
+        if self.forwards == self.last:
+            self.objects = Kept(self.engine)
         self.trap.sites.clear()
         self.forwards += 1
 
@@ -309,6 +332,8 @@ class OpRecorder(Recorder):
             written=self.slots,
             sites=list(self.trap.sites),
             state=self.state,
+            captured=self.captured,
+            objects=self.objects,
             runner=self.runner,
         )
 
@@ -330,24 +355,32 @@ class OpRecorder(Recorder):
         return calls, copied(fresh.runners[planned.mode])
 
 
-def record_forward(pair: Pair, schedule: Schedule, number: int) -> RecordedForward:
+def record_forward(
+    pair: Pair,
+    schedule: Schedule,
+    number: int,
+    extra_runs: Mapping[str, ExtraRun] = MappingProxyType({}),
+) -> RecordedForward:
     """Play a schedule up to its forward `number`, counted from 0, and record that one.
 
-    The worlds must not have diverged before it. Raises ValueError if there is no such forward,
-    and for an engine whose ops are not seen.
+    `extra_runs` are run before it, and observed. The worlds must not have diverged before it.
+    Raises ValueError if there is no such forward, and for an engine whose ops are not seen.
     """
     if not isinstance(pair.subject, CapturedEngine):
         raise ValueError("this engine does not expose its ops, so they cannot be recorded")
     with torch.inference_mode():
         pair.begin(schedule)
-    recorder = OpRecorder(pair, pair.subject)
+    recorder = OpRecorder(pair, pair.subject, number)
     SUBJECT_LOGGER.addHandler(recorder.trap)
     try:
         with torch.inference_mode():
             recorder.begin()
             for place, step, upcoming in schedule.ahead():
                 try:
-                    observation = pair.step(step, place, upcoming=upcoming, recorder=recorder)
+                    extra = extra_runs if recorder.forwards == number else {}
+                    observation = pair.step(
+                        step, place, extra, upcoming=upcoming, recorder=recorder
+                    )
                 except SubjectFailedError:
                     if recorder.forwards - 1 != number:
                         raise

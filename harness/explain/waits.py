@@ -4,15 +4,16 @@ Each wait of the engine is made sure of in turn, by a class that comes before it
 work; the schedule is then played again. Knows no bug.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from paritybit.harness.explain.facts import Cause, Explanation, Situation
 from paritybit.harness.explain.origins.source_lines import site_of, source_lines
 from paritybit.reference.order import Arrived, Values
-from paritybit.subjects.overlap import Flight, Overlap, Staged
+from paritybit.subjects.overlap import Flight, Overlap, Staged, on_host
 from paritybit.subjects.streams import Event
+from torch import Tensor
 
 Result = TypeVar("Result")
 
@@ -52,6 +53,23 @@ class ForwardAwaited(Overlap):
         return flight
 
 
+class EventBehindWrites(Overlap):
+    """The event behind what is written to the tables is recorded behind it."""
+
+    def write(self, values: Values, work: Callable[[Arrived], None]) -> None:
+        """Write, then record."""
+        super().write(values, work)
+        self.written = self.streams.schedule.record()
+
+
+class HostMemoryKept(Overlap):
+    """Host memory that a copy is to read is never written again."""
+
+    def _once(self, listed: Sequence[int]) -> Tensor:
+        """Take memory of its own."""
+        return self._pinned(on_host(listed))
+
+
 class TablesAwaited(Overlap):
     """A forward waits for all that was written to the tables."""
 
@@ -64,8 +82,7 @@ class TablesAwaited(Overlap):
         asks: bool,
     ) -> Flight[Result]:
         """Wait, then launch."""
-        if self.written is not None:
-            self.streams.forward.wait(self.written)
+        self.streams.forward.wait(self.streams.schedule.record())
         return super().launch(staged, forward, follow, asks=asks)
 
 
@@ -95,28 +112,34 @@ WAITS = (
         ForwardAwaited,
     ),
     SureWait(
+        Overlap.write,
+        "the event behind what is written to the tables is recorded before all of it is",
+        EventBehindWrites,
+    ),
+    SureWait(
         Overlap.launch,
         "the forward reads the tables before the data planned for it is written there",
         TablesAwaited,
     ),
+    SureWait(
+        Overlap._once,
+        "host memory that a copy has yet to read is written again",
+        HostMemoryKept,
+    ),
 )
 
 
-def explain_race(property_id: str, step: int, mended: Mapping[str, bool]) -> Explanation:
+def explain_race(property_id: str, step: int, mended: Mapping[type, bool]) -> Explanation | None:
     """Return why a property is violated at a step, though it holds where no steps overlap.
 
-    `mended` says, by the function of each of `WAITS`, whether that wait alone makes it hold.
+    `mended` says, by the class of each of `WAITS`, whether that wait alone makes it hold. None
+    where no wait does.
     """
-    found = [wait for wait in WAITS if mended[wait.function]]
-    if found:
-        site = site_of(found[0].method, found[0].words)
-        but = (
-            "But with a wait added there, and nothing else changed, the schedule gives the "
-            "correct bits."
-        )
-    else:
-        site = site_of(Overlap, "work from two steps runs in the wrong order")
-        but = "But no single wait fixes it. Without overlapping steps the bits are correct."
+    found = [wait for wait in WAITS if mended[wait.before]]
+    if not found:
+        return None
+    site = site_of(found[0].method, found[0].words)
+    but = f"But with a wait added there, and nothing else changed, {property_id} holds."
     proof = (
         f"The host plans step {step}, or the step after it, while a forward runs.",
         f"Then in {site.function} ({site.file}), {site.message}.",

@@ -13,6 +13,7 @@ from typing import Any
 from paritybit.harness.lockstep.requests import PlannedForward, Request
 from paritybit.harness.lockstep.scheduler import COMMITS, Scheduler, count_sampled, keep_sampled
 from paritybit.harness.lockstep.speculation import count_caught_up, keep_caught_up
+from paritybit.harness.lockstep.tracebacks import subject_runs
 from paritybit.harness.schedules.coverage import FREED_IN_FLIGHT, HANDED_OVER_IN_FLIGHT, OVERLAPPED
 from paritybit.harness.schedules.schedule import Evict, Finish, Retract, Step, Verify
 from paritybit.reference.allocator import Ownership
@@ -26,7 +27,7 @@ from paritybit.reference.batch import (
     write_slots,
 )
 from paritybit.reference.model import Output
-from paritybit.reference.order import Arrived
+from paritybit.reference.order import Arrived, Values
 from paritybit.subjects.overlap import Overlap, Staged
 from paritybit.subjects.protocol import Forward
 from torch import Tensor
@@ -79,6 +80,20 @@ class StagedForward(PlannedForward):
         return self.listed
 
 
+def watched(overlap: Overlap) -> Overlap:
+    """Return an order of work in which what is written to the tables fails as the subject's.
+
+    What it writes may be another batch's by then, and out of bounds.
+    """
+    write = type(overlap).write
+
+    def guarded(values: Values, work: Callable[[Arrived], None]) -> None:
+        write(overlap, values, subject_runs()(work))
+
+    overlap.write = guarded  # type: ignore[method-assign]
+    return overlap
+
+
 class OverlappedScheduler(Scheduler):
     """A scheduler whose device work is ordered by `overlap`.
 
@@ -86,7 +101,7 @@ class OverlappedScheduler(Scheduler):
     """
 
     def __init__(self, *args: Any, overlap: Overlap) -> None:
-        self.overlap = overlap
+        self.overlap = watched(overlap)
         self.kept_in_flight: dict[int, int] = {}
         self.ahead: deque[tuple[Step, PlannedForward | None, StepOver]] = deque()
         super().__init__(*args, order=overlap)
@@ -94,7 +109,7 @@ class OverlappedScheduler(Scheduler):
     def order_by(self, overlap: Overlap) -> None:
         """Order the device work by `overlap` from the next reset on."""
         self.overlap.clear()
-        self.overlap = self.order = self.allocator.order = overlap
+        self.overlap = self.order = self.allocator.order = watched(overlap)
 
     def rehearse(self, play: Callable[[], object]) -> None:
         """Play what is to be played beforehand, if the streams of the device need it.

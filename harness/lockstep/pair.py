@@ -22,7 +22,7 @@ from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.harness.lockstep.scale.kept import Ran, kept_of
 from paritybit.harness.lockstep.scale.memory import require_memory
 from paritybit.harness.lockstep.scheduler import Scheduler, samples_of
-from paritybit.harness.lockstep.tracebacks import SubjectFailedError, subject_runs
+from paritybit.harness.lockstep.tracebacks import SubjectFailedError, capture_runs, subject_runs
 from paritybit.harness.schedules.schedule import Schedule, Step, modes_of
 from paritybit.reference.allocator import Allocator, Owner
 from paritybit.reference.batch import ForwardBatch, Mode
@@ -105,7 +105,8 @@ class Pair:
         self.decoder = EagerDecoder(config.ops(), *models, self.eager_pools)
         self.log = LogTrap()
         with self.log, torch.inference_mode():
-            self.subject, self.fresh_engine = (engines or captured_engines)(self)
+            with capture_runs():
+                self.subject, self.fresh_engine = (engines or captured_engines)(self)
             self.captures = Captures(self.subject, self.fresh_engine, parts.executed, self.log)
         widest = max(config.buckets)
         replayed = frozenset(mode for mode in Mode if self.subject.runner_name(mode) is not None)
@@ -143,7 +144,7 @@ class Pair:
         The worlds then have no requests, and the engines are just captured.
         """
         if self.captures.lacks(modes):
-            with torch.inference_mode():
+            with torch.inference_mode(), capture_runs():
                 self.reset(0)
                 self.captures.capture(modes)
 

@@ -178,6 +178,26 @@ class Captures:
 
 def held(engines: Mapping[str, PythonObjects], modules: frozenset[str] | None = None) -> Held:
     """Return what the objects of engines hold; of their modules, all loaded or those given."""
+    return _walked(engines, modules).found
+
+
+@dataclass(frozen=True)
+class Objects:
+    """One engine's Python objects, what they hold, and what holds each path, by which name."""
+
+    held: Held
+    objects: tuple[Any, ...]
+    holders: Mapping[str, tuple[Any, str]]
+
+
+def objects_of(name: str, engine: PythonObjects) -> Objects:
+    """Return the objects of an engine, whose paths begin with `name`."""
+    walk = _walked({name: engine}, None)
+    return Objects(walk.found, tuple(walk.seen.values()), walk.holders)
+
+
+def _walked(engines: Mapping[str, PythonObjects], modules: frozenset[str] | None) -> "_Walk":
+    """Follow the objects of engines."""
     walk, found = _Walk(), set[str]()
     for who, objects in engines.items():
         walk.declared.update(objects.declared)
@@ -188,7 +208,7 @@ def held(engines: Mapping[str, PythonObjects], modules: frozenset[str] | None = 
     walk.found.modules = frozenset(found) if modules is None else modules
     for name in sorted(found & walk.found.modules - walk.declared.keys()):
         walk.module(name)
-    return walk.found
+    return walk
 
 
 def of_engine(module: str, objects: PythonObjects) -> bool:
@@ -208,7 +228,8 @@ Follow = Callable[["_Walk", Any, str, str], None]
 class _Walk:
     """Follows objects, each once, so that what two engines share is taken note of once.
 
-    `follows` says how values of the classes that it met are followed.
+    `follows` says how values of the classes that it met are followed. `holders` has, by path, what
+    holds an attribute, and the attribute's name.
     """
 
     def __init__(self) -> None:
@@ -218,6 +239,7 @@ class _Walk:
         self.found = Held()
         self.seen: dict[int, Any] = {}
         self.follows: dict[type, Follow] = {}
+        self.holders: dict[str, tuple[Any, str]] = {}
 
     def visit(self, value: Any, path: str, name: str) -> None:
         """Take note of a value and of what it holds. `name` says what holds it, briefly."""
@@ -238,6 +260,7 @@ class _Walk:
         for key, value in tuple(vars(sys.modules[name]).items()):
             own = getattr(value, "__module__", name) == name
             if not key.startswith("__") and (own or not isinstance(value, FunctionType | type)):
+                self.holders[f"{name}.{key}"] = sys.modules[name], key
                 self.visit(value, f"{name}.{key}", f"{name}.{key}")
 
     def _own(self, value: Any) -> bool:
@@ -308,7 +331,7 @@ class _Walk:
                 self.visit(base, path_of(base), base.__qualname__)
         for key, value in tuple(vars(kind).items()):
             if not key.startswith(("__", "_abc_")) and not isinstance(value, property):
-                self._attribute(kind.__qualname__, key, value, path)
+                self._attribute(kind, kind.__qualname__, (key, value), path)
 
     def _object(self, value: Any, path: str, name: str) -> None:
         kind = type(value)
@@ -319,11 +342,13 @@ class _Walk:
             return
         self._note(path, name, f"a {kind.__name__}")
         for key, item in attributes_of(value):
-            self._attribute(kind.__name__, key, item, path)
+            self._attribute(value, kind.__name__, (key, item), path)
         self.visit(kind, path_of(kind), kind.__qualname__)
 
-    def _attribute(self, owner: str, key: str, value: Any, path: str) -> None:
+    def _attribute(self, of: Any, owner: str, item: tuple[str, Any], path: str) -> None:
+        key, value = item
         if f"{owner}.{key}" not in self.declared:
+            self.holders[f"{path}.{key}"] = of, key
             self.visit(value, f"{path}.{key}", f"{owner}.{key}")
 
     FOLLOWED: Mapping[Any, Follow] = {

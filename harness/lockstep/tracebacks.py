@@ -5,12 +5,18 @@ Such a traceback is whole, and has no absolute path.
 
 import re
 import traceback
-from contextlib import ContextDecorator
+from collections.abc import Iterator
+from contextlib import ContextDecorator, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from paritybit.subjects.buffers import SharedBufferError
+
 from paritybit.places import SOURCES
+
+SUBJECTS = SOURCES / "subjects"
+"""Where the engine on trial lies."""
 
 ADAPTERS = SOURCES / "subjects" / "engines"
 """Where engines of others are driven from."""
@@ -60,6 +66,25 @@ def misread(error: BaseException) -> bool:
 
 
 SUBJECT_RUNS = SubjectRuns()
+
+
+@contextmanager
+def capture_runs() -> Iterator[None]:
+    """Turn an error of an engine of ours that is built or captured within into SubjectFailedError.
+
+    What its runners refuse by themselves stays as it is: see `Lockstep`.
+    """
+    try:
+        with SUBJECT_RUNS:
+            yield
+    except SubjectFailedError as error:
+        cause = error.__cause__
+        frames = traceback.extract_tb(cause.__traceback__) if cause is not None else []
+        if isinstance(cause, SharedBufferError) or not frames:
+            raise (cause or error) from None
+        if not Path(frames[-1].filename).is_relative_to(SUBJECTS):
+            raise (cause or error) from None
+        raise
 
 
 def subject_runs() -> SubjectRuns:

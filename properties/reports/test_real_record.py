@@ -9,10 +9,11 @@ from typing import cast
 
 import pytest
 from paritybit.harness.campaigns import regress
+from paritybit.harness.campaigns.finding import Finding
 from paritybit.harness.campaigns.hunt import HuntResult
 from paritybit.harness.campaigns.run_record import cases_of
 from paritybit.harness.campaigns.run_record import record as record_of
-from paritybit.harness.campaigns.task import Finding, Result, Source, Status, Task, run_task
+from paritybit.harness.campaigns.task import Result, Source, Status, Task, run_task
 from paritybit.harness.checks.property import Property, Violation
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.errors import headline

@@ -1,6 +1,13 @@
 """declared_state: what a reset leaves behind, and what a schedule then depends on."""
 
 from paritybit.harness.checks.property import Playing, Property, Violation
+from paritybit.harness.explain.counterfactuals.objects import Kept
+from paritybit.harness.explain.counterfactuals.setters import identity
+from paritybit.harness.explain.facts import Cause, HeldState, Situation
+from paritybit.harness.explain.tracing import LastChange, following
+from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.schedules.schedule import Schedule
+from paritybit.subjects.captured import CapturedEngine
 from paritybit.subjects.protocol import Offer
 
 ID = "declared_state"
@@ -20,6 +27,37 @@ def at_end(playing: Playing) -> list[Violation]:
     return [Violation(ID, playing.place, message, where)]
 
 
+def cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] | None:
+    """Explain what a reset leaves behind: the path to it from the engine, and what set it last."""
+    engine = pair.subject
+    if not isinstance(engine, CapturedEngine):
+        return None
+    pair.begin(schedule)
+    captured = Kept(engine)
+    _played(pair, schedule, step)
+    engine.reset()
+    now = Kept(engine)
+    attribute = next(captured.changed_by(now), None)
+    if attribute is None:
+        return None
+    captured.restore()
+    pair.begin(schedule)
+    watched = LastChange(lambda: identity(attribute), "set")
+    with following(watched):
+        _played(pair, schedule, step)
+    change = attribute.change
+    held = HeldState(change.path, change.captured, change.now)
+    return Situation(step, None), Cause("Python state", state=held, made=watched.lines)
+
+
+def _played(pair: Pair, schedule: Schedule, last: int) -> None:
+    """Play a schedule up to a step."""
+    for place, step, upcoming in schedule.ahead():
+        if place > last:
+            return
+        pair.step(step, place, upcoming=upcoming)
+
+
 DECLARED_STATE = Property(
     id=ID,
     statement=(
@@ -28,6 +66,7 @@ DECLARED_STATE = Property(
     ),
     needs=frozenset({Offer.PYTHON_STATE}),
     at_end=at_end,
+    cause_in_play=cause,
     every_step=False,
     after_reset=True,
 )

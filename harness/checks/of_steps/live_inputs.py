@@ -17,9 +17,10 @@ from paritybit.harness.checks.static_inputs import (
     Expected,
     ExpectedInputs,
 )
+from paritybit.harness.explain.counterfactuals.judge import Right, WrongInput
 from paritybit.harness.explain.facts import Cause
 from paritybit.harness.explain.origins.given import cell_of_element, given_element, kept_value
-from paritybit.harness.explain.recorded import RecordedForward
+from paritybit.harness.explain.recorded import Element, RecordedForward
 from paritybit.harness.lockstep.bits import bits
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.reference.config import Role
@@ -219,6 +220,34 @@ def describe(observation: Observation) -> Description:
                 f"{values['right']}"
             ), where | {"element": element, **{k: str(v) for k, v in values.items()}}
     raise ValueError("every static input holds what it must")
+
+
+def wrong_inputs(observation: Observation) -> Right:
+    """Return the elements of static inputs that hold what they must not, and what is right.
+
+    Those of which it is not known what they must hold are never among them.
+    """
+    found: dict[str, WrongInput] = {}
+    replay = observation.replay
+    if replay is None or (replay.given is None and replay.runner not in INPUTS):
+        return found
+    for part in parts(observation):
+        if part.held.shape != part.right.shape or part.name not in observation.static:
+            continue
+        right, buffer = as_held(part), observation.static[part.name]
+        elements = list[Element]()
+        for place in (bits(part.held) != bits(right)).nonzero().tolist():
+            strides = zip(place, part.held.stride(), strict=True)
+            first = int(part.held.storage_offset() - buffer.storage_offset())
+            element = first + sum(at * stride for at, stride in strides)
+            elements.append((part.name, element, right[tuple(place)].clone()))
+        if elements and part.name in found:
+            both = (*found[part.name].elements, *elements)
+            found[part.name] = replace(found[part.name], elements=both)
+        elif elements:
+            values = part.held.clone().flatten(), right.clone().flatten()
+            found[part.name] = WrongInput(tuple(elements), *values)
+    return found
 
 
 def cause(recorded: RecordedForward) -> Cause | None:

@@ -45,6 +45,7 @@ def source_lines(runner: GraphRunner | None, cause: Cause) -> tuple[SourceLine, 
 
 
 def _lines(runner: GraphRunner | None, cause: Cause) -> Iterator[SourceLine]:
+    yield from cause.made
     site = cause.site
     if site is not None and site.line is not None:
         yield SourceLine(site.function, site.file, site.line)

@@ -12,6 +12,7 @@ from paritybit.harness.campaigns import benches
 from paritybit.harness.campaigns import task as tasks
 from paritybit.harness.campaigns.bisect import Bisection, hunted_case, with_goal
 from paritybit.harness.campaigns.executor import Ended
+from paritybit.harness.campaigns.finding import Finding
 from paritybit.harness.campaigns.fresh import FreshPlaying, PlayFresh
 from paritybit.harness.campaigns.history import HISTORY, Point, play_history
 from paritybit.harness.campaigns.hunt import (
@@ -25,7 +26,6 @@ from paritybit.harness.campaigns.regress import Run, RunConfig, plan, verdict
 from paritybit.harness.campaigns.replay import Named, Replayed, judged, replayed
 from paritybit.harness.campaigns.task import (
     GOOD,
-    Finding,
     Result,
     Source,
     Status,

@@ -4,8 +4,9 @@ from dataclasses import replace
 from io import StringIO
 
 import pytest
+from paritybit.harness.campaigns.finding import Finding
 from paritybit.harness.campaigns.hunt import HuntResult
-from paritybit.harness.campaigns.task import Finding, Result, Source, Status, Task
+from paritybit.harness.campaigns.task import Result, Source, Status, Task
 from paritybit.harness.cli.display import clean_table, matrix, print_errors, said_of
 from paritybit.harness.cli.failures import annotation
 from paritybit.harness.errors import CannotRunError

@@ -1,0 +1,272 @@
+"""Whether the violated property holds once ops are given one argument as the other run has it."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from paritybit.harness.explain.first_difference import Difference, key_places, keys_of, paired
+from paritybit.harness.explain.origins.arguments import named_arguments
+from paritybit.harness.explain.provenance import layers_by_address
+from paritybit.harness.explain.recorded import Given, RecordedForward
+from paritybit.harness.lockstep.bits import bits
+from paritybit.reference.config import Kind
+from paritybit.reference.ops import OpCall
+from torch import Tensor
+
+LISTS = ("begin", "end", "slots")
+"""The arguments of attention that say which keys each row reads, by one list for all rows."""
+
+LOCATIONS = "loc"
+"""The argument that says where rows store."""
+
+LIST = "the list of keys"
+"""What these arguments are together."""
+
+NOT_GIVEN = frozenset({"cache", "states", "table", "frequency", "decay", "norm", "weight", "sinks"})
+"""Arguments that are memory of an engine's own, or weights: no forward makes them."""
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """An argument of all ops of one name, in words, and what each of them is to be given.
+
+    `held` is what the first op that differs was given, `right` what the other run's was, both of
+    live rows alone; of a list of keys those of one row, masked ones too. `windowed` says that they
+    are slots of the window's sub-pool. `values` has, by the number of the op
+    among those of its name, the arguments to give by their places.
+    """
+
+    op: str
+    argument: str
+    held: Tensor
+    right: Tensor
+    values: dict[int, dict[int, Any]]
+    windowed: bool = False
+
+    def spellings(self, mapping: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the values held and right as they may stand before they got to the op.
+
+        Slots of a window are made of full slots, by `mapping`; that comes first.
+        """
+        if self.windowed:
+            yield spelled_full(self.held, mapping), spelled_full(self.right, mapping)
+        yield self.held, self.right
+
+    def given(self) -> Given:
+        """Return what gives ops these arguments, for one run."""
+        counts: Counter[str] = Counter()
+
+        def give(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+            number = counts[name]
+            counts[name] += 1
+            if name != self.op or number not in self.values:
+                return arguments
+            changed = list(arguments)
+            for place, value in self.values[number].items():
+                if place < len(changed):
+                    changed[place] = value
+            return tuple(changed)
+
+        return give
+
+
+def spelled_full(slots: Tensor, mapping: Tensor) -> Tensor:
+    """Return slots of the window's sub-pool as the full slots that `mapping` makes them of."""
+    full = {swa: place for place, swa in enumerate(mapping.tolist()) if swa > 0}
+    return torch.tensor([full.get(slot, slot) for slot in slots.tolist()], dtype=torch.int64)
+
+
+def replacements(
+    recorded: RecordedForward, left: Sequence[OpCall], difference: Difference
+) -> Iterator[Replaced]:
+    """Yield the arguments of the first op that differs that are not those of the other run.
+
+    Of ops of its name behind it only what no op before them gave is replaced as well: what the
+    first one led to must come right by itself.
+    """
+    pairs = [(one, other) for _, one, other in paired(left, recorded.run.calls)]
+    one, other = pairs[difference.call]
+    if one is None:
+        return
+    same = [(a, b) for a, b in pairs if b.name == other.name]
+    first = next(number for number, (_, call) in enumerate(same) if call is other)
+    made = _made_by_ops(recorded.run.calls)
+    if other.name == "attention":
+        windowed = difference.kind is Kind.SWA
+        for padded in (False, True):
+            found = _lists(same, first, difference.row or 0, windowed=windowed, padded=padded)
+            if found is not None:
+                yield found
+    for place, name in enumerate(named_arguments(other)):
+        lists = other.name == "attention" and (name in LISTS or "mask" in name)
+        if name not in NOT_GIVEN and not lists:
+            values = _values(same, (place, name), first, made)
+            if first in values:
+                found = _of_first(other, one, (place, name), values)
+                swa = name == LOCATIONS and difference.kind is Kind.SWA
+                yield dataclasses.replace(found, windowed=swa)
+
+
+def _values(
+    same: Sequence[tuple[OpCall | None, OpCall]],
+    argument: tuple[int, str],
+    first: int,
+    made: Collection[int],
+) -> dict[int, dict[int, Any]]:
+    """Return what ops of one name, from the first that differs on, are to be given."""
+    (place, name), values = argument, dict[int, dict[int, Any]]()
+    for number, (usual, call) in enumerate(same):
+        if usual is None or number < first or place >= min(len(usual.inputs), len(call.inputs)):
+            continue
+        if number == first or _address(call.inputs[place]) not in made:
+            right = as_given(call.inputs[place], usual.inputs[place], name)
+            if right is not None:
+                values[number] = {place: right}
+    return values
+
+
+def _of_first(
+    call: OpCall, usual: OpCall, argument: tuple[int, str], values: dict[int, dict[int, Any]]
+) -> Replaced:
+    """Return the replacement of an argument that the first op that differs, `call`, has."""
+    place, name = argument
+    held, right = call.inputs[place], values[min(values)][place]
+    if not isinstance(held, Tensor):
+        return Replaced(call.name, name, torch.tensor(held), torch.tensor(right), values)
+    shape = held.shape if name == LOCATIONS else usual.inputs[place].shape
+    live = tuple(map(slice, shape))
+    return Replaced(call.name, name, held[live].clone(), right[live].clone(), values)
+
+
+def failing_replacements(recorded: RecordedForward, calls: Sequence[OpCall]) -> Iterator[Replaced]:
+    """Yield the arguments of the last of some ops, which fails, that are not the eager world's."""
+    left = recorded.eager_calls
+    failing = calls[-1]
+    usual = [call for call in left if call.name == failing.name]
+    number = sum(call.name == failing.name for call in calls) - 1
+    if number >= len(usual):
+        return
+    one = usual[number]
+    if failing.name == "attention":
+        # What is listed for later layers is as wrong, and replaced as well.
+        rows = len(failing.inputs[2])
+        values = {
+            at: _packed(failing, [*lists_of(usual[at]), *[[0]] * rows][:rows])
+            for at in range(number, len(usual))
+        }
+        held = failing.inputs[4].flatten().to(torch.int64)
+        layers = layers_by_address(recorded.pair.graph_pools)
+        windowed = layers[failing.inputs[1].data_ptr()][2] is Kind.SWA
+        yield Replaced("attention", LIST, held, held[:0], values, windowed)
+        return
+    for place, name in enumerate(named_arguments(failing)):
+        if name in NOT_GIVEN or place >= min(len(one.inputs), len(failing.inputs)):
+            continue
+        right = as_given(failing.inputs[place], one.inputs[place], name)
+        if isinstance(right, Tensor):
+            held = failing.inputs[place]
+            values = {at: {place: right} for at in range(number, len(usual))}
+            yield Replaced(failing.name, name, held.clone(), right, values)
+
+
+def lists_of(call: OpCall) -> list[list[int]]:
+    """Return the keys of each row of an attention."""
+    return [keys_of(call, row) for row in range(len(call.inputs[2]))]
+
+
+def as_given(held: Any, right: Any, name: str = "") -> Any:
+    """Return an argument with the rows of the other run's; None where they are the same.
+
+    None as well where the two have other forms, so that nothing says which rows are which. Padded
+    rows store at the reserved slot.
+    """
+    if not isinstance(held, Tensor) or not isinstance(right, Tensor):
+        plain = isinstance(held, int | float) and isinstance(right, int | float)
+        return right if plain and held != right else None
+    if held.dtype != right.dtype or held.dim() != right.dim():
+        return None
+    other = [axis for axis in range(held.dim()) if held.shape[axis] != right.shape[axis]]
+    if len(other) > 1 or any(held.shape[axis] < right.shape[axis] for axis in other):
+        return None
+    changed = held.clone()
+    for axis in other:
+        if name == LOCATIONS:
+            changed.zero_()
+        changed.narrow(axis, 0, right.shape[axis]).copy_(right)
+    if not other:
+        changed.copy_(right)
+    return None if torch.equal(bits(changed), bits(held)) else changed
+
+
+def _lists(
+    same: Sequence[tuple[OpCall | None, OpCall]],
+    first: int,
+    row: int,
+    *,
+    windowed: bool,
+    padded: bool,
+) -> Replaced | None:
+    """Return the key lists of all attention, each live row's as the other run has it.
+
+    With `padded` those of padded rows hold the reserved slot.
+    """
+    values, shown = {}, None
+    for number, (one, other) in enumerate(same):
+        if one is None:
+            continue
+        rows, live = len(other.inputs[2]), len(one.inputs[2])
+        reserved = [0] if padded else None
+        lists = [
+            keys_of(one, at) if at < live else reserved or keys_of(other, at) for at in range(rows)
+        ]
+        if not padded and all(keys_of(other, at) == lists[at] for at in range(min(rows, live))):
+            continue
+        values[number] = _packed(other, lists)
+        if number == first:
+            wrong = [at for at in range(rows) if keys_of(other, at) != lists[at]] or [0]
+            at = row if row in wrong else wrong[0]
+            shown = _listed(other, at, lists[at])
+    if shown is None:
+        return None
+    return Replaced("attention", LIST, *shown, values, windowed)
+
+
+def _listed(call: OpCall, row: int, right: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return what is listed for a row, masked keys too, and the same with its keys put right."""
+    first, places = int(call.inputs[2][row]), key_places(call, row)
+    if len(places) != len(right):
+        return torch.tensor(keys_of(call, row)), torch.tensor(right)
+    held = call.inputs[4][first : int(call.inputs[3][row])].to(torch.int64).cpu().clone()
+    mended = held.clone()
+    mended[[place - first for place in places]] = torch.tensor(right)
+    return held, mended
+
+
+def _packed(call: OpCall, lists: Sequence[Sequence[int]]) -> dict[int, Any]:
+    """Return the arguments of attention, by place, that list these keys, and no mask."""
+    ends = torch.tensor([len(one) for one in lists]).cumsum(0)
+    begins = ends - torch.tensor([len(one) for one in lists])
+    _, _, begin, end, slots = call.inputs[:5]
+    found = {
+        2: begins.to(begin.dtype).to(begin.device),
+        3: ends.to(end.dtype).to(end.device),
+        4: torch.tensor([slot for one in lists for slot in one] or [0]).to(slots),
+        6: max(int(call.inputs[6]), *map(len, lists)),
+    }
+    return found | {7: None, 8: None}
+
+
+def _made_by_ops(calls: Sequence[OpCall]) -> set[int]:
+    """Return where the results of ops lie."""
+    found = set()
+    for call in calls:
+        results = call.result if isinstance(call.result, tuple) else (call.result,)
+        found |= {_address(result) for result in results if isinstance(result, Tensor)}
+    return found
+
+
+def _address(value: Any) -> int:
+    return value.untyped_storage().data_ptr() if isinstance(value, Tensor) else -1

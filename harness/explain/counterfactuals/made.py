@@ -1,0 +1,149 @@
+"""The line of the engine's code at which a wrong value first stands, and holds no more once mended.
+
+The forward is run again with its lines followed. Each place at which a tensor or an array holds
+the wrong values is tried: they are put right there, in place, and nowhere else.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from paritybit.harness.explain.facts import SourceLine
+from paritybit.harness.explain.recorded import Run
+from paritybit.harness.explain.tracing import Seen, lines_of, values_of
+from torch import Tensor
+
+MOST_PLACES = 24
+"""Places that are tried, one by one."""
+
+FEWEST = 2
+"""Different values that a list must have to be known from others."""
+
+SEEN = 256
+"""Values of a list of which the different ones are counted."""
+
+
+@dataclass
+class Wanted:
+    """The values that are wrong, one after the other, and those that are right.
+
+    One value alone may stand in many places. It is looked for only if it is `known` to be copied.
+    """
+
+    held: Tensor
+    right: Tensor
+    known: bool = False
+
+    def __post_init__(self) -> None:
+        self.wrong_bytes = _bytes(_array(self.held))
+        self.right_bytes = _bytes(_array(self.right))
+        array = _array(self.held)
+        assert array is not None
+        self.kind, self.size = _kind(self.held), 8 if array.dtype.kind in "iub" else array.itemsize
+        self.mendable = self.held.numel() == self.right.numel()
+        values = set(self.held.flatten()[:SEEN].tolist())
+        self.telling = len(values) >= FEWEST or (self.known and self.held.numel() > 0)
+
+    def at(self, value: Any) -> int | None:
+        """Return from which element on a tensor or an array holds the wrong values."""
+        array = _array(value)
+        if array is None or array.size < self.held.numel():
+            return None
+        if _kind(value) != self.kind:
+            return None
+        held = _bytes(array)
+        found = held.find(self.wrong_bytes)
+        while found >= 0 and found % self.size:
+            found = held.find(self.wrong_bytes, found + 1)
+        known = self.right_bytes and not self.mendable and self.right_bytes in held
+        if found < 0 or known:
+            return None
+        return found // self.size
+
+    def mend(self, value: Any, first: int) -> None:
+        """Put the right values into a tensor or an array, in place."""
+        right = self.right.flatten()
+        if isinstance(value, Tensor):
+            held = value.detach().view(-1)
+            held[first : first + right.numel()] = right.to(held.dtype)
+            return
+        array: np.ndarray[Any, Any] = value.reshape(-1)
+        if np.shares_memory(array, value) and value.flags.writeable:
+            array[first : first + right.numel()] = right.numpy().astype(array.dtype)
+
+
+def made_at(
+    wanted: Wanted, again: Callable[[Seen], Run], holds: Callable[[Run], bool]
+) -> tuple[SourceLine, ...]:
+    """Return the first line at which the values stand that, put right there, make a property hold.
+
+    The lines that called it come behind it. Where values cannot be put right in place, the first
+    line at which they stand. There are none where nothing is found.
+    """
+    if not wanted.telling or wanted.wrong_bytes == wanted.right_bytes:
+        return ()
+    first = _Look(wanted)
+    again(first)
+    if not wanted.mendable:
+        many = wanted.held.numel() >= FEWEST and first.places
+        return first.places[0] if many else ()
+    for place, lines in enumerate(first.places[:MOST_PLACES]):
+        if holds(again(_Look(wanted, place))):
+            return lines
+    return ()
+
+
+class _Look:
+    """Looks for wanted values after each line; mends them at one place, if one is said.
+
+    Each value of a frame is looked at once, and again where the frame returns.
+    """
+
+    def __init__(self, wanted: Wanted, mended: int | None = None) -> None:
+        self.wanted, self.mended = wanted, mended
+        self.places: list[tuple[SourceLine, ...]] = []
+        self._seen: dict[tuple[int, int], tuple[FrameType, Any]] = {}
+        self._found: set[tuple[int, int]] = set()
+
+    def __call__(self, frame: FrameType, line: int, returned: Any) -> None:
+        """Look at what a frame holds."""
+        over = returned is not None
+        for value in values_of(frame.f_locals, returned):
+            if not isinstance(value, Tensor | np.ndarray):
+                continue
+            key = id(frame), id(value)
+            if key in self._found or (key in self._seen and not over):
+                continue
+            self._seen[key] = frame, value
+            first = self.wanted.at(value)
+            if first is not None:
+                self._found.add(key)
+                if self.mended == len(self.places):
+                    self.wanted.mend(value, first)
+                self.places.append(lines_of(frame, line, "made"))
+
+
+def _array(value: Any) -> "np.ndarray[Any, Any] | None":
+    if isinstance(value, Tensor):
+        plain = value.detach().cpu()
+        return plain.view(torch.int16).numpy() if plain.dtype is torch.bfloat16 else plain.numpy()
+    return value if isinstance(value, np.ndarray) else None
+
+
+def _kind(value: Any) -> str:
+    """Return what decides whether the values of two arrays can be the same: whole, or a dtype."""
+    if isinstance(value, Tensor):
+        return str(value.dtype) if value.is_floating_point() else "whole"
+    kinds = {"float32": "torch.float32", "float64": "torch.float64"}
+    return kinds.get(str(value.dtype), "whole" if value.dtype.kind in "iub" else "other")
+
+
+def _bytes(array: "np.ndarray[Any, Any] | None") -> bytes:
+    """Return the bytes of an array, whole numbers as eight bytes each."""
+    assert array is not None
+    if array.dtype.kind in "iub" and array.dtype.itemsize != 8:
+        return array.astype(np.int64).tobytes()
+    return array.tobytes()

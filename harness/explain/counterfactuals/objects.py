@@ -1,0 +1,127 @@
+"""The Python objects of an engine as they were at one time, and how to bring that back.
+
+What a forward leaves on objects, and no engine declares, would otherwise change what a second run
+of the forward does.
+"""
+
+from collections import deque
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from paritybit.harness.lockstep.python_state import (
+    Change,
+    Objects,
+    address_of,
+    changes,
+    objects_of,
+)
+from paritybit.subjects.captured import CapturedEngine
+from torch import Tensor
+
+NOT_THERE = object()
+"""The value of an attribute that is not there."""
+
+KEPT_ELEMENTS = 4096
+"""Larger tensors of objects are not copied: they are weights, or what is restored elsewhere."""
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """An attribute that holds something else than it did: by the whole path to it."""
+
+    change: Change
+    holder: Any
+    key: str
+
+
+class Kept:
+    """What the objects of an engine held at one time."""
+
+    def __init__(self, engine: CapturedEngine) -> None:
+        self.engine = engine
+        found = objects_of("engine", engine.python_objects())
+        self.found = Objects(found.held.copied(), found.objects, found.holders)
+        static = {
+            address_of(buffer)
+            for buffers in engine.all_static_buffers()
+            for buffer in buffers.values()
+        }
+        self._variables: list[tuple[Any, dict[str, Any]]] = []
+        self._contents: list[tuple[Any, Any]] = []
+        self._tensors: list[tuple[Tensor, Tensor]] = []
+        changing = {address_of(tensor) for tensor in engine.python_objects().changing} | static
+        for value in found.objects:
+            if isinstance(value, dict | list | set | deque):
+                self._contents.append((value, value.copy()))
+            elif isinstance(value, Tensor):
+                if value.numel() <= KEPT_ELEMENTS and address_of(value) not in changing:
+                    self._tensors.append((value, value.detach().clone()))
+            elif isinstance(getattr(value, "__dict__", None), dict):
+                self._variables.append((value, dict(vars(value))))
+        self._attributes = {
+            path: (holder, key, getattr(holder, key, NOT_THERE))
+            for path, (holder, key) in found.holders.items()
+            if isinstance(holder, type | ModuleType)
+        }
+
+    def restore(self) -> None:
+        """Bring back what the objects held."""
+        for value, variables in self._variables:
+            vars(value).clear()
+            vars(value).update(variables)
+        for holder, key, value in self._attributes.values():
+            put(holder, key, value)
+        for container, contents in self._contents:
+            refill(container, contents)
+        for tensor, values in self._tensors:
+            tensor.detach().copy_(values)
+
+    def put_back(self, attribute: Attribute) -> None:
+        """Give one attribute what it held then, with its contents; take it away if it was not."""
+        holder, key = attribute.holder, attribute.key
+        value = next(
+            (variables.get(key, NOT_THERE) for of, variables in self._variables if of is holder),
+            self._attributes.get(attribute.change.path, (None, "", NOT_THERE))[2],
+        )
+        put(holder, key, value)
+        for container, contents in self._contents:
+            if container is value:
+                refill(container, contents)
+
+    def changed_by(self, now: "Kept") -> Iterator[Attribute]:
+        """Yield the attributes that hold something else `now`: of nested ones the outermost."""
+        found = {change.path: change for change in changes(self.found.held, now.found.held)}
+        attributes: dict[str, Attribute] = {}
+        for path, change in found.items():
+            place = path
+            while place and place not in now.found.holders and place not in self.found.holders:
+                place = place[: max(place.rfind("."), place.rfind("["))]
+            holders = now.found.holders if place in now.found.holders else self.found.holders
+            if place in holders and place not in attributes:
+                attributes[place] = Attribute(found.get(place, change), *holders[place])
+        yield from attributes.values()
+
+
+def put(holder: Any, key: str, value: Any) -> None:
+    """Set an attribute, or take it away where `value` is NOT_THERE."""
+    if isinstance(holder, type | ModuleType):
+        if getattr(holder, key, NOT_THERE) is not value and value is not NOT_THERE:
+            setattr(holder, key, value)
+        return
+    variables = getattr(holder, "__dict__", None)
+    if isinstance(variables, dict) and value is NOT_THERE:
+        variables.pop(key, None)
+    elif value is not NOT_THERE:
+        object.__setattr__(holder, key, value)
+
+
+def refill(container: Any, contents: Any) -> None:
+    """Give a container the contents of another of its type."""
+    if isinstance(container, MutableMapping | set):
+        container.clear()
+        container.update(contents)
+    else:
+        container.clear()
+        container.extend(contents)

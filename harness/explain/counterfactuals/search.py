@@ -1,0 +1,400 @@
+"""What is to blame: the one thing that, changed back, makes the violated property hold.
+
+A cause that was read off a forward is kept only if that is so of what it names. Where none is,
+these are changed in turn, each alone: attributes of Python objects, cells of the index tables,
+static inputs that hold what their contract does not accept, the capture, and what ops are given.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import combinations, zip_longest
+from types import FrameType, SimpleNamespace
+from typing import Any, Final, cast
+
+import torch
+from paritybit.harness.explain.counterfactuals.arguments import (
+    LIST,
+    LOCATIONS,
+    Replaced,
+    failing_replacements,
+    replacements,
+    spelled_full,
+)
+from paritybit.harness.explain.counterfactuals.judge import Judge, Right, WrongInput, holds
+from paritybit.harness.explain.counterfactuals.made import Wanted, made_at
+from paritybit.harness.explain.counterfactuals.setters import set_at
+from paritybit.harness.explain.facts import Cause, GivenValue, HeldState, SourceLine
+from paritybit.harness.explain.first_difference import Side, first_difference
+from paritybit.harness.explain.origins.given import given_element
+from paritybit.harness.explain.origins.source_lines import site_of
+from paritybit.harness.explain.origins.tables import differing_cells
+from paritybit.harness.explain.recorded import Element, RecordedForward, Run
+from paritybit.harness.explain.static_origin import element_at, stale_elements, static_buffers
+from paritybit.harness.explain.tracing import Seen, calling, lines_of, values_of
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.reference.ops import OpCall
+from paritybit.subjects.protocol import Replay
+from torch import Tensor
+
+NOT_KNOWN: Final = "not known"
+STATE: Final = "Python state"
+COMPUTED: Final = "what an op is given"
+BY_COMPARISON: Final = frozenset({COMPUTED, "key lists", "captured state", "captured output"})
+"""Blame of what is wrong only by comparison with another run."""
+
+SEEN: Final = frozenset({"build", "call site", "kept output", "slot bookkeeping", "missing wait"})
+"""Blame that a forward shows by itself: no change of it is tried."""
+
+
+def bare(cause: Cause) -> Cause:
+    """Return a cause without what it blames: what was seen alone."""
+    return replace(cause, index=None, cell=None, given=None, baked=None, listed=cause.listed)
+
+
+class Search:
+    """Runs a forward again, each time with one thing changed."""
+
+    def __init__(self, recorded: RecordedForward, judge: Judge) -> None:
+        self.recorded, self.judge = recorded, judge
+        self.inputs: Right = judge.wrong_inputs(recorded.observation or failed_step(recorded))
+        self.stale = self._stale_lists()
+
+    def settled(self, cause: Cause | None) -> Cause | None:
+        """Return the cause that was found if what it names is to blame; else what is, if any."""
+        if cause is not None and (cause.blame in SEEN or cause.compared):
+            return cause
+        found = None
+        if not self.holds(self.recorded.again()):  # Else nothing that is changed shows anything.
+            found = self.state(cause) or self.kept(cause) or self.by_changes(cause)
+        if found is not None:
+            return found
+        return None if cause is None else replace(bare(cause), blame=NOT_KNOWN)
+
+    def holds(self, run: Run) -> bool:
+        """Whether the violated property holds of a run."""
+        return holds(self.recorded, self.judge, run)
+
+    def _stale_lists(self) -> Right:
+        """Return the elements of static lists that no input is, and that a fresh runner has other.
+
+        By the name of their buffer, with what that runner has.
+        """
+        runner = self.recorded.runner
+        lists = runner.metadata.buffers if runner is not None else {}
+        found: dict[str, list[Element]] = {}
+        for name, element in stale_elements(self.recorded):
+            if name in lists:
+                value = self.recorded.fresh[name].flatten()[element]
+                found.setdefault(name, []).append((name, element, value))
+        return {name: WrongInput(tuple(elements)) for name, elements in found.items()}
+
+    def state(self, shown: Cause | None) -> Cause | None:
+        """Blame an attribute that has changed since the schedule began, which no reset undoes."""
+        recorded = self.recorded
+        for attribute in recorded.captured.changed_by(recorded.objects):
+            if self.holds(recorded.again(attributes=[attribute])):
+                change = attribute.change
+                held = HeldState(change.path, change.captured, change.now)
+                lines = set_at(recorded, attribute)
+                return self._blaming(shown, STATE, state=held, made=lines)
+        return None
+
+    def kept(self, cause: Cause | None) -> Cause | None:
+        """Return a cause that was read off the forward, if what it names is to blame."""
+        if cause is None:
+            return None
+        if cause.cell is not None:
+            return cause if self.tables_hold() else None
+        name = named_input(cause)
+        if cause.blame == "inputs" and name is not None:
+            return self._input(cause, name)
+        if cause.blame == "captured state":
+            holds_uncaptured = self.holds(self.recorded.again(captured=False))
+            return self._captured(cause) if holds_uncaptured else None
+        return None
+
+    def tables_hold(self) -> bool:
+        """Whether the property holds with the index tables of the eager world."""
+        recorded = self.recorded
+        cells = differing_cells(recorded.tables, recorded.eager_tables)
+        return bool(cells) and self.holds(recorded.again(cells=cells))
+
+    def _input(self, cause: Cause, name: str) -> Cause | None:
+        """Return the cause that blames a static buffer, if it holds what it must not."""
+        wrong = self.inputs.get(name) or self.stale.get(name)
+        if wrong is None or not self.holds(self.recorded.again(wrong.elements)):
+            return None
+        return replace(cause, made=self.lines_of_input(wrong))
+
+    def by_changes(self, shown: Cause | None) -> Cause | None:
+        """Blame what makes the property hold once it is changed: inputs, the capture, arguments."""
+        everything = (*self.inputs.values(), *self.stale.values(), *self._together())
+        computed = [wrong for wrong in everything if wrong.elements[0][2].is_floating_point()]
+        # What is computed may be what an op before made of what it was given.
+        found = self._inputs(
+            shown, [wrong for wrong in everything if not any(wrong is one for one in computed)]
+        )
+        return found or self._code(shown) or self._inputs(shown, computed)
+
+    def _inputs(self, shown: Cause | None, candidates: Sequence[WrongInput]) -> Cause | None:
+        """Blame a static input with which, put right, the property holds."""
+        for wrong in candidates:
+            if self.holds(self.recorded.again(wrong.elements)):
+                given = self._given(wrong.elements)
+                lines = self.lines_of_input(wrong)
+                return self._blaming(shown, "inputs", given=given, made=lines)
+        return None
+
+    def _code(self, shown: Cause | None) -> Cause | None:
+        """Blame the capture, memory that two buffers share, or what an op is given."""
+        recorded = self.recorded
+        if recorded.runner is not None and self.holds(recorded.again(captured=False)):
+            return self._captured(shown)
+        return self._shared(shown) or self.by_arguments(shown)
+
+    def _captured(self, shown: Cause | None) -> Cause:
+        """Blame what the graph has from its capture, or what is handed on instead of its output."""
+        recorded = self.recorded
+        run = recorded.again()
+        replay = None if run.forward is None else run.forward.replay
+        own = recorded.runner.captured.get(recorded.bucket or 0) if recorded.runner else None
+        for name, values in ({} if replay is None or own is None else replay.output).items():
+            right = own.output.get(name) if own is not None else None
+            if right is not None and right.data_ptr() != values.data_ptr():
+                what = f"the output {name}"
+                given = GivenValue(
+                    what, "another tensor", "the graph's own", stale=False, left_by=None, how=None
+                )
+                lines = handed_on_at(recorded, values)
+                return self._blaming(shown, "captured output", given=given, made=lines)
+        if shown is not None and shown.blame == "captured state":
+            return shown
+        return self._blaming(shown, "captured state")
+
+    def _shared(self, shown: Cause | None) -> Cause | None:
+        """Blame two static buffers of a runner that lie in one memory, which ought not to."""
+        recorded, runner = self.recorded, self.recorded.runner
+        if runner is None:
+            return None
+        for holder in (runner.inputs, runner.metadata):
+            for name, other in overlapping(holder.buffers):
+                own = {name: holder.buffers[name].clone()}
+                update = partial(holder.buffers.update, own)
+                if self.holds(recorded.again(captured=False, prepare=update)):
+                    message = f"{name} and {other} of {runner.name} lie in one memory"
+                    site = site_of(type(holder).__init__, message)
+                    return self._blaming(shown, "build", site=site)
+        return None
+
+    def _together(self) -> Iterator[WrongInput]:
+        """Yield all static inputs that are wrong, if there are several, and all lists."""
+        for found in (self.inputs, self.stale):
+            if len(found) > 1:
+                yield WrongInput(tuple(one for wrong in found.values() for one in wrong.elements))
+
+    def _given(self, elements: Sequence[Element]) -> GivenValue:
+        name, place, value = elements[0]
+        held = self.recorded.static[name].flatten()[place].item()
+        return given_element(self.recorded, name, place, str(held), str(value.item()))
+
+    def lines_of_input(self, wrong: WrongInput) -> tuple[SourceLine, ...]:
+        """Return the lines that made the values copied into a static input; none if it is stale."""
+        recorded, (name, place, _) = self.recorded, wrong.elements[0]
+        write = recorded.ledger.of(static_buffers(recorded)[name])[place]
+        if write.how != "copied" or write.forward_id.forward != recorded.forward_id.forward:
+            return ()
+        if wrong.held is None or wrong.right is None:
+            return ()
+        wanted = Wanted(wrong.held, wrong.right, known=True)
+        return made_at(wanted, lambda seen: recorded.again(seen=seen), self.holds)
+
+    def by_arguments(self, shown: Cause | None) -> Cause | None:
+        """Blame what ops are given, where the property holds once that is as in the other run."""
+        recorded = self.recorded
+        if recorded.run.failed is not None:
+            return self._failing_argument(shown)
+        for pools, before, calls in self._others():
+            right = Side(recorded.pair.graph_pools, recorded.graph_before, recorded.run.calls)
+            recorded.again()  # The tensors of its ops hold again what they held.
+            difference = first_difference(Side(pools, before, calls), right)
+            if difference is None:
+                continue
+            call = recorded.run.calls[difference.call]
+            for one in tuple(replacements(recorded, calls, difference)):
+                run = recorded.again(captured=False, given=one.given())
+                if holds(recorded, self.judge, run, lists=one.argument == LIST):
+                    recorded.again()
+                    return self._argument(shown, one, call)
+        return None
+
+    def _failing_argument(self, shown: Cause | None) -> Cause | None:
+        """Blame an argument of the op that fails, which does not if given the eager world's."""
+        recorded, met = self.recorded, list[tuple[str, tuple[Any, ...]]]()
+
+        def meet(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+            met.append((name, arguments))
+            return arguments
+
+        if recorded.again(captured=False, given=meet).failed is None or not met:
+            return None
+        calls = [OpCall(name, arguments, None) for name, arguments in met]
+        for one in failing_replacements(recorded, calls):
+            if self.holds(recorded.again(captured=False, given=one.given())):
+                return self._argument(shown, one, calls[-1])
+        return None
+
+    def _others(self) -> Iterator[tuple]:  # type: ignore[type-arg]
+        recorded, pair = self.recorded, self.recorded.pair
+        yield pair.eager_pools, recorded.eager_before, recorded.eager_calls
+        if recorded.fresh_calls:
+            yield pair.graph_pools, recorded.graph_before, recorded.fresh_calls
+
+    def _argument(self, shown: Cause | None, one: Replaced, call: OpCall) -> Cause:
+        """Return the cause that blames an argument: the line that made it, and its values."""
+        recorded = self.recorded
+
+        def again(seen: Seen) -> Run:
+            return recorded.again(captured=False, seen=seen)
+
+        lines: tuple[SourceLine, ...] = ()
+        taken = one.argument == LIST and self._taken_elsewhere(call, one)
+        if not taken:
+            for wrong, mended in one.spellings(recorded.tables[1]):
+                lines = lines or made_at(Wanted(wrong, mended), again, self.holds)
+        if not lines and one.argument == LIST and not taken:
+            lines = self._lists_made(call, again, windowed=one.windowed)
+        elif not lines and one.argument == LOCATIONS:
+            for wrong, _ in one.spellings(recorded.tables[1]):
+                lines = lines or made_at(Wanted(wrong, wrong[:0]), again, self.holds)
+        if one.argument != LIST or taken:
+            lines = lines or called_at(recorded, one.op, min(one.values))
+        what = f"{one.argument} of {one.op}"
+        held, right = (str(values.flatten()[:8].tolist()) for values in (one.held, one.right))
+        given = GivenValue(what, held, right, stale=False, left_by=None, how=None)
+        if shown is not None and shown.listed is not None:
+            index = shown.index if shown.blame == "key lists" else None
+            fields = {"listed": shown.listed, "index": index, "made": lines}
+            return self._blaming(shown, "key lists", **fields)
+        if one.argument == LIST:
+            return self._blaming(shown, "key lists", given=given, made=lines)
+        return self._blaming(shown, COMPUTED, given=given, made=lines)
+
+    def _taken_elsewhere(self, call: OpCall, one: Replaced) -> bool:
+        """Whether the right lists are there, and rows take others: a part of what is listed."""
+        at = element_at(
+            static_buffers(self.recorded), call.inputs[2], int(call.inputs[2].storage_offset())
+        )
+        right, listed = one.right.tolist(), call.inputs[4].flatten().tolist()
+        there = any(listed[i : i + len(right)] == right for i in range(len(listed)))
+        return there and at is not None and at[1] > 0
+
+    def _lists_made(
+        self, call: OpCall, again: Callable[[Seen], Run], *, windowed: bool
+    ) -> tuple[SourceLine, ...]:
+        """Return the lines at which the lists that an attention reads first stand as they are."""
+        mapping, found = self.recorded.tables[1], list[tuple[SourceLine, ...]]()
+        for place in (4, 2, 3):
+            values = self._written_now(call.inputs[place])
+            spellings = [values]
+            if windowed and place == 4:
+                spellings.insert(0, spelled_full(values, mapping))
+            lines = (made_at(Wanted(one, one[:0]), again, self.holds) for one in spellings)
+            found.append(next(filter(None, lines), ()))
+        by_depth = zip_longest(*found)
+        return tuple(dict.fromkeys(line for of_depth in by_depth for line in of_depth if line))
+
+    def _written_now(self, values: Tensor) -> Tensor:
+        """Return what of an argument this forward wrote, if it lies in a static buffer."""
+        recorded, buffers = self.recorded, static_buffers(self.recorded)
+        at = element_at(buffers, values, int(values.storage_offset()))
+        if at is None:  # Perhaps the graph has made it of a list that is in one.
+            alike = (name for name, one in buffers.items() if same_values(one, values))
+            at = next(((name, 0) for name in alike), None)
+        if at is None:
+            return values.clone()
+        name, first = at
+        writes = recorded.ledger.of(static_buffers(recorded)[name])[first:][: values.numel()]
+        now = recorded.forward_id.forward
+        count = sum(write.forward_id.forward == now for write in writes)
+        return recorded.static[name].flatten()[first : first + count].clone()
+
+    def _blaming(self, shown: Cause | None, blame: str, **fields: Any) -> Cause:
+        """Return a cause with what was seen, and what is to blame."""
+        seen = Cause(NOT_KNOWN) if shown is None else bare(shown)
+        if blame != "key lists":
+            seen = replace(seen, listed=None)
+        return replace(seen, blame=blame, **fields)
+
+
+def same_values(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of whole numbers begin with the same values, as many as both have."""
+    if one.is_floating_point() or other.is_floating_point() or {one.dim(), other.dim()} != {1}:
+        return False
+    count = min(len(one), len(other))
+    return count > 1 and torch.equal(one[:count].to(torch.int64), other[:count].to(torch.int64))
+
+
+def overlapping(buffers: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+    """Yield the names of every two buffers that have some memory in common."""
+    there = [(name, one) for name, one in buffers.items() if one.numel()]
+    for (name, one), (other, two) in combinations(there, 2):
+        begins, ends = zip(
+            *((it.data_ptr(), it.data_ptr() + it.numel() * it.element_size()) for it in (one, two)),
+            strict=True,
+        )
+        if max(begins) < min(ends):
+            yield name, other
+
+
+def named_input(cause: Cause) -> str | None:
+    """Return the static buffer that a cause names; None if it names none."""
+    if cause.index is not None:
+        return cause.index.buffer
+    if cause.given is not None and cause.given.left_by is not None:
+        return cause.given.what.partition("[")[0]
+    return None
+
+
+def handed_on_at(recorded: RecordedForward, values: Tensor) -> tuple[SourceLine, ...]:
+    """Return the first line at which a tensor of the same memory is held in a forward."""
+    found: list[tuple[SourceLine, ...]] = []
+
+    def look(frame: FrameType, line: int, returned: Any) -> None:
+        held = (one for one in values_of(frame.f_locals, returned) if isinstance(one, Tensor))
+        if not found and any(one.data_ptr() == values.data_ptr() for one in held):
+            found.append(lines_of(frame, line, "taken"))
+
+    recorded.again(seen=look)
+    return found[0] if found else ()
+
+
+def failed_step(recorded: RecordedForward) -> Observation:
+    """Return as much of an observation of a step that failed as tells its wrong inputs."""
+    batch, runner = recorded.planned.eager.batch, recorded.runner
+    extends = batch is not None and batch.extends
+    replay = None
+    if runner is not None and recorded.bucket is not None:
+        size = recorded.live_size or 0
+        replay = Replay(runner.name, recorded.bucket, size, True, {}, 0, {}, {})
+    eager = SimpleNamespace(batch=batch, mapping=recorded.eager_tables[1])
+    seen = SimpleNamespace(
+        replay=replay,
+        static=recorded.static,
+        eager=eager,
+        payload=recorded.pair.decoder.payload if extends else None,
+    )
+    return cast(Observation, seen)
+
+
+def called_at(recorded: RecordedForward, op: str, number: int) -> tuple[SourceLine, ...]:
+    """Return the lines of the engine that call an op, the `number`-th of its name."""
+    found: list[tuple[SourceLine, ...]] = []
+
+    def look(name: str, arguments: tuple) -> tuple:  # type: ignore[type-arg]
+        if name == op:
+            found.append(calling(f"given to {op}"))
+        return arguments
+
+    recorded.again(captured=False, given=look)
+    return found[number] if number < len(found) else ()

@@ -1,0 +1,131 @@
+"""Following the engine's own lines as they run: where a value first stands, what sets a thing.
+
+A line that is followed is of the engine: of `subjects`, of the tables and the allocator in
+`reference`, and of the host's scheduler.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from paritybit.harness.explain.facts import SourceLine
+from paritybit.harness.explain.origins.log_sites import qualified_name
+
+from paritybit.places import SOURCES
+
+ENGINE = ("subjects/", "reference/allocator.py", "harness/lockstep/request_book.py")
+HOST = ("harness/lockstep/scheduler.py", "harness/lockstep/speculation.py")
+HOOKS = frozenset({"overwrite"})
+"""Functions of the engine that change what it does, for the harness's sake."""
+
+BETWEEN = ("subjects/parts.py", "subjects/captured.py")
+"""Files that calls of the engine come through: none of them is a place to look at."""
+
+Seen = Callable[[FrameType, int, Any], None]
+"""Called after a line has run: its frame, the line, and what it returned if it returned."""
+
+
+@cache
+def shown_file(path: str) -> str | None:
+    """Return the path of one of the engine's files below this tree; None for any other file."""
+    file = Path(path).resolve()
+    if not file.is_relative_to(SOURCES):
+        return None
+    name = file.relative_to(SOURCES).as_posix()
+    followed = name.startswith((*ENGINE, *HOST)) and name not in BETWEEN
+    return name if followed else None
+
+
+@contextmanager
+def following(seen: Seen) -> Iterator[None]:
+    """Call `seen` after each line of the engine that runs while entered."""
+    before = sys.gettrace()
+    last: dict[FrameType, int] = {}
+
+    def local(frame: FrameType, event: str, argument: Any) -> Any:
+        if event in ("line", "return"):
+            if frame in last:
+                seen(frame, last[frame], argument if event == "return" else None)
+            last[frame] = frame.f_lineno
+        if event == "return":
+            last.pop(frame, None)
+        return local
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        followed = shown_file(frame.f_code.co_filename) is not None
+        return local if followed and frame.f_code.co_name not in HOOKS else None
+
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def lines_of(frame: FrameType, line: int, what: str) -> tuple[SourceLine, ...]:
+    """Return a line of a frame and those that called it, the innermost first."""
+    found, outer = [], frame.f_back
+    found.append(SourceLine(f"{what} in {qualified_name(frame)}", _file(frame), line))
+    while outer is not None:
+        if shown_file(outer.f_code.co_filename) is not None:
+            words = f"called in {qualified_name(outer)}"
+            found.append(SourceLine(words, _file(outer), outer.f_lineno))
+        outer = outer.f_back
+    return tuple(found)
+
+
+def calling(what: str) -> tuple[SourceLine, ...]:
+    """Return the lines of the engine that led to this call, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and shown_file(frame.f_code.co_filename) is None:
+        frame = frame.f_back
+    return () if frame is None else lines_of(frame, frame.f_lineno, what)
+
+
+def raised_at(error: BaseException) -> tuple[SourceLine, ...]:
+    """Return the lines of the engine at which an error was raised, the innermost first."""
+    found, trace = list[SourceLine](), error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if shown_file(frame.f_code.co_filename) is not None:
+            found.append(SourceLine(qualified_name(frame), _file(frame), trace.tb_lineno))
+        trace = trace.tb_next
+    return tuple(reversed(found))
+
+
+def _file(frame: FrameType) -> str:
+    return shown_file(frame.f_code.co_filename) or ""
+
+
+class LastChange:
+    """Follows what `say` says after every line, and keeps the lines at which it last changed.
+
+    What comes between two lines of one change is followed too, so that only the last change, to
+    what it says at the end, counts.
+    """
+
+    def __init__(self, say: Callable[[], Any], what: str) -> None:
+        self.say, self.what = say, what
+        self.said = say()
+        self.lines: tuple[SourceLine, ...] = ()
+
+    def __call__(self, frame: FrameType, line: int, returned: Any) -> None:
+        """Ask again."""
+        said = self.say()
+        if said != self.said:
+            self.said = said
+            self.lines = lines_of(frame, line, self.what)
+
+
+def values_of(names: Mapping[str, Any], returned: Any) -> Iterator[Any]:
+    """Yield the values that a frame holds, and what lies in those that hold several."""
+    for value in (*names.values(), returned):
+        yield value
+        if isinstance(value, dict):
+            yield from value.values()
+        elif isinstance(value, list | tuple):
+            yield from value[:64]

@@ -1,0 +1,212 @@
+"""What is blamed is what, changed back, makes the violated property hold; and nothing else is."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from paritybit.harness.checks.explanation import explained as explained_by_harness
+from paritybit.harness.checks.explanation import observe
+from paritybit.harness.checks.of_steps.live_inputs import wrong_inputs
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.explain.counterfactuals.objects import Kept
+from paritybit.harness.explain.facts import Explanation
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.harness.schedules.schedule import Admit, Decode, Schedule, Step
+from paritybit.reference.batch import ForwardBatch
+from paritybit.subjects.parts import Part
+from paritybit.subjects.runners.base import GraphRunner
+from paritybit.subjects.runners.decode import DecodeRunner
+from paritybit.subjects.toggles import LocationScheme
+from torch import Tensor
+
+from properties.support.harness.planting import SCHEDULE
+
+SIZES: dict[str, Any] = {
+    "scheme": LocationScheme.PRESET,
+    "full_slots": 56,
+    "swa_slots": 48,
+    "rows": 4,
+    "buckets": (2, 4),
+    "token_buckets": (4, 12),
+}
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+THREE_DECODES = Schedule(
+    (Admit(5, 99), Admit(3, 99), Admit(4, 99), Decode((0, 1)), Decode((1, 2)), Decode((2, 0))),
+    seed=3,
+)
+"""Batches of one size, of other requests each."""
+
+
+class EarlierPositions(GraphRunner):
+    """Reads positions one too low, though the static input holds the right ones."""
+
+    def view(self, name: str, bucket: int) -> Tensor:
+        """Return another tensor."""
+        found = super().view(name, bucket)
+        return (found - 1).clamp(min=0) if name == "positions" else found
+
+
+class ShorterWindow(GraphRunner):
+    """Lists one key fewer than the window has."""
+
+    @property
+    def window(self) -> int:
+        """Return one fewer."""
+        return super().window - 1
+
+
+def kept_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copy the tokens of a batch only if it has more or fewer than the last one."""
+    live_values = DecodeRunner.live_values
+
+    def changed(self: Any, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+        found = live_values(self, batch, bucket)
+        if batch is not None and getattr(self, "count", 0) == batch.live_requests:
+            del found["input_ids"]
+        self.count = 0 if batch is None else batch.live_requests
+        return found
+
+    monkeypatch.setattr(DecodeRunner, "live_values", changed)
+
+
+def built_with(part: type) -> Plant:
+    """Return what builds engines with a class of runner."""
+
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        right = TrialConfig("decode", device="cpu", **SIZES).subject()
+        wrong = replace(right, parts=right.parts.with_before({Part.RUNNER: part}))
+        monkeypatch.setattr(TrialConfig, "subject", lambda _: wrong)
+
+    return plant
+
+
+FAULTS: dict[str, Plant] = {
+    "positions": built_with(EarlierPositions),
+    "window": built_with(ShorterWindow),
+    "state": kept_tokens,
+}
+
+
+def broken(fault: str, monkeypatch: pytest.MonkeyPatch, *, overlap: bool = False) -> Lockstep:
+    """Return a lockstep of engines with a fault."""
+    FAULTS[fault](monkeypatch)
+    trial = TrialConfig("decode", device="cpu", overlap=overlap, **SIZES)
+    return Lockstep(trial, PROPERTIES, records_ops=True)
+
+
+def cause_of(fault: str, property_id: str, monkeypatch: pytest.MonkeyPatch) -> Explanation:
+    """Return why a property is violated by a fault."""
+    lockstep = broken(fault, monkeypatch)
+    outcome, timeline = observe(lockstep, THREE_DECODES)
+    assert property_id in outcome.violated
+    found = explained_by_harness(lockstep, THREE_DECODES, outcome, timeline, property_id)
+    assert found.error is None, found.error
+    assert found.explanation is not None
+    return found.explanation
+
+
+def test_python_state_is_named_by_its_path_from_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = cause_of("state", "kv_parity", monkeypatch)
+    state = found.cause.state
+    assert state is not None
+    assert (found.cause.blame, state.path) == (
+        "Python state",
+        "engine.engine.runners[DECODE].count",
+    )
+    assert "nothing else changed" in " ".join(found.proof)
+
+
+def test_undeclared_state_alone_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = cause_of("state", "declared_state", monkeypatch)
+    assert found.cause.state is not None
+    assert found.cause.state.path == "engine.engine.runners[DECODE].count"
+
+
+def test_an_input_that_holds_what_its_contract_says_is_not_blamed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another value in it changes the outcome, and yet it is right."""
+    found = cause_of("positions", "logits_parity", monkeypatch)
+    given = found.cause.given
+    assert given is not None
+    assert (found.cause.blame, given.what) == ("what an op is given", "positions of rotary")
+    assert given.left_by is None
+    assert found.cause.index is None
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_overlap_is_not_blamed_for_what_is_wrong_in_order_too(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lockstep = broken(fault, monkeypatch, overlap=True)
+    outcome, timeline = observe(lockstep, SCHEDULE)
+    found = explained_by_harness(lockstep, SCHEDULE, outcome, timeline, None)
+    assert found.error is None
+    assert found.explanation is not None
+    assert found.explanation.cause.blame != "missing wait"
+
+
+def drawn(seed: int) -> Schedule:
+    """Return a schedule of admissions and decodes, which a seed decides."""
+
+    def steps() -> Iterator[Step]:
+        yield Admit(3 + seed, 99)
+        yield Admit(9 - seed, 4)
+        yield Admit(2 + 3 * seed, 99)
+        for place in range(6):
+            yield Decode(tuple((place + i * seed) % 3 for i in range(1 + (place + seed) % 3)))
+
+    return Schedule(tuple(steps()), seed=seed)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_whatever_is_violated_the_explainer_ends_without_an_error(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each property that a schedule violates is explained, or is left without an explanation."""
+    lockstep = broken(fault, monkeypatch)
+    explained = 0
+    for seed in range(3):
+        outcome, timeline = observe(lockstep, drawn(seed))
+        for target in sorted(outcome.violated):
+            found = explained_by_harness(lockstep, drawn(seed), outcome, timeline, target)
+            assert found.error is None, found.error
+            explained += 1
+    assert explained >= 3
+
+
+def test_a_clean_step_has_no_wrong_input() -> None:
+    lockstep = Lockstep(TrialConfig("decode", device="cpu", **SIZES))
+    seen = []
+
+    def see(
+        place: int, step: Step, observation: Observation | None, violated: frozenset[str]
+    ) -> None:
+        if observation is not None:
+            seen.append(wrong_inputs(observation))
+
+    assert not lockstep.play(SCHEDULE, see).violations
+    assert seen and not any(seen)
+
+
+def test_objects_are_brought_back_whatever_was_done_to_them() -> None:
+    with torch.inference_mode():
+        pair = Lockstep(TrialConfig("decode", device="cpu", **SIZES)).pair
+        engine = pair.captures.engines[0]
+        runner = next(iter(engine.runners.values()))
+        captured = Kept(engine)
+        runner.further = [1, 2]  # type: ignore[attr-defined]
+        runner.buckets = (*runner.buckets, 99)
+        changed = {attribute.key: attribute for attribute in captured.changed_by(Kept(engine))}
+        assert changed.keys() == {"further", "buckets"}
+        captured.put_back(changed["further"])
+        assert not hasattr(runner, "further")
+        captured.restore()
+        assert 99 not in runner.buckets
+        assert not list(captured.changed_by(Kept(engine)))
