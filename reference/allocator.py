@@ -168,11 +168,16 @@ class Numbers:
         return cls(full, swa, rows, rows)
 
 
+NEVER_SEEN = 2**31
+"""A column that no request has."""
+
+
 class Owner(NamedTuple):
     """A running request, and the pages and the state slot that it owned during a forward.
 
-    `length` tokens have their KV in the pool; a SWA page that left the window is None. Each step
-    makes many: a frozen dataclass takes three times as long to make.
+    `length` tokens have their KV in the pool; a SWA page that left the window is None. `seen_from`
+    is the first column that its next query can see on SWA layers. Each step makes many: a frozen
+    dataclass takes three times as long to make.
     """
 
     serial: int
@@ -182,6 +187,7 @@ class Owner(NamedTuple):
     page_size: int
     full_pages: tuple[int, ...]
     swa_pages: tuple[int | None, ...]
+    seen_from: int = NEVER_SEEN
 
     def slot(self, kind: Kind, column: int) -> int:
         """Return the slot of one token; 0 if its page left the window."""

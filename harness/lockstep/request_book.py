@@ -99,7 +99,19 @@ class RequestBook:
             self.pools.sizes.page_size,
             tuple(held.full_pages),
             tuple(held.swa_pages),
+            self.seen_from(request),
         )
+
+    def seen_from(self, request: Request) -> int:
+        """Return the first column that a query to come of a request can see on SWA layers.
+
+        Its own next one stands at its length, the draft model's where that has come to. One of a
+        frozen-KV draft stands one before. Said a second time on purpose, beside `evict`.
+        """
+        stands = request.drafted if 0 < request.drafted < request.length else request.length
+        if Mode.FROZEN_DRAFT in self.modes:
+            stands -= 1
+        return max(stands + 1 - self.config.window, 0)
 
     def ownership(self) -> Ownership:
         """Return who holds which slots and rows now, and which are free."""

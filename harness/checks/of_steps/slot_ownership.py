@@ -1,174 +1,46 @@
 """slot_ownership: leaks and slots freed too often, that change no byte yet."""
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from itertools import chain
+from functools import partial
 from operator import attrgetter
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from paritybit.harness.checks.device import launches
 from paritybit.harness.checks.device.flags import Flag
-from paritybit.harness.checks.device.host_arrays import Numbers, on_device
+from paritybit.harness.checks.device.host_arrays import on_device
+from paritybit.harness.checks.holdings import (
+    KNOWN,
+    RIGHT,
+    columns_of,
+    left_early,
+    misheld,
+    oversized,
+    owners_differ,
+    right_cells,
+    wrong_cells,
+)
 from paritybit.harness.checks.property import Description, EndOfStep, Property
-from paritybit.harness.explain.facts import Cause, Holding, Situation
+from paritybit.harness.explain.facts import Cause, Holding, Situation, SourceLine
+from paritybit.harness.explain.tracing import LastChange, following
 from paritybit.harness.lockstep.bits import any_set
 from paritybit.harness.lockstep.observation import Observation, StepEnd
 from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.lockstep.request_book import RequestBook
 from paritybit.harness.schedules.schedule import Schedule
-from paritybit.reference.allocator import Numbers as AllNumbers
 from paritybit.reference.allocator import Owner, Ownership
 from paritybit.reference.pool import PoolSizes
 from paritybit.subjects.protocol import Offer
 from torch import Tensor
 
-RIGHT, ALSO, KNOWN = range(3)
-"""Of each cell of the tables: what it must hold, what it may hold as well, if that is known."""
-
-
-def misheld(world: Ownership) -> list[str]:
-    """List what of one world is not held once or free once, and which request holds too much."""
-    holders, every = world.holders, world.all
-    kinds = (
-        ("full page", [owner.full_pages for owner in holders], world.free_full, every.full_pages),
-        ("swa page", [owner.swa_pages for owner in holders], world.free_swa, every.swa_pages),
-        ("row", [(owner.row,) for owner in holders], world.free_rows, every.rows),
-        ("state slot", [(owner.state_slot,) for owner in holders], world.free_states, every.states),
-    )
-    found = list[str]()
-    for what, held, free, numbers in kinds:
-        if not _all_once([*chain.from_iterable(held)], free, numbers):
-            found += _misheld(what, holders, held, free, numbers)
-    return [*found, *_oversized(holders)]
-
-
-def _all_once(held: list[int | None], free: tuple[int, ...], every: tuple[int, ...]) -> bool:
-    """Whether each of `every` is either held or free, and that once. None is held by nobody."""
-    count = len(held) - held.count(None) + len(free)
-    return count == len(every) and {None, *held, *free} == _with_none(every)
-
-
-@lru_cache(maxsize=64)
-def _with_none(every: tuple[int, ...]) -> frozenset[int | None]:
-    """Return some numbers, and None, which is no number."""
-    return frozenset((None, *every))
-
-
-def _misheld(
-    what: str,
-    holders: Sequence[Owner],
-    by_owner: Sequence[Sequence[int | None]],
-    free: tuple[int, ...],
-    every: Collection[int],
-) -> Iterator[str]:
-    """Yield, in words, each of `every` that is not held once or free once, and any other."""
-    held = [
-        (owner.serial, number)
-        for owner, numbers in zip(holders, by_owner, strict=True)
-        for number in numbers
-        if number is not None
-    ]
-    numbers = [number for _, number in held]
-    times_free, times_held = Counter(free), Counter(numbers)
-    for number in sorted({*every, *numbers, *free}):
-        right = 1 if number in every else 0
-        if times_free[number] + times_held[number] != right:
-            holders_of = [f"request {serial}" for serial, one in held if one == number]
-            by = ", ".join(holders_of) or "nobody"
-            yield (
-                f"{what} {number} is held by {by} and appears {times_free[number]} times in "
-                "the free list"
-            )
-
-
-def _oversized(holders: Iterable[Owner]) -> Iterator[str]:
-    """Yield, in words, which requests hold a page without a token, or lack one."""
-    for owner in holders:
-        needed = -(-owner.length // owner.page_size)
-        for kind, pages in (("full", owner.full_pages), ("swa", owner.swa_pages)):
-            if len(pages) != needed:
-                yield (
-                    f"request {owner.serial} has {len(pages)} {kind} pages for "
-                    f"{owner.length} tokens"
-                )
-
-
-def right_cells(world: Ownership, sizes: PoolSizes) -> Numbers:
-    """Return what the tables of one world must hold, int32 [3, cells]: RIGHT, ALSO, KNOWN.
-
-    The cells of the mapping come first, then those of `req_to_token`. A slot that is held maps
-    to the SWA slot beside it, or to 0 where that left the window or no token was written yet.
-    KNOWN is 0 where a cell may hold anything: beyond a request's tokens in its row, and in the
-    mapping for slots that no request may ever hold, those of the reserved page excepted.
-    """
-    mapped, table_shape = world.mapping.shape[0], world.req_to_token.shape
-    cells = cells_of_nobody(mapped, table_shape, world.all, sizes.page_size).copy()
-    holders = [owner for owner in world.holders if owner.full_pages]
-    if not holders:
-        return cells
-    size = sizes.page_size
-    full = slots_of_pages([page for owner in holders for page in owner.full_pages], size)
-    swa_pages = [-1 if page is None else page for owner in holders for page in owner.swa_pages]
-    swa = np.maximum(slots_of_pages(swa_pages, size), 0)
-    cells[RIGHT, full] = swa
-    # Of each request, which of the slots its tokens are written to, and by which cells of its row.
-    written, numbers, first = [], numbered(cells.shape[1]), 0
-    for owner in holders:
-        held, row = len(owner.full_pages) * size, mapped + owner.row * table_shape[1]
-        tokens = min(owner.length, held)
-        written.append((slice(first, first + tokens), numbers[row : row + tokens]))
-        first += held
-    cell = np.concatenate([of_one for _, of_one in written])
-    if len(cell) < len(full):
-        full, swa = (np.concatenate([one[part] for part, _ in written]) for one in (full, swa))
-    cells[ALSO, full] = swa
-    cells[:2, cell] = full
-    cells[KNOWN, cell] = 1
-    return cells
-
-
-@lru_cache(maxsize=8)
-def numbered(count: int) -> NDArray[np.int64]:
-    """Return the numbers of so many cells, which nobody writes."""
-    return np.arange(count)
-
-
-@lru_cache(maxsize=8)
-def cells_of_nobody(
-    mapped: int, table_shape: torch.Size, every: AllNumbers, page_size: int
-) -> Numbers:
-    """Return what `right_cells` does where no request holds a page, which nobody writes."""
-    cells = np.zeros((3, mapped + table_shape.numel()), dtype=np.int32)
-    cells[KNOWN, slots_of_pages([0, *every.full_pages], page_size)] = 1
-    cells[:, mapped - 1] = -1, -1, 1
-    cells[KNOWN, mapped : mapped + table_shape[1]] = 0 not in every.rows
-    return cells
-
-
-def slots_of_pages(pages: Sequence[int], page_size: int) -> NDArray[np.int64]:
-    """Return the slots of some pages, one page after the other; of page -1 none is above 0."""
-    numbers = np.array(pages, dtype=np.int64)
-    if page_size == 1:
-        return numbers
-    return (numbers[:, None] * page_size + np.arange(page_size)).ravel()
-
-
-def wrong_cells(worlds: Sequence[Ownership], cells: Tensor) -> Tensor:
-    """Return which cells of the worlds' tables are not as they must be, bool [worlds, cells].
-
-    `cells` are as they must be, int32 [worlds, 3, cells], or [1, 3, cells] for all worlds alike.
-    """
-    tables = [table for world in worlds for table in (world.mapping, world.req_to_token.view(-1))]
-    held = torch.cat(tables).view(len(worlds), -1)
-    right, also, known = cells.unbind(1)
-    return (held != right).logical_and_(held != also).logical_and_(known)
-
 
 def flag(end: StepEnd) -> Flag:
-    """Whether something is held twice, or by nobody and not free, or a table says otherwise."""
+    """Whether something is held twice, or by nobody and not free, or a table says otherwise.
+
+    Or whether a page left its owner too early, or the worlds' owners are not the same.
+    """
+    if end.graph.holders != end.eager.holders:
+        return True
     both = [end.graph, end.eager]
     alike = holdings(end.graph) == holdings(end.eager)
     if any(misheld(world) for world in (both[:1] if alike else both)):
@@ -204,6 +76,9 @@ def describe(end: StepEnd) -> Description:
         found = misheld(world)
         if found:
             return f"in the {name} run, {found[0]}", {"world": name, "breaches": found}
+    differ = owners_differ(end)
+    if differ is not None:
+        return differ, {"breaches": [differ]}
     for name, world in (("graph", end.graph), ("eager", end.eager)):
         cells = on_device(right_cells(world, end.sizes), world.mapping.device)
         wrong = wrong_cells([world], cells[None])[0]
@@ -252,14 +127,23 @@ def wrongs(world: Ownership, sizes: PoolSizes) -> Iterator[Wrong]:
         ("full page", attrgetter("full_pages"), attrgetter("free_full"), world.all.full_pages),
         ("swa page", attrgetter("swa_pages"), attrgetter("free_swa"), world.all.swa_pages),
         ("row", lambda owner: (owner.row,), attrgetter("free_rows"), world.all.rows),
+        (
+            "state slot",
+            lambda owner: (owner.state_slot,),
+            attrgetter("free_states"),
+            world.all.states,
+        ),
     ):
         for number in (0, *(number for number in every if number)):
             say = partial(_holders_of, number, numbers_of, free_of)
             if not _held_once(say(world), reserved=number not in every):
                 yield Wrong(f"{what} {number}", say)
     for owner in world.holders:
-        if any(_oversized([owner])):
+        if any(oversized([owner])):
             yield Wrong(f"request {owner.serial}", partial(_pages_of, owner.serial))
+        for place in left_early(owner):
+            what = f"swa page of columns {columns_of(owner, place)} of request {owner.serial}"
+            yield Wrong(what, partial(_held_by_its_owner, owner.serial, place))
     cells = on_device(right_cells(world, sizes), world.mapping.device)
     for cell in wrong_cells([world], cells[None])[0].nonzero().flatten().tolist():
         yield _wrong_cell(world, sizes, cell)
@@ -286,6 +170,12 @@ def _held_once(said: str, *, reserved: bool) -> bool:
     return (by == "nobody") == (free == "free once") and " and " not in by and "times" not in free
 
 
+def _twice(said: str) -> bool:
+    """Whether what is said of a page or a row is that it is held, or free, once too often."""
+    by, _, free = said.removeprefix("held by ").rpartition(" and ")
+    return "times" in free or " and " in by or (free == "free once" and by != "nobody")
+
+
 def _pages_of(serial: int, world: Ownership) -> str:
     """Say how many pages a request has."""
     owner = next((owner for owner in world.holders if owner.serial == serial), None)
@@ -293,6 +183,17 @@ def _pages_of(serial: int, world: Ownership) -> str:
         return "without pages"
     pages = f"{len(owner.full_pages)} full and {len(owner.swa_pages)} SWA pages"
     return f"with {pages} for {owner.length} tokens"
+
+
+def _held_by_its_owner(serial: int, place: int, world: Ownership) -> str:
+    """Say whether a request has the SWA page of one place."""
+    owner = next((owner for owner in world.holders if owner.serial == serial), None)
+    if owner is None or place >= len(owner.swa_pages):
+        return "not there yet"
+    page = owner.swa_pages[place]
+    if page is not None:
+        return f"page {page}"
+    return f"free, though the next query sees columns from {owner.seen_from} on"
 
 
 def _wrong_cell(world: Ownership, sizes: PoolSizes, cell: int) -> Wrong:
@@ -314,19 +215,17 @@ def _wrong_cell(world: Ownership, sizes: PoolSizes, cell: int) -> Wrong:
 
 def cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] | None:
     """Explain what a step left held, free or said wrongly: how it was before, and how it is."""
-    pair.begin(schedule)
-    before, name = copied(pair.end(0)), ""
-    for place, one, upcoming in schedule.ahead():
-        before, name = copied(pair.end(place)), one.name
-        pair.step(one, place, upcoming=upcoming)
-        if place == step:
-            break
-    end = pair.end(step)
+    before, name, end = _around(pair, schedule, step)
     for which in ("graph", "eager"):
         world = getattr(end, which)
-        wrong = next(wrongs(world, end.sizes), None)
+        found_wrong = list(wrongs(world, end.sizes))
+        # What is given out or back once too often was done by somebody; what is lost, by nobody.
+        twice = (one for one in found_wrong if _twice(one.say(world)))
+        wrong = next(twice, found_wrong[0] if found_wrong else None)
         if wrong is not None:
             found = wrong.say(world)
+            said = partial(_said, pair, which, wrong)
+            _around(pair, schedule, step, said, lines := list[SourceLine]())
             held = Holding(
                 what=wrong.what,
                 before=wrong.say(getattr(before, which)),
@@ -336,8 +235,44 @@ def cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] 
                 world=which,
                 both=wrong.say(end.eager) == wrong.say(end.graph),
             )
-            return Situation(step, None), Cause("slot bookkeeping", held=held)
+            return Situation(step, None), Cause("slot bookkeeping", held=held, made=tuple(lines))
     return None
+
+
+def _said(pair: Pair, which: str, wrong: Wrong) -> str:
+    """Say how what is wrong is right now in one world."""
+    book: RequestBook = getattr(pair, which)
+    try:
+        return wrong.say(book.ownership())
+    except (IndexError, ValueError):  # In the middle of a change.
+        return ""
+
+
+def _around(
+    pair: Pair,
+    schedule: Schedule,
+    last: int,
+    say: Callable[[], str] | None = None,
+    lines: list[SourceLine] | None = None,
+) -> tuple[StepEnd, str, StepEnd]:
+    """Play a schedule up to a step: who held what before it, its name, and who held what after.
+
+    The line at which what `say` says changed last in that step goes to `lines`, and its callers.
+    """
+    pair.begin(schedule)
+    before, name = copied(pair.end(0)), ""
+    for place, one, upcoming in schedule.ahead():
+        before, name = copied(pair.end(place)), one.name
+        if place == last and say is not None and lines is not None:
+            watched = LastChange(say, "changed")
+            with following(watched):
+                pair.step(one, place, upcoming=upcoming)
+            lines += watched.lines
+        else:
+            pair.step(one, place, upcoming=upcoming)
+        if place == last:
+            break
+    return before, name, pair.end(last)
 
 
 def copied(end: StepEnd) -> StepEnd:

@@ -18,6 +18,7 @@ from paritybit.harness.checks.device import launches
 from paritybit.harness.checks.device.host_arrays import on_device
 from paritybit.harness.checks.device.storages import storages_differ, strayed
 from paritybit.harness.checks.device.unequal import Pairs, Unequal
+from paritybit.harness.checks.holdings import right_cells, wrong_cells
 from paritybit.harness.checks.of_steps.live_inputs import parts
 from paritybit.harness.checks.of_steps.read_frame import (
     allowed,
@@ -26,7 +27,6 @@ from paritybit.harness.checks.of_steps.read_frame import (
     most_listed,
     reads_of,
 )
-from paritybit.harness.checks.of_steps.slot_ownership import right_cells, wrong_cells
 from paritybit.harness.checks.of_steps.write_frame import writes_outside_frame
 from paritybit.harness.lockstep.bits import bits
 from paritybit.harness.lockstep.observation import Observation, Snapshot
