@@ -25,11 +25,17 @@ NAMED_FIRST = 3
 """Lines of an explanation, the nearest to the cause, of which one must be of the planted place."""
 
 
-MOST_SHRINKING = 400
+MOST_SHRINKING = 120
 """Steps after which a schedule is shrunk no further: an explanation needs no smallest one."""
 
+OTHERS_FIRST = 8
+"""Trials that come before those of overlapping steps at odd seeds."""
+
 SEEDS = (0, 1, 2)
-SECONDS = 60.0
+LIMIT_SECONDS = 1500.0
+"""Seconds after which a run is ended."""
+
+SECONDS = 50.0
 """Seconds of CPU time after which no further trial of a fault and a seed begins."""
 
 
@@ -54,6 +60,11 @@ def play(seed: int, seconds: float) -> dict[str, Any]:
 
     tasks = clean_tasks(RunConfig("cpu", seed=seed))
     random.Random(seed).shuffle(tasks)
+    # As in the default run, overlapping steps are always reached; at odd seeds some others first.
+    tasks.sort(key=lambda task: not task.trial.overlap)
+    if seed % 2:
+        overlapping = sum(task.trial.overlap for task in tasks)
+        tasks = [*tasks[overlapping:][:OTHERS_FIRST], *tasks[:overlapping], *tasks[overlapping:]]
     hunt.SHRINKING_STEPS = MOST_SHRINKING
     for played, task in enumerate(tasks, 1):
         result = run_task(task, kept_lockstep)
@@ -118,7 +129,8 @@ def place_of(text: str, planted: str) -> tuple[int, int]:
         spans = [
             (node.lineno, node.end_lineno or node.lineno)
             for node in ast.walk(tree)
-            if isinstance(node, ast.stmt | ast.expr) and node.lineno <= line <= (node.end_lineno or 0)
+            if isinstance(node, ast.stmt | ast.expr)
+            and node.lineno <= line <= (node.end_lineno or 0)
         ]
         calls = [span for span in spans if span[0] == line]
         return min(calls or spans, key=lambda span: span[1] - span[0])
@@ -132,12 +144,13 @@ def tried(proof: Proof, fault: LaboratoryFault, seed: int) -> dict[str, Any]:
         if not applies:
             raise SystemExit(f"{fault.name} does not apply")
         text = (copy / fault.file).read_text(encoding="utf-8")
-        ran = proof.run(copy, ("-m", "properties.planted.laboratory", str(seed), str(SECONDS)))
+        command = "-m", "properties.planted.laboratory", str(seed), str(SECONDS)
+        ran = proof.run(copy, command, LIMIT_SECONDS)
     lines = ran.output.strip().splitlines()
     try:
         found = json.loads(lines[-1])
     except (IndexError, ValueError):
-        found = {"status": "failed", "error": ran.output[-2000:]}
+        found = {"status": "failed", "error": ran.output[-2000:] or "no end"}
     return {**row, "verdict": str(judged(fault, text, found)), **found}
 
 

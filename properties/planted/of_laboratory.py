@@ -130,8 +130,9 @@ OF_LABORATORY: tuple[LaboratoryFault, ...] = (
         (
             "            unseen = max(0, needed - self.config.window + 1)\n",
             "            unseen = max(0, needed - self.config.window + 1)\n"
-            "            if self.allocator.page_size > 1 and needed % self.allocator.page_size == 0:\n"
-            "                unseen += self.allocator.page_size\n",
+            "            size = self.allocator.page_size\n"
+            "            if size > 1 and needed % size == 0:\n"
+            "                unseen += size\n",
         ),
         r"swa page|SWA page|slot bookkeeping",
         "A request that stands at a page boundary loses a page that its next query sees.",
@@ -174,10 +175,10 @@ OF_LABORATORY: tuple[LaboratoryFault, ...] = (
         "width",
         "subjects/runners/eagle_draft.py",
         (
-            "        return {name: found[name] for name in found if name not in self.never_populated}\n",
+            "        found = {} if batch is None else self.batch_inputs(batch)\n",
+            "        found = {} if batch is None else self.batch_inputs(batch)\n"
             '        if "topk_p" in found:\n'
-            '            found["topk_p"] = found["topk_p"].half().float()\n'
-            "        return {name: found[name] for name in found if name not in self.never_populated}\n",
+            '            found["topk_p"] = found["topk_p"].half().float()\n',
         ),
         r"topk_p",
         "Scores of drafts are rounded to sixteen bits.",
@@ -316,7 +317,8 @@ OF_LABORATORY: tuple[LaboratoryFault, ...] = (
         "subjects/runners/base.py",
         (
             "        output: Output = graph.output\n        return output\n",
-            "        output: Output = self.captured[self.buckets[-1]].output\n        return output\n",
+            "        output: Output = self.captured[self.buckets[-1]].output\n"
+            "        return output\n",
         ),
         r"output",
         "Every bucket's output is looked up in the graph of the largest.",
@@ -333,7 +335,10 @@ OF_LABORATORY: tuple[LaboratoryFault, ...] = (
         "branches-of-requests-interleaved",
         "draft",
         "subjects/runners/frozen_kv_mtp.py",
-        ("values[:, None].expand(-1, SPECULATION.topk).reshape(-1)", "values.repeat(SPECULATION.topk)"),
+        (
+            "values[:, None].expand(-1, SPECULATION.topk).reshape(-1)",
+            "values.repeat(SPECULATION.topk)",
+        ),
         r"seq_lens|req_pool_indices",
         "What belongs to requests is repeated for branches in another order than their rows.",
     ),

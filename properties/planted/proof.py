@@ -114,7 +114,7 @@ class Proof:
         finally:
             self._free.put(copy)
 
-    def run(self, copy: Path, arguments: Sequence[str]) -> Ran:
+    def run(self, copy: Path, arguments: Sequence[str], limit: float = LIMIT_SECONDS) -> Ran:
         """Run Python in a copy, with its own packages first; end it after the time limit."""
         inherited = os.environ.get("PYTHONPATH")
         path = os.pathsep.join([str(copy), *([inherited] if inherited else [])])
@@ -130,15 +130,15 @@ class Proof:
         ) as process:
             self._running.add(process)
             try:
-                return Ran(*_ended(process))
+                return Ran(*_ended(process, limit))
             finally:
                 self._running.remove(process)
 
 
-def _ended(process: subprocess.Popen[str]) -> tuple[int | None, str]:
+def _ended(process: subprocess.Popen[str], limit: float) -> tuple[int | None, str]:
     """Wait for a process; return its exit code, None after the time limit, and its output."""
     try:
-        output, _ = process.communicate(timeout=LIMIT_SECONDS)
+        output, _ = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         return None, process.communicate()[0]

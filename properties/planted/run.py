@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from properties.planted.fault import Fault
 from properties.planted.laboratory import SEEDS, tried
+from properties.planted.laboratory_page import page
 from properties.planted.of_laboratory import OF_LABORATORY
 from properties.planted.outcomes import AFTER, BEFORE, README, read, readme, write
 from properties.planted.proof import GOOD, Outcome, Proof, Verdict
@@ -74,9 +75,11 @@ def prove(faults: Sequence[Fault], tree: Path, jobs: int) -> Iterator[Outcome]:
 def try_laboratory(asked: argparse.Namespace) -> None:
     """Plant each fault of the laboratory at each seed; say, and keep, what was found."""
     faults = chosen(asked.only, OF_LABORATORY)
-    kept = {} if asked.table is None or not asked.table.is_file() else {
-        (row["fault"], row["seed"]): row for row in json.loads(asked.table.read_text())
-    }
+    kept = (
+        {}
+        if asked.table is None or not asked.table.is_file()
+        else {(row["fault"], row["seed"]): row for row in json.loads(asked.table.read_text())}
+    )
     with (
         tempfile.TemporaryDirectory(prefix="planted-") as scratch,
         ThreadPoolExecutor(asked.jobs) as pool,
@@ -86,11 +89,13 @@ def try_laboratory(asked: argparse.Namespace) -> None:
         try:
             for row in pool.map(lambda one: tried(proof, *one), tries):
                 said = f"{row['fault']} {row['seed']}: {row['verdict']}"
-                say(f"{said} ({row['trial']}) {','.join(row.get('violated', []))}")
+                say(f"{said} ({row.get('trial', '')}) {','.join(row.get('violated', []))}")
                 kept[row["fault"], row["seed"]] = row
                 if asked.table is not None:
                     rows = sorted(kept.values(), key=lambda row: (row["fault"], row["seed"]))
                     asked.table.write_text(json.dumps(rows, indent=1) + "\n")
+                    text = page(OF_LABORATORY, kept)
+                    asked.table.with_suffix(".md").write_text(text, encoding="utf-8")
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             proof.stop()
