@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paritybit.harness.cli.watch.releases import LOG, last_line, run_aside
+from paritybit.harness.cli.watch.releases import LOG, run_aside
+from paritybit.harness.cli.watch.run import last_line
 from paritybit.harness.records.case import read_json
 from paritybit.harness.records.schema import WholeEngine, WholeVerdict
 from rich.table import Table
@@ -81,7 +82,11 @@ def judged(engine: Beside, home: Path, top: Path) -> WholeEngine:
     """Return what a run came to, held against what is known of its engine."""
     record = home / "latest" / "watch.json"
     if not record.exists():
-        said = last_line(home / LOG) if (home / LOG).exists() else "it was not started"
+        said = (
+            last_line(home / LOG).removeprefix("paritybit: ")
+            if (home / LOG).exists()
+            else "it was not started"
+        )
         found = dict.fromkeys(engine.bugs, False)
         return WholeEngine(engine.engine, engine.setting, "undecided", said, found, None)
     run: Watched = record_of(read_json(record), record.name)
