@@ -24,6 +24,9 @@ Facts = Mapping[str, object]
 OWN = ("paritybit.", "properties.support.")
 """The packages whose variables tests leave alone. Those of its own file a test may change."""
 
+OF_PROCESS = frozenset({"paritybit.harness.machine.forks:_Server.asked"})
+"""Variables that the code sets on first use for the rest of the process: its server of forks."""
+
 OF_LIBRARIES = frozenset({"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"})
 """Environment variables that pytest, torch and triton set themselves."""
 
@@ -149,7 +152,7 @@ def of_modules() -> Facts:
                 for key, attribute in tuple(vars(value).items()):
                     if not key.startswith(("__", "_abc_")):
                         found[f"{module}:{name}.{key}"] = identity(attribute)
-    return found
+    return {name: value for name, value in found.items() if name not in OF_PROCESS}
 
 
 def identity(value: object) -> object:

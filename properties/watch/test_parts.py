@@ -252,4 +252,4 @@ def test_the_bench_measures_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyP
     bench.main()
     found = json.loads(out.read_text())
     assert found["ledger_bytes_per_slot"] == 32
-    assert found["frame_gb_per_s"] > 0
+    assert found["frame_over_copy"] > 0  # Under load, GB per second round to 0.
