@@ -71,7 +71,6 @@ def test_an_exported_test_is_red_on_the_fault_and_green_without_it(
     [
         ("transformers", "5.24.0", ()),
         ("vllm", "0.33.0", ("-m", "paritybit.drive.on_cpu", "vllm")),
-        ("sglang", "0.5.13", ("-m", "paritybit.drive.on_cpu", "sglang")),
     ],
 )
 def test_the_example_of_an_engine_runs_as_it_stands(
