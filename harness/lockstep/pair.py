@@ -6,9 +6,11 @@ bytes back before each use, so that no runner of it has a history.
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+import traceback
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +24,12 @@ from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.harness.lockstep.scale.kept import Ran, kept_of
 from paritybit.harness.lockstep.scale.memory import require_memory
 from paritybit.harness.lockstep.scheduler import Scheduler, samples_of
-from paritybit.harness.lockstep.tracebacks import SubjectFailedError, capture_runs, subject_runs
+from paritybit.harness.lockstep.tracebacks import (
+    SUBJECT_RUNS,
+    SUBJECTS,
+    SubjectFailedError,
+    subject_runs,
+)
 from paritybit.harness.schedules.schedule import Schedule, Step, modes_of
 from paritybit.reference.allocator import Allocator, Owner
 from paritybit.reference.batch import ForwardBatch, Mode
@@ -30,6 +37,7 @@ from paritybit.reference.config import ModelConfig, Role, draft_config
 from paritybit.reference.eager import EagerDecoder
 from paritybit.reference.model import Model, Output
 from paritybit.reference.pool import KVPools, Tables
+from paritybit.subjects.buffers import SharedBufferError
 from paritybit.subjects.captured import CapturedEngine
 from paritybit.subjects.engine import Subject
 from paritybit.subjects.overlap import Overlap
@@ -43,6 +51,25 @@ Engines = tuple[EngineUnderTest, EngineUnderTest]
 
 ExtraRun = Callable[["Pair", PlannedStep], Any]
 """A further run of a step, before the step itself, that leaves no trace in either world."""
+
+
+@contextmanager
+def capture_runs() -> Iterator[None]:
+    """Turn an error of an engine of ours that is built or captured within into SubjectFailedError.
+
+    What its runners refuse by themselves stays as it is: see `Lockstep`.
+    """
+    try:
+        with SUBJECT_RUNS:
+            yield
+    except SubjectFailedError as error:
+        cause = error.__cause__
+        frames = traceback.extract_tb(cause.__traceback__) if cause is not None else []
+        if isinstance(cause, SharedBufferError) or not frames:
+            raise (cause or error) from None
+        if not Path(frames[-1].filename).is_relative_to(SUBJECTS):
+            raise (cause or error) from None
+        raise
 
 
 class Recorder:

@@ -5,21 +5,15 @@ Such a traceback is whole, and has no absolute path.
 
 import re
 import traceback
-from collections.abc import Iterator
-from contextlib import ContextDecorator, contextmanager
+from contextlib import ContextDecorator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-
-from paritybit.subjects.buffers import SharedBufferError
 
 from paritybit.places import SOURCES
 
 SUBJECTS = SOURCES / "subjects"
 """Where the engine on trial lies."""
-
-ADAPTERS = SOURCES / "subjects" / "engines"
-"""Where engines of others are driven from."""
 
 OUTSIDE_PARTS = 3
 """Last parts that stay of the path of a source file outside this tree."""
@@ -45,46 +39,13 @@ class SubjectRuns(ContextDecorator):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Raise SubjectFailedError for an error of a kind that a subject's mistakes have.
-
-        What an adapter could not read of an engine is none: see `misread`.
-        """
-        if isinstance(error, IndexError | RuntimeError | ValueError) and not misread(error):
+        """Raise SubjectFailedError for an error of a kind that a subject's mistakes have."""
+        if isinstance(error, IndexError | RuntimeError | ValueError):
             said = str(error).strip().splitlines() or [type(error).__name__]
             raise SubjectFailedError(without_paths(said[0])) from error
 
 
-def misread(error: BaseException) -> bool:
-    """Whether an adapter was given something of another shape than it takes apart.
-
-    Python then raises ValueError in the adapter's own lines, which themselves raise none of a
-    step: more values than names, or lists of several lengths.
-    """
-    frames = traceback.extract_tb(error.__traceback__)
-    within = bool(frames) and Path(frames[-1].filename).is_relative_to(ADAPTERS)
-    return isinstance(error, ValueError) and within
-
-
 SUBJECT_RUNS = SubjectRuns()
-
-
-@contextmanager
-def capture_runs() -> Iterator[None]:
-    """Turn an error of an engine of ours that is built or captured within into SubjectFailedError.
-
-    What its runners refuse by themselves stays as it is: see `Lockstep`.
-    """
-    try:
-        with SUBJECT_RUNS:
-            yield
-    except SubjectFailedError as error:
-        cause = error.__cause__
-        frames = traceback.extract_tb(cause.__traceback__) if cause is not None else []
-        if isinstance(cause, SharedBufferError) or not frames:
-            raise (cause or error) from None
-        if not Path(frames[-1].filename).is_relative_to(SUBJECTS):
-            raise (cause or error) from None
-        raise
 
 
 def subject_runs() -> SubjectRuns:

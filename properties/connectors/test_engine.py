@@ -575,6 +575,15 @@ def test_a_replay_is_judged_with_its_static_inputs(toy: Toy, right: bool) -> Non
     assert bool(toy.found) is not right
 
 
+class ModelRunner(parts.Part):
+    """A model runner that runs a batch without a graph."""
+
+    def _unrecorded(
+        self, forward_batch: Any, pp_proxy_tensors: Any = None, split_forward_count: int = 1
+    ) -> Any:
+        return self.run_eagerly(forward_batch)
+
+
 class CPUGraphRunner:
     """The runner of a CPU: it keeps its inputs itself, and compiles a function for 4 rows."""
 
@@ -585,11 +594,13 @@ class CPUGraphRunner:
         self.graphs = {4: self.compiled}
         self.seen: list[torch.Tensor] = []
         self.error = 0.0
-        toy.runner._forward_raw = lambda batch: SimpleNamespace(
-            logits_output=Output(
-                self.compiled(batch.input_ids, batch.out_cache_loc).next_token_logits - self.error
-            )
-        )
+        toy.runner.__class__ = ModelRunner
+        toy.runner.run_eagerly = self.eagerly
+
+    def eagerly(self, batch: Any) -> Any:
+        """Run a batch without a graph."""
+        right = self.compiled(batch.input_ids, batch.out_cache_loc).next_token_logits - self.error
+        return SimpleNamespace(logits_output=Output(right))
 
     def compiled(self, ids: torch.Tensor, locations: torch.Tensor) -> Output:
         """Write the KV of all locations, and return a number per row, in a new tensor each time."""

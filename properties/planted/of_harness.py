@@ -334,7 +334,7 @@ OF_HARNESS: tuple[Fault, ...] = (
     ),
     Fault(
         name="leak-is-forgiven",
-        file="harness/checks/of_steps/slot_ownership.py",
+        file="harness/checks/holdings.py",
         old="if times_free[number] + times_held[number] != right:",
         new="if times_free[number] + times_held[number] > right:",
         tests=("properties/harness/checks/test_wrong_tables.py", "-k", "held_or_free"),

@@ -33,6 +33,9 @@ def say(line: str) -> None:
 
 AnyFault = TypeVar("AnyFault", bound=Fault)
 
+LONG = ("named", "proof")
+"""What a record of the laboratory's faults leaves out of an explanation."""
+
 
 def chosen(only: str | None, faults: tuple[AnyFault, ...]) -> tuple[AnyFault, ...]:
     """Return the faults named, by comma, or all. Raises SystemExit for an unknown name."""
@@ -93,7 +96,8 @@ def try_laboratory(asked: argparse.Namespace) -> None:
                 kept[row["fault"], row["seed"]] = row
                 if asked.table is not None:
                     rows = sorted(kept.values(), key=lambda row: (row["fault"], row["seed"]))
-                    asked.table.write_text(json.dumps(rows, indent=1) + "\n")
+                    short = [{key: row[key] for key in row if key not in LONG} for row in rows]
+                    asked.table.write_text(json.dumps(short, separators=(",", ":")) + "\n")
                     text = page(OF_LABORATORY, kept)
                     asked.table.with_suffix(".md").write_text(text, encoding="utf-8")
         except BaseException:

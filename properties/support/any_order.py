@@ -98,7 +98,10 @@ def of_process() -> Facts:
     return {
         "the working directory": Path.cwd(),
         "sys.path": tuple(sys.path),
-        "sys.meta_path": tuple(map(id, sys.meta_path)),
+        # A library may add a finder when a test first imports it.
+        "finders in sys.meta_path": tuple(
+            id(finder) for finder in sys.meta_path if type(finder).__module__.startswith(OWN)
+        ),
         "sys.excepthook": sys.excepthook,
         "garbage collection": (gc.isenabled(), gc.get_threshold()),
         "logging.disable": logging.root.manager.disable,

@@ -61,7 +61,7 @@ class Kept:
             elif isinstance(getattr(value, "__dict__", None), dict):
                 self._variables.append((value, dict(vars(value))))
         self._attributes = {
-            path: (holder, key, getattr(holder, key, NOT_THERE))
+            path: (holder, key, vars(holder).get(key, NOT_THERE))
             for path, (holder, key) in found.holders.items()
             if isinstance(holder, type | ModuleType)
         }
@@ -107,7 +107,10 @@ class Kept:
 def put(holder: Any, key: str, value: Any) -> None:
     """Set an attribute, or take it away where `value` is NOT_THERE."""
     if isinstance(holder, type | ModuleType):
-        if getattr(holder, key, NOT_THERE) is not value and value is not NOT_THERE:
+        now = vars(holder).get(key, NOT_THERE)  # As it lies there: no method is bound.
+        if now is not value and value is NOT_THERE:
+            delattr(holder, key)
+        elif now is not value:
             setattr(holder, key, value)
         return
     variables = getattr(holder, "__dict__", None)

@@ -84,7 +84,7 @@ def test_the_options_stand_in_one_group_of_the_help() -> None:
     groups = re.findall(r"^differential parity of graph replay:\n((?:  .*\n)+)", done.stdout, re.M)
     assert len(groups) == 1
     assert re.findall(r"^  --(\w+)", groups[0], re.M) == [
-        *("device", "mps", "runner", "preset", "shape", "bug"),
+        *("device", "mps", "runner", "preset", "shape", "bug", "shuffle"),
     ]
 
 

@@ -107,7 +107,7 @@ def write(
     """Write a record, and next to it the table, with control runs first, then the faults."""
     order = {fault.name: number for number, fault in enumerate(faults)}
     ordered = sorted(outcomes.values(), key=lambda one: (order.get(one.name, -1), one.name))
-    text = json.dumps([asdict(outcome) for outcome in ordered], indent=1, ensure_ascii=False)
+    text = json.dumps([asdict(outcome) for outcome in ordered], indent=0, ensure_ascii=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(text + "\n", encoding="utf-8")
