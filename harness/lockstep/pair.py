@@ -6,14 +6,13 @@ bytes back before each use, so that no runner of it has a history.
 """
 
 import logging
-import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
+from paritybit.harness.lockstep.capturing import capture_runs
 from paritybit.harness.lockstep.config import DTYPES, FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
 from paritybit.harness.lockstep.logs import LogTrap, warnings_logged
 from paritybit.harness.lockstep.observation import Observation, Sample, Snapshot, StepEnd
@@ -24,12 +23,7 @@ from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.harness.lockstep.scale.kept import Ran, kept_of
 from paritybit.harness.lockstep.scale.memory import require_memory
 from paritybit.harness.lockstep.scheduler import Scheduler, samples_of
-from paritybit.harness.lockstep.tracebacks import (
-    SUBJECT_RUNS,
-    SUBJECTS,
-    SubjectFailedError,
-    subject_runs,
-)
+from paritybit.harness.lockstep.tracebacks import SubjectFailedError, subject_runs
 from paritybit.harness.schedules.schedule import Schedule, Step, modes_of
 from paritybit.reference.allocator import Allocator, Owner
 from paritybit.reference.batch import ForwardBatch, Mode
@@ -37,7 +31,6 @@ from paritybit.reference.config import ModelConfig, Role, draft_config
 from paritybit.reference.eager import EagerDecoder
 from paritybit.reference.model import Model, Output
 from paritybit.reference.pool import KVPools, Tables
-from paritybit.subjects.buffers import SharedBufferError
 from paritybit.subjects.captured import CapturedEngine
 from paritybit.subjects.engine import Subject
 from paritybit.subjects.overlap import Overlap
@@ -51,25 +44,6 @@ Engines = tuple[EngineUnderTest, EngineUnderTest]
 
 ExtraRun = Callable[["Pair", PlannedStep], Any]
 """A further run of a step, before the step itself, that leaves no trace in either world."""
-
-
-@contextmanager
-def capture_runs() -> Iterator[None]:
-    """Turn an error of an engine of ours that is built or captured within into SubjectFailedError.
-
-    What its runners refuse by themselves stays as it is: see `Lockstep`.
-    """
-    try:
-        with SUBJECT_RUNS:
-            yield
-    except SubjectFailedError as error:
-        cause = error.__cause__
-        frames = traceback.extract_tb(cause.__traceback__) if cause is not None else []
-        if isinstance(cause, SharedBufferError) or not frames:
-            raise (cause or error) from None
-        if not Path(frames[-1].filename).is_relative_to(SUBJECTS):
-            raise (cause or error) from None
-        raise
 
 
 class Recorder:
@@ -132,8 +106,7 @@ class Pair:
         self.decoder = EagerDecoder(config.ops(), *models, self.eager_pools)
         self.log = LogTrap()
         with self.log, torch.inference_mode():
-            with capture_runs():
-                self.subject, self.fresh_engine = (engines or captured_engines)(self)
+            self.subject, self.fresh_engine = capture_runs()(engines or captured_engines)(self)
             self.captures = Captures(self.subject, self.fresh_engine, parts.executed, self.log)
         widest = max(config.buckets)
         replayed = frozenset(mode for mode in Mode if self.subject.runner_name(mode) is not None)
