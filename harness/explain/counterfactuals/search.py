@@ -332,8 +332,7 @@ def same_values(one: Tensor, other: Tensor) -> bool:
     if one.is_floating_point() or other.is_floating_point() or {one.dim(), other.dim()} != {1}:
         return False
     count = min(len(one), len(other))
-    first, second = (it[:count].to("cpu", torch.int64) for it in (one, other))
-    return count > 1 and torch.equal(first, second)
+    return count > 1 and one[:count].tolist() == other[:count].tolist()
 
 
 def overlapping(buffers: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
