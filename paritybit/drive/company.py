@@ -18,6 +18,9 @@ from paritybit.watch.journal import Finding
 
 CHECK = "company"
 
+ONE_KEY_MORE = "a prefill reads one key more than decoding"
+"""The cause of what differs no more where prefills read as many keys as decoding does."""
+
 LONGEST_PLAY = 120.0
 """Seconds that a wave may take."""
 
@@ -87,10 +90,9 @@ class Comparison:
             before = self.tried
             if other is None:
                 continue
-            if self.even(wave, one):
-                lines.count(window_differences=1)
-            else:
-                lines.finding(Finding(CHECK, str(other), f"{CHECK} | - | not known", 0))
+            cause = {"what": ONE_KEY_MORE} if self.even(wave, one) else None
+            key = f"{CHECK} | - | {ONE_KEY_MORE if cause else 'not known'}"
+            lines.finding(Finding(CHECK, str(other), key, 0, cause=cause))
 
     def other(
         self,

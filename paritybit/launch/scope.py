@@ -55,10 +55,6 @@ STATES: Mapping[str, tuple[str, str]] = {
 
 PARTS: Mapping[str, tuple[str, str]] = {
     "skipped_forwards": ("forward passes", "not selected by --every"),
-    "window_differences": (
-        "requests that get other tokens in company",
-        "a prefill reads one key more than decoding does, sgl-project/sglang#32087",
-    ),
     "ends_of_chunks": (
         "tokens after a part of a prompt, as a draft model is given them",
         "the older runner of vLLM gives the prompt's last token, not the next one",

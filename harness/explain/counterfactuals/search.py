@@ -12,7 +12,6 @@ from itertools import combinations, zip_longest
 from types import FrameType, SimpleNamespace
 from typing import Any, Final, cast
 
-import torch
 from paritybit.harness.explain.counterfactuals.arguments import (
     LIST,
     LOCATIONS,
