@@ -45,15 +45,18 @@ class Replaced:
     right: Tensor
     values: dict[int, dict[int, Any]]
     windowed: bool = False
+    others: tuple[tuple[Tensor, Tensor], ...] = ()
+    """What further ops of this name were given, and what is right: made with the first, perhaps."""
 
-    def spellings(self, mapping: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the values held and right as they may stand before they got to the op.
+    def spellings(self, mapping: Tensor) -> Iterator[list[tuple[Tensor, Tensor]]]:
+        """Yield the values held and right as they may stand before they got to the ops.
 
         Slots of a window are made of full slots, by `mapping`; that comes first.
         """
         if self.windowed:
-            yield spelled_full(self.held, mapping), spelled_full(self.right, mapping)
-        yield self.held, self.right
+            full = [spelled_full(values, mapping) for values in (self.held, self.right)]
+            yield [(full[0], full[1]), *self.others]
+        yield [(self.held, self.right), *self.others]
 
     def given(self) -> Given:
         """Return what gives ops these arguments, for one run."""
@@ -107,7 +110,51 @@ def replacements(
             if first in values:
                 found = _of_first(other, one, (place, name), values)
                 swa = name == LOCATIONS and difference.kind is Kind.SWA
-                yield dataclasses.replace(found, windowed=swa)
+                others = _others(recorded, same, place, values)
+                yield dataclasses.replace(found, windowed=swa, others=others)
+
+
+def _others(
+    recorded: RecordedForward,
+    same: Sequence[tuple[OpCall | None, OpCall]],
+    place: int,
+    values: dict[int, dict[int, Any]],
+) -> tuple[tuple[Tensor, Tensor], ...]:
+    """Return what ops of one name behind the first are given, and what is right, as full slots."""
+    layers = layers_by_address(recorded.pair.graph_pools)
+    found = []
+    for number in sorted(values)[1:]:
+        call, right = same[number][1], values[number][place]
+        held = call.inputs[place]
+        if not isinstance(held, Tensor):
+            continue
+        pair = [held.clone(), right.clone()]  # Later runs write the memory of what was held.
+        cache = call.inputs[0].data_ptr() if call.name == "store_kv" else None
+        if cache in layers and layers[cache][2] is Kind.SWA:
+            pair = [spelled_full(one, recorded.tables[1]) for one in pair]
+        found.append((pair[0], pair[1]))
+    return tuple(found)
+
+
+def wrong_arguments(recorded: RecordedForward, left: Sequence[OpCall]) -> Iterator[Replaced]:
+    """Yield the whole numbers that ops are given, and no op made, which the other run has other.
+
+    Of ops of one name the first that differs. Lists of keys are each world's own.
+    """
+    made, seen = _made_by_ops(recorded.run.calls), set[tuple[str, str]]()
+    for _, usual, call in paired(left, recorded.run.calls):
+        if usual is None:
+            continue
+        for place, name in enumerate(named_arguments(call)):
+            if name in {*NOT_GIVEN, *LISTS} or (call.name, name) in seen:
+                continue
+            held = call.inputs[place]
+            if not isinstance(held, Tensor) or held.is_floating_point() or _address(held) in made:
+                continue
+            right = as_given(held, usual.inputs[place], name)
+            if isinstance(right, Tensor):
+                seen.add((call.name, name))
+                yield _of_first(call, usual, (place, name), {0: {place: right}})
 
 
 def _values(

@@ -6,6 +6,7 @@ the wrong values is tried: they are put right there, in place, and nowhere else.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -31,11 +32,13 @@ class Wanted:
     """The values that are wrong, one after the other, and those that are right.
 
     One value alone may stand in many places. It is looked for only if it is `known` to be copied.
+    `others` are further values, wrong and right, that are put right in the same tensor or array.
     """
 
     held: Tensor
     right: Tensor
     known: bool = False
+    others: tuple[tuple[Tensor, Tensor], ...] = ()
 
     def __post_init__(self) -> None:
         self.wrong_bytes = _bytes(_array(self.held))
@@ -64,7 +67,15 @@ class Wanted:
         return found // self.size
 
     def mend(self, value: Any, first: int) -> None:
-        """Put the right values into a tensor or an array, in place."""
+        """Put the right values into a tensor or an array, in place, and the others where found."""
+        self._put(value, first)
+        for wrong, right in self.others:
+            other = Wanted(wrong, right)
+            place = other.at(value) if other.mendable else None
+            if place is not None:
+                other._put(value, place)
+
+    def _put(self, value: Any, first: int) -> None:
         right = self.right.flatten()
         if isinstance(value, Tensor):
             held = value.detach().view(-1)
@@ -91,7 +102,10 @@ def made_at(
         many = wanted.held.numel() >= FEWEST and first.places
         return first.places[0] if many else ()
     for place, lines in enumerate(first.places[:MOST_PLACES]):
-        if holds(again(_Look(wanted, place))):
+        look = _Look(wanted, place)
+        mended = holds(again(look))
+        look.undo()
+        if mended:
             return lines
     return ()
 
@@ -107,6 +121,8 @@ class _Look:
         self.places: list[tuple[SourceLine, ...]] = []
         self._seen: dict[tuple[int, int], tuple[FrameType, Any]] = {}
         self._found: set[tuple[int, int]] = set()
+        self.undo: Callable[[], Any] = lambda: None
+        """Gives what was mended its wrong values back: it may be the batch's, and outlive a run."""
 
     def __call__(self, frame: FrameType, line: int, returned: Any) -> None:
         """Look at what a frame holds."""
@@ -122,8 +138,18 @@ class _Look:
             if first is not None:
                 self._found.add(key)
                 if self.mended == len(self.places):
+                    before = value.clone() if isinstance(value, Tensor) else value.copy()
+                    self.undo = partial(put_back, value, before)
                     self.wanted.mend(value, first)
                 self.places.append(lines_of(frame, line, "made"))
+
+
+def put_back(value: Any, before: Any) -> None:
+    """Give a tensor or an array the values that it had."""
+    if isinstance(value, Tensor):
+        value.detach().copy_(before)
+    elif value.flags.writeable:
+        value[...] = before
 
 
 def _array(value: Any) -> "np.ndarray[Any, Any] | None":

@@ -5,22 +5,22 @@ these are changed in turn, each alone: attributes of Python objects, cells of th
 static inputs that hold what their contract does not accept, the capture, and what ops are given.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import combinations, zip_longest
-from types import FrameType, SimpleNamespace
+from itertools import combinations
+from types import SimpleNamespace
 from typing import Any, Final, cast
 
 from paritybit.harness.explain.counterfactuals.arguments import (
     LIST,
-    LOCATIONS,
     Replaced,
     failing_replacements,
     replacements,
-    spelled_full,
+    wrong_arguments,
 )
 from paritybit.harness.explain.counterfactuals.judge import Judge, Right, WrongInput, holds
+from paritybit.harness.explain.counterfactuals.lines import Lines, handed_on_at, wrong_outputs
 from paritybit.harness.explain.counterfactuals.made import Wanted, made_at
 from paritybit.harness.explain.counterfactuals.setters import set_at
 from paritybit.harness.explain.facts import Cause, GivenValue, HeldState, SourceLine
@@ -29,8 +29,7 @@ from paritybit.harness.explain.origins.given import given_element
 from paritybit.harness.explain.origins.source_lines import site_of
 from paritybit.harness.explain.origins.tables import differing_cells
 from paritybit.harness.explain.recorded import Element, RecordedForward, Run
-from paritybit.harness.explain.static_origin import element_at, stale_elements, static_buffers
-from paritybit.harness.explain.tracing import Seen, calling, lines_of, values_of
+from paritybit.harness.explain.static_origin import stale_elements, static_buffers
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.reference.ops import OpCall
 from paritybit.subjects.protocol import Replay
@@ -58,6 +57,7 @@ class Search:
         self.recorded, self.judge = recorded, judge
         self.inputs: Right = judge.wrong_inputs(recorded.observation or failed_step(recorded))
         self.stale = self._stale_lists()
+        self.lines = Lines(recorded, self.holds)
 
     def settled(self, cause: Cause | None) -> Cause | None:
         """Return the cause that was found if what it names is to blame; else what is, if any."""
@@ -225,6 +225,30 @@ class Search:
                 if holds(recorded, self.judge, run, lists=one.argument == LIST):
                     recorded.again()
                     return self._argument(shown, one, call)
+        return self.by_origins(shown)
+
+    def by_origins(self, shown: Cause | None) -> Cause | None:
+        """Blame a value that several ops, or an output, are made of, at the line that made it.
+
+        The property holds once it is put right there. An output is blamed only where all ops gave
+        what they ought to.
+        """
+        recorded = self.recorded
+        for pools, before, calls in self._others():
+            right = Side(recorded.pair.graph_pools, recorded.graph_before, recorded.run.calls)
+            recorded.again()
+            wrong = list(wrong_arguments(recorded, calls))
+            if not wrong and first_difference(Side(pools, before, calls), right) is None:
+                wrong = [
+                    Replaced("the forward", name, held, mended, {})
+                    for name, held, mended in wrong_outputs(
+                        recorded.eager_output or {}, recorded.run.output
+                    )
+                ]
+            for one in wrong:
+                lines = self.lines.made(one)
+                if lines:
+                    return self._told(shown, one, lines)
         return None
 
     def _failing_argument(self, shown: Cause | None) -> Cause | None:
@@ -251,25 +275,12 @@ class Search:
 
     def _argument(self, shown: Cause | None, one: Replaced, call: OpCall) -> Cause:
         """Return the cause that blames an argument: the line that made it, and its values."""
-        recorded = self.recorded
+        return self._told(shown, one, self.lines.of_argument(call, one))
 
-        def again(seen: Seen) -> Run:
-            return recorded.again(captured=False, seen=seen)
-
-        lines: tuple[SourceLine, ...] = ()
-        taken = one.argument == LIST and self._taken_elsewhere(call, one)
-        if not taken:
-            for wrong, mended in one.spellings(recorded.tables[1]):
-                lines = lines or made_at(Wanted(wrong, mended), again, self.holds)
-        if not lines and one.argument == LIST and not taken:
-            lines = self._lists_made(call, again, windowed=one.windowed)
-        elif not lines and one.argument == LOCATIONS:
-            for wrong, _ in one.spellings(recorded.tables[1]):
-                lines = lines or made_at(Wanted(wrong, wrong[:0]), again, self.holds)
-        if one.argument != LIST or taken:
-            lines = lines or called_at(recorded, one.op, min(one.values))
+    def _told(self, shown: Cause | None, one: Replaced, lines: tuple[SourceLine, ...]) -> Cause:
+        """Return the cause that blames an argument, which some lines made."""
         what = f"{one.argument} of {one.op}"
-        held, right = (str(values.flatten()[:8].tolist()) for values in (one.held, one.right))
+        held, right = map(first_values, (one.held, one.right))
         given = GivenValue(what, held, right, stale=False, left_by=None, how=None)
         if shown is not None and shown.listed is not None:
             index = shown.index if shown.blame == "key lists" else None
@@ -279,45 +290,6 @@ class Search:
             return self._blaming(shown, "key lists", given=given, made=lines)
         return self._blaming(shown, COMPUTED, given=given, made=lines)
 
-    def _taken_elsewhere(self, call: OpCall, one: Replaced) -> bool:
-        """Whether the right lists are there, and rows take others: a part of what is listed."""
-        at = element_at(
-            static_buffers(self.recorded), call.inputs[2], int(call.inputs[2].storage_offset())
-        )
-        right, listed = one.right.tolist(), call.inputs[4].flatten().tolist()
-        there = any(listed[i : i + len(right)] == right for i in range(len(listed)))
-        return there and at is not None and at[1] > 0
-
-    def _lists_made(
-        self, call: OpCall, again: Callable[[Seen], Run], *, windowed: bool
-    ) -> tuple[SourceLine, ...]:
-        """Return the lines at which the lists that an attention reads first stand as they are."""
-        mapping, found = self.recorded.tables[1], list[tuple[SourceLine, ...]]()
-        for place in (4, 2, 3):
-            values = self._written_now(call.inputs[place])
-            spellings = [values]
-            if windowed and place == 4:
-                spellings.insert(0, spelled_full(values, mapping))
-            lines = (made_at(Wanted(one, one[:0]), again, self.holds) for one in spellings)
-            found.append(next(filter(None, lines), ()))
-        by_depth = zip_longest(*found)
-        return tuple(dict.fromkeys(line for of_depth in by_depth for line in of_depth if line))
-
-    def _written_now(self, values: Tensor) -> Tensor:
-        """Return what of an argument this forward wrote, if it lies in a static buffer."""
-        recorded, buffers = self.recorded, static_buffers(self.recorded)
-        at = element_at(buffers, values, int(values.storage_offset()))
-        if at is None:  # Perhaps the graph has made it of a list that is in one.
-            alike = (name for name, one in buffers.items() if same_values(one, values))
-            at = next(((name, 0) for name in alike), None)
-        if at is None:
-            return values.clone()
-        name, first = at
-        writes = recorded.ledger.of(static_buffers(recorded)[name])[first:][: values.numel()]
-        now = recorded.forward_id.forward
-        count = sum(write.forward_id.forward == now for write in writes)
-        return recorded.static[name].flatten()[first : first + count].clone()
-
     def _blaming(self, shown: Cause | None, blame: str, **fields: Any) -> Cause:
         """Return a cause with what was seen, and what is to blame."""
         seen = Cause(NOT_KNOWN) if shown is None else bare(shown)
@@ -326,12 +298,11 @@ class Search:
         return replace(seen, blame=blame, **fields)
 
 
-def same_values(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of whole numbers begin with the same values, as many as both have."""
-    if one.is_floating_point() or other.is_floating_point() or {one.dim(), other.dim()} != {1}:
-        return False
-    count = min(len(one), len(other))
-    return count > 1 and one[:count].tolist() == other[:count].tolist()
+def first_values(values: Tensor) -> str:
+    """Return the first values of a tensor as a text."""
+    if values.is_floating_point():
+        return "[" + ", ".join(f"{one:.4g}" for one in values.flatten()[:4].tolist()) + "]"
+    return str(values.flatten()[:8].tolist())
 
 
 def overlapping(buffers: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
@@ -355,19 +326,6 @@ def named_input(cause: Cause) -> str | None:
     return None
 
 
-def handed_on_at(recorded: RecordedForward, values: Tensor) -> tuple[SourceLine, ...]:
-    """Return the first line at which a tensor of the same memory is held in a forward."""
-    found: list[tuple[SourceLine, ...]] = []
-
-    def look(frame: FrameType, line: int, returned: Any) -> None:
-        held = (one for one in values_of(frame.f_locals, returned) if isinstance(one, Tensor))
-        if not found and any(one.data_ptr() == values.data_ptr() for one in held):
-            found.append(lines_of(frame, line, "taken"))
-
-    recorded.again(seen=look)
-    return found[0] if found else ()
-
-
 def failed_step(recorded: RecordedForward) -> Observation:
     """Return as much of an observation of a step that failed as tells its wrong inputs."""
     batch, runner = recorded.planned.eager.batch, recorded.runner
@@ -384,16 +342,3 @@ def failed_step(recorded: RecordedForward) -> Observation:
         payload=recorded.pair.decoder.payload if extends else None,
     )
     return cast(Observation, seen)
-
-
-def called_at(recorded: RecordedForward, op: str, number: int) -> tuple[SourceLine, ...]:
-    """Return the lines of the engine that call an op, the `number`-th of its name."""
-    found: list[tuple[SourceLine, ...]] = []
-
-    def look(name: str, arguments: tuple) -> tuple:  # type: ignore[type-arg]
-        if name == op:
-            found.append(calling(f"given to {op}"))
-        return arguments
-
-    recorded.again(captured=False, given=look)
-    return found[number] if number < len(found) else ()

@@ -1,0 +1,207 @@
+"""The lines of the engine that made what an op is given, or what a forward gives.
+
+A line is named if the property holds once the values are put right there, and nowhere else.
+"""
+
+import ast
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from itertools import zip_longest
+from textwrap import dedent
+from types import FrameType
+
+from paritybit.harness.explain.counterfactuals.arguments import (
+    LIST,
+    Replaced,
+    spelled_full,
+)
+from paritybit.harness.explain.counterfactuals.made import Wanted, made_at
+from paritybit.harness.explain.facts import SourceLine
+from paritybit.harness.explain.recorded import RecordedForward, Run
+from paritybit.harness.explain.static_origin import element_at, static_buffers
+from paritybit.harness.explain.tracing import Seen, calling, lines_of, shown_file, values_of
+from paritybit.reference.ops import OpCall
+from torch import Tensor
+
+INPUTS = frozenset({"subjects/buffers.py", "subjects/contracts.py"})
+"""Files that write static inputs and give views of them."""
+
+VIEW, PLAN = "view", "plan"
+"""Methods of a runner: one gives a view of a static input, one runs once all are written."""
+
+Sources = tuple[SourceLine, ...]
+Holds = Callable[[Run], bool]
+
+
+class Lines:
+    """Runs a forward again with its lines followed. `holds` judges such a run."""
+
+    def __init__(self, recorded: RecordedForward, holds: Holds) -> None:
+        self.recorded, self.holds = recorded, holds
+
+    def of_argument(self, call: OpCall, one: Replaced) -> Sources:
+        """Return the lines that made an argument of ops, the first of which is `call`."""
+        taken = one.argument == LIST and self._taken_elsewhere(call, one)
+        lines: Sources = ()
+        if not taken:
+            lines = self.made(one)
+            if not lines and one.argument == LIST:
+                lines = self._lists_made(call, windowed=one.windowed)
+        if one.argument != LIST or taken:
+            lines = lines or called_at(self.recorded, one.op, min(one.values))
+        return lines
+
+    def made(self, one: Replaced) -> Sources:
+        """Return the first line at which an argument, put right there, makes the property hold.
+
+        Lines that bring static inputs up to date come last: what these hold was found right. Behind
+        the line come those that what it uses is made at.
+        """
+        for again in (self.after_inputs, self.again):
+            for (wrong, mended), *others in one.spellings(self.recorded.tables[1]):
+                wanted = Wanted(wrong, mended, others=tuple(others))
+                lines = made_at(wanted, again, self.holds)
+                if lines:
+                    return (lines[0], *self._made_of(lines[0]), *lines[1:])
+        return ()
+
+    def again(self, seen: Seen) -> Run:
+        """Run what is captured eagerly, with its lines followed."""
+        return self.recorded.again(captured=False, seen=seen)
+
+    def after_inputs(self, seen: Seen) -> Run:
+        """Likewise, without the lines that write static inputs or give views of them."""
+        written = self.recorded.runner is None
+
+        def look(frame: FrameType, line: int, returned: object) -> None:
+            nonlocal written
+            code = frame.f_code
+            views = code.co_name == VIEW or shown_file(code.co_filename) in INPUTS
+            if written and not views:
+                seen(frame, line, returned)
+            written = written or code.co_name == PLAN
+
+        return self.again(look)
+
+    def _made_of(self, line: SourceLine) -> Sources:
+        """Return the lines of other functions at which what a line uses first stands."""
+        used = _Used(line)
+        self.recorded.again(captured=False, seen=used)
+        return tuple(dict.fromkeys(one for one in used.found if one.what != line.what))
+
+    def _taken_elsewhere(self, call: OpCall, one: Replaced) -> bool:
+        """Whether the right lists are there, and rows take others: a part of what is listed."""
+        at = element_at(
+            static_buffers(self.recorded), call.inputs[2], int(call.inputs[2].storage_offset())
+        )
+        right, listed = one.right.tolist(), call.inputs[4].flatten().tolist()
+        there = any(listed[i : i + len(right)] == right for i in range(len(listed)))
+        return there and at is not None and at[1] > 0
+
+    def _lists_made(self, call: OpCall, *, windowed: bool) -> Sources:
+        """Return the lines at which the lists that an attention reads first stand as they are."""
+        mapping, found = self.recorded.tables[1], list[Sources]()
+        for place in (4, 2, 3):
+            values = self._written_now(call.inputs[place])
+            spellings = [values]
+            if windowed and place == 4:
+                spellings.insert(0, spelled_full(values, mapping))
+            lines = (made_at(Wanted(one, one[:0]), self.again, self.holds) for one in spellings)
+            found.append(next(filter(None, lines), ()))
+        by_depth = zip_longest(*found)
+        return tuple(dict.fromkeys(line for of_depth in by_depth for line in of_depth if line))
+
+    def _written_now(self, values: Tensor) -> Tensor:
+        """Return what of an argument this forward wrote, if it lies in a static buffer."""
+        recorded, buffers = self.recorded, static_buffers(self.recorded)
+        at = element_at(buffers, values, int(values.storage_offset()))
+        if at is None:  # Perhaps the graph has made it of a list that is in one.
+            alike = (name for name, one in buffers.items() if same_values(one, values))
+            at = next(((name, 0) for name in alike), None)
+        if at is None:
+            return values.clone()
+        name, first = at
+        writes = recorded.ledger.of(buffers[name])[first:][: values.numel()]
+        now = recorded.forward_id.forward
+        count = sum(write.forward_id.forward == now for write in writes)
+        return recorded.static[name].flatten()[first : first + count].clone()
+
+
+class _Used:
+    """Finds where the tensors first stand that a line uses by name, whole numbers alone."""
+
+    def __init__(self, line: SourceLine) -> None:
+        self.line = line
+        self.found: list[SourceLine] = []
+        self._first: dict[int, tuple[Tensor, SourceLine]] = {}
+
+    def __call__(self, frame: FrameType, line: int, returned: object) -> None:
+        """Take note of new tensors; look for those that the line used once it has run."""
+        for value in values_of(frame.f_locals, returned):
+            if isinstance(value, Tensor) and id(value) not in self._first:
+                self._first[id(value)] = value, lines_of(frame, line, "made")[0]
+        if lines_of(frame, line, "made")[0] == self.line and not self.found:
+            held = (frame.f_locals.get(name) for name in sorted(names_used(frame, line)))
+            whole = [one for one in held if isinstance(one, Tensor) and not one.is_floating_point()]
+            self.found = [self._first[id(one)][1] for one in whole]
+
+
+def names_used(frame: FrameType, line: int) -> set[str]:
+    """Return the names that the smallest statement around a line of a function reads."""
+    try:
+        text, first = inspect.getsourcelines(frame.f_code)
+    except OSError:
+        return set()
+    tree, place = ast.parse(dedent("".join(text))), line - first + 1
+    around = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.stmt) and node.lineno <= place <= (node.end_lineno or 0)
+    ]
+    smallest = min(around, key=lambda node: (node.end_lineno or 0) - node.lineno)
+    names = (node for node in ast.walk(smallest) if isinstance(node, ast.Name))
+    return {node.id for node in names if isinstance(node.ctx, ast.Load)}
+
+
+def same_values(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of whole numbers begin with the same values, as many as both have."""
+    if one.is_floating_point() or other.is_floating_point() or {one.dim(), other.dim()} != {1}:
+        return False
+    count = min(len(one), len(other))
+    return count > 1 and one[:count].tolist() == other[:count].tolist()
+
+
+def handed_on_at(recorded: RecordedForward, values: Tensor) -> Sources:
+    """Return the first line at which a tensor of the same memory is held in a forward."""
+    found: list[Sources] = []
+
+    def look(frame: FrameType, line: int, returned: object) -> None:
+        held = (one for one in values_of(frame.f_locals, returned) if isinstance(one, Tensor))
+        if not found and any(one.data_ptr() == values.data_ptr() for one in held):
+            found.append(lines_of(frame, line, "taken"))
+
+    recorded.again(seen=look)
+    return found[0] if found else ()
+
+
+def called_at(recorded: RecordedForward, op: str, number: int) -> Sources:
+    """Return the lines of the engine that call an op, the `number`-th of its name."""
+    found: list[Sources] = []
+
+    def look(name: str, arguments: tuple) -> tuple:  # type: ignore[type-arg]
+        if name == op:
+            found.append(calling(f"given to {op}"))
+        return arguments
+
+    recorded.again(captured=False, given=look)
+    return found[number] if number < len(found) else ()
+
+
+def wrong_outputs(
+    right: Mapping[str, Tensor], held: Mapping[str, Tensor]
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Yield the outputs whose live rows differ: the name, what is held, and what is right."""
+    for name, values in right.items():
+        rows = held[name][: len(values)]
+        if rows.shape == values.shape and not rows.equal(values):
+            yield name, rows.clone(), values.to(rows).clone()
