@@ -35,7 +35,7 @@ SEEDS = (0, 1, 2)
 LIMIT_SECONDS = 1500.0
 """Seconds after which a run is ended."""
 
-SECONDS = 50.0
+SECONDS = 400.0
 """Seconds of CPU time after which no further trial of a fault and a seed begins."""
 
 

@@ -5,7 +5,7 @@ A line is named if the property holds once the values are put right there, and n
 
 import ast
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from itertools import zip_longest
 from textwrap import dedent
 from types import FrameType
@@ -197,11 +197,15 @@ def called_at(recorded: RecordedForward, op: str, number: int) -> Sources:
     return found[number] if number < len(found) else ()
 
 
-def wrong_outputs(
-    right: Mapping[str, Tensor], held: Mapping[str, Tensor]
-) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield the outputs whose live rows differ: the name, what is held, and what is right."""
+def wrong_outputs(right: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> list[Replaced]:
+    """Return the output whose live rows differ, if one does, and with it the others that do."""
+    found = []
     for name, values in right.items():
         rows = held[name][: len(values)]
         if rows.shape == values.shape and not rows.equal(values):
-            yield name, rows.clone(), values.to(rows).clone()
+            found.append((name, rows.clone(), values.to(rows).clone()))
+    if not found:
+        return []
+    (name, wrong, mended), *others = found
+    pairs = tuple((one, other) for _, one, other in others)
+    return [Replaced("the forward", name, wrong, mended, {}, others=pairs)]

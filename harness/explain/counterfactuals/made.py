@@ -6,7 +6,6 @@ the wrong values is tried: they are put right there, in place, and nowhere else.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -32,7 +31,7 @@ class Wanted:
     """The values that are wrong, one after the other, and those that are right.
 
     One value alone may stand in many places. It is looked for only if it is `known` to be copied.
-    `others` are further values, wrong and right, that are put right in the same tensor or array.
+    `others` are further values, wrong and right, that are put right where the frame holds them.
     """
 
     held: Tensor
@@ -67,15 +66,7 @@ class Wanted:
         return found // self.size
 
     def mend(self, value: Any, first: int) -> None:
-        """Put the right values into a tensor or an array, in place, and the others where found."""
-        self._put(value, first)
-        for wrong, right in self.others:
-            other = Wanted(wrong, right)
-            place = other.at(value) if other.mendable else None
-            if place is not None:
-                other._put(value, place)
-
-    def _put(self, value: Any, first: int) -> None:
+        """Put the right values into a tensor or an array, in place."""
         right = self.right.flatten()
         if isinstance(value, Tensor):
             held = value.detach().view(-1)
@@ -121,8 +112,12 @@ class _Look:
         self.places: list[tuple[SourceLine, ...]] = []
         self._seen: dict[tuple[int, int], tuple[FrameType, Any]] = {}
         self._found: set[tuple[int, int]] = set()
-        self.undo: Callable[[], Any] = lambda: None
-        """Gives what was mended its wrong values back: it may be the batch's, and outlive a run."""
+        self._before: list[tuple[Any, Any]] = []
+
+    def undo(self) -> None:
+        """Give what was mended its wrong values back: it may be the batch's, and outlive a run."""
+        for value, before in reversed(self._before):
+            put_back(value, before)
 
     def __call__(self, frame: FrameType, line: int, returned: Any) -> None:
         """Look at what a frame holds."""
@@ -138,10 +133,24 @@ class _Look:
             if first is not None:
                 self._found.add(key)
                 if self.mended == len(self.places):
-                    before = value.clone() if isinstance(value, Tensor) else value.copy()
-                    self.undo = partial(put_back, value, before)
-                    self.wanted.mend(value, first)
+                    self._mend(self.wanted, value, first)
+                    self._mend_others(frame, returned)
                 self.places.append(lines_of(frame, line, "made"))
+
+    def _mend(self, wanted: Wanted, value: Any, first: int) -> None:
+        before = value.clone() if isinstance(value, Tensor) else value.copy()
+        self._before.append((value, before))
+        wanted.mend(value, first)
+
+    def _mend_others(self, frame: FrameType, returned: Any) -> None:
+        """Put the other wrong values right in whatever the frame holds, each once."""
+        for wrong, right in self.wanted.others:
+            other = Wanted(wrong, right)
+            for value in values_of(frame.f_locals, returned) if other.mendable else ():
+                first = other.at(value)
+                if first is not None:
+                    self._mend(other, value, first)
+                    break
 
 
 def put_back(value: Any, before: Any) -> None:

@@ -239,12 +239,7 @@ class Search:
             recorded.again()
             wrong = list(wrong_arguments(recorded, calls))
             if not wrong and first_difference(Side(pools, before, calls), right) is None:
-                wrong = [
-                    Replaced("the forward", name, held, mended, {})
-                    for name, held, mended in wrong_outputs(
-                        recorded.eager_output or {}, recorded.run.output
-                    )
-                ]
+                wrong = wrong_outputs(recorded.eager_output or {}, recorded.run.output)
             for one in wrong:
                 lines = self.lines.made(one)
                 if lines:

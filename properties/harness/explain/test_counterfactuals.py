@@ -1,5 +1,6 @@
 """What is blamed is what, changed back, makes the violated property hold; and nothing else is."""
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,12 +12,16 @@ from paritybit.harness.checks.explanation import observe
 from paritybit.harness.checks.of_steps.live_inputs import wrong_inputs
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.explain.counterfactuals.made import Wanted, made_at
 from paritybit.harness.explain.counterfactuals.objects import Kept
 from paritybit.harness.explain.facts import Explanation
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.observation import Observation
-from paritybit.harness.schedules.schedule import Admit, Decode, Schedule, Step
+from paritybit.harness.schedules.schedule import Admit, Decode, Schedule, Step, Verify
 from paritybit.reference.batch import ForwardBatch
+from paritybit.reference.config import SPECULATION
+from paritybit.reference.model import Output
+from paritybit.subjects import key_lists
 from paritybit.subjects.parts import Part
 from paritybit.subjects.runners.base import GraphRunner
 from paritybit.subjects.runners.decode import DecodeRunner
@@ -61,6 +66,26 @@ class ShorterWindow(GraphRunner):
         return super().window - 1
 
 
+class OtherRows(GraphRunner):
+    """Gives the rows of its output in another order, though all ops gave the right ones."""
+
+    def forward(self, bucket: int) -> Output:
+        """Return them the other way round."""
+        return {name: values.flip(0) for name, values in super().forward(bucket).items()}
+
+
+def shorter_mask_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the rows of a tree's mask to be one bit shorter: attention and parents go by them."""
+    tree_lists = key_lists.tree_lists
+
+    def changed(*given: Tensor) -> dict[str, Tensor]:
+        found = tree_lists(*given)
+        node = torch.arange(len(found["mask_indptr"])) % SPECULATION.draft_tokens
+        return {**found, "mask_indptr": found["mask_indptr"] - node}
+
+    monkeypatch.setattr(key_lists, "tree_lists", changed)
+
+
 def kept_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copy the tokens of a batch only if it has more or fewer than the last one."""
     live_values = DecodeRunner.live_values
@@ -90,7 +115,10 @@ FAULTS: dict[str, Plant] = {
     "positions": built_with(EarlierPositions),
     "window": built_with(ShorterWindow),
     "state": kept_tokens,
+    "rows": built_with(OtherRows),
 }
+
+VERIFIED = Schedule((Admit(5, 99), Admit(3, 99), Verify((0, 1), 0)), seed=3)
 
 
 def broken(fault: str, monkeypatch: pytest.MonkeyPatch, *, overlap: bool = False) -> Lockstep:
@@ -138,6 +166,47 @@ def test_an_input_that_holds_what_its_contract_says_is_not_blamed(
     assert (found.cause.blame, given.what) == ("what an op is given", "positions of rotary")
     assert given.left_by is None
     assert found.cause.index is None
+
+
+def test_an_output_is_blamed_where_all_ops_gave_what_they_ought_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = cause_of("rows", "logits_parity", monkeypatch)
+    given, made = found.cause.given, found.cause.made
+    assert given is not None
+    assert given.what == "logits of the forward"
+    assert made[0].what == "made in GraphRunner.run_once"
+
+
+def test_a_value_that_several_ops_share_is_blamed_where_it_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shorter_mask_rows(monkeypatch)
+    trial = TrialConfig("target_verify", device="cpu", **SIZES)
+    lockstep = Lockstep(trial, PROPERTIES, records_ops=True)
+    outcome, timeline = observe(lockstep, VERIFIED)
+    found = explained_by_harness(lockstep, VERIFIED, outcome, timeline, "logits_parity")
+    assert found.explanation is not None
+    cause = found.explanation.cause
+    assert cause.given is not None
+    assert cause.given.what == "mask_start of attention"
+    assert cause.made[0].what == "made in verify_lists"
+
+
+def test_what_a_trial_puts_right_is_given_back_after_it() -> None:
+    """It may be the batch's own, which outlives a run."""
+    kept = torch.tensor([4, 5, 6, 7])
+    runs: list[list[int]] = []
+
+    def again(seen: Any) -> Any:
+        held = kept  # noqa: F841 - what the frame holds is looked at
+        seen(sys._getframe(), 1, None)
+        runs.append(kept.tolist())
+
+    wanted = Wanted(torch.tensor([4, 5]), torch.tensor([5, 4]), others=((kept[2:], kept[2:] + 1),))
+    assert made_at(wanted, again, lambda _: False) == ()
+    assert runs == [[4, 5, 6, 7], [5, 4, 7, 8]]
+    assert kept.tolist() == [4, 5, 6, 7]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
