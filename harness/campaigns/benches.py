@@ -11,7 +11,9 @@ from paritybit.harness.checks.explanation import NOT_EXPLAINED, Explained, expla
 from paritybit.harness.checks.play import Lockstep, Outcome
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.explain.facts import Cause, Explanation, Situation, TimelineEntry
+from paritybit.harness.explain.origins.source_lines import source_lines
 from paritybit.harness.explain.reach import Reaching
+from paritybit.harness.explain.wrapped import wrapped_at
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.scale.shapes import with_small_pools
 from paritybit.harness.schedules.schedule import Schedule
@@ -109,7 +111,11 @@ def explained_small(
     wanted = {target} if target is not None else outcome.violated
     shown = whole(again).violated
     if trial.skipped_slots and not shown:
-        return Explained(narrowed_slot(trial, outcome, timeline, target))
+        first = trial.page_size + trial.skipped_slots
+        numbers = range(first, trial.full_slots + first)
+        given, made = wrapped_at(lambda: benches(trial).play(schedule), numbers)
+        cause = Cause("narrowed slot number", given=given, made=made)
+        return Explained(narrowed_slot(trial, outcome, timeline, target, cause))
     if not wanted & shown:
         return NOT_EXPLAINED
     found = explained(small, schedule, again, entries, target)
@@ -124,7 +130,11 @@ def explained_small(
 
 
 def narrowed_slot(
-    trial: TrialConfig, outcome: Outcome, timeline: Sequence[TimelineEntry], target: str | None
+    trial: TrialConfig,
+    outcome: Outcome,
+    timeline: Sequence[TimelineEntry],
+    target: str | None,
+    cause: Cause,
 ) -> Explanation:
     """Explain what a schedule violates only where slot numbers are skipped."""
     found = next(
@@ -138,4 +148,4 @@ def narrowed_slot(
         "So a slot number, or a product of one, is narrowed on its way to the pool.",
     )
     at = Situation(found.step, runner)
-    return Explanation(found.property, at, Cause("narrowed slot number"), proof)
+    return Explanation(found.property, at, cause, proof, sources=source_lines(None, cause))

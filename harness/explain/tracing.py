@@ -4,11 +4,14 @@ A line that is followed is of the engine: of `subjects`, of the tables and the a
 `reference`, and of the host's scheduler.
 """
 
+import ast
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from textwrap import dedent
 from types import FrameType
 from typing import Any
 
@@ -87,14 +90,19 @@ def calling(what: str) -> tuple[SourceLine, ...]:
 
 
 def raised_at(error: BaseException) -> tuple[SourceLine, ...]:
-    """Return the lines of the engine at which an error was raised, the innermost first."""
-    found, trace = list[SourceLine](), error.__traceback__
+    """Return the lines of the engine at which an error was raised, the innermost first.
+
+    Behind that come the functions that made what it depends on.
+    """
+    found, made, trace = list[SourceLine](), tuple[SourceLine, ...](), error.__traceback__
     while trace is not None:
         frame = trace.tb_frame
         if shown_file(frame.f_code.co_filename) is not None:
             found.append(SourceLine(qualified_name(frame), _file(frame), trace.tb_lineno))
+            made = made_by(frame, trace.tb_lineno)
         trace = trace.tb_next
-    return tuple(reversed(found))
+    innermost, outer = found[-1:], found[-2::-1] if len(found) > 1 else []
+    return (*innermost, *made, *outer)
 
 
 def _file(frame: FrameType) -> str:
@@ -129,3 +137,64 @@ def values_of(names: Mapping[str, Any], returned: Any) -> Iterator[Any]:
             yield from value.values()
         elif isinstance(value, list | tuple):
             yield from value[:64]
+
+
+def made_by(frame: FrameType, line: int) -> tuple[SourceLine, ...]:
+    """Return the functions of the engine that made what a line of a frame depends on.
+
+    These are called where a name is assigned that the line reads, or that such a line reads.
+    """
+    found = dict[SourceLine, None]()
+    for name in sorted(callees(frame, line)):
+        code = getattr(frame.f_globals.get(name), "__code__", None)
+        file = shown_file(code.co_filename) if code is not None else None
+        if code is not None and file is not None:
+            found[SourceLine(f"made in {name}", file, code.co_firstlineno)] = None
+    return tuple(found)
+
+
+def callees(frame: FrameType, line: int) -> set[str]:
+    """Return the names of what is called to assign what a line reads, directly or not."""
+    tree, place = tree_of(frame), line - frame.f_code.co_firstlineno + 1
+    reads, called = names_used(frame, line), set[str]()
+    assigned = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Assign) and node.lineno < place
+    ]
+    for node in sorted(assigned, key=lambda node: -node.lineno):
+        targets = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} - names_in(node)
+        if targets & reads:
+            reads |= names_in(node.value)
+            calls = (one.func for one in ast.walk(node.value) if isinstance(one, ast.Call))
+            called |= {one.id for one in calls if isinstance(one, ast.Name)}
+    return called
+
+
+def names_used(frame: FrameType, line: int) -> set[str]:
+    """Return the names that the smallest statement around a line of a function reads.
+
+    Of a line that raises, those that decide whether it does.
+    """
+    place = line - frame.f_code.co_firstlineno + 1
+    around = [
+        node
+        for node in ast.walk(tree_of(frame))
+        if isinstance(node, ast.stmt) and node.lineno <= place <= (node.end_lineno or 0)
+    ]
+    around.sort(key=lambda node: (node.end_lineno or 0) - node.lineno)
+    if around and isinstance(around[0], ast.Raise) and isinstance(around[1], ast.If):
+        return names_in(around[1].test)
+    return names_in(around[0]) if around else set()
+
+
+def names_in(node: ast.AST) -> set[str]:
+    """Return the names that a piece of code reads."""
+    names = (one for one in ast.walk(node) if isinstance(one, ast.Name))
+    return {one.id for one in names if isinstance(one.ctx, ast.Load)}
+
+
+def tree_of(frame: FrameType) -> ast.AST:
+    """Return the code of a frame's function, its lines counted from 1; nothing if it has none."""
+    try:
+        return ast.parse(dedent("".join(inspect.getsourcelines(frame.f_code)[0])))
+    except (OSError, SyntaxError):
+        return ast.Module([], [])

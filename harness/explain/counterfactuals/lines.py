@@ -3,11 +3,8 @@
 A line is named if the property holds once the values are put right there, and nowhere else.
 """
 
-import ast
-import inspect
 from collections.abc import Callable, Mapping
 from itertools import zip_longest
-from textwrap import dedent
 from types import FrameType
 
 from paritybit.harness.explain.counterfactuals.arguments import (
@@ -19,7 +16,14 @@ from paritybit.harness.explain.counterfactuals.made import Wanted, made_at
 from paritybit.harness.explain.facts import SourceLine
 from paritybit.harness.explain.recorded import RecordedForward, Run
 from paritybit.harness.explain.static_origin import element_at, static_buffers
-from paritybit.harness.explain.tracing import Seen, calling, lines_of, shown_file, values_of
+from paritybit.harness.explain.tracing import (
+    Seen,
+    calling,
+    lines_of,
+    names_used,
+    shown_file,
+    values_of,
+)
 from paritybit.reference.ops import OpCall
 from torch import Tensor
 
@@ -48,7 +52,7 @@ class Lines:
             if not lines and one.argument == LIST:
                 lines = self._lists_made(call, windowed=one.windowed)
         if one.argument != LIST or taken:
-            lines = lines or called_at(self.recorded, one.op, min(one.values))
+            lines = lines or called_at(self.recorded, one)
         return lines
 
     def made(self, one: Replaced) -> Sources:
@@ -84,10 +88,18 @@ class Lines:
         return self.again(look)
 
     def _made_of(self, line: SourceLine) -> Sources:
-        """Return the lines of other functions at which what a line uses first stands."""
-        used = _Used(line)
-        self.recorded.again(captured=False, seen=used)
-        return tuple(dict.fromkeys(one for one in used.found if one.what != line.what))
+        """Return the lines of other functions at which what a line uses first stands.
+
+        What it reads of a static buffer was made before it was written there.
+        """
+        used, found = _Used(line), list[SourceLine]()
+        self.again(used)
+        for values, first in used.tensors:
+            made: Sources = (first,)
+            if element_at(static_buffers(self.recorded), values, 0) is not None:
+                made = made_at(Wanted(values.clone(), values[:0]), self.again, self.holds)[:1]
+            found += [one for one in made if one.what != line.what]
+        return tuple(dict.fromkeys(found))
 
     def _taken_elsewhere(self, call: OpCall, one: Replaced) -> bool:
         """Whether the right lists are there, and rows take others: a part of what is listed."""
@@ -127,40 +139,34 @@ class Lines:
         return recorded.static[name].flatten()[first : first + count].clone()
 
 
-class _Used:
+class _First:
+    """Takes note of the line at which each tensor first stands."""
+
+    def __init__(self) -> None:
+        self.lines: dict[int, tuple[Tensor, Sources]] = {}
+
+    def __call__(self, frame: FrameType, line: int, returned: object) -> None:
+        """Look for tensors that stood nowhere before."""
+        for value in values_of(frame.f_locals, returned):
+            if isinstance(value, Tensor) and id(value) not in self.lines:
+                self.lines[id(value)] = value, lines_of(frame, line, "made")
+
+
+class _Used(_First):
     """Finds where the tensors first stand that a line uses by name, whole numbers alone."""
 
     def __init__(self, line: SourceLine) -> None:
+        super().__init__()
         self.line = line
-        self.found: list[SourceLine] = []
-        self._first: dict[int, tuple[Tensor, SourceLine]] = {}
+        self.tensors: list[tuple[Tensor, SourceLine]] = []
 
     def __call__(self, frame: FrameType, line: int, returned: object) -> None:
-        """Take note of new tensors; look for those that the line used once it has run."""
-        for value in values_of(frame.f_locals, returned):
-            if isinstance(value, Tensor) and id(value) not in self._first:
-                self._first[id(value)] = value, lines_of(frame, line, "made")[0]
-        if lines_of(frame, line, "made")[0] == self.line and not self.found:
+        """Look for the tensors that the line used, once it has run."""
+        super().__call__(frame, line, returned)
+        if lines_of(frame, line, "made")[0] == self.line and not self.tensors:
             held = (frame.f_locals.get(name) for name in sorted(names_used(frame, line)))
             whole = [one for one in held if isinstance(one, Tensor) and not one.is_floating_point()]
-            self.found = [self._first[id(one)][1] for one in whole]
-
-
-def names_used(frame: FrameType, line: int) -> set[str]:
-    """Return the names that the smallest statement around a line of a function reads."""
-    try:
-        text, first = inspect.getsourcelines(frame.f_code)
-    except OSError:
-        return set()
-    tree, place = ast.parse(dedent("".join(text))), line - first + 1
-    around = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.stmt) and node.lineno <= place <= (node.end_lineno or 0)
-    ]
-    smallest = min(around, key=lambda node: (node.end_lineno or 0) - node.lineno)
-    names = (node for node in ast.walk(smallest) if isinstance(node, ast.Name))
-    return {node.id for node in names if isinstance(node.ctx, ast.Load)}
+            self.tensors = [(one, self.lines[id(one)][1][0]) for one in whole]
 
 
 def same_values(one: Tensor, other: Tensor) -> bool:
@@ -184,17 +190,24 @@ def handed_on_at(recorded: RecordedForward, values: Tensor) -> Sources:
     return found[0] if found else ()
 
 
-def called_at(recorded: RecordedForward, op: str, number: int) -> Sources:
-    """Return the lines of the engine that call an op, the `number`-th of its name."""
-    found: list[Sources] = []
+def called_at(recorded: RecordedForward, one: Replaced) -> Sources:
+    """Return the line at which the tensor that an op is given first stands, else who calls it."""
+    number = min(one.values)
+    (place, _), *_ = one.values[number].items()
+    given: list[tuple[object, Sources]] = []
+    first = _First()
 
     def look(name: str, arguments: tuple) -> tuple:  # type: ignore[type-arg]
-        if name == op:
-            found.append(calling(f"given to {op}"))
+        if name == one.op:
+            given.append((arguments[place], calling(f"given to {one.op}")))
         return arguments
 
-    recorded.again(captured=False, given=look)
-    return found[number] if number < len(found) else ()
+    recorded.again(captured=False, given=look, seen=first)
+    if number >= len(given):
+        return ()
+    value, lines = given[number]
+    made = first.lines.get(id(value))
+    return lines if made is None else made[1]
 
 
 def wrong_outputs(right: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> list[Replaced]:

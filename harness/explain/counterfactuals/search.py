@@ -134,7 +134,8 @@ class Search:
         found = self._inputs(
             shown, [wrong for wrong in everything if not any(wrong is one for one in computed)]
         )
-        return found or self._code(shown) or self._inputs(shown, computed)
+        found = found or self._code(shown) or self._inputs(shown, computed)
+        return found or self.by_origins(shown)
 
     def _inputs(self, shown: Cause | None, candidates: Sequence[WrongInput]) -> Cause | None:
         """Blame a static input with which, put right, the property holds."""
@@ -225,7 +226,7 @@ class Search:
                 if holds(recorded, self.judge, run, lists=one.argument == LIST):
                     recorded.again()
                     return self._argument(shown, one, call)
-        return self.by_origins(shown)
+        return None
 
     def by_origins(self, shown: Cause | None) -> Cause | None:
         """Blame a value that several ops, or an output, are made of, at the line that made it.

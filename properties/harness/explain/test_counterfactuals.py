@@ -66,7 +66,7 @@ class ShorterWindow(GraphRunner):
         return super().window - 1
 
 
-class OtherRows(GraphRunner):
+class OtherRows(DecodeRunner):
     """Gives the rows of its output in another order, though all ops gave the right ones."""
 
     def forward(self, bucket: int) -> Output:
@@ -78,7 +78,7 @@ def shorter_mask_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the rows of a tree's mask to be one bit shorter: attention and parents go by them."""
     tree_lists = key_lists.tree_lists
 
-    def changed(*given: Tensor) -> dict[str, Tensor]:
+    def changed(*given: Any) -> dict[str, Tensor]:
         found = tree_lists(*given)
         node = torch.arange(len(found["mask_indptr"])) % SPECULATION.draft_tokens
         return {**found, "mask_indptr": found["mask_indptr"] - node}

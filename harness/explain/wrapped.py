@@ -1,0 +1,70 @@
+"""The line of the engine at which a slot number first stands that fewer bits have made negative.
+
+Slots have high numbers in a pool that skips numbers, so that sixteen bits or eight do not hold one.
+"""
+
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import numpy as np
+from paritybit.harness.explain.facts import GivenValue, SourceLine
+from paritybit.harness.explain.tracing import following, lines_of, values_of
+from torch import Tensor
+
+WIDTHS = (8, 16)
+"""Bits of the whole numbers that such a slot number does not go into."""
+
+Slots = range
+
+
+class _Wrapped:
+    """Looks for the first value that is a slot number but for a multiple of a power of two."""
+
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
+        self.found: tuple[GivenValue, tuple[SourceLine, ...]] | None = None
+        self._seen: dict[tuple[int, int], tuple[FrameType, Any]] = {}
+
+    def __call__(self, frame: FrameType, line: int, returned: Any) -> None:
+        """Look at what a frame holds, each value once."""
+        for value in values_of(frame.f_locals, returned):
+            key = id(frame), id(value)
+            if self.found is not None or key in self._seen:
+                continue
+            self._seen[key] = frame, value
+            held = lowest(value)
+            right = None if held is None or held >= -1 else widened(held, self.slots)
+            if right is not None:
+                lines = lines_of(frame, line, "made")
+                what = f"a slot {lines[0].what.replace('made in', 'number in')}"
+                given = GivenValue(what, str(held), str(right), stale=False, left_by=None, how=None)
+                self.found = given, lines
+
+
+def lowest(value: Any) -> int | None:
+    """Return the lowest element of whole numbers; None of anything else."""
+    if isinstance(value, Tensor):
+        whole = value.numel() and not value.is_floating_point() and not value.is_complex()
+        return int(value.min()) if whole else None
+    whole = isinstance(value, np.ndarray) and value.size and value.dtype.kind == "i"
+    return int(value.min()) if whole else None
+
+
+def widened(held: int, slots: Slots) -> int | None:
+    """Return the slot number of which a value is the last bits, None if there is none."""
+    for width in WIDTHS:
+        first = slots.start + (held - slots.start) % 2**width
+        if -(2 ** (width - 1)) <= held and first in slots:
+            return int(first)
+    return None
+
+
+def wrapped_at(
+    play: Callable[[], Any], slots: Slots
+) -> tuple[GivenValue | None, tuple[SourceLine, ...]]:
+    """Play, and return the first slot number that is wrapped, with the line where it stands."""
+    look = _Wrapped(slots)
+    with following(look):
+        play()
+    return look.found or (None, ())
