@@ -107,13 +107,15 @@ def test_a_mistake_with_a_list_is_what_it_is_called(mistake: Mistake) -> None:
     kind = type("Mistaken", (LIST_CLASSES[mistake],), {"mutated": "list"})
     sizes = {"list": (3, torch.int64), "other": (3, torch.int64)}
     lists: StaticLists = kind(sizes, BufferPool(torch.device("cpu")))
-    address = lists.buffers["list"].data_ptr()
+    first = lists.buffers["list"]  # Kept, so that no other is given its memory.
     for values in ([1, 2, 3], [5, 6]):
         lists.write({name: torch.tensor(values) for name in sizes})
     assert lists.buffers["list"].tolist() == WRITTEN[mistake]
     assert lists.buffers["other"].tolist() == [5, 6, 3]
     assert (lists.buffers["list"].dtype == torch.int64) is (mistake is not Mistake.WRONG_DTYPE)
-    assert (lists.buffers["list"].data_ptr() == address) is (mistake is not Mistake.REBOUND)
+    assert (lists.buffers["list"].data_ptr() == first.data_ptr()) is (
+        mistake is not Mistake.REBOUND
+    )
 
 
 def test_every_static_buffer_of_every_runner_is_got_wrong() -> None:

@@ -110,26 +110,26 @@ def replacements(
             if first in values:
                 found = _of_first(other, one, (place, name), values)
                 swa = name == LOCATIONS and difference.kind is Kind.SWA
-                others = _others(recorded, same, place, values)
+                others = _others(recorded, same, (place, name), values)
                 yield dataclasses.replace(found, windowed=swa, others=others)
 
 
 def _others(
     recorded: RecordedForward,
     same: Sequence[tuple[OpCall | None, OpCall]],
-    place: int,
+    argument: tuple[int, str],
     values: dict[int, dict[int, Any]],
 ) -> tuple[tuple[Tensor, Tensor], ...]:
     """Return what ops of one name behind the first are given, and what is right, as full slots."""
     layers = layers_by_address(recorded.pair.graph_pools)
-    found = []
+    (place, name), found = argument, []
     for number in sorted(values)[1:]:
         call, right = same[number][1], values[number][place]
         held = call.inputs[place]
         if not isinstance(held, Tensor):
             continue
         pair = [held.clone(), right.clone()]  # Later runs write the memory of what was held.
-        cache = call.inputs[0].data_ptr() if call.name == "store_kv" else None
+        cache = call.inputs[0].data_ptr() if name == LOCATIONS else None
         if cache in layers and layers[cache][2] is Kind.SWA:
             pair = [spelled_full(one, recorded.tables[1]) for one in pair]
         found.append((pair[0], pair[1]))

@@ -74,7 +74,7 @@ class Wanted:
             return
         array: np.ndarray[Any, Any] = value.reshape(-1)
         if np.shares_memory(array, value) and value.flags.writeable:
-            array[first : first + right.numel()] = right.numpy().astype(array.dtype)
+            array[first : first + right.numel()] = right.cpu().numpy().astype(array.dtype)
 
 
 def made_at(
