@@ -6,6 +6,7 @@ allocated again, because a stale slot hurts only once re-owned; a freed state is
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -22,13 +23,15 @@ from torch import Tensor
 class PageAllocation:
     """What one request owns: its row, its state slot and, per page of its tokens, two pages.
 
-    Those are a full page and a SWA page; a SWA page that left the window is None.
+    Those are a full page and a SWA page; a SWA page that left the window is None. The first
+    `shared` pages are those of another request, which may have left since.
     """
 
     row: int
     state_slot: int
     full_pages: list[int] = field(default_factory=list)
     swa_pages: list[int | None] = field(default_factory=list)
+    shared: int = 0
 
 
 class Allocator:
@@ -57,6 +60,7 @@ class Allocator:
         self.free_rows, self.free_states = list(every.rows), list(every.states)
         for free in (self.free_full, self.free_swa, self.free_rows, self.free_states):
             shuffle.shuffle(free)
+        self.sharers: Counter[tuple[Kind, int]] = Counter()
         self.on_change()
 
     def alloc_row(self) -> PageAllocation | None:
@@ -78,6 +82,42 @@ class Allocator:
             allocation.swa_pages.append(self.free_swa.pop())
         self.on_change()
         return self.full_slots(allocation, length, length + count)
+
+    def share(
+        self, allocation: PageAllocation, donor: PageAllocation, tokens: int, window: int
+    ) -> int:
+        """Give an allocation without pages the whole pages of another's first `tokens` tokens.
+
+        As many as leave no SWA page behind that the next token sees and that is gone. Returns how
+        many tokens they hold.
+        """
+        size = self.page_size
+        for pages in range(tokens // size, 0, -1):
+            seen = max(pages * size - window + 1, 0) // size
+            if None in donor.swa_pages[seen:pages]:
+                continue
+            allocation.full_pages += donor.full_pages[:pages]
+            allocation.swa_pages += self.swa_pages_of(donor, pages)
+            allocation.shared = pages
+            for full, swa in zip(allocation.full_pages, allocation.swa_pages, strict=True):
+                self.sharers[Kind.FULL, full] += 1
+                if swa is not None:
+                    self.sharers[Kind.SWA, swa] += 1
+            self.on_change()
+            return pages * size
+        return 0
+
+    def swa_pages_of(self, donor: PageAllocation, pages: int) -> list[int | None]:
+        """Return the first SWA pages of an allocation that is shared; None for those gone."""
+        return donor.swa_pages[:pages]
+
+    def release(self, kind: Kind, page: int) -> bool:
+        """Free a page that a request gives back, unless others share it; say whether it is free."""
+        if self.sharers[kind, page]:
+            self.sharers[kind, page] -= 1
+            return False
+        (self.free_full if kind is Kind.FULL else self.free_swa).append(page)
+        return True
 
     def full_slots(self, allocation: PageAllocation, begin: int, end: int) -> list[int]:
         """Return the full slots of the tokens begin .. end-1."""
@@ -115,7 +155,9 @@ class Allocator:
         kept = -(-tokens // self.page_size)
         gone = range(kept, len(allocation.full_pages))
         self._free_swa(allocation, [i for i in gone if allocation.swa_pages[i] is not None])
-        self.free_full.extend(reversed(allocation.full_pages[kept:]))
+        for page in reversed(allocation.full_pages[kept:]):
+            self.release(Kind.FULL, page)
+        allocation.shared = min(allocation.shared, kept)
         del allocation.full_pages[kept:], allocation.swa_pages[kept:]
         self.on_change()
 
@@ -128,16 +170,17 @@ class Allocator:
         self.free_states.insert(-1, allocation.state_slot)
 
     def _free_swa(self, allocation: PageAllocation, pages: Sequence[int]) -> None:
-        """Free the SWA pages at the given indices of `allocation`, and unmap their tokens."""
+        """Give back the SWA pages at the given indices of `allocation`; unmap those then free."""
+        free: list[int] = []
         for index in reversed(pages):
             page = allocation.swa_pages[index]
-            if page is not None:
-                self.free_swa.append(page)
+            if page is not None and self.release(Kind.SWA, page):
+                free.insert(0, index)
             allocation.swa_pages[index] = None
-        if pages:
+        if free:
             size = self.page_size
             unmapped = [
-                allocation.full_pages[i] * size + offset for i in pages for offset in range(size)
+                allocation.full_pages[i] * size + offset for i in free for offset in range(size)
             ]
             self.order.write({"slot": unmapped}, self._unmap)
         self.on_change()
@@ -176,7 +219,8 @@ class Owner(NamedTuple):
     """A running request, and the pages and the state slot that it owned during a forward.
 
     `length` tokens have their KV in the pool; a SWA page that left the window is None. `seen_from`
-    is the first column that its next query can see on SWA layers. Each step makes many: a frozen
+    is the first column that its next query can see on SWA layers; its first `shared` pages may be
+    another's too. Each step makes many: a frozen
     dataclass takes three times as long to make.
     """
 
@@ -188,6 +232,7 @@ class Owner(NamedTuple):
     full_pages: tuple[int, ...]
     swa_pages: tuple[int | None, ...]
     seen_from: int = NEVER_SEEN
+    shared: int = 0
 
     def slot(self, kind: Kind, column: int) -> int:
         """Return the slot of one token; 0 if its page left the window."""

@@ -73,7 +73,8 @@ class Span(NamedTuple):
     `mrope_delta` stands for multimodal positions, `encoder_len` for cross attention.
     `track_index` is the request's slot of recurrent state, 0 in an engine without, and
     `tracked` says whether the state enters the request's input. `token_row` is the request's
-    row of tokens. Each step makes many: a frozen dataclass takes three times as long to make.
+    row of tokens, `lora_id` its adapter. Each step makes many: a frozen dataclass takes three
+    times as long to make.
     """
 
     row: int
@@ -89,6 +90,7 @@ class Span(NamedTuple):
     tree: tuple[tuple[int, int], ...] = ()
     accept: int = 0
     state: DraftState | None = None
+    lora_id: int = 0
 
     @property
     def branches(self) -> int:
@@ -134,7 +136,7 @@ class ForwardBatch:
     Device: input_ids, positions, token_rows int64 [T]; token_cells int64 [T], where tokens lie in
     the world's table of tokens laid end to end; mrope_positions int64 [3, T];
     out_cache_loc int64 [N], where N = T except for a draft, which takes topk x steps slots a
-    request; req_pool_indices, seq_lens, mamba_track_indices, encoder_lens int64 [B];
+    request; req_pool_indices, seq_lens, mamba_track_indices, encoder_lens, lora_ids int64 [B];
     mamba_track_mask bool [B]; num_token_non_padded int32 [1]; token_requests int64 [T], the
     batch index of the request that a token belongs to; extend_lens, last_rows int64 [B], of a
     batch that extends: how many tokens of each request it runs, and the row of the last of them.
@@ -155,6 +157,7 @@ class ForwardBatch:
     mamba_track_indices: Tensor
     mamba_track_mask: Tensor
     encoder_lens: Tensor
+    lora_ids: Tensor
     num_token_non_padded: Tensor
     seq_lens_cpu: Tensor
     token_rows: Tensor
@@ -263,6 +266,7 @@ def batch_of(
         mamba_track_indices=device["track_index"],
         mamba_track_mask=unpacked(device["tracked"], len(spans)),
         encoder_lens=device["encoder_len"],
+        lora_ids=device["lora_id"],
         num_token_non_padded=device["live_tokens"].view(torch.int32)[:1],
         seq_lens_cpu=host["seq_len"],
         token_rows=device["token_row"],
@@ -329,6 +333,7 @@ def _per_request(mode: Mode, spans: Sequence[Span]) -> dict[str, list[int]]:
         "track_index": [span.track_index for span in spans],
         "tracked": packed([span.tracked for span in spans]),
         "encoder_len": [span.encoder_len for span in spans],
+        "lora_id": [span.lora_id for span in spans],
         "extend_len": extended,
         "last_row": [end - 1 for end in accumulate(extended)],
     }

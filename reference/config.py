@@ -37,6 +37,20 @@ class Kind(StrEnum):
     SWA = "swa"
 
 
+class Feature(StrEnum):
+    """What an engine can do beyond the basics. A trial has it if it is named in its settings.
+
+    LORA: each request has an adapter of its own. QUANTISED: K and V are 8 bits wide, with a scale
+    for each head of a token beside them. SHARING: a request may share the KV of another's prefix.
+    RECAPTURE: graphs are captured again while requests hold KV.
+    """
+
+    LORA = "lora"
+    QUANTISED = "quantised"
+    SHARING = "sharing"
+    RECAPTURE = "recapture"
+
+
 @dataclass(frozen=True)
 class AttentionShape:
     """KV heads and head dimension (elements) of all layers of one kind."""
@@ -66,10 +80,15 @@ class ModelConfig:
     sink_kinds: frozenset[Kind] = frozenset()
     full_rope_theta: float = 1_000_000.0
     swa_rope_theta: float = 10_000.0
+    features: frozenset[Feature] = frozenset()
 
     def shape(self, kind: Kind) -> AttentionShape:
         """Return the KV shape of the layers of one kind."""
         return self.full if kind is Kind.FULL else self.swa
+
+    def stored_dim(self, kind: Kind) -> int:
+        """Return the elements that a pool holds of each head: one more if it has a scale."""
+        return self.shape(kind).head_dim + (Feature.QUANTISED in self.features)
 
     def rope_theta(self, kind: Kind) -> float:
         """Return the RoPE base of the layers of one kind."""

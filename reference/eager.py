@@ -215,6 +215,7 @@ class EagerKV:
         cache = self.pool.cache(self.borrowed.get(layer, layer))
         seen, loc = self.seen[kind], self.write[kind]
         if loc is not None:
+            key, value = self.ops.as_stored(cache, key, value)
             self.ops.store_kv(cache, loc, LOC_DTYPE[kind], key, value)
         return self.ops.attention(
             query,
@@ -271,10 +272,14 @@ class EagerDecoder:
         states = self.model.advance_states(
             self.ops, self.pools.state.recurrent, paths_of(batch, device), batch.input_ids
         )
-        mask, lengths = batch.mamba_track_mask, batch.encoder_lens
+        given = batch.mamba_track_mask, batch.encoder_lens, batch.lora_ids
         if batch.mode is not Mode.DECODE:  # There a token is its request's only one.
-            mask, lengths = mask.take(batch.token_requests), lengths.take(batch.token_requests)
-        self.payload = self.model.payload(self.ops, states, mask, lengths)
+            mask, lengths, adapters = (values.take(batch.token_requests) for values in given)
+        else:
+            mask, lengths, adapters = given
+        self.payload = self.model.payload(
+            self.ops, states, mask, lengths, adapters, batch.input_ids
+        )
         tokens = TokenInputs(
             input_ids=batch.input_ids,
             payload=self.payload,

@@ -5,14 +5,14 @@ decided by the `KVAccess` it is given: that is where the two worlds differ. A dr
 model is a decoder that adds a projection of the target's hidden state to its input.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from paritybit.reference.batch import ENCODER_ROWS, MROPE_SECTIONS
-from paritybit.reference.config import SPECULATION, Kind, ModelConfig
+from paritybit.reference.config import SPECULATION, Feature, Kind, ModelConfig
 from paritybit.reference.ops import Ops
 from paritybit.reference.pool import DRAWN_IN_PLACE
 from paritybit.reference.state_pool import StatePaths
@@ -20,6 +20,9 @@ from torch import Tensor
 
 STATE_DECAY = (0.5, 0.875)
 """How much of the recurrent state a further token leaves, from the first channel to the last."""
+
+ADAPTERS = 4
+"""LoRA adapters of a model; the first one adds nothing."""
 
 Output = dict[str, Tensor]
 """The results of a forward by name: `logits` [rows, vocab], `hidden` [rows, H], and others."""
@@ -137,6 +140,7 @@ class Model:
             Kind.SWA: torch.zeros(config.swa.head_dim // 2, dtype=torch.int64, device=device),
             Kind.FULL: rotary_section(config.full.head_dim // 2).to(device),
         }
+        self.adapters = drawn_adapters(config, draw) if Feature.LORA in config.features else None
 
     def alike(self) -> "Model":
         """Return another model with the same tensors of weights."""
@@ -173,12 +177,23 @@ class Model:
         ops.store_rows(states, paths.targets, found)
         return found
 
-    def payload(self, ops: Ops, states: Tensor, state_mask: Tensor, encoder_lens: Tensor) -> Tensor:
+    def payload(
+        self,
+        ops: Ops,
+        states: Tensor,
+        state_mask: Tensor,
+        encoder_lens: Tensor,
+        lora_ids: Tensor,
+        input_ids: Tensor,
+    ) -> Tensor:
         """Return the payload of tokens, float32 [T, H], of their states [T, H].
 
-        Mask and lengths have shape [T].
+        All others have shape [T]. An adapter has a say only in a model that has some.
         """
-        return ops.payload(states, state_mask, self.encoder_table, encoder_lens)
+        payload = ops.payload(states, state_mask, self.encoder_table, encoder_lens)
+        if self.adapters is None:
+            return payload
+        return ops.adapt(payload, lora_ids, input_ids, *self.adapters)
 
     def fuse(self, ops: Ops, hidden_states: Tensor) -> Tensor:
         """Return the payload of a draft model, float32 [T, H]: its projection of hidden states."""
@@ -243,6 +258,13 @@ class Model:
         if tokens.token_count is not None:
             logits = ops.limit_rows(logits, tokens.token_count)
         return {"logits": logits, "hidden": hidden}
+
+
+def drawn_adapters(config: ModelConfig, draw: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
+    """Return what `Ops.adapt` takes of the adapters of a model, the first of which adds nothing."""
+    down = draw(ADAPTERS, config.vocab, 2, scale=1.0)
+    down[0] = 0
+    return down, draw(ADAPTERS, 2, config.hidden, scale=0.5)
 
 
 def weight_elements(config: ModelConfig) -> int:

@@ -19,6 +19,7 @@ from operator import is_not
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
+from paritybit.reference.quantisation import Quantisation
 from torch import Tensor
 
 STATE_GAIN = 0.5
@@ -84,7 +85,7 @@ def require_contiguous(*tensors: Tensor) -> None:
             raise ValueError(f"a kernel reads {shape} elements, which are not contiguous")
 
 
-class Ops(ABC):
+class Ops(Quantisation, ABC):
     """The ops of the decoder.
 
     `log` lists op names in call order while it is not None, and `calls` the whole calls,
@@ -118,6 +119,20 @@ class Ops(ABC):
         """
         require_contiguous(state_mask, encoder_lens)
         return self._payload(states, state_mask, encoder_table, encoder_lens)
+
+    @operation
+    def adapt(
+        self, payload: Tensor, adapters: Tensor, input_ids: Tensor, down: Tensor, up: Tensor
+    ) -> Tensor:
+        """Return payload float32 [T, H] plus what each token's adapter adds to its embedding.
+
+        `adapters` and `input_ids` are int64 [T]. `down` [A, V, 2] has the row of a token in the
+        space of an adapter, `up` [A, 2, H] that space. Elementwise, so that rows are independent.
+        """
+        row = adapters * down.shape[1] + input_ids
+        shrunk = down.view(-1, 2).index_select(0, row).float().unsqueeze(2)
+        first, second = (shrunk * up.index_select(0, adapters).float()).unbind(1)
+        return payload + (first + second)
 
     @operation
     def scan_states(
@@ -273,12 +288,28 @@ class Ops(ABC):
 
         `reused` is handed to the layers of one forward that may read by the same lists: nobody
         writes to these from the first of them to the last.
+
+        A cache [2, S, G, D + 1] is quantised: what its listed slots stand for is read.
         """
         require_contiguous(begin, end, slots)
+        if cache.shape[-1] != query.shape[-1]:
+            cache = self.dequantised(cache.index_select(1, slots.long()))
+            slots = torch.arange(slots.shape[0], device=slots.device)
         if mask is not None and mask_start is not None:
             require_contiguous(mask, mask_start)
         lists = begin, end, slots, sinks, max_keys, mask, mask_start
         return self._attention(query, cache, *lists, reused or Reused())
+
+    def as_stored(self, cache: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return key and value [T, G, D] as a cache holds them: quantised if it has scales."""
+        if cache.shape[-1] == key.shape[-1]:
+            return key, value
+        return self.quantise(key), self.quantise(value)
+
+    @operation
+    def quantise(self, heads: Tensor) -> Tensor:
+        """Return heads [T, G, D] as whole numbers, and a scale behind them: [T, G, D + 1]."""
+        return self.quantised(heads)
 
     @abstractmethod
     def _payload(

@@ -8,7 +8,7 @@ import math
 
 import torch
 from paritybit.reference.batch import MROPE_SECTIONS
-from paritybit.reference.config import Kind
+from paritybit.reference.config import Feature, Kind
 from paritybit.reference.model import Model
 from torch import Tensor
 
@@ -32,17 +32,22 @@ def dense_logits(
     windows: Tensor | None = None,
     *,
     tracked: bool,
+    lora_id: int = 0,
     layers: list[Tensor] | None = None,
 ) -> Tensor:
     """Return float64 logits [L, vocab] of a whole request of L tokens (int64 [L], host).
 
-    `tracked` says whether its recurrent state enters its input. `windows` int64 [L] are the
+    `tracked` says whether its recurrent state enters its input, `lora_id` which adapter it has.
+    `windows` int64 [L] are the
     windows of the tokens; None means the model's for all of them. To `layers`, if it is given,
     the first layer's input is added, and then each layer's output, [L, H].
     """
     inputs = wide(model.embedding)[tokens] + wide(model.encoder_table)[encoder_len]
     if tracked:
         inputs += recurrent_states(model, tokens)
+    if model.adapters is not None:
+        down, up = model.adapters
+        inputs += wide(down)[lora_id, tokens] @ wide(up)[lora_id]
     return _decode(model, inputs, mrope_delta, windows, layers)
 
 
@@ -96,6 +101,8 @@ def _decode(
         group = config.heads // shape.kv_heads
         key = _turn(key, angle).repeat_interleave(group, 0)
         value = value.repeat_interleave(group, 0)
+        if Feature.QUANTISED in config.features:
+            key, value = _in_8_bits(key), _in_8_bits(value)
         score = _turn(query, angle) @ key.transpose(1, 2) / math.sqrt(shape.head_dim)
         score = score.masked_fill(~visible(kind, window, length), -math.inf)
         if layer.sinks is not None:
@@ -110,6 +117,12 @@ def _decode(
         hidden = hidden + gated @ wide(layer.down).T
         found.append(hidden)
     return _norm(hidden, wide(model.final_norm)) @ wide(model.head).T
+
+
+def _in_8_bits(heads: Tensor) -> Tensor:
+    """Return heads [..., D] rounded to 127 steps of either sign up to the largest of each."""
+    step = heads.abs().amax(-1, keepdim=True) / 127
+    return torch.round(heads / step) * step
 
 
 def _norm(hidden: Tensor, weight: Tensor) -> Tensor:

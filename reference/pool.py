@@ -101,6 +101,10 @@ class Tables:
         self.req_to_token[rows, columns] = full.to(torch.int32)
         self.full_to_swa_index_mapping[full] = swa
 
+    def link(self, row: int, full: Tensor) -> None:
+        """Let the first columns of a row be full slots, int64, which are mapped already."""
+        self.req_to_token[row, : full.shape[0]].copy_(full)
+
     def read(self, full_cells: Tensor, swa_cells: Tensor) -> tuple[Tensor, Tensor]:
         """Return the full slots that some cells hold, and the SWA slots of what others hold, int64.
 
@@ -120,7 +124,7 @@ class HybridKVPool:
     """K and V of all layers of one model in one allocation, with a view per sub-pool.
 
     `storage` is flat, in the model's dtype. `arena[kind]` is its view
-    [layers of that kind, 2 (K, V), slots, kv_heads, head_dim], indexed by slot numbers.
+    [layers of that kind, 2 (K, V), slots, kv_heads, stored_dim], indexed by slot numbers.
     `storage` and `tables` may be handed in, to lie beside another pool's or to be shared with it.
     Where slot numbers are skipped, a storage lies behind as many slots that nothing compares: the
     reserved slot is among them.
@@ -184,7 +188,7 @@ class HybridKVPool:
         return split_arenas(flat, self._shapes)
 
     def cache(self, layer: int) -> Tensor:
-        """Return K and V of one layer, [2, slots, kv_heads, head_dim]."""
+        """Return K and V of one layer, [2, slots, kv_heads, stored_dim]."""
         return self._caches[layer]
 
     def move(self, kind: Kind, sources: Sequence[int], destinations: Sequence[int]) -> None:
@@ -331,7 +335,7 @@ def arena_shapes(config: ModelConfig, sizes: PoolSizes) -> dict[Kind, torch.Size
                 2,
                 sizes.stored(kind),
                 config.shape(kind).kv_heads,
-                config.shape(kind).head_dim,
+                config.stored_dim(kind),
             )
         )
         for kind in Kind
@@ -346,8 +350,10 @@ def zeros(
     device: torch.device,
 ) -> Tensor:
     """Return `count` zeros that lie behind the slots that pools of some models skip."""
-    shapes = [config.shape(kind) for config in configs for kind in Kind]
-    skipped = sizes.skipped * max(shape.kv_heads * shape.head_dim for shape in shapes)
+    widths = [
+        config.shape(kind).kv_heads * config.stored_dim(kind) for config in configs for kind in Kind
+    ]
+    skipped = sizes.skipped * max(widths)
     return torch.zeros(skipped + count, dtype=dtype, device=device)[skipped:]
 
 

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from paritybit.subjects.runners.base import GraphRunner
 from torch import Tensor
 
 DECLARED = {
+    "BufferFacts": "what graphs read and write; a reset brings the first graphs back",
     "CountingGraph": "recorded graph contents, and a counter used by the harness",
     "TapeSegment": "recorded graph contents",
     "CudaSegment": "recorded graph contents",
@@ -119,13 +121,22 @@ class CapturedEngine:
     def _capture(self, modes: Collection[Mode]) -> None:
         """Capture, and keep what the engine is now."""
         started = time.process_time()
+        self._capture_by(partial(self.engine.capture, modes))
+        self._states = self.state()
+        self._captured = [
+            (alike, [buffer.clone() for buffer in alike])
+            for alike in grouped(whole_storages(self.all_static_buffers()))
+        ]
+        self.capturing_seconds += time.process_time() - started
+
+    def _capture_by(self, capture: Callable[[], None]) -> None:
+        """Capture, and keep the facts of what graphs read and write."""
         self.ops.calls = [] if self.records_ops else None
         with uncollected(), self._capturing():
-            self.engine.capture(modes)
+            capture()
         self.ops.calls = None
         if self.counts:
             self.count_allocations()
-        self._states = self.state()
         self.buffers = {
             runner.name: facts_of(runner.static_buffers()) for runner in self.runners.values()
         }
@@ -134,11 +145,6 @@ class CapturedEngine:
             for runner in self.runners.values()
             for bucket, captured in runner.captured.items()
         }
-        self._captured = [
-            (alike, [buffer.clone() for buffer in alike])
-            for alike in grouped(whole_storages(self.all_static_buffers()))
-        ]
-        self.capturing_seconds += time.process_time() - started
 
     def reset(self) -> None:
         """Start again just captured: who owns what stands in the world's tables alone."""
@@ -200,6 +206,10 @@ class CapturedEngine:
             allocated=sum(g.allocated for g in graphs if isinstance(g, CountingGraph)),
         )
 
+    def capture_again(self) -> None:
+        """Capture the runner under test again; a reset brings the first graphs back."""
+        self._capture_by(self.engine.capture_again)
+
     def recapture(self) -> None:
         """Give every static buffer, and the Python state, what they held after capture."""
         for buffers, captured in self._captured:
@@ -233,10 +243,15 @@ class CapturedEngine:
             buffer.fill_(values.get(name, 0))
 
     def state(self) -> Any:
-        """Return the Python state about write locations of every pool, and every runner's own."""
+        """Return the Python state about write locations of every pool, and every runner's own.
+
+        The graphs are part of it, and the facts of what they read and write.
+        """
         return {
             "pools": {role: pool.state for role, pool in self.engine.pools.items()},
             "runners": {mode: runner.state for mode, runner in self.runners.items()},
+            "graphs": {mode: runner.graphs_held for mode, runner in self.runners.items()},
+            "facts": (self.buffers, self.outputs),
         }
 
     def restore(self, state: Any) -> None:
@@ -244,7 +259,9 @@ class CapturedEngine:
         for role, pool in self.engine.pools.items():
             pool.state = state["pools"][role]
         for mode, runner in self.runners.items():
+            runner.graphs_held = state["graphs"][mode]
             runner.state = state["runners"][mode]
+        self.buffers, self.outputs = state["facts"]
 
     def ownership(self) -> None:
         """Return nothing: the world's tables are its own."""

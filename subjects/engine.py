@@ -117,6 +117,11 @@ class Engine:
             else:
                 runner.plan_all()
 
+    def capture_again(self) -> None:
+        """Capture the runner under test again, while requests hold KV, if it is captured."""
+        if self.under_test.mode in self.captured:
+            self.under_test.capture_again()
+
     def forward(
         self,
         batch: ForwardBatch | None,
@@ -188,6 +193,8 @@ class Engine:
             states,
             batch.mamba_track_mask[requests],
             batch.encoder_lens[requests],
+            batch.lora_ids[requests],
+            batch.input_ids,
         )
         return TokenInputs(
             input_ids=batch.input_ids,

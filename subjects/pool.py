@@ -92,8 +92,9 @@ class SubjectPool:
     def set_kv_buffer(self, layer: int, loc: Tensor, key: Tensor, value: Tensor) -> None:
         """Store key and value [T, G, D] of `layer` at full slots `loc` or their SWA slots."""
         kind = self.pool.config.layers[layer]
-        slots = self.location(kind, loc)
-        self.ops.store_kv(self.pool.cache(layer), slots, LOC_DTYPE[kind], key, value)
+        slots, cache = self.location(kind, loc), self.pool.cache(layer)
+        key, value = self.ops.as_stored(cache, key, value)
+        self.ops.store_kv(cache, slots, LOC_DTYPE[kind], key, value)
 
     def location(self, kind: Kind, loc: Tensor) -> Tensor:
         """Return the slots of a kind's sub-pool at which full slots `loc` are stored."""

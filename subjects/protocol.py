@@ -274,6 +274,10 @@ class EngineUnderTest(Protocol):
         """Return what the replay that just ran relied on."""
         ...
 
+    def capture_again(self) -> None:
+        """Capture the graphs on trial again, while requests hold KV."""
+        ...
+
     def recapture(self) -> None:
         """Give every static buffer, and the Python state, what they held after capture."""
         ...

@@ -20,7 +20,7 @@ from paritybit.harness.campaigns.task import (
     run_in_turn,
 )
 from paritybit.harness.checks.expectations import unaffected_reason
-from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.config import TrialConfig, with_features
 from paritybit.harness.lockstep.scale.shapes import trial_of as trial_of_shape
 from paritybit.harness.machine.workers import HERE, Workers
 from paritybit.harness.schedules.buckets import (
@@ -143,6 +143,17 @@ class RunConfig:
         return tuple(name for name in self.one_of_each_engine if RUNNERS[name].captures)
 
     @property
+    def featured(self) -> tuple[TrialConfig, ...]:
+        """The trials with features, without the bugs that are hunted in them."""
+        hunts = ((BUGS[bug], runner) for bug, runner in self.hunts)
+        trials = (
+            replace(trial_of(self, runner, bug.scheme), features=with_features(bug.features))
+            for bug, runner in hunts
+            if bug.features
+        )
+        return tuple(dict.fromkeys(trials))
+
+    @property
     def at_edges(self) -> tuple[str, ...]:
         """The runners tried clean with the smallest sizes too: one of each engine.
 
@@ -210,7 +221,8 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
     """Return the clean trials: generated schedules on all, traffic on one of each runner.
 
     Steps overlap in one further trial of each engine that can. One has the smallest sizes, and
-    one has these, long contexts and high slot numbers.
+    one has these, long contexts and high slot numbers. Each trial of a hunt in which the engine has
+    features is one as well.
     """
     schemes = settings.schemes
     share = max(FEWEST_CLEAN, CLEAN_SCHEDULES // (len(settings.runners) * len(schemes)))
@@ -229,6 +241,9 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
         trial = replace(trial_of(settings, runner, schemes[place % len(schemes)]), overlap=True)
         few = min(OVERLAPPING, settings.examples)
         tasks.append(Task(trial, Source.GENERATED, seed, few, (handed_over(trial.model),)))
+        seed += 1
+    for trial in settings.featured:
+        tasks.append(Task(trial, Source.GENERATED, seed, min(FEWEST_CLEAN, settings.examples)))
         seed += 1
     for place, runner in enumerate(settings.at_edges):
         trial = smallest(trial_of(settings, runner, schemes[place % len(schemes)]))

@@ -143,6 +143,7 @@ class Task:
         """What the task is called in a progress line."""
         what = f"{self.trial.bug or 'clean'}@{self.trial.runner}"
         overlap = ", overlap" * self.trial.overlap + ", wide" * bool(self.trial.max_context)
+        overlap += "".join(f", {feature}" for feature in self.trial.features)
         shape = "" if self.trial.shape == Shape.TINY else f"{self.trial.shape} "
         return f"{what} ({shape}{self.trial.preset}, {self.trial.scheme}, {self.source}{overlap})"
 

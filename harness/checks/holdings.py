@@ -22,9 +22,10 @@ RIGHT, ALSO, KNOWN = range(3)
 def misheld(world: Ownership) -> list[str]:
     """List what of one world is not held once or free once, and which request holds too much."""
     holders, every = world.holders, world.all
+    full, swa = claimed("full_pages", holders), claimed("swa_pages", holders)
     kinds = (
-        ("full page", [owner.full_pages for owner in holders], world.free_full, every.full_pages),
-        ("swa page", [owner.swa_pages for owner in holders], world.free_swa, every.swa_pages),
+        ("full page", full, world.free_full, every.full_pages),
+        ("swa page", swa, world.free_swa, every.swa_pages),
         ("row", [(owner.row,) for owner in holders], world.free_rows, every.rows),
         ("state slot", [(owner.state_slot,) for owner in holders], world.free_states, every.states),
     )
@@ -33,6 +34,25 @@ def misheld(world: Ownership) -> list[str]:
         if not _all_once([*chain.from_iterable(held)], free, numbers):
             found += _misheld(what, holders, held, free, numbers)
     return [*found, *oversized(holders), *_given_away(holders)]
+
+
+def claimed(pages: str, holders: Sequence[Owner]) -> list[tuple[int | None, ...]]:
+    """Return the pages of each request; what several share is that of the first of them alone."""
+    every: list[tuple[int | None, ...]] = [getattr(owner, pages) for owner in holders]
+    if not any(owner.shared for owner in holders):
+        return every
+    taken = {
+        page
+        for owner, held in zip(holders, every, strict=True)
+        for page in held[owner.shared :]
+        if page is not None
+    }
+    found = []
+    for owner, held in zip(holders, every, strict=True):
+        shared = tuple(None if page in taken else page for page in held[: owner.shared])
+        taken.update(page for page in shared if page is not None)
+        found.append((*shared, *held[owner.shared :]))
+    return found
 
 
 def _all_once(held: list[int | None], free: tuple[int, ...], every: tuple[int, ...]) -> bool:
@@ -147,6 +167,11 @@ def right_cells(world: Ownership, sizes: PoolSizes) -> Numbers:
     full = slots_of_pages([page for owner in holders for page in owner.full_pages], size)
     swa_pages = [-1 if page is None else page for owner in holders for page in owner.swa_pages]
     swa = np.maximum(slots_of_pages(swa_pages, size), 0)
+    if any(owner.shared for owner in holders):
+        # Of those that share a full page, some may have given back the SWA page beside it.
+        most = np.zeros(mapped, dtype=swa.dtype)
+        np.maximum.at(most, full, swa)
+        swa = most[full]
     cells[RIGHT, full] = swa
     # Of each request, which of the slots its tokens are written to, and by which cells of its row.
     written, numbers, first = [], numbered(cells.shape[1]), 0

@@ -4,6 +4,7 @@ import importlib
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -11,7 +12,15 @@ from paritybit.harness.errors import CannotRunError, MalformedError, known, quot
 from paritybit.harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
 from paritybit.harness.schedules.schedule import is_count
 from paritybit.reference.batch import ForwardBatch, Mode
-from paritybit.reference.config import PRESETS, SPECULATION, ModelConfig, Role, Shape, draft_config
+from paritybit.reference.config import (
+    PRESETS,
+    SPECULATION,
+    Feature,
+    ModelConfig,
+    Role,
+    Shape,
+    draft_config,
+)
 from paritybit.reference.ops import Ops
 from paritybit.reference.pool import KVLayout, PoolSizes
 from paritybit.reference.torch_ops import TorchOps
@@ -29,7 +38,7 @@ COPIED_BYTES = 2**31
 """The largest KV of one world that is copied at each step, and more often to explain a finding."""
 
 
-LATER: Mapping[str, str | int] = {"shape": "tiny", "max_context": 0, "skipped_slots": 0}
+LATER: Mapping[str, Any] = {"shape": "tiny", "max_context": 0, "skipped_slots": 0, "features": ()}
 """Settings that older cases lack, and their values there."""
 
 
@@ -42,7 +51,7 @@ class TrialConfig:
     plans a step while the forward before it is in flight. `shape` says how large the model is;
     the sizes are what they are whatever it is, see `harness/lockstep/scale/shapes.py`.
     `max_context` is the longest request in tokens, 0 for the model's own; slot numbers begin
-    behind `skipped_slots`, see `PoolSizes`.
+    behind `skipped_slots`, see `PoolSizes`. `features` are values of `Feature`, in their order.
     """
 
     runner: str = "decode"
@@ -61,6 +70,7 @@ class TrialConfig:
     shape: str = Shape.TINY
     max_context: int = 0
     skipped_slots: int = 0
+    features: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse names that this build lacks, and a bug out of its location scheme or runner."""
@@ -79,6 +89,12 @@ class TrialConfig:
         if self.bugs != catalogued(self.bugs):
             raise MalformedError(
                 "the bugs of a trial must be in catalogue order and must not repeat"
+            )
+        for name in self.features:
+            known("feature", name, list(Feature))
+        if self.features != with_features(self.features):
+            raise MalformedError(
+                f"the features of a trial must be in this order: {', '.join(Feature)}"
             )
         if self.overlap and not RUNNERS[self.runner].captures:
             raise MalformedError(
@@ -99,7 +115,7 @@ class TrialConfig:
     def with_bug(self, *names: str) -> "TrialConfig":
         """Return this trial with bugs switched on, in the location scheme that all can live in.
 
-        Steps overlap if one of them is about that.
+        Steps overlap if one of them is about that, and it has the features they are about.
         Raises ValueError for bugs that no scheme has together.
         """
         for name in names:
@@ -110,6 +126,7 @@ class TrialConfig:
             bugs=chosen,
             scheme=shared_scheme(chosen),
             overlap=self.overlap or any(BUGS[name].overlap for name in chosen),
+            features=with_features(self.features, *(BUGS[name].features for name in chosen)),
         )
 
     @property
@@ -128,6 +145,8 @@ class TrialConfig:
     def model(self) -> ModelConfig:
         """The target's configuration."""
         model = PRESETS[self.preset].of(Shape(self.shape))
+        if self.features:
+            model = replace(model, features=frozenset(map(Feature, self.features)))
         return replace(model, max_context=self.max_context) if self.max_context else model
 
     @property
@@ -230,8 +249,8 @@ def trial_from_json(data: Any) -> TrialConfig:
             if isinstance(expected[key], int)
             else isinstance(value, list) and value and all(map(is_count, value))
             if key.endswith("buckets")
-            else isinstance(value, list) and all(isinstance(name, str) for name in value)
-            if key == "bugs"
+            else isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
+            if key in {"bugs", "features"}
             else isinstance(value, str)
         )
         if not right:
@@ -241,9 +260,15 @@ def trial_from_json(data: Any) -> TrialConfig:
         **{
             **data,
             "scheme": LocationScheme(data["scheme"]),
-            **{key: tuple(data[key]) for key in ("buckets", "token_buckets", "bugs")},
+            **{key: tuple(data[key]) for key in ("buckets", "token_buckets", "bugs", "features")},
         }
     )
+
+
+def with_features(*named: Iterable[str]) -> tuple[str, ...]:
+    """Return features of some lists in the order of `Feature`, each once."""
+    wanted = set(chain(*named))
+    return tuple(str(feature) for feature in Feature if feature in wanted)
 
 
 def shared_scheme(names: Iterable[str]) -> LocationScheme:

@@ -60,7 +60,7 @@ class Sample:
     """The logits [vocab] after a request's first tokens, int64 [L], which were in the pool.
 
     Of a draft model, the tokens run one ahead and `hidden_states` [L, H] go with them.
-    `tracked` says whether its recurrent state enters its input.
+    `tracked` says whether its recurrent state enters its input, `lora_id` which adapter it has.
     `arithmetic` is that of the engine that gave the logits, None for the eager world's.
     The first `prefilled` tokens were prefilled. `place` is that of the step in its schedule.
     """
@@ -73,6 +73,7 @@ class Sample:
     encoder_len: int
     prefilled: int
     hidden_states: Tensor | None = None
+    lora_id: int = 0
     arithmetic: OwnArithmetic | None = None
     place: int = 0
 

@@ -164,12 +164,14 @@ class OverlappedScheduler(Scheduler):
                 break
         return bool(self.ahead)
 
-    def _add(self, asked: int, chunk: int) -> Request | None:
+    def _add(
+        self, asked: int, chunk: int, donor: Request | None = None, shared: int = 0
+    ) -> Request | None:
         """Admit a request; count it if its tokens reach beyond where a forward's is yet to be kept.
 
         That is, in its token row, which the forward in flight still knows as another request's.
         """
-        request = super()._add(asked, chunk)
+        request = super()._add(asked, chunk, donor, shared)
         if request is not None:
             kept = self.kept_in_flight.get(request.token_row, request.known)
             self.events[HANDED_OVER_IN_FLIGHT] += kept < request.known

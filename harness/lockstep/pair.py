@@ -24,7 +24,7 @@ from paritybit.harness.lockstep.scale.kept import Ran, kept_of
 from paritybit.harness.lockstep.scale.memory import require_memory
 from paritybit.harness.lockstep.scheduler import Scheduler, samples_of
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError, subject_runs
-from paritybit.harness.schedules.schedule import Schedule, Step, modes_of
+from paritybit.harness.schedules.schedule import Recapture, Schedule, Step, modes_of
 from paritybit.reference.allocator import Allocator, Owner
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import ModelConfig, Role, draft_config
@@ -162,6 +162,8 @@ class Pair:
         Raises SubjectFailedError if it asks for one in one world alone.
         """
         eager, graph = self.eager.plan(step), self.graph.plan(step)
+        if isinstance(step, Recapture):
+            capture_runs()(self.subject.capture_again)()
         if eager is None and graph is None:
             return None
         if eager is None or graph is None:
@@ -190,7 +192,8 @@ class Pair:
         before one that lags. Raises SubjectFailedError if the subject fails.
         """
         with self.log:
-            self._spoil_consumed()
+            spoil(self._consumed)
+            self._consumed = {}
             quiet = self.overlapped is None or self.overlapped.begin(self.forwards)
             planned = self.plan(step, place)
             if planned is None:
@@ -231,10 +234,6 @@ class Pair:
                 samples=samples,
                 twins=self.kept.result,
             )
-
-    def _spoil_consumed(self) -> None:
-        spoil(self._consumed)
-        self._consumed = {}
 
     def _run_extra(
         self, planned: PlannedStep, extra_runs: Mapping[str, ExtraRun]

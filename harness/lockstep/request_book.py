@@ -8,7 +8,7 @@ from paritybit.harness.lockstep.requests import PlannedForward, Request
 from paritybit.harness.schedules.coverage import FAR, FAR_KV, LONGEST, crossed
 from paritybit.reference.allocator import Allocator, Numbers, Owner, Ownership, PageAllocation
 from paritybit.reference.batch import ForwardBatch, Mode, Span, prepare
-from paritybit.reference.config import Kind, ModelConfig, Role
+from paritybit.reference.config import Feature, Kind, ModelConfig, Role
 from paritybit.reference.order import InOrder
 from paritybit.reference.pool import KVPools
 from paritybit.reference.state_pool import hidden_states_of
@@ -100,6 +100,7 @@ class RequestBook:
             tuple(held.full_pages),
             tuple(held.swa_pages),
             self.seen_from(request),
+            held.shared,
         )
 
     def seen_from(self, request: Request) -> int:
@@ -192,11 +193,16 @@ class RequestBook:
             track_index=0 if Offer.TRACKED_STATE in self.lacks else allocation.state_slot,
             tracked=self.tracked(request),
             encoder_len=self.encoder_len(request),
+            lora_id=request.lora_id,
         )
 
     def tracked(self, request: Request) -> bool:
-        """Whether the recurrent state of `request` enters its input in this engine."""
-        return request.tracked and Offer.TRACKED_STATE not in self.lacks
+        """Whether the recurrent state of `request` enters its input in this engine.
+
+        One that shares a prefix has no state behind it: where prefixes are shared, few have any.
+        """
+        few = Feature.SHARING in self.config.features
+        return request.tracked is not few and Offer.TRACKED_STATE not in self.lacks
 
     def mrope_delta(self, request: Request) -> int:
         """Return how far sections of positions of `request` run apart, 0 in an engine without."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from paritybit.reference.allocator import Owner, PageAllocation
 from paritybit.reference.batch import ENCODER_ROWS, DraftState, ForwardBatch, Mode, Span
 from paritybit.reference.config import Kind
+from paritybit.reference.model import ADAPTERS
 from paritybit.reference.speculative import Tree
 from paritybit.reference.state_pool import Section
 
@@ -17,7 +18,8 @@ class Request:
     The first `prefilled` of them were prefilled when they were last computed. The draft model
     has KV of the first `drafted` tokens. `state` is what the draft model makes
     of them once it has caught up, and `tree` what it proposed last; both are void as soon as
-    the request advances.
+    the request advances. `donor` is the request whose prefix it shared; whatever adds to tokens
+    is then the same.
     """
 
     serial: int
@@ -31,21 +33,33 @@ class Request:
     drafted: int = 0
     state: DraftState | None = None
     tree: Tree = ()
+    donor: "Request | None" = None
+    prompt_tokens: tuple[int, ...] = ()
+
+    @property
+    def kind(self) -> int:
+        """What its inputs beside tokens follow from: its number, or that of whom it shares with."""
+        return self.serial if self.donor is None else self.donor.kind
 
     @property
     def mrope_delta(self) -> int:
         """How far each mrope section runs ahead of the one before it, in positions."""
-        return self.serial % 5
+        return self.kind % 5
 
     @property
     def tracked(self) -> bool:
         """Whether this request's recurrent state enters its input."""
-        return self.serial % 4 != 3
+        return self.kind % 4 != 3
 
     @property
     def encoder_len(self) -> int:
         """The cross-attention length of this request."""
-        return self.serial % ENCODER_ROWS
+        return self.kind % ENCODER_ROWS
+
+    @property
+    def lora_id(self) -> int:
+        """The adapter of this request, 0 if it has none."""
+        return self.kind % ADAPTERS
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,15 @@ from paritybit.harness.schedules.schedule import (
     Finish,
     Idle,
     Prefill,
+    Recapture,
     Resume,
     Retract,
+    Share,
     Step,
     Verify,
     idle_modes,
 )
+from paritybit.reference.allocator import PageAllocation
 from paritybit.reference.batch import ForwardBatch, Mode, Span
 from paritybit.reference.model import Output
 from paritybit.reference.order import Arrived
@@ -66,6 +69,8 @@ class Scheduler(RequestBook):
             Finish: lambda step: self._leave(step.pick, finished=True),
             Retract: lambda step: self._leave(step.pick, finished=False),
             Evict: self._evict_one,
+            Share: self._share,
+            Recapture: lambda _: None,
         }
         return plans[type(step)](step)
 
@@ -81,18 +86,34 @@ class Scheduler(RequestBook):
         request = self._add(step.prompt, step.chunk)
         return self._extend(request, step.chunk) if request is not None else None
 
-    def _add(self, asked: int, chunk: int) -> Request | None:
-        """Admit a request that has room for its first `chunk` tokens; None if there is none."""
+    def _share(self, step: Share) -> PlannedForward | None:
+        donors = [request for request in self.running if not self.tracked(request)]
+        if not donors:
+            return None
+        donor = donors[step.pick % len(donors)]
+        shared = min(step.tokens, donor.length, donor.prompt)
+        request = self._add(shared + max(step.own, 1), step.own, donor, shared)
+        return self._extend(request, step.own) if request is not None else None
+
+    def _add(
+        self, asked: int, chunk: int, donor: Request | None = None, shared: int = 0
+    ) -> Request | None:
+        """Admit a request that has room for its first `chunk` tokens; None if there is none.
+
+        It shares with `donor` as much as it can of its first `shared` tokens, which are the same.
+        """
         if not self.free_token_rows:
             return None
         prompt = min(max(asked, 1), self.config.max_context - 1)
-        request = Request(self.admitted, prompt, prompt, self.free_token_rows[-1])
-        if not self._enter(request, chunk):
+        request = Request(self.admitted, prompt, prompt, self.free_token_rows[-1], donor=donor)
+        if not self._enter(request, chunk, shared):
             return None
         self.free_token_rows.pop()
         self.admitted += 1
         draw = random.Random(self.seed * 100_003 + request.serial)
-        tokens = [draw.randrange(self.config.vocab) for _ in range(prompt)]
+        known = donor.prompt_tokens[:shared] if donor is not None else ()
+        tokens = [*known, *(draw.randrange(self.config.vocab) for _ in range(prompt - len(known)))]
+        request.prompt_tokens = tuple(tokens)
         row = self.tokens[request.token_row, :prompt]
 
         def write(arrived: Arrived) -> None:
@@ -114,20 +135,39 @@ class Scheduler(RequestBook):
         self.events["resumed"] += 1
         return self._extend(request, request.known)
 
-    def _enter(self, request: Request, tokens: int) -> bool:
-        """Give `request` a row, if there is one and room for its first tokens."""
-        allocation = self.allocator.alloc_row()
+    def _enter(self, request: Request, tokens: int, shared: int = 0) -> bool:
+        """Give `request` a row, if there is one and room for its first tokens, and what it shares.
+
+        Its own are those behind what its donor's first `shared` tokens give.
+        """
+        allocation, begin = self.allocator.alloc_row(), 0
         if allocation is None:
             return False
-        first = min(max(tokens, 1), request.known)
-        if not self.make_room(allocation, 0, first):
+        if shared and request.donor is not None and request.donor.allocation is not None:
+            held, window = request.donor.allocation, self.config.window
+            begin = self.allocator.share(allocation, held, shared, window)
+        first = min(max(tokens, 1), request.known - begin)
+        if not self.make_room(allocation, begin, first):
             self.allocator.free(allocation)
             return False
+        if begin:
+            self._link(allocation, begin)
         request.allocation = allocation
-        request.length = 0
+        request.length = begin
         request.prefilling = True
         self.running.append(request)
         return True
+
+    def _link(self, allocation: PageAllocation, tokens: int) -> None:
+        """Write the slots of the first tokens of a request, which another one wrote, to its row."""
+        tables, row = self.pools.tables, allocation.row
+
+        def write(arrived: Arrived) -> None:
+            tables.link(row, arrived["slot"])
+
+        self.order.write({"slot": self.allocator.full_slots(allocation, 0, tokens)}, write)
+        self.events["prefix shared"] += 1
+        self.events["prefix shared that left the window"] += None in allocation.swa_pages
 
     def _extend(self, request: Request, tokens: int) -> PlannedForward | None:
         return self.planned(Mode.EXTEND, [self._next(request, tokens)])
@@ -263,6 +303,7 @@ def sample_of(
         tracked=world.tracked(request),
         mrope_delta=world.mrope_delta(request),
         encoder_len=world.encoder_len(request),
+        lora_id=request.lora_id,
         prefilled=request.prefilled,
         hidden_states=world.hidden_states[request.token_row, :length].clone() if draft else None,
     )

@@ -154,12 +154,15 @@ def _move_kv(book: RequestBook, span: Span, path: Sequence[int]) -> None:
 
 
 def _may_catch_up(book: RequestBook, request: Request) -> bool:
-    """Whether the draft model lags, and all that its windows need still has SWA slots."""
+    """Whether the draft model lags, and all that its windows need still has SWA slots.
+
+    What is shared has no KV of the draft model's, and is not the request's to write.
+    """
     end, size = min(request.length, request.known - 1), book.pools.sizes.page_size
     needed = max(0, request.drafted - book.config.window + 1)
     assert request.allocation is not None
     pages = request.allocation.swa_pages[needed // size : -(-end // size)]
-    return request.drafted < end and None not in pages
+    return request.drafted < end and None not in pages and not request.allocation.shared
 
 
 def _tree_of_the_harness(book: RequestBook, request: Request, accept: int) -> Tree:

@@ -83,7 +83,8 @@ class TrialSettings:
 
     With `overlap` the graph world planned a step while the forward before it was in flight.
     `shape` says how large the model is. `max_context` is the longest request in tokens, 0 for
-    the model's own, and slot numbers begin behind `skipped_slots`.
+    the model's own, and slot numbers begin behind `skipped_slots`. `features` are those of the
+    engine beyond the basics.
     """
 
     runner: str
@@ -102,6 +103,7 @@ class TrialSettings:
     shape: str = field(default="tiny", metadata=LATER)
     max_context: int = field(default=0, metadata=LATER)
     skipped_slots: int = field(default=0, metadata=LATER)
+    features: tuple[str, ...] = field(default=(), metadata=LATER)
 
 
 @dataclass(frozen=True)

@@ -18,16 +18,18 @@ from paritybit.harness.schedules.schedule import (
     Finish,
     Idle,
     Prefill,
+    Recapture,
     Repeat,
     Resume,
     Retract,
     Schedule,
+    Share,
     Step,
     Verify,
     idle_modes,
 )
 from paritybit.reference.batch import Mode
-from paritybit.reference.config import SPECULATION, ModelConfig
+from paritybit.reference.config import SPECULATION, Feature, ModelConfig
 
 LONGEST = 40
 """Most steps of a generated schedule after its opening admissions."""
@@ -124,6 +126,11 @@ def _step(
         (2, st.builds(Retract, pick)),
         (3, st.builds(Resume, pick)),
     ]
+    if Feature.SHARING in config.features:
+        shared = st.integers(1, 3 * config.window), st.integers(1, config.window)
+        weighted += [(8, st.builds(Share, pick, *shared))]
+    if Feature.RECAPTURE in config.features:
+        weighted += [(2, st.just(Recapture()))]
     alone = [st.tuples(kind) for weight, kind in weighted for _ in range(weight)]
     round_weight = 2 * FAVOUR if under_test in SPECULATIVE else 2
     rounds = [_round(max_bs)] * round_weight if Mode.TARGET_VERIFY in modes else []
@@ -137,6 +144,8 @@ def _step(
     if under_test is Mode.EXTEND:
         evicting += [_prefill_and_evict(config, max_bs)] * 2 * FAVOUR
         evicting += [_prefill_together(config, max_bs)] * 2 * FAVOUR
+    if Feature.SHARING in config.features:
+        evicting += [_share_what_left(config, max_bs)] * 2 * FAVOUR
     kinds: list[st.SearchStrategy[tuple[Step, ...]]] = [*alone, *rounds, *idling, *evicting]
     return st.sampled_from(range(len(kinds))).flatmap(kinds.__getitem__)
 
@@ -166,6 +175,24 @@ def _prefill_together(config: ModelConfig, max_bs: int) -> st.SearchStrategy[tup
         return Prefill(tuple(prompts), first), Prefill((), then)
 
     return st.builds(steps, prompts, tokens, tokens)
+
+
+def _share_what_left(config: ModelConfig, max_bs: int) -> st.SearchStrategy[tuple[Step, ...]]:
+    """Return a strategy of prompts shared once their first tokens have left the window.
+
+    Both requests go on, and are evicted from; then one of them leaves.
+    """
+    everyone = tuple(range(max_bs))
+    evictions = tuple(map(Evict, everyone))
+
+    def steps(prompt: int, own: int, pick: int, leave: Step) -> tuple[Step, ...]:
+        share = Share(pick, prompt, own)
+        on = Decode(everyone), *evictions
+        return (Admit(prompt, prompt), *evictions, share, *on, *on, leave, share, *on)
+
+    prompts = st.integers(config.window, 2 * config.window)
+    own = st.integers(1, config.window // 2)
+    return st.builds(steps, prompts, own, st.integers(0, max_bs - 1), LEAVING)
 
 
 def _round(max_bs: int) -> st.SearchStrategy[tuple[Step, ...]]:

@@ -131,6 +131,27 @@ class Idle(Step):
     pick: int
 
 
+@dataclass(frozen=True)
+class Share(Step):
+    """Admit a request that shares the first tokens of a running one's prompt, and their KV.
+
+    It asks for `tokens` of them, has `own` ones behind them, and prefills these. It can share with
+    those whose recurrent state does not enter their input.
+    """
+
+    name = "share"
+    pick: int
+    tokens: int
+    own: int
+
+
+@dataclass(frozen=True)
+class Recapture(Step):
+    """Capture the graphs of the runner on trial again, while requests hold KV."""
+
+    name = "recapture"
+
+
 def idle_modes(modes: Collection[Mode]) -> list[Mode]:
     """Return the modes that an Idle step picks from, in order: all of an engine's but prefill.
 
@@ -158,6 +179,7 @@ ASKED: dict[type[Step], tuple[Mode, ...]] = {
     Extend: (Mode.EXTEND,),
     Prefill: (Mode.EXTEND,),
     Resume: (Mode.EXTEND,),
+    Share: (Mode.EXTEND,),
     Decode: (Mode.DECODE,),
     Verify: (Mode.TARGET_VERIFY,),
     DraftExtend: (Mode.DRAFT_EXTEND,),
@@ -170,7 +192,7 @@ REPEAT_LIMIT = 256
 
 @dataclass(frozen=True)
 class Repeat(Step):
-    """Play the last step that was not a Repeat `count` more times, at most REPEAT_LIMIT."""
+    """Play the last step `count` more times, at most REPEAT_LIMIT; no Repeat, nor a Recapture."""
 
     name = "repeat"
     count: int
@@ -191,6 +213,8 @@ STEPS: dict[str, type[Step]] = {
         Retract,
         Resume,
         Idle,
+        Share,
+        Recapture,
         Repeat,
     )
 }
@@ -212,7 +236,7 @@ class Schedule:
         last: Step | None = None
         for place, step in enumerate(self.steps):
             if not isinstance(step, Repeat):
-                last = step
+                last = last if isinstance(step, Recapture) else step
                 yield place, step
             elif last is not None:
                 for _ in range(min(step.count, REPEAT_LIMIT)):

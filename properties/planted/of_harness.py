@@ -359,7 +359,7 @@ OF_HARNESS: tuple[Fault, ...] = (
     Fault(
         name="outputs-outlive-their-step",
         file="harness/lockstep/pair.py",
-        old="        spoil(self._consumed)\n",
+        old="            spoil(self._consumed)\n",
         new="",
         tests=("properties/harness/checks/test_wrong_tables.py", "-k", "view_of_an_output"),
         why="A view of an output that is kept stays right until its bucket is replayed again.",

@@ -6,8 +6,8 @@ OF_REFERENCE: tuple[Fault, ...] = (
     Fault(
         name="freed-pages-first-page-first",
         file="reference/allocator.py",
-        old="self.free_full.extend(reversed(allocation.full_pages[kept:]))",
-        new="self.free_full.extend(allocation.full_pages[kept:])",
+        old="for page in reversed(allocation.full_pages[kept:]):",
+        new="for page in allocation.full_pages[kept:]:",
         tests=("properties/reference/test_allocator.py",),
         why=(
             "Pages beyond a truncation are issued again in another order than the last page first."

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paritybit.reference.batch import Mode
+from paritybit.reference.config import Feature
 from paritybit.subjects.contracts import Changes
 from paritybit.subjects.parts import Part
 from paritybit.subjects.toggles import LocationScheme
@@ -37,6 +38,8 @@ class Bug:
     A bug can be switched on in runners that have the static inputs `needs` and those of `rows`,
     and that run forwards of one of `modes`, or of any mode where that is empty.
 
+    `features` are those that its trials have.
+
     `at_capture` says that it lies in what captures leave, share or record, though it differs in
     none of DECIDING_CAPTURES: see `captures_all`. With `overlap` it shows only where steps
     overlap. `in_traffic` says whether recorded traffic can show it: there an engine idles only
@@ -56,6 +59,7 @@ class Bug:
     model: Mapping[str, int] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     modes: frozenset[Mode] = frozenset()
+    features: frozenset[Feature] = frozenset()
     at_capture: bool = False
     overlap: bool = False
     in_traffic: bool = True

@@ -100,6 +100,7 @@ class GraphRunner(ABC):
         )
         self.captured: dict[int, Capture[Any]] = {}
         self.captured_states: list[LocState] = []
+        self.mixed: list[Tensor] = []
         self._state: Any = None
 
     @abstractmethod
@@ -212,6 +213,17 @@ class GraphRunner(ABC):
         self._state = state
 
     @property
+    def graphs_held(self) -> tuple[dict[int, Capture[Any]], list[LocState], list[Tensor]]:
+        """The graphs by bucket, and what they need alive."""
+        return self.captured, self.captured_states, self.mixed
+
+    @graphs_held.setter
+    def graphs_held(
+        self, held: tuple[dict[int, Capture[Any]], list[LocState], list[Tensor]]
+    ) -> None:
+        self.captured, self.captured_states, self.mixed = held
+
+    @property
     def window(self) -> int:
         """How many keys a token sees on SWA layers, itself included."""
         return self.target.config.window
@@ -296,6 +308,19 @@ class GraphRunner(ABC):
             # The graph may read a translation that was memoised before it. Were that tensor
             # freed, the graph would read freed memory, not a stale translation.
             self.captured_states.append(self.pool.state)
+
+    def capture_again(self) -> None:
+        """Capture every bucket again, while requests hold KV.
+
+        Inputs are blank first: a capture runs for real, and would write where the last batch did.
+        """
+        self.blank()
+        self.graphs_held = {}, [], []
+        self.capture_all()
+
+    def blank(self) -> None:
+        """Give the static inputs what padding holds."""
+        self.inputs.populate({}, padded=True)
 
     def capture_order(self) -> tuple[int, ...]:
         """Return the buckets as they are captured: the largest first, whose memory serves all."""

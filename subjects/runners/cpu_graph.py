@@ -127,6 +127,11 @@ class CpuGraphRunner(GraphRunner):
                 self.ops, self.states.recurrent, paths, batch.input_ids
             )
             payload[: batch.live_requests] = self.target.payload(
-                self.ops, states, batch.mamba_track_mask, batch.encoder_lens
+                self.ops,
+                states,
+                batch.mamba_track_mask,
+                batch.encoder_lens,
+                batch.lora_ids,
+                batch.input_ids,
             )
         return payload

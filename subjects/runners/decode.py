@@ -45,6 +45,7 @@ ROWS: Contract = (
     StaticInput(
         "encoder_lens", Axis.REQUEST, torch.int32, Policy.FILL_ONCE, ENCODER_LEN_FILL_VALUE
     ),
+    reset("lora_ids", Axis.REQUEST, torch.int64),
     keep("num_token_non_padded", Axis.SCALAR, torch.int32),
     keep("global_num_tokens", Axis.SCALAR, torch.int32),
 )
@@ -93,20 +94,24 @@ class DecodeRunner(GraphRunner):
         """Return where the recurrent states of a bucket's tokens come from and go to."""
         return decode_paths(self.view("mamba_track_indices", bucket))
 
+    def per_token(self, name: str, bucket: int) -> Tensor:
+        """Return a static input that has one element a request, once for each of its tokens."""
+        values = self.view(name, bucket)
+        if self.tokens_per_request == 1:
+            return values
+        # Of one request `reshape` would give a view, all of whose elements are one.
+        return values[:, None].expand(-1, self.tokens_per_request).contiguous().view(-1)
+
+    def adapters(self, bucket: int) -> Tensor:
+        """Return the LoRA adapter of each token of a bucket."""
+        return self.per_token("lora_ids", bucket)
+
     def live_rows(self, live_size: int) -> int:
         """Return the live tokens."""
         return live_size * self.tokens_per_request
 
     def forward(self, bucket: int) -> Output:
         """Return `logits` and `hidden` of every token of the bucket."""
-
-        def per_token(name: str) -> Tensor:
-            values = self.view(name, bucket)
-            if self.tokens_per_request == 1:
-                return values
-            # Of one request `reshape` would give a view, all of whose elements are one.
-            return values[:, None].expand(-1, self.tokens_per_request).contiguous().view(-1)
-
         input_ids = self.view("input_ids", bucket)
         states = self.target.advance_states(
             self.ops, self.states.recurrent, self.state_paths(bucket), input_ids
@@ -114,7 +119,12 @@ class DecodeRunner(GraphRunner):
         tokens = TokenInputs(
             input_ids=input_ids,
             payload=self.target.payload(
-                self.ops, states, per_token("mamba_track_mask"), per_token("encoder_lens")
+                self.ops,
+                states,
+                self.per_token("mamba_track_mask", bucket),
+                self.per_token("encoder_lens", bucket),
+                self.adapters(bucket),
+                input_ids,
             ),
             positions=self.view("positions", bucket),
             mrope_positions=self.view("mrope_positions", bucket),

@@ -30,7 +30,6 @@ from paritybit.subjects.runners.base import (
     NOTHING_OVERRIDDEN,
     WARM_UP_RUNS,
     GraphRunner,
-    RunnerSpec,
 )
 from paritybit.subjects.states import extend_paths
 from paritybit.subjects.toggles import LocationScheme
@@ -68,10 +67,6 @@ class PrefillRunner(GraphRunner):
     rows = ROWS
     access: ListedKV | None
     tokens: int
-
-    def __init__(self, spec: RunnerSpec) -> None:
-        super().__init__(spec)
-        self.mixed: list[Tensor] = []
 
     def extents(self, bucket: int) -> Extents:
         """Return the extents of a bucket of tokens."""
@@ -113,6 +108,8 @@ class PrefillRunner(GraphRunner):
                 states,
                 self.inputs.buffers["mamba_track_mask"].take(requests),
                 batch.encoder_lens.take(requests),
+                batch.lora_ids.take(requests),
+                batch.input_ids,
             )
             self.inputs.populate({"input_embeds": payload}, padded=False)
 

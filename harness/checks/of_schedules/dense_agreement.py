@@ -11,7 +11,7 @@ from paritybit.harness.lockstep.observation import Sample
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.schedules.schedule import Schedule
 from paritybit.reference.batch import Mode
-from paritybit.reference.config import Role
+from paritybit.reference.config import Feature, Role
 from paritybit.reference.model import Model
 from paritybit.reference.oracle import dense_draft_logits, dense_logits
 from torch import Tensor
@@ -20,6 +20,16 @@ ID = "dense_agreement"
 
 DENSE_BOUND = {torch.float32: 2e-4, torch.bfloat16: 0.25}
 """Largest |eager - dense| / (1 + |dense|) of a logit: rounding of some tens of sums a layer."""
+
+QUANTISED_BOUND = 0.25
+"""Likewise where K and V are 8 bits wide: an element that is close to two steps may get either."""
+
+
+def bound_of(models: Mapping[Role, Model]) -> float:
+    """Return the bound of the reference's arithmetic."""
+    target = models[Role.TARGET]
+    quantised = Feature.QUANTISED in target.config.features
+    return QUANTISED_BOUND if quantised else DENSE_BOUND[target.dtype]
 
 
 def at_end(playing: Playing) -> list[Violation]:
@@ -30,7 +40,7 @@ def at_end(playing: Playing) -> list[Violation]:
     reported. An engine whose arithmetic is not the reference's is held as well: its windows
     are then the oracle's, and its bound holds.
     """
-    rounding = DENSE_BOUND[playing.models[Role.TARGET].dtype]
+    rounding = bound_of(playing.models)
     found: dict[tuple[int, bool, bool], Violation] = {}
     for sample, error in sample_errors(playing.models, playing.samples):
         bound = rounding if sample.arithmetic is None else sample.arithmetic.bound
@@ -58,7 +68,7 @@ class _Inputs:
     `windows` are those of the tokens, None where they are all the model's.
     """
 
-    of_request: tuple[int, bool, int, int, bool]
+    of_request: tuple[int, bool, int, int, bool, int]
     tokens: Tensor
     windows: Tensor | None
     hidden_states: Tensor | None
@@ -74,6 +84,7 @@ class _Inputs:
                 sample.mrope_delta,
                 sample.encoder_len,
                 sample.tracked,
+                sample.lora_id,
             ),
             sample.tokens.cpu(),
             own_windows(sample),
@@ -139,7 +150,7 @@ def _dense_rows(
     added = {} if layers is None else {"layers": layers}
     if inputs.hidden_states is not None:
         return dense_draft_logits(models[Role.DRAFT], inputs.tokens, inputs.hidden_states, **added)
-    _, _, mrope_delta, encoder_len, tracked = inputs.of_request
+    _, _, mrope_delta, encoder_len, tracked, lora_id = inputs.of_request
     return dense_logits(
         models[Role.TARGET],
         inputs.tokens,
@@ -147,6 +158,7 @@ def _dense_rows(
         encoder_len,
         inputs.windows,
         tracked=tracked,
+        lora_id=lora_id,
         **added,
     )
 
@@ -166,7 +178,7 @@ def cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] 
     """
     forward, samples = _samples_at(pair, schedule, step)
     models = pair.models
-    bound = DENSE_BOUND[models[Role.TARGET].dtype]
+    bound = bound_of(models)
     ours = [sample for sample in samples if sample.arithmetic is None]
     off = [sample for sample, error in sample_errors(models, ours) if not error <= bound]
     if not off:

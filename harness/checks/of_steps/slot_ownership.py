@@ -1,6 +1,6 @@
 """slot_ownership: leaks and slots freed too often, that change no byte yet."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -12,6 +12,7 @@ from paritybit.harness.checks.device.host_arrays import on_device
 from paritybit.harness.checks.holdings import (
     KNOWN,
     RIGHT,
+    claimed,
     columns_of,
     left_early,
     misheld,
@@ -124,12 +125,17 @@ class Wrong:
 def wrongs(world: Ownership, sizes: PoolSizes) -> Iterator[Wrong]:
     """Yield what is held, or said by a table, wrongly."""
     for what, numbers_of, free_of, every in (
-        ("full page", attrgetter("full_pages"), attrgetter("free_full"), world.all.full_pages),
-        ("swa page", attrgetter("swa_pages"), attrgetter("free_swa"), world.all.swa_pages),
-        ("row", lambda owner: (owner.row,), attrgetter("free_rows"), world.all.rows),
+        (
+            "full page",
+            partial(claimed, "full_pages"),
+            attrgetter("free_full"),
+            world.all.full_pages,
+        ),
+        ("swa page", partial(claimed, "swa_pages"), attrgetter("free_swa"), world.all.swa_pages),
+        ("row", lambda all: [(one.row,) for one in all], attrgetter("free_rows"), world.all.rows),
         (
             "state slot",
-            lambda owner: (owner.state_slot,),
+            lambda all: [(one.state_slot,) for one in all],
             attrgetter("free_states"),
             world.all.states,
         ),
@@ -151,12 +157,13 @@ def wrongs(world: Ownership, sizes: PoolSizes) -> Iterator[Wrong]:
 
 def _holders_of(
     number: int,
-    numbers_of: Callable[[Owner], Iterable[int | None]],
+    numbers_of: Callable[[Sequence[Owner]], Sequence[Sequence[int | None]]],
     free_of: Callable[[Ownership], Sequence[int]],
     world: Ownership,
 ) -> str:
     """Say who holds a page or a row, and how often it is free."""
-    by = [f"request {owner.serial}" for owner in world.holders if number in numbers_of(owner)]
+    held = zip(world.holders, numbers_of(world.holders), strict=True)
+    by = [f"request {owner.serial}" for owner, numbers in held if number in numbers]
     times = free_of(world).count(number)
     free = {0: "not free", 1: "free once"}.get(times, f"free {times} times")
     return f"held by {' and '.join(by) or 'nobody'} and {free}"

@@ -231,10 +231,10 @@ def test_a_tail_that_is_kept_and_a_buffer_beyond_its_bucket_may_hold_anything() 
 
 def test_a_static_input_that_nobody_expects_and_one_that_is_lacking_are_seen() -> None:
     right = observation()
-    further = replace(right, static={**right.static, "lora_ids": torch.zeros(4)})
+    further = replace(right, static={**right.static, "grammar_rows": torch.zeros(4)})
     lacking = replace(right, static={k: v for k, v in right.static.items() if k != "positions"})
     for spoiled, words in (
-        (further, "the expected value of static input lora_ids is unknown"),
+        (further, "the expected value of static input grammar_rows is unknown"),
         (lacking, "static input positions does not exist"),
     ):
         assert inputs_flag(spoiled)

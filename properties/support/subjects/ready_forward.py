@@ -256,7 +256,12 @@ def live_values(planned: ReadyForward, tokens_per_request: int) -> dict[str, Ten
             ops, world.pools.state.recurrent.clone(), paths_of(batch, device), batch.input_ids
         )
         named["input_embeds"] = world.model.payload(
-            ops, states, batch.mamba_track_mask[requests], batch.encoder_lens[requests]
+            ops,
+            states,
+            batch.mamba_track_mask[requests],
+            batch.encoder_lens[requests],
+            batch.lora_ids[requests],
+            batch.input_ids,
         )
     found = {name: named[name] for name, row in planned.inputs.items() if row.populated}
     if batch.mode is Mode.FROZEN_DRAFT:  # What is per request has a row for each branch.

@@ -143,6 +143,7 @@ DECODE_INPUTS = {
     "mamba_track_indices": ExpectedInput(B, I64, 0),
     "mamba_track_mask": ExpectedInput(B, BOOL, 0),
     "encoder_lens": ExpectedInput(B, I32),
+    "lora_ids": ExpectedInput(B, I64, 0),
     "num_token_non_padded": ExpectedInput(Axis.SCALAR, I32),
     "global_num_tokens": ExpectedInput(Axis.SCALAR, I32),
 }
@@ -185,6 +186,7 @@ BOUNDS = named(
     *(Flip(name, nudge(name, -1)) for name in ("key_end", "window_key_end")),
     Flip("kv_indices", list_a_free_slot("key_begin", "kv_indices", Kind.FULL)),
 )
+NO_ADAPTERS = {"lora_ids": "the model of these tests has no adapters"}
 DECODE_FLIPS: Flips = {
     **named(IDS, POSITIONS, POOL_ROWS, LOC, SWA_LOC),
     **mrope(),
@@ -238,6 +240,7 @@ DECODE = ExpectedRunner(
     attends="each layer",
     outputs={"logits": 2, "hidden": 2},
     flips={**DECODE_FLIPS, **ROW_LISTS, **named(LENGTHS, length_on_the_host(2))},
+    inert=NO_ADAPTERS,
     conversions=LENGTHS_CONVERTED | LISTS_CONVERTED | ENCODER_LENS_CONVERTED,
     capture_warnings=1,
     warns_without={NO_ENTRY_NOR_BEFORE: {("decode", "replay"): 1}},
