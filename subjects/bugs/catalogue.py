@@ -15,6 +15,7 @@ from paritybit.subjects.bugs import (
     workspace,
 )
 from paritybit.subjects.bugs.bug import Bug
+from paritybit.subjects.bugs.features import adapters, dummies, prefix, quantised, recapture
 
 _FAMILIES = (
     stale_input,
@@ -27,6 +28,11 @@ _FAMILIES = (
     captured_state,
     workspace,
     caches,
+    prefix,
+    adapters,
+    quantised,
+    dummies,
+    recapture,
 )
 
 FIRST = (

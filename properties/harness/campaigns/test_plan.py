@@ -33,8 +33,8 @@ from paritybit.subjects.toggles import LocationScheme
 
 
 def usual(task: Task) -> bool:
-    """Whether a task's steps do not overlap, and its sizes are not the smallest."""
-    return not task.trial.overlap and task.trial.buckets != SMALLEST
+    """Whether a task's steps do not overlap, its engine has no features, and sizes are usual."""
+    return not (task.trial.overlap or task.trial.features or task.trial.buckets == SMALLEST)
 
 
 def test_a_run_plans_every_runner_scheme_and_preset() -> None:
@@ -116,16 +116,17 @@ def test_a_bug_is_hunted_on_the_clean_trial_of_its_runner_and_scheme() -> None:
     """What a hunt is held against was itself tried, with nothing but the bug changed."""
     tasks = plan(RunConfig("cpu"))
     clean = {
-        (task.trial.runner, task.trial.scheme): task.trial
+        (task.trial.runner, task.trial.scheme, task.trial.features): task.trial
         for task in tasks
-        if task.bug is None and usual(task)
+        if task.bug is None and (usual(task) or task.trial.features)
     }
     hunts = [task for task in tasks if task.bug is not None]
     assert hunts
     for task in hunts:
         assert task.bug is not None
         in_order = replace(task.clean_trial, overlap=False)
-        assert in_order == clean[task.trial.runner, task.bug.scheme]
+        assert in_order == clean[task.trial.runner, task.bug.scheme, task.trial.features]
+        assert set(task.trial.features) == task.bug.features
         assert task.trial.overlap is task.bug.overlap
     traffic = [
         (task.bug.name, task.trial.runner)
@@ -151,7 +152,10 @@ def test_a_run_of_one_bug_tries_clean_what_its_hunts_are_held_to_and_little_else
     }
     assert held_to <= in_order
     few = len(held_to) < FEWEST_TRIALS
-    assert len(in_order) == (len(settings.runners) * len(LocationScheme) if few else len(held_to))
+    usual_ones = {trial for trial in in_order if not trial.features}
+    assert in_order - usual_ones <= held_to
+    expected = len(settings.runners) * len(LocationScheme) if few else len(held_to)
+    assert len(usual_ones) == expected
     assert any(task.trial.overlap for task in clean) is BUGS[name].overlap
 
 

@@ -1,0 +1,1 @@
+"""Bugs of what an engine can do beyond the basics, of its dummy rows, and of its outputs."""

@@ -1,0 +1,149 @@
+"""Prefixes that requests share: pages freed while others hold them, and what left the window."""
+
+from collections.abc import Sequence
+
+import torch
+from paritybit.reference.allocator import Allocator, PageAllocation
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import Feature, Kind
+from paritybit.reference.pool import Tables
+from paritybit.subjects.bugs.bug import Bug, pull
+from paritybit.subjects.parts import Part
+from paritybit.subjects.toggles import LocationScheme
+from torch import Tensor
+
+FAMILY = "shared prefix"
+
+
+class FreesSharedWindows(Allocator):
+    """An allocator in which one request's release of a SWA page is everyone's."""
+
+    def release(self, kind: Kind, page: int) -> bool:
+        """Free a page; a SWA page whoever shares it."""
+        if kind is Kind.SWA:
+            del self.sharers[kind, page]
+        return super().release(kind, page)
+
+
+class FreesSharedPages(Allocator):
+    """An allocator that frees the full pages of a request that leaves, whoever shares them."""
+
+    def release(self, kind: Kind, page: int) -> bool:
+        """Free a page; a full page whoever shares it."""
+        if kind is Kind.FULL:
+            del self.sharers[kind, page]
+        return super().release(kind, page)
+
+
+class KeepsEvictedPages(Allocator):
+    """An allocator whose prefixes go on naming the SWA pages that left the window."""
+
+    def clear(self, seed: int) -> None:
+        """Free everything, and forget which pages lay side by side."""
+        self.beside: dict[int, int] = {}
+        super().clear(seed)
+
+    def extend(self, allocation: PageAllocation, length: int, count: int) -> list[int] | None:
+        """Allocate slots, and keep which SWA page lies beside each full page."""
+        slots = super().extend(allocation, length, count)
+        pages = zip(allocation.full_pages, allocation.swa_pages, strict=True)
+        self.beside.update((full, swa) for full, swa in pages if swa is not None)
+        return slots
+
+    def swa_pages_of(self, donor: PageAllocation, pages: int) -> list[int | None]:
+        """Return the first SWA pages of an allocation as they were when they were written."""
+        return [self.beside.get(full) for full in donor.full_pages[:pages]]
+
+
+class UnmapsSharedPages(Allocator):
+    """An allocator that unmaps all pages that a request gives back, also those that others have."""
+
+    def _free_swa(self, allocation: PageAllocation, pages: Sequence[int]) -> None:
+        """Give the SWA pages back, and unmap the slots of their full pages."""
+        super()._free_swa(allocation, pages)
+        size = self.page_size
+        slots = [allocation.full_pages[i] * size + place for i in pages for place in range(size)]
+        self.order.write({"slot": slots}, self._unmap)
+
+
+class LinksNothing(Tables):
+    """Index tables in which a row keeps what its last owner had where a prefix is shared."""
+
+    def link(self, row: int, full: Tensor) -> None:
+        """Write nothing: the prefix counts as written."""
+
+
+class LinksHalfOfEach(Tables):
+    """Index tables that take the slots of a shared prefix for numbers of 32 bits."""
+
+    def link(self, row: int, full: Tensor) -> None:
+        """Let the first columns of a row be what is there, read as int32."""
+        super().link(row, full.view(torch.int32)[: full.shape[0]])
+
+
+def prefix_bug(name: str, thread: str, mechanism: str, part: Part, differs: type) -> Bug:
+    """Return a bug that shows where requests share prefixes."""
+    return Bug(
+        name=name,
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=thread,
+        mechanism=mechanism,
+        parts={part: differs},
+        needs=("seq_lens_cpu",),
+        modes=frozenset({Mode.DECODE}),
+        features=frozenset({Feature.SHARING}),
+        in_traffic=False,
+    )
+
+
+BUGS = (
+    prefix_bug(
+        "shared_window_released",
+        pull("sgl-project/sglang", 36350),
+        "A request releases the lock of a window that another request took. The SWA slots of "
+        "a shared prefix are freed while the next query of the other request can see them.",
+        Part.ALLOCATOR,
+        FreesSharedWindows,
+    ),
+    prefix_bug(
+        "shared_pages_freed",
+        pull("Avarok-Cybersecurity/atlas", 373),
+        "Freeing a prefix sets the reference count of its pages to zero instead of taking one "
+        "reference away. A page that another request still reads is allocated again.",
+        Part.ALLOCATOR,
+        FreesSharedPages,
+    ),
+    prefix_bug(
+        "evicted_window_matched",
+        pull("sgl-project/sglang", 31486),
+        "The prefix cache keeps SWA slots that were freed when they left the window. A request "
+        "that matches the prefix owns slots that are free or belong to another request.",
+        Part.ALLOCATOR,
+        KeepsEvictedPages,
+    ),
+    prefix_bug(
+        "shared_mapping_cleared",
+        pull("sgl-project/sglang", 36457),
+        "Freeing clears the full-to-SWA mapping of more slots than it frees. The SWA slots of "
+        "a request that shares the prefix are still allocated, but nothing leads to them.",
+        Part.ALLOCATOR,
+        UnmapsSharedPages,
+    ),
+    prefix_bug(
+        "prefix_row_unwritten",
+        pull("vllm-project/vllm-omni", 7877),
+        "A prefix hit is planned before the rows it refers to are registered. The request reads "
+        "its prefix through the entries of the row's previous owner.",
+        Part.TABLES,
+        LinksNothing,
+    ),
+    prefix_bug(
+        "prefix_slots_width",
+        pull("sgl-project/sglang", 11452),
+        "The prefix cache hands out its slots in another integer width than the table expects. "
+        "Every second slot is read as zero.",
+        Part.TABLES,
+        LinksHalfOfEach,
+    ),
+)

@@ -1,0 +1,119 @@
+"""Graphs that outlive what they were captured over, and captures while requests hold KV."""
+
+from typing import Any
+
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.config import Feature
+from paritybit.reference.model import Output
+from paritybit.reference.state_pool import StatePool
+from paritybit.subjects.bugs.bug import THREAD, Bug, pull
+from paritybit.subjects.parts import Part
+from paritybit.subjects.runners.base import GraphRunner
+from paritybit.subjects.runners.decode import DecodeRunner
+from paritybit.subjects.toggles import LocationScheme
+from torch import Tensor
+
+FAMILY = "recapture and kept outputs"
+
+RECAPTURE = frozenset({Feature.RECAPTURE})
+
+
+class KeepsOutputView(DecodeRunner):
+    """A runner that takes the next input tokens from the output of the replay before.
+
+    It keeps a view of that output, which the next replay of the graph overwrites.
+    """
+
+    sampled: tuple[dict[tuple[int, int], int], Tensor] | None = None
+
+    def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
+        """Return the batch's tensors, with the tokens of requests that go on."""
+        found = super().live_values(batch, bucket)
+        if batch is not None and self.sampled is not None:
+            rows, logits = self.sampled
+            keys = [(span.row, span.begin) for span in batch.spans]
+            if all(key in rows for key in keys):
+                found["input_ids"] = logits[[rows[key] for key in keys]].argmax(-1)
+        return found
+
+    def launch(self, batch: ForwardBatch | None, bucket: int, *, captured: bool = True) -> Output:
+        """Run the graph, and keep its output."""
+        output = super().launch(batch, bucket, captured=captured)
+        if batch is not None:
+            rows = {(span.row, span.end): place for place, span in enumerate(batch.spans)}
+            self.sampled = rows, output["logits"]
+        return output
+
+    @property
+    def state(self) -> Any:
+        """The view, and what its rows are of."""
+        return self.sampled
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.sampled = state
+
+
+class CapturesThroughLastBatch(GraphRunner):
+    """A runner that captures again over the static inputs of the last batch."""
+
+    def blank(self) -> None:
+        """Leave the static inputs as they are."""
+
+
+class CapturesOverOldStates(DecodeRunner):
+    """A runner whose new graphs lead to where recurrent states were before they were moved."""
+
+    def capture_again(self) -> None:
+        """Capture over a copy of the states."""
+        states = self.states
+        self.states = StatePool({where: held.clone() for where, held in states.sections.items()})
+        super().capture_again()
+        self.states = states
+
+
+BUGS = (
+    Bug(
+        name="output_view_kept",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("vllm-project/vllm", 53520),
+        mechanism=(
+            "The engine keeps a view of a graph's output and reads it after other work has "
+            "used its memory again. What it then takes for the last output is another one."
+        ),
+        parts={Part.RUNNER: KeepsOutputView},
+        needs=("seq_lens_cpu",),
+        modes=frozenset({Mode.DECODE}),
+    ),
+    Bug(
+        name="recapture_through_last_batch",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("ROCm/ATOM", 2267),
+        mechanism=(
+            "A capture runs the model for real. At the start its write targets are zero. "
+            "Captured again after a wake, it writes through the rows of the last batch."
+        ),
+        parts={Part.RUNNER: CapturesThroughLastBatch},
+        needs=("seq_lens_cpu",),
+        modes=frozenset({Mode.DECODE}),
+        features=RECAPTURE,
+        in_traffic=False,
+    ),
+    Bug(
+        name="states_moved_under_graphs",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=THREAD.format(27140),
+        mechanism=(
+            "The recurrent states come back from a sleep at another address, but graphs read "
+            "and write where the states were. Prefills use the new address."
+        ),
+        parts={Part.RUNNER: CapturesOverOldStates},
+        needs=("mamba_track_indices",),
+        modes=frozenset({Mode.DECODE}),
+        features=RECAPTURE,
+        in_traffic=False,
+    ),
+)
