@@ -86,7 +86,7 @@ releases: $(SETUP) ## Check whole releases with the KV sanitizer and show which 
 shrink: $(SETUP) ## Find a smaller case of the sanitizer that shows the same finding: CASE=… ENGINE=…
 	@$(RUN) -m paritybit shrink $(call quoted,$(CASE)) $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(ARGS)
 
-engine: $(SETUP) ## Download an engine release: VERSION=0.5.12 (sglang) or vllm==0.33.0
+engine: $(SETUP) ## Download an engine release: VERSION=0.5.12 (sglang), vllm==0.33.0 or transformers==5.24.0
 	@$(RUN) -m paritybit engine $(call quoted,$(VERSION))
 
 bisect-releases: $(SETUP) ## The same as releases
@@ -113,8 +113,8 @@ test: $(SETUP) ## Run the test suite
 	  $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(if $(SHAPE),--shape $(call quoted,$(SHAPE))) $(ARGS)
 
 test-releases: $(SETUP) ## Download engine releases and run their tests (several minutes)
-	@for version in 0.5.11 0.5.12 0.5.23 vllm==0.33.0; do $(RUN) -m paritybit engine $$version || exit; done
-	@PARITYBIT_RELEASES=1 $(RUN) -m pytest -n auto --device cpu properties/connectors properties/sanitizer $(ARGS)
+	@for version in 0.5.11 0.5.12 0.5.13 0.5.23 vllm==0.33.0 transformers==5.24.0; do $(RUN) -m paritybit engine $$version || exit; done
+	@PARITYBIT_RELEASES=1 $(RUN) -m pytest -n auto --device cpu properties/connectors properties/drive properties/export properties/sanitizer $(ARGS)
 
 planted: $(SETUP) ## Plant known faults and check that the test suite catches each: ARGS="--jobs 4"
 	@$(RUN) -m properties.planted.run $(ARGS)

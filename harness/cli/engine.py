@@ -7,6 +7,7 @@ from paritybit.harness.cli.watch.options import ONLY_ENGINE
 from paritybit.harness.cli.watch.run import run_watch
 from paritybit.harness.errors import MalformedError
 
+from paritybit.drive.engines import released
 from paritybit.engines import fetch
 
 OF_THE_LABORATORY = (
@@ -25,8 +26,9 @@ OF_THE_LABORATORY = (
 
 
 def run_engine(options: argparse.Namespace) -> int:
-    """Fetch a release, which a version alone names if it is one of sglang."""
-    found = fetch.fetch(*fetch.release_of(options.version))
+    """Fetch a release with what it imports. A version alone is one of sglang."""
+    engine, version = released(options.version)
+    found = engine.starter.prepare(f"{engine.package.name}=={version}")
     print(f"{found.name} is in {fetch.folder()}")
     return OK
 

@@ -85,15 +85,13 @@ def check_engine(options: argparse.Namespace) -> None:
     engine, version, versions = (values.get(name) for name in ("engine", "version", "releases"))
     if engine is None and version is None:
         return
-    fetch = importlib.import_module("paritybit.engines.fetch")
+    engines = importlib.import_module("paritybit.drive.engines")
     if version is not None:
-        fetch.release_of(version)
-    elif versions is None:
-        table = importlib.import_module("paritybit.drive.engines").DRIVEN
-        if not any(one.is_meant_by(engine) for one in table):
-            fetch.package_of(engine)
+        engines.released(version)
+    elif versions is None and not any(one.is_meant_by(engine) for one in engines.DRIVEN):
+        importlib.import_module("paritybit.engines.fetch").package_of(engine)
     for named in set(versions or ()) - {EVERY, NEWEST}:
-        fetch.require_release(named, fetch.PACKAGES[engine])
+        engines.released(f"{engine}=={named}")
 
 
 def run_list(options: argparse.Namespace) -> int:

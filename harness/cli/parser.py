@@ -341,5 +341,5 @@ def add_engine(commands: Commands) -> None:
     engine = commands.add("engine", run_engine)
     engine.add_argument(
         "version",
-        help="Release to download: 0.5.12 or sglang==0.5.12 for sglang, vllm==0.33.0 for vLLM",
+        help="Release to download: 0.5.12 or sglang==0.5.12, vllm==0.33.0, transformers==5.24.0",
     )

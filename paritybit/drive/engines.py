@@ -108,3 +108,16 @@ def driven(spec: str) -> Driven:
     raise MalformedError(
         f"{quoted(spec)} is not an engine; expected one of {names}, or a folder with its source"
     )
+
+
+def released(spec: str) -> tuple[Driven, str]:
+    """Return the engine and the version of ENGINE==VERSION; VERSION alone is one of sglang.
+
+    Raises MalformedError for an engine that there is not, and for what is no version.
+    """
+    name, _, version = spec.rpartition("==")
+    one = BY_NAME.get(name or SGLANG.name)
+    if one is None:
+        raise MalformedError(f"{quoted(name)} is not an engine; valid: {', '.join(BY_NAME)}")
+    fetch.require_release(version, one.package)
+    return one, version

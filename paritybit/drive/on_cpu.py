@@ -33,26 +33,23 @@ begin()
 
 def stand_in_for_sglang() -> None:
     """Install what sglang needs on a CPU."""
-    from paritybit.drive.stand_ins.installing import install  # noqa: PLC0415
-    from paritybit.drive.stand_ins.table import (  # noqa: PLC0415
-        ANYWHERE,
-        ON_A_CPU,
-        RUNNER_OF_CUDA,
-    )
+    from paritybit.drive.sglang.__main__ import stand_in  # noqa: PLC0415
+    from paritybit.drive.stand_ins.installing import put  # noqa: PLC0415
+    from paritybit.drive.stand_ins.table import RUNNER_OF_CUDA  # noqa: PLC0415
 
     if importlib.util.find_spec("uvloop") is None:  # The server's loop; it has no part in serving.
         module: Any = ModuleType("uvloop")
         module.EventLoopPolicy = asyncio.DefaultEventLoopPolicy
         sys.modules["uvloop"] = module
-    install("cpu", ANYWHERE, (*ON_A_CPU, RUNNER_OF_CUDA))
+    stand_in("cpu")
+    put((RUNNER_OF_CUDA,))
 
 
 def stand_in_for_transformers() -> None:
     """Install what continuous batching needs on a CPU."""
-    from paritybit.drive.stand_ins.installing import install  # noqa: PLC0415
-    from paritybit.drive.transformers.stand_ins import ON_A_CPU  # noqa: PLC0415
+    from paritybit.drive.transformers.__main__ import prepare  # noqa: PLC0415
 
-    install("cpu", (), ON_A_CPU)
+    prepare("cpu")
 
 
 def stand_in_for_vllm() -> None:

@@ -108,19 +108,6 @@ def require_release(version: str, package: Package = SGLANG) -> None:
         raise MalformedError(f"{quoted(version)} is not a release number such as {package.example}")
 
 
-def release_of(spec: str) -> tuple[str, Package]:
-    """Return the version and the engine of ENGINE==VERSION; VERSION alone is one of sglang.
-
-    Raises MalformedError for an engine that there is not, and for what is no version.
-    """
-    name, _, version = spec.rpartition("==")
-    package = PACKAGES.get(name or SGLANG.name)
-    if package is None:
-        raise MalformedError(f"{quoted(name)} is not an engine; valid: {', '.join(PACKAGES)}")
-    require_release(version, package)
-    return version, package
-
-
 def fetch(version: str, package: Package = SGLANG) -> Found:
     """Return a release, unpacked; fetch it and what it imports with the package client first.
 

@@ -1,6 +1,7 @@
 """Triton's interpreter without work that it does anew at every launch, or for nobody.
 
 Knows no engine. Kernels compute what they did, bit by bit, in less than half of the time.
+Arithmetic that the interpreter cannot do raises an error, where it would give nonsense.
 """
 
 import importlib
@@ -16,6 +17,7 @@ def quicken() -> None:
     core: Any = importlib.import_module("triton.language.core")
     builder = interpreter.interpreter_builder
     accept_masks()
+    refuse_small_floats()
     if not builder.options.debug:
         # Every sum is checked for overflow by assertions, which are made for debugging alone.
         builder.options = replace(builder.options, sanitize_overflow=False)
@@ -49,6 +51,36 @@ def with_boolean_mask(access: Callable[..., Any], position: int) -> Callable[...
         return access(*arguments, **named)
 
     return accessed
+
+
+SMALL_FLOATS = frozenset({"bf16", "fp8e4b15", "fp8e4b8", "fp8e4nv", "fp8e5", "fp8e5b16"})
+"""Types that numpy lacks. The interpreter holds their bits as integers, and computes with those."""
+
+ARITHMETIC = ("binary_op", "unary_op", "create_dot", "create_fma", "create_rsqrt", "create_erf")
+"""What computes with numbers. Conversions, selections and accesses to memory are right."""
+
+
+def refuse_small_floats() -> None:
+    """Let arithmetic with small floats raise NotImplementedError."""
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+    builder, reducing = interpreter.interpreter_builder, interpreter.ReduceScanOpInterface
+    for name in ARITHMETIC:
+        setattr(builder, name, of_larger_floats(getattr(builder, name)))
+    reducing.check_tensor = of_larger_floats(reducing.check_tensor)
+
+
+def of_larger_floats(computed: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an operation that refuses small floats. An argument is an operand, or some of them."""
+
+    def checked(*arguments: Any) -> Any:
+        for given in arguments:
+            for one in given if isinstance(given, tuple) else (given,):
+                name = getattr(getattr(one, "dtype", None), "name", None)
+                if name in SMALL_FLOATS:
+                    raise NotImplementedError(f"Triton's interpreter cannot compute with {name}")
+        return computed(*arguments)
+
+    return checked
 
 
 def once(patch: Callable[[Any], Any], scope: Callable[[], Any]) -> Callable[[Any], Any]:

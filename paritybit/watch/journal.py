@@ -113,10 +113,11 @@ class Journal:
             self.write("finding", **asdict(finding), excerpt=lines)
 
     def count(self, **more: int) -> None:
-        """Add to the counts, and write them if they were not written for a while."""
+        """Add to the counts. Write them if a name is new, or if they were not for a while."""
+        new = not more.keys() <= self.counts.keys()
         for name, number in more.items():
             self.counts[name] = self.counts.get(name, 0) + number
-        if time.monotonic() - self.counted > PAUSE:
+        if new or time.monotonic() - self.counted > PAUSE:
             self.write_counts()
 
     def write_counts(self) -> None:

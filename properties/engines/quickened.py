@@ -1,7 +1,8 @@
 """Run kernels by Triton's interpreter as it is, then quickened; print what both gave.
 
 A script, to be run with TRITON_INTERPRET=1. The answer is JSON: for each kernel the bits of its
-output in both, and how often the language was patched in the second ones.
+output in both, how often the language was patched in the second ones, and what became of
+arithmetic with bfloat16.
 """
 
 import json
@@ -57,6 +58,40 @@ def spread(out: Any, values: Any, width: tl.constexpr) -> None:
     tl.store(out + place[:, None] * width + place[None, :], square)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def small(out: Any, values: Any, how: tl.constexpr, width: tl.constexpr) -> None:
+    """Compute with bfloat16, or only move and convert it."""
+    place = tl.arange(0, width)
+    square = tl.load(values + place[:, None] * width + place[None, :])
+    if how == "moves":
+        square = tl.where(square.to(tl.float32) > 0, square, 0.0)
+    elif how == "adds":
+        square = square + square
+    elif how == "multiplies":
+        square = tl.dot(square, square).to(tl.bfloat16)
+    else:
+        square = tl.reduce(square, 0, scaled)[None, :] + tl.zeros((width, width), tl.float32)
+    tl.store(out + place[:, None] * width + place[None, :], square)
+
+
+def of_small_floats() -> dict[str, bool | str]:
+    """Return for each kernel of bfloat16 whether it gives what torch gives, or its error."""
+    values = torch.linspace(-2, 2, 16 * 16).view(16, 16).bfloat16()
+    right = {
+        "moves": values.clamp(min=0), "adds": values + values,
+        "multiplies": values @ values, "reduces": values.cumprod(0)[-1].expand(16, 16),
+    }  # fmt: skip
+    found = dict[str, bool | str]()
+    for how, expected in right.items():
+        out = torch.zeros_like(values)
+        try:
+            small[(1,)](out, values, how, 16)
+            found[how] = torch.equal(out, expected)
+        except tritons.InterpreterError as error:
+            found[how] = repr(error.__cause__)
+    return found
+
+
 def run() -> dict[str, list[int]]:
     """Return the bits that every kernel gives."""
     table = torch.linspace(-2, 2, 3 * WIDTH)
@@ -85,9 +120,8 @@ def main() -> None:
 
     vars(tritons)["_patch_lang"] = counted
     interpreter.quicken()
-    sys.stdout.write(
-        json.dumps({"before": before, "after": [run(), run()], "patched": patches}) + "\n"
-    )
+    found = {"before": before, "after": [run(), run()], "patched": patches}
+    sys.stdout.write(json.dumps({**found, "small": of_small_floats()}) + "\n")
 
 
 if __name__ == "__main__":

@@ -79,6 +79,10 @@ def test_kernels_give_the_same_bits_by_a_quickened_interpreter_which_patches_onc
     assert found["after"] == [found["before"]] * 2
     assert {"moved", "scaled", "spread", "wrapped"} <= set(found["patched"])
     assert len(found["patched"]) == len(set(found["patched"]))
+    refused = 'NotImplementedError("Triton\'s interpreter cannot compute with bf16")'
+    assert found["small"] == {
+        "moves": True, "adds": refused, "multiplies": refused, "reduces": refused,
+    }  # fmt: skip
 
 
 def test_what_describes_an_object_is_computed_once_a_key_and_never_its_own() -> None:

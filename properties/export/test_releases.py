@@ -36,7 +36,7 @@ SGLANG = Fault(
 
 def planted(engine: str, name: str) -> Fault:
     """Return a fault of the tables."""
-    table = read(TABLE.with_name(f"faults-{engine}.toml"))
+    table = read(TABLE if engine == "sglang" else TABLE.with_name(f"faults-{engine}.toml"))
     return next(fault for fault in table if fault.name == name)
 
 
@@ -56,37 +56,61 @@ def engines(engine: str, folder: Path) -> tuple[Path, Path]:
 @pytest.mark.parametrize("form", [(), ("--with-paritybit",)], ids=["standalone", "sanitizer"])
 @pytest.mark.parametrize("engine", BY_NAME)
 def test_an_exported_test_is_red_on_the_fault_and_green_without_it(
-    engine: str, form: tuple[str, ...], tmp_path: Path
+    engine: str, form: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     faulty, right = engines(engine, tmp_path)
     out = tmp_path / "test_exported.py"
     words = ("export-test", str(CASES / f"{engine}.json"), "--out", str(out), *form, "--engine")
     assert main([*words, str(faulty)]) == OK
     assert len(out.read_text(encoding="utf-8").splitlines()) <= 80
+    capsys.readouterr()
     assert main([*words, str(right)]) == CANNOT_RUN
+    assert f"the test does not fail on {right} (OK)" in capsys.readouterr().err
+
+
+def run_example(engine: str, spec: str, folder: Path) -> tuple[int, str]:
+    """Run the example of an engine with a release or a folder; return how it ends, and its text."""
+    (code,) = (code for name, code in examples() if name == engine)
+    file = folder / "test_example.py"
+    file.write_text(code, encoding="utf-8")
+    starter = BY_NAME[engine].starter
+    _, variables = starter.playing(starter.prepare(spec), case_of(engine).script, ())
+    variables |= {"MODEL": str(GEMMA4.write(folder))}
+    words = () if engine == "transformers" else ("-m", "paritybit.drive.on_cpu", engine)
+    command = [sys.executable, *words, "-m", "pytest", "-q", "-p", "no:cacheprovider", file.name]
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, **variables}, check=False,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
-    ("engine", "version", "words"),
-    [
-        ("transformers", "5.24.0", ()),
-        ("vllm", "0.33.0", ("-m", "paritybit.drive.on_cpu", "vllm")),
-    ],
+    ("engine", "version"),
+    [("transformers", "5.24.0"), ("vllm", "0.33.0"), ("sglang", "0.5.13"), ("sglang", "0.5.23")],
 )
 def test_the_example_of_an_engine_runs_as_it_stands(
-    engine: str, version: str, words: tuple[str, ...], tmp_path: Path
+    engine: str, version: str, tmp_path: Path
 ) -> None:
     package_of(version, engine)
-    (code,) = (code for name, code in examples() if name == engine)
-    file = tmp_path / "test_example.py"
-    file.write_text(code, encoding="utf-8")
-    starter = BY_NAME[engine].starter
-    prepared = starter.prepare(f"{engine}=={version}")
-    _, variables = starter.playing(prepared, case_of(engine).script, ())
-    variables |= {"MODEL": str(GEMMA4.write(tmp_path))}
-    command = [sys.executable, *words, "-m", "pytest", "-q", "-p", "no:cacheprovider", file.name]
-    done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, **variables}, check=False,
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, text = run_example(engine, f"{engine}=={version}", tmp_path)
+    assert code == 0, text
+
+
+@pytest.mark.parametrize(
+    ("engine", "name", "check"),
+    [
+        ("transformers", "last-page-read-from-the-one-before", "wrong list"),
+        ("vllm", "window-is-a-block-shorter", "freed in use"),
+        ("sglang", "window-list-shifted-by-one", "wrong list"),
+    ],
+)
+def test_the_example_of_an_engine_fails_with_a_fault(
+    engine: str, name: str, check: str, tmp_path: Path
+) -> None:
+    fault = planted(engine, name)
+    changed = tmp_path / "changed"
+    plant(fault, package_of(fault.release, engine).parent, changed)
+    code, text = run_example(engine, str(changed), tmp_path)
+    assert code == 1, text
+    assert f"ERROR: paritybit: {check}: " in text

@@ -169,6 +169,19 @@ def test_a_journal_keeps_all_but_a_line_that_a_kill_cut(tmp_path: Path) -> None:
     assert len(list(journal.read(made.path))) == len(kinds) - 1
 
 
+def test_a_count_is_written_at_once_if_its_name_is_new_and_else_after_a_while(
+    tmp_path: Path,
+) -> None:
+    made = journal.Journal(tmp_path / "process-1.jsonl")
+    for _ in range(100):
+        made.count(forwards=1, reads=3)
+    made.count(replays=1)
+    lines = list(journal.read(made.path))  # A kill would leave these.
+    made.end()
+    assert len(lines) < 10
+    assert lines[-1]["counts"] == {"forwards": 100, "reads": 300, "replays": 1}
+
+
 def test_a_journal_that_cannot_be_written_is_no_error_of_the_engine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

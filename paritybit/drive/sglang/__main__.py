@@ -47,14 +47,19 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def prepare(device: str) -> None:
-    """Install what stands in for parts of the engine on a device, and import the engine."""
+def stand_in(device: str) -> None:
+    """Install what stands in for parts of the engine on a device."""
     if device == "cpu":
         os.environ.setdefault("TRITON_INTERPRET", "1")
     from paritybit.drive.stand_ins.installing import install  # noqa: PLC0415
     from paritybit.drive.stand_ins.table import ANYWHERE, ON_A_CPU  # noqa: PLC0415
 
     install(device, ANYWHERE, ON_A_CPU)
+
+
+def prepare(device: str) -> None:
+    """Install what stands in for parts of the engine on a device, and import the engine."""
+    stand_in(device)
     for name in IMPORTED:
         importlib.import_module(name)
 

@@ -94,7 +94,8 @@ class Sampled:
             return difference(output, right, given)
         except Exception as error:  # An interpreter lacks much, and the engine is to go on.
             if self.journal is not None:
-                self.journal.scope(kernels_not_compared=f"{name}: {type(error).__name__}")
+                why = type(error.__cause__ or error).__name__
+                self.journal.scope(kernels_not_compared=f"{name}: {why}")
             return None
         finally:
             output.copy_(right)

@@ -238,6 +238,8 @@ WITHOUT_TORCH: Sequence[tuple[list[str], int]] = [
     (["engine", "sgl==0.5.12"], MALFORMED),
     (["bisect-releases", "--releases", "0.5.12,new"], MALFORMED),
     (["bisect-releases", "--engine", "vllm", "--releases", "new"], MALFORMED),
+    (["releases", "--engine", "transformers", "--releases", "new"], MALFORMED),
+    (["engine", "transformers==new"], MALFORMED),
 ]
 """Command lines that need nothing that takes long, and their exit codes."""
 
