@@ -1,5 +1,6 @@
 """What is wrapped, what happens if the connector fails, and that nothing is if it is off."""
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,9 @@ from paritybit.connectors import hooking
 from paritybit.connectors.sglang import hooks, load
 from paritybit.connectors.sglang.allocations import Allocations
 from paritybit.connectors.sglang.engine import Engine
+from paritybit.connectors.transformers import hooks as of_transformers
+from paritybit.connectors.vllm import hooks as of_vllm
+from paritybit.connectors.vllm.engine import Engine as VllmEngine
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import VARIABLE
 
@@ -19,6 +23,18 @@ def test_each_target_is_wrapped_by_a_method() -> None:
     for name in hooks.TARGETS:
         assert callable(getattr(Engine, name, None) or getattr(Allocations, name))
     assert {name for names in hooks.REQUIRED.values() for name in names} <= set(hooks.TARGETS)
+
+
+def test_each_hook_hands_on_arguments_that_it_does_not_know() -> None:
+    """A new argument of the engine, positional or named, changes no verdict."""
+    wrapped: list[Any] = [
+        getattr(Engine, name, None) or getattr(Allocations, name) for name in hooks.TARGETS
+    ]
+    wrapped += [getattr(VllmEngine, name) for name in of_vllm.TARGETS]
+    wrapped += [getattr(of_transformers.Hooks, name) for name in of_transformers.TARGETS]
+    for method in wrapped:
+        kinds = {one.kind for one in inspect.signature(method).parameters.values()}
+        assert {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD} <= kinds, method
 
 
 def test_only_what_a_path_itself_defines_is_wrapped() -> None:

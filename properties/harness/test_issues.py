@@ -5,17 +5,15 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from paritybit.reports.watched.issue import by_cause, issue_of, rows_of, seen_in
 
 from paritybit.launch.schema import FORMAT, VERSION, Watched
+from properties.support.github import Repository, answering
 from properties.support.places import ROOT
 from properties.support.records import finding, shown, watched
 
@@ -58,55 +56,11 @@ def test_an_issue_holds_the_lines_of_the_engine_and_a_case_that_is_not_long() ->
         assert (json.dumps(held, separators=(",", ":")) in body) == (held is case)
 
 
-@dataclass
-class Repository:
-    """The issues of a repository, and what was asked of it."""
-
-    address: str = ""
-    issues: list[dict[str, Any]] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
-
-    def answer(self, method: str, path: str, data: Any) -> Any:
-        """Do what a call asks for."""
-        self.asked.append(f"{method} {path}")
-        if method == "POST":
-            number = len(self.issues) + 1
-            self.issues.append({"number": number, "state": "open", **data})
-            return self.issues[-1]
-        if method == "PATCH":
-            number = int(path.rpartition("/")[2])
-            self.issues[number - 1] |= data
-            return self.issues[number - 1]
-        return self.issues
-
-
 @pytest.fixture
 def repository() -> Iterator[Repository]:
     """A repository that answers on this machine."""
-    held = Repository()
-
-    class Handler(BaseHTTPRequestHandler):
-        def handle_one_request(self) -> None:
-            self.raw_requestline = self.rfile.readline()
-            if not self.raw_requestline or not self.parse_request():
-                return
-            text = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            found = held.answer(self.command, self.path, json.loads(text or "null"))
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps(found).encode())
-
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    held.address = f"http://127.0.0.1:{server.server_port}"
-    yield held
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with answering() as held:
+        yield held
 
 
 def run(folder: Path, record: Watched, repository: Repository, *words: str) -> str:
@@ -118,12 +72,7 @@ def run(folder: Path, record: Watched, repository: Repository, *words: str) -> s
         capture_output=True,
         text=True,
         check=True,
-        env={
-            **os.environ,
-            "GITHUB_API_URL": repository.address,
-            "GITHUB_REPOSITORY": "example/paritybit",
-            "GITHUB_TOKEN": "token",
-        },
+        env={**os.environ, **repository.variables},
     )
     return done.stdout
 

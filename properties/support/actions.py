@@ -23,21 +23,26 @@ ACTION = ROOT / "action.yml"
 
 @dataclass(frozen=True)
 class Step:
-    """A step: what it is called, the action that it uses, or its variables and command."""
+    """A step: its name, the action that it uses and how, or its variables and command."""
 
     name: str
     uses: str | None
     variables: Mapping[str, str]
     command: str
+    settings: Mapping[str, str]
 
 
 @dataclass
 class Job:
-    """A job in a folder, and the files by which its steps tell the runner something."""
+    """A job in a folder, and the files by which its steps tell the runner something.
+
+    `expressions` are values of expressions besides those of `inputs`.
+    """
 
     folder: Path
     environment: Mapping[str, str]
-    inputs: Mapping[str, str]
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    expressions: Mapping[str, str] = field(default_factory=dict)
     outputs: Path = field(init=False)
     summary: Path = field(init=False)
 
@@ -49,7 +54,7 @@ class Job:
 
     def run(self, step: Step) -> subprocess.CompletedProcess[str]:
         """Run the command of a step as its shell does."""
-        known = {"github.action_path": str(ROOT)}
+        known = {"github.action_path": str(ROOT), **self.expressions}
         known |= {f"inputs.{name}": value for name, value in self.inputs.items()}
         variables = {name: filled(value, known) for name, value in step.variables.items()}
         files = {"GITHUB_OUTPUT": str(self.outputs), "GITHUB_STEP_SUMMARY": str(self.summary)}
@@ -66,7 +71,7 @@ class Job:
 
 def filled(text: str, known: Mapping[str, str]) -> str:
     """Return a text with the values of its expressions. Raises KeyError for an unknown one."""
-    return re.sub(r"\$\{\{ *([\w.]+) *\}\}", lambda found: known[found[1]], text)
+    return re.sub(r"\$\{\{ *(.*?) *\}\}", lambda found: known[found[1]], text)
 
 
 def defaults(text: str) -> dict[str, str]:
@@ -77,23 +82,20 @@ def defaults(text: str) -> dict[str, str]:
 
 
 def steps(text: str) -> list[Step]:
-    """Return the steps of a composite action."""
-    parts = re.split(r"^    - name: ", text.partition("\n  steps:\n")[2], flags=re.M)[1:]
-    return [step_of(part) for part in parts]
+    """Return the steps of a composite action, or of a job of a workflow, less its indentation."""
+    parts = re.split(r"^    - ", text.partition("\n  steps:\n")[2], flags=re.M)[1:]
+    return [step_of(f"      {part}") for part in parts]
 
 
 def step_of(text: str) -> Step:
     """Return a step from its lines."""
-    uses = re.search(r"^      uses: (\S+)", text, re.M)
-    variables = re.search(r"^      env:\n((?:        .*\n)+)", text, re.M)
-    named = re.findall(r"^ +(\w+): (.*)$", variables[1], re.M) if variables else []
-    command = re.search(r"^      run: \|\n((?:        .*\n?|\n)+)", text, re.M)
-    return Step(
-        text.partition("\n")[0],
-        uses[1] if uses else None,
-        dict(named),
-        textwrap.dedent(command[1]) if command else "",
-    )
+    values = dict(re.findall(r"^      (\w+): (\S.*)$", text, re.M))
+    blocks = dict(re.findall(r"^      (\w+):.*\n((?:        .*\n?|\n)+)", text, re.M))
+    named = re.findall(r"^ +(\w+): (.*)$", blocks.get("env", ""), re.M)
+    uses = values.get("uses", "").partition(" ")[0] or None
+    command = textwrap.dedent(blocks["run"]) if "run" in blocks else values.get("run", "")
+    settings = dict(re.findall(r"^ +([\w-]+): (.*?)(?: #.*)?$", blocks.get("with", ""), re.M))
+    return Step(values.get("name", ""), uses, dict(named), command, settings)
 
 
 def main(words: list[str]) -> int:

@@ -154,16 +154,18 @@ class Allocations:
             self.watcher.copied(name, src_loc, tgt_loc)
         return result
 
-    def free_state(self, original: Original, allocator: Any, slots: Tensor, *args: Any) -> Any:
+    def free_state(
+        self, original: Original, allocator: Any, slots: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
         """Note the states that an allocator of states frees."""
         self.freed(allocator, slots, grouped=False)
-        return original(allocator, slots, *args)
+        return original(allocator, slots, *args, **kwargs)
 
     def copy_state(
-        self, original: Original, pool: Any, source: Tensor, target: Tensor, *args: Any
+        self, original: Original, pool: Any, source: Tensor, target: Tensor, *args: Any, **kw: Any
     ) -> Any:
         """Note states that the engine copied, unless that is a part of a forward."""
-        result = original(pool, source, target, *args)
+        result = original(pool, source, target, *args, **kw)
         name = self.names.get(id(pool))
         if self.watcher is None or name is None:
             return result
@@ -242,16 +244,20 @@ class Allocations:
             self.watcher.emptied()
         return result
 
-    def released(self, original: Original, updater: Any, asked: Any, *args: Any) -> Any:
+    def released(
+        self, original: Original, updater: Any, asked: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         """Let nothing be read from before memory was released."""
-        result = original(updater, asked, *args)
+        result = original(updater, asked, *args, **kwargs)
         if self.watcher is not None and "kv_cache" in (asked.tags or ("kv_cache",)):
             self.watcher.emptied()
         return result
 
-    def reweighted(self, original: Original, updater: Any, asked: Any, *args: Any) -> Any:
+    def reweighted(
+        self, original: Original, updater: Any, asked: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         """Let nothing be read from before weights changed, unless the cache is to be kept."""
-        result = original(updater, asked, *args)
+        result = original(updater, asked, *args, **kwargs)
         if self.watcher is not None and asked.flush_cache and result.success:
             self.watcher.emptied()
         return result

@@ -83,9 +83,11 @@ class Hooks:
             self.engines[io.cache].prepare(requests_in_batch)
         return original(io, requests_in_batch, *args, **kw)
 
-    def compute(self, original: Original, runner: Any, model: Any, batch_data: Any) -> Any:
+    def compute(
+        self, original: Original, runner: Any, model: Any, batch_data: Any, *args: Any, **kw: Any
+    ) -> Any:
         """Watch a forward pass."""
-        run = functools.partial(original, runner, model, batch_data)
+        run = functools.partial(original, runner, model, batch_data, *args, **kw)
         engine = self.engines.get(runner.cache)
         if engine is None:
             return run()
@@ -108,9 +110,9 @@ class Hooks:
         graph, engine = original(io, *args, **kwargs), self.engines.get(io.cache)
         return graph if graph is None or engine is None else Graph(engine, io, graph)
 
-    def capture(self, original: Original, io: Any, graph: Any) -> Any:
+    def capture(self, original: Original, io: Any, graph: Any, *args: Any, **kw: Any) -> Any:
         """Note a capture."""
-        result = original(io, graph)
+        result = original(io, graph, *args, **kw)
         if io.cache in self.engines:
             self.engines[io.cache].captured(io, graph)
         return result
@@ -122,53 +124,59 @@ class Hooks:
             self.pools[pool].allocated(index, blocks)
         return blocks
 
-    def free(self, original: Original, pool: Any, index: int, block_ids: Any) -> Any:
+    def free(
+        self, original: Original, pool: Any, index: int, block_ids: Any, *args: Any, **kw: Any
+    ) -> Any:
         """Note blocks that are free again."""
         if pool in self.pools and block_ids:
             self.pools[pool].freed(index, block_ids, called_at())
-        return original(pool, index, block_ids)
+        return original(pool, index, block_ids, *args, **kw)
 
-    def copy(self, original: Original, cache: Any, copies: Any) -> Any:
+    def copy(self, original: Original, cache: Any, copies: Any, *args: Any, **kw: Any) -> Any:
         """Note blocks that were copied."""
-        result = original(cache, copies)
+        result = original(cache, copies, *args, **kw)
         if cache in self.engines:
             self.engines[cache].copied(copies)
         return result
 
-    def store(self, original: Original, manager: Any, victims: Any, tables: Any) -> Any:
+    def store(
+        self, original: Original, manager: Any, victims: Any, tables: Any, *args: Any, **kw: Any
+    ) -> Any:
         """Note blocks that were copied to the host."""
-        requests = original(manager, victims, tables)
+        requests = original(manager, victims, tables, *args, **kw)
         engine = self.engines.get(manager.cache)
         if engine is not None:
             for request in requests:
                 engine.stored(request, tables[request])
         return requests
 
-    def load(self, original: Original, manager: Any, requests: Any) -> Any:
+    def load(self, original: Original, manager: Any, requests: Any, *args: Any, **kw: Any) -> Any:
         """Note blocks that were copied from the host."""
         names = [one.state.request_id for one in requests if one.state.is_cpu_offloaded]
         tables = {name: manager._request_id_to_cpu_blocks[name] for name in names}
-        result = original(manager, requests)
+        result = original(manager, requests, *args, **kw)
         engine = self.engines.get(manager.cache)
         if engine is not None:
             for name, blocks in tables.items():
                 engine.loaded(name, blocks)
         return result
 
-    def idle(self, original: Original, processor: Any) -> Any:
+    def idle(self, original: Original, processor: Any, *args: Any, **kwargs: Any) -> Any:
         """Judge the blocks while nothing runs."""
-        result = original(processor)
+        result = original(processor, *args, **kwargs)
         engine = self.engines.get(processor.cache)
         if engine is not None and not result and not processor.has_pending_requests():
             engine.idle(processor.cache.pool)
         return result
 
-    def failed(self, original: Original, manager: Any, error: Any, processor: Any) -> Any:
+    def failed(
+        self, original: Original, manager: Any, error: Any, processor: Any, *args: Any, **kw: Any
+    ) -> Any:
         """Judge an error that ends the generation loop."""
         engine = None if processor is None else self.engines.get(processor.cache)
         if engine is not None and (what := meaning(error)) is not None:
             engine.watcher.raised(error, what, raised_at(error))
-        return original(manager, error, processor)
+        return original(manager, error, processor, *args, **kw)
 
 
 def settings_of(cache: Any, config: Any, batching: Any = None, *args: Any, **kw: Any) -> Any:

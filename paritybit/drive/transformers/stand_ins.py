@@ -65,8 +65,8 @@ def sampled(sample: Callable[..., None]) -> Callable[..., None]:
     """Let a recording graph keep a random choice of tokens whole: no tape can hold one."""
     kept = whole(sample)
 
-    def called(runner: Any, *arguments: Any) -> None:
-        (kept if runner.do_sample else sample)(runner, *arguments)
+    def called(runner: Any, *arguments: Any, **named: Any) -> None:
+        (kept if runner.do_sample else sample)(runner, *arguments, **named)
 
     return called
 
@@ -74,13 +74,13 @@ def sampled(sample: Callable[..., None]) -> Callable[..., None]:
 def keeping(capture: Callable[..., None]) -> Callable[..., None]:
     """Return a capture after which the cache and the outputs are as they were before."""
 
-    def called(runner: Any, forward: Any, stream: Any, *arguments: Any) -> None:
+    def called(runner: Any, forward: Any, stream: Any, *arguments: Any, **named: Any) -> None:
         KEPT[:] = [
             runner.cache.cache_tensor,
-            *(one for one in arguments if isinstance(one, Tensor)),
+            *(one for one in (*arguments, *named.values()) if isinstance(one, Tensor)),
         ]
         try:
-            capture(runner, forward, stream, *arguments)
+            capture(runner, forward, stream, *arguments, **named)
         finally:
             KEPT.clear()
 

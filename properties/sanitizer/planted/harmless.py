@@ -1,8 +1,8 @@
 """Change an engine harmlessly, one change at a time, and see that `watch` ends as without it.
 
 A script: `python -m properties.sanitizer.planted.harmless --source FOLDER`. FOLDER holds a release
-of sglang, as `paritybit engine` leaves it. Exits with 0 if no change has another exit code than the
-release itself.
+of an engine, as `paritybit engine` leaves it. Exits with 0 if no change of that engine has another
+exit code than the release itself.
 """
 
 import argparse
@@ -45,6 +45,12 @@ class Change:
     name: str
     why: str
     edits: tuple[Edit, ...]
+
+    @property
+    def engine(self) -> str:
+        """The engine's package. A file of its metadata lies in a folder with a version."""
+        folders = (edit.file.partition("/")[0] for edit in self.edits)
+        return next(name for name in folders if "-" not in name)
 
     def files(self, source: Path) -> Mapping[str, str]:
         """Return the files of a release that it changes, with the change. Raises ValueError."""
@@ -96,6 +102,8 @@ def main() -> int:
     differing = 0
     for change in read():
         if options.only and change.name not in options.only.split(","):
+            continue
+        if not (source / change.engine).is_dir():
             continue
         with tempfile.TemporaryDirectory(prefix="paritybit-", dir=options.out) as folder:
             change.made(source, Path(folder) / source.name)
