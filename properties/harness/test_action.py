@@ -130,11 +130,19 @@ def test_no_expression_is_part_of_a_command_and_each_action_is_pinned() -> None:
     assert len(steps(TEXT)) == 4
 
 
+PINNED = re.compile(
+    r'uses: actions/checkout@v5\n +with: { repository: "\${{ vars.PARITYBIT_REPOSITORY }}", '
+    r"ref: v(\S+), path: (\S+) }\n +- uses: \./(\S+)\n"
+)
+"""How a job checks this repository out, whatever its address, and uses its action."""
+
+
 def test_the_documents_pin_one_release_that_is_not_older_than_this() -> None:
     texts = [(ROOT / name).read_text() for name in ("README.md", "docs/ci.md")]
-    tags = [re.findall(r"uses: OWNER/paritybit@v(\S+)", text) for text in texts]
-    assert all(tags)
-    (tag,) = {tag for found in tags for tag in found}
+    found = [PINNED.findall(text) for text in texts]
+    assert [len(one) for one in found] == [text.count("uses: ./") for text in texts] == [1, 3]
+    ((tag, path, used),) = {one for part in found for one in part}
+    assert path == used
     assert in_order(tag) >= in_order(__version__)
 
 

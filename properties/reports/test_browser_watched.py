@@ -14,11 +14,11 @@ from properties.support.reports.browser import PHONE, Visit, violations
 OPEN_ALL = "document.querySelectorAll('details').forEach(part => { part.open = true; })"
 
 
-def saved(folder: Path, record: Watched) -> Path:
+def saved(folder: Path, record: Watched, tree: str = "") -> Path:
     """Write the page of a record in a folder whose name a shell must quote."""
     path = folder / "an engine's run" / "index.html"
     path.parent.mkdir()
-    path.write_text(render(record), encoding="utf-8")
+    path.write_text(render(record, tree), encoding="utf-8")
     return path
 
 
@@ -40,6 +40,14 @@ def test_a_copied_command_names_the_case_where_it_is(visit: Visit, tmp_path: Pat
     button = page.locator("[data-copy=cause-1-replay]")
     button.click()
     assert page.evaluate("getSelection().toString()") == command
+
+
+def test_a_copied_command_names_the_source_tree_where_it_is(visit: Visit, tmp_path: Path) -> None:
+    path = saved(tmp_path, replace(shown(), engine="."), tree="../..")
+    command = visit.open(path).locator("#cause-1-replay").inner_text()
+    words = ["paritybit", "replay", str(path.parent / "cases" / "finding-1.json")]
+    assert shlex.split(command)[:3] == words
+    assert Path(shlex.split(command)[4]) == tmp_path.parent
 
 
 def test_filters_and_the_index_lead_to_a_cause(visit: Visit, tmp_path: Path) -> None:

@@ -68,8 +68,11 @@ class Card:
         return sorted({one.leg for one in self.group.findings})
 
 
-def render(record: Watched) -> str:
-    """Return the page of a record. Equal records give equal pages."""
+def render(record: Watched, tree: str = "") -> str:
+    """Return the page of a record. Equal records give equal pages.
+
+    `tree` leads from the folder of the page to the source tree that was watched, if that is known.
+    """
     sign, tone = SIGNS[record.verdict]
     cards = [
         Card(group, f"cause-{number}", tuple(map(shown, group.findings)))
@@ -80,6 +83,7 @@ def render(record: Watched) -> str:
         .get_template("watch.html.j2")
         .render(
             record=record,
+            tree=tree,
             sign=sign,
             tone=tone,
             headline=headline(record, cards),

@@ -1,6 +1,7 @@
 """The end of a run of `watch`: its record, its cases, its page, the verdict and the exit code."""
 
 import argparse
+import os
 import shlex
 import signal
 from collections.abc import Mapping, Sequence
@@ -55,7 +56,7 @@ def finish(run: Run, options: argparse.Namespace) -> int:
         for name, case in found.items():
             cases.write(case, run.folder / "cases" / name)
         records.write(record, run.folder / RECORD)
-        write_whole(run.folder / PAGE, render(record))
+        write_whole(run.folder / PAGE, render(record, way_to(options.engine, run.folder)))
         prefix = prefix_of(options.engine)
         records.write_data(sarif_of(record, prefix), run.folder / RESULTS)
         write_whole(run.folder / SUITE, junit_of(record, prefix))
@@ -74,6 +75,18 @@ def finish(run: Run, options: argparse.Namespace) -> int:
 def tolerated(record: Watched, options: argparse.Namespace) -> bool:
     """Whether a run without a verdict is not to fail."""
     return record.verdict == "undecided" and options.undecided == WARN
+
+
+def way_to(engine: str | None, folder: Path) -> str:
+    """Return what leads from the folder of a run to the source tree, if both lie below this one.
+
+    No page names folders beyond. A release has no such tree.
+    """
+    tree, here = Path(engine or "").resolve(), Path.cwd()
+    if engine is None or not tree.is_dir() or not tree.is_relative_to(here):
+        return ""
+    run = folder.resolve()
+    return Path(os.path.relpath(tree, run)).as_posix() if run.is_relative_to(here) else ""
 
 
 def prefix_of(engine: str | None) -> str:
