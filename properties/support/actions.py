@@ -23,13 +23,17 @@ ACTION = ROOT / "action.yml"
 
 @dataclass(frozen=True)
 class Step:
-    """A step: its name, the action that it uses and how, or its variables and command."""
+    """A step: its name, the action that it uses and how, or its variables and command.
+
+    `condition` says when it is done, if not after steps that ended well alone.
+    """
 
     name: str
     uses: str | None
     variables: Mapping[str, str]
     command: str
     settings: Mapping[str, str]
+    condition: str
 
 
 @dataclass
@@ -95,7 +99,8 @@ def step_of(text: str) -> Step:
     uses = values.get("uses", "").partition(" ")[0] or None
     command = textwrap.dedent(blocks["run"]) if "run" in blocks else values.get("run", "")
     settings = dict(re.findall(r"^ +([\w-]+): (.*?)(?: #.*)?$", blocks.get("with", ""), re.M))
-    return Step(values.get("name", ""), uses, dict(named), command, settings)
+    condition = values.get("if", "")
+    return Step(values.get("name", ""), uses, dict(named), command, settings, condition)
 
 
 def main(words: list[str]) -> int:

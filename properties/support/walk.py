@@ -2,9 +2,9 @@
 
 A script: `python -m properties.support.walk --seconds 30`. It clones the last commit and runs the
 commands of the jobs `releases` and `report` there, one after the other; the second one twice. The
-issues go to a repository that answers here. Artifacts are moved to where the second job finds them,
-and other steps that use an action are named and left out. Exits with 0 if each command did and the
-second report changed nothing.
+issues go to a repository that answers here, and are printed. Artifacts are moved to where the
+second job finds them, and other steps that use an action are named and left out. Exits with 0 if
+each command did and the second report changed nothing.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from properties.support.places import ROOT
 WORKFLOW = ROOT / ".github/workflows/releases.yml"
 
 NEWEST = "--releases newest"
-"""Words of the workflow's command. What makes the walk shorter follows them."""
+"""Words of the workflow's command, which others replace for a shorter walk."""
 
 REPORTING: Mapping[str, str] = {
     "github.token": "token",
@@ -48,22 +48,23 @@ def engines() -> list[str]:
     return [name.strip() for name in listed.split(",")]
 
 
-def done(name: str, job: Job, shorter: str = "") -> bool:
+def done(name: str, job: Job, words: str = "") -> bool:
     """Do the steps of a job; return whether its commands ended with 0."""
+    well = True
     for step in steps(job_of(name)):
         action = (step.uses or "").partition("@")[0]
+        if not (well or step.condition == "always()"):
+            continue
         if action == "actions/upload-artifact":
             target = job.folder / "found" / filled(step.settings["name"], job.expressions)
             shutil.move(job.folder / step.settings["path"], target)
         elif step.uses is not None:
             say(f"--- {name}: not done: {action}")
         else:
-            longer = step.command.replace(NEWEST, f"{NEWEST} {shorter}")
-            ended = job.run(replace(step, command=longer))
+            ended = job.run(replace(step, command=step.command.replace(NEWEST, words)))
+            well = well and not ended.returncode
             say(f"--- {name}: {step.name}: {ended.returncode}\n{ended.stdout}")
-            if ended.returncode:
-                return False
-    return True
+    return well
 
 
 def say(text: str) -> None:
@@ -77,6 +78,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=int, default=30, help="of requests for each release")
     parser.add_argument("--engines", default=",".join(engines()))
+    parser.add_argument("--release", default="newest", help="in place of the newest one")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="paritybit-"))
     say(f"--- in {folder}")
@@ -87,9 +89,10 @@ def main() -> int:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     kept["PATH"] = os.pathsep.join([str(folder / "python" / "bin"), os.environ["PATH"]])
     kept["PARITYBIT_ENGINES"] = str(folder / "engines")
-    shorter = f"--seconds {options.seconds} --shrink {options.seconds}"
+    seconds = f"--seconds {options.seconds} --shrink {options.seconds}"
+    words = f"--releases {options.release} {seconds}"
     watched = [
-        done("releases", Job(checkout, kept, expressions={"matrix.engine": engine}), shorter)
+        done("releases", Job(checkout, kept, expressions={"matrix.engine": engine}), words)
         for engine in options.engines.split(",")
     ]
     with answering() as repository:
@@ -97,6 +100,8 @@ def main() -> int:
         reported = [done("report", job)]
         first = [dict(issue) for issue in repository.issues]
         reported.append(done("report", job) and repository.issues == first)
+    for issue in first:
+        say(f"--- issue: {issue['title']}\n{issue['body']}")
     return int(not all((*watched, *reported)))
 
 
