@@ -17,6 +17,7 @@ FOUND_IN, FIELD = EVIDENCE / "found.toml", EVIDENCE / "field.toml"
 
 RECORDS: Mapping[str, str] = {
     "faults.toml": "planted-sanitizer.json",
+    "faults-actions.toml": "planted-sanitizer-actions.json",
     "faults-vllm.toml": "planted-sanitizer-vllm.json",
 }
 """The record of each table of planted faults that names public threads."""
@@ -80,15 +81,16 @@ def scores() -> Iterator[Score]:
     """Yield the threads of the field, class by class."""
     for entry in tomllib.loads(FIELD.read_text(encoding="utf-8"))["class"]:
         for thread in entry["threads"]:
-            result, why = tried(plain(thread)) or untried(entry)
+            result, why = tried(plain(thread)) or untried(entry, thread)
             yield Score(thread, entry["name"], result, why)
 
 
-def untried(entry: Mapping[str, Any]) -> tuple[str, str]:
+def untried(entry: Mapping[str, Any], thread: str) -> tuple[str, str]:
     """Return the result of a thread of which nothing was tried."""
-    if "without" in entry:
-        return INEXPRESSIBLE, f"no setting has {entry['without']}"
-    return UNTRIED, ""
+    lack = entry.get("lacks", {}).get(thread, entry.get("without"))
+    if lack is not None:
+        return INEXPRESSIBLE, f"no setting has {lack}"
+    return UNTRIED, entry["untried"][thread]
 
 
 def tried(thread: str) -> tuple[str, str] | None:

@@ -112,12 +112,10 @@ def write(
     partial = path.with_suffix(".partial")
     partial.write_text(text + "\n", encoding="utf-8")
     partial.replace(path)
-    path.with_suffix(".md").write_text(table(ordered, faults, device), encoding="utf-8")
-
-
-def reasons_for(engine: str) -> Path:
-    """Return the file that says why faults of an engine are missed."""
-    return FOLDER / ("missed.toml" if engine == "sglang" else f"missed-{engine}.toml")
+    why = reasons(
+        FOLDER / f"missed{path.stem.removeprefix('planted').removeprefix('-sanitizer')}.toml"
+    )
+    path.with_suffix(".md").write_text(table(ordered, faults, why, device), encoding="utf-8")
 
 
 def reasons(path: Path) -> dict[str, str]:
@@ -128,10 +126,15 @@ def reasons(path: Path) -> dict[str, str]:
     return found
 
 
-def table(outcomes: Sequence[Outcome], faults: Sequence[Fault], device: str = "cpu") -> str:
-    """Return the table of faults as Markdown."""
+def table(
+    outcomes: Sequence[Outcome],
+    faults: Sequence[Fault],
+    why: Mapping[str, str],
+    device: str = "cpu",
+) -> str:
+    """Return the table of faults as Markdown. `why` says why faults are missed."""
     (engine,) = {fault.engine for fault in faults}
-    by_name, why = {outcome.name: outcome for outcome in outcomes}, reasons(reasons_for(engine))
+    by_name = {outcome.name: outcome for outcome in outcomes}
     tried = [fault for fault in faults if fault.name in by_name]
     found = [fault for fault in tried if by_name[fault.name].status is Status.FOUND]
     where = DEVICES[device]
