@@ -2,13 +2,13 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from paritybit.drive.on_cpu import main
 from properties.support.places import ROOT
+from properties.support.quick import quick
 
 SAYS = """
 import os, subprocess, sys, torch
@@ -22,7 +22,7 @@ def test_each_process_has_the_stand_ins(tmp_path: Path) -> None:
     file = tmp_path / "says.py"
     file.write_text(SAYS, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-m", "paritybit.drive.on_cpu", "vllm", str(file)],
+        quick("-m", "paritybit.drive.on_cpu", "vllm", file),
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
         capture_output=True, text=True,
     )  # fmt: skip

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from paritybit.launch.schema import FORMAT, VERSION, Verdict
 from properties.support.actions import ACTION, Job, defaults, steps
 from properties.support.container import CONTAINERFILE, instructions
 from properties.support.places import ROOT
+from properties.support.quick import quick
 from properties.support.records import shown
 
 TEXT = ACTION.read_text(encoding="utf-8")
@@ -35,7 +35,7 @@ case "$*" in
     [ -z "$RECORD" ] || { mkdir -p "$OUT/latest" && cp "$RECORD" "$OUT/latest/watch.json"; }
     exit "$CODE" ;;
   "-m pip "*) echo "$@" >>pip ;;
-  *) exec "$REAL" "$@" ;;
+  *) exec $REAL "$@" ;;
 esac
 """
 
@@ -58,9 +58,10 @@ def run(tmp_path: Path) -> Run:
             data = {"format": FORMAT, "version": VERSION}
             record.write_text(json.dumps(data | asdict(replace(shown(), verdict=verdict))))
         environment = {
+            **os.environ,
             "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
-            "REAL": sys.executable,
+            "REAL": " ".join(quick()),
             "RECORD": "" if verdict is None else str(record),
             "CODE": str(code),
         }

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from paritybit.reports.watched.issue import by_cause, issue_of, rows_of, seen_in
 from paritybit.launch.schema import FORMAT, VERSION, Watched
 from properties.support.github import Repository, answering
 from properties.support.places import ROOT
+from properties.support.quick import quick
 from properties.support.records import finding, shown, watched
 
 
@@ -68,11 +68,11 @@ def run(folder: Path, record: Watched, repository: Repository, *words: str) -> s
     path = folder / "watch.json"
     path.write_text(json.dumps({"format": FORMAT, "version": VERSION, **asdict(record)}))
     done = subprocess.run(
-        [sys.executable, ROOT / ".ci" / "issues.py", *words, path],
+        quick(ROOT / ".ci" / "issues.py", *words, path),
         capture_output=True,
         text=True,
         check=True,
-        env={**os.environ, **repository.variables},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **repository.variables},
     )
     return done.stdout
 

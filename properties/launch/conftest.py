@@ -14,6 +14,7 @@ import pytest
 from paritybit.__main__ import main
 from properties.support.harness.command_line import LONGEST
 from properties.support.places import ROOT
+from properties.support.quick import quick
 
 ENGINE = """
 import os, signal, subprocess, sys, time
@@ -59,7 +60,7 @@ def script(tmp_path: Path) -> Callable[[str], list[str]]:
 
 def words_of(folder: Path, *words: str) -> list[str]:
     """Return the command line of paritybit with its reports in a folder."""
-    return [sys.executable, "-m", "paritybit", "watch", "--out", str(folder / "out"), *words]
+    return quick("-m", "paritybit", "watch", "--out", str(folder / "out"), *words)
 
 
 def variables() -> dict[str, str]:

@@ -2,13 +2,13 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from paritybit.watch.settings import VARIABLE
 from properties.support.places import ROOT
+from properties.support.quick import quick
 
 TOY = Path(__file__).parent / "toy"
 
@@ -78,9 +78,9 @@ class Cases(unittest.TestCase):
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run Python in an empty folder, with the toy engine and its connector."""
     variables = {name: value for name, value in os.environ.items() if name != VARIABLE}
-    variables |= {"PYTHONPATH": f"{TOY}{os.pathsep}{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
+    variables |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{TOY}", "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(
-        [sys.executable, *words],
+        quick(*words),
         cwd=folder, env=variables, capture_output=True, text=True, check=False,
     )  # fmt: skip
 

@@ -393,7 +393,7 @@ def test_a_record_names_no_absolute_path(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_module_itself_exits_with_the_code() -> None:
-    ended = python("-m", "paritybit", "replay", "missing.json")
+    ended = python("-m", "paritybit", "replay", "missing.json", forked=False)
     assert (ended.returncode, ended.stdout) == (MALFORMED, "")
     assert ended.stderr == "paritybit: missing.json cannot be read: No such file or directory\n"
 

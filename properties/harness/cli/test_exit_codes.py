@@ -29,6 +29,7 @@ from properties.support.harness.command_line import (
     kept_traceback,
 )
 from properties.support.places import CORPUS, ROOT, copy_packages
+from properties.support.quick import quick
 
 LIST = "paritybit.harness.cli.names.run_list"
 """What stands for any command."""
@@ -103,7 +104,7 @@ def test_a_tree_that_cannot_be_imported_gives_no_verdict(file: str, tmp_path: Pa
 def command_in(folder: Path, *words: str, **named: Any) -> subprocess.CompletedProcess[str]:
     """Run a command of the tree in a folder."""
     return subprocess.run(
-        [sys.executable, "-m", "paritybit", *words],
+        quick("-m", "paritybit", *words),
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(folder)},
         capture_output="stdout" not in named,
@@ -167,7 +168,7 @@ def test_what_stops_a_process_is_said_in_one_sentence(
     kill = HEARD[where].format(number=int(number))
     (tmp_path / "stopped.py").write_text(STOPPED.format(kill=kill, then=BECOMES[then]))
     done = subprocess.run(
-        [sys.executable, "-m", "stopped"],
+        quick("-m", "stopped"),
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

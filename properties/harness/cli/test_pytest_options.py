@@ -201,7 +201,8 @@ def assert_its_case_replays(shown: str, folder: Path) -> None:
 
 
 def test_conftest_does_not_import_torch() -> None:
-    done = python("-c", "import conftest, sys; sys.exit('torch' in sys.modules)")
+    code = "import conftest, sys; sys.exit('torch' in sys.modules)"
+    done = python("-c", code, forked=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -16,6 +16,7 @@ from paritybit.reports.compared.runs import compare_runs
 from paritybit.__main__ import main
 from properties.support.harness.command_line import CANNOT_RUN, LONGEST, MALFORMED, full_disk
 from properties.support.places import ROOT
+from properties.support.quick import quick
 from properties.support.reports.records import green
 
 
@@ -108,7 +109,7 @@ for _ in range(200):
 
 def test_runs_that_start_at_once_have_a_folder_each(tmp_path: Path) -> None:
     """Four processes make folders as fast as they can; none is refused, none shares one."""
-    words = [sys.executable, "-c", AT_ONCE, str(tmp_path / "out")]
+    words = quick("-c", AT_ONCE, tmp_path / "out")
     started = [
         subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(4)
     ]

@@ -12,17 +12,25 @@ from paritybit.harness.records.record import write
 
 from properties.support.harness.command_line import CANNOT_RUN, LONGEST, MALFORMED, OK
 from properties.support.places import ROOT
+from properties.support.quick import quick
 from properties.support.reports.records import green
 
 BROKEN = "paritybit: cannot write to stdout: Broken pipe\n"
 
 
 def in_a_shell(line: str, *words: object) -> subprocess.CompletedProcess[str]:
-    """Run a line of a shell in which `$paritybit` is the command line, and `"$@"` the words."""
+    """Run a line of a shell in which `$paritybit` is the command line, and `"$@"` the words.
+
+    It starts from a fork, but where `$started` stands in its place: a fork has all three streams.
+    """
+    commands = {
+        "paritybit": " ".join(quick("-m", "paritybit")),
+        "started": f"{sys.executable} -m paritybit",
+    }
     return subprocess.run(
         ["bash", "-c", f"set -o pipefail; {line}", "bash", *map(str, words)],
         cwd=ROOT,
-        env={**os.environ, "paritybit": f"{sys.executable} -m paritybit"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **commands},
         capture_output=True,
         text=True,
         timeout=LONGEST,
@@ -61,7 +69,7 @@ def test_a_reader_that_goes_away_is_no_finding_and_the_page_is_written(
     ],
 )
 def test_streams_that_are_closed_or_full_change_no_exit_code(line: str, code: int) -> None:
-    done = in_a_shell(f"$paritybit {line}")
+    done = in_a_shell(f"$started {line}")
     assert (done.returncode, done.stderr) == (code, "")
 
 
@@ -70,7 +78,7 @@ def test_a_file_that_is_written_takes_the_place_of_no_closed_stream(
 ) -> None:
     page, same = tmp_path / "page.html", tmp_path / "same.html"
     for path, closed in ((page, ""), (same, "<&- >&- 2>&-")):
-        line = f'$paritybit compare "$@" {closed}'
+        line = f'$started compare "$@" {closed}'
         assert in_a_shell(line, *two_records, "--page", path).returncode == OK
     assert page.read_text() == same.read_text()
 

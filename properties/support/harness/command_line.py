@@ -19,6 +19,7 @@ from paritybit.harness.records.case import Case, dump_json, write_case
 from paritybit.harness.schedules.schedule import Admit, Decode, Schedule
 
 from properties.support.places import ROOT
+from properties.support.quick import OF_THIS_RUN, quick
 
 OK, FINDING, MALFORMED, CANNOT_RUN, INTERRUPTED, TERMINATED, HUNG_UP = 0, 1, 2, 125, 130, 143, 129
 
@@ -66,14 +67,14 @@ def kept_traceback(said: str) -> str:
 
 @contextmanager
 def in_its_own_group(*words: object) -> Iterator[subprocess.Popen[str]]:
-    """Start this interpreter with some words, in a process group to be sent a signal.
+    """Run Python's words from a fork, in a process group to be sent a signal.
 
     All of the group is killed once it has run for `LONGEST` seconds: a test that reads what it
     says then reads the end of it, and fails instead of waiting for ever. It is killed as well if
     it has not ended when this ends, as after an assertion that failed.
     """
     with subprocess.Popen(
-        [sys.executable, *map(str, words)],
+        quick(*words),
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -102,12 +103,15 @@ def python(
     folder: Path = ROOT,
     stdin: str | None = None,
     variables: Mapping[str, str] = MappingProxyType({}),
+    forked: bool = True,
 ) -> subprocess.CompletedProcess[str]:
-    """Run this interpreter in `folder`, with this tree importable and no word of ours set."""
-    ours = ("PYTEST_", "HYPOTHESIS_", "CI")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    """Run Python's words, with this tree importable and no variable of this run set.
+
+    They run from a fork unless an interpreter of their own is asked for.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(OF_THIS_RUN)}
     return subprocess.run(
-        [sys.executable, *words],
+        quick(*words) if forked else [sys.executable, *words],
         cwd=folder,
         env={**kept, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **variables},
         input=stdin,
