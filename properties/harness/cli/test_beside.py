@@ -1,12 +1,15 @@
 """Whole engines beside the replica: which are watched, and what comes of them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from paritybit.harness.campaigns.hunt import HuntResult
+from paritybit.harness.campaigns.task import Result, Status, Task
 from paritybit.harness.cli.watch import beside
 from paritybit.harness.cli.watch.beside import ENGINES, Beside, at_hand, judged, watched
+from paritybit.harness.machine.workers import Workers
 from paritybit.subjects.bugs.catalogue import BUGS
 
 from paritybit.__main__ import main
@@ -75,6 +78,13 @@ def test_without_a_record_there_is_no_verdict(tmp_path: Path) -> None:
     assert (one.verdict, one.message, one.page) == ("undecided", "it was not started", None)
 
 
+def all_as_expected(tasks: Sequence[Task], _: Workers, on_result: Callable[..., None]) -> None:
+    """Run no task: each ends as expected."""
+    for task in tasks:
+        status = Status.GREEN if task.bug is None else Status.UNAFFECTED
+        on_result(Result(task, status, HuntResult(), None, 0, 1.0))
+
+
 @pytest.mark.parametrize(
     ("findings", "code", "verdict"),
     [([finding("a")], OK, "green"), ([], FINDING, "red"), (None, CANNOT_RUN, "green")],
@@ -95,6 +105,8 @@ def test_regress_shows_them_and_ends_by_them(
         if findings is not None:
             lay(log.parent, findings)
 
+    monkeypatch.setattr("paritybit.harness.cli.regress.run_tasks", all_as_expected)
+    monkeypatch.setattr("paritybit.harness.campaigns.regress.unreached", lambda run: [])
     monkeypatch.setattr("paritybit.harness.cli.regress.at_hand", lambda bugs: [LEAKS])
     monkeypatch.setattr(beside, "run_aside", run)
     narrow = ("--bug", "swa_pad@decode", "--preset", "gpt_oss", "--device", "cpu", "--workers", "1")

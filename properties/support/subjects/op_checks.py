@@ -21,7 +21,7 @@ from paritybit.reference.model import column_major
 from paritybit.reference.ops import STATE_GAIN, Ops, Reused
 from torch import Tensor
 
-from paritybit.engines.interpreter import accept_masks
+from paritybit.engines.interpreter import quicken
 from properties.support.harness.comparisons import check_comparisons
 from properties.support.subjects.listings import (
     check_any_stride,
@@ -786,7 +786,7 @@ def main() -> None:
     from paritybit.reference.kernels import tables  # noqa: PLC0415 - likewise
     from paritybit.subjects.listing import device, drafts, paths  # noqa: PLC0415 - likewise
 
-    accept_masks()
+    quicken()
     torch.set_num_threads(1)
     triton_ops.RANKED_TILE = INTERPRETED_TILE
     run_checks(triton_ops.TritonOps(), "cpu", FEW, interpreted=True)
