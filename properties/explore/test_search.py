@@ -54,7 +54,7 @@ def test_a_depth_that_was_not_completed_is_not_reported() -> None:
 
 @pytest.mark.parametrize("fault", ["", "kept free", "lost", "twice"])
 def test_merged_states_have_the_violations_of_all_paths(fault: str) -> None:
-    merged, single = search(fault).run(6, 60.0), search(fault, merge=False).run(6, 60.0)
+    merged, single = search(fault).run(5, 60.0), search(fault, merge=False).run(5, 60.0)
     assert (merged.path, merged.violation) == (single.path, single.violation)
     assert merged.reached == single.reached
     assert merged.states <= single.states

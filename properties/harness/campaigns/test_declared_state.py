@@ -287,12 +287,9 @@ def planted(place: Place, wrong: Callable[[Memory, int], bool], trial: TrialConf
     return result, play
 
 
-@pytest.mark.parametrize("place", PLACES[::2])
-def test_what_only_other_schedules_bring_about_is_undeclared_state(
-    place: Place, tmp_path: Path
-) -> None:
+def test_what_only_other_schedules_bring_about_is_undeclared_state(tmp_path: Path) -> None:
     """Neither caught nor green, and its case shows it again with the schedules before it."""
-    result, play = planted(place, after_many, HARMLESS)
+    result, play = planted(of_a_module, after_many, HARMLESS)
     assert result.status is Status.UNDECLARED_STATE
     finding = result.finding
     assert finding is not None and finding.history
@@ -306,10 +303,9 @@ def test_what_only_other_schedules_bring_about_is_undeclared_state(
     assert play(playing(case.schedule)).violated == set()
 
 
-@pytest.mark.parametrize("place", [of_a_runner, of_a_module])
-def test_what_a_schedule_brings_about_by_itself_is_shrunk_to_what_does(place: Place) -> None:
+def test_what_a_schedule_brings_about_by_itself_is_shrunk_to_what_does() -> None:
     """The shrinker does not shrink onto what other schedules left behind."""
-    result, play = planted(place, after_a_larger, HARMLESS)
+    result, play = planted(of_a_runner, after_a_larger, HARMLESS)
     assert result.status is Status.AFFECTED_AFTER_ALL
     assert result.finding is not None and not result.finding.history
     alone = play(playing(result.finding.schedule))

@@ -108,8 +108,7 @@ def differences(pair: Pair, other: CapturedEngine) -> Iterator[tuple[Mode, list[
             yield seen.mode, seen.extra["other"]
 
 
-@pytest.mark.parametrize("scheme", list(LocationScheme))
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("engine", "scheme"), list(zip(ENGINES, LocationScheme, strict=True)))
 def test_a_runner_is_the_same_in_whatever_order_runners_are_captured(
     engine: str, scheme: LocationScheme, device: str
 ) -> None:

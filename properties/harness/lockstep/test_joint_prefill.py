@@ -1,6 +1,7 @@
 """Prompts prefilled in one forward: each request is what it is when it is prefilled by itself."""
 
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 import torch
@@ -20,6 +21,8 @@ from paritybit.subjects.protocol import KeyLists, Offer
 from paritybit.subjects.runners import RUNNERS
 from paritybit.subjects.runners.base import GraphRunner
 from paritybit.subjects.runners.prefill import PrefillRunner
+
+from properties.support.trials import all_pairs
 
 ROWS = (0, 1, 2)
 
@@ -64,9 +67,9 @@ def test_more_tokens_together_than_a_graph_holds_run_eagerly(device: str) -> Non
     assert outcome.events["prefill of several requests"] == 1
 
 
-@pytest.mark.parametrize("page_size", [1, 4])
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("runner", ["piecewise", "breakable"])
+@pytest.mark.parametrize(
+    ("runner", "preset", "page_size"), all_pairs([["piecewise", "breakable"], PRESETS, [1, 4]])
+)
 def test_each_bucket_is_filled_by_as_many_prompts_as_a_batch_holds(
     runner: str, preset: str, page_size: int, device: str
 ) -> None:
@@ -95,8 +98,7 @@ def test_a_prefill_that_is_not_replayed_with_as_many_requests_as_fit_is_seen(
     assert "captured_path" in outcome.violated
 
 
-@pytest.mark.parametrize("page_size", [1, 4])
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(("preset", "page_size"), list(zip(PRESETS, cycle((1, 4)), strict=False)))
 def test_a_row_is_prefilled_to_one_length_again_and_again_with_other_slots(
     preset: str, page_size: int, device: str
 ) -> None:
