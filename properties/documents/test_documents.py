@@ -115,15 +115,6 @@ def test_every_command_in_a_document_would_be_taken(name: str) -> None:
         check(command)
 
 
-def test_the_documents_have_commands_to_check() -> None:
-    found = [command for name in DOCUMENTS for command in commands(text_of(name))]
-    assert len(found) > 60
-    assert "make regress" in found
-    assert "make test" in found
-    assert "paritybit watch --engine sglang==0.5.12" in found
-    assert "paritybit replay /dev/stdin" in found
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -208,18 +199,6 @@ def test_every_file_that_is_named_exists(name: str) -> None:
 TOPS = {"harness", "reference", "subjects", "properties", "reports", ".ci", "docs"}
 
 
-def test_the_readme_is_short_and_begins_with_a_picture_and_two_commands() -> None:
-    text = text_of("README.md")
-    assert len(text.splitlines()) <= MOST_LINES
-    head, *sections = re.split("^## ", text, flags=re.M)
-    assert "docs/swa_pad.svg" in head
-    assert {"make regress", "make test", "pip install ."} <= {
-        line.partition("  #")[0].strip() for block in fences(head) for line in block.splitlines()
-    }
-    ways = re.findall(r"^### (\w+)", sections[0], re.M)
-    assert ways == ["Laboratory", "Sanitizer", "CI"]
-
-
 def rows(name: str, head: str) -> list[list[str]]:
     """Return the cells of a table of a document, its head's first cells given."""
     text = text_of(name)
@@ -265,15 +244,6 @@ def test_every_exit_code_is_explained() -> None:
     ]
     values = [value for name, value in vars(exit_codes).items() if name.isupper()]
     assert sorted(map(int, codes)) == sorted(set(values))
-
-
-def test_no_paragraph_stands_in_two_documents() -> None:
-    seen: dict[str, str] = {}
-    for name in CHECKED:
-        for paragraph in re.split(r"\n\s*\n", prose(text_of(name))):
-            text = " ".join(paragraph.split())
-            if len(text) > 80 and not text.startswith(("|", "<!--", "- **")):
-                assert seen.setdefault(text, name) == name, text
 
 
 def test_a_bound_of_the_oracle_that_a_document_names_is_the_one_that_a_test_holds() -> None:

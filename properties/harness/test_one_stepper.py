@@ -39,14 +39,6 @@ def test_no_other_module_of_the_harness_plans_runs_or_commits_a_step() -> None:
     assert found == set(ELSEWHERE)
 
 
-def test_the_stepper_does_each_of_it_once_in_each_world() -> None:
-    calls = list(parts_called((ROOT / STEPPER).read_text()))
-    for part in ("self.eager.plan", "self.graph.plan", "self.decoder.forward"):
-        assert calls.count(part) == 1
-    for part in ("self.eager.commit", "self.graph.commit", "self.run_subject"):
-        assert calls.count(part) == 1
-
-
 @pytest.mark.parametrize(
     "source",
     [

@@ -7,14 +7,12 @@ from paritybit.harness.checks.expectations import affected_runners
 from paritybit.harness.lockstep.config import DTYPES, TrialConfig
 from paritybit.reference.config import PRESETS
 from paritybit.subjects.bugs.catalogue import BUGS
-from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
 
 from properties.support.trials import (
     PAGE_SIZES,
     all_pairs,
     axes_of,
     clean_trials,
-    name,
 )
 
 OPTIONS = [(None, None), ("decode", None), (None, "mimo"), ("breakable", "gpt_oss")]
@@ -30,18 +28,6 @@ def test_every_two_values_of_different_axes_meet_in_a_trial(
     for (one, values), (other, others) in combinations(axes.items(), 2):
         met = {(getattr(trial, one), getattr(trial, other)) for trial in trials}
         assert met == set(product(values, others))
-
-
-def test_the_trials_are_a_third_of_all_combinations_of_the_old_axes_at_most() -> None:
-    """No trial is there twice, and test ids tell them apart."""
-    trials = clean_trials("cpu", None, None, None)
-    combinations_of_old = len(ONE_PER_ENGINE) * len(PRESETS) * len(DTYPES) * len(PAGE_SIZES)
-    assert len(set(map(name, trials))) == len(trials) <= combinations_of_old / 3
-
-
-def test_every_runner_is_in_an_engine_that_is_tried() -> None:
-    tried = {runner.name for engine in ONE_PER_ENGINE for runner in engine_runners(engine)}
-    assert tried == set(RUNNERS)
 
 
 def test_a_bug_is_tried_in_every_shape_on_all_runners_that_it_affects() -> None:

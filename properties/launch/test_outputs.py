@@ -9,13 +9,9 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
-from paritybit.harness.cli.watch.announce import MOST, last_lines
 from paritybit.reports.watched.junit import junit_of
 
-from paritybit.__main__ import main
 from paritybit.launch.schema import Cause, Finding, NotTried
-from paritybit.launch.words import causes_of
-from paritybit.watch.excerpts import excerpt
 from properties.support.known import STRAY, THREAD, listed
 from properties.support.records import LEG, watched
 
@@ -60,18 +56,6 @@ def test_a_run_without_a_verdict_is_an_error_of_the_suite() -> None:
     assert suite.findtext("testcase/error") == "why"
 
 
-def test_a_summary_names_each_cause_with_its_line(
-    watch: Watch, script: Script, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    watch("--known", listed(tmp_path, STRAY), "--", *script("engine([STRAY])"))
-    assert main(["summary", str(tmp_path / "out" / "latest" / "watch.json")]) == 0
-    text = capfd.readouterr().out
-    assert text.startswith("## ✓ paritybit watch, a command: no finding")
-    assert "**out\\_cache\\_loc\\_swa** \\(https" in text
-    assert "  - runner.py:373" in text
-    assert "<details><summary>Not tried</summary>" in text
-
-
 def test_an_annotation_stands_at_the_line_of_the_engine(
     watch: Watch, script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -82,23 +66,6 @@ def test_an_annotation_stands_at_the_line_of_the_engine(
     assert line.startswith("::error file=runner.py,line=373,title=stray write%3A out_cache_loc")
     done = watch("--known", listed(tmp_path, STRAY), "--", *script("engine([STRAY])"))
     assert "::error" not in done.stderr
-
-
-def test_the_last_lines_hold_all_that_is_needed_next() -> None:
-    causes = causes_of([found(str(number), case="finding-1.json") for number in range(MOST + 2)])
-    lines = list(last_lines(causes, Path("out/1"), "sglang==0.5.11"))
-    assert len(lines) < 15
-    assert lines[0] == f"cause: 0: 2 × stray write at {SOURCE}"
-    assert lines[-3:] == [
-        "and 2 more causes",
-        "replay: paritybit replay out/1/cases/finding-1.json --engine sglang==0.5.11",
-        "page: out/1/index.html",
-    ]
-
-
-def test_causes_that_fail_the_run_come_first() -> None:
-    causes = causes_of([found("known", known=THREAD), found("new"), found("new", known=THREAD)])
-    assert [(cause.name, cause.known) for cause in causes] == [("new", None), ("known", THREAD)]
 
 
 def test_a_finding_carries_the_lines_of_the_engine_around_it(
@@ -120,8 +87,3 @@ def test_a_finding_carries_the_lines_of_the_engine_around_it(
     region = result["locations"][0]["physicalLocation"]["contextRegion"]
     assert (region["startLine"], region["endLine"]) == (1, 5)
     assert region["snippet"]["text"].startswith("line = 1\n")
-
-
-@pytest.mark.parametrize("source", ["", "nowhere/pool.py:2", "subjects/captured.py:999999", "x:y"])
-def test_without_such_lines_a_finding_has_none(source: str) -> None:
-    assert excerpt(None, {"source": source}) == []

@@ -12,7 +12,6 @@ import pytest
 from paritybit.harness.cli.watch.finish import prefix_of, way_to
 from paritybit.reports.watched.sarif import sarif_of
 
-from paritybit.engines.packages import SGLANG
 from properties.support.known import STRAY, THREAD, listed
 from properties.support.records import shown, watched
 
@@ -62,23 +61,6 @@ def test_a_known_finding_is_suppressed(watch: Watch, script: Script, tmp_path: P
     watch("--known", listed(tmp_path, STRAY), "--", *script("engine([STRAY])"))
     (result,) = run_of(tmp_path)["results"]
     assert result["suppressions"] == [{"kind": "external", "justification": THREAD}]
-
-
-def test_a_run_without_a_verdict_says_why(watch: Watch, script: Script, tmp_path: Path) -> None:
-    watch("--", *script(""))
-    run = run_of(tmp_path)
-    assert run["results"] == []
-    (invocation,) = run["invocations"]
-    assert not invocation["executionSuccessful"]
-    assert "no engine" in invocation["toolExecutionNotifications"][0]["message"]["text"]
-
-
-def test_paths_begin_at_the_root_of_a_source_tree(tmp_path: Path) -> None:
-    assert prefix_of(None) == prefix_of("sglang==0.5.23") == ""
-    (tmp_path / "python" / SGLANG.name / SGLANG.marker).mkdir(parents=True)
-    assert prefix_of(str(tmp_path)) == "python/"
-    (tmp_path / SGLANG.name / SGLANG.marker).mkdir(parents=True)
-    assert prefix_of(str(tmp_path)) == ""
 
 
 ALLOWED: dict[str, set[str]] = {

@@ -88,8 +88,3 @@ def test_speculation_without_accepted_and_rejected_drafts_has_no_verdict(
     both = list(open_questions([one, Outcome("other", (), Tally(), 0, 1.0, log="other.log")]))
     assert both == ([] if why is None else [f"{why} in n-gram"])
     assert ("draft" in scope_of(enough)) == bool(counts)
-
-
-def test_drafts_are_in_the_scope() -> None:
-    counts = {"forwards": 1, "drafts": 1200, "accepted_drafts": 200, "rejected_drafts": 1000}
-    assert scope_of(counts).endswith("1,200 drafts (200 accepted, 1,000 rejected)")

@@ -259,12 +259,6 @@ def test_there_is_room_for_no_more_than_the_smaller_sub_pool(ledger: Ledger) -> 
     check_ownership(ledger)
 
 
-def test_there_are_as_many_requests_as_rows(ledger: Ledger) -> None:
-    admitted = [ledger.admit() for _ in range(ROWS + 1)]
-    assert [request is None for request in admitted] == [False] * ROWS + [True]
-    check_ownership(ledger)
-
-
 def test_a_freed_page_and_row_are_the_first_to_be_issued_again(ledger: Ledger) -> None:
     first, second = ledger.admit(), ledger.admit()
     assert first is not None and second is not None
@@ -413,11 +407,6 @@ def test_a_freed_state_slot_is_the_next_to_be_owned_and_is_no_row_s_number(devic
     assert again is not None and again.allocation.state_slot == slot
 
 
-def test_the_same_seed_gives_the_same_order(device: str) -> None:
-    first, second = Ledger.of(1, device, seed=5), Ledger.of(1, device, seed=5)
-    assert first.state() == second.state() != Ledger.of(1, device, seed=6).state()
-
-
 def test_clearing_frees_everything(ledger: Ledger) -> None:
     request = ledger.admit()
     assert request is not None and ledger.extend(request, 9)
@@ -447,9 +436,3 @@ def test_every_change_of_slots_is_reported(name: str, ledger: Ledger) -> None:
     before = ledger.changes
     MUTATIONS[name](ledger, request)
     assert ledger.changes > before
-
-
-def test_making_an_allocator_is_reported(device: str) -> None:
-    reports: list[None] = []
-    Allocator(small_pool(1, device), lambda: reports.append(None))
-    assert len(reports) == 1

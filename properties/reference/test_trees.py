@@ -90,14 +90,6 @@ def test_a_child_whose_parent_was_dropped_hangs_below_the_next_one_above(
         assert token == tokens[place]
 
 
-def test_candidates_of_one_score_go_by_place() -> None:
-    """So that the root's children come first, and then the first branch's first child."""
-    tokens = list(range(10, 10 + SPECULATION.candidates))
-    scores = [1.0] * SPECULATION.candidates
-    tree = tree_of(3, scores, tokens, [0, 1] * SPECULATION.forwards)
-    assert tree == ((3, -1), (10, 0), (11, 0), (12, 1))
-
-
 def test_a_chain_is_kept_where_one_branch_outdoes_the_other() -> None:
     """The second forward goes on from the second candidate of the first branch."""
     scores = [0.9, 0.05, 0.1, 0.8, 0.01, 0.01, 0.7, 0.02, 0.01, 0.01]

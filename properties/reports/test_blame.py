@@ -18,17 +18,14 @@ from paritybit.harness.explain.facts import (
     TableCell,
     Writer,
 )
-from paritybit.harness.records.schema import Environment, Finding, HuntStatus, Record
+from paritybit.harness.records.schema import Environment, HuntStatus, Record
 from paritybit.reports.blame import (
     culprits,
     failing_runner,
     linked_line,
     reasons,
-    runner_words,
-    to_blame,
 )
 from paritybit.reports.causes import groups, run_answers
-from paritybit.reports.compared.runs import compare_runs
 from paritybit.reports.page import render
 from paritybit.reports.review import review
 from paritybit.reports.summary import summarise
@@ -37,16 +34,10 @@ from properties.support.reports.pages import folded, printed_failures, text_of
 from properties.support.reports.records import (
     cause,
     explanation,
-    finding,
-    finding_of,
     green,
-    kv_violation,
-    played,
     red,
     swa_pad_finding,
     traceback_of,
-    trial,
-    with_bug,
     with_clean,
 )
 
@@ -58,26 +49,6 @@ def fails_elsewhere() -> Record:
     at = Situation(step=3, runner="eagle_draft_extend", bucket=2, live_size=1)
     found = replace(swa_pad_finding(), explanation=explanation(at=at))
     return with_clean(replace(green(), verdict="red"), 4, status="red", finding=found)
-
-
-CUDA_ERROR = """\
-torch.AcceleratorError: CUDA error: device-side assert triggered
-CUDA kernel errors might be asynchronously reported at some other API call.
-Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."""
-"""What was raised, whose message has several lines."""
-
-
-def test_an_error_of_several_lines_is_told_by_the_one_that_says_what_was_raised() -> None:
-    """On the terminal, in the summary, and where two runs are compared."""
-    raised, error = CUDA_ERROR.splitlines()[0], traceback_of(CUDA_ERROR)
-    record = replace(green(), verdict="red")
-    record = with_bug(record, 0, status="failed", error=error, finding=None)
-    (group,) = groups(record)
-    assert group.cause == raised
-    (change,) = [one for one in compare_runs(green(), record).changes if one.kind == "undecided"]
-    assert change.after == f"failed: {raised}"
-    for text in (folded(printed_failures(record)), summarise(record)):
-        assert "TORCH_USE_CUDA_DSA" not in text
 
 
 def test_a_trial_that_fails_in_another_runners_forward_says_so_everywhere() -> None:
@@ -94,29 +65,6 @@ def test_a_trial_that_fails_in_another_runners_forward_says_so_everywhere() -> N
     assert fails_in.values == ("eagle_draft_extend", "decode", "piecewise")
     assert "kv_parity, step 3 in eagle_draft_extend" in text_of(record)
     assert 'data-runner="decode" data-fails-in="eagle_draft_extend"' in render(record)
-
-
-def test_without_an_explanation_the_step_says_which_runner_fails() -> None:
-    entries = [
-        played(0, "admit", [0], mode="extend"),
-        played(1, "draft_extend", [0], runner="eagle_draft_extend", bucket=2),
-    ]
-    found = finding([kv_violation(1)], entries)
-    assert runner_words(found, "decode") == ELSEWHERE
-    assert runner_words(found, "eagle_draft_extend") == "eagle_draft_extend"
-
-
-@pytest.mark.parametrize(
-    ("entry", "words"),
-    [
-        (played(3, "finish", [], mode=None), "no forward (finish)"),
-        (played(3, "admit", [0], mode="extend"), "an eager forward"),
-        (played(3, "draft", [0], runner="eagle_draft", bucket=2), "eagle_draft"),
-        (played(7, "decode", [0]), "not known"),
-    ],
-)
-def test_a_step_without_a_replay_is_no_runners(entry: Any, words: str) -> None:
-    assert failing_runner(explanation(at=Situation(3, None)), [entry], 3) == words
 
 
 def test_a_race_is_the_hosts() -> None:
@@ -191,18 +139,6 @@ def test_a_site_goes_before_the_element_that_shows_it() -> None:
     assert next(reasons(cause(site=site))) == "store_kv: it reads int32"
 
 
-def test_a_blame_of_which_no_element_is_known_says_so() -> None:
-    nothing = cause(blame="undeclared state", index=None, difference=None, slot=None)
-    words = "undeclared state, in decode: the element is not known"
-    assert to_blame(explanation(cause=nothing), "decode") == words
-
-
-def test_a_cause_of_which_nothing_is_known_names_where_it_was_first_seen() -> None:
-    found = cause(blame="not known", index=None)
-    assert next(culprits(found)) == "not known, first seen in store_kv"
-    assert next(reasons(found)) == "the first difference is in store_kv, row 1, element 0"
-
-
 ANSWERS = {
     "what": "clean@decode (gemma3, preset, generated): step 3 violates kv_parity:",
     "runner": ELSEWHERE,
@@ -221,26 +157,6 @@ def test_six_questions_are_answered_by_one_place_for_terminal_and_page() -> None
     assert list(answers) == list(ANSWERS)
     for name, text in ANSWERS.items():
         assert text in answers[name]
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_the_last_lines_of_the_terminal_answer_what_a_reader_of_a_red_run_asks(width: int) -> None:
-    """They are 15, the last three of which are the verdict and the page's address."""
-    lines = printed_failures(fails_elsewhere(), width).splitlines()[-12:]
-    text = folded(" ".join(lines))
-    for name, answer in ANSWERS.items():
-        assert f"{name} " in text
-        assert answer in text
-    assert all(len(line) <= width for line in lines if "replay" not in line)
-
-
-def test_the_first_screen_of_the_page_answers_them_as_well() -> None:
-    text = text_of(fails_elsewhere())
-    screen = text[: text.index("clean trials passed 8 of 9")]
-    for name in ("what", "runner", "why", "source", "replay"):
-        assert f"{name} " in screen
-        assert ANSWERS[name] in screen
-    assert "Tested: 377 schedules" in screen
 
 
 @pytest.mark.parametrize("status", ["missed", "failed", "vacuous"])
@@ -271,28 +187,3 @@ def test_a_line_leads_to_the_commit_where_it_and_its_repository_are_known() -> N
     assert linked_line(LINE, known).href == href
     record = replace(fails_elsewhere(), environment=known)
     assert 'decode.py#L36" rel="noreferrer">subjects/runners/decode.py:36</a>' in render(record)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"repository": None},
-        {"commit": None},
-        {"commit": "main"},
-        {"repository": "javascript://github.com/o/p"},
-        {"repository": 'https://github.com/o/p"><script>'},
-        {"repository": "https://user@github.com/o/p"},
-    ],
-)
-def test_a_line_is_plain_text_where_the_commit_or_the_repository_is_not_known(
-    changes: dict[str, Any],
-) -> None:
-    known = environment(commit="abc1234", repository="https://github.com/o/p")
-    piece = linked_line(LINE, replace(known, **changes))
-    assert piece.href == ""
-    assert piece.text == "subjects/runners/decode.py:31"
-
-
-def test_a_finding_that_violates_nothing_again_is_its_trials() -> None:
-    empty: Finding = replace(finding_of(green(), 0), violations=())
-    assert runner_words(empty, trial().runner) == "decode"

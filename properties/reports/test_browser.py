@@ -11,7 +11,6 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -19,7 +18,6 @@ import pytest
 from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.record import load
 from paritybit.harness.records.schema import Record
-from paritybit.reports.compared.previous import Previous
 from paritybit.reports.compared.runs import compare_runs
 from paritybit.reports.page import render, render_comparison
 
@@ -30,13 +28,11 @@ from properties.support.reports.records import (
     finding_of,
     green,
     many,
-    played,
     red,
-    with_finding,
 )
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Locator, Page, ViewportSize
+    from playwright.sync_api import Locator, Page
 
 ANCHOR = "bug-swa_pad-decode-generated"
 OPENS_IN = 1.5
@@ -45,8 +41,6 @@ OPENS_IN = 1.5
 PAINTED_WITHIN, OPENED_WITHIN = 3, 10
 """Seconds in which it shows its verdict, and all of it, on a busy machine."""
 
-MOST_STOPS = 40
-"""Presses of the tab key that lead to the first finding, at most."""
 
 ROOT = Path(__file__).parents[2]
 FULL_RUN = ROOT / "reports" / "evidence" / "h200" / "regress.json"
@@ -163,17 +157,6 @@ def test_filters_show_the_findings_that_match_them_all(visit: Visit, tmp_path: P
     assert len(shown(page)) == whole
 
 
-def test_a_red_page_shows_what_was_not_expected_and_a_green_one_all(
-    visit: Visit, tmp_path: Path
-) -> None:
-    page = visit.open(saved(tmp_path, "red"))
-    unsound = page.locator(".card.unsound")
-    assert 0 < unsound.count() < page.locator(".card").count()
-    assert unsound.count() == len(shown(page))
-    page = visit.open(saved(tmp_path, "green"))
-    assert len(shown(page)) == page.locator(".card").count()
-
-
 def test_filters_are_kept_in_the_address_and_restored_from_it(visit: Visit, tmp_path: Path) -> None:
     page = visit.open(saved(tmp_path, "red"))
     choice(page, "ended").select_option("")
@@ -188,29 +171,6 @@ def test_filters_are_kept_in_the_address_and_restored_from_it(visit: Visit, tmp_
     page.get_by_role("button", name="All findings").click()
     page.reload()
     assert len(shown(page)) == page.locator(".card").count()
-
-
-def test_an_address_that_no_filter_knows_hides_nothing(visit: Visit, tmp_path: Path) -> None:
-    path = saved(tmp_path, "green")
-    visit.page.goto(f"{path.as_uri()}?bug=other&odd=1")
-    assert len(shown(visit.page)) == visit.page.locator(".card").count()
-
-
-def test_findings_can_be_filtered_by_the_runner_that_fails(visit: Visit, tmp_path: Path) -> None:
-    """Which is not the one on trial: a trial of decode whose prefill logs a warning."""
-    page = visit.open(saved(tmp_path, "red"))
-    choice(page, "fails-in").select_option("piecewise")
-    assert shown(page) == ["bug-loc_memo_warning.before_window-decode-generated"]
-    text = page.locator(".card:visible").inner_text()
-    assert "in piecewise" in text
-
-
-def test_a_link_to_a_finding_that_is_filtered_away_shows_it(visit: Visit, tmp_path: Path) -> None:
-    page = visit.open(saved(tmp_path, "red"))
-    choice(page, "source").select_option("traffic")
-    assert page.locator(f"#{ANCHOR}").is_hidden()
-    page.locator(f'#runners a[href="#{ANCHOR}"]').click()
-    page.locator(f"#{ANCHOR} .proof").wait_for(state="visible")
 
 
 def test_a_finding_opens_by_keyboard_with_the_focus_in_sight(visit: Visit, tmp_path: Path) -> None:
@@ -231,12 +191,6 @@ def test_nothing_but_wide_drawings_and_tables_scrolls_sideways_on_a_phone(
     visit.page.set_viewport_size(PHONE)
     page = visit.open(saved(tmp_path, "red"))
     page.evaluate("document.querySelectorAll('details').forEach(card => { card.open = true; })")
-    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
-
-
-def test_a_comparison_fits_on_a_phone(visit: Visit, comparison: Path) -> None:
-    visit.page.set_viewport_size(PHONE)
-    page = visit.open(comparison, "change-1")
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
@@ -361,67 +315,6 @@ SMALLEST = """() => {
 """Returns the height of the smallest text in pixels, as drawings are scaled."""
 
 
-@pytest.mark.parametrize("name", ["green", "red"])
-def test_the_first_finding_is_few_tab_stops_away(name: str, visit: Visit, tmp_path: Path) -> None:
-    page = visit.open(saved(tmp_path, name))
-    for stop in range(1, MOST_STOPS + 1):
-        page.keyboard.press("Tab")
-        if page.evaluate("document.activeElement.matches('.card > summary')"):
-            print(f"{stop} tab stops")  # noqa: T201  # `pytest -rP` shows the figure
-            return
-    pytest.fail(f"no finding within {MOST_STOPS} tab stops")
-
-
-@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
-def test_what_failed_stands_above_the_figures_and_the_tables(
-    size: "ViewportSize", visit: Visit, tmp_path: Path
-) -> None:
-    """On the first screen of a desk it answers all that a reader asks."""
-    visit.page.set_viewport_size(size)
-    page = visit.open(saved(tmp_path, "red"))
-    tops = [
-        page.locator(place).first.evaluate("part => part.getBoundingClientRect().top")
-        for place in (".failed", ".figures", "#findings", "#runners", "#clean")
-    ]
-    assert tops == sorted(tops)
-    assert tops[0] < size["height"] / 2
-    if size == DESK:
-        answers = page.locator(".failed").first.locator(".answers > div")
-        assert answers.locator("dt").all_inner_texts() == [
-            "what",
-            "runner",
-            "why",
-            "source",
-            "replay",
-        ]
-        bottom = answers.last.evaluate("part => part.getBoundingClientRect().bottom")
-        assert bottom <= size["height"]
-        assert "schedules" in page.locator(".verdict").inner_text()
-
-
-def test_no_two_labels_of_a_time_line_lie_upon_each_other(visit: Visit, tmp_path: Path) -> None:
-    """Whatever a step is called, and however many properties it violates."""
-    steps = [
-        played(0, "admit", [0], mode="extend", runner="piecewise", bucket=24, padded=23),
-        played(1, "draft_extend", [0, 1], runner="eagle_draft_extend", bucket=128, padded=2),
-        played(2, "draft_extend", [100], parked=[0, 1], tokens=1000),
-        played(3, "retract", [], mode=None, parked=[*range(100, 120)], tokens=0),
-        played(4, "draft_extend", [0], bucket=2, padded=1, violated=[*green().properties]),
-    ]
-    record = with_finding(green(), 0, timeline=tuple(steps))
-    page = visit.open(saved(tmp_path, record), ANCHOR)
-    boxes = page.locator(f"#{ANCHOR} svg.timeline text").evaluate_all(BOXES)
-    assert len(boxes) > 40
-    assert [(one, other) for one, other in combinations(boxes, 2) if overlap(one, other)] == []
-
-
-BOXES = """texts => texts.map(text => {
-  const box = text.getBoundingClientRect();
-  return [box.left, box.right, box.top + 3, box.bottom - 3, text.textContent];
-})"""
-"""Returns of each text its edges, less the room above and below its letters, and itself."""
-
-
 def overlap(one: list[float], other: list[float]) -> bool:
     """Whether two boxes, given as left, right, top and bottom, share any room."""
     across = one[0] < other[1] and other[0] < one[1]
@@ -460,19 +353,3 @@ def test_a_case_is_downloaded_from_the_page_under_its_own_name(
     assert download.value.suggested_filename == "swa_pad-decode.json"
     case = json.loads(download.value.path().read_text())
     assert case["trial"]["bugs"] == ["swa_pad"]
-
-
-def test_the_run_before_fits_on_a_phone_and_its_link_leads_to_its_page(
-    visit: Visit, tmp_path: Path
-) -> None:
-    name = "20251122T105000Z"
-    comparison = compare_runs(green(), red())
-    previous = Previous(name, f"../{name}/index.html", "paritybit compare a b", comparison)
-    path = tmp_path / "20251122T115000Z" / "index.html"
-    write_whole(path, render(red(), previous))
-    visit.page.set_viewport_size(PHONE)
-    page = visit.open(path, "previous")
-    assert page.locator("#previous h2").is_visible()
-    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
-    link = page.get_by_role("link", name="The page of the previous run").get_attribute("href")
-    assert (path.parent / str(link)).resolve() == tmp_path / name / "index.html"

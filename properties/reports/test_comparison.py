@@ -1,19 +1,17 @@
 """Tests of two runs side by side: as data, as a page, on the terminal and from their files."""
 
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.records import record as records
-from paritybit.harness.records.schema import CleanStatus, Finding, HuntStatus, Record
+from paritybit.harness.records.schema import Finding, Record
 from paritybit.reports.causes import title_of
-from paritybit.reports.compared.kinds import GRAVITY, KINDS, counted, gravity
-from paritybit.reports.compared.runs import GRAVEST, Comparison, compare_runs
+from paritybit.reports.compared.kinds import GRAVITY, KINDS, gravity
+from paritybit.reports.compared.runs import Comparison, compare_runs
 from paritybit.reports.compared.terminal import change_lines, tables
 from paritybit.reports.page import render, render_comparison
 from rich.console import Console
@@ -27,7 +25,6 @@ from properties.support.reports.records import (
     finding_of,
     green,
     hostile,
-    many,
     swa_pad_finding,
     traceback_of,
     traffic_finding,
@@ -121,12 +118,6 @@ def test_a_hunt_that_is_right_in_one_run_and_not_tried_in_the_other(what: str) -
     assert (added.changes, len(added.added), added.verdict) == ((), 1, "No worse")
 
 
-def test_every_end_that_a_hunt_can_have_has_its_place_in_gravity() -> None:
-    ends = {*get_args(CleanStatus), *get_args(HuntStatus)}
-    assert ends - set(GRAVEST) == {*RIGHT.values()}
-    assert {*WRONG[CLEAN], *WRONG[HUNT], *WRONG[MASKED], "failed"} == set(GRAVEST)
-
-
 def test_what_ends_more_gravely_is_worse_and_what_ends_less_gravely_is_not() -> None:
     assert kinds(became(HUNT, "vacuous", "missed")) == {"loc_memo_capture@decode": "worse"}
     assert kinds(became(HUNT, "missed", "vacuous")) == {"loc_memo_capture@decode": "still there"}
@@ -176,21 +167,6 @@ def finding_of_clean(record: Record) -> Finding:
     found = record.clean[4].finding
     assert found is not None
     return found
-
-
-def test_a_finding_of_the_later_run_alone_is_told_with_its_card() -> None:
-    comparison = became(CLEAN, "green", "red")
-    (change,) = comparison.changes
-    assert (change.before, change.after) == ("green", "red: kv_parity, in 16 steps")
-    assert change.cards[0] is None
-    assert change.cards[1] is not None
-
-
-def test_what_is_undecided_says_why() -> None:
-    (change,) = became(HUNT, "caught", "failed").changes
-    assert change.after == "failed"
-    (change,) = became(CLEAN, "green", "failed").changes
-    assert change.after == "failed: ValueError: x"
 
 
 def shorter(finding: Finding) -> Finding:
@@ -370,38 +346,6 @@ def test_a_run_that_turned_red_is_never_no_worse() -> None:
                 assert compare_runs(before, after).verdict == ("No verdict" if failed else "Worse")
 
 
-@pytest.mark.parametrize(
-    ("kinds_found", "message"),
-    [
-        ([], "nothing is new, worse, fixed or gone"),
-        (["changed"], "nothing is new, worse, fixed or gone (1 changed)"),
-        (["fixed", "new", "fixed"], "1 new, 2 fixed"),
-    ],
-)
-def test_changes_are_counted_by_kind(kinds_found: list[str], message: str) -> None:
-    assert counted(kinds_found) == message
-
-
-def test_runs_are_named_by_their_commit_and_device_and_else_by_their_time() -> None:
-    record = green()
-    later = replace(record, started="2026-11-21T16:00:00Z")
-    names = compare_runs(record, on_another_device(later)).names
-    assert names == ("abc1234, on CPU, 2 cores", "abc1234, on NVIDIA H200")
-    assert compare_runs(record, later).names == (
-        "abc1234, on CPU, 2 cores, 2026-11-20T16:00:00Z",
-        "abc1234, on CPU, 2 cores, 2026-11-21T16:00:00Z",
-    )
-    names = compare_runs(record, record).names
-    assert names[0].endswith("(earlier)")
-    assert names[1].endswith("(later)")
-    odd = replace(record, environment=replace(record.environment, commit=None, dirty=None))
-    dirty = replace(record, environment=replace(record.environment, dirty=True))
-    assert compare_runs(odd, dirty).names == (
-        "an unrecorded commit, on CPU, 2 cores",
-        "abc1234, with uncommitted changes, on CPU, 2 cores",
-    )
-
-
 def test_hunts_are_the_same_by_their_settings_whatever_their_order_and_device() -> None:
     record = green()
     after = replace(
@@ -413,69 +357,12 @@ def test_hunts_are_the_same_by_their_settings_whatever_their_order_and_device() 
     assert (comparison.changes, comparison.lost, comparison.added) == ((), (), ())
 
 
-def test_coverage_speed_and_environment_stand_side_by_side() -> None:
-    before, after = green(), without_event(green(), "pool full")
-    after = replace(
-        after,
-        seconds=12.0,
-        seed=7,
-        environment=replace(after.environment, torch="2.14.0"),
-        clean=tuple(replace(row, seconds=2 * row.seconds) for row in after.clean),
-    )
-    comparison = compare_runs(before, after)
-    coverage = {row.name: (row.before, row.after) for row in comparison.coverage}
-    assert coverage["pool full"] == ("3", "0")
-    assert coverage["padded replay"] == ("1,213", "1,213")
-    speed = {row.name: (row.before, row.after) for row in comparison.speed}
-    assert speed["time taken"] == ("5 min 41 s", "12.0 s")
-    twice, once = map(int, speed["decode, clean steps a second"])
-    assert twice == pytest.approx(2 * once, abs=1)
-    environment = {row.name: (row.before, row.after) for row in comparison.environment}
-    assert environment == {"seed": ("0", "7"), "torch": ("2.13.0+cpu", "2.14.0")}
-
-
 def printed(comparison: Comparison) -> str:
     """Return what the terminal shows."""
     console = Console(width=80)
     with console.capture() as capture:
         console.print(*tables(comparison))
     return "\n".join([capture.get(), *change_lines(comparison)])
-
-
-def test_the_terminal_names_both_runs_what_is_new_and_what_was_never_reached() -> None:
-    after = without_event(ended(HUNT, "missed"), "pool full")
-    message = printed(compare_runs(green(), after))
-    assert re.search(r"pool full +3 +0", message)
-    assert "padded replay" not in message
-    lines = message.splitlines()
-    start = next(place for place, line in enumerate(lines) if line.startswith("before: "))
-    told = iter(lines[start:])
-    assert next(told).startswith("before: abc1234, on CPU, 2 cores, ")
-    assert next(told).startswith("after:  abc1234, on CPU, 2 cores, ")
-    assert next(told).startswith("new (wrong in the later run;")
-    assert next(told).startswith("  loc_memo_capture@decode (gpt_oss, ")
-    assert next(told).startswith("    before: caught: logits_parity, kv_parity, captured_path")
-    assert next(told) == "    after:  missed"
-    assert next(told) == "  coverage: pool full"
-    assert lines[-1].startswith("Worse: 2 new; ")
-
-
-def test_the_terminal_cuts_long_lists_of_what_alarms_nobody(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("paritybit.reports.compared.terminal.MOST", 2)
-    before = many(40)
-    changed = tuple(replace(row, finding=shorter(finding_of(before, 0))) for row in before.bugs)
-    told = printed(compare_runs(before, replace(before, bugs=changed)))
-    assert re.search(r"  and \d+ more: see the page", told)
-    assert "    difference: " in told
-    missed = tuple(replace(row, status="missed", finding=None) for row in before.bugs)
-    told = printed(compare_runs(before, replace(before, bugs=missed)))
-    assert "more" not in told[told.index("new (") : told.index("still there (")]
-
-
-def test_the_terminal_shows_no_empty_table() -> None:
-    assert [table.title for table in tables(compare_runs(green(), green()))] == ["speed"]
 
 
 def test_hostile_texts_are_shown_in_a_comparison_and_do_nothing() -> None:

@@ -1,10 +1,7 @@
 """Tests of what the page says of a run as a whole: schedules to detection, and what it skipped."""
 
-from dataclasses import replace
-
 from paritybit.harness.records.schema import BugRow
 from paritybit.reports.drawings import detection_plot
-from paritybit.reports.page import render
 from paritybit.reports.skipped import skipped
 
 from properties.support.reports.records import bug, green
@@ -34,17 +31,6 @@ def test_a_plot_has_a_dot_for_all_hunts_that_drew_equally_many() -> None:
     assert early.message == "generated, after 1: swa_pad@decode, swa_pad@target_verify"
 
 
-def test_a_plot_by_runner_has_a_line_for_each_runner() -> None:
-    plot = detection_plot.lay_out(hunts(), "runner", 50)
-    assert plot is not None
-    assert [line.name for line in plot.lines] == ["decode", "target_verify"]
-
-
-def test_a_plot_of_bugs_that_need_not_be_caught_is_not_drawn() -> None:
-    assert detection_plot.lay_out(hunts()[-1:], "bug", 50) is None
-    assert 'id="detection"' not in render(replace(green(), bugs=()))
-
-
 def test_a_hunt_of_one_schedule_can_be_plotted() -> None:
     assert detection_plot.lay_out(hunts()[:1], "runner", 1) is not None
 
@@ -58,17 +44,3 @@ def test_the_page_says_what_was_stubbed_or_skipped() -> None:
     assert "swa_pad@cpu_graph" not in facts["hunts not selected, or not reached"]
     assert facts["runners not tested"] == "target_verify, cpu_graph, piecewise"
     assert "compiler arithmetic" not in facts
-
-
-def test_a_gpu_run_of_everything_skips_what_the_runners_lack_alone() -> None:
-    record = green()
-    record = replace(
-        record,
-        environment=replace(record.environment, device="cuda"),
-        bugs=tuple(
-            bug(pair.bug, "caught", pair.runner) for pair in record.pairs if pair.can_be_switched_on
-        ),
-    )
-    facts = {fact.name: fact.value for fact in skipped(record)}
-    assert list(facts) == ["compiler arithmetic", "cannot be switched on"]
-    assert facts["compiler arithmetic"].startswith("cpu_graph runs the function")

@@ -3,12 +3,7 @@
 import re
 
 from paritybit.harness.cli.parser import parser
-from paritybit.reports.compared.runs import compare_runs
 from paritybit.reports.glossary import GLOSSARY
-from paritybit.reports.page import render_comparison
-
-from properties.support.reports.pages import sample_markup, sample_page
-from properties.support.reports.records import green
 
 OURS = r"\b(hunt(?:s|er|ed)?|trials?|eras?|line-?ups?|memo|legs?|presets?)\b"
 """Words that mean nothing to a stranger, or something else."""
@@ -20,11 +15,6 @@ def helps() -> dict[str, str]:
     (commands,) = (action for action in top._actions if action.choices)
     assert isinstance(commands.choices, dict)
     return {name: command.format_help() for name, command in commands.choices.items()}
-
-
-def test_there_are_ten_words_each_in_a_sentence_or_two() -> None:
-    assert len(GLOSSARY) == 10
-    assert all(sentence.endswith(".") and len(sentence) < 250 for sentence in GLOSSARY.values())
 
 
 def test_no_help_has_a_word_of_ours_without_saying_what_it_means() -> None:
@@ -45,15 +35,3 @@ def test_the_help_names_the_glossary_and_every_word_that_it_lists_is_there() -> 
     )
     listed = listed.partition(".")[0].replace(" and ", ", ")
     assert set(listed.split(", ")) <= {part for word in GLOSSARY for part in word.split(", ")}
-
-
-def test_the_page_explains_the_words_and_leads_there_from_its_head() -> None:
-    page, markup = sample_page("red"), sample_markup("red")
-    assert all(sentence in page.text for sentence in GLOSSARY.values())
-    head = markup[markup.index('id="verdict"') : markup.index("<nav")]
-    assert 'href="#words"' in head
-
-
-def test_the_page_of_a_comparison_explains_them_too() -> None:
-    text = render_comparison(green(), green(), compare_runs(green(), green()))
-    assert 'id="words"' in text

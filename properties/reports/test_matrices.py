@@ -1,29 +1,21 @@
 """Tests of the page's two matrices: bugs against properties, and bugs against runners."""
 
-import re
 from dataclasses import replace
-from html import unescape
 
 import pytest
-from paritybit.harness.explain.facts import Reach
 from paritybit.harness.records.schema import Record
-from paritybit.reports.cards import bug_cards
 from paritybit.reports.page import render
-from paritybit.reports.review import review
 from paritybit.reports.verdicts import STATUSES
 
 from properties.support.reports.pages import (
     Cell,
     RunnerSection,
     card_titles,
-    marks,
     marks_of,
     sample_markup,
 )
 from properties.support.reports.records import (
     BUGS,
-    HIDDEN,
-    LACKS_SWA,
     SAMPLES,
     bug,
     green,
@@ -48,41 +40,10 @@ def test_the_matrix_tells_expected_from_seen() -> None:
         assert set(seen) <= set(record.properties)
 
 
-def test_the_matrix_counts_the_hunts_that_saw_a_bug() -> None:
-    hunts = (
-        bug("swa_pad", "caught", seen=("kv_parity", "write_frame")),
-        bug("swa_pad", "caught", "target_verify"),
-        bug("swa_pad", "unaffected", "piecewise", detected_by=None, unaffected="nobody reads them"),
-    )
-    text = render(replace(red(), bugs=hunts))
-    assert marks_of(text, "swa_pad")[1:3] == [("caught", "●2"), ("also", "○1")]
-    assert marks_of(text, "swa_pad@decode")[1:3] == [("caught", "●1"), ("also", "○1")]
-    assert marks_of(text, "swa_pad@target_verify")[1:3] == [("caught", "●1"), ("none", "·")]
-    assert {kind for kind, _ in marks_of(text, "swa_pad@piecewise")} == {"none"}
-
-
 def test_a_bug_that_one_of_its_hunts_missed_is_missed_in_the_matrix() -> None:
     hunts = bug("swa_pad", "caught"), bug("swa_pad", "missed", "target_verify")
     text = render(replace(red(), bugs=hunts))
     assert marks_of(text, "swa_pad")[1] == ("missed", "✕1")
-
-
-def test_the_matrix_counts_apart_what_was_reached_triggered_and_detected() -> None:
-    """Of three hunts one reached nothing, one triggered the bug and missed it, one caught it."""
-    never, unseen = Reach(50, 0, 0, None, None), Reach(50, 9, 2, 3, 7)
-    hunts = (
-        bug("swa_pad", "caught"),
-        bug("swa_pad", "missed", "target_verify", reach=unseen),
-        bug("swa_pad", "missed", "piecewise", reach=never),
-    )
-    record = replace(red(), bugs=hunts)
-    row = next(row for row in review(record).matrix if row.name == "swa_pad")
-    assert (row.reached, row.triggered, row.detected) == (2, 2, 1)
-    counts = [[fact.value for fact in card.counts] for card in bug_cards(record)]
-    assert "in 9 of 50 observed schedules, first at step 3" in counts[1]
-    assert "in 0 of 50 observed schedules" in counts[2]
-    cells = re.findall(r'<td class="cell">(\d+)</td>', render(record))
-    assert cells[:3] == ["2", "2", "1"]
 
 
 def section_of(record: Record) -> RunnerSection:
@@ -108,33 +69,6 @@ def test_each_pair_that_was_tried_leads_to_a_card_of_its_own(name: str) -> None:
                 assert titles[cell.href] == f"{bug_name}@{runner}"
             else:
                 assert cell.href == ""
-
-
-def test_a_cell_says_that_the_bug_was_caught() -> None:
-    message = "detected after 6/2 schedules (generated/traffic)"
-    expected = Cell(("caught", "6/2"), message, "#bug-swa_pad-decode-generated")
-    assert section_of(green()).cell("swa_pad", "decode") == expected
-
-
-def test_a_cell_says_why_a_bug_that_was_tried_cannot_affect_the_runner() -> None:
-    cell = section_of(green()).cell("loc_memo_warning.entry", "decode")
-    assert cell.mark[1] == "○"
-    assert cell.message == f"tested, cannot affect the runner: {HIDDEN}"
-    assert cell.href == "#bug-loc_memo_warning.entry-decode-generated"
-
-
-def test_a_cell_says_what_the_runner_lacks() -> None:
-    cell = section_of(green()).cell("swa_pad", "cpu_graph")
-    assert cell == Cell(("none", "–"), f"cannot affect the runner: {LACKS_SWA}", "")
-
-
-@pytest.mark.parametrize(
-    ("name", "runner"), [("swa_pad", "target_verify"), ("loc_memo_capture", "cpu_graph")]
-)
-def test_a_cell_says_that_nobody_asked_for_it(name: str, runner: str) -> None:
-    """Of a bug that can affect the runner as of one that cannot: the runner lacks nothing."""
-    cell = section_of(green()).cell(name, runner)
-    assert cell == Cell(("none", "·"), "not selected", "")
 
 
 def test_a_hunt_ended_well_if_it_caught_its_bug_or_found_it_unaffected() -> None:
@@ -164,28 +98,6 @@ def test_hunts_of_one_bug_on_two_runners_have_cells_of_their_own() -> None:
         "",
         "#bug-swa_pad-piecewise-generated",
     ]
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_the_legend_has_every_mark_of_the_bugs_and_runners(name: str) -> None:
-    section = RunnerSection(sample_markup(name))
-    (legend,) = re.findall(r'<ul class="legend">.*?</ul>', section.markup, re.DOTALL)
-    shown = {cell.mark for cells in section.rows.values() for cell in cells}
-    caught = {mark for mark in shown if mark[0] == "caught"}  # Each with counts of its own.
-    assert {kind for kind, _ in shown} <= {kind for kind, _ in marks(legend)}
-    assert shown - caught <= set(marks(legend))
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_every_reason_why_a_bug_cannot_affect_a_runner_is_listed(name: str) -> None:
-    section = RunnerSection(sample_markup(name))
-    listed = re.findall(r'<dt class="mono">(.*?)</dt><dd>(.*?)</dd>', section.markup, re.DOTALL)
-    assert [(unescape(title), unescape(reason)) for title, reason in listed] == [
-        (f"{pair.bug}@{pair.runner}", pair.unaffected)
-        for pair in SAMPLES[name].pairs
-        if pair.unaffected is not None
-    ]
-    assert len(listed) > 5
 
 
 def test_a_property_that_must_see_a_bug_on_some_runners_is_judged_on_those_alone() -> None:

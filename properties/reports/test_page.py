@@ -10,12 +10,11 @@ import pytest
 from paritybit.harness.lockstep.config import LATER
 from paritybit.harness.records.schema import Record
 from paritybit.harness.records.typed_json import from_json, to_json
-from paritybit.reports.drawings.bit_patterns import compare, float_of
+from paritybit.reports.drawings.bit_patterns import float_of
 from paritybit.reports.page import render
-from paritybit.reports.texts import anchors, duration, linked
+from paritybit.reports.texts import anchors, linked
 
 from properties.support.reports.pages import (
-    Page,
     card_of,
     folded,
     sample_markup,
@@ -27,17 +26,12 @@ from properties.support.reports.records import (
     HOSTILE,
     PULL,
     SAMPLES,
-    bug,
     explanation,
-    finding,
     finding_of,
     findings,
     green,
-    interrupted,
     many,
-    played,
     red,
-    swa_pad_finding,
     with_bug,
     with_clean,
     with_finding,
@@ -81,20 +75,6 @@ def test_nothing_is_loaded_from_elsewhere(name: str) -> None:
     assert "default-src 'none'" in text
 
 
-@pytest.mark.parametrize(
-    ("name", "word"), [("green", "Green"), ("red", "Red"), ("interrupted", "Interrupted")]
-)
-def test_the_verdict_comes_first_in_words(name: str, word: str) -> None:
-    text = sample_page(name).text
-    assert text.index(f"{word} {SAMPLES[name].message}") < text.index("Environment")
-
-
-def test_an_interrupted_run_says_that_it_was_cut_short() -> None:
-    message = "The run was interrupted. This page shows the results up to that point."
-    assert message in sample_page("interrupted").text
-    assert message not in sample_page("green").text
-
-
 def test_a_green_page_asks_for_no_attention() -> None:
     assert "Needs attention" not in sample_page("green").text
 
@@ -129,11 +109,6 @@ def test_a_red_page_says_what_failed_and_why_before_anything_else() -> None:
     assert page.dead_links == set()
 
 
-def test_a_green_page_says_of_nothing_that_it_failed() -> None:
-    assert 'class="failed"' not in sample_markup("green")
-    assert 'class="failed"' in sample_markup("red")
-
-
 @pytest.mark.parametrize("name", SAMPLES)
 def test_every_hunt_has_a_row_and_a_card_with_its_status(name: str) -> None:
     record, page = SAMPLES[name], sample_page(name)
@@ -154,19 +129,6 @@ def test_an_explainer_that_failed_is_shown_with_its_traceback_and_the_violations
     assert "violates" in card
     assert "Cause: " not in card
     assert "The explainer failed" not in sample_page("red").text
-
-
-def test_a_finding_without_violations_is_shown_and_said_to_be_empty() -> None:
-    empty = finding([], [played(0, "admit", [0], mode="extend")])
-    record = with_clean(red(), 4, finding=empty)
-    for place in (0, -2):
-        record = with_bug(record, place, finding=empty)
-    page = Page(render(with_bug(record, 0, status="not reproduced")))
-    assert page.text.count("No property was violated when the schedule was played again.") == 3
-    assert (
-        "not reproduced: no violation in the second play (1 trial) what swa_pad@decode" in page.text
-    )
-    assert page.dead_links == set()
 
 
 def test_a_hunt_that_failed_tells_its_error() -> None:
@@ -239,19 +201,6 @@ def test_each_finding_tells_how_to_reproduce_it() -> None:
     assert "regress --source generated,traffic" in text
 
 
-def test_differing_digits_are_marked() -> None:
-    comparison = compare("kv_parity", {"eager_bits": "0xbda4e730", "graph_bits": "0xbf30e77e"})
-    assert comparison is not None
-    assert [(run.text, run.differs) for run in comparison.left.runs] == [
-        ("0xb", False),
-        ("da4", True),
-        ("e7", False),
-        ("30", True),
-    ]
-    assert (comparison.left.side, comparison.right.side) == ("eager", "graph")
-    assert comparison.message == "8 of 32 bits differ"
-
-
 @pytest.mark.parametrize("explained", [False, True])
 def test_differing_digits_are_marked_on_the_page(explained: bool) -> None:
     """Those of the explanation's difference, or else those of the violation."""
@@ -298,35 +247,11 @@ def test_bits_are_told_as_the_float_they_are(text: str, value: str) -> None:
     assert float_of(text) == value
 
 
-def test_the_sides_of_a_comparison_are_named_after_the_property() -> None:
-    comparison = compare("hermetic_replay", {"eager_bits": "0x3f80", "graph_bits": "0x3f81"})
-    assert comparison is not None
-    assert comparison.left.side == "freshly captured"
-    assert compare("index_contract", {"breaches": []}) is None
-
-
-def test_states_never_reached_are_marked() -> None:
-    assert "never reached" not in sample_page("green").text
-    assert "pool full 0 never reached" in sample_page("red").text
-
-
 def test_the_same_record_gives_the_same_bytes() -> None:
     """Read back from its file too."""
     record = red()
     again = from_json(Record, json.loads(json.dumps(to_json(record))), "the record")
     assert render(record) == render(again)
-
-
-def test_a_run_without_bugs_and_one_without_clean_trials_are_told_as_such() -> None:
-    page = Page(render(replace(green(), bugs=())))
-    assert "No bug was switched on in this run." in page.text
-    assert "runners" not in page.ids
-    assert page.dead_links == set()
-    text = text_of(replace(green(), clean=()))
-    assert "there is no coverage to report" in text
-    assert "Needs attention" not in text
-    nothing = replace(green(), clean=(), bugs=())
-    assert "Nothing was found, and no bug was switched on." in text_of(nothing)
 
 
 @pytest.mark.parametrize("status", ["failed", "vacuous", "device lost"])
@@ -337,38 +262,6 @@ def test_a_clean_trial_that_came_to_no_verdict_is_not_said_to_violate_nothing(st
     assert f'<strong class="bad">{status}</strong>' in cells
     assert "none" not in cells
     assert "<td>none</td>" in render(green())
-
-
-def test_a_run_cut_short_before_a_hunt_ended_does_not_say_that_no_bug_was_asked_for() -> None:
-    page = Page(render(replace(interrupted(), clean=(), bugs=())))
-    assert "Nothing was found before the run was interrupted." in page.text
-    assert "No hunt had finished when the run was interrupted." in page.text
-    assert "no bug was sought" not in page.text
-    assert "No bug was switched on" not in page.text
-
-
-def test_findings_can_be_filtered_by_what_tells_them_apart() -> None:
-    text = sample_markup("red")
-    form = text[text.index('<form class="filters"') : text.index("</form>")]
-    names = re.findall(r'<select name="([\w-]+)">', form)
-    # All trials are of one runner, and one fails in another's forward.
-    assert names == ["bug", "fails-in", "property", "outcome", "source"]
-    assert form.count("<label>") == len(names) + 2  # Text, and how a trial ended.
-    for name in names:
-        (options,) = re.findall(rf'<select name="{name}">(.*?)</select>', form)
-        offered = set(re.findall(r"<option>(.*?)</option>", options))
-        on_cards = re.findall(rf'<details class="card[^>]* data-{name}="([^"]*)"', text)
-        assert offered == {value for values in on_cards for value in values.split("|") if value}
-
-
-def test_long_time_lines_share_the_room_of_a_page() -> None:
-    steps = [
-        played(place, "decode", [0, 1, 2, 3, 4], bucket=8, padded=3, parked=[5, 6, 7])
-        for place in range(40)
-    ]
-    long = finding(swa_pad_finding().violations, steps)
-    record = replace(red(), bugs=(bug("swa_pad", "caught", finding=long),) * 40)
-    assert len(render(record).encode()) < 1_000_000
 
 
 def test_a_page_as_long_as_a_whole_run_stays_below_five_megabytes() -> None:
@@ -382,35 +275,6 @@ def test_a_page_as_long_as_a_whole_run_stays_below_five_megabytes() -> None:
 def test_anchors_are_safe_and_different() -> None:
     names = ["bug-a+b-generated", "bug-a b-generated", "x.y"]
     assert list(anchors(names)) == ["bug-a-b-generated", "bug-a-b-generated--2", "x.y"]
-
-
-def test_the_environment_says_which_code_ran() -> None:
-    commit = "0123456789abcdef" * 2 + "01234567"
-    record = green()
-    environment = replace(record.environment, commit=commit, dirty=True)
-    text = text_of(replace(record, environment=environment))
-    assert "commit 0123456789ab, with uncommitted changes" in text
-    text = sample_page("red").text
-    assert "commit not recorded" in text
-    assert "Triton not installed" in text
-    assert "spread over" not in text
-
-
-def test_the_environment_says_over_which_processes_and_gpus_work_was_spread() -> None:
-    spread = {
-        (0, 0, False): "spread over 1 process ",
-        (3, 0, False): "spread over 3 processes ",
-        (8, 1, False): "spread over 8 processes on 1 GPU, without MPS ",
-        (31, 2, True): "spread over 31 processes on 2 GPUs, under MPS ",
-    }
-    for (processes, gpus, mps), words in spread.items():
-        environment = replace(green().environment, processes=processes, gpus=gpus, mps=mps)
-        assert words in text_of(replace(green(), environment=environment))
-
-
-def test_lengths_of_time_are_written_for_people() -> None:
-    written = [duration(seconds) for seconds in (0.04, 41.23, 341.2)]
-    assert written == ["0.0 s", "41.2 s", "5 min 41 s"]
 
 
 def palette(text: str, start: str) -> dict[str, str]:
@@ -448,14 +312,3 @@ def test_every_text_is_dark_or_light_enough_to_read(start: str) -> None:
         assert contrast(colours[ink], colours[ground]) >= 4.5, (ink, ground)
     for shape in ("hatch", "live"):
         assert contrast(colours[shape], colours["paper"]) >= 3
-
-
-def test_bugs_that_were_detected_as_expected_are_not_called_findings() -> None:
-    for name, heading, button in (
-        ("green", "Detected bugs", "All bugs"),
-        ("red", "Findings", "All findings"),
-    ):
-        markup = sample_markup(name)
-        assert f"<h2>{heading}</h2>" in markup
-        assert f'<a href="#findings">{heading}</a>' in markup
-        assert f">{button}<" in markup

@@ -9,25 +9,21 @@ import shutil
 import subprocess
 import time
 from contextlib import suppress
-from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
 import pytest
 from paritybit.harness.records.case import load_case
-from paritybit.harness.records.schema import Record
 from paritybit.reports.cards import bug_cards
-from paritybit.reports.page import render
 from paritybit.reports.pasting import LONGEST, file_name, opening, pastable
 
 from properties.support.places import ROOT
 from properties.support.reports.pages import sample_markup
-from properties.support.reports.records import SAMPLES, green
+from properties.support.reports.records import green
 
 CORPUS_FILE = ROOT / "properties/corpus/swa_pad@decode.json"
 CORPUS_CASE = CORPUS_FILE.read_text()
 COMMAND = "paritybit replay 'paritybit-out/a run/cases/a.json' --engine 'sglang==1'"
-OPENED = "paritybit replay /dev/stdin --engine sglang==1 <<'EOF'"
 ODD = json.dumps({"text": "!x $HOME `id` \\ ' \" \t EOF é 'EOF'"}, indent=1)
 
 STUB = """#!/bin/sh
@@ -93,10 +89,6 @@ def test_an_interactive_shell_takes_the_pasted_text(stub: Path, case: str) -> No
     assert json.loads((stub / "case.json").read_text()) == json.loads(case)
 
 
-def test_the_command_names_standard_input_where_it_named_the_file() -> None:
-    assert opening(COMMAND, "cases/a.json", ODD) == OPENED
-
-
 def test_no_exclamation_mark_is_pasted_which_some_shells_take_for_their_history() -> None:
     assert "!" in ODD
     assert "!" not in pastable(ODD)
@@ -140,15 +132,3 @@ def test_the_page_offers_every_case_to_a_shell_and_as_a_download(stub: Path) -> 
 def test_a_case_that_was_pasted_is_the_case_of_its_file(stub: Path) -> None:
     subprocess.run(["sh"], input=pasted(CORPUS_CASE), text=True, check=True, timeout=WITHIN)
     assert load_case(stub / "case.json") == load_case(CORPUS_FILE)
-
-
-def test_a_case_that_is_too_long_is_still_copied_and_downloaded() -> None:
-    record: Record = SAMPLES["green"]
-    found = record.bugs[0].finding
-    assert found is not None
-    steps = found.schedule.steps * 100
-    long = replace(found, schedule=replace(found.schedule, steps=steps))
-    markup = render(replace(record, bugs=(replace(record.bugs[0], finding=long),)))
-    (block,) = [block for block in blocks(markup) if len(block) > LONGEST]
-    assert len(json.loads(block)["schedule"]["steps"]) == len(steps)
-    assert "data-download" in markup

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
 from paritybit.reports.drawings.picture import lay_out
 from paritybit.reports.page import draw
 
@@ -25,17 +24,6 @@ def test_the_row_to_blame_its_element_and_its_slot_are_marked_and_joined() -> No
     assert slot == held.values[index.element]
     assert [arrow.kind for arrow in picture.arrows].count("wrong") == 1
     assert f"slot {slot} of request" in picture.bits
-
-
-def test_what_has_no_stale_index_is_not_drawn() -> None:
-    found = explanation()
-    for cause in (
-        replace(found.cause, index=None),
-        replace(found.cause, slot=None),
-        replace(found.cause, difference=None),
-    ):
-        with pytest.raises(ValueError, match="no static input leads this row"):
-            lay_out(replace(found, cause=cause))
 
 
 def test_texts_of_a_picture_make_no_markup() -> None:

@@ -1,10 +1,9 @@
 """Tests of a finding's time line: every row of every step is drawn, within its frame."""
 
 import re
-from dataclasses import replace
 
 import pytest
-from paritybit.reports.drawings.timeline import LETTER, NARROWEST, lay_out
+from paritybit.reports.drawings.timeline import lay_out
 
 from properties.support.reports.pages import sample_markup, text_of, timelines
 from properties.support.reports.records import (
@@ -53,37 +52,6 @@ def test_a_time_line_stays_within_its_frame_and_names_what_is_violated(name: str
     assert f"step {steps[-1].place}" in line.message
 
 
-def test_a_column_is_as_wide_as_its_longest_label() -> None:
-    narrow, wide = (
-        lay_out([played(0, step, [0], bucket=2), played(1, "idle", [0], bucket=2)], 240)
-        for step in ("decode", "draft_extend")
-    )
-    assert narrow is not None
-    assert wide is not None
-    assert (narrow.column, narrow.columns[1].x - narrow.columns[0].x) == (NARROWEST, NARROWEST)
-    assert wide.column >= len("draft_extend") * LETTER
-    assert wide.columns[1].x - wide.columns[0].x == wide.column
-
-
-def test_the_bucket_edge_lies_below_the_last_row_of_the_bucket() -> None:
-    line = lay_out(swa_pad_finding().timeline, 240)
-    assert line is not None
-    last = line.columns[-1]
-    assert last.edge is not None
-    assert last.cells[1].y < last.edge <= last.cells[1].y + 24
-    assert line.columns[0].edge is None
-
-
-def test_the_edge_of_a_bucket_of_tokens_lies_within_the_drawing() -> None:
-    """Live rows are requests, padded ones tokens: together they are fewer than the bucket."""
-    step = played(0, "admit", [0], mode="extend", runner="piecewise", bucket=24, padded=3)
-    line = lay_out([replace(step, tokens=21)], 240)
-    assert line is not None
-    (column,) = line.columns
-    assert column.edge is not None
-    assert column.cells[-1].y < column.edge <= column.cells[-1].y + 24
-
-
 def test_a_long_time_line_keeps_its_end_and_says_what_it_leaves_out() -> None:
     steps = tuple(played(place, "decode", [0, 1], bucket=8, padded=6) for place in range(100))
     line = lay_out(steps, 240)
@@ -92,17 +60,3 @@ def test_a_long_time_line_keeps_its_end_and_says_what_it_leaves_out() -> None:
     assert line.omitted == 100 - len(line.columns) > 0
     record = with_finding(green(), 0, timeline=steps)
     assert re.search(r"The first \d+ steps are not drawn", text_of(record))
-
-
-def test_a_time_line_without_steps_is_said_to_be_empty() -> None:
-    assert "No step was played." in text_of(with_finding(green(), 0, timeline=()))
-
-
-def test_the_table_of_a_time_line_names_the_runner_of_each_replay() -> None:
-    steps = (
-        played(0, "admit", [0], mode="extend"),
-        played(1, "draft_extend", [0], runner="eagle_draft_extend", bucket=2),
-    )
-    text = text_of(with_finding(green(), 0, timeline=steps))
-    assert "0 admit eager 0" in text
-    assert "1 draft_extend bucket 2, eagle_draft_extend 0" in text

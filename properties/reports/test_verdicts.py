@@ -5,14 +5,13 @@ from dataclasses import replace
 from io import StringIO
 from typing import get_args
 
-import pytest
 from paritybit.harness.campaigns.task import GOOD, Status
 from paritybit.harness.cli.display import clean_table, matrix, runner_matrix
 from paritybit.harness.records.schema import BugRow, CleanStatus, HuntStatus, Record
 from paritybit.reports.page import render
 from paritybit.reports.review import review
 from paritybit.reports.summary import summarise
-from paritybit.reports.verdicts import clean_green, hunts_sound, sound, together
+from paritybit.reports.verdicts import clean_green, hunts_sound, sound
 from rich.console import Console
 
 from properties.support.reports.pages import RunnerSection, marks_of, text_of
@@ -84,14 +83,6 @@ def rows_of(text: str, name: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines() if re.match(rf"\s*{name}\s", line)]
 
 
-def test_the_terminal_and_the_page_use_one_word_for_what_became_of_a_bug() -> None:
-    record = every_verdict()
-    text = printed(record)
-    for row in review(record).matrix:
-        said = rows_of(text, row.name)[0]
-        assert said[-len(row.status.split()) :] == row.status.split(), row.name
-
-
 def test_what_is_caught_where_it_can_be_is_caught_though_it_cannot_be_everywhere() -> None:
     words = {row.name: (row.status, row.sound) for row in review(every_verdict()).matrix}
     assert words["caught_or_unaffected"] == ("caught", True)
@@ -131,11 +122,3 @@ def test_counts_are_the_same_wherever_they_stand() -> None:
 
 def test_what_a_campaign_takes_for_good_is_what_a_report_takes_for_sound() -> None:
     assert {status for status in Status if sound(str(status))} == GOOD
-
-
-@pytest.mark.parametrize("status", get_args(CleanStatus))
-def test_a_card_of_a_clean_trial_has_the_word_of_the_terminal(status: CleanStatus) -> None:
-    trial = replace(green().clean[0], status=status, finding=swa_pad_finding())
-    record = replace(green(), clean=(trial,), bugs=())
-    assert f'</span>\n<span class="status bad">{status}</span>' in render(record)
-    assert together(record.clean) == status

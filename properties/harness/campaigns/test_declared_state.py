@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from enum import Enum
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, ModuleType
 from typing import Any
@@ -17,9 +16,8 @@ from typing import Any
 import pytest
 import torch
 from paritybit.harness.campaigns import fresh
-from paritybit.harness.campaigns.confirm import confirmed, ever_more
+from paritybit.harness.campaigns.confirm import confirmed
 from paritybit.harness.campaigns.fresh import (
-    ON_DEVICE,
     FreshPlaying,
     PlayFresh,
     begin_fresh,
@@ -268,12 +266,6 @@ def test_an_error_of_ours_in_a_fresh_process_is_no_verdict() -> None:
         found_by(lambda _: violating(error=ERROR))
 
 
-def test_ever_more_of_a_history_ends_with_all_of_it() -> None:
-    assert [len(latest) for latest in ever_more(OTHERS)] == [1, 2, 4, 5]
-    assert [len(latest) for latest in ever_more(OTHERS[:1])] == [1]
-    assert list(ever_more(())) == []
-
-
 def playing(*schedules: Schedule, trial: TrialConfig = HARMLESS) -> FreshPlaying:
     """Return what is to be played in a fresh process, judged at every step."""
     return FreshPlaying(trial, STEP_PROPERTIES, frozenset(), schedules)
@@ -339,19 +331,6 @@ def test_a_reset_engine_holds_what_it_held(engine: str, device: str) -> None:
     lockstep.watch(["declared_state"])
     outcome = lockstep.play(SCHEDULE)
     assert (outcome.error, outcome.violations) == (None, ())
-
-
-def test_a_fresh_process_shows_a_catalogued_bug_and_not_what_is_not_there() -> None:
-    broken = TRIAL.with_bug("req_pool_pad")
-    schedule = hunt(Lockstep(broken), "hermetic_replay", 0, 50).schedule
-    assert schedule is not None
-    assert "hermetic_replay" in play_fresh(playing(schedule, trial=broken)).violated
-    assert play_fresh(playing(schedule, trial=TRIAL)).violations == ()
-
-
-def test_what_processes_on_a_device_are_forked_from_has_modules_that_are_there() -> None:
-    """A server of forks passes over a name that it cannot import, and says nothing."""
-    assert [name for names in ON_DEVICE.values() for name in names if not find_spec(name)] == []
 
 
 def end(_: object, seed: int) -> None:

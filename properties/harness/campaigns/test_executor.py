@@ -14,20 +14,12 @@ from pathlib import Path
 import pytest
 from paritybit.harness.campaigns.executor import Campaign, Ended, Waiting, execute
 from paritybit.harness.errors import headline
-from paritybit.harness.lockstep.tracebacks import (
-    SubjectFailedError,
-    subject_runs,
-    traceback_of,
-    without_absolute_paths,
-)
 from paritybit.harness.machine.gpus import VISIBLE
 from paritybit.harness.machine.workers import HERE, Workers
-from paritybit.harness.records.record import environment
 
 from properties.support.harness import executor_tasks
 from properties.support.harness.command_line import LONGEST, in_its_own_group
 from properties.support.harness.executor_tasks import CHORES, Chore, Done, run, shared
-from properties.support.places import ROOT
 
 
 def ends_of(tasks: Sequence[Chore], processes: int) -> dict[Chore, Ended[Chore, Done]]:
@@ -211,18 +203,6 @@ def test_under_mps_what_ended_badly_is_run_again_alone(tmp_path: Path) -> None:
     assert len(workers.again) == len(noted)
 
 
-def test_what_was_run_again_is_noted_with_the_error_of_its_first_run() -> None:
-    """In one line, by those whom its campaign spreads its work over and by their like."""
-    workers = Workers(2, mps=True)
-    campaign = replace(CHORES, label=lambda chore: f"to {chore.does}")
-    execute(campaign, [Chore("raise"), Chore("die")], workers.at_most(2), lambda _: None)
-    assert sorted(workers.again) == [
-        ("to die", "the process died with exit code 3"),
-        ("to raise", "LookupError: first line"),
-    ]
-    assert [(one.task, one.error) for one in environment("cpu", workers).again] == workers.again
-
-
 def test_without_mps_what_ended_badly_is_told_as_it_ended(tmp_path: Path) -> None:
     victim = Chore(f"lose the device the first time {tmp_path / 'lost'}", 1)
     ends = ends_of([victim], 1)
@@ -302,27 +282,3 @@ def raised(message: str) -> Exception:
             raise ValueError(message) from cause
     except ValueError as error:
         return error
-
-
-def test_the_headline_of_a_traceback_is_what_was_raised_last() -> None:
-    assert headline(traceback_of(raised("one\ntwo"))) == "ValueError: one"
-    assert headline("it died\nof itself") == "it died"
-
-
-def test_what_a_traceback_says_of_a_file_names_no_absolute_path() -> None:
-    """It goes into the record, which another machine may show."""
-    said = traceback_of(raised("no file '/home/someone/weights/a.bin'"))
-    assert said.endswith("ValueError: no file 'a.bin'\n")
-    with pytest.raises(SubjectFailedError, match=r"^no file a\.bin$"), subject_runs():
-        raise RuntimeError("no file /home/someone/a.bin")
-
-
-def test_a_path_outside_this_tree_keeps_its_end() -> None:
-    inside = f'File "{ROOT}/harness/a.py", line 3'
-    outside = 'File "/home/someone/lib/site-packages/torch/nn.py", line 9'
-    shown = without_absolute_paths(f'{inside}\n{outside}\nFile "<string>"')
-    assert shown.splitlines() == [
-        'File "harness/a.py", line 3',
-        'File "site-packages/torch/nn.py", line 9',
-        'File "<string>"',
-    ]

@@ -1,11 +1,9 @@
 """The upstream history: its table agrees with itself, and what it says is what is seen."""
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ from paritybit.harness.campaigns.history import (
 from paritybit.harness.campaigns.hunt import HuntResult
 from paritybit.harness.checks.expectations import detected_by, unaffected_reason
 from paritybit.harness.checks.table import STEP_PROPERTIES
-from paritybit.harness.cli.display import history_table
 from paritybit.harness.machine.workers import Workers
 from paritybit.harness.records.case import of_format, read_json
 from paritybit.harness.records.schema import VERSION
@@ -30,7 +27,6 @@ from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.bugs.switching import lacking
 from paritybit.subjects.runners import RUNNERS
 from paritybit.subjects.toggles import LocationScheme
-from rich.console import Console
 
 from paritybit.__main__ import main
 from properties.support.harness.command_line import CANNOT_RUN, FINDING, OK, kept_traceback
@@ -231,17 +227,6 @@ def test_a_timeline_that_is_not_as_said_is_a_finding(
     message = capsys.readouterr().out
     assert "after 26292: cpu_graph: log_hygiene was not violated" in message
     assert "✗" in message
-
-
-def test_the_table_has_a_letter_for_each_runner_that_was_red(device: str) -> None:
-    """And a small one where another bug hides it."""
-    history = [alone(POINTS["after 26152"], "cpu_graph")]
-    figures = play_history(device, Workers(1), history)
-    figures["points"][0]["hidden"] = {"hermetic_replay": ["decode"]}
-    shown = StringIO()
-    Console(file=shown, width=100).print(history_table(figures))
-    assert re.search(r"^after 26152 memo +Ca +C +C +✓$", shown.getvalue(), re.M)
-    assert "C cpu_graph" in " ".join(shown.getvalue().split())
 
 
 def test_a_timeline_that_an_error_of_ours_ends_is_no_verdict(

@@ -3,7 +3,6 @@
 import itertools
 import json
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,16 +91,6 @@ def test_hunts_alone_leave_a_table_of_what_each_bug_needed(tmp_path: Path) -> No
     rows = table.read_text().splitlines()
     assert rows[2] == "| `swa_int64` | `breakable` | `index_contract` | 1 | 1 | 1 | 1 |"
     assert evidence(record, "soak")["clean"]["false_alarms"] == 0
-
-
-@pytest.mark.usefixtures("short_soak")
-def test_a_bug_that_half_of_the_seeds_find_late_is_not_as_hoped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(soaking, "MEDIAN", 0)
-    figures = soaking.soak("cpu", 0, range(1), 0, Workers(1))
-    assert not figures["as_hoped"]
-    assert "after schedule 0: swa_int64@breakable" in figures["message"]
 
 
 @pytest.mark.usefixtures("short_soak")
@@ -253,13 +242,6 @@ def test_a_soak_of_which_a_piece_gave_no_result_is_undecided(
     figures = scripted_soak(monkeypatch, script)()
     assert (figures["as_hoped"], figures["undecided"]) == (False, True)
     assert figures["message"].endswith("; 1 of 3 tasks gave no result")
-
-
-def test_an_alarm_lists_what_it_violates_by_name() -> None:
-    """A set of names has another order in each process, and a record must not."""
-    steps = CleanSteps()
-    steps.alarm(TrialConfig(), 0, Counter({"write_frame": 1, "kv_parity": 2}), None)
-    assert list(steps.alarms[0]["violated"]) == ["kv_parity", "write_frame"]
 
 
 @pytest.mark.usefixtures("short_soak")

@@ -7,19 +7,17 @@ from typing import Any
 
 import pytest
 from paritybit.harness.campaigns.executor import Campaign
-from paritybit.harness.campaigns.measuring import before, beginnings, sharing
+from paritybit.harness.campaigns.measuring import beginnings, sharing
 from paritybit.harness.campaigns.measuring.sharing import (
     Rate,
     Share,
     meet,
-    numbers_for,
     sharing_rates,
 )
-from paritybit.harness.cli.bench import beginning_line, compared, sharing_line
+from paritybit.harness.cli.bench import beginning_line, sharing_line
 from paritybit.harness.cli.words.values import counts
 from paritybit.harness.machine import mps
 from paritybit.harness.machine.workers import HERE, Workers
-from paritybit.harness.records.case import dump_json
 
 from properties.support.harness.fake_gpus import FakeGpus
 
@@ -96,12 +94,6 @@ def test_where_no_daemon_can_start_bench_says_so_beside_the_rest(two_gpus: FakeG
     assert sharing_line(last).startswith("not measured under MPS: --mps cannot start an MPS daemon")
 
 
-@pytest.mark.usefixtures("two_gpus")
-def test_the_numbers_that_are_tried_are_those_that_the_rule_knows() -> None:
-    assert numbers_for("cuda", 1) == [1, 4, 8, 15]
-    assert numbers_for("cpu", 0) == [1, 16]
-
-
 def begun(device: str, processes: int, connections: int) -> float | None:
     """Stand for processes that begin: one connection is twice as fast, under MPS it fails."""
     assert device == "cuda"
@@ -143,41 +135,6 @@ NEW: dict[str, Any] = {
     "sharing": [{"processes": 15, "gpus": 1, "mps": True, "steps_per_second": 1795.0}],
     "bandwidth": {"comparison_over_copy": 0.9},
 }
-
-
-def test_figures_are_held_against_those_that_an_older_record_has() -> None:
-    (row,) = before.against(NEW, OLD)
-    name = "gemma3 steps_per_second"
-    assert row == {"figure": name, "before": 100.0, "now": 150.0, "ratio": 1.5}
-    names = [row["figure"] for row in before.against(NEW, NEW)]
-    assert names[1:] == [
-        "gemma3 step_in_products",
-        "15 processes on 1 GPU under MPS steps_per_second",
-        "comparison_over_copy",
-    ]
-
-
-def test_of_the_records_of_the_same_kind_of_machine_the_one_with_most_figures_is_compared_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(before, "EVIDENCE", tmp_path)
-    here = {"device": "cuda", "device_name": "NVIDIA H200"}
-    for name, format_, device, figures in (
-        ("a-bench", "paritybit-bench", "NVIDIA H100", NEW),
-        ("b-bench", "paritybit-soak", "NVIDIA H200", NEW),
-        ("bench-of-less", "paritybit-bench", "NVIDIA H200", {"lockstep": []}),
-        ("c-bench", "paritybit-bench", "NVIDIA H200", OLD),
-    ):
-        environment = {**here, "device_name": device, "commit": "0123456789abcdef"}
-        data = {"format": format_, "environment": environment, "figures": figures}
-        (tmp_path / f"{name}.json").write_text(dump_json(data))
-    found = compared(here, NEW)
-    assert found is not None
-    assert (found["record"].split("/")[-1], found["commit"]) == ("c-bench.json", "0123456789ab")
-    said = capsys.readouterr().out
-    assert "  gemma3 steps_per_second: 150.0 now, 100.0 before (ratio 1.5)\n" in said
-    assert compared({**here, "device_name": "another"}, NEW) is None
-    assert capsys.readouterr().out == "cannot compare: no committed record for another\n"
 
 
 @pytest.mark.parametrize("words", ["0", "1,", "a"])

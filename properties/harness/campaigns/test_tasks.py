@@ -1,6 +1,5 @@
 """How a task ends: an error of ours is a failure with its traceback, and never a verdict."""
 
-import pickle
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -348,13 +347,6 @@ def test_a_task_without_a_result_has_failed_with_its_error() -> None:
     assert (result.status, result.error, result.seconds) == (Status.FAILED, ERROR, 7.0)
     whole = Result(task, Status.GREEN, HuntResult(), None, 0, 1.0)
     assert result_of(Ended(task, 7.0, whole)) is whole
-
-
-def test_what_crosses_between_processes_is_plain_data() -> None:
-    named = Named(0, "case", Case(TRIAL, SCHEDULE, None, 0, ()))
-    result = ended(lambda *_: violating(TARGET), of_clean=clean())
-    for data in (result, result.task, result.hunt_result, named, judged(named, clean())):
-        assert pickle.loads(pickle.dumps(data)) == data
 
 
 def run_of(*statuses: Status, finding: Finding | None = None) -> Run:

@@ -59,34 +59,6 @@ def test_a_name_that_is_nearly_right_is_refused_with_the_right_one(refused: Any)
     assert "the nearest names are replay, " in refused(MALFORMED, "reply", "case.json")
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("swa_pad", ["regress", "--bug", "swa_pd@decode"]),
-        ("kv_parity", ["bisect", "swa_pad", "--property", "kv_party"]),
-        ("", ["regress", "--bug", "@decode"]),
-    ],
-)
-def test_of_many_names_the_nearest_three_are_suggested(
-    name: str, words: list[str], refused: Any
-) -> None:
-    said = refused(MALFORMED, *words)
-    nearest = re.search(r"the nearest names are (\S+), (\S+), (\S+) \(", said)
-    assert nearest is not None
-    assert name in {"", nearest[1]}
-    assert set(nearest.groups()) <= {*BUGS} or set(nearest.groups()) <= {*PROPERTIES}
-    kind = "properties" if "--property" in words else "bugs"
-    assert said.endswith(f"('paritybit list {kind}' prints all)\n")
-    assert main(["list", kind]) == OK
-
-
-def test_a_word_without_end_is_repeated_cut_short(refused: Any) -> None:
-    for words in (["x" * 5000], ["regress", "--bug", "y" * 5000], ["replay", "z" * 5000]):
-        assert len(refused(MALFORMED, *words)) < 2500
-        assert words[-1][:190] in refused(MALFORMED, *words)
-        assert words[-1][:210] not in refused(MALFORMED, *words)
-
-
 def test_an_empty_device_is_none_at_all(refused: Any) -> None:
     assert "unknown device ''; valid: auto, cpu, cuda" in refused(
         MALFORMED, "bench", "--device", ""
@@ -140,17 +112,6 @@ def test_a_malformed_command_line_is_refused_in_one_sentence(message: str, refus
     assert len(said) < LONGEST_VALUE + 300
 
 
-def test_what_is_unknown_is_told_with_the_likeliest_and_the_help_of_its_command(
-    refused: Any,
-) -> None:
-    assert refused(MALFORMED, *MALFORMED_LINES["an option that is nearly another"]) == (
-        "paritybit: unrecognized arguments: --seed 3 (did you mean --seeds?)"
-        " (see paritybit soak --help)\n"
-    )
-    said = refused(MALFORMED, *MALFORMED_LINES["an engine that there is not"])
-    assert "unknown engine 'trtllm'" in said and "valid: sglang, " in said
-
-
 def test_a_list_that_is_given_again_is_added_to() -> None:
     """Where the last alone counted, a run would be green of what was never tried."""
     options = parser().parse_args(
@@ -177,13 +138,6 @@ def test_an_option_of_one_value_that_is_given_again_is_refused(command: str) -> 
             )
             with pytest.raises(MalformedError, match=said):
                 parser().parse_args([*line, f"{name}={value}", name, value])
-
-
-def test_an_option_of_one_value_is_counted_by_the_command_line_alone() -> None:
-    """Neither its default nor what an earlier command line gave is a first value."""
-    reader = parser()
-    for _ in range(2):
-        assert reader.parse_args(["regress", "--seed", "0", "--mps", "--mps"]).seed == 0
 
 
 def test_an_engine_is_asked_about_one_case_of_a_schedule_at_a_time(
@@ -214,14 +168,6 @@ def test_a_bug_on_a_runner_that_lacks_what_it_is_about_is_refused(refused: Any) 
     assert "valid: decode, target_verify, piecewise, breakable" in message
     assert "unknown runner" in refused(MALFORMED, "regress", "--bug", "swa_pad@nonsense")
     assert "unknown bug" in refused(MALFORMED, "regress", "--bug", "nonsense@decode")
-
-
-@pytest.mark.parametrize("command", ["", *EXAMPLES])
-def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([*command.split(), "--help"])
-    assert ended.value.code == OK
-    assert "usage: paritybit" in capsys.readouterr().out
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -317,36 +263,6 @@ def test_a_record_that_is_not_there_makes_no_page(tmp_path: Path, refused: Any) 
     assert "cannot be read" in refused(MALFORMED, "report", tmp_path / "run.json")
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "said"),
-    [
-        ("--seed", "9" * 19, "is not a whole number with at most 18 digits"),
-        ("--examples", "9" * 10, "is not a whole number from 1 to 999999999"),
-    ],
-)
-def test_a_number_too_long_is_said_to_be_that(
-    option: str, value: str, said: str, refused: Any
-) -> None:
-    assert f"'{value}' {said}" in refused(MALFORMED, "regress", option, value)
-
-
-@pytest.mark.parametrize("command", ["report", "summary"])
-def test_where_no_run_was_before_it_is_said_what_to_do(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    said = refused(MALFORMED, command)
-    assert "paritybit-out/latest/run.json does not exist: name the record of a run" in said
-    assert ". is a folder. JSON files in it: none" in refused(MALFORMED, command, ".")
-
-
-def test_a_file_of_another_kind_is_called_what_it_is(tmp_path: Path, refused: Any) -> None:
-    path = tmp_path / "engine.json"
-    path.write_text('{"format": "paritybit-trial"}')
-    said = refused(MALFORMED, "summary", path)
-    assert "engine.json is not a paritybit-run file; it is a paritybit-trial file" in said
-
-
 def test_every_name_of_this_build_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     names = {
         "bugs": BUGS,
@@ -366,15 +282,6 @@ def test_every_name_of_this_build_is_listed(capsys: pytest.CaptureFixture[str]) 
         assert main(["list", kind.replace(" ", "-")]) == OK
         plain = capsys.readouterr().out
         assert [line.split()[0] for line in plain.splitlines()] == list(entries)
-
-
-def test_the_list_of_all_names_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
-    """It counts the names of each kind, and shows all where they are few."""
-    assert main(["list"]) == OK
-    shown = capsys.readouterr().out
-    assert len(shown.splitlines()) <= 24
-    assert all(count in shown for count in (f"{len(BUGS)} bugs", f"{len(RUNNERS)} runners"))
-    assert all(name in shown for name in (*RUNNERS, *PRESETS, *PROPERTIES))
 
 
 def test_a_record_names_no_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -13,8 +12,6 @@ from typing import Any
 
 import pytest
 from paritybit.harness.checks.play import DeviceLostError, Outcome
-from paritybit.harness.cli import exit_codes
-from paritybit.harness.cli.words.help import DESCRIPTION
 from paritybit.harness.schedules.schedule import Schedule
 
 from paritybit.__main__ import main
@@ -208,15 +205,6 @@ def test_ctrl_c_that_an_import_swallows_runs_nothing(
     monkeypatch.setattr(LIST, ran.append)
     assert main(["list"]) == INTERRUPTED
     assert (ran, capsys.readouterr().err) == ([], "paritybit: interrupted\n")
-
-
-def test_help_and_documents_name_every_exit_code_and_no_other() -> None:
-    codes = {value for value in vars(exit_codes).values() if type(value) is int}
-    table = (ROOT / "docs/commands.md").read_text().partition("## Exit codes")[2]
-    named = re.findall(r"^\| ([\d, ]+) \|", table, re.M)
-    assert {int(code) for cell in named for code in cell.split(", ")} == codes
-    said = DESCRIPTION.partition("exit codes:\n")[2]
-    assert {int(code) for code in re.findall(r"^ +(\d+)  \w", said, re.M)} == codes
 
 
 WITHOUT_TORCH: Sequence[tuple[list[str], int]] = [

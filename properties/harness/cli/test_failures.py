@@ -1,24 +1,17 @@
 """The block of failures at the end of a red run: what, where, why, how to replay it."""
 
 from dataclasses import replace
-from io import StringIO
 
 import pytest
-from paritybit.harness.campaigns.finding import Finding
-from paritybit.harness.campaigns.hunt import HuntResult
-from paritybit.harness.campaigns.task import Result, Source, Status, Task
-from paritybit.harness.cli.display import clean_table, matrix, print_errors, said_of
+from paritybit.harness.cli.display import print_errors
 from paritybit.harness.cli.failures import annotation
 from paritybit.harness.errors import CannotRunError
 from paritybit.harness.explain.facts import SourceLine
-from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.tracebacks import traceback_of
-from paritybit.harness.schedules.schedule import Schedule
 from paritybit.reports.causes import groups
-from rich.console import Console
 
 from properties.support.reports.pages import printed_failures
-from properties.support.reports.records import bug, green, played, red, swa_pad_finding
+from properties.support.reports.records import bug, green, red, swa_pad_finding
 
 REPLAY = "replay: paritybit replay paritybit-out/20251122T091500Z/cases/swa_pad-decode.json"
 
@@ -53,12 +46,6 @@ def test_what_every_process_was_lacking_is_no_error_of_ours(
     assert "internal error" in capsys.readouterr().err
 
 
-def test_a_missed_bug_names_the_property_that_must_see_it() -> None:
-    text = printed_failures(red())
-    assert "swa_int64@decode" in text
-    assert "must be detected by index_contract" in text
-
-
 def test_findings_of_one_cause_are_told_once_and_named() -> None:
     hunts = tuple(
         bug("swa_pad", "fails without the bug too", runner, finding=swa_pad_finding())
@@ -87,23 +74,6 @@ def test_a_run_without_failures_has_no_block() -> None:
     assert printed_failures(green()) == ""
 
 
-@pytest.mark.parametrize("width", [40, 80, 200])
-def test_lines_are_folded_between_words_and_a_command_stays_whole(width: int) -> None:
-    lines = [line for line in printed_failures(red(), width).splitlines() if line.startswith("   ")]
-    assert f"   {REPLAY}" in lines
-    assert all(line == line.rstrip() for line in lines)
-    long = [line for line in lines if len(line) > width and "replay: " not in line]
-    assert all(" " not in line.strip() for line in long)
-
-
-def test_the_tables_lose_no_letter_on_80_columns() -> None:
-    stream = StringIO()
-    record = red()
-    Console(file=stream, width=80).print(clean_table(record), matrix(record))
-    assert "…" not in stream.getvalue()
-    assert all(row.trial.preset in stream.getvalue() for row in record.clean)
-
-
 def test_on_github_each_cause_is_an_annotation_of_its_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -118,14 +88,6 @@ def test_on_github_each_cause_is_an_annotation_of_its_line(
     assert lines[1].startswith("::error title=vacuous%3A nothing was found::what: ")
 
 
-@pytest.mark.parametrize("value", [None, "false", ""])
-def test_elsewhere_nothing_is_annotated(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
-    if value is not None:
-        monkeypatch.setenv("GITHUB_ACTIONS", value)
-    assert "::error" not in printed_failures(red())
-
-
 def test_an_annotation_is_one_line_whatever_the_record_holds() -> None:
     """No text of a record ends an annotation, its place or its title, or begins another."""
     (group, *_) = groups(red())
@@ -137,25 +99,3 @@ def test_an_annotation_is_one_line_whatever_the_record_holds() -> None:
     escaped = "50%25%2C a%3Ab%0D%0A%3A%3Aerror file=x%3A%3Ay"
     assert place.startswith(f"file={escaped},line=3,title={escaped}%3A ")
     assert text.endswith("replay: 50%25, a:b%0D%0A::error file=x::y")
-
-
-def test_the_last_lines_tell_of_the_first_cause_and_of_no_other() -> None:
-    text = printed_failures(red())
-    assert text.count("\nfirst: ") == 1
-    last = text[text.index("\nfirst: ") :]
-    assert last.startswith("\nfirst: red: decode: static input out_cache_loc_swa\n")
-    assert "swa_int64" not in last
-
-
-def test_a_line_of_progress_names_the_runner_that_fails_where_another_is_on_trial() -> None:
-    steps = (played(0, "admit", [0]), played(1, "draft_extend", [0], runner="eagle_draft_extend"))
-    violation = {"property": "kv_parity", "step": 1, "message": "slot 9 differs"}
-    found = Finding(Schedule(()), (violation,), steps)
-    hunted = HuntResult()
-
-    def said(runner: str) -> str:
-        task = Task(TrialConfig(runner), Source.GENERATED, 0, 1)
-        return said_of(Result(task, Status.RED, hunted, found, 0, 1.0))
-
-    assert said("decode") == "kv_parity at step 1 in eagle_draft_extend: slot 9 differs"
-    assert said("eagle_draft_extend") == "kv_parity at step 1: slot 9 differs"

@@ -1,21 +1,19 @@
 """The page of a run and the terminal offer the run before it: which that is, and what differs."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from paritybit.harness.cli.folders import earlier_records, swap_link
-from paritybit.harness.cli.pages import previous_of, print_previous
+from paritybit.harness.cli.pages import previous_of
 from paritybit.harness.records import record as run_record
 from paritybit.harness.records.schema import Record
-from paritybit.reports.compared.previous import MOST, Previous
+from paritybit.reports.compared.previous import Previous
 from paritybit.reports.page import render
-from rich.console import Console
 
 from paritybit.__main__ import main
 from properties.support.harness.command_line import OK
 from properties.support.reports.pages import Page
-from properties.support.reports.records import green, interrupted, many, red, without_event
+from properties.support.reports.records import green, interrupted, red
 
 FIRST, SECOND, THIRD = "20251122T105000Z", "20251122T105000-2Z", "20251122T105000-10Z"
 """Folders of runs of one second, in their order."""
@@ -78,25 +76,6 @@ def test_the_page_says_what_is_new_and_links_to_the_run_before(tmp_path: Path) -
     assert command in section
 
 
-def test_what_stays_as_it_was_is_counted_and_not_listed(tmp_path: Path) -> None:
-    written(tmp_path, FIRST, red())
-    previous = before(written(tmp_path, SECOND, red()), red())
-    assert previous.changes == ()
-    assert "still there" in previous.sentence
-    assert previous.sentence.startswith("No worse: ")
-
-
-def test_a_long_list_names_the_gravest_and_counts_the_rest(tmp_path: Path) -> None:
-    record = without_event(many(3), "pool full")
-    states = tuple(f"state {number}" for number in range(MOST + 5))
-    later = replace(record, required_events=states)
-    written(tmp_path, FIRST, record)
-    previous = before(written(tmp_path, SECOND, later), later)
-    assert len(previous.shown) == MOST < len(previous.changes)
-    more = len(previous.changes) - MOST
-    assert f"And {more} more, which this command shows" in Page(render(later, previous)).text
-
-
 def test_the_first_run_has_none_and_its_page_no_section(tmp_path: Path) -> None:
     path = written(tmp_path, FIRST, green())
     assert previous_of(path, green()) is None
@@ -146,17 +125,3 @@ def test_the_page_is_made_again_with_the_run_before(tmp_path: Path) -> None:
     assert 'id="previous"' in page
     assert main(["report", str(second), "--page", str(tmp_path / "page.html")]) == OK
     assert 'id="previous"' not in (tmp_path / "page.html").read_text()
-
-
-def test_the_terminal_says_in_a_line_what_differs_from_the_run_before(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    written(tmp_path, FIRST, green())
-    previous = before(written(tmp_path, SECOND, red()), red())
-    print_previous(Console(width=1000), previous)
-    print_previous(Console(width=1000), None)
-    said = capsys.readouterr().out
-    assert said.startswith(
-        f"compared with the previous run, {FIRST} (abc1234, on CPU, 2 cores): Worse: 7 new; "
-    )
-    assert said.count("\n") == 1

@@ -54,18 +54,6 @@ def test_a_case_of_what_this_build_lacks_cannot_run(
     ) in message
 
 
-def test_a_case_that_is_not_there_or_no_case_is_malformed(tmp_path: Path, refused: Any) -> None:
-    """Every malformed variant has a test of its own where cases are read."""
-    (tmp_path / "plain").write_text("step 3 differs")
-    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    (tmp_path / "deep").write_text("[" * 100_000)
-    assert "cannot be read" in refused(MALFORMED, "replay", tmp_path / "missing.json")
-    assert "contains no case file" in refused(MALFORMED, "replay", tmp_path)
-    assert "cannot be read" in refused(MALFORMED, "replay", tmp_path / "plain" / "case.json")
-    for name in ("plain", "binary", "deep"):
-        assert "is not valid JSON" in refused(MALFORMED, "replay", tmp_path / name)
-
-
 def test_a_case_that_says_a_thing_twice_is_refused(case_file: Path, refused: Any) -> None:
     """As a merge leaves it: with the later `bugs`, of none, it would be clean."""
     text = case_file.read_text()
@@ -194,12 +182,6 @@ def test_a_case_that_cannot_run_here_is_told_among_others(
     assert main(["replay", str(able.parent)]) == FINDING
 
 
-def test_a_malformed_case_among_others_is_refused(case_file: Path, refused: Any) -> None:
-    able, malformed = copies(case_file, "a", "b")
-    malformed.write_text("{")
-    assert "b.json is not valid JSON" in refused(MALFORMED, "replay", able.parent)
-
-
 def test_a_case_that_proves_nothing_does_otherwise(
     case_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -220,18 +202,6 @@ def test_a_build_that_is_refused_is_a_finding_of_its_case(
     edit(case_file, "target", value="index_contract")
     assert main(["replay", str(case_file)]) == FINDING
     assert "step 0: index_contract: " in capsys.readouterr().out
-
-
-def test_an_error_of_ours_is_no_verdict_of_a_case(
-    case_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What `git bisect run` skips; the whole traceback is kept."""
-    failing = violating("kv_parity", error=ERROR)
-    monkeypatch.setattr("paritybit.harness.cli.replay.observe", lambda *_: (failing, []))
-    assert main(["replay", str(case_file)]) == CANNOT_RUN
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert kept_traceback(captured.err) == ERROR
 
 
 def test_an_explainer_that_fails_hides_no_violation(

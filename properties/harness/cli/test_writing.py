@@ -151,13 +151,6 @@ def test_a_run_that_cannot_begin_leaves_nothing(
     assert {path.name for path in (tmp_path / "a/out").iterdir()} == {earlier.name, "latest"}
 
 
-@pytest.mark.parametrize("command", ["soak", "timeline", "mutants"])
-def test_the_folder_of_a_record_is_made_last(command: str, tmp_path: Path, refused: Any) -> None:
-    words = ["--record", tmp_path / "b/c.json", "--device", "cpu", "--ray", "10.0.0.1:1"]
-    assert "needs --workers" in refused(MALFORMED, command, *words)
-    assert not (tmp_path / "b").exists()
-
-
 def test_the_link_to_the_last_run_is_swapped_in_one_move(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,27 +169,3 @@ def test_the_link_to_the_last_run_is_swapped_in_one_move(
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         [first.name, second.name, "latest"]
     )
-
-
-def test_a_folder_in_place_of_the_link_is_kept_beside_it(tmp_path: Path) -> None:
-    """As a copy of the runs has it that follows links."""
-    for turn in range(2):
-        (tmp_path / "latest").unlink(missing_ok=True)
-        (tmp_path / "latest").mkdir()
-        (tmp_path / "latest" / "run.json").write_text(str(turn))
-        folder = new_folder(tmp_path)
-        swap_link(folder)
-        assert (tmp_path / "latest").resolve() == folder
-    kept = [tmp_path / f"latest-{turn}" / "run.json" for turn in (1, 2)]
-    assert [path.read_text() for path in kept] == ["0", "1"]
-
-
-def test_a_link_that_cannot_be_made_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr("pathlib.Path.symlink_to", refuse)
-    with pytest.raises(CannotRunError, match=r"cannot write \S+/latest: Operation not permitted"):
-        swap_link(new_folder(tmp_path))

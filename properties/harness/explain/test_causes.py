@@ -26,7 +26,6 @@ from paritybit.harness.explain.facts import (
     IndexOrigin,
     ListFault,
     Situation,
-    Slot,
     SlotTaken,
     TableCell,
     Writer,
@@ -630,18 +629,6 @@ def test_what_is_wrong_with_a_list_is_said_by_its_ends_or_its_first_key(
 
 
 WRITERS = Writer(2, "decode", 1, 3), Writer(2, None, 1, None), Writer(CAPTURE, None, 0, None)
-DIFFERENCES = [
-    FirstDifference("op", None, layer, None, "K", row, False, slot, None, 0, "0x0", "0x1")
-    for layer, row, slot in product((None, 1), (None, 2), (None, 9))
-]
-INDICES = [
-    IndexOrigin(buffer, element, 4, right, stale, 1, key, read, right, by, "copied")
-    for (buffer, element), right, stale, key, read, by in product(
-        ((None, None), ("positions", 2)), (None, 5), (True, False), (None, 0), (4, None), WRITERS
-    )
-    if read is not None or (buffer is not None and key is not None and right is not None)
-]
-"""What is not read is a key of a list that another run read, by a static input."""
 
 PARTS: list[dict[str, Any]] = [
     {},
@@ -663,19 +650,6 @@ PARTS: list[dict[str, Any]] = [
         if slot is not None or (key is not None and right is not None)
     ),
 ]
-
-
-def test_no_sentence_says_none_whatever_is_not_known() -> None:
-    at = [Situation(3, None), Situation(3, "decode", 4, 2), Situation(3, None, failed="it failed")]
-    for where, difference, index, parts in product(at, DIFFERENCES, (None, *INDICES[::3]), PARTS):
-        cause = Cause("not known", difference=difference, index=index, **parts)
-        assert "None" not in " ".join(prove("kv_parity", where, cause))
-    for index, where in product(INDICES, at):
-        cause = Cause("inputs", difference=DIFFERENCES[0], index=index)
-        assert "None" not in " ".join(prove("kv_parity", where, cause))
-    for parts in PARTS:
-        if parts.keys() & {"listed", "given", "baked"}:
-            assert "None" not in " ".join(prove("read_frame", at[1], Cause("not known", **parts)))
 
 
 OF_TOKENS = FirstDifference(
@@ -703,33 +677,6 @@ def test_the_slot_that_an_index_led_to_is_told_though_what_led_there_is_not_know
     _, then, but, _ = prove("kv_parity", Situation(1, "decode", 2, 1), cause)
     assert then == f"Then live token row 5 {does}."
     assert but.startswith("But the cause is not known")
-
-
-@pytest.mark.parametrize(("slot", "whose"), [(4, "belongs to no request"), (0, "is the reserved")])
-def test_a_slot_that_is_nobodys_is_said_to_be_so(slot: int, whose: str) -> None:
-    cause = Cause(
-        "not known", difference=OF_TOKENS, slot=Slot("draft", "full", slot, "nobody", None)
-    )
-    assert prove("kv_parity", Situation(1, "decode", 2, 1), cause)[0].startswith(
-        f"Draft full slot {slot} {whose}"
-    )
-
-
-@pytest.mark.parametrize(
-    ("axis", "request_", "words"),
-    [
-        ("request", 1, "step 2 (target_verify, request row 1 for request 1)"),
-        ("token", 0, "step 2 (target_verify, token row 1 for request 0)"),
-        ("list", None, "step 2 (target_verify, element 1)"),
-    ],
-)
-def test_a_row_is_a_requests_a_tokens_or_an_element(
-    axis: str, request_: int | None, words: str
-) -> None:
-    left_by = Writer(2, "target_verify", 1, request_, axis)
-    index = IndexOrigin("slots", 1, 9, 0, True, 1, None, 9, 0, left_by, "copied")
-    cause = Cause("inputs", difference=OF_TOKENS, index=index)
-    assert words in " ".join(prove("kv_parity", Situation(3, "target_verify", 2, 1), cause))
 
 
 def test_what_the_harness_gave_is_not_said_to_be_written_by_the_step() -> None:

@@ -2,14 +2,11 @@
 
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from paritybit.harness.machine import gpus
-from paritybit.harness.machine.gpus import first_name, free_memory, gpu_names, visible_gpus
-from paritybit.harness.records.record import device_name
+from paritybit.harness.machine.gpus import free_memory, visible_gpus
 
 
 @pytest.mark.parametrize(
@@ -71,34 +68,6 @@ def test_where_the_driver_cannot_be_asked_there_is_no_gpu(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(subprocess, "run", fail)
     assert visible_gpus() == []
-
-
-def test_the_device_is_called_by_its_driver_and_cuda_is_not_begun(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The first that is visible, by index or by the beginning of its UUID."""
-    text = "GPU 0: One (UUID: GPU-1a)\nGPU 1: Two (UUID: GPU-2b)\n"
-    monkeypatch.setattr(subprocess, "run", listing(text))
-    for visible, name in (("1,0", "Two"), ("GPU-2", "Two"), ("0", "One"), ("MIG-x", None)):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert first_name() == name
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "asked of CUDA")
-    assert device_name("cuda") == "asked of CUDA"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1a")
-    assert device_name("cuda") == "One"
-
-
-def test_without_the_drivers_program_its_device_files_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in a container that has the driver's libraries alone."""
-    for name in ("nvidia0", "nvidia3", "nvidiactl", "nvidia-uvm"):
-        (tmp_path / name).touch()
-    monkeypatch.setattr(gpus, "DEVICE_FILES", tmp_path)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert len(gpu_names()) == 2
-    assert visible_gpus() == ["0", "1"]
 
 
 FREE = "0, GPU-1a2b, 142000\n1, GPU-3c4d, 80\n2, GPU-5e6f, [N/A]\n"

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from paritybit.harness.machine import mps, workers
+from paritybit.harness.machine import workers
 from paritybit.harness.machine.workers import (
     HERE,
     MOST_CLIENTS,
@@ -14,7 +14,6 @@ from paritybit.harness.machine.workers import (
     cores,
     processes_on,
     sparing,
-    workers_for,
 )
 
 
@@ -51,21 +50,6 @@ def test_on_gpus_as_many_work_as_cores_and_sharing_allow(
     monkeypatch.setattr(workers, "cores", lambda: here)
     assert processes_on("cuda", gpus, mps=shared) == best
     assert processes_on("cpu", gpus, mps=shared) == here
-
-
-def test_what_was_asked_for_counts_and_gpus_are_taken_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(workers, "visible_gpus", lambda: ["4", "GPU-a"])
-    monkeypatch.setattr(mps, "answers", lambda: True)
-    assert workers_for("cuda", 3) == Workers(3, ("4", "GPU-a"), mps=True)
-    assert workers_for("cpu", 3) == Workers(3)
-    assert workers_for("cpu") == Workers(cores())
-
-
-def test_processes_take_the_gpus_in_turn() -> None:
-    assert [Workers(5, ("4", "GPU-a")).pin(place) for place in range(3)] == ["4", "GPU-a", "4"]
-    assert Workers(5).pin(3) is None
 
 
 def test_there_are_no_more_processes_than_tasks_but_one_at_least() -> None:

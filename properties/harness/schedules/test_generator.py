@@ -19,7 +19,7 @@ from paritybit.harness.campaigns.regress import (
 from paritybit.harness.campaigns.task import Source, Status, Task, run_task
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.lockstep.config import TrialConfig
-from paritybit.harness.schedules.buckets import BUCKETS, FILLINGS, fillings
+from paritybit.harness.schedules.buckets import BUCKETS, FILLINGS
 from paritybit.harness.schedules.coverage import Coverage, required_events
 from paritybit.harness.schedules.generate import schedules
 from paritybit.harness.schedules.schedule import (
@@ -89,13 +89,6 @@ def test_what_must_be_reached_follows_from_the_engine() -> None:
     assert len(set(required_events(RUNNERS))) == len(required_events(RUNNERS))
 
 
-def test_one_runner_of_each_engine_stands_for_all() -> None:
-    """Every runner replays in the trial of one of them, and no two of them are of one engine."""
-    engines = [engine_runners(runner) for runner in ONE_PER_ENGINE]
-    assert {runner.name for engine in engines for runner in engine} == set(RUNNERS)
-    assert len(set(engines)) == len(engines)
-
-
 REPLAYS: tuple[tuple[tuple[int, int], int, set[str], set[str]], ...] = (
     ((4, 2), 2, {"padded replay", "several padded rows", "batch of several rows"}, set()),
     ((4, 4), 1, {"replay without padding", "batch grew again in its bucket"}, {"full"}),
@@ -137,12 +130,6 @@ def test_what_a_replay_reaches_is_counted() -> None:
         assert named == {f"decode: bucket {bucket}", "decode: replay"} | padded | filled
     coverage.see(replay("cpu_graph", 2, 2), 1)
     assert events["runner after another"] == 1
-
-
-def test_all_requests_with_too_few_tokens_are_one_short() -> None:
-    """Where a request brings several tokens."""
-    short: Any = SimpleNamespace(bucket=4, live_size=4, padded=True)
-    assert fillings(short, None) == {"full": False, "one short": True, "padded after full": False}
 
 
 def filled(runner: str) -> list[str]:
@@ -196,13 +183,6 @@ def test_the_runner_on_trial_idles_most(runner: str) -> None:
     steps = [step for schedule in drawn(runner, 2) for step in schedule.steps]
     idle = Counter(modes[step.pick % len(modes)] for step in steps if isinstance(step, Idle))
     assert idle.most_common(1)[0][0] is under_test
-
-
-def test_no_engine_extends_idly() -> None:
-    """A padded prompt would be of no request; all else that has a runner idles."""
-    for runner in RUNNERS:
-        modes = TrialConfig(runner).modes
-        assert set(idle_modes(modes)) == modes - {Mode.EXTEND}
 
 
 def test_a_toothless_generator_is_found_out() -> None:

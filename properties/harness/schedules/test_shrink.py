@@ -210,14 +210,6 @@ def test_a_planted_failure_shrinks_to_its_minimum(planted: str) -> None:
     assert shrink(TALL, PLANTED[planted]) == Schedule(MINIMA[planted], TALL.seed)
 
 
-@given(schedule=DRAWN)
-def test_a_minimum_is_found_from_anywhere(schedule: Schedule) -> None:
-    """Whatever else the schedule holds, two steps at their smallest are left."""
-    whole = Schedule((*schedule.steps, Admit(9, 9), Idle(1), Decode((6, 2, 4))), schedule.seed)
-    left = shrink(whole, wide_decode_of_a_long_prompt)
-    assert left.steps == (Admit(3, 0), Decode((0, 1)))
-
-
 @pytest.mark.parametrize("planted", PLANTED)
 def test_no_step_and_no_number_of_what_is_left_can_be_spared(planted: str) -> None:
     fails = PLANTED[planted]
@@ -255,13 +247,6 @@ def test_what_needs_every_step_keeps_every_step() -> None:
     for step in left.steps:
         assert all(getattr(step, entry.name) in {0, (0,)} for entry in fields(step))
     assert len(fails.asked) < 12 * len(TALL.steps)
-
-
-@pytest.mark.parametrize("planted", PLANTED)
-def test_the_same_schedule_shrinks_by_the_same_playings(planted: str) -> None:
-    first, second = Counted(PLANTED[planted]), Counted(PLANTED[planted])
-    assert shrink(TALL, first) == shrink(TALL, second)
-    assert first.asked == second.asked
 
 
 @given(schedule=DRAWN)

@@ -1,7 +1,6 @@
 """Traffic: what is committed, and what becomes of it as schedules."""
 
 from collections.abc import Sequence
-from importlib.resources import files
 from itertools import pairwise
 
 import pytest
@@ -14,11 +13,10 @@ from paritybit.harness.schedules.schedule import (
     Draft,
     DraftExtend,
     Finish,
-    Idle,
     Schedule,
     Verify,
 )
-from paritybit.harness.schedules.traffic import IDLE_STEPS, REQUESTS, load_trace, traffic_schedules
+from paritybit.harness.schedules.traffic import REQUESTS, load_trace, traffic_schedules
 from paritybit.reference.batch import Mode
 from paritybit.reference.config import PRESETS, SPECULATION
 from paritybit.subjects.runners import engine_runners
@@ -90,23 +88,6 @@ def is_monotone(inputs: Sequence[int], outputs: Sequence[int]) -> bool:
     )
 
 
-def test_the_committed_slice_is_small_and_says_whose_it_is() -> None:
-    text = files("paritybit.harness.schedules").joinpath("data/azure_conv_2000.csv").read_text()
-    head = [line for line in text.splitlines() if line.startswith("#")]
-    assert text.startswith("#")
-    assert "CC-BY 4.0" in head[0]
-    assert "Azure LLM inference trace" in head[0]
-    assert any("Patel" in line and "Splitwise" in line for line in head)
-    assert 0 < len(load_trace()) <= 2000
-
-
-def test_the_trace_is_in_order_of_arrival() -> None:
-    trace = load_trace()
-    assert trace[0].second == 0
-    assert all(one.second <= other.second for one, other in pairwise(trace))
-    assert all(arrival.context >= 1 and arrival.generated >= 1 for arrival in trace)
-
-
 def test_every_request_of_a_piece_is_admitted_and_finishes(
     pieces: list[Schedule], speculative: list[Schedule]
 ) -> None:
@@ -173,16 +154,6 @@ def test_every_mode_of_speculation_meets_the_same_pieces(speculative: list[Sched
         assert every_piece(mode) == speculative
     assert every_piece(Mode.EXTEND) == every_piece(Mode.DECODE) != speculative
     assert traffic_schedules(CONFIG, ROWS, ROOM, 2, 0) == every_piece(Mode.DECODE)[0:8:7]
-
-
-def test_a_gap_of_any_length_is_a_few_idle_replays(
-    pieces: list[Schedule], speculative: list[Schedule]
-) -> None:
-    for piece in (*pieces, *speculative):
-        idle = [isinstance(step, Idle) for step in piece.steps]
-        runs = [idle[place : place + IDLE_STEPS + 1] for place in range(len(idle))]
-        assert idle[0]
-        assert not any(all(run) for run in runs if len(run) > IDLE_STEPS)
 
 
 def test_the_same_seed_cuts_the_same_pieces() -> None:
