@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from paritybit.explore.case import ExploreCase, case_of, violation_of, write
 from paritybit.explore.search import Explored, Search
 from paritybit.explore.snapshots import Snapshots
 from properties.explore.toy import Toy
+from properties.support.harness.command_line import python
 
 CASE = ExploreCase("vllm==0.33.0", Bound(), ("arrive 0", "step"), "leak: page 1")
 
@@ -147,9 +146,7 @@ def untimed(text: str) -> str:
 @pytest.mark.skipif("0.33.0" not in fetch.fetched(VLLM), reason="vLLM 0.33.0 is not at hand")
 def test_vllm_has_no_violation_in_few_actions(tmp_path: Path) -> None:
     command = ["explore", "--engine", "vllm==0.33.0", "--depth", "4", "--out", str(tmp_path)]
-    ended = subprocess.run(
-        [sys.executable, "-m", "paritybit", *command], capture_output=True, text=True, check=False
-    )
+    ended = python("-m", "paritybit", *command)
     # Evictions take seven actions, so the search is too short for a verdict.
     assert ended.returncode in (OK, CANNOT_RUN), ended.stderr
     assert "complete up to 4 actions" in ended.stdout

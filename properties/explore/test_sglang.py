@@ -1,9 +1,8 @@
 """sglang's half: what it reads of the engine's objects, its laws, and the engine where at hand."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +23,7 @@ from paritybit.explore.sglang.scheduler import prefix_of, record
 from paritybit.explore.sglang.world import require_room, sliding_pages
 from properties.explore.run import planted
 from properties.sanitizer.planted.plant import plant
+from properties.support.harness.command_line import python
 
 RELEASE = "0.5.23"
 AT_HAND = RELEASE in fetch.fetched(SGLANG)
@@ -133,12 +133,10 @@ def test_a_pool_has_room_for_one_request() -> None:
     require_room(Bound(slots=14))
 
 
-def explored(engine: str, out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def explored(engine: str, out: Path, *words: str) -> CompletedProcess[str]:
     """Explore an engine in a process of its own."""
     command = ["explore", "--engine", engine, "--out", str(out), "--seconds", "600", *words]
-    return subprocess.run(
-        [sys.executable, "-m", "paritybit", *command], capture_output=True, text=True, check=False
-    )
+    return python("-m", "paritybit", *command)
 
 
 @pytest.mark.skipif(not AT_HAND, reason=f"sglang {RELEASE} is not at hand")
@@ -153,8 +151,7 @@ def test_sglang_has_no_violation_in_few_actions(tmp_path: Path) -> None:
 @pytest.mark.skipif(not AT_HAND, reason=f"sglang {RELEASE} is not at hand")
 def test_sglang_changes_what_its_actions_name_alone() -> None:
     left = ("arrive/0", "arrive/1", "end/0", "end/1", "end/2")
-    command = [sys.executable, "-m", "properties.explore.named", f"sglang=={RELEASE}", "7", *left]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = python("-m", "properties.explore.named", f"sglang=={RELEASE}", "7", *left)
     assert done.returncode == 0, done.stderr
     first, *others = done.stdout.splitlines()
     assert re.fullmatch(r"all \d{3}", first), done.stdout
@@ -169,7 +166,6 @@ def test_a_fault_of_sglang_is_found_and_replays(tmp_path: Path) -> None:
     found = explored(str(engine), tmp_path / "out")
     assert found.returncode == FINDING, found.stderr
     case = tmp_path / "out" / "latest" / "cases" / "explore.json"
-    again = [sys.executable, "-m", "paritybit", "replay", str(case), "--engine"]
     for spec, code in ((str(engine), FINDING), (f"sglang=={RELEASE}", OK)):
-        done = subprocess.run([*again, spec], capture_output=True, text=True, check=False)
+        done = python("-m", "paritybit", "replay", str(case), "--engine", spec)
         assert done.returncode == code, done.stderr
