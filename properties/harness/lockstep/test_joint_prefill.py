@@ -68,7 +68,7 @@ def test_more_tokens_together_than_a_graph_holds_run_eagerly(device: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("runner", "preset", "page_size"), all_pairs([["piecewise", "breakable"], PRESETS, [1, 4]])
+    ("runner", "preset", "page_size"), all_pairs([["piecewise", "breakable"], [*PRESETS], [1, 4]])
 )
 def test_each_bucket_is_filled_by_as_many_prompts_as_a_batch_holds(
     runner: str, preset: str, page_size: int, device: str
