@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paritybit.harness.cli.watch.finish import prefix_of, way_to
+from paritybit.harness.cli.watch.finish import way_to
 from paritybit.reports.watched.sarif import sarif_of
 
 from properties.support.known import STRAY, THREAD, listed
