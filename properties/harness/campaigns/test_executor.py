@@ -236,7 +236,7 @@ def busy(*, starting: bool) -> Iterator[subprocess.Popen[str]]:
     """Run a campaign in a group of processes of its own, until its workers start or one ended."""
     imported = f"from {executor_tasks.__name__} import *"
     code = f"{imported}; interrupted(slow_start={starting})"
-    with in_its_own_group("-c", code) as process:
+    with in_its_own_group("-c", code, forked=False) as process:
         assert process.stdout is not None
         assert ("starting\n" if starting else "ended\n") in iter(process.stdout.readline, "")
         time.sleep(1.0 if starting else 0.0)

@@ -66,15 +66,18 @@ def kept_traceback(said: str) -> str:
 
 
 @contextmanager
-def in_its_own_group(*words: object) -> Iterator[subprocess.Popen[str]]:
-    """Run Python's words from a fork, in a process group to be sent a signal.
+def in_its_own_group(*words: object, forked: bool = True) -> Iterator[subprocess.Popen[str]]:
+    """Run Python's words, from a fork unless asked otherwise, in a process group for signals.
+
+    A fork has a group of its own, which hears what the process that is returned hears. A test
+    that looks at the processes of the group asks for an interpreter.
 
     All of the group is killed once it has run for `LONGEST` seconds: a test that reads what it
     says then reads the end of it, and fails instead of waiting for ever. It is killed as well if
     it has not ended when this ends, as after an assertion that failed.
     """
     with subprocess.Popen(
-        quick(*words),
+        quick(*words) if forked else [sys.executable, *map(str, words)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
