@@ -56,7 +56,7 @@ def test_what_this_build_cannot_read_is_counted(tmp_path: Path) -> None:
 def test_every_clean_trial_of_a_runner_tries_what_failed_on_it_and_no_hunt_does() -> None:
     settings = RunConfig("cpu", known=Known({"decode": (ONE,)}))
     for task in clean_tasks(settings):
-        usual = task.trial.buckets != SMALLEST and not task.trial.overlap
+        usual = task.trial.buckets != SMALLEST and not (task.trial.overlap or task.trial.features)
         tried = task.trial.runner == "decode" and task.source is Source.GENERATED and usual
         assert task.known[:1] == (ONE,) if tried else ONE not in task.known
     assert all(not task.known for task in hunting_tasks(settings))
