@@ -91,7 +91,8 @@ class Scheduler(RequestBook):
         if not donors:
             return None
         donor = donors[step.pick % len(donors)]
-        shared = min(step.tokens, donor.length, donor.prompt)
+        longest = self.config.max_context - 2  # So that a token of its own has room.
+        shared = min(step.tokens, donor.length, donor.prompt, longest)
         request = self._add(shared + max(step.own, 1), step.own, donor, shared)
         return self._extend(request, step.own) if request is not None else None
 

@@ -189,7 +189,7 @@ def test_the_case_on_the_page_holds_the_recorded_schedule_and_violations(name: s
         assert hunt.finding is not None
         trial = to_json(hunt.trial)
         # A case file leaves out what older ones lack.
-        assert {name: trial.pop(name) for name in LATER} == LATER
+        assert {name: trial.pop(name) for name in LATER} == to_json(dict(LATER))
         assert case["trial"] == trial
         assert case["schedule"] == to_json(hunt.finding.schedule)
         assert case["violations"] == to_json(hunt.finding.violations)
