@@ -63,11 +63,19 @@ class Lines:
         """
         for again in (self.after_inputs, self.again):
             for (wrong, mended), *others in one.spellings(self.recorded.tables[1]):
-                wanted = Wanted(wrong, mended, others=tuple(others))
-                lines = made_at(wanted, again, self.holds)
+                wanted = Wanted(
+                    wrong, mended, others=tuple(others), passed_over=self._static_lists()
+                )
+                lines = made_at(wanted, again, self.holds) if wanted.mendable else ()
                 if lines:
                     return (lines[0], *self._made_of(lines[0]), *lines[1:])
         return ()
+
+    def _static_lists(self) -> set[int]:
+        """Return where static lists lie: what these hold was made before it was written there."""
+        runner = self.recorded.runner
+        lists = {} if runner is None else runner.metadata.buffers
+        return {values.untyped_storage().data_ptr() for values in lists.values()}
 
     def again(self, seen: Seen) -> Run:
         """Run what is captured eagerly, with its lines followed."""

@@ -4,7 +4,7 @@ The forward is run again with its lines followed. Each place at which a tensor o
 the wrong values is tried: they are put right there, in place, and nowhere else.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -32,12 +32,14 @@ class Wanted:
 
     One value alone may stand in many places. It is looked for only if it is `known` to be copied.
     `others` are further values, wrong and right, that are put right where the frame holds them.
+    Tensors in the memory of `passed_over`, addresses of storages, are not looked at.
     """
 
     held: Tensor
     right: Tensor
     known: bool = False
     others: tuple[tuple[Tensor, Tensor], ...] = ()
+    passed_over: Collection[int] = ()
 
     def __post_init__(self) -> None:
         self.wrong_bytes = _bytes(_array(self.held))
@@ -53,6 +55,8 @@ class Wanted:
         """Return from which element on a tensor or an array holds the wrong values."""
         array = _array(value)
         if array is None or array.size < self.held.numel():
+            return None
+        if isinstance(value, Tensor) and value.untyped_storage().data_ptr() in self.passed_over:
             return None
         if _kind(value) != self.kind:
             return None

@@ -57,6 +57,7 @@ def _lines(runner: GraphRunner | None, cause: Cause) -> Iterator[SourceLine]:
             row = contract_row(subject, name)
             yield from [row] if row is not None else []
             yield line_of(f"{name} is populated", subject.populate)
+            yield line_of("static inputs are written", type(runner.inputs).populate)
         elif name in runner.metadata.buffers:
             yield line_of(f"{name} is written", subject.plan)
     if cause.baked is not None or cause.blame == "captured state":

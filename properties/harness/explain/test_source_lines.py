@@ -90,12 +90,18 @@ def index(buffer: str | None) -> IndexOrigin:
 
 
 LAUNCHED = "the graph is launched"
+WRITTEN = "static inputs are written"
 
 
 def test_the_lines_of_a_cause_are_its_row_what_populates_it_and_the_launch(
     runner: GraphRunner,
 ) -> None:
-    rows = ["the contract row of positions", "positions is populated", LAUNCHED]
+    rows = [
+        "the contract row of positions",
+        "positions is populated",
+        "static inputs are written",
+        LAUNCHED,
+    ]
     assert whats(Cause("inputs", index=index("positions")), runner) == rows
     given = GivenValue("positions[1]", "3", "4", True, None, None)
     assert whats(Cause("inputs", given=given), runner) == rows
