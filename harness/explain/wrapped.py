@@ -9,19 +9,18 @@ from typing import Any
 
 import numpy as np
 from paritybit.harness.explain.facts import GivenValue, SourceLine
+from paritybit.harness.explain.origins.log_sites import qualified_name
 from paritybit.harness.explain.tracing import following, lines_of, values_of
 from torch import Tensor
 
 WIDTHS = (8, 16)
 """Bits of the whole numbers that such a slot number does not go into."""
 
-Slots = range
-
 
 class _Wrapped:
     """Looks for the first value that is a slot number but for a multiple of a power of two."""
 
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self, slots: range) -> None:
         self.slots = slots
         self.found: tuple[GivenValue, tuple[SourceLine, ...]] | None = None
         self._seen: dict[tuple[int, int], tuple[FrameType, Any]] = {}
@@ -37,7 +36,7 @@ class _Wrapped:
             right = None if held is None or held >= -1 else widened(held, self.slots)
             if right is not None:
                 lines = lines_of(frame, line, "made")
-                what = f"a slot {lines[0].what.replace('made in', 'number in')}"
+                what = f"a slot number in {qualified_name(frame)}"
                 given = GivenValue(what, str(held), str(right), stale=False, left_by=None, how=None)
                 self.found = given, lines
 
@@ -51,7 +50,7 @@ def lowest(value: Any) -> int | None:
     return int(value.min()) if whole else None
 
 
-def widened(held: int, slots: Slots) -> int | None:
+def widened(held: int, slots: range) -> int | None:
     """Return the slot number of which a value is the last bits, None if there is none."""
     for width in WIDTHS:
         first = slots.start + (held - slots.start) % 2**width
@@ -61,7 +60,7 @@ def widened(held: int, slots: Slots) -> int | None:
 
 
 def wrapped_at(
-    play: Callable[[], Any], slots: Slots
+    play: Callable[[], Any], slots: range
 ) -> tuple[GivenValue | None, tuple[SourceLine, ...]]:
     """Play, and return the first slot number that is wrapped, with the line where it stands."""
     look = _Wrapped(slots)

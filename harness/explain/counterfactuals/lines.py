@@ -61,11 +61,10 @@ class Lines:
         Lines that bring static inputs up to date come last: what these hold was found right. Behind
         the line come those that what it uses is made at.
         """
+        lists = self._static_lists()
         for again in (self.after_inputs, self.again):
             for (wrong, mended), *others in one.spellings(self.recorded.tables[1]):
-                wanted = Wanted(
-                    wrong, mended, others=tuple(others), passed_over=self._static_lists()
-                )
+                wanted = Wanted(wrong, mended, others=tuple(others), passed_over=lists)
                 lines = made_at(wanted, again, self.holds) if wanted.mendable else ()
                 if lines:
                     return (lines[0], *self._made_of(lines[0]), *lines[1:])
@@ -171,7 +170,9 @@ class _Used(_First):
     def __call__(self, frame: FrameType, line: int, returned: object) -> None:
         """Look for the tensors that the line used, once it has run."""
         super().__call__(frame, line, returned)
-        if lines_of(frame, line, "made")[0] == self.line and not self.tensors:
+        if self.tensors or line != self.line.line:
+            return
+        if lines_of(frame, line, "made")[0] == self.line:
             held = (frame.f_locals.get(name) for name in sorted(names_used(frame, line)))
             whole = [one for one in held if isinstance(one, Tensor) and not one.is_floating_point()]
             self.tensors = [(one, self.lines[id(one)][1][0]) for one in whole]
