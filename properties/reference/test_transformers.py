@@ -64,8 +64,9 @@ def of_oracle(model: Model, tokens: Tensor) -> Tensor:
 @cache
 def of_library(name: str) -> Tensor:
     """Return the library's logits of whole requests, float64 [requests, max_context, vocab]."""
+    model, tokens = theirs(name), drawn(ours(name).config)  # Our weights are drawn in float32.
     with InFloat64():
-        logits: Tensor = theirs(name)(input_ids=drawn(ours(name).config), use_cache=False).logits
+        logits: Tensor = model(input_ids=tokens, use_cache=False).logits
     assert logits.dtype == torch.float64
     return logits
 
@@ -98,7 +99,7 @@ def test_the_oracle_agrees_with_cached_decoding(
     name: str, begin_with: Callable[[int], list[int]]
 ) -> None:
     """A prompt in one go or in chunks, then a token at a time, with keys dropped as they leave."""
-    model = ours(name)
+    model, library = ours(name), theirs(name)
     config, tokens = model.config, drawn(model.config)
     counts = begin_with(config.window)
     counts += [1] * (config.max_context - sum(counts))
@@ -106,7 +107,7 @@ def test_the_oracle_agrees_with_cached_decoding(
     found = []
     with InFloat64():
         for part in tokens.split(counts, dim=1):
-            output = theirs(name)(input_ids=part, past_key_values=cache_of_keys, use_cache=True)
+            output = library(input_ids=part, past_key_values=cache_of_keys, use_cache=True)
             cache_of_keys = output.past_key_values
             found.append(output.logits)
     for kind, layer in zip(config.layers, cache_of_keys.layers, strict=True):

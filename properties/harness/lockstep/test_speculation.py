@@ -586,7 +586,7 @@ SCHEDULES = st.builds(
 
 
 def check_ledger(world: Scheduler) -> None:
-    """Every page and row is one request's, or free; and every request is what it says it is."""
+    """Every page and row is its holders' or free, and every request is what it says it is."""
     sizes, free = world.pools.sizes, world.allocator
     held = [request.allocation for request in world.running if request.allocation is not None]
     assert len(held) == len(world.running)
@@ -601,7 +601,14 @@ def check_ledger(world: Scheduler) -> None:
         "rows": sizes.rows,
     }
     for name, (owned, unowned) in pages.items():
-        assert sorted(owned + unowned) == list(range(1, last[name] + 1)), name
+        assert sorted([*set(owned), *unowned]) == list(range(1, last[name] + 1)), name
+    held_often = {
+        (name, page): times - 1
+        for name in pages
+        for page, times in Counter(pages[name][0]).items()
+        if times > 1
+    }
+    assert held_often == {(kind.value, page): n for (kind, page), n in free.sharers.items() if n}
     every = world.running + world.retracted
     rows = [request.token_row for request in every] + world.free_token_rows
     assert sorted(rows) == list(range(world.token_rows))
@@ -615,19 +622,25 @@ def check_ledger(world: Scheduler) -> None:
 
 
 def check_committed(world: Scheduler) -> None:
-    """Nobody holds a page of no token, and every token in the pool is mapped, if not evicted."""
+    """Nobody holds a page of no token, and every token in the pool is mapped, if not evicted.
+
+    A token that shares its page is still mapped where another request has not evicted it.
+    """
     mapping, tables = world.pools.tables.full_to_swa_index_mapping, world.pools.tables
     owned = [world.owned(request) for request in world.running]
-    for slots in zip(*owned, strict=True):
-        flat = [slot for of_request in slots for slot in of_request]
-        assert len(set(flat)) == len(flat)
+    size, sharers = world.pools.sizes.page_size, world.allocator.sharers
+    for kind, slots in zip((Kind.FULL, Kind.SWA), zip(*owned, strict=True), strict=False):
+        for slot, times in Counter(slot for of_request in slots for slot in of_request).items():
+            assert times == 1 + sharers[kind, slot // size]
     for request, (full, swa) in zip(world.running, owned, strict=True):
         allocation = request.allocation
         assert allocation is not None
-        pages = -(-request.length // world.pools.sizes.page_size)
+        pages = -(-request.length // size)
         assert len(allocation.full_pages) == len(allocation.swa_pages) == pages
         assert tables.req_to_token[allocation.row, : request.length].tolist() == full
-        assert [slot for slot in mapping[full].tolist() if slot] == swa
+        shared = {slot for other, slots in owned if {*other} & {*full} for slot in slots}
+        mapped = [slot for slot in mapping[full].tolist() if slot]
+        assert [slot for slot in mapped if slot not in shared - {*swa}] == swa
 
 
 @PAGES
