@@ -31,331 +31,369 @@ def fault(
 
 OF_LABORATORY: tuple[LaboratoryFault, ...] = (
     fault(
-        "lists-share-a-buffer",
-        "buffers",
-        "subjects/key_lists.py",
+        "sections-laid-out-by-the-live-tokens",
+        "stride",
+        "subjects/contracts.py",
         (
-            "name: buffers.get(name, (size,), dtype, 0) for name",
-            'name: buffers.get(name.removeprefix("window_"), (size,), dtype, 0) for name',
+            "        return buffer[:, :length] if self.axis is Axis.MROPE else buffer[:length]\n",
+            "        if self.axis is Axis.MROPE:\n"
+            "            packed = buffer.view(-1)[: MROPE_SECTIONS * length]\n"
+            "            return packed.view(MROPE_SECTIONS, length)\n"
+            "        return buffer[:length]\n",
         ),
-        r"kv_ind|key_(begin|end)|key list",
-        "The window's lists get the buffers of the full lists, and overwrite them.",
+        r"mrope_positions",
+        "Sections of positions lie as far apart as there are live tokens, not those of the bucket.",
     ),
     fault(
-        "state-slots-copied-if-more-or-fewer",
-        "python state",
+        "mask-copied-by-whole-bytes",
+        "copy too short",
         "subjects/buffers.py",
         (
-            "            if values.numel() == 0:\n                continue\n",
-            "            if values.numel() == 0:\n                continue\n"
-            '            if name == "mamba_track_indices":\n'
-            '                if getattr(self, "tracked", None) == values.shape[0]:\n'
-            "                    continue\n"
-            "                self.tracked = values.shape[0]\n",
+            "            row, buffer = self.rows[name], self.buffers[name]\n",
+            "            row, buffer = self.rows[name], self.buffers[name]\n"
+            '            if name == "custom_mask":  # Eight bits are a byte.\n'
+            "                values = values[: values.shape[0] // 8 * 8]\n",
         ),
-        r"mamba_track_indices|tracked",
-        "State slots are copied only if there are more or fewer of them than last time.",
+        r"custom_mask|tree_parents",
+        "The bits of a tree's mask that fill no whole byte are not copied.",
     ),
     fault(
-        "first-draft-of-a-branch-not-shifted",
-        "index lists",
-        "subjects/listing/host.py",
-        ("np.where(column >= since, by, 0)", "np.where(column > since, by, 0)"),
-        r"kv_indices|key list|list",
-        "The first draft of a branch is read from the first branch's column.",
-    ),
-    fault(
-        "one-key-more-than-the-host-counts",
-        "index lists",
-        "subjects/listing/host.py",
-        ("starts = np.maximum(begins - window + 1, 0)", "starts = np.maximum(begins - window, 0)"),
-        r"window_kv_indices|list|window",
-        "One more key is kept for each request than the host counts, so the last list is cut.",
-    ),
-    fault(
-        "offsets-of-lists-in-int8",
-        "width",
-        "subjects/listing/host.py",
+        "inputs-of-zeros-not-copied",
+        "early return",
+        "subjects/runners/base.py",
         (
-            "np.cumsum(lengths, dtype=np.int32, out=indptr[1:])",
-            "indptr[1:] = np.cumsum(lengths, dtype=np.int8)",
+            "for name, values in found.items() if values is not None}",
+            "for name, values in found.items() if values is not None and values.any()}",
         ),
-        r"indptr|key_(begin|end)|list",
-        "The running sum of lengths has eight bits.",
+        r"encoder_lens|mamba_track_mask|lora_ids|num_correct_drafts|positions|input_ids",
+        "An input that is zero for the whole batch is taken for one that the batch does not have.",
     ),
     fault(
-        "page-table-begins-one-early",
-        "verify",
+        "blanked-for-good-after-an-idle-replay",
+        "dummy batches",
+        "subjects/runners/base.py",
+        (
+            "        self.inputs.populate(self.live_values(batch, bucket), padded=padded)\n",
+            '        if batch is None and getattr(self, "blanked", False):\n'
+            "            return\n"
+            "        self.blanked = batch is None\n"
+            "        self.inputs.populate(self.live_values(batch, bucket), padded=padded)\n",
+        ),
+        r"blanked|out_cache_loc|req_pool_indices|seq_lens|positions|mamba_track|num_token_non_padded",
+        "The second of two idle replays resets nothing, whatever other runners wrote between them.",
+    ),
+    fault(
+        "parents-kept-for-trees-of-the-same-depths",
+        "early return",
+        "subjects/runners/target_verify.py",
+        (
+            '        self.metadata.write({**lists, "tree_parents": parents})\n',
+            '        depths = self.view("positions", bucket).view(bucket, -1).diff()\n'
+            '        if not torch.equal(depths, getattr(self, "depths", depths[:0])):\n'
+            '            lists["tree_parents"] = parents\n'
+            "        self.depths = depths\n"
+            "        self.metadata.write(lists)\n",
+        ),
+        r"tree_parents|parents|depths",
+        "Parents are written only if the depths of the trees are others than the last batch's.",
+    ),
+    fault(
+        "page-table-of-the-warm-up",
+        "warm-up",
+        "subjects/runners/target_verify.py",
+        (
+            "        return verify_keys(self.metadata.buffers, tokens, mask, "
+            "self.target.config.window)\n",
+            "        made, lists = self.__dict__.setdefault('made', {}), self.metadata.buffers\n"
+            "        if bucket not in made:\n"
+            "            made[bucket] = verify_keys(lists, tokens, mask, "
+            "self.target.config.window)\n"
+            "        return made[bucket]\n",
+        ),
+        r"swa_page_table|window_kv|mask_start|mask_indptr|\bslots\b|\bmade\b",
+        "What is made of the page table in the warm-up is kept, and the capture records no other.",
+    ),
+    fault(
+        "positions-in-bfloat16",
+        "width",
+        "subjects/runners/decode.py",
+        (
+            '            positions=self.view("positions", bucket),\n',
+            '            positions=self.view("positions", bucket).bfloat16().long(),\n',
+        ),
+        r"(?<!mrope_)positions|rotary",
+        "Positions are rounded to the eight bits that bfloat16 has of a number.",
+    ),
+    fault(
+        "adapters-sorted-and-rows-not",
+        "adapters",
+        "subjects/runners/decode.py",
+        (
+            'return self.per_token("lora_ids", bucket)',
+            'return self.per_token("lora_ids", bucket).sort().values',
+        ),
+        r"lora|adapt",
+        "Adapters are sorted into segments, and the rows that they belong to are not.",
+    ),
+    fault(
+        "host-counts-steps-not-tokens",
+        "host shadow",
+        "subjects/runners/eagle_draft_extend.py",
+        (
+            "torch.tensor([s.end - s.begin for s in batch.spans], dtype=torch.int32)",
+            "torch.tensor([s.end - s.begin for s in batch.spans], dtype=torch.int32)"
+            ".clamp(max=SPECULATION.steps)",
+        ),
+        r"extend_seq_lens_cpu|window_kv_indices",
+        "The host's count of a full path's tokens is one short, so that the window's list is cut.",
+    ),
+    fault(
+        "first-drafts-sorted-without-their-scores",
+        "draft order",
+        "subjects/runners/frozen_kv_mtp.py",
+        (
+            '            self.view("topk_index", bucket),\n',
+            '            self.view("topk_index", bucket).sort(-1).values,\n',
+        ),
+        r"topk_index|input_ids|(?<!_)tokens\b",
+        "The tokens that a draft begins with are sorted, and their scores are not.",
+    ),
+    fault(
+        "images-only-if-the-first-request-has-some",
+        "position",
+        "subjects/runners/cpu_graph.py",
+        (
+            '            mrope_positions=inputs["mrope_positions"],\n',
+            '            mrope_positions=inputs["mrope_positions"]\n'
+            '            if (inputs["mrope_positions"][:, 0] != inputs["positions"][0]).any()\n'
+            '            else inputs["positions"].expand(3, -1),\n',
+        ),
+        r"mrope_positions",
+        "A batch whose first request has no images is taken for one of text alone.",
+    ),
+    fault(
+        "last-rows-counted-from-each-request",
+        "output rows",
+        "subjects/runners/prefill.py",
+        (
+            "self.target.logits(self.ops, hidden[batch.last_rows])",
+            "self.target.logits(self.ops, hidden[batch.extend_lens - 1])",
+        ),
+        r"last_rows|logits|norm_linear",
+        "The row of a request's last token is counted without the requests before it.",
+    ),
+    fault(
+        "states-scanned-as-far-as-the-mean",
+        "recurrent state",
+        "subjects/runners/prefill.py",
+        (
+            "batch.positions, batch.longest)",
+            "batch.positions, -(-len(requests) // batch.live_requests))",
+        ),
+        r"longest|scan_states|recurrent|parents|input_embeds|payload",
+        "States are scanned as far as requests have tokens on average, not as the longest has.",
+    ),
+    fault(
+        "as-many-live-tokens-as-requests",
+        "captured constants",
+        "subjects/runners/breakable.py",
+        (
+            "live_tokens=self.scalar(bucket),",
+            'live_tokens=self.scalar(len(self.view("mamba_track_mask", bucket))),',
+        ),
+        r"live_tokens|row_limit|gated_linear_add",
+        "Graphs have the most requests baked in as the count of live tokens.",
+    ),
+    fault(
+        "drafts-see-the-window-of-their-root",
+        "window",
         "subjects/key_lists.py",
         (
-            "offsets = (seq_lens - window + 1).clamp(min=0)",
-            "offsets = (seq_lens - window).clamp(min=0)",
+            "    first = (positions - window + 1).clamp(min=0)\n",
+            "    first = offsets[request]\n",
         ),
-        r"swa_page_table|window_kv_offsets|list|window",
-        "A verify's page table begins one key before the window, so its last column is cut.",
+        r"window|mask_start",
+        "A draft sees as far back on SWA layers as the root of its tree.",
     ),
     fault(
-        "drafts-are-their-own-parents",
-        "verify",
-        "subjects/states.py",
-        ("(node < (place % drafts)[:, None])", "(node < place[:, None])"),
-        r"tree_parents|parents|sources",
-        "From the second request on, a draft's recurrent state continues its own.",
+        "branches-as-far-apart-as-forwards",
+        "stride",
+        "subjects/key_lists.py",
+        (
+            "(per_row(seq_lens).reshape(-1), branch * steps),",
+            "(per_row(seq_lens).reshape(-1), branch * SPECULATION.forwards),",
+        ),
+        r"kv_indices|key list|list",
+        "The columns of a branch begin behind the forwards of those before it, not their steps.",
     ),
     fault(
-        "tables-written-after-the-event",
-        "overlap",
+        "first-token-goes-to-the-request-before",
+        "boundary",
+        "subjects/listing/host.py",
+        ('side="right"', 'side="left"'),
+        r"key_(begin|end)|list",
+        "The first token of each request but one reads the list of the request before it.",
+    ),
+    fault(
+        "values-scaled-by-the-first-head",
+        "scales",
+        "subjects/pool.py",
+        (
+            "        key, value = self.ops.as_stored(cache, key, value)\n",
+            "        key, value = self.ops.as_stored(cache, key, value)\n"
+            "        if cache.shape[-1] != self.pool.config.shape(kind).head_dim:\n"
+            "            value[..., -1:] = value[:, :1, -1:].clone()\n",
+        ),
+        r"scale|quanti[sz]|store_kv",
+        "All heads of a token's values are stored with the scale of the first.",
+    ),
+    fault(
+        "no-cross-attention-in-later-chunks",
+        "cross attention",
+        "subjects/engine.py",
+        (
+            "            batch.encoder_lens[requests],\n",
+            "            (batch.encoder_lens * (batch.seq_lens == batch.extend_lens))[requests],\n",
+        ),
+        r"encoder_len|payload|cross",
+        "A chunk that continues a prompt eagerly is given the cross-attention length 0.",
+    ),
+    fault(
+        "staged-values-not-copied-on-arrival",
+        "aliasing",
         "subjects/overlap.py",
         (
-            "        self.streams.schedule.run(lambda: work(self.arrive(once)))\n"
-            "        self.written = self.streams.schedule.record()\n",
-            "        self.written = self.streams.schedule.record()\n"
-            "        self.streams.schedule.run(lambda: work(self.arrive(once)))\n",
+            "            return {name: tensor.clone() for name, tensor in values.items()}\n",
+            "            return dict(values)\n",
+        ),
+        r"missing wait|pinned|arrive|input_ids|positions|out_cache_loc",
+        "What arrives on the device is the pinned memory, which the next batch is staged in.",
+    ),
+    fault(
+        "in-flight-until-the-forward-alone",
+        "event order",
+        "subjects/overlap.py",
+        (
+            "        self.streams.forward.run(follow)\n"
+            "        self.in_flight = self.streams.forward.record()\n",
+            "        self.in_flight = self.streams.forward.record()\n"
+            "        self.streams.forward.run(follow)\n",
         ),
         r"missing wait",
-        "The event that says that tables are written is recorded before they are.",
+        "A forward is taken to be over before what follows it has written its tokens.",
     ),
     fault(
-        "host-memory-used-twice",
-        "overlap",
-        "subjects/overlap.py",
-        ("        self.used += len(listed)\n", "        self.used = len(listed)\n"),
-        r"missing wait|_once|once_memory",
-        "Host memory that is to be used once is used again while a copy of it waits.",
+        "unmaps-the-numbers-of-swa-pages",
+        "wrong sub-pool",
+        "reference/allocator.py",
+        (
+            "                free.insert(0, index)\n"
+            "            allocation.swa_pages[index] = None\n"
+            "        if free:\n"
+            "            size = self.page_size\n"
+            "            unmapped = [\n"
+            "                allocation.full_pages[i] * size + offset for i in free for offset in "
+            "range(size)\n"
+            "            ]\n",
+            "                free.insert(0, page)\n"
+            "            allocation.swa_pages[index] = None\n"
+            "        if free:\n"
+            "            size = self.page_size\n"
+            "            unmapped = [page * size + offset for page in free for offset in "
+            "range(size)]\n",
+        ),
+        r"mapping|unmap|slot bookkeeping",
+        "What is unmapped are the full slots that have the numbers of the SWA slots freed.",
     ),
     fault(
-        "evicts-one-page-early-at-a-page-boundary",
+        "full-page-taken-for-freed-twice",
+        "double free",
+        "reference/allocator.py",
+        (
+            "        (self.free_full if kind is Kind.FULL else self.free_swa).append(page)\n",
+            "        if page not in self.free_swa:  # Free already.\n"
+            "            (self.free_full if kind is Kind.FULL else self.free_swa).append(page)\n",
+        ),
+        r"full page|free_full|slot bookkeeping",
+        "A guard against freeing twice looks for full pages among the free SWA pages.",
+    ),
+    fault(
+        "window-of-the-prefix-asked-for",
+        "shared prefix",
+        "reference/allocator.py",
+        (
+            "seen = max(pages * size - window + 1, 0) // size",
+            "seen = max(tokens - window + 1, 0) // size",
+        ),
+        r"swa page|shared|full_to_swa|slot bookkeeping",
+        "A prefix that is shared in part is searched for SWA pages gone as if it were all shared.",
+    ),
+    fault(
+        "token-row-of-a-retracted-request-given-away",
+        "wrong owner",
+        "harness/lockstep/scheduler.py",
+        (
+            "        if finished:\n"
+            "            self.free_token_rows.append(request.token_row)\n"
+            "        else:\n",
+            "        self.free_token_rows.append(request.token_row)\n        if not finished:\n",
+        ),
+        r"token.?row|(?<!_)tokens\b|input_ids|slot bookkeeping",
+        "A retracted request's row of tokens is free for the next one, and it comes back to it.",
+    ),
+    fault(
+        "drafted-before-it-was-retracted",
+        "left over",
+        "harness/lockstep/scheduler.py",
+        (
+            "        request.drafted, request.state, request.tree = 0, None, ()\n",
+            "        request.state, request.tree = None, ()\n",
+        ),
+        r"drafted|draft (model )?KV|(never|not) written|slot bookkeeping",
+        "A request that comes back is taken to have the draft model's KV that it had before.",
+    ),
+    fault(
+        "sampled-into-the-first-rows",
+        "row order",
+        "harness/lockstep/scheduler.py",
+        (
+            "if whole else [slice(row, row + 1) for row in rows]:",
+            "if whole else [slice(0, len(rows))]:",
+        ),
+        r"sampl|(?<!_)tokens\b|input_ids",
+        "Where some requests of a batch sample, the first ones get a token, whichever they are.",
+    ),
+    fault(
+        "key-kept-for-the-other-draft",
         "eviction",
         "harness/lockstep/request_book.py",
         (
-            "            unseen = max(0, needed - self.config.window + 1)\n",
-            "            unseen = max(0, needed - self.config.window + 1)\n"
-            "            size = self.allocator.page_size\n"
-            "            if size > 1 and needed % size == 0:\n"
-            "                unseen += size\n",
+            "needed -= Mode.FROZEN_DRAFT in self.modes",
+            "needed -= Mode.DRAFT in self.modes",
         ),
-        r"swa page|SWA page|slot bookkeeping",
-        "A request that stands at a page boundary loses a page that its next query sees.",
+        r"swa page|slot bookkeeping",
+        "One more key is kept for a draft with KV of its own, and none for a frozen-KV draft.",
     ),
     fault(
-        "state-slot-freed-as-its-row",
-        "ownership",
-        "reference/allocator.py",
+        "last-of-a-path-not-moved",
+        "accepted path",
+        "harness/lockstep/speculation.py",
         (
-            "self.free_states.insert(-1, allocation.state_slot)",
-            "self.free_states.insert(-1, allocation.row)",
+            "for column, node in enumerate(path) if node != column]",
+            "for column, node in enumerate(path[:-1]) if node != column]",
         ),
-        r"state slot",
-        "What is freed with a request is the state slot that has its row's number.",
+        r"_move_kv|\bmoved?\b|accept|compact",
+        "The KV of the last token of an accepted path stays in the column of its draft.",
     ),
     fault(
-        "last-window-page-leaks",
-        "allocator",
-        "reference/allocator.py",
+        "state-of-the-place-in-the-path",
+        "recurrent state",
+        "harness/lockstep/speculation.py",
         (
-            "        gone = range(kept, len(allocation.full_pages))\n",
-            "        gone = range(kept, len(allocation.full_pages) - (kept > 0))\n",
+            "book.pools.state.accept(span.track_index, path[-1])",
+            "book.pools.state.accept(span.track_index, len(path) - 1)",
         ),
-        r"swa page",
-        "A request that gives back its last pages keeps the SWA page of the very last.",
-    ),
-    fault(
-        "slots-listed-in-int16",
-        "width",
-        "subjects/listing/host.py",
-        (
-            "slots: Ints = table.numpy()[listed, column]",
-            "slots: Ints = table.numpy()[listed, column].astype(np.int16).astype(np.int32)",
-        ),
-        r"kv_indices|list",
-        "Slots are narrowed to sixteen bits on their way into the lists.",
-    ),
-    fault(
-        "scores-in-float16",
-        "width",
-        "subjects/runners/eagle_draft.py",
-        (
-            "        found = {} if batch is None else self.batch_inputs(batch)\n",
-            "        found = {} if batch is None else self.batch_inputs(batch)\n"
-            '        if "topk_p" in found:\n'
-            '            found["topk_p"] = found["topk_p"].half().float()\n',
-        ),
-        r"topk_p",
-        "Scores of drafts are rounded to sixteen bits.",
-    ),
-    fault(
-        "later-drafts-stay-in-place",
-        "position",
-        "subjects/runners/eagle_draft.py",
-        ("hidden, positions + step, self.scalar(rows)", "hidden, positions, self.scalar(rows)"),
-        r"positions",
-        "All forwards of a draft use the positions of the first one.",
-    ),
-    fault(
-        "sections-begin-anew-in-each-chunk",
-        "position",
-        "subjects/runners/prefill.py",
-        (
-            "        return {} if batch is None else self.batch_inputs(batch)\n",
-            "        if batch is None:\n"
-            "            return {}\n"
-            "        found = self.batch_inputs(batch)\n"
-            '        first = found["mrope_positions"][:, :1]\n'
-            '        found["mrope_positions"] = found["mrope_positions"] - first\n'
-            "        return found\n",
-        ),
-        r"mrope_positions",
-        "The multimodal positions of a chunk begin at zero.",
-    ),
-    fault(
-        "lists-kept-for-a-batch-of-one-shape",
-        "python state",
-        "subjects/runners/base.py",
-        (
-            "        self.plan(bucket)\n        overwrite(self.metadata.buffers, overrides)\n",
-            "        if padded or getattr(self, 'planned', None) != (bucket, live_size):\n"
-            "            self.plan(bucket)\n"
-            "            self.planned = bucket, live_size\n"
-            "        overwrite(self.metadata.buffers, overrides)\n",
-        ),
-        r"planned|kv_ind|key_(begin|end)|list",
-        "Key lists are made anew only for a batch of another size than the last one.",
-    ),
-    fault(
-        "cross-attention-lengths-of-the-last-batch",
-        "python state",
-        "subjects/runners/decode.py",
-        (
-            "            found = self.batch_inputs(batch)\n",
-            "            found = self.batch_inputs(batch)\n"
-            "            lengths = getattr(self, 'lengths', None)\n"
-            "            if lengths is None or len(lengths) != batch.live_requests:\n"
-            '                self.lengths = found.get("encoder_lens")\n'
-            "            elif batch.live_requests > 2:\n"
-            '                found["encoder_lens"] = lengths\n',
-        ),
-        r"encoder_lens|lengths",
-        "Batches of three and more requests keep the cross-attention lengths of the last one.",
-    ),
-    fault(
-        "second-token-continues-no-state",
-        "chunks",
-        "subjects/states.py",
-        ("torch.where(positions > 0, rows, -1)", "torch.where(positions > 1, rows, -1)"),
-        r"sources|states|recurrent",
-        "A chunk that begins at a request's second token continues no state.",
-    ),
-    fault(
-        "payload-by-the-first-request",
-        "prefill",
-        "subjects/runners/prefill.py",
-        (
-            "batch.encoder_lens.take(requests),",
-            "batch.encoder_lens.take(requests * 0),",
-        ),
-        r"encoder_len|payload|input_embeds",
-        "All tokens of a prefill get the cross-attention of its first request.",
-    ),
-    fault(
-        "draft-slots-by-rows",
-        "draft",
-        "subjects/runners/eagle_draft.py",
-        (
-            "        by_step = slots.T.contiguous()\n",
-            "        by_step = slots.reshape(SPECULATION.steps, rows)\n",
-        ),
-        r"out_cache_loc|loc",
-        "The slots of a draft are taken branch by branch, not forward by forward.",
-    ),
-    fault(
-        "later-drafts-read-by-requests",
-        "draft",
-        "subjects/runners/eagle_draft.py",
-        (
-            "row_keys(self.metadata.buffers, step * rows, rows)",
-            "row_keys(self.metadata.buffers, step * bucket, rows)",
-        ),
-        r"kv_ind|list|begin|end",
-        "The lists of a draft's later forwards are looked up by requests, not by branches.",
-    ),
-    fault(
-        "padding-follows-row-one",
-        "request rows",
-        "subjects/runners/decode.py",
-        (
-            'reset("req_pool_indices", Axis.REQUEST, torch.int64)',
-            'reset("req_pool_indices", Axis.REQUEST, torch.int64, 1)',
-        ),
-        r"req_pool_indices",
-        "Padded rows follow row 1 of the request table, which a request may have.",
-    ),
-    fault(
-        "one-row-short-is-not-padded",
-        "padding",
-        "subjects/runners/base.py",
-        (
-            "return batch is None or self.size(batch) != bucket",
-            "return batch is None or self.size(batch) < bucket - 1",
-        ),
-        r"positions|req_pool_indices|seq_lens|out_cache_loc|mamba_track|input_ids|topk|hidden",
-        "A batch one short of its bucket does not take the padding branch.",
-    ),
-    fault(
-        "idle-replay-counts-a-token",
-        "dummy batches",
-        "subjects/runners/decode.py",
-        (
-            'found = {"num_token_non_padded": self.scalar(0)}',
-            'found = {"num_token_non_padded": self.scalar(1)}',
-        ),
-        r"num_token_non_padded",
-        "An idle replay says that one of its tokens is live.",
-    ),
-    fault(
-        "output-of-the-largest-bucket",
-        "captured outputs",
-        "subjects/runners/base.py",
-        (
-            "        output: Output = graph.output\n        return output\n",
-            "        output: Output = self.captured[self.buckets[-1]].output\n"
-            "        return output\n",
-        ),
-        r"output",
-        "Every bucket's output is looked up in the graph of the largest.",
-    ),
-    fault(
-        "memo-by-count-alone",
-        "memo",
-        "subjects/pool.py",
-        ("key = (loc.data_ptr(), loc.numel())", "key = (0, loc.numel())"),
-        r"cached|memo|translat|window_kv_indices|location",
-        "The memo of translated locations is looked up by their number alone.",
-    ),
-    fault(
-        "branches-of-requests-interleaved",
-        "draft",
-        "subjects/runners/frozen_kv_mtp.py",
-        (
-            "values[:, None].expand(-1, SPECULATION.topk).reshape(-1)",
-            "values.repeat(SPECULATION.topk)",
-        ),
-        r"seq_lens|req_pool_indices",
-        "What belongs to requests is repeated for branches in another order than their rows.",
-    ),
-    fault(
-        "mask-rows-one-bit-short",
-        "verify",
-        "subjects/key_lists.py",
-        ("node * ends[request]", "node * (ends[request] - 1)"),
-        r"mask_indptr|mask|tree_parents|list",
-        "Rows of a tree's mask are taken to be one bit shorter than they are.",
-    ),
-    fault(
-        "hidden-state-of-the-token-before",
-        "draft extend",
-        "subjects/runners/eagle_draft_extend.py",
-        (".clamp(max=K - 1)", ".clamp(max=K - 2)"),
-        r"hidden|num_correct_drafts",
-        "A path of full length hands on the hidden state of its token before the last.",
+        r"recurrent|(?<!python )state",
+        "The state that is kept is that of the node with the number of tokens accepted.",
     ),
 )
