@@ -16,6 +16,22 @@ LOC_TILE = 64  # locs that one step of a store scans
 STEP = tl.constexpr(LOC_TILE)
 
 
+@jit
+def _last_of(names, count, name):
+    """Return the last of `count` places that has a name.
+
+    It alone writes, so that the order of the programs does not matter.
+    """
+    highest = tl.full((STEP,), -1, tl.int32)
+    start = 0
+    while start < count:
+        other = start + tl.arange(0, STEP)
+        named = tl.load(names + other, mask=other < count, other=0).to(tl.int64)
+        highest = tl.where((other < count) & (named == name), other, highest)
+        start += STEP
+    return tl.max(highest, 0)
+
+
 @Kernel
 def store_kv_kernel(
     cache,
@@ -31,16 +47,8 @@ def store_kv_kernel(
 ):
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(loc + row).to(tl.int64)
-    highest = tl.full((STEP,), -1, tl.int32)
-    start = 0
-    while start < rows:
-        other = start + tl.arange(0, STEP)
-        named = tl.load(loc + other, mask=other < rows, other=0).to(tl.int64)
-        highest = tl.where((other < rows) & (named == slot), other, highest)
-        start += STEP
     element = tl.arange(0, TILE)
-    # The highest row alone writes, so that the order of the programs does not matter.
-    wins = (element < WIDTH) & (tl.max(highest, 0) == row)
+    wins = (element < WIDTH) & (_last_of(loc, rows, slot) == row)
     target = cache + slot * WIDTH + element
     tl.store(target, tl.load(key + row * key_stride + element, mask=wins), mask=wins)
     entry = tl.load(value + row * value_stride + element, mask=wins)
@@ -59,15 +67,8 @@ def store_rows_kernel(
 ):
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + place).to(tl.int64)
-    highest = tl.full((STEP,), -1, tl.int32)
-    start = 0
-    while start < count:
-        other = start + tl.arange(0, STEP)
-        named = tl.load(rows + other, mask=other < count, other=0).to(tl.int64)
-        highest = tl.where((other < count) & (named == row), other, highest)
-        start += STEP
     element = tl.arange(0, TILE)
-    wins = (element < WIDTH) & (tl.max(highest, 0) == place)
+    wins = (element < WIDTH) & (_last_of(rows, count, row) == place)
     entry = tl.load(values + place * values_stride + element, mask=wins)
     tl.store(table + row * WIDTH + element, entry, mask=wins)
 
