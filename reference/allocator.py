@@ -192,12 +192,13 @@ class Allocator:
 
 @dataclass(frozen=True)
 class Numbers:
-    """The pages, rows and state slots that requests may hold: none that is reserved."""
+    """The pages, rows, state slots and token rows that requests may hold: none that is reserved."""
 
     full_pages: tuple[int, ...]
     swa_pages: tuple[int, ...]
     rows: tuple[int, ...]
     states: tuple[int, ...]
+    token_rows: tuple[int, ...]
 
     @classmethod
     @cache
@@ -208,7 +209,7 @@ class Numbers:
             tuple(range(first, first + slots // sizes.page_size))
             for slots in (sizes.full_slots, sizes.swa_slots)
         )
-        return cls(full, swa, rows, rows)
+        return cls(full, swa, rows, rows, tuple(range(2 * sizes.rows)))
 
 
 NEVER_SEEN = 2**31
@@ -220,8 +221,8 @@ class Owner(NamedTuple):
 
     `length` tokens have their KV in the pool; a SWA page that left the window is None. `seen_from`
     is the first column that its next query can see on SWA layers; its first `shared` pages may be
-    another's too. Each step makes many: a frozen
-    dataclass takes three times as long to make.
+    another's too. Its `known` tokens have a value, in row `token_row` of the table of tokens. Each
+    step makes many: a frozen dataclass takes three times as long to make.
     """
 
     serial: int
@@ -233,6 +234,8 @@ class Owner(NamedTuple):
     swa_pages: tuple[int | None, ...]
     seen_from: int = NEVER_SEEN
     shared: int = 0
+    token_row: int = 0
+    known: int = 0
 
     def slot(self, kind: Kind, column: int) -> int:
         """Return the slot of one token; 0 if its page left the window."""
@@ -259,8 +262,9 @@ class Ownership:
     """Who holds which pages and rows of one world once a step is over, and which are free.
 
     `holders` are the running requests; the free pages and rows are as the allocator lists them,
-    and `all` are those that requests may hold. The tables are the world's own, and valid until
-    its next step.
+    and `all` are those that requests may hold. `retracted` are the others that have tokens, each
+    with its token row. The tables are the world's own, and valid until its next step, and so are
+    the `tokens`, int64 [token rows, max_context].
     """
 
     holders: tuple[Owner, ...]
@@ -271,3 +275,6 @@ class Ownership:
     free_states: tuple[int, ...]
     mapping: Tensor
     req_to_token: Tensor
+    tokens: Tensor
+    free_token_rows: tuple[int, ...]
+    retracted: tuple[tuple[int, int], ...] = ()

@@ -28,11 +28,12 @@ def misheld(world: Ownership) -> list[str]:
         ("swa page", swa, world.free_swa, every.swa_pages),
         ("row", [(owner.row,) for owner in holders], world.free_rows, every.rows),
         ("state slot", [(owner.state_slot,) for owner in holders], world.free_states, every.states),
+        ("token row", token_rows(world), world.free_token_rows, every.token_rows),
     )
-    found = list[str]()
+    serials, found = holding(world), list[str]()
     for what, held, free, numbers in kinds:
         if not _all_once([*chain.from_iterable(held)], free, numbers):
-            found += _misheld(what, holders, held, free, numbers)
+            found += _misheld(what, serials, held, free, numbers)
     return [*found, *oversized(holders), *_given_away(holders)]
 
 
@@ -67,17 +68,30 @@ def _with_none(every: tuple[int, ...]) -> frozenset[int | None]:
     return frozenset((None, *every))
 
 
+def holding(world: Ownership) -> list[int]:
+    """Return the requests that hold anything: those that are running, then those retracted."""
+    return [*(owner.serial for owner in world.holders), *(serial for serial, _ in world.retracted)]
+
+
+def token_rows(world: Ownership) -> list[tuple[int]]:
+    """Return the token row of each request, in the order of `holding`."""
+    return [
+        *((owner.token_row,) for owner in world.holders),
+        *((row,) for _, row in world.retracted),
+    ]
+
+
 def _misheld(
     what: str,
-    holders: Sequence[Owner],
+    serials: Sequence[int],
     by_owner: Sequence[Sequence[int | None]],
     free: tuple[int, ...],
     every: Collection[int],
 ) -> Iterator[str]:
     """Yield, in words, each of `every` that is not held once or free once, and any other."""
     held = [
-        (owner.serial, number)
-        for owner, numbers in zip(holders, by_owner, strict=True)
+        (serial, number)
+        for serial, numbers in zip(serials, by_owner, strict=False)
         for number in numbers
         if number is not None
     ]

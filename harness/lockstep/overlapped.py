@@ -197,7 +197,8 @@ class OverlappedScheduler(Scheduler):
 
         def over() -> Ownership:
             event.synchronise()
-            return replace(held, mapping=found[0][0], req_to_token=found[0][1])
+            mapping, req_to_token = found[0]
+            return replace(held, mapping=mapping, req_to_token=req_to_token, tokens=self.observed)
 
         return over
 

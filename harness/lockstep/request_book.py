@@ -101,6 +101,8 @@ class RequestBook:
             tuple(held.swa_pages),
             self.seen_from(request),
             held.shared,
+            request.token_row,
+            request.known,
         )
 
     def seen_from(self, request: Request) -> int:
@@ -126,6 +128,9 @@ class RequestBook:
             free_states=tuple(free.free_states),
             mapping=tables.full_to_swa_index_mapping,
             req_to_token=tables.req_to_token,
+            tokens=self.observed_tokens,
+            free_token_rows=tuple(self.free_token_rows),
+            retracted=tuple((request.serial, request.token_row) for request in self.retracted),
         )
 
     def owned(self, request: Request) -> tuple[list[int], list[int]]:

@@ -14,11 +14,13 @@ from paritybit.harness.checks.holdings import (
     RIGHT,
     claimed,
     columns_of,
+    holding,
     left_early,
     misheld,
     oversized,
     owners_differ,
     right_cells,
+    token_rows,
     wrong_cells,
 )
 from paritybit.harness.checks.property import Description, EndOfStep, Property
@@ -29,7 +31,7 @@ from paritybit.harness.lockstep.observation import Observation, StepEnd
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.request_book import RequestBook
 from paritybit.harness.schedules.schedule import Schedule
-from paritybit.reference.allocator import Owner, Ownership
+from paritybit.reference.allocator import Ownership
 from paritybit.reference.pool import PoolSizes
 from paritybit.subjects.protocol import Offer
 from torch import Tensor
@@ -68,6 +70,8 @@ def holdings(world: Ownership) -> tuple[object, ...]:
         world.free_swa,
         world.free_rows,
         world.free_states,
+        world.free_token_rows,
+        world.retracted,
     )
 
 
@@ -127,18 +131,29 @@ def wrongs(world: Ownership, sizes: PoolSizes) -> Iterator[Wrong]:
     for what, numbers_of, free_of, every in (
         (
             "full page",
-            partial(claimed, "full_pages"),
+            lambda one: claimed("full_pages", one.holders),
             attrgetter("free_full"),
             world.all.full_pages,
         ),
-        ("swa page", partial(claimed, "swa_pages"), attrgetter("free_swa"), world.all.swa_pages),
-        ("row", lambda all: [(one.row,) for one in all], attrgetter("free_rows"), world.all.rows),
+        (
+            "swa page",
+            lambda one: claimed("swa_pages", one.holders),
+            attrgetter("free_swa"),
+            world.all.swa_pages,
+        ),
+        (
+            "row",
+            lambda one: [(owner.row,) for owner in one.holders],
+            attrgetter("free_rows"),
+            world.all.rows,
+        ),
         (
             "state slot",
-            lambda all: [(one.state_slot,) for one in all],
+            lambda one: [(owner.state_slot,) for owner in one.holders],
             attrgetter("free_states"),
             world.all.states,
         ),
+        ("token row", token_rows, attrgetter("free_token_rows"), world.all.token_rows),
     ):
         for number in (0, *(number for number in every if number)):
             say = partial(_holders_of, number, numbers_of, free_of)
@@ -157,13 +172,13 @@ def wrongs(world: Ownership, sizes: PoolSizes) -> Iterator[Wrong]:
 
 def _holders_of(
     number: int,
-    numbers_of: Callable[[Sequence[Owner]], Sequence[Sequence[int | None]]],
+    numbers_of: Callable[[Ownership], Sequence[Sequence[int | None]]],
     free_of: Callable[[Ownership], Sequence[int]],
     world: Ownership,
 ) -> str:
     """Say who holds a page or a row, and how often it is free."""
-    held = zip(world.holders, numbers_of(world.holders), strict=True)
-    by = [f"request {owner.serial}" for owner, numbers in held if number in numbers]
+    held = zip(holding(world), numbers_of(world), strict=False)
+    by = [f"request {serial}" for serial, numbers in held if number in numbers]
     times = free_of(world).count(number)
     free = {0: "not free", 1: "free once"}.get(times, f"free {times} times")
     return f"held by {' and '.join(by) or 'nobody'} and {free}"

@@ -456,6 +456,18 @@ WRONG_HOLDINGS: list[tuple[str, Callable[[Ownership], Ownership]]] = [
         lambda w: replace(w, free_states=(*w.free_states, 0)),
     ),
     (
+        "token row 3 is held by request 9 and appears 1 times in the free list",
+        lambda w: replace(w, retracted=((9, 3),)),
+    ),
+    (
+        "token row 0 is held by request 7, request 9 and appears 0 times in the free list",
+        lambda w: replace(w, retracted=((9, 0),)),
+    ),
+    (
+        "token row 7 is held by nobody and appears 0 times in the free list",
+        lambda w: replace(w, free_token_rows=w.free_token_rows[:-1]),
+    ),
+    (
         "request 7 has 5 full pages for 4 tokens",
         lambda w: replace(w, holders=first(w, length=4)),
     ),

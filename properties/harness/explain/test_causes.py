@@ -36,7 +36,7 @@ from paritybit.harness.explain.origins.tables import Cell, TableLedger
 from paritybit.harness.explain.proof import prove
 from paritybit.harness.explain.recorded import RecordedForward, Run, record_forward
 from paritybit.harness.lockstep.config import TrialConfig
-from paritybit.harness.schedules.schedule import Admit, Decode, Evict, Finish, Schedule
+from paritybit.harness.schedules.schedule import Admit, Decode, Evict, Finish, Retract, Schedule
 from paritybit.reference.batch import ForwardBatch
 from paritybit.reference.config import Kind
 from paritybit.reference.model import Output
@@ -56,6 +56,7 @@ from properties.support.harness.faults import (
     padded_history,
     padding_filled_with,
     python_warning,
+    row_of_a_retracted_request_freed,
     still_mapped,
     warning,
     window_off_by_one,
@@ -386,6 +387,7 @@ def test_what_was_baked_in_at_capture_is_named_with_its_op(
 
 
 LEAVING = Schedule((Admit(3, 99), Admit(2, 99), Finish(0), Admit(1, 9)))
+RETRACTING = Schedule((Admit(3, 99), Admit(2, 99), Retract(1)))
 EVICTING = Schedule((Admit(20, 99), Evict(0)))
 
 
@@ -411,6 +413,15 @@ EVICTING = Schedule((Admit(20, 99), Evict(0)))
             True,
         ),
         (
+            row_of_a_retracted_request_freed,
+            RETRACTING,
+            "token row ",
+            (2, "retract"),
+            "held by request 1 and not free",
+            "held by request 1 and free once",
+            True,
+        ),
+        (
             still_mapped,
             EVICTING,
             "full_to_swa_index_mapping[",
@@ -420,7 +431,7 @@ EVICTING = Schedule((Admit(20, 99), Evict(0)))
             False,
         ),
     ],
-    ids=["freed twice", "leaked", "still mapped"],
+    ids=["freed twice", "leaked", "token row freed", "still mapped"],
 )
 def test_what_is_held_wrongly_is_named_with_the_step_that_left_it_so(
     plant: Plant,

@@ -13,6 +13,7 @@ import pytest
 import torch
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.lockstep.config import SUBJECT_LOGGER
+from paritybit.harness.lockstep.scheduler import Scheduler
 from paritybit.reference import oracle
 from paritybit.reference.allocator import Allocator, PageAllocation
 from paritybit.reference.batch import DraftState, ForwardBatch, Mode, Span, prepare
@@ -196,6 +197,20 @@ def leak(allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(allocator, "truncate", forgetful)
     monkeypatch.setattr(allocator, "clear", cleared)
+
+
+def row_of_a_retracted_request_freed(
+    lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row of tokens of a request that comes back is free for the next one, in both worlds."""
+    leave = Scheduler._leave
+
+    def freeing(self: Scheduler, pick: int, *, finished: bool) -> None:
+        leave(self, pick, finished=finished)
+        if not finished and self.retracted:
+            self.free_token_rows.append(self.retracted[-1].token_row)
+
+    monkeypatch.setattr(Scheduler, "_leave", freeing)
 
 
 def moved_buffer(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:

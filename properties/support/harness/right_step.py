@@ -130,6 +130,8 @@ def right_end(owners: Sequence[Owner], sizes: PoolSizes, config: ModelConfig) ->
     def free(held: Sequence[int | None], count: int) -> tuple[int, ...]:
         return tuple(number for number in range(1, count + 1) if number not in held)
 
+    rows = range(2 * sizes.rows)
+    owners = [owner._replace(token_row=row) for row, owner in zip(rows, owners, strict=False)]
     worlds = []
     for _ in range(2):
         tables = Tables(sizes, config.max_context, torch.device("cpu"))
@@ -147,6 +149,8 @@ def right_end(owners: Sequence[Owner], sizes: PoolSizes, config: ModelConfig) ->
                 free_states=free([o.state_slot for o in owners], sizes.rows),
                 mapping=tables.full_to_swa_index_mapping,
                 req_to_token=tables.req_to_token,
+                tokens=torch.zeros((len(rows), config.max_context), dtype=torch.int64),
+                free_token_rows=tuple(rows[len(owners) :]),
             )
         )
     return StepEnd(3, sizes, *worlds)
