@@ -92,18 +92,12 @@ def _decode(
     length, hidden = len(inputs), inputs
     found = [] if layers is None else layers
     found.append(hidden)
-    for kind, layer in zip(config.layers, model.layers, strict=True):
+    for place, (kind, layer) in enumerate(zip(config.layers, model.layers, strict=True)):
         shape = config.shape(kind)
-        qkv = _norm(hidden, wide(layer.input_norm)) @ wide(layer.qkv).T
-        heads = qkv.view(length, -1, shape.head_dim).transpose(0, 1)
-        query, key, value = heads.split([config.heads, shape.kv_heads, shape.kv_heads])
-        angle = _angles(model, kind, length, mrope_delta)
+        query, key, value = heads(model, place, hidden, mrope_delta)
         group = config.heads // shape.kv_heads
-        key = _turn(key, angle).repeat_interleave(group, 0)
-        value = value.repeat_interleave(group, 0)
-        if Feature.QUANTISED in config.features:
-            key, value = _in_8_bits(key), _in_8_bits(value)
-        score = _turn(query, angle) @ key.transpose(1, 2) / math.sqrt(shape.head_dim)
+        key, value = key.repeat_interleave(group, 0), value.repeat_interleave(group, 0)
+        score = query @ key.transpose(1, 2) / math.sqrt(shape.head_dim)
         score = score.masked_fill(~visible(kind, window, length), -math.inf)
         if layer.sinks is not None:
             sink = wide(layer.sinks)[:, None, None].expand(-1, length, 1)
@@ -117,6 +111,24 @@ def _decode(
         hidden = hidden + gated @ wide(layer.down).T
         found.append(hidden)
     return _norm(hidden, wide(model.final_norm)) @ wide(model.head).T
+
+
+def heads(model: Model, place: int, hidden: Tensor, mrope_delta: int) -> tuple[Tensor, ...]:
+    """Return query, key and value of the layer at `place`, float64 [heads, L, D], of its input.
+
+    Keys and values are as a cache has them: turned, and in 8 bits where it is quantised.
+    """
+    config, layer, length = model.config, model.layers[place], len(hidden)
+    kind = config.layers[place]
+    shape = config.shape(kind)
+    qkv = _norm(hidden, wide(layer.input_norm)) @ wide(layer.qkv).T
+    split = qkv.view(length, -1, shape.head_dim).transpose(0, 1)
+    query, key, value = split.split([config.heads, shape.kv_heads, shape.kv_heads])
+    angle = _angles(model, kind, length, mrope_delta)
+    query, key = _turn(query, angle), _turn(key, angle)
+    if Feature.QUANTISED in config.features:
+        key, value = _in_8_bits(key), _in_8_bits(value)
+    return query, key, value
 
 
 def _in_8_bits(heads: Tensor) -> Tensor:

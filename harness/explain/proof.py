@@ -45,7 +45,7 @@ def prove(property_id: str, at: Situation, cause: Cause) -> tuple[str, ...]:
     if cause.site is not None:
         return _about_site(property_id, at, cause)
     if cause.held is not None:
-        return _about_holding(property_id, cause.held)
+        return _about_holding(property_id, cause.held, contents=cause.blame == "request contents")
     if cause.difference is None and cause.state is not None:
         return (_setting(at), *_state(cause.state, cause), f"So {property_id} does not hold.")
     difference = cause.difference
@@ -186,13 +186,15 @@ def _baked(baked: BakedIn) -> str:
     )
 
 
-def _about_holding(property_id: str, held: Holding) -> tuple[str, ...]:
+def _about_holding(property_id: str, held: Holding, *, contents: bool) -> tuple[str, ...]:
     """Tell since which step something is held, or said of it, wrongly."""
     worlds = "both runs" if held.both else f"the {held.world} run only"
+    once = "Once that is put right, and nothing else, the logits of the request are right."
     return (
         f"Before step {held.since}, {held.what} is {held.before}.",
         f"Step {held.since} is: {held.step}.",
         f"But after step {held.since} {held.what} is {held.found}, in {worlds}.",
+        *([once] if contents else []),
         f"So {property_id} does not hold.",
     )
 

@@ -1,11 +1,12 @@
 """dense_agreement: faults that are equal in both worlds, as a window off by one is."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from paritybit.harness.checks.property import Playing, Property, Violation
 from paritybit.harness.explain.facts import Cause, Situation
+from paritybit.harness.explain.of_runs.content_lines import contents_cause
 from paritybit.harness.explain.of_runs.dense import Dense, dense_cause
 from paritybit.harness.lockstep.observation import Sample
 from paritybit.harness.lockstep.pair import Pair
@@ -176,14 +177,17 @@ def cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] 
 
     None for an engine whose arithmetic is its own: its ops are not seen.
     """
-    forward, samples = _samples_at(pair, schedule, step)
     models = pair.models
     bound = bound_of(models)
-    ours = [sample for sample in samples if sample.arithmetic is None]
-    off = [sample for sample, error in sample_errors(models, ours) if not error <= bound]
+    number, forward, off = _off_at(pair, schedule, step, bound)
     if not off:
         return None
     sample = min(off, key=lambda one: len(one.tokens))
+    found = contents_cause(
+        pair, schedule, number, sample, lambda one: bool(_off(models, [one], bound)), bound
+    )
+    if found is not None:
+        return found
     layers: list[Tensor] = []
     logits = _dense_rows(models, _Inputs.of(sample), layers)
     role = Role.DRAFT if sample.of_draft else Role.TARGET
@@ -191,18 +195,29 @@ def cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] 
     return dense_cause(pair, schedule, forward, held)
 
 
-def _samples_at(pair: Pair, schedule: Schedule, last: int) -> tuple[int, Sequence[Sample]]:
-    """Play a schedule up to a step; return the number of its forward, and what was sampled."""
-    forwards = 0
-    samples: tuple[Sample, ...] = ()
+def _off(models: Mapping[Role, Model], samples: Iterable[Sample], bound: float) -> list[Sample]:
+    """Return the samples of the reference's arithmetic that are off."""
+    ours = (sample for sample in samples if sample.arithmetic is None)
+    return [sample for sample, error in sample_errors(models, ours) if not error <= bound]
+
+
+def _off_at(
+    pair: Pair, schedule: Schedule, last: int, bound: float
+) -> tuple[int, int, list[Sample]]:
+    """Play a schedule until logits of a step are off.
+
+    Returns the numbers of the step and of its forward, and the samples that are off, if any.
+    """
+    forwards, off = 0, list[Sample]()
     pair.begin(schedule)
-    for place, step, upcoming in schedule.ahead():
+    for number, (place, step, upcoming) in enumerate(schedule.ahead()):
         observation = pair.step(step, place, upcoming=upcoming, sampling=True)
         if observation is not None:
-            forwards, samples = forwards + 1, observation.samples
-        if place == last:
-            break
-    return forwards - 1, samples
+            forwards += 1
+            off = _off(pair.models, observation.samples, bound) if place == last else off
+        if off or place > last:
+            return number, forwards - 1, off
+    return 0, 0, off
 
 
 DENSE_AGREEMENT = Property(
