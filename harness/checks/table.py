@@ -15,6 +15,7 @@ from paritybit.harness.checks.of_steps.kv_parity import KV_PARITY
 from paritybit.harness.checks.of_steps.live_inputs import LIVE_INPUTS
 from paritybit.harness.checks.of_steps.log_hygiene import LOG_HYGIENE
 from paritybit.harness.checks.of_steps.logits_parity import LOGITS_PARITY
+from paritybit.harness.checks.of_steps.next_tokens import NEXT_TOKENS
 from paritybit.harness.checks.of_steps.padded_reads import PADDED_READS
 from paritybit.harness.checks.of_steps.padding_noninterference import PADDING_NONINTERFERENCE
 from paritybit.harness.checks.of_steps.read_frame import READ_FRAME
@@ -34,6 +35,7 @@ _ORDER = (
     PADDED_READS,
     LIVE_INPUTS,
     SLOT_OWNERSHIP,
+    NEXT_TOKENS,
     INDEX_CONTRACT,
     CAPTURED_PATH,
     LOG_HYGIENE,

@@ -110,8 +110,10 @@ class Made(Watched):
         """Whether it is taken to be there, and is not."""
         contents = self.contents
         self.request = request_of(contents.book, contents.serial) or self.request
-        taken = self.request is not None and self.one.claimed(self.request)
-        return taken and not contents.right(self.one, contents.book, self.request)
+        request = self.request
+        if request is None or not self.one.claimed(request):
+            return False
+        return not contents.right(self.one, contents.book, request)
 
 
 def contents_cause(

@@ -259,6 +259,23 @@ def logged_warning(observed: Observation) -> Observation:
     return replace(observed, warnings=("something is odd", "and again"))
 
 
+def token_of_another(observed: Observation) -> None:
+    """The token that the second request gets in the eager run is not the likeliest one."""
+    assert observed.end is not None
+    owner = observed.end.eager.holders[1]
+    observed.end.eager.tokens[owner.token_row, owner.known - 1] -= 1
+
+
+def one_token_more(observed: Observation) -> Observation:
+    """In both runs the first request knows a token that no logits say."""
+    assert observed.end is not None
+    first, *others = observed.end.graph.holders
+    holders = (first._replace(known=first.known + 1), *others)
+    worlds = (replace(one, holders=holders) for one in (observed.end.eager, observed.end.graph))
+    eager, graph = worlds
+    return replace(observed, end=replace(observed.end, eager=eager, graph=graph))
+
+
 def other_bits(variant: str) -> Spoil:
     """Return a fault: under one other batching a request has other bits."""
 
@@ -301,6 +318,8 @@ FAULTS: list[tuple[str, Spoil]] = [
     ("captured_path", block_handed_out),
     ("captured_path", moved_output),
     ("log_hygiene", logged_warning),
+    ("next_tokens", token_of_another),
+    ("next_tokens", one_token_more),
     *(("batch_invariance", other_bits(variant)) for variant in VARIANTS),
 ]
 """What exactly one property of a step sees, of a decode step. Frozen KV has steps of its own."""

@@ -484,7 +484,9 @@ def test_every_other_property_says_how_its_cause_is_found() -> None:
         *("hermetic_replay", "index_contract", "captured_path", "log_hygiene"),
         "batch_invariance",
     }
-    assert in_play == {"slot_ownership", "determinism", "dense_agreement", "declared_state"}
+    assert in_play == {
+        *("slot_ownership", "next_tokens", "determinism", "dense_agreement", "declared_state")
+    }
 
 
 def entry(mode: str | None, *violated: str) -> TimelineEntry:

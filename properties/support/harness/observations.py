@@ -13,7 +13,7 @@ from paritybit.harness.checks.of_steps.batch_invariance import Variant
 from paritybit.harness.checks.of_steps.hermetic_replay import FreshReplay
 from paritybit.harness.checks.of_steps.padded_reads import PoisonedRun
 from paritybit.harness.checks.of_steps.padding_noninterference import NoisyRun
-from paritybit.harness.lockstep.observation import Observation, Snapshot
+from paritybit.harness.lockstep.observation import Observation, Snapshot, StepEnd
 from paritybit.harness.schedules.schedule import Decode
 from paritybit.reference.allocator import Owner
 from paritybit.reference.batch import DraftState, ForwardBatch, Mode, Span, prepare
@@ -27,6 +27,7 @@ from torch import Tensor
 from properties.support.harness.right_step import (
     RUNNER,
     holders,
+    knowing,
     right_end,
     right_keys,
     right_static,
@@ -88,6 +89,7 @@ def observation(mode: Mode = Mode.DECODE) -> Observation:
     batch = batch_of(mode, tables)
     before, after = storages(batch)
     output = output_of(batch)
+    owners = knowing(mode, OWNERS, batch.spans, said=0)
     static = {name: torch.cat([values, values[:1] + 1]) for name, values in output.items()}
     live = {name: values[: len(output[name])] for name, values in static.items()}
     eager, graph = (
@@ -95,7 +97,7 @@ def observation(mode: Mode = Mode.DECODE) -> Observation:
             before=before.clone(),
             after=after.clone(),
             mapping=tables.full_to_swa_index_mapping.clone(),
-            owners=holders(OWNERS, batch.spans),
+            owners=holders(owners, batch.spans),
             batch=batch,
             output=given,
         )
@@ -127,12 +129,22 @@ def observation(mode: Mode = Mode.DECODE) -> Observation:
         replay=replay,
         facts=facts(static),
         expected_graph=True,
-        end=right_end(OWNERS, SIZES, CONFIG),
+        end=end_of(mode, batch),
         keys=right_keys(mode, batch.spans, graph.owners, CONFIG, idle=False),
         static=right_static(mode, batch, BUCKET, CONFIG.hidden),
         payload=PAYLOAD[: batch.live_tokens],
     )
     return replace(found, extra=extra_results(found, batch))
+
+
+def end_of(mode: Mode, batch: ForwardBatch) -> StepEnd:
+    """Return what a right step left: the last token is the likeliest one, and no draft is it."""
+    end = right_end(knowing(mode, OWNERS, batch.spans, said=1), SIZES, CONFIG)
+    for world in (end.eager, end.graph):
+        for row, owner in enumerate(world.holders):
+            world.tokens[row, owner.known - 1] = COLUMNS - 1
+            world.tokens[row, owner.known - 2] = 1  # The root of a tree.
+    return end
 
 
 def idle(mode: Mode = Mode.DECODE) -> Observation:

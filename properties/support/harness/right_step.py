@@ -45,6 +45,24 @@ def holders(owners: Sequence[Owner], spans: Sequence[Span]) -> tuple[Owner, ...]
     return tuple(found)
 
 
+def knowing(
+    mode: Mode, owners: Sequence[Owner], spans: Sequence[Span], *, said: int
+) -> tuple[Owner, ...]:
+    """Return the owners with their rows of tokens, and as many tokens as they know.
+
+    Each of `spans` knows `said` more once a forward of a mode that says tokens is over.
+    """
+    ends = {span.row: span.end for span in spans if mode in {Mode.EXTEND, Mode.DECODE}}
+    told = {span.row for span in spans if mode is Mode.TARGET_VERIFY} | ends.keys()
+    return tuple(
+        owner._replace(
+            token_row=row,
+            known=ends.get(owner.row, owner.length + 1) + said * (owner.row in told),
+        )
+        for row, owner in enumerate(owners)
+    )
+
+
 def right_keys(
     mode: Mode, spans: Sequence[Span], owners: Sequence[Owner], config: ModelConfig, *, idle: bool
 ) -> KeyLists:
@@ -131,7 +149,6 @@ def right_end(owners: Sequence[Owner], sizes: PoolSizes, config: ModelConfig) ->
         return tuple(number for number in range(1, count + 1) if number not in held)
 
     rows = range(2 * sizes.rows)
-    owners = [owner._replace(token_row=row) for row, owner in zip(rows, owners, strict=False)]
     worlds = []
     for _ in range(2):
         tables = Tables(sizes, config.max_context, torch.device("cpu"))

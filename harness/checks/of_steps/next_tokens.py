@@ -1,0 +1,173 @@
+"""next_tokens: a token that goes to another request than the one whose logits say it."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from paritybit.harness.checks.device.flags import Flag
+from paritybit.harness.checks.device.host_arrays import on_device
+from paritybit.harness.checks.property import Description, Property
+from paritybit.harness.explain.facts import Cause, Holding, Situation
+from paritybit.harness.explain.of_runs.followed import Watched, watch_step
+from paritybit.harness.lockstep.bits import any_set
+from paritybit.harness.lockstep.observation import Observation, Snapshot
+from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.lockstep.request_book import RequestBook
+from paritybit.harness.schedules.schedule import Schedule
+from paritybit.reference.allocator import Ownership
+from paritybit.reference.batch import Mode
+from paritybit.reference.speculative import accepted_path
+from torch import Tensor
+
+ID = "next_tokens"
+
+Said = tuple[dict[int, int], Tensor, Tensor]
+"""What a forward says of tokens: how many each request has by then, and which.
+
+The first tensor has places in the table of tokens, counted row by row, the second one what they
+must hold, both int64 [N].
+"""
+
+
+def said(world: Snapshot, columns: int) -> Said | None:
+    """Return what a forward's logits say of its requests' tokens; None if they say nothing.
+
+    A request gets its most likely next token where all that it knows is in the pool. Of a tree
+    that was verified it gets the path accepted, and the token behind it.
+    """
+    batch, output = world.batch, world.output
+    if batch is None or output is None or batch.mode.drafts or batch.mode is Mode.DRAFT_EXTEND:
+        return None
+    greedy = output["logits"].argmax(-1)
+    by_row = {owner.row: owner for owner in world.owners}
+    known, cells, tokens = dict[int, int](), list[int](), list[int]()
+    verified = greedy.tolist() if batch.mode is Mode.TARGET_VERIFY else []
+    for row, span in enumerate(batch.spans):
+        owner = by_row[span.row]
+        cell, known[owner.serial] = owner.token_row * columns, owner.known
+        if verified:
+            drafts = len(span.tree)
+            of_span = verified[row * drafts : (row + 1) * drafts]
+            path = accepted_path(span.tree, of_span, span.accept)
+            tokens += [*(span.tree[node][0] for node in path), of_span[path[-1]]]
+            known[owner.serial] = span.begin + len(path) + 1
+            cells += range(cell + span.begin, cell + span.begin + len(path) + 1)
+        elif span.end == owner.known < columns:
+            tokens.append(row)
+            known[owner.serial] += 1
+            cells.append(cell + span.end)
+    places, right = on_device(np.array([cells, tokens], dtype=np.int64), greedy.device)
+    return known, places, right if verified else greedy[right]
+
+
+def judged(observation: Observation) -> Iterator[tuple[str, Ownership, Said]]:
+    """Yield the name of each world, what its step left, and what its forward says."""
+    for name, world in (("graph", observation.graph), ("eager", observation.eager)):
+        end: Ownership | None = getattr(observation.end, name, None)
+        found = None if end is None else said(world, end.tokens.shape[1])
+        if end is not None and found is not None:
+            yield name, end, found
+
+
+def miscounted(end: Ownership, known: dict[int, int]) -> Iterator[tuple[int, int, int]]:
+    """Yield requests that have more or fewer tokens than is said, how many, and how many it is."""
+    for owner in end.holders:
+        right = known.get(owner.serial, owner.known)
+        if owner.known != right:
+            yield owner.serial, owner.known, right
+
+
+def flag(observation: Observation) -> Flag:
+    """Whether any request of the step has other tokens than its logits say, or not as many."""
+    raised: Tensor | None = None
+    for _, end, (known, cells, right) in judged(observation):
+        if any(miscounted(end, known)):
+            return True
+        wrong = any_set(end.tokens.view(-1).take(cells) != right)
+        raised = wrong if raised is None else raised | wrong
+    return False if raised is None else raised
+
+
+def wrongs(observation: Observation) -> Iterator[tuple[str, int, int | None, int, int]]:
+    """Yield world, request, column, what it holds and what is right, of all that is wrong.
+
+    Where the column is None it is the number of the request's tokens.
+    """
+    for name, end, (known, cells, right) in judged(observation):
+        for serial, held, expected in miscounted(end, known):
+            yield name, serial, None, held, expected
+        by_row = {owner.token_row: owner.serial for owner in end.holders}
+        tokens = end.tokens.view(-1).take(cells)
+        for cell, token, expected in zip(
+            cells.tolist(), tokens.tolist(), right.tolist(), strict=True
+        ):
+            row, column = divmod(cell, end.tokens.shape[1])
+            if token != expected:
+                yield name, by_row[row], column, token, expected
+
+
+def named(serial: int, column: int | None) -> str:
+    """Name a token of a request, or how many it has."""
+    return f"the {'number of tokens' if column is None else f'token {column}'} of request {serial}"
+
+
+def describe(observation: Observation) -> Description:
+    """Name the first token that is another, or the first request with another number of them."""
+    name, serial, column, held, right = next(wrongs(observation))
+    words = f"in the {name} run, {named(serial, column)} is {held}; its logits say {right}"
+    return words, {"world": name, "owner": f"request {serial}", "held": held, "right": right}
+
+
+def cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] | None:
+    """Name the first token that is another, and the lines that wrote it last in the step.
+
+    Where none did they are those that wrote any token last.
+    """
+    number, observation = _violated(pair, schedule, step)
+    if observation is None:
+        return None
+    found = [*wrongs(observation)]
+    name, serial, column, token, right = found[0]
+    book: RequestBook = getattr(pair, name)
+    row = next(one.token_row for one in book.running if one.serial == serial)
+
+    def written() -> int:
+        return -1 if column is None else int(book.tokens[row, column])
+
+    def counted() -> list[int]:
+        return [one.known for one in book.running if one.serial == serial]
+
+    says = (counted,) if column is None else (written, book.tokens.tolist)
+    watched = watch_step(pair, schedule, number, lambda: Watched(*says))
+    held = Holding(
+        what=named(serial, column),
+        before="not said yet",
+        found=f"{token}, and its logits say {right}",
+        since=step,
+        step=observation.step.name,
+        world=name,
+        both=sum(one[1:] == found[0][1:] for one in found) > 1,
+    )
+    lines = next((one.lines for one in watched.changes if one.lines), ())
+    return Situation(step, None), Cause("sampled tokens", held=held, made=lines)
+
+
+def _violated(pair: Pair, schedule: Schedule, last: int) -> tuple[int, Observation | None]:
+    """Play a schedule until this does not hold at a step; return its number, and the step."""
+    pair.begin(schedule)
+    for number, (place, step, upcoming) in enumerate(schedule.ahead()):
+        observation = pair.step(step, place, upcoming=upcoming)
+        if place > last:
+            break
+        if place == last and observation is not None and any(wrongs(observation)):
+            return number, observation
+    return 0, None
+
+
+NEXT_TOKENS = Property(
+    id=ID,
+    statement="each request gets the tokens that its own logits say, behind those that it has",
+    needs=frozenset(),
+    flag=flag,
+    describe=describe,
+    cause_in_play=cause,
+)
