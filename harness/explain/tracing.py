@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from textwrap import dedent
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from paritybit.harness.explain.facts import SourceLine
@@ -71,14 +71,21 @@ def following(seen: Seen) -> Iterator[None]:
 
 def lines_of(frame: FrameType, line: int, what: str) -> tuple[SourceLine, ...]:
     """Return a line of a frame and those that called it, the innermost first."""
-    found, outer = [], frame.f_back
-    found.append(SourceLine(f"{what} in {qualified_name(frame)}", _file(frame), line))
+    innermost = SourceLine(f"{what} in {qualified_name(frame)}", _file(frame), line)
+    outer = (
+        SourceLine(f"called in {qualified_name(one)}", _file(one), one.f_lineno)
+        for one in callers_of(frame)
+    )
+    return (innermost, *outer)
+
+
+def callers_of(frame: FrameType) -> Iterator[FrameType]:
+    """Yield the frames of the engine that led to a frame, the innermost first."""
+    outer = frame.f_back
     while outer is not None:
         if shown_file(outer.f_code.co_filename) is not None:
-            words = f"called in {qualified_name(outer)}"
-            found.append(SourceLine(words, _file(outer), outer.f_lineno))
+            yield outer
         outer = outer.f_back
-    return tuple(found)
 
 
 def calling(what: str) -> tuple[SourceLine, ...]:
@@ -112,21 +119,46 @@ def _file(frame: FrameType) -> str:
 class LastChange:
     """Follows what `say` says after every line, and keeps the lines at which it last changed.
 
-    What comes between two lines of one change is followed too, so that only the last change, to
-    what it says at the end, counts.
+    `say` gets the frame whose line has run, None before the first. What comes between two lines of
+    one change is followed too, so that only the last change, to what it says at the end, counts.
     """
 
-    def __init__(self, say: Callable[[], Any], what: str) -> None:
+    def __init__(self, say: Callable[[FrameType | None], Any], what: str) -> None:
         self.say, self.what = say, what
-        self.said = say()
+        self.said = say(None)
         self.lines: tuple[SourceLine, ...] = ()
+        self._frame: FrameType | None = None
+        self._called: dict[FrameType | None, dict[CodeType, SourceLine]] = {}
 
     def __call__(self, frame: FrameType, line: int, returned: Any) -> None:
         """Ask again."""
-        said = self.say()
+        if knows_something(frame):
+            called = self._called.setdefault(next(callers_of(frame), None), {})
+            called.pop(frame.f_code, None)  # The last one called comes last.
+            called[frame.f_code] = SourceLine(
+                f"calls {qualified_name(frame)}", _file(frame), line
+            )
+        said = self.say(frame)
         if said != self.said:
-            self.said = said
+            self.said, self._frame = said, frame
             self.lines = lines_of(frame, line, self.what)
+
+    @property
+    def lines_with_called(self) -> tuple[SourceLine, ...]:
+        """The lines, and behind the first of them the last line of each function called there.
+
+        What ought to have been done beside the change may be missing in one of these. The last one
+        called comes first.
+        """
+        called = self._called.get(self._frame, {}).values()
+        return (*self.lines[:1], *reversed(called), *self.lines[1:])
+
+
+def knows_something(frame: FrameType) -> bool:
+    """Whether a frame is of a function that is given anything but the object it belongs to."""
+    code = frame.f_code
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return not {"self", ".0"}.issuperset(names)
 
 
 def values_of(names: Mapping[str, Any], returned: Any) -> Iterator[Any]:

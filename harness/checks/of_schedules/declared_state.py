@@ -42,7 +42,7 @@ def cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] 
         return None
     captured.restore()
     pair.begin(schedule)
-    watched = LastChange(lambda: identity(attribute), "set")
+    watched = LastChange(lambda _: identity(attribute), "set")
     with following(watched):
         _played(pair, schedule, step)
     change = attribute.change

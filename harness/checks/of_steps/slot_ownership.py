@@ -1,9 +1,11 @@
 """slot_ownership: leaks and slots freed too often, that change no byte yet."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
+from types import FrameType
 
 import torch
 from paritybit.harness.checks.device import launches
@@ -24,14 +26,14 @@ from paritybit.harness.checks.holdings import (
     wrong_cells,
 )
 from paritybit.harness.checks.property import Description, EndOfStep, Property
-from paritybit.harness.explain.facts import Cause, Holding, Situation, SourceLine
-from paritybit.harness.explain.tracing import LastChange, following
+from paritybit.harness.explain.facts import Cause, Holding, Situation
+from paritybit.harness.explain.tracing import LastChange, callers_of, following
 from paritybit.harness.lockstep.bits import any_set
 from paritybit.harness.lockstep.observation import Observation, StepEnd
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.request_book import RequestBook
 from paritybit.harness.schedules.schedule import Schedule
-from paritybit.reference.allocator import Ownership
+from paritybit.reference.allocator import Owner, Ownership, PageAllocation
 from paritybit.reference.pool import PoolSizes
 from paritybit.subjects.protocol import Offer
 from torch import Tensor
@@ -120,10 +122,14 @@ def describe_step(observation: Observation) -> Description:
 
 @dataclass(frozen=True)
 class Wrong:
-    """What is wrong once a step is over: `what` it is, and how to say, of any step, how it is."""
+    """What is wrong once a step is over: `what` it is, and how to say, of any step, how it is.
+
+    `entry` says of it only what a list or a table holds, whoever holds what.
+    """
 
     what: str
     say: Callable[[Ownership], str]
+    entry: Callable[[Ownership], object]
 
 
 def wrongs(world: Ownership, sizes: PoolSizes) -> Iterator[Wrong]:
@@ -158,13 +164,16 @@ def wrongs(world: Ownership, sizes: PoolSizes) -> Iterator[Wrong]:
         for number in (0, *(number for number in every if number)):
             say = partial(_holders_of, number, numbers_of, free_of)
             if not _held_once(say(world), reserved=number not in every):
-                yield Wrong(f"{what} {number}", say)
+                yield Wrong(f"{what} {number}", say, partial(_times_free, number, free_of))
     for owner in world.holders:
         if any(oversized([owner])):
-            yield Wrong(f"request {owner.serial}", partial(_pages_of, owner.serial))
+            say = partial(_pages_of, owner.serial)
+            yield Wrong(f"request {owner.serial}", say, say)
         for place in left_early(owner):
-            what = f"swa page of columns {columns_of(owner, place)} of request {owner.serial}"
-            yield Wrong(what, partial(_held_by_its_owner, owner.serial, place))
+            columns = f"swa page of columns {columns_of(owner, place)} of request {owner.serial}"
+            what = f"{columns}, whose next query sees columns from {owner.seen_from} on,"
+            say = partial(_held_by_its_owner, owner.serial, place)
+            yield Wrong(what, say, say)
     cells = on_device(right_cells(world, sizes), world.mapping.device)
     for cell in wrong_cells([world], cells[None])[0].nonzero().flatten().tolist():
         yield _wrong_cell(world, sizes, cell)
@@ -179,9 +188,16 @@ def _holders_of(
     """Say who holds a page or a row, and how often it is free."""
     held = zip(holding(world), numbers_of(world), strict=False)
     by = [f"request {serial}" for serial, numbers in held if number in numbers]
-    times = free_of(world).count(number)
+    times = _times_free(number, free_of, world)
     free = {0: "not free", 1: "free once"}.get(times, f"free {times} times")
     return f"held by {' and '.join(by) or 'nobody'} and {free}"
+
+
+def _times_free(
+    number: int, free_of: Callable[[Ownership], Sequence[int]], world: Ownership
+) -> int:
+    """Return how often a page or a row is free."""
+    return free_of(world).count(number)
 
 
 def _held_once(said: str, *, reserved: bool) -> bool:
@@ -213,9 +229,7 @@ def _held_by_its_owner(serial: int, place: int, world: Ownership) -> str:
     if owner is None or place >= len(owner.swa_pages):
         return "not there yet"
     page = owner.swa_pages[place]
-    if page is not None:
-        return f"page {page}"
-    return f"free, though the next query sees columns from {owner.seen_from} on"
+    return "free" if page is None else f"page {page}"
 
 
 def _wrong_cell(world: Ownership, sizes: PoolSizes, cell: int) -> Wrong:
@@ -226,13 +240,15 @@ def _wrong_cell(world: Ownership, sizes: PoolSizes, cell: int) -> Wrong:
     if cell < mapped:
         place = f"full_to_swa_index_mapping[{cell}]"
 
+    def entry(one: Ownership) -> int:
+        return int(one.mapping[cell] if cell < mapped else one.req_to_token[row, column])
+
     def say(one: Ownership) -> str:
-        held = one.mapping[cell] if cell < mapped else one.req_to_token[row, column]
         cells = right_cells(one, sizes)
         held_by = f"; expected from the pages held: {cells[RIGHT, cell]}"
-        return f"{int(held)}{held_by if cells[KNOWN, cell] else ', but no request holds this page'}"
+        return f"{entry(one)}{held_by if cells[KNOWN, cell] else ', but no request holds this page'}"
 
-    return Wrong(place, say)
+    return Wrong(place, say, entry)
 
 
 def cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] | None:
@@ -246,51 +262,81 @@ def cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] 
         wrong = next(twice, found_wrong[0] if found_wrong else None)
         if wrong is not None:
             found = wrong.say(world)
-            said = partial(_said, pair, which, wrong)
-            _around(pair, schedule, step, said, lines := list[SourceLine]())
+            was = getattr(before, which)
+            serials = {owner.row: owner.serial for owner in (*was.holders, *world.holders)}
+            said = partial(_said, getattr(pair, which), wrong, serials)
+            _around(pair, schedule, step, watched := LastChange(said, "changed"))
+            undone = wrong.entry(was) == wrong.entry(world)
+            lines = watched.lines_with_called if undone else watched.lines
             held = Holding(
                 what=wrong.what,
-                before=wrong.say(getattr(before, which)),
+                before=wrong.say(was),
                 found=found,
                 since=step,
                 step=name,
                 world=which,
                 both=wrong.say(end.eager) == wrong.say(end.graph),
             )
-            return Situation(step, None), Cause("slot bookkeeping", held=held, made=tuple(lines))
+            return Situation(step, None), Cause("slot bookkeeping", held=held, made=lines)
     return None
 
 
-def _said(pair: Pair, which: str, wrong: Wrong) -> str:
-    """Say how what is wrong is right now in one world."""
-    book: RequestBook = getattr(pair, which)
+def _said(
+    book: RequestBook, wrong: Wrong, serials: Mapping[int, int], frame: FrameType | None
+) -> str:
+    """Say how what is wrong is once a line of a frame has run.
+
+    A request holds what it is about to get, or has yet to give back, as well: that is known by its
+    row, whose request is in `serials`.
+    """
+    now = book.ownership()
+    held = (_owner(one, serials, book) for one in _allocations(book, frame))
+    rows = {owner.row for owner in now.holders}
+    further = (owner for owner in held if owner.row not in rows)
     try:
-        return wrong.say(book.ownership())
+        return wrong.say(replace(now, holders=(*now.holders, *further)))
     except (IndexError, ValueError):  # In the middle of a change.
         return ""
 
 
+def _allocations(book: RequestBook, frame: FrameType | None) -> list[PageAllocation]:
+    """Return the allocations of a book that a frame, or what called it, holds by a name."""
+    found, own = dict[int, PageAllocation](), False
+    for one in () if frame is None else (frame, *callers_of(frame)):
+        for value in one.f_locals.values():
+            own = own or value is book or value is book.allocator
+            if isinstance(value, PageAllocation):
+                found.setdefault(value.row, value)
+    return list(found.values()) if own else []
+
+
+def _owner(held: PageAllocation, serials: Mapping[int, int], book: RequestBook) -> Owner:
+    """Return the owner that the request of an allocation is to become, or was."""
+    size = book.pools.sizes.page_size
+    return Owner(
+        serials.get(held.row, book.admitted),
+        held.row,
+        held.state_slot,
+        len(held.full_pages) * size,
+        size,
+        tuple(held.full_pages),
+        tuple(held.swa_pages),
+        shared=held.shared,
+    )
+
+
 def _around(
-    pair: Pair,
-    schedule: Schedule,
-    last: int,
-    say: Callable[[], str] | None = None,
-    lines: list[SourceLine] | None = None,
+    pair: Pair, schedule: Schedule, last: int, watched: LastChange | None = None
 ) -> tuple[StepEnd, str, StepEnd]:
     """Play a schedule up to a step: who held what before it, its name, and who held what after.
 
-    The line at which what `say` says changed last in that step goes to `lines`, and its callers.
+    The lines of that step are followed by `watched`.
     """
     pair.begin(schedule)
     before, name = copied(pair.end(0)), ""
     for place, one, upcoming in schedule.ahead():
         before, name = copied(pair.end(place)), one.name
-        if place == last and say is not None and lines is not None:
-            watched = LastChange(say, "changed")
-            with following(watched):
-                pair.step(one, place, upcoming=upcoming)
-            lines += watched.lines
-        else:
+        with following(watched) if place == last and watched is not None else nullcontext():
             pair.step(one, place, upcoming=upcoming)
         if place == last:
             break

@@ -18,7 +18,7 @@ def set_at(recorded: RecordedForward, attribute: Attribute) -> tuple[SourceLine,
     The forward is run again with the attribute as it was when the schedule began. Where that does
     not set it, there is no line.
     """
-    watched = LastChange(lambda: identity(attribute), "set")
+    watched = LastChange(lambda _: identity(attribute), "set")
     recorded.again(attributes=[attribute], seen=watched)
     return watched.lines
 
