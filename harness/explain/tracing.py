@@ -7,7 +7,7 @@ A line that is followed is of the engine: of `subjects`, of the tables and the a
 import ast
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 from paritybit.harness.explain.facts import SourceLine
 from paritybit.harness.explain.origins.log_sites import qualified_name
+from paritybit.subjects.protocol import KeyLists, Keys
 
 from paritybit.places import SOURCES
 
@@ -27,6 +28,9 @@ HOOKS = frozenset({"overwrite"})
 
 BETWEEN = ("subjects/parts.py", "subjects/captured.py")
 """Files that calls of the engine come through: none of them is a place to look at."""
+
+MOST_HELD = 64
+"""Values of a list that are looked at."""
 
 Seen = Callable[[FrameType, int, Any], None]
 """Called after a line has run: its frame, the line, and what it returned if it returned."""
@@ -135,9 +139,7 @@ class LastChange:
         if knows_something(frame):
             called = self._called.setdefault(next(callers_of(frame), None), {})
             called.pop(frame.f_code, None)  # The last one called comes last.
-            called[frame.f_code] = SourceLine(
-                f"calls {qualified_name(frame)}", _file(frame), line
-            )
+            called[frame.f_code] = SourceLine(f"calls {qualified_name(frame)}", _file(frame), line)
         said = self.say(frame)
         if said != self.said:
             self.said, self._frame = said, frame
@@ -164,11 +166,24 @@ def knows_something(frame: FrameType) -> bool:
 def values_of(names: Mapping[str, Any], returned: Any) -> Iterator[Any]:
     """Yield the values that a frame holds, and what lies in those that hold several."""
     for value in (*names.values(), returned):
-        yield value
-        if isinstance(value, dict):
-            yield from value.values()
-        elif isinstance(value, list | tuple):
-            yield from value[:64]
+        yield from held_in(value)
+
+
+def held_in(value: Any) -> Iterator[Any]:
+    """Yield a value, and what lies in it if it is a collection, or lists of keys."""
+    yield value
+    held: Iterable[Any] = ()
+    if isinstance(value, dict):
+        held = value.values()
+    elif isinstance(value, list | tuple):
+        held = value[:MOST_HELD]
+    elif isinstance(value, KeyLists | Keys):
+        held = vars(value).values()
+    for one in held:
+        if isinstance(one, KeyLists | Keys):
+            yield from held_in(one)
+        else:
+            yield one
 
 
 def made_by(frame: FrameType, line: int) -> tuple[SourceLine, ...]:

@@ -246,7 +246,9 @@ def _wrong_cell(world: Ownership, sizes: PoolSizes, cell: int) -> Wrong:
     def say(one: Ownership) -> str:
         cells = right_cells(one, sizes)
         held_by = f"; expected from the pages held: {cells[RIGHT, cell]}"
-        return f"{entry(one)}{held_by if cells[KNOWN, cell] else ', but no request holds this page'}"
+        return (
+            f"{entry(one)}{held_by if cells[KNOWN, cell] else ', but no request holds this page'}"
+        )
 
     return Wrong(place, say, entry)
 

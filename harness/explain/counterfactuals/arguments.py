@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from paritybit.harness.explain.first_difference import Difference, key_places, keys_of, paired
+from paritybit.harness.explain.counterfactuals.listed import (
+    Pair,
+    as_listed,
+    lists_of,
+    row_listed,
+    spelled_lists,
+)
+from paritybit.harness.explain.first_difference import Difference, paired
 from paritybit.harness.explain.origins.arguments import named_arguments
 from paritybit.harness.explain.provenance import layers_by_address
 from paritybit.harness.explain.recorded import Given, RecordedForward
@@ -45,18 +52,20 @@ class Replaced:
     right: Tensor
     values: dict[int, dict[int, Any]]
     windowed: bool = False
-    others: tuple[tuple[Tensor, Tensor], ...] = ()
+    others: tuple[Pair, ...] = ()
     """What further ops of this name were given, and what is right: made with the first, perhaps."""
+    whole: Pair | None = None
+    """Of a list of keys, what the argument that is wrong holds of all rows, and what is right."""
 
-    def spellings(self, mapping: Tensor) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    def spellings(self, mapping: Tensor) -> Iterator[list[Pair]]:
         """Yield the values held and right as they may stand before they got to the ops.
 
         Slots of a window are made of full slots, by `mapping`; that comes first.
         """
+        first = self.whole or (self.held, self.right)
         if self.windowed:
-            full = [spelled_full(values, mapping) for values in (self.held, self.right)]
-            yield [(full[0], full[1]), *self.others]
-        yield [(self.held, self.right), *self.others]
+            yield [full_pair(first, mapping), *self.others]
+        yield [first, *self.others]
 
     def given(self) -> Given:
         """Return what gives ops these arguments, for one run."""
@@ -74,6 +83,11 @@ class Replaced:
             return tuple(changed)
 
         return give
+
+
+def full_pair(pair: Pair, mapping: Tensor) -> Pair:
+    """Return slots of the window's sub-pool, held and right, as full slots."""
+    return spelled_full(pair[0], mapping), spelled_full(pair[1], mapping)
 
 
 def spelled_full(slots: Tensor, mapping: Tensor) -> Tensor:
@@ -98,11 +112,8 @@ def replacements(
     first = next(number for number, (_, call) in enumerate(same) if call is other)
     made = _made_by_ops(recorded.run.calls)
     if other.name == "attention":
-        windowed = difference.kind is Kind.SWA
         for padded in (False, True):
-            found = _lists(same, first, difference.row or 0, windowed=windowed, padded=padded)
-            if found is not None:
-                yield found
+            yield from _lists(recorded, same, (first, difference.row or 0), padded=padded)
     for place, name in enumerate(named_arguments(other)):
         lists = other.name == "attention" and (name in LISTS or "mask" in name)
         if name not in NOT_GIVEN and not lists:
@@ -114,12 +125,19 @@ def replacements(
                 yield dataclasses.replace(found, windowed=swa, others=others)
 
 
+def padded_lists(recorded: RecordedForward, left: Sequence[OpCall]) -> Iterator[Replaced]:
+    """Yield the lists of keys of all attention, with nothing but the reserved slot for padding."""
+    pairs = ((one, other) for _, one, other in paired(left, recorded.run.calls))
+    same = [(one, other) for one, other in pairs if other.name == "attention"]
+    yield from _lists(recorded, same, None, padded=True)
+
+
 def _others(
     recorded: RecordedForward,
     same: Sequence[tuple[OpCall | None, OpCall]],
     argument: tuple[int, str],
     values: dict[int, dict[int, Any]],
-) -> tuple[tuple[Tensor, Tensor], ...]:
+) -> tuple[Pair, ...]:
     """Return what ops of one name behind the first are given, and what is right, as full slots."""
     layers = layers_by_address(recorded.pair.graph_pools)
     (place, name), found = argument, []
@@ -128,11 +146,11 @@ def _others(
         held = call.inputs[place]
         if not isinstance(held, Tensor):
             continue
-        pair = [held.clone(), right.clone()]  # Later runs write the memory of what was held.
+        pair = held.clone(), right.clone()  # Later runs write the memory of what was held.
         cache = call.inputs[0].data_ptr() if name == LOCATIONS else None
         if cache in layers and layers[cache][2] is Kind.SWA:
-            pair = [spelled_full(one, recorded.tables[1]) for one in pair]
-        found.append((pair[0], pair[1]))
+            pair = full_pair(pair, recorded.tables[1])
+        found.append(pair)
     return tuple(found)
 
 
@@ -201,7 +219,7 @@ def failing_replacements(recorded: RecordedForward, calls: Sequence[OpCall]) -> 
         # What is listed for later layers is as wrong, and replaced as well.
         rows = len(failing.inputs[2])
         values = {
-            at: _packed(failing, [*lists_of(usual[at]), *[[0]] * rows][:rows])
+            at: as_listed(failing, usual[at], [[0]] * (rows - len(usual[at].inputs[2])))
             for at in range(number, len(usual))
         }
         held = failing.inputs[4].flatten().to(torch.int64)
@@ -217,11 +235,6 @@ def failing_replacements(recorded: RecordedForward, calls: Sequence[OpCall]) -> 
             held = failing.inputs[place]
             values = {at: {place: right} for at in range(number, len(usual))}
             yield Replaced(failing.name, name, held.clone(), right, values)
-
-
-def lists_of(call: OpCall) -> list[list[int]]:
-    """Return the keys of each row of an attention."""
-    return [keys_of(call, row) for row in range(len(call.inputs[2]))]
 
 
 def as_given(held: Any, right: Any, name: str = "") -> Any:
@@ -249,61 +262,49 @@ def as_given(held: Any, right: Any, name: str = "") -> Any:
 
 
 def _lists(
+    recorded: RecordedForward,
     same: Sequence[tuple[OpCall | None, OpCall]],
-    first: int,
-    row: int,
+    at: tuple[int, int] | None,
     *,
-    windowed: bool,
     padded: bool,
-) -> Replaced | None:
-    """Return the key lists of all attention, each live row's as the other run has it.
+) -> Iterator[Replaced]:
+    """Yield the key lists of all attention, each live row's as the other run has it.
 
-    With `padded` those of padded rows hold the reserved slot.
+    With `padded` those of padded rows hold nothing but the reserved slot. Nothing is yielded unless
+    the op and the row `at` differ, or, where that is None, any.
     """
-    values, shown = {}, None
+    values, shown, listed = {}, None, list[tuple[OpCall, list[list[int]]]]()
     for number, (one, other) in enumerate(same):
         if one is None:
             continue
-        rows, live = len(other.inputs[2]), len(one.inputs[2])
-        reserved = [0] if padded else None
-        lists = [
-            keys_of(one, at) if at < live else reserved or keys_of(other, at) for at in range(rows)
-        ]
-        if not padded and all(keys_of(other, at) == lists[at] for at in range(min(rows, live))):
+        live = len(one.inputs[2])
+        held = lists_of(other)
+        lists = [*lists_of(one)[: len(held)], *held[live:]]
+        if padded:
+            lists[live:] = [keys if set(keys) <= {0} else [0] for keys in held[live:]]
+        if lists == held:
             continue
-        values[number] = _packed(other, lists)
-        if number == first:
-            wrong = [at for at in range(rows) if keys_of(other, at) != lists[at]] or [0]
-            at = row if row in wrong else wrong[0]
-            shown = _listed(other, at, lists[at])
+        values[number] = as_listed(other, one, lists[live:])
+        listed.append((other, lists))
+        if at is None or number == at[0]:
+            wrong = [row for row, right in enumerate(lists) if held[row] != right]
+            row = at[1] if at is not None and at[1] in wrong else wrong[0]
+            shown = shown or (other, *row_listed(other, row, lists[row]))
     if shown is None:
-        return None
-    return Replaced("attention", LIST, *shown, values, windowed)
-
-
-def _listed(call: OpCall, row: int, right: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return what is listed for a row, masked keys too, and the same with its keys put right."""
-    first, places = int(call.inputs[2][row]), key_places(call, row)
-    if len(places) != len(right):
-        return torch.tensor(keys_of(call, row)), torch.tensor(right)
-    held = call.inputs[4][first : int(call.inputs[3][row])].to(torch.int64).cpu().clone()
-    mended = held.clone()
-    mended[[place - first for place in places]] = torch.tensor(right)
-    return held, mended
-
-
-def _packed(call: OpCall, lists: Sequence[Sequence[int]]) -> dict[int, Any]:
-    """Return the arguments of attention, by place, that list these keys, and no mask."""
-    ends = torch.tensor([len(one) for one in lists]).cumsum(0)
-    begins = ends - torch.tensor([len(one) for one in lists])
-    _, _, begin, end, slots = call.inputs[:5]
-    found = {
-        2: begins.to(begin.dtype).to(begin.device),
-        3: ends.to(end.dtype).to(end.device),
-        4: torch.tensor([slot for one in lists for slot in one] or [0]).to(slots),
-        6: max(int(call.inputs[6]), *map(len, lists)),
-    }
-    return found | {7: None, 8: None}
+        return
+    layers, mapping = layers_by_address(recorded.pair.graph_pools), recorded.tables[1]
+    spelled = [
+        (pair, of_slots and layers[call.inputs[1].data_ptr()][2] is Kind.SWA)
+        for call, of_slots, pair in spelled_lists(listed)
+    ]
+    call, *row_held = shown
+    windowed = layers[call.inputs[1].data_ptr()][2] is Kind.SWA
+    whole, others = None, list[Pair]()
+    if spelled:
+        (whole, windowed), *further = spelled
+        others = [pair for pair, _ in further]
+        others += [full_pair(pair, mapping) for pair, swa in further if swa]
+    yield Replaced("attention", LIST, *row_held, values, windowed, tuple(others), whole)
 
 
 def _made_by_ops(calls: Sequence[OpCall]) -> set[int]:

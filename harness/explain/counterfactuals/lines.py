@@ -6,6 +6,7 @@ A line is named if the property holds once the values are put right there, and n
 from collections.abc import Callable, Mapping
 from itertools import zip_longest
 from types import FrameType
+from typing import Any
 
 from paritybit.harness.explain.counterfactuals.arguments import (
     LIST,
@@ -50,7 +51,7 @@ class Lines:
         if not taken:
             lines = self.made(one)
             if not lines and one.argument == LIST:
-                lines = self._lists_made(call, windowed=one.windowed)
+                lines = self._kept(one) or self._lists_made(call, windowed=one.windowed)
         if one.argument != LIST or taken:
             lines = lines or called_at(self.recorded, one)
         return lines
@@ -64,7 +65,13 @@ class Lines:
         lists = self._static_lists()
         for again in (self.after_inputs, self.again):
             for (wrong, mended), *others in one.spellings(self.recorded.tables[1]):
-                wanted = Wanted(wrong, mended, others=tuple(others), passed_over=lists)
+                wanted = Wanted(
+                    wrong,
+                    mended,
+                    others=tuple(others),
+                    passed_over=lists,
+                    alone=one.whole is not None,
+                )
                 lines = made_at(wanted, again, self.holds) if wanted.mendable else ()
                 if lines:
                     return (lines[0], *self._made_of(lines[0]), *lines[1:])
@@ -107,6 +114,16 @@ class Lines:
                 made = made_at(Wanted(values.clone(), values[:0]), self.again, self.holds)[:1]
             found += [one for one in made if one.what != line.what]
         return tuple(dict.fromkeys(found))
+
+    def _kept(self, one: Replaced) -> Sources:
+        """Return the first line at which an argument is held that was made before the forward."""
+        buffers = static_buffers(self.recorded)
+        held, later = (given_to(self.recorded, one)[0] for _ in range(2))
+        for values, again in zip(held[2:5], later[2:5], strict=True):
+            at = element_at(buffers, values, int(values.storage_offset()))
+            if at is None and values.data_ptr() == again.data_ptr():
+                return handed_on_at(self.again, values)
+        return ()
 
     def _taken_elsewhere(self, call: OpCall, one: Replaced) -> bool:
         """Whether the right lists are there, and rows take others: a part of what is listed."""
@@ -186,7 +203,7 @@ def same_values(one: Tensor, other: Tensor) -> bool:
     return count > 1 and one[:count].tolist() == other[:count].tolist()
 
 
-def handed_on_at(recorded: RecordedForward, values: Tensor) -> Sources:
+def handed_on_at(again: Callable[[Seen], Run], values: Tensor) -> Sources:
     """Return the first line at which a tensor of the same memory is held in a forward."""
     found: list[Sources] = []
 
@@ -195,27 +212,30 @@ def handed_on_at(recorded: RecordedForward, values: Tensor) -> Sources:
         if not found and any(one.data_ptr() == values.data_ptr() for one in held):
             found.append(lines_of(frame, line, "taken"))
 
-    recorded.again(seen=look)
+    again(look)
     return found[0] if found else ()
+
+
+def given_to(
+    recorded: RecordedForward, one: Replaced, seen: Seen | None = None
+) -> tuple[tuple[Any, ...], Sources]:
+    """Return what the op is given that an argument is replaced of first, and who calls it."""
+    number, given = min(one.values), list[tuple[tuple[Any, ...], Sources]]()
+
+    def look(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        if name == one.op:
+            given.append((arguments, calling(f"given to {one.op}")))
+        return arguments
+
+    recorded.again(captured=False, given=look, seen=seen)
+    return given[number] if number < len(given) else ((), ())
 
 
 def called_at(recorded: RecordedForward, one: Replaced) -> Sources:
     """Return the line at which the tensor that an op is given first stands, else who calls it."""
-    number = min(one.values)
-    (place, _), *_ = one.values[number].items()
-    given: list[tuple[object, Sources]] = []
-    first = _First()
-
-    def look(name: str, arguments: tuple) -> tuple:  # type: ignore[type-arg]
-        if name == one.op:
-            given.append((arguments[place], calling(f"given to {one.op}")))
-        return arguments
-
-    recorded.again(captured=False, given=look, seen=first)
-    if number >= len(given):
-        return ()
-    value, lines = given[number]
-    made = first.lines.get(id(value))
+    place, first = next(iter(one.values[min(one.values)])), _First()
+    arguments, lines = given_to(recorded, one, first)
+    made = first.lines.get(id(arguments[place])) if arguments else None
     return lines if made is None else made[1]
 
 

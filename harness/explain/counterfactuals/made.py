@@ -30,7 +30,8 @@ SEEN = 256
 class Wanted:
     """The values that are wrong, one after the other, and those that are right.
 
-    One value alone may stand in many places. It is looked for only if it is `known` to be copied.
+    One value alone may stand in many places. It is looked for only if it is `known` to be copied,
+    or, if it is `alone`, where there is nothing beside it.
     `others` are further values, wrong and right, that are put right where the frame holds them.
     Tensors in the memory of `passed_over`, addresses of storages, are not looked at.
     """
@@ -40,6 +41,7 @@ class Wanted:
     known: bool = False
     others: tuple[tuple[Tensor, Tensor], ...] = ()
     passed_over: Collection[int] = ()
+    alone: bool = False
 
     def __post_init__(self) -> None:
         self.wrong_bytes = _bytes(_array(self.held))
@@ -49,7 +51,9 @@ class Wanted:
         self.kind, self.size = _kind(self.held), 8 if array.dtype.kind in "iub" else array.itemsize
         self.mendable = self.held.numel() == self.right.numel()
         values = set(self.held.flatten()[:SEEN].tolist())
-        self.telling = len(values) >= FEWEST or (self.known and self.held.numel() > 0)
+        self.different = len(values)
+        known = self.known or self.alone
+        self.telling = len(values) >= FEWEST or (known and self.held.numel() > 0)
 
     def at(self, value: Any) -> int | None:
         """Return from which element on a tensor or an array holds the wrong values."""
@@ -59,6 +63,8 @@ class Wanted:
         if isinstance(value, Tensor) and value.untyped_storage().data_ptr() in self.passed_over:
             return None
         if _kind(value) != self.kind:
+            return None
+        if self.alone and self.different < FEWEST and array.size != self.held.numel():
             return None
         held = _bytes(array)
         found = held.find(self.wrong_bytes)

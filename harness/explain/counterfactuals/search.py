@@ -16,6 +16,7 @@ from paritybit.harness.explain.counterfactuals.arguments import (
     LIST,
     Replaced,
     failing_replacements,
+    padded_lists,
     replacements,
     wrong_arguments,
 )
@@ -166,7 +167,7 @@ class Search:
                 given = GivenValue(
                     what, "another tensor", "the graph's own", stale=False, left_by=None, how=None
                 )
-                lines = handed_on_at(recorded, values)
+                lines = handed_on_at(lambda seen: recorded.again(seen=seen), values)
                 return self._blaming(shown, "captured output", given=given, made=lines)
         if shown is not None and shown.blame == "captured state":
             return shown
@@ -218,14 +219,15 @@ class Search:
             right = Side(recorded.pair.graph_pools, recorded.graph_before, recorded.run.calls)
             recorded.again()  # The tensors of its ops hold again what they held.
             difference = first_difference(Side(pools, before, calls), right)
-            if difference is None:
-                continue
-            call = recorded.run.calls[difference.call]
-            for one in tuple(replacements(recorded, calls, difference)):
+            found = padded_lists(recorded, calls)
+            if difference is not None:
+                found = replacements(recorded, calls, difference)
+            for one in tuple(found):
                 run = recorded.again(captured=False, given=one.given())
                 if holds(recorded, self.judge, run, lists=one.argument == LIST):
                     recorded.again()
-                    return self._argument(shown, one, call)
+                    ops = [call for call in recorded.run.calls if call.name == one.op]
+                    return self._argument(shown, one, ops[min(one.values)])
         return None
 
     def by_origins(self, shown: Cause | None) -> Cause | None:

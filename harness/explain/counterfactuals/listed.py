@@ -1,0 +1,130 @@
+"""Lists of keys as arguments of attention: those that would list other keys than they do."""
+
+from collections.abc import Iterator, Sequence
+from itertools import compress, zip_longest
+from typing import Any
+
+import torch
+from paritybit.harness.explain.first_difference import key_places, keys_of
+from paritybit.reference.ops import OpCall
+from torch import Tensor
+
+Pair = tuple[Tensor, Tensor]
+"""What is held, and what is right."""
+
+Lists = Sequence[Sequence[int]]
+"""The keys of each row of an attention."""
+
+FURTHEST = 64
+"""How many places further on or back it is looked for what a row ought to list."""
+
+
+def spelled_lists(calls: Sequence[tuple[OpCall, Lists]]) -> Iterator[tuple[OpCall, bool, Pair]]:
+    """Yield the arguments that, put right, make some attention ops list the keys that are right.
+
+    Each with the first op that is given it, and whether it lists slots. These are put right where
+    they stand if that is right for all rows. Otherwise each row begins and ends where the keys
+    stand that it ought to list. Nothing is yielded of ops of which neither can be done.
+    """
+    by_slots: dict[int, list[tuple[OpCall, Lists]]] = {}
+    for call, right in calls:
+        by_slots.setdefault(call.inputs[4].data_ptr(), []).append((call, right))
+    for group in by_slots.values():
+        pair = _in_place(group)
+        if pair is not None:
+            yield group[0][0], True, pair
+            continue
+        seen = set[int]()
+        for call, right in group:
+            for held, mended in _moved(call, right):
+                if held.data_ptr() not in seen:
+                    seen.add(held.data_ptr())
+                    yield call, False, (held.clone(), mended)
+
+
+def _in_place(group: Sequence[tuple[OpCall, Lists]]) -> Pair | None:
+    """Return the slots that some ops list from, and those that are right in the same places."""
+    found: dict[int, int] = {}
+    for call, right in group:
+        for row, keys in enumerate(right):
+            for place, key in zip_longest(key_places(call, row), keys):
+                if place is None or key is None or found.setdefault(place, key) != key:
+                    return None
+    first, last = min(found), max(found)
+    held = group[0][0].inputs[4][first : last + 1].to(torch.int64).cpu().clone()
+    mended = held.clone()
+    mended[[place - first for place in found]] = torch.tensor(list(found.values()))
+    return held, mended
+
+
+def _moved(call: OpCall, right: Lists) -> Iterator[Pair]:
+    """Yield where the rows of an op begin, and where they end, with what is right, if that differs.
+
+    Nothing where no place is found for what a row ought to list.
+    """
+    bounds = [_bounds(call, row, keys) for row, keys in enumerate(right)]
+    known = [found for found in bounds if found is not None]
+    if len(known) < len(bounds):
+        return
+    for held, mended in zip(call.inputs[2:4], zip(*known, strict=True), strict=True):
+        if held.tolist() != list(mended):
+            yield held, torch.tensor(mended, dtype=held.dtype)
+
+
+def _bounds(call: OpCall, row: int, right: Sequence[int]) -> tuple[int, int] | None:
+    """Return from where to where a row lists what is right, as near as possible to what it does."""
+    _, _, begin, end, slots, _, _, mask, mask_start = (*call.inputs, None, None)[:9]
+    first, last, listed = int(begin[row]), int(end[row]), slots.tolist()
+    if keys_of(call, row) == list(right):
+        return first, last
+    nearest = range(max(first - FURTHEST, 0), min(first + FURTHEST, len(listed)) + 1)
+    for at in sorted(nearest, key=lambda at: abs(at - first)):
+        if mask is None or mask_start is None:
+            if listed[at : at + len(right)] == list(right):
+                return at, at + len(right)
+            continue
+        bits = int(mask_start[row]) + at - first
+        shown = mask[max(bits, 0) : bits + last - at].tolist()
+        if bits >= 0 and list(compress(listed[at:last], shown)) == list(right):
+            return at, last
+    return None
+
+
+def lists_of(call: OpCall) -> list[list[int]]:
+    """Return the keys of each row of an attention."""
+    return [keys_of(call, row) for row in range(len(call.inputs[2]))]
+
+
+def row_listed(call: OpCall, row: int, right: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return what is listed for a row, masked keys too, and the same with its keys put right."""
+    first, places = int(call.inputs[2][row]), key_places(call, row)
+    if len(places) != len(right):
+        return torch.tensor(keys_of(call, row)), torch.tensor(right)
+    held = call.inputs[4][first : int(call.inputs[3][row])].to(torch.int64).cpu().clone()
+    mended = held.clone()
+    mended[[place - first for place in places]] = torch.tensor(right)
+    return held, mended
+
+
+def as_listed(call: OpCall, usual: OpCall, further: Lists) -> dict[int, Any]:
+    """Return the arguments of attention, by place, that list for its rows what `usual` lists.
+
+    With the same mask: a key that takes no part decides how the others are added up. The rows
+    behind those of `usual` list `further` keys.
+    """
+    rows = len(call.inputs[2])
+    begin, end, slots, _, most, mask, mask_start = (*usual.inputs[2:], None, None)[:7]
+    counts = torch.tensor([len(keys) for keys in further], dtype=torch.int64)
+    ends = counts.cumsum(0)
+    found = {
+        2: torch.cat((begin.cpu(), ends - counts + len(slots)))[:rows],
+        3: torch.cat((end.cpu(), ends + len(slots)))[:rows],
+        4: torch.cat((slots.cpu(), torch.tensor([key for keys in further for key in keys]).long())),
+    }
+    given = {place: one.to(call.inputs[place]) for place, one in found.items()}
+    given[6] = max(int(call.inputs[6]), int(most), *counts.tolist())
+    if mask is None or mask_start is None:
+        return given | {7: None, 8: None}
+    bits = torch.cat((mask, mask.new_ones(int(counts.sum()))))
+    starts = torch.cat((mask_start, (ends - counts + len(mask)).to(mask_start)))
+    return given | {7: bits, 8: starts[:rows]}
