@@ -158,9 +158,13 @@ class LastChange:
 
 def knows_something(frame: FrameType) -> bool:
     """Whether a frame is of a function that is given anything but the object it belongs to."""
+    return not {"self", ".0"}.issuperset(arguments_of(frame))
+
+
+def arguments_of(frame: FrameType) -> tuple[str, ...]:
+    """Return the names of what a frame's function is given."""
     code = frame.f_code
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return not {"self", ".0"}.issuperset(names)
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
 def values_of(names: Mapping[str, Any], returned: Any) -> Iterator[Any]:

@@ -3,11 +3,13 @@
 A line is named if the property holds once the values are put right there, and nowhere else.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from itertools import zip_longest
 from types import FrameType
 from typing import Any
 
+import numpy as np
 from paritybit.harness.explain.counterfactuals.arguments import (
     LIST,
     Replaced,
@@ -15,11 +17,15 @@ from paritybit.harness.explain.counterfactuals.arguments import (
 )
 from paritybit.harness.explain.counterfactuals.made import Wanted, made_at
 from paritybit.harness.explain.facts import SourceLine
+from paritybit.harness.explain.origins.tables import both
 from paritybit.harness.explain.recorded import RecordedForward, Run
 from paritybit.harness.explain.static_origin import element_at, static_buffers
 from paritybit.harness.explain.tracing import (
     Seen,
+    arguments_of,
+    callers_of,
     calling,
+    held_in,
     lines_of,
     names_used,
     shown_file,
@@ -59,8 +65,8 @@ class Lines:
     def made(self, one: Replaced) -> Sources:
         """Return the first line at which an argument, put right there, makes the property hold.
 
-        Lines that bring static inputs up to date come last: what these hold was found right. Behind
-        the line come those that what it uses is made at.
+        Lines that bring static inputs up to date come last: what these hold was found right. Others
+        come with it, as `_ranked` says.
         """
         lists = self._static_lists()
         for again in (self.after_inputs, self.again):
@@ -74,8 +80,32 @@ class Lines:
                 )
                 lines = made_at(wanted, again, self.holds) if wanted.mendable else ()
                 if lines:
-                    return (lines[0], *self._made_of(lines[0]), *lines[1:])
+                    return self._ranked(lines)
         return ()
+
+    def _ranked(self, lines: Sources) -> Sources:
+        """Return the lines to look at, of the line that made something and those that called it.
+
+        First the innermost that was given nothing but inputs, which are right: what it makes of
+        them, or asks for, is not. A function that it calls may serve others too. Then the line
+        at which what is wrong first stands, and those that made what this uses. Then the callers,
+        the innermost first: the outer ones serve every forward.
+        """
+        used = _Used(lines, self._inputs())
+        self.again(used)
+        asking = lines[used.asking]
+        asked = (replace(asking, what=asking.what.replace("called", "asked for", 1)),)
+        further = (line for line in lines[1:] if line is not asking)
+        return (*(asked if used.asking else ()), lines[0], *self._made_of(used), *further)
+
+    def _inputs(self) -> set[int]:
+        """Return where static inputs, the batch and the index tables lie."""
+        recorded = self.recorded
+        runner, batch = recorded.runner, recorded.planned.graph.batch
+        inputs = [] if runner is None else list(runner.inputs.buffers.values())
+        inputs += [] if batch is None else vars(batch).values()
+        inputs += both(recorded.pair.graph_pools.tables)
+        return {one.untyped_storage().data_ptr() for one in inputs if isinstance(one, Tensor)}
 
     def _static_lists(self) -> set[int]:
         """Return where static lists lie: what these hold was made before it was written there."""
@@ -101,18 +131,17 @@ class Lines:
 
         return self.again(look)
 
-    def _made_of(self, line: SourceLine) -> Sources:
+    def _made_of(self, used: "_Used") -> Sources:
         """Return the lines of other functions at which what a line uses first stands.
 
         What it reads of a static buffer was made before it was written there.
         """
-        used, found = _Used(line), list[SourceLine]()
-        self.again(used)
+        found = list[SourceLine]()
         for values, first in used.tensors:
             made: Sources = (first,)
             if element_at(static_buffers(self.recorded), values, 0) is not None:
                 made = made_at(Wanted(values.clone(), values[:0]), self.again, self.holds)[:1]
-            found += [one for one in made if one.what != line.what]
+            found += [one for one in made if one.what != used.lines[0].what]
         return tuple(dict.fromkeys(found))
 
     def _kept(self, one: Replaced) -> Sources:
@@ -167,32 +196,50 @@ class _First:
     """Takes note of the line at which each tensor first stands."""
 
     def __init__(self) -> None:
-        self.lines: dict[int, tuple[Tensor, Sources]] = {}
+        self.first: dict[int, tuple[Tensor, Sources]] = {}
 
     def __call__(self, frame: FrameType, line: int, returned: object) -> None:
         """Look for tensors that stood nowhere before."""
         for value in values_of(frame.f_locals, returned):
-            if isinstance(value, Tensor) and id(value) not in self.lines:
-                self.lines[id(value)] = value, lines_of(frame, line, "made")
+            if isinstance(value, Tensor) and id(value) not in self.first:
+                self.first[id(value)] = value, lines_of(frame, line, "made")
 
 
 class _Used(_First):
-    """Finds where the tensors first stand that a line uses by name, whole numbers alone."""
+    """Finds where the tensors first stand that a line uses by name, whole numbers alone.
 
-    def __init__(self, line: SourceLine) -> None:
+    `lines` are that line and those that called it, and `asking` is the place among them of the
+    innermost that is given nothing but tensors in the memory of `inputs`.
+    """
+
+    def __init__(self, lines: Sources, inputs: Collection[int]) -> None:
         super().__init__()
-        self.line = line
+        self.lines, self.inputs = lines, inputs
+        self.asking = 0
+        self.found = False
         self.tensors: list[tuple[Tensor, SourceLine]] = []
 
     def __call__(self, frame: FrameType, line: int, returned: object) -> None:
         """Look for the tensors that the line used, once it has run."""
         super().__call__(frame, line, returned)
-        if self.tensors or line != self.line.line:
+        if self.found or line != self.lines[0].line:
             return
-        if lines_of(frame, line, "made")[0] == self.line:
+        if lines_of(frame, line, "made") == self.lines:
+            self.found = True
             held = (frame.f_locals.get(name) for name in sorted(names_used(frame, line)))
             whole = [one for one in held if isinstance(one, Tensor) and not one.is_floating_point()]
-            self.tensors = [(one, self.lines[id(one)][1][0]) for one in whole]
+            self.tensors = [(one, self.first[id(one)][1][0]) for one in whole]
+            frames = enumerate((frame, *callers_of(frame)))
+            self.asking = next((at for at, one in frames if given_alone(one, self.inputs)), 0)
+
+
+def given_alone(frame: FrameType, inputs: Collection[int]) -> bool:
+    """Whether all tensors and arrays that a frame's function is given are in some memory."""
+    given = (held for name in arguments_of(frame) for held in held_in(frame.f_locals.get(name)))
+    held = [one for one in given if isinstance(one, Tensor | np.ndarray)]
+    return all(
+        isinstance(one, Tensor) and one.untyped_storage().data_ptr() in inputs for one in held
+    )
 
 
 def same_values(one: Tensor, other: Tensor) -> bool:
@@ -235,7 +282,7 @@ def called_at(recorded: RecordedForward, one: Replaced) -> Sources:
     """Return the line at which the tensor that an op is given first stands, else who calls it."""
     place, first = next(iter(one.values[min(one.values)])), _First()
     arguments, lines = given_to(recorded, one, first)
-    made = first.lines.get(id(arguments[place])) if arguments else None
+    made = first.first.get(id(arguments[place])) if arguments else None
     return lines if made is None else made[1]
 
 
