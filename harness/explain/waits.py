@@ -53,6 +53,15 @@ class ForwardAwaited(Overlap):
         return flight
 
 
+class EventBehindForward(Overlap):
+    """The event behind a forward in flight is recorded behind what follows it."""
+
+    def finish(self, follow: Callable[[], None]) -> None:
+        """Run what follows, then record."""
+        super().finish(follow)
+        self.in_flight = self.streams.forward.record()
+
+
 class EventBehindWrites(Overlap):
     """The event behind what is written to the tables is recorded behind it."""
 
@@ -88,7 +97,10 @@ class TablesAwaited(Overlap):
 
 @dataclass(frozen=True)
 class SureWait:
-    """A wait, made sure of: the method that ought to wait, in words what for, and the class."""
+    """A wait, made sure of: the method that ought to wait or record, in words what, and the class.
+
+    Of an event the record comes before the waits for it: these are in vain if it is too early.
+    """
 
     method: Callable[..., Any]
     words: str
@@ -105,6 +117,11 @@ WAITS = (
         Overlap.stage,
         "the host writes to pinned buffers before the copies for the forward in flight have run",
         CopiesAwaited,
+    ),
+    SureWait(
+        Overlap.finish,
+        "the event behind the forward in flight is recorded before what follows it has run",
+        EventBehindForward,
     ),
     SureWait(
         Overlap.write,
@@ -139,7 +156,7 @@ def explain_race(property_id: str, step: int, mended: Mapping[type, bool]) -> Ex
     if not found:
         return None
     site = site_of(found[0].method, found[0].words)
-    but = f"But with a wait added there, and nothing else changed, {property_id} holds."
+    but = f"But with that put right, and nothing else changed, {property_id} holds."
     proof = (
         f"The host plans step {step}, or the step after it, while a forward runs.",
         f"Then in {site.function} ({site.file}), {site.message}.",
