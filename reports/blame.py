@@ -22,7 +22,7 @@ from paritybit.harness.records.schema import Environment, Finding
 from paritybit.reports.drawings.static_inputs import source_text
 from paritybit.reports.texts import Piece
 
-RACE = "missing wait"
+RACES = frozenset({"missing wait", "missing copy"})
 """The blame of what no forward shows alone: the host of steps that overlap."""
 
 EAGER = "an eager forward"
@@ -37,7 +37,7 @@ def failing_runner(
 
     `step` is that of the violation, of which an explanation may know better.
     """
-    if explanation is not None and explanation.cause.blame == RACE:
+    if explanation is not None and explanation.cause.blame in RACES:
         return "the host, which runs ahead"
     if explanation is not None and explanation.at.runner is not None:
         return explanation.at.runner

@@ -1,7 +1,7 @@
-"""The cause of a violation that shows only where steps overlap: the wait that would prevent it.
+"""The cause of a violation that shows only where steps overlap: what would prevent it.
 
-Each wait of the engine is made sure of in turn, by a class that comes before its own order of
-work; the schedule is then played again. Knows no bug.
+Each wait of the engine, and each copy, is made sure of in turn, by a class that comes before its
+own order of work; the schedule is then played again. Knows no bug.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -95,16 +95,26 @@ class TablesAwaited(Overlap):
         return super().launch(staged, forward, follow, asks=asks)
 
 
+class ArrivalsCopied(Overlap):
+    """What arrives on the device lies in memory of its own."""
+
+    def arrive(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copy what arrives."""
+        return {name: tensor.clone() for name, tensor in super().arrive(values).items()}
+
+
 @dataclass(frozen=True)
 class SureWait:
-    """A wait, made sure of: the method that ought to wait or record, in words what, and the class.
+    """A wait or a copy that a class makes sure of, and the method that lacks it.
 
-    Of an event the record comes before the waits for it: these are in vain if it is too early.
+    `words` say what happens without it, and `missing` is what the class adds. The record of an
+    event comes before the waits for it, because they are useless if it is recorded too early.
     """
 
     method: Callable[..., Any]
     words: str
     before: type[Overlap]
+    missing: str = "wait"
 
     @property
     def function(self) -> str:
@@ -143,14 +153,20 @@ WAITS = (
         "host memory that a copy has yet to read is written again",
         HostMemoryKept,
     ),
+    SureWait(
+        Overlap.arrive,
+        "the forward reads host memory in which the next batch is staged meanwhile",
+        ArrivalsCopied,
+        "copy",
+    ),
 )
 
 
 def explain_race(property_id: str, step: int, mended: Mapping[type, bool]) -> Explanation | None:
     """Return why a property is violated at a step, though it holds where no steps overlap.
 
-    `mended` says, by the class of each of `WAITS`, whether that wait alone makes it hold. None
-    where no wait does.
+    `mended` says, by the class of each of `WAITS`, whether that alone makes it hold. None where
+    none does.
     """
     found = [wait for wait in WAITS if mended[wait.before]]
     if not found:
@@ -163,6 +179,6 @@ def explain_race(property_id: str, step: int, mended: Mapping[type, bool]) -> Ex
         but,
         f"So {property_id} does not hold.",
     )
-    cause = Cause("missing wait", site=site)
+    cause = Cause(f"missing {found[0].missing}", site=site)
     lines = source_lines(None, cause)
     return Explanation(property_id, Situation(step, None), cause, proof, sources=lines)
