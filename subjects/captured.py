@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import Kind, Role
-from paritybit.reference.model import Model, Output
+from paritybit.reference.model import Model
 from paritybit.reference.ops import Ops
 from paritybit.reference.pool import LOC_DTYPE, KVPools
 from paritybit.subjects.contracts import LISTED_CONVERSIONS, Policy
@@ -157,13 +157,14 @@ class CapturedEngine:
     def forward_overridden(
         self, batch: ForwardBatch | None, mode: Mode, overrides: Overrides
     ) -> Forward:
-        """Run one forward by replay, with something of it done otherwise."""
-        return self.engine.forward(batch, mode, overrides)
+        """Run one forward by replay, with something of it done otherwise.
 
-    def replay_in_largest_bucket(self, batch: ForwardBatch) -> Output:
-        """Return the live output of a batch, replayed in its runner's largest bucket."""
-        runner = self.runners[batch.mode]
-        return runner.replay(batch, runner.buckets[-1]).live_output
+        In its largest bucket a runner replays whatever the engine would choose.
+        """
+        if not overrides.largest:
+            return self.engine.forward(batch, mode, overrides)
+        replay = self.runners[mode].replay(batch, overrides)
+        return Forward(replay.live_output, replay, replay.keys)
 
     def runner_name(self, mode: Mode) -> str | None:
         """Return what replays batches of a mode, or None where nothing does."""

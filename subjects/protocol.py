@@ -192,11 +192,13 @@ class Overrides:
 
     `elements` are (static buffer, element counted flat, value), written right before the
     launch: inputs before the metadata is planned from them, metadata after it. Without
-    `captured`, the captured function runs eagerly through the same static buffers.
+    `captured`, the captured function runs eagerly through the same static buffers. With
+    `largest`, a replay is one of the runner's largest bucket.
     """
 
     elements: tuple[tuple[str, int, Tensor], ...] = ()
     captured: bool = True
+    largest: bool = False
 
 
 @dataclass(frozen=True)
@@ -252,10 +254,6 @@ class EngineUnderTest(Protocol):
         self, batch: ForwardBatch | None, mode: Mode, overrides: Overrides
     ) -> Forward:
         """Run one forward by replay, with something of it done otherwise."""
-        ...
-
-    def replay_in_largest_bucket(self, batch: ForwardBatch) -> Output:
-        """Return the live output of a batch, replayed in its runner's largest bucket."""
         ...
 
     def runner_name(self, mode: Mode) -> str | None:

@@ -10,21 +10,24 @@ import torch
 from paritybit.harness.checks.of_schedules.declared_state import ID
 from paritybit.harness.checks.of_steps.captured_path import CAPTURED_PATH
 from paritybit.harness.checks.of_steps.live_inputs import wrong_inputs
-from paritybit.harness.checks.play import Lockstep, Outcome
+from paritybit.harness.checks.play import EXTRA_RUN, RAISED, Lockstep, Outcome
 from paritybit.harness.checks.property import Property, Violation
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.explain.counterfactuals.judge import Judge
 from paritybit.harness.explain.counterfactuals.search import BY_COMPARISON, NOT_KNOWN
 from paritybit.harness.explain.explanation import (
     explain,
+    explain_failed,
     explain_playing,
     explain_refusal,
     explain_unbuilt,
     violating_forward,
 )
-from paritybit.harness.explain.facts import Explanation, TimelineEntry
+from paritybit.harness.explain.facts import Explanation, SourceLine, TimelineEntry
+from paritybit.harness.explain.origins.source_lines import unique
 from paritybit.harness.explain.timeline import timeline_entry
 from paritybit.harness.explain.waits import WAITS, explain_race
+from paritybit.harness.lockstep.fresh_run import FreshRun
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError, traceback_of
 from paritybit.harness.schedules.schedule import Schedule, Step
@@ -77,10 +80,31 @@ def explanation(
     first = None
     for property_id in asked[:MOST_EXPLAINED]:
         found = _explained(lockstep, schedule, outcome, timeline, property_id)
+        found = with_lines_raised(found, violation_of(outcome, property_id))
         if found is not None and found.cause.blame != NOT_KNOWN:
             return found
         first = first or found
     return first
+
+
+def violation_of(outcome: Outcome, property_id: str) -> Violation:
+    """Return the violation of a property."""
+    return next(found for found in outcome.violations if found.property == property_id)
+
+
+def with_lines_raised(found: Explanation | None, violation: Violation) -> Explanation | None:
+    """Return an explanation with the lines that raised, where a step failed.
+
+    They come last if the cause is known, and are all there is where nothing else was found.
+    """
+    lines = tuple(SourceLine(**line) for line in violation.where.get(RAISED, ()))
+    if not lines:
+        return found
+    if found is None:
+        return explain_failed(violation.property, violation.step, violation.message, lines)
+    known = found.cause.blame != NOT_KNOWN
+    both = (*found.sources, *lines) if known else (*lines, *found.sources)
+    return replace(found, sources=unique(both))
 
 
 def explained_unbuilt(runner: str, failure: SubjectFailedError) -> tuple[Outcome, Explained]:
@@ -100,6 +124,11 @@ def order_of(outcome: Outcome) -> list[str]:
     return list(dict.fromkeys(violation.property for violation in found))
 
 
+def failing_rule(outcome: Outcome, property_id: str) -> Property:
+    """Return what a violation is explained by: where a further run failed, what asked for that."""
+    return PROPERTIES[violation_of(outcome, property_id).where.get(EXTRA_RUN, property_id)]
+
+
 def _explained(
     lockstep: Lockstep,
     schedule: Schedule,
@@ -108,20 +137,22 @@ def _explained(
     property_id: str,
 ) -> Explanation | None:
     """Explain one property that was violated."""
-    rule = PROPERTIES[property_id]
+    rule = failing_rule(outcome, property_id)
     if lockstep.trial.overlap:
-        in_order = Lockstep(replace(lockstep.trial, overlap=False), {property_id})
+        # One further run may fail for what another one left.
+        watched = {property_id} if rule.id == property_id else lockstep.properties
+        in_order = Lockstep(replace(lockstep.trial, overlap=False), watched)
         outcome, timeline = observe(in_order, schedule)
         if property_id not in outcome.violated:
             return _race(lockstep, schedule, property_id)
         lockstep = in_order
-    if rule.cause is None and rule.cause_in_play is None:
+    if rule.flag is None and rule.cause_in_play is None:
         return None
     if lockstep.refused is not None:
         return explain_refusal(property_id, lockstep.trial.runner, lockstep.refused)
     first = None
     for recording, excepted in recording_pairs(lockstep):
-        found = _explained_by(recording, schedule, outcome, timeline, rule)
+        found = _explained_by(recording, schedule, outcome, timeline, (property_id, rule))
         if found is not None and found.cause.blame not in {NOT_KNOWN, *excepted}:
             return found
         if found is None or found.cause.blame == NOT_KNOWN:
@@ -150,23 +181,27 @@ def _explained_by(
     schedule: Schedule,
     outcome: Outcome,
     timeline: Sequence[TimelineEntry],
-    rule: Property,
+    violated: tuple[str, Property],
 ) -> Explanation | None:
-    """Explain a violation by playing the schedule on a pair that keeps what its ops do."""
-    if rule.cause is not None:
-        forward = violating_forward(timeline, rule.id)
-        judge = judge_of(rule)
-        return explain(recording.pair, schedule, forward, rule.id, rule.cause, judge)
-    assert rule.cause_in_play is not None
-    step = next(found.step for found in outcome.violations if found.property == rule.id)
-    return explain_playing(recording.pair, schedule, step, rule.id, rule.cause_in_play)
+    """Explain a violation by playing the schedule on a pair that keeps what its ops do.
+
+    It is of a property, and explained by one, which is another where that one's further run failed.
+    """
+    property_id, rule = violated
+    if rule.cause_in_play is not None:
+        step = violation_of(outcome, property_id).step
+        return explain_playing(recording.pair, schedule, step, property_id, rule.cause_in_play)
+    forward = violating_forward(timeline, property_id)
+    cause_of = rule.cause or (lambda _: None)
+    return explain(recording.pair, schedule, forward, property_id, cause_of, judge_of(rule))
 
 
 def judge_of(rule: Property) -> Judge:
     """Return what judges a forward that is run again by a property."""
     assert rule.flag is not None
     flag = rule.flag
-    return Judge(lambda observation: bool(flag(observation)), wrong_inputs, rule.extra_run)
+    extra = rule.extra_run if isinstance(rule.extra_run, FreshRun) else None
+    return Judge(lambda observation: bool(flag(observation)), wrong_inputs, extra)
 
 
 def _race(lockstep: Lockstep, schedule: Schedule, property_id: str) -> Explanation | None:

@@ -7,7 +7,8 @@ goes on.
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 from paritybit.harness.checks.property import (
@@ -26,6 +27,7 @@ from paritybit.harness.checks.table import (
     not_asked,
 )
 from paritybit.harness.errors import DeviceError, headline
+from paritybit.harness.explain.tracing import raised_at
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.observation import Observation, Sample
 from paritybit.harness.lockstep.pair import NO_RECORDER, Engines, ExtraRun, Pair, Recorder
@@ -94,6 +96,9 @@ class DeviceLostError(DeviceError):
 
 HISTORY = 250
 """How many of the schedules that it has played a lockstep remembers."""
+
+EXTRA_RUN, RAISED = "extra_run", "raised"
+"""Where a step failed: what asked for the further run that did, and the lines that raised."""
 
 NO_EXTRA_RUNS: Mapping[str, ExtraRun] = {}
 
@@ -200,10 +205,10 @@ class Lockstep:
                     self._play(schedule, outcome, judged, observer, ending, extra_runs, recorder)
             except SubjectFailedError as error:
                 # What gives no logits does not give the right ones.
-                message = f"the step failed: {error}"
+                message, where = f"the step failed: {error}", where_failed(error)
                 judged.add(
                     [
-                        Violation(name, judged.place, message)
+                        Violation(name, judged.place, message, where)
                         for name in ("captured_path", "logits_parity")
                     ]
                 )
@@ -338,6 +343,13 @@ class Lockstep:
 
     def _playback(self, outputs: list[Tensor]) -> Playback:
         return Playback(tuple(outputs), *self.pair.kept.playback())
+
+
+def where_failed(error: SubjectFailedError) -> dict[str, Any]:
+    """Return which extra run failed, if one did, and the lines that raised, the innermost first."""
+    lines = raised_at(error.__cause__ or error)
+    where = {} if error.extra_run is None else {EXTRA_RUN: error.extra_run}
+    return {**where, RAISED: [asdict(line) for line in lines]} if lines else where
 
 
 def live_outputs(observation: Observation) -> list[Tensor]:

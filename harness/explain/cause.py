@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-import torch
+from paritybit.harness.explain.counterfactuals.judge import agrees
 from paritybit.harness.explain.facts import (
     Cause,
     FirstDifference,
@@ -42,14 +42,11 @@ from paritybit.harness.explain.static_origin import (
     origin,
     static_buffers,
 )
-from paritybit.harness.lockstep.bits import bits, form
 from paritybit.harness.lockstep.requests import owner_of_place
 from paritybit.reference.config import Kind, Role
-from paritybit.reference.model import Output
 from paritybit.reference.ops import OpCall
 from paritybit.reference.state_pool import Section
 from paritybit.subjects.contracts import Axis
-from torch import Tensor
 
 CauseFinder = Callable[[RecordedForward], Cause | None]
 
@@ -123,7 +120,7 @@ def _unseen_cause(recorded: RecordedForward) -> Cause | None:
         return None if given is None else Cause("inputs", given=given)
     if recorded.eager_output is None:
         return None
-    if _agrees(recorded, recorded.run, recorded.eager_storage, recorded.eager_output):
+    if agrees(recorded, recorded.run, recorded.eager_storage, recorded.eager_output):
         return None
     further = further_op(recorded)
     if not repeats(recorded):
@@ -252,7 +249,7 @@ def repeats(recorded: RecordedForward) -> bool:
 
 def _as_it_was(recorded: RecordedForward, run: Run) -> bool:
     """Whether a run left and gave what the recorded one did; an idle one gives nothing live."""
-    return _agrees(recorded, run, recorded.run.storage, recorded.run.output or None)
+    return agrees(recorded, run, recorded.run.storage, recorded.run.output or None)
 
 
 def uncaptured_run(recorded: RecordedForward) -> tuple[UncapturedRun | None, Run | None]:
@@ -268,20 +265,8 @@ def uncaptured_run(recorded: RecordedForward) -> tuple[UncapturedRun | None, Run
         return None, None
     if _as_it_was(recorded, run):
         return AS_GRAPH, run
-    agrees = _agrees(recorded, run, recorded.eager_storage, recorded.eager_output)
-    return (AS_EAGER if agrees else AS_NEITHER), run
-
-
-def _agrees(recorded: RecordedForward, run: Run, storage: Tensor, output: Output | None) -> bool:
-    """Whether a run left KV as `storage`, the reserved slots apart, and gave `output`, if any."""
-    different = (bits(run.storage) != bits(storage)) & recorded.pair.compared
-    if output is None:
-        return not different.any()
-    return (
-        not different.any()
-        and form(run.output) == form(output)
-        and all(torch.equal(bits(run.output[name]), bits(output[name])) for name in output)
-    )
+    as_eager = agrees(recorded, run, recorded.eager_storage, recorded.eager_output)
+    return (AS_EAGER if as_eager else AS_NEITHER), run
 
 
 STATE_NAMES: Final = {

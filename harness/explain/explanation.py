@@ -12,13 +12,15 @@ from paritybit.harness.explain.facts import (
     CodeSite,
     Explanation,
     Situation,
+    SourceLine,
     TimelineEntry,
 )
+from paritybit.harness.explain.of_runs.further import further_cause, record_further
 from paritybit.harness.explain.origins.source_lines import source_lines
 from paritybit.harness.explain.pictures import slots_of_forward, static_inputs
 from paritybit.harness.explain.proof import prove
-from paritybit.harness.explain.recorded import record_forward
-from paritybit.harness.explain.tracing import raised_at
+from paritybit.harness.explain.recorded import RecordedForward, record_forward
+from paritybit.harness.explain.tracing import RAISED_IN, raised_at
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.schedules.schedule import Schedule
 
@@ -32,41 +34,60 @@ def explain(
     forward: int,
     property_id: str,
     cause_of: CauseFinder,
-    judge: Judge | None = None,
+    judge: Judge,
 ) -> Explanation | None:
     """Return why `property_id` is violated at a forward of a schedule; None if no cause is found.
 
     `forward` counts the schedule's forwards from 0, and the worlds must not have diverged before
-    it. `pair` keeps what its replays' ops did. What `cause_of` finds is blamed only if `judge`
-    says that the property holds once that alone is changed. Raises ValueError if there is no such
-    forward.
+    it. `pair` keeps what its replays' ops did. What is blamed makes `judge` say that the property
+    holds once that alone is changed, in the run of the forward that violates it. `cause_of` finds
+    what its own run shows. Raises ValueError if there is no such forward.
     """
-    extra = {} if judge is None or judge.extra_run is None else {property_id: judge.extra_run}
     with torch.inference_mode():
-        recorded = record_forward(pair, schedule, forward, extra)
+        recorded = recorded_for(pair, schedule, forward, property_id, judge)
+        at_fault = run_at_fault(recorded, judge)
         # What static inputs hold is read before any further run writes them again.
-        search = None if judge is None else Search(recorded, judge)
-        cause = cause_of(recorded)
-        if search is not None:
-            cause = search.settled(cause)
+        search, own = Search(at_fault, judge), at_fault is recorded
+        cause = search.settled(cause_of(recorded) if own else None)
+        words = None if own or judge.extra_run is None else judge.extra_run.words
+        if cause is None and words is not None:
+            cause = cause_of(recorded) or further_cause(recorded, f"when it runs {words}")
         if cause is None:
             return None
         at = Situation(
             step=recorded.forward_id.step,
             runner=recorded.forward_id.runner,
-            bucket=recorded.bucket,
+            bucket=at_fault.bucket,
             live_size=recorded.live_size,
-            failed=recorded.run.failed,
+            failed=at_fault.run.failed,
+            further=words,
         )
         return Explanation(
             property=property_id,
             at=at,
             cause=cause,
             proof=prove(property_id, at, cause),
-            static_inputs=static_inputs(recorded),
-            slots=slots_of_forward(recorded),
-            sources=source_lines(recorded.runner, cause),
+            static_inputs=static_inputs(at_fault),
+            slots=slots_of_forward(at_fault),
+            sources=source_lines(at_fault.runner, cause),
         )
+
+
+def recorded_for(
+    pair: Pair, schedule: Schedule, forward: int, property_id: str, judge: Judge
+) -> RecordedForward:
+    """Record a forward of a schedule, and the further run that a property asks for, if any."""
+    if judge.extra_run is None:
+        return record_forward(pair, schedule, forward)
+    return record_further(pair, schedule, forward, property_id, judge.extra_run)
+
+
+def run_at_fault(recorded: RecordedForward, judge: Judge) -> RecordedForward:
+    """Return the run of a forward to blame for a violation: its own, or the further one."""
+    further, extra = recorded.further, judge.extra_run
+    if further is None or extra is None or not (extra.suspect or further.run.failed):
+        return recorded
+    return further
 
 
 def explain_playing(
@@ -90,9 +111,23 @@ def explain_unbuilt(property_id: str, runner: str, error: BaseException) -> Expl
     """Return why `property_id` is violated by a build whose capture raises `error`."""
     lines = raised_at(error)
     message = f"the capture fails: {error}"
-    site = CodeSite(lines[0].what, lines[0].file, message, lines[0].line) if lines else None
+    function = lines[0].what.removeprefix(RAISED_IN) if lines else ""
+    site = CodeSite(function, lines[0].file, message, lines[0].line) if lines else None
     cause = Cause("build", site=site, made=lines)
     return _told(property_id, Situation(0, runner), cause)
+
+
+def explain_failed(
+    property_id: str, step: int, message: str, lines: tuple[SourceLine, ...]
+) -> Explanation:
+    """Return all that is known of a step that failed: the lines that raised."""
+    line, at = lines[0], Situation(step, None, failed=message)
+    proof = (
+        f"In step {step}, {message}.",
+        f"It was {line.what} ({line.file}, line {line.line}).",
+        f"So {property_id} does not hold, and the cause is not known.",
+    )
+    return Explanation(property_id, at, Cause("not known", made=lines), proof, sources=lines)
 
 
 def _told(property_id: str, at: Situation, cause: Cause) -> Explanation:

@@ -20,7 +20,6 @@ CAPTURE = -1
 NOBODY = -1
 """The owner of a slot that belongs to no request."""
 
-
 LATER: Mapping[str, bool] = {"later": True}
 """The metadata of a field that older records lack: they have its default."""
 
@@ -295,12 +294,11 @@ class Cause:
 
     `blame` is in words: inputs, captured state, captured output, index tables, key lists, what an
     op is given, Python state, kept output, slot bookkeeping, request contents, undeclared state,
-    build, call site, missing wait, narrowed slot number, or not known. `uncaptured_run` is None
-    where that was not tried, or failed, and so is `twin_agrees`: whether an engine just captured
-    does the same wrong.
-    `compared` says which two runs are compared, if others than the worlds' are, and what came
-    before the first difference. `made` is the line that makes what is to blame, and those that
-    called it.
+    build, call site, missing wait or copy, narrowed slot number, or not known. `uncaptured_run` is
+    None where that was not tried, or failed, and so is `twin_agrees`: whether an engine just
+    captured does the same wrong. `compared` says which two runs are compared, if others than the
+    worlds' are, and what came before the first difference. `made` is the line that makes what is to
+    blame, and its callers.
     """
 
     blame: str
@@ -375,6 +373,7 @@ class Situation:
 
     `runner` is None for an eager forward; `bucket` and `live_size`, in the bucket's unit, are
     None where no graph was replayed. `failed` says why the step gave nothing, if it did not.
+    `further` says in which circumstances it ran once more, if only that violates the property.
     """
 
     step: int
@@ -382,6 +381,7 @@ class Situation:
     bucket: int | None = None
     live_size: int | None = None
     failed: str | None = None
+    further: str | None = field(default=None, metadata=LATER)
 
 
 @dataclass(frozen=True)

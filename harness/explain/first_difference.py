@@ -112,10 +112,11 @@ class Side:
     calls: Sequence[OpCall]
 
 
-def first_difference(left: Side, right: Side) -> Difference | None:
+def first_difference(left: Side, right: Side, after: int = -1) -> Difference | None:
     """Return where `right` first differs from `left`; None where no op shows a difference.
 
-    Stores are compared by all slots but slot 0, other ops by the rows that `left` has too.
+    Stores are compared by all slots but slot 0, other ops by the rows that `left` has too. Ops of
+    `right` up to number `after` are not compared.
     """
     caches = Caches(left.pools, left.before), Caches(right.pools, right.before)
     for number, one, other in paired(left.calls, right.calls):
@@ -125,7 +126,7 @@ def first_difference(left: Side, right: Side) -> Difference | None:
             found = _stored_rows(number, one, other, caches)
         else:
             found = None if one is None else _gave(number, one, other, right.pools)
-        if found is not None:
+        if found is not None and number > after:
             return found
     return None
 

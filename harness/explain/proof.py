@@ -228,7 +228,8 @@ def _setting(at: Situation) -> str:
     """Tell what ran, or what was to be captured."""
     if at.bucket is None and at.runner is not None:
         return f"The engine captures {at.runner}."
-    return f"Step {at.step} runs {_path(at)}."
+    further = "" if at.further is None else f" once more, {at.further}"
+    return f"Step {at.step} runs {_path(at)}{further}."
 
 
 def _whose(slot: Slot) -> str:

@@ -4,13 +4,13 @@ The forward can then be run again with a static input changed, or with nothing c
 what a change of one thing changes is what that thing is to blame for.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from paritybit.harness.explain.counterfactuals.elements import Element, within_bounds
 from paritybit.harness.explain.counterfactuals.objects import Attribute, Kept
 from paritybit.harness.explain.origins.log_sites import LogSite, SiteTrap
 from paritybit.harness.explain.origins.outputs import GivenOutput, OutputLedger
@@ -19,9 +19,9 @@ from paritybit.harness.explain.provenance import ForwardId, SlotLedger, StaticLe
 from paritybit.harness.explain.tracing import Seen, following
 from paritybit.harness.lockstep.bits import cloned
 from paritybit.harness.lockstep.config import SUBJECT_LOGGER
-from paritybit.harness.lockstep.noise import index_bounds
+from paritybit.harness.lockstep.fresh_run import Show, just_captured
 from paritybit.harness.lockstep.observation import Observation
-from paritybit.harness.lockstep.pair import ExtraRun, Pair, Recorder
+from paritybit.harness.lockstep.pair import Pair, Recorder
 from paritybit.harness.lockstep.requests import PlannedStep, owner_of
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError
 from paritybit.harness.schedules.schedule import Schedule
@@ -32,17 +32,12 @@ from paritybit.reference.model import Output
 from paritybit.reference.ops import OpCall, Ops
 from paritybit.subjects.captured import CapturedEngine
 from paritybit.subjects.protocol import Forward, Overrides
-from paritybit.subjects.runners.base import GraphRunner
+from paritybit.subjects.runners.base import NOTHING_OVERRIDDEN, GraphRunner
 from torch import Tensor
-
-LENGTHS, ON_HOST = "seq_lens", "seq_lens_cpu"
-"""Lengths, and the host's copy, no element of which may be greater: it sizes the lists."""
 
 Calls = list[OpCall]
 Given = Callable[[str, tuple[Any, ...]], tuple[Any, ...]]
 """Returns the arguments that an op is to be given, by its name and those it would be given."""
-Element = tuple[str, int, Tensor]
-"""A static buffer's name, an element of it, counted flat, and the value it is given."""
 
 
 @contextmanager
@@ -61,7 +56,8 @@ class Run:
     """What a forward of the graph world gave: its live output, its ops, and all KV after it.
 
     `failed` says why it gave no output, if it did not; its ops then hold what they were given.
-    `forward` is what the engine gave, valid until its next forward; None of a recorded forward.
+    `forward` is what the engine gave, valid until its next forward; None of a forward of the
+    subject that was recorded.
     """
 
     output: Output
@@ -84,6 +80,10 @@ class RecordedForward:
     the graph world's has held what it holds. `outputs` are those of the replays before it, and
     `observation` is what the checks see of it, None if the subject failed: it is valid until
     `again` is called.
+
+    A further run of the forward, which a property asked for, is recorded likewise: `engine` is then
+    the fresh engine, and `show` returns what the property is shown of a run. The forward's own has
+    it as `further`, None if there is none.
     """
 
     pair: Pair
@@ -114,6 +114,11 @@ class RecordedForward:
     objects: Kept
     runner: GraphRunner | None
     """The runner whose graph was replayed, if one was."""
+    payload: Tensor | None
+    """What an eager forward that extends requests was given beside its tokens."""
+    overrides: Overrides = NOTHING_OVERRIDDEN
+    show: Show | None = None
+    further: "RecordedForward | None" = None
 
     @property
     def spans(self) -> tuple[Span, ...]:
@@ -132,7 +137,10 @@ class RecordedForward:
     @property
     def bucket(self) -> int | None:
         """The bucket of the replay."""
-        return None if self.runner is None else self.runner.bucket(self.live_size or 0)
+        if self.runner is None:
+            return None
+        largest = self.runner.buckets[-1] if self.overrides.largest else 0
+        return self.runner.bucket(max(self.live_size or 0, largest))
 
     def owner_of(self, kind: Kind, slot: int) -> str:
         """Say in words whose slot it is, what is being written included."""
@@ -158,7 +166,8 @@ class RecordedForward:
         and counts as one that failed: an assertion of the device ends the process.
         """
         pools = self.pair.graph_pools
-        if self.pair.trial.device == "cuda" and not all(map(self._within_bounds, elements)):
+        within = (within_bounds(self.pair, self.static, element) for element in elements)
+        if self.pair.trial.device == "cuda" and not all(within):
             return Run({}, [], self.run.storage, "the value could lead out of bounds")
         pools.storage.copy_(self.graph_before)
         tables = both(pools.tables)
@@ -174,29 +183,11 @@ class RecordedForward:
         self.engine.ops.given = given
         try:
             with following(seen) if seen is not None else nullcontext():
-                return run(self.pair, self.engine, self.planned, Overrides(elements, captured))
+                changed = replace(self.overrides, elements=elements, captured=captured)
+                return run(self.pair, self.engine, self.planned, changed)
         finally:
             self.engine.ops.given = None
             self._restore_tables()
-
-    def _within_bounds(self, element: Element) -> bool:
-        """Whether a static element may hold a value, whatever the others hold."""
-        name, place, value = element
-        if value.dtype.is_floating_point or value.dtype is torch.bool:
-            return True
-        config = self.pair.config
-        bound = index_bounds(config, self.pair.graph_pools.sizes).get(name, 0)
-        if name in (LENGTHS, ON_HOST):
-            bound = config.max_context + 1
-        if not 0 <= int(value) < bound:
-            return False
-        if name == LENGTHS:
-            return ON_HOST in self.static and self._held(ON_HOST, place) <= int(value)
-        return name != ON_HOST or int(value) <= self._held(LENGTHS, place)
-
-    def _held(self, name: str, place: int) -> int:
-        """Return what an element of a static buffer held in the forward."""
-        return int(self.static[name].view(-1)[place])
 
     def _restore_static(self) -> None:
         """Give static buffers what they held before the forward: a change of a kept row stays."""
@@ -279,6 +270,10 @@ class OpRecorder(Recorder):
             yield
         self.eager_calls = list(calls)
 
+    def eager_gave(self, output: Output | None) -> None:
+        """Keep what the eager forward gave."""
+        self.eager_output, self.payload = output, self.pair.decoder.payload
+
     @contextmanager
     def equalizing(self) -> Iterator[None]:
         """Credit what is written to the harness."""
@@ -320,7 +315,7 @@ class OpRecorder(Recorder):
             cells=self.cells,
             outputs=tuple(self.outputs.given),
             observation=observation,
-            eager_output=observation.eager.output if observation is not None else None,
+            eager_output=self.eager_output,
             eager_calls=self.eager_calls,
             eager_storage=self.eager_storage,
             run=Run(cloned(graph_output or {}), self.calls, self.storage, self.failed),
@@ -335,6 +330,7 @@ class OpRecorder(Recorder):
             captured=self.captured,
             objects=self.objects,
             runner=self.runner,
+            payload=self.payload,
         )
 
     def ended(self, place: int, observation: Observation | None) -> None:
@@ -349,38 +345,31 @@ class OpRecorder(Recorder):
         fresh = self.pair.fresh_engine
         if self.runner is None or not isinstance(fresh, CapturedEngine):
             return [], {}
-        fresh.recapture()
-        self.pair.equalize_padding(fresh, planned)
+        just_captured(self.pair, planned)
         calls = run(self.pair, fresh, planned, Overrides()).calls
         return calls, copied(fresh.runners[planned.mode])
 
 
 def record_forward(
-    pair: Pair,
-    schedule: Schedule,
-    number: int,
-    extra_runs: Mapping[str, ExtraRun] = MappingProxyType({}),
+    pair: Pair, schedule: Schedule, number: int, recording: Callable[..., OpRecorder] = OpRecorder
 ) -> RecordedForward:
     """Play a schedule up to its forward `number`, counted from 0, and record that one.
 
-    `extra_runs` are run before it, and observed. The worlds must not have diverged before it.
-    Raises ValueError if there is no such forward, and for an engine whose ops are not seen.
+    The worlds must not have diverged before it. Raises ValueError if there is no such forward, and
+    for an engine whose ops are not seen.
     """
     if not isinstance(pair.subject, CapturedEngine):
         raise ValueError("this engine does not expose its ops, so they cannot be recorded")
     with torch.inference_mode():
         pair.begin(schedule)
-    recorder = OpRecorder(pair, pair.subject, number)
+    recorder = recording(pair, pair.subject, number)
     SUBJECT_LOGGER.addHandler(recorder.trap)
     try:
         with torch.inference_mode():
             recorder.begin()
             for place, step, upcoming in schedule.ahead():
                 try:
-                    extra = extra_runs if recorder.forwards == number else {}
-                    observation = pair.step(
-                        step, place, extra, upcoming=upcoming, recorder=recorder
-                    )
+                    observation = pair.step(step, place, upcoming=upcoming, recorder=recorder)
                 except SubjectFailedError:
                     if recorder.forwards - 1 != number:
                         raise

@@ -32,6 +32,9 @@ BETWEEN = ("subjects/parts.py", "subjects/captured.py")
 MOST_HELD = 64
 """Values of a list that are looked at."""
 
+RAISED_IN = "raised in "
+"""What a line is said to be of that an error came through."""
+
 Seen = Callable[[FrameType, int, Any], None]
 """Called after a line has run: its frame, the line, and what it returned if it returned."""
 
@@ -109,11 +112,11 @@ def raised_at(error: BaseException) -> tuple[SourceLine, ...]:
     while trace is not None:
         frame = trace.tb_frame
         if shown_file(frame.f_code.co_filename) is not None:
-            found.append(SourceLine(qualified_name(frame), _file(frame), trace.tb_lineno))
+            words = f"{RAISED_IN}{qualified_name(frame)}"
+            found.append(SourceLine(words, _file(frame), trace.tb_lineno))
             made = made_by(frame, trace.tb_lineno)
         trace = trace.tb_next
-    innermost, outer = found[-1:], found[-2::-1] if len(found) > 1 else []
-    return (*innermost, *made, *outer)
+    return (*found[-1:], *made, *found[-2::-1]) if found else ()
 
 
 def _file(frame: FrameType) -> str:
@@ -206,8 +209,9 @@ def made_by(frame: FrameType, line: int) -> tuple[SourceLine, ...]:
 
 def callees(frame: FrameType, line: int) -> set[str]:
     """Return the names of what is called to assign what a line reads, directly or not."""
-    tree, place = tree_of(frame), line - frame.f_code.co_firstlineno + 1
-    reads, called = names_used(frame, line), set[str]()
+    code = frame.f_code
+    tree, place = tree_of(code), line - code.co_firstlineno + 1
+    reads, called = set(names_used(code, line)), set[str]()
     assigned = [
         node for node in ast.walk(tree) if isinstance(node, ast.Assign) and node.lineno < place
     ]
@@ -220,21 +224,22 @@ def callees(frame: FrameType, line: int) -> set[str]:
     return called
 
 
-def names_used(frame: FrameType, line: int) -> set[str]:
+@cache
+def names_used(code: CodeType, line: int) -> frozenset[str]:
     """Return the names that the smallest statement around a line of a function reads.
 
     Of a line that raises, those that decide whether it does.
     """
-    place = line - frame.f_code.co_firstlineno + 1
+    place = line - code.co_firstlineno + 1
     around = [
         node
-        for node in ast.walk(tree_of(frame))
+        for node in ast.walk(tree_of(code))
         if isinstance(node, ast.stmt) and node.lineno <= place <= (node.end_lineno or 0)
     ]
     around.sort(key=lambda node: (node.end_lineno or 0) - node.lineno)
     if around and isinstance(around[0], ast.Raise) and isinstance(around[1], ast.If):
-        return names_in(around[1].test)
-    return names_in(around[0]) if around else set()
+        return frozenset(names_in(around[1].test))
+    return frozenset(names_in(around[0]) if around else ())
 
 
 def names_in(node: ast.AST) -> set[str]:
@@ -243,9 +248,9 @@ def names_in(node: ast.AST) -> set[str]:
     return {one.id for one in names if isinstance(one.ctx, ast.Load)}
 
 
-def tree_of(frame: FrameType) -> ast.AST:
-    """Return the code of a frame's function, its lines counted from 1; nothing if it has none."""
+def tree_of(code: CodeType) -> ast.AST:
+    """Return the syntax of a function, its lines counted from 1; nothing if it has no source."""
     try:
-        return ast.parse(dedent("".join(inspect.getsourcelines(frame.f_code)[0])))
+        return ast.parse(dedent("".join(inspect.getsourcelines(code)[0])))
     except (OSError, SyntaxError):
         return ast.Module([], [])

@@ -56,6 +56,9 @@ class Recorder:
         """Follow the eager forward."""
         return nullcontext()
 
+    def eager_gave(self, output: Output | None) -> None:
+        """Follow what the eager forward gave."""
+
     def equalizing(self) -> AbstractContextManager[Any]:
         """Follow the harness as it makes padded rows equal."""
         return nullcontext()
@@ -242,7 +245,14 @@ class Pair:
         if not (planned.expected_graph and extra_runs):
             return {}
         planned = planned.given(self.graph.filled(planned.graph).batch)
-        return {name: run(self, planned) for name, run in extra_runs.items()}
+        found = {}
+        for name, run in extra_runs.items():
+            try:
+                found[name] = run(self, planned)
+            except SubjectFailedError as error:
+                error.extra_run = name
+                raise
+        return found
 
     def end(self, place: int) -> StepEnd:
         """Return who holds what in both worlds now that the step at `place` is over."""
@@ -266,6 +276,7 @@ class Pair:
         batch = planned.eager.batch
         with recorder.eager():
             output = self.decoder.forward(batch) if batch is not None else None
+        recorder.eager_gave(output)
         mapping = self.eager_pools.tables.full_to_swa_index_mapping
         self.kept.after_eager(Ran(planned.mode, batch, mapping))
         return output
@@ -289,20 +300,6 @@ class Pair:
         if self.overlapped is not None:
             return self.overlapped.run(planned.graph, run, upcoming)
         return run(planned.graph.batch, planned.graph.batch)
-
-    def run_fresh(self, planned: PlannedStep) -> Forward:
-        """Run a planned forward on the fresh engine, just captured, with padded rows made equal.
-
-        The caller gives the graph world's storage its bytes back: see `restore_graph`.
-        """
-        fresh = self.fresh_engine
-        fresh.write_kv()
-        fresh.recapture()
-        self.equalize_padding(fresh, planned)
-        with subject_runs():
-            forward = fresh.forward(planned.graph.batch, planned.mode)
-        fresh.read_kv()
-        return forward
 
     def restore_graph(self) -> None:
         """Give the graph world's KV the bytes that it had before this step's forwards."""

@@ -20,7 +20,12 @@ OUTSIDE_PARTS = 3
 
 
 class SubjectFailedError(Exception):
-    """The subject, or the fresh engine, could not run a step."""
+    """The subject, or the fresh engine, could not run a step.
+
+    `extra_run` is what asked for the further run that failed; None if the step itself did.
+    """
+
+    extra_run: str | None = None
 
 
 class SubjectRuns(ContextDecorator):

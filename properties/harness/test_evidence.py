@@ -7,10 +7,11 @@ import pytest
 import torch
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.explain.cause import diverged_cause
+from paritybit.harness.explain.counterfactuals.elements import Element
 from paritybit.harness.explain.explanation import violating_forward
 from paritybit.harness.explain.facts import TimelineEntry
 from paritybit.harness.explain.origins.tables import Cell
-from paritybit.harness.explain.recorded import Element, RecordedForward, Run, record_forward
+from paritybit.harness.explain.recorded import RecordedForward, Run, record_forward
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.schedules.schedule import Admit, Decode, Schedule
 

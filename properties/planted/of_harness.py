@@ -219,9 +219,9 @@ OF_HARNESS: tuple[Fault, ...] = (
     ),
     Fault(
         name="fresh-engine-with-a-history",
-        file="harness/lockstep/pair.py",
-        old=("        fresh.write_kv()\n        fresh.recapture()\n        self.equalize_padding"),
-        new=("        fresh.write_kv()\n        self.equalize_padding"),
+        file="harness/lockstep/fresh_run.py",
+        old="    pair.fresh_engine.recapture()\n    pair.equalize_padding",
+        new="    pair.equalize_padding",
         tests=(
             "properties/harness/campaigns/test_history.py",
             "-k",
@@ -382,9 +382,9 @@ OF_HARNESS: tuple[Fault, ...] = (
     ),
     Fault(
         name="noise-leaves-the-tables",
-        file="harness/checks/of_steps/padding_noninterference.py",
-        old="kept = [table.clone() for table in tables]",
-        new="kept = list(tables)",
+        file="harness/lockstep/fresh_run.py",
+        old="kept = [(table, table.clone()) for table in both]",
+        new="kept = [(table, table) for table in both]",
         tests=(
             "properties/harness/checks/test_extra_runs.py",
             "-k",

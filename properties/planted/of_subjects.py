@@ -24,9 +24,9 @@ OF_SUBJECTS: tuple[Fault, ...] = (
         why="An idle replay, all of whose rows are padding, does not take the padding branch.",
     ),
     Fault(
-        name="least-bucket-is-ignored",
+        name="largest-bucket-is-ignored",
         file="subjects/runners/base.py",
-        old="bucket = self.bucket(max(live_size, least))",
+        old="bucket = self.bucket(max(live_size, self.buckets[-1] if overrides.largest else 0))",
         new="bucket = self.bucket(live_size)",
         tests=(
             "properties/harness/checks/test_faults_on_runners.py",

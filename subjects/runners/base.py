@@ -148,18 +148,15 @@ class GraphRunner(ABC):
         return batch.mode is self.mode and self.bucket(self.size(batch)) is not None
 
     def replay(
-        self,
-        batch: ForwardBatch | None,
-        least: int = 0,
-        overrides: Overrides = NOTHING_OVERRIDDEN,
+        self, batch: ForwardBatch | None, overrides: Overrides = NOTHING_OVERRIDDEN
     ) -> Replay:
         """Populate, plan, replay. `None` is an idle step: every row is padding.
 
-        The bucket is the smallest that holds the batch and `least`. Raises ValueError if
-        none does.
+        The bucket is the smallest that holds the batch, unless it is to be the largest. Raises
+        ValueError if none holds it.
         """
         live_size = 0 if batch is None else self.size(batch)
-        bucket = self.bucket(max(live_size, least))
+        bucket = self.bucket(max(live_size, self.buckets[-1] if overrides.largest else 0))
         if bucket is None:
             raise ValueError(f"no captured size fits {live_size} rows; captured: {self.buckets}")
         padded = self.padded(batch, bucket)

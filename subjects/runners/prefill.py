@@ -134,17 +134,14 @@ class PrefillRunner(GraphRunner):
         return fresh_span_keys(batch, self.window, self.pool, self.toggles.memo_resets)
 
     def replay(
-        self,
-        batch: ForwardBatch | None,
-        least: int = 0,
-        overrides: Overrides = NOTHING_OVERRIDDEN,
+        self, batch: ForwardBatch | None, overrides: Overrides = NOTHING_OVERRIDDEN
     ) -> Replay:
         """Replay, then make the logits of every request's last token eagerly.
 
         How the batch's tokens attended is told by the replay and kept no longer.
         """
         try:
-            replay = super().replay(batch, least, overrides)
+            replay = super().replay(batch, overrides)
         finally:
             self.access, self.tokens = None, 0
         hidden = replay.output["hidden"][: replay.live_size]

@@ -6,16 +6,16 @@ import torch
 from paritybit.harness.checks.differences import first_output_difference
 from paritybit.harness.checks.property import Description, Property
 from paritybit.harness.explain.facts import Cause
-from paritybit.harness.explain.of_runs.batchings import bucket_cause, reordered_cause
+from paritybit.harness.explain.of_runs.batchings import reordered_cause
 from paritybit.harness.explain.recorded import RecordedForward
 from paritybit.harness.lockstep.bits import cloned, outputs_differ
+from paritybit.harness.lockstep.fresh_run import FreshRun, Show, tables_kept
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.requests import PlannedStep
-from paritybit.harness.lockstep.tracebacks import subject_runs
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.model import Output
-from paritybit.subjects.protocol import Offer
+from paritybit.subjects.protocol import Offer, Overrides
 from torch import Tensor
 
 
@@ -40,29 +40,20 @@ def orders_of(batch: ForwardBatch) -> dict[str, tuple[int, ...]]:
     return orders
 
 
-def run_variants(pair: Pair, planned: PlannedStep) -> tuple[Variant, ...]:
-    """Run the step with a request alone, in reverse order, and in the largest bucket."""
+def prepare(pair: Pair, planned: PlannedStep) -> Show | None:
+    """Run the step eagerly with a request alone, and in reverse order."""
     batch, eager_batch = planned.graph.batch, planned.eager.batch
     if batch is None or eager_batch is None:
-        return ()
-    everyone = tuple(range(batch.live_requests))
-    found = []
-    tables = pair.eager_pools.tables
-    kept = [table.clone() for table in (tables.req_to_token, tables.full_to_swa_index_mapping)]
-    for description, order in orders_of(eager_batch).items():
-        spans = [eager_batch.spans[request] for request in order]
-        output = pair.decoder.forward(pair.eager.batch_of(batch.mode, spans))
-        found.append(Variant(description, order, output))
-        pair.kept.restore_eager()
-    tables.req_to_token.copy_(kept[0])
-    tables.full_to_swa_index_mapping.copy_(kept[1])
-    pair.fresh_engine.write_kv()
+        return None
+    everyone, found = tuple(range(batch.live_requests)), list[Variant]()
+    with tables_kept(pair.eager_pools.tables):
+        for description, order in orders_of(eager_batch).items():
+            spans = [eager_batch.spans[request] for request in order]
+            output = pair.decoder.forward(pair.eager.batch_of(batch.mode, spans))
+            found.append(Variant(description, order, output))
+            pair.kept.restore_eager()
     pair.fresh_engine.recapture()
-    with subject_runs():
-        widest = cloned(pair.fresh_engine.replay_in_largest_bucket(batch))
-    pair.restore_graph()
-    found.append(Variant(LARGEST, everyone, widest))
-    return tuple(found)
+    return lambda forward: (*found, Variant(LARGEST, everyone, cloned(forward.output)))
 
 
 def flag(observation: Observation) -> Tensor | bool:
@@ -114,7 +105,7 @@ def cause(recorded: RecordedForward) -> Cause | None:
         found = reordered_cause(recorded, f"when it runs {words}", order)
         if found is not None:
             return found
-    return bucket_cause(recorded, f"when it runs {LARGEST}")
+    return None
 
 
 BATCH_INVARIANCE = Property(
@@ -127,6 +118,6 @@ BATCH_INVARIANCE = Property(
     flag=flag,
     describe=describe,
     every_step=False,
-    extra_run=run_variants,
+    extra_run=FreshRun(prepare, LARGEST, overrides=Overrides(largest=True)),
     cause=cause,
 )

@@ -7,11 +7,12 @@ from paritybit.harness.checks.differences import first_output_difference
 from paritybit.harness.checks.property import Description, Property
 from paritybit.harness.explain.cause import history_cause
 from paritybit.harness.lockstep.bits import cloned
+from paritybit.harness.lockstep.fresh_run import FreshRun, Show, just_captured
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.reference.model import Output
-from paritybit.subjects.protocol import Offer, Reads
+from paritybit.subjects.protocol import Forward, Offer, Reads
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,16 @@ class FreshReplay:
     reads: Reads
 
 
-def run_fresh(pair: Pair, planned: PlannedStep) -> FreshReplay | None:
-    """Replay the step on the fresh engine; None if that replayed nothing."""
-    replay = pair.run_fresh(planned).replay
-    fresh = None if replay is None else FreshReplay(cloned(replay.defined), replay.reads)
-    pair.restore_graph()
-    return fresh
+def prepare(pair: Pair, planned: PlannedStep) -> Show:
+    """Let the fresh engine begin just captured."""
+    just_captured(pair, planned)
+    return shown
+
+
+def shown(forward: Forward) -> FreshReplay | None:
+    """Return the replay of a forward; None if it replayed nothing."""
+    replay = forward.replay
+    return None if replay is None else FreshReplay(cloned(replay.defined), replay.reads)
 
 
 def flag(observation: Observation) -> Flag:
@@ -100,6 +105,6 @@ HERMETIC_REPLAY = Property(
     needs=frozenset({Offer.FRESH_ENGINE}),
     flag=flag,
     describe=describe,
-    extra_run=run_fresh,
+    extra_run=FreshRun(prepare, "freshly captured", suspect=False),
     cause=history_cause,
 )

@@ -17,10 +17,11 @@ from paritybit.harness.checks.static_inputs import (
     Expected,
     ExpectedInputs,
 )
+from paritybit.harness.explain.counterfactuals.elements import Element
 from paritybit.harness.explain.counterfactuals.judge import Right, WrongInput
 from paritybit.harness.explain.facts import Cause
 from paritybit.harness.explain.origins.given import cell_of_element, given_element, kept_value
-from paritybit.harness.explain.recorded import Element, RecordedForward
+from paritybit.harness.explain.recorded import RecordedForward
 from paritybit.harness.lockstep.bits import bits
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.reference.config import Role

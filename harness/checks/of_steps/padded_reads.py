@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 import torch
 from paritybit.harness.checks.property import Description, Property
 from paritybit.harness.lockstep.bits import any_set, cloned, first_index
+from paritybit.harness.lockstep.fresh_run import FreshRun, Show, just_captured
 from paritybit.harness.lockstep.noise import Noise
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.harness.lockstep.scale.kept import Rows, Twins
 from paritybit.reference.model import Output
-from paritybit.subjects.protocol import Offer
+from paritybit.subjects.protocol import Forward, Offer
 from torch import Tensor
 
 
@@ -24,11 +25,8 @@ class PoisonedRun:
     defined: Output
 
 
-def run_poisoned(pair: Pair, planned: PlannedStep) -> PoisonedRun | None:
-    """Replay the step on the fresh engine with all KV NaN but the reserved page and the batch's.
-
-    None if the fresh engine replays nothing: captured_path, or hermetic_replay, is to say so.
-    """
+def prepare(pair: Pair, planned: PlannedStep) -> Show:
+    """Let all KV be NaN but the reserved page and the batch's."""
     pools = pair.graph_pools
     noise = Noise(pair.config, pools)
     if isinstance(pair.kept, Twins):
@@ -43,10 +41,16 @@ def run_poisoned(pair: Pair, planned: PlannedStep) -> PoisonedRun | None:
         for _, _, arena in pools.arenas_of(kept):
             arena[:, :, : pools.sizes.page_size] = True
         pools.storage.masked_fill_(~kept, math.nan)
-    replay = pair.run_fresh(planned).replay
-    poisoned = None if replay is None else PoisonedRun(cloned(replay.defined))
-    pair.restore_graph()
-    return poisoned
+    just_captured(pair, planned)
+    return shown
+
+
+def shown(forward: Forward) -> PoisonedRun | None:
+    """Return the replay of a forward.
+
+    None if it replayed nothing: captured_path, or hermetic_replay, is to say so.
+    """
+    return None if forward.replay is None else PoisonedRun(cloned(forward.replay.defined))
 
 
 def turned(observation: Observation) -> Iterator[tuple[str, Tensor]]:
@@ -93,5 +97,5 @@ PADDED_READS = Property(
     flag=flag,
     describe=describe,
     every_step=False,
-    extra_run=run_poisoned,
+    extra_run=FreshRun(prepare, "with NaN in all KV that no row of it may read"),
 )

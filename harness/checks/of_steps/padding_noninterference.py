@@ -19,12 +19,12 @@ from paritybit.harness.lockstep.bits import (
     outputs_differ,
     unequal,
 )
+from paritybit.harness.lockstep.fresh_run import FreshRun, Show
 from paritybit.harness.lockstep.noise import Noise
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.harness.lockstep.scale.kept import Rows, Twins
-from paritybit.harness.lockstep.tracebacks import subject_runs
 from paritybit.reference.model import Output
 from paritybit.subjects.protocol import Offer
 from torch import Tensor
@@ -50,40 +50,20 @@ class NoisyRows:
     rows: Rows
 
 
-def run_noisy(pair: Pair, planned: PlannedStep) -> NoisyRun | NoisyRows:
-    """Run the step on the fresh engine among noise, drawn by the step's place."""
-    pools, fresh, batch = pair.graph_pools, pair.fresh_engine, planned.graph.batch
+def prepare(pair: Pair, planned: PlannedStep) -> Show:
+    """Draw noise, by the step's place, for all that the batch does not own."""
+    pools, batch = pair.graph_pools, planned.graph.batch
     noise = Noise(pair.config, pools)
-    tables = pools.tables.req_to_token, pools.tables.full_to_swa_index_mapping
-    kept = [table.clone() for table in tables]
-    fresh.recapture()
-    for buffers in fresh.all_static_buffers():
+    pair.fresh_engine.recapture()
+    for buffers in pair.fresh_engine.all_static_buffers():
         noise.fill_buffers(buffers, planned.forwards)
-    noisy: NoisyRun | NoisyRows
     if isinstance(pair.kept, Twins):
         places = pair.kept.watched = noise.owned_places(pair.graph, batch)
         noise.fill_large_pool(pair.graph, Rows.of(pools, places), planned.forwards)
-        output = _forward(pair, planned)
-        noisy = NoisyRows(output, Rows.of(pools, places))
-    else:
-        owned = noise.owned(pair.graph, batch)
-        noise.fill_pool(pair.graph, owned, planned.forwards)
-        output = _forward(pair, planned)
-        noisy = NoisyRun(output, pools.storage.clone(), owned)
-    for table, bytes_before in zip(tables, kept, strict=True):
-        table.copy_(bytes_before)
-    pair.restore_graph()
-    return noisy
-
-
-def _forward(pair: Pair, planned: PlannedStep) -> Output:
-    """Return what the fresh engine's forward gives live rows."""
-    fresh = pair.fresh_engine
-    fresh.write_kv()
-    with subject_runs():
-        forward = fresh.forward(planned.graph.batch, planned.mode)
-    fresh.read_kv()
-    return cloned(forward.output)
+        return lambda forward: NoisyRows(cloned(forward.output), Rows.of(pools, places))
+    owned = noise.owned(pair.graph, batch)
+    noise.fill_pool(pair.graph, owned, planned.forwards)
+    return lambda forward: NoisyRun(cloned(forward.output), pools.storage.clone(), owned)
 
 
 def flag(observation: Observation) -> Tensor | bool:
@@ -152,5 +132,5 @@ PADDING_NONINTERFERENCE = Property(
     flag=flag,
     describe=describe,
     every_step=False,
-    extra_run=run_noisy,
+    extra_run=FreshRun(prepare, "with noise in all memory that the batch does not own"),
 )

@@ -1,9 +1,7 @@
 """Whether the violated property holds once ops are given one argument as the other run has it."""
 
 import dataclasses
-from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,127 +12,115 @@ from paritybit.harness.explain.counterfactuals.listed import (
     row_listed,
     spelled_lists,
 )
-from paritybit.harness.explain.first_difference import Difference, paired
+from paritybit.harness.explain.counterfactuals.replaced import (
+    LIST,
+    LISTS,
+    LOCATIONS,
+    NOT_GIVEN,
+    Replaced,
+    as_given,
+    full_pair,
+)
+from paritybit.harness.explain.first_difference import Difference, Side, first_difference, paired
 from paritybit.harness.explain.origins.arguments import named_arguments
 from paritybit.harness.explain.provenance import layers_by_address
-from paritybit.harness.explain.recorded import Given, RecordedForward
-from paritybit.harness.lockstep.bits import bits
+from paritybit.harness.explain.recorded import RecordedForward
 from paritybit.reference.config import Kind
 from paritybit.reference.ops import OpCall
 from torch import Tensor
 
-LISTS = ("begin", "end", "slots")
-"""The arguments of attention that say which keys each row reads, by one list for all rows."""
-
-LOCATIONS = "loc"
-"""The argument that says where rows store."""
-
-LIST = "the list of keys"
-"""What these arguments are together."""
-
-NOT_GIVEN = frozenset({"cache", "states", "table", "frequency", "decay", "norm", "weight", "sinks"})
-"""Arguments that are memory of an engine's own, or weights: no forward makes them."""
-
-
-@dataclass(frozen=True)
-class Replaced:
-    """An argument of all ops of one name, in words, and what each of them is to be given.
-
-    `held` is what the first op that differs was given, `right` what the other run's was, both of
-    live rows alone; of a list of keys those of one row, masked ones too. `windowed` says that they
-    are slots of the window's sub-pool. `values` has, by the number of the op
-    among those of its name, the arguments to give by their places.
-    """
-
-    op: str
-    argument: str
-    held: Tensor
-    right: Tensor
-    values: dict[int, dict[int, Any]]
-    windowed: bool = False
-    others: tuple[Pair, ...] = ()
-    """What further ops of this name were given, and what is right: made with the first, perhaps."""
-    whole: Pair | None = None
-    """Of a list of keys, what the argument that is wrong holds of all rows, and what is right."""
-
-    def spellings(self, mapping: Tensor) -> Iterator[list[Pair]]:
-        """Yield the values held and right as they may stand before they got to the ops.
-
-        Slots of a window are made of full slots, by `mapping`; that comes first.
-        """
-        first = self.whole or (self.held, self.right)
-        if self.windowed:
-            yield [full_pair(first, mapping), *self.others]
-        yield [first, *self.others]
-
-    def given(self) -> Given:
-        """Return what gives ops these arguments, for one run."""
-        counts: Counter[str] = Counter()
-
-        def give(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-            number = counts[name]
-            counts[name] += 1
-            if name != self.op or number not in self.values:
-                return arguments
-            changed = list(arguments)
-            for place, value in self.values[number].items():
-                if place < len(changed):
-                    changed[place] = value
-            return tuple(changed)
-
-        return give
-
-
-def full_pair(pair: Pair, mapping: Tensor) -> Pair:
-    """Return slots of the window's sub-pool, held and right, as full slots."""
-    return spelled_full(pair[0], mapping), spelled_full(pair[1], mapping)
-
-
-def spelled_full(slots: Tensor, mapping: Tensor) -> Tensor:
-    """Return slots of the window's sub-pool as the full slots that `mapping` makes them of."""
-    full = {swa: place for place, swa in enumerate(mapping.tolist()) if swa > 0}
-    return torch.tensor([full.get(slot, slot) for slot in slots.tolist()], dtype=torch.int64)
+Pairs = Sequence[tuple[OpCall | None, OpCall]]
+"""Ops of a run, each with the one of another run that it corresponds to, if there is one."""
 
 
 def replacements(
-    recorded: RecordedForward, left: Sequence[OpCall], difference: Difference
+    recorded: RecordedForward,
+    left: Sequence[OpCall],
+    calls: Sequence[OpCall],
+    difference: Difference | None,
 ) -> Iterator[Replaced]:
-    """Yield the arguments of the first op that differs that are not those of the other run.
+    """Yield the arguments of the first op of a run that differs that are not those of the other's.
 
     Of ops of its name behind it only what no op before them gave is replaced as well: what the
-    first one led to must come right by itself.
+    first one led to must come right by itself. Last come the arguments of ops behind it that lie
+    where it gave its result: that may have been changed since. Where no op differs, padded rows may
+    read by other lists.
     """
-    pairs = [(one, other) for _, one, other in paired(left, recorded.run.calls)]
+    pairs = [(one, other) for _, one, other in paired(left, calls)]
+    attention = [(one, other) for one, other in pairs if other.name == "attention"]
+    if difference is None:
+        yield from _lists(recorded, attention, None, padded=True)
+        return
     one, other = pairs[difference.call]
     if one is None:
         return
-    same = [(a, b) for a, b in pairs if b.name == other.name]
-    first = next(number for number, (_, call) in enumerate(same) if call is other)
-    made = _made_by_ops(recorded.run.calls)
     if other.name == "attention":
+        first = next(at for at, (_, call) in enumerate(attention) if call is other)
         for padded in (False, True):
-            yield from _lists(recorded, same, (first, difference.row or 0), padded=padded)
+            yield from _lists(recorded, attention, (first, difference.row or 0), padded=padded)
+    yield from _of_op(recorded, pairs, difference.call, swa=difference.kind is Kind.SWA)
+    given = _made_by_ops([other])
+    names = set[str]()
+    for number, (_, call) in enumerate(pairs):
+        reads = any(_address(value) in given for value in call.inputs)
+        if number > difference.call and reads and call.name not in names:
+            names.add(call.name)
+            yield from _of_op(recorded, pairs, number, lying=given)
+
+
+def _of_op(
+    recorded: RecordedForward,
+    pairs: Pairs,
+    number: int,
+    *,
+    swa: bool = False,
+    lying: Collection[int] = (),
+) -> Iterator[Replaced]:
+    """Yield the arguments of op `number` that are not those of the other run.
+
+    With `lying` only those that lie in one of these storages.
+    """
+    one, other = pairs[number]
+    same = [(a, b) for a, b in pairs if b.name == other.name]
+    first = next(at for at, (_, call) in enumerate(same) if call is other)
+    made = _made_by_ops([call for _, call in pairs])
     for place, name in enumerate(named_arguments(other)):
         lists = other.name == "attention" and (name in LISTS or "mask" in name)
-        if name not in NOT_GIVEN and not lists:
-            values = _values(same, (place, name), first, made)
-            if first in values:
-                found = _of_first(other, one, (place, name), values)
-                swa = name == LOCATIONS and difference.kind is Kind.SWA
-                others = _others(recorded, same, (place, name), values)
-                yield dataclasses.replace(found, windowed=swa, others=others)
+        elsewhere = lying and _address(other.inputs[place]) not in lying
+        if one is None or name in NOT_GIVEN or lists or elsewhere:
+            continue
+        values = _values(same, (place, name), first, made)
+        if first in values:
+            found = _of_first(other, one, (place, name), values)
+            others = _others(recorded, same, (place, name), values)
+            windowed = swa and name == LOCATIONS
+            yield dataclasses.replace(found, number=first, windowed=windowed, others=others)
 
 
-def padded_lists(recorded: RecordedForward, left: Sequence[OpCall]) -> Iterator[Replaced]:
-    """Yield the lists of keys of all attention, with nothing but the reserved slot for padding."""
-    pairs = ((one, other) for _, one, other in paired(left, recorded.run.calls))
-    same = [(one, other) for one, other in pairs if other.name == "attention"]
-    yield from _lists(recorded, same, None, padded=True)
+def extended(
+    recorded: RecordedForward, left: Side, calls: Sequence[OpCall], one: Replaced
+) -> Replaced | None:
+    """Return a replacement that also replaces a later op of its name, if that differs first then.
+
+    None where another op does, or by another argument.
+    """
+    if one.argument == LIST:
+        return None
+    places = [at for at, call in enumerate(calls) if call.name == one.op]
+    right = Side(recorded.pair.graph_pools, recorded.graph_before, calls)
+    difference = first_difference(left, right, after=places[one.number])
+    found = replacements(recorded, left.calls, calls, difference) if difference else ()
+    for other in found:
+        if (other.op, other.argument) == (one.op, one.argument) and other.number > one.number:
+            pairs = (*one.others, (other.held, other.right), *other.others)
+            values = {**one.values, **other.values}
+            return dataclasses.replace(one, number=other.number, values=values, others=pairs)
+    return None
 
 
 def _others(
     recorded: RecordedForward,
-    same: Sequence[tuple[OpCall | None, OpCall]],
+    same: Pairs,
     argument: tuple[int, str],
     values: dict[int, dict[int, Any]],
 ) -> tuple[Pair, ...]:
@@ -176,7 +162,7 @@ def wrong_arguments(recorded: RecordedForward, left: Sequence[OpCall]) -> Iterat
 
 
 def _values(
-    same: Sequence[tuple[OpCall | None, OpCall]],
+    same: Pairs,
     argument: tuple[int, str],
     first: int,
     made: Collection[int],
@@ -200,10 +186,10 @@ def _of_first(
     place, name = argument
     held, right = call.inputs[place], values[min(values)][place]
     if not isinstance(held, Tensor):
-        return Replaced(call.name, name, torch.tensor(held), torch.tensor(right), values)
+        return Replaced(call.name, name, torch.tensor(held), torch.tensor(right), values, call)
     shape = held.shape if name == LOCATIONS else usual.inputs[place].shape
     live = tuple(map(slice, shape))
-    return Replaced(call.name, name, held[live].clone(), right[live].clone(), values)
+    return Replaced(call.name, name, held[live].clone(), right[live].clone(), values, call)
 
 
 def failing_replacements(recorded: RecordedForward, calls: Sequence[OpCall]) -> Iterator[Replaced]:
@@ -225,7 +211,7 @@ def failing_replacements(recorded: RecordedForward, calls: Sequence[OpCall]) -> 
         held = failing.inputs[4].flatten().to(torch.int64)
         layers = layers_by_address(recorded.pair.graph_pools)
         windowed = layers[failing.inputs[1].data_ptr()][2] is Kind.SWA
-        yield Replaced("attention", LIST, held, held[:0], values, windowed)
+        yield Replaced("attention", LIST, held, held[:0], values, failing, windowed=windowed)
         return
     for place, name in enumerate(named_arguments(failing)):
         if name in NOT_GIVEN or place >= min(len(one.inputs), len(failing.inputs)):
@@ -234,36 +220,12 @@ def failing_replacements(recorded: RecordedForward, calls: Sequence[OpCall]) -> 
         if isinstance(right, Tensor):
             held = failing.inputs[place]
             values = {at: {place: right} for at in range(number, len(usual))}
-            yield Replaced(failing.name, name, held.clone(), right, values)
-
-
-def as_given(held: Any, right: Any, name: str = "") -> Any:
-    """Return an argument with the rows of the other run's; None where they are the same.
-
-    None as well where the two have other forms, so that nothing says which rows are which. Padded
-    rows store at the reserved slot.
-    """
-    if not isinstance(held, Tensor) or not isinstance(right, Tensor):
-        plain = isinstance(held, int | float) and isinstance(right, int | float)
-        return right if plain and held != right else None
-    if held.dtype != right.dtype or held.dim() != right.dim():
-        return None
-    other = [axis for axis in range(held.dim()) if held.shape[axis] != right.shape[axis]]
-    if len(other) > 1 or any(held.shape[axis] < right.shape[axis] for axis in other):
-        return None
-    changed = held.clone()
-    for axis in other:
-        if name == LOCATIONS:
-            changed.zero_()
-        changed.narrow(axis, 0, right.shape[axis]).copy_(right)
-    if not other:
-        changed.copy_(right)
-    return None if torch.equal(bits(changed), bits(held)) else changed
+            yield Replaced(failing.name, name, held.clone(), right, values, failing)
 
 
 def _lists(
     recorded: RecordedForward,
-    same: Sequence[tuple[OpCall | None, OpCall]],
+    same: Pairs,
     at: tuple[int, int] | None,
     *,
     padded: bool,
@@ -297,14 +259,24 @@ def _lists(
         (pair, of_slots and layers[call.inputs[1].data_ptr()][2] is Kind.SWA)
         for call, of_slots, pair in spelled_lists(listed)
     ]
-    call, *row_held = shown
+    call, row_held, row_right = shown
     windowed = layers[call.inputs[1].data_ptr()][2] is Kind.SWA
     whole, others = None, list[Pair]()
     if spelled:
         (whole, windowed), *further = spelled
         others = [pair for pair, _ in further]
         others += [full_pair(pair, mapping) for pair, swa in further if swa]
-    yield Replaced("attention", LIST, *row_held, values, windowed, tuple(others), whole)
+    yield Replaced(
+        op="attention",
+        argument=LIST,
+        held=row_held,
+        right=row_right,
+        values=values,
+        call=call,
+        windowed=windowed,
+        others=tuple(others),
+        whole=whole,
+    )
 
 
 def _made_by_ops(calls: Sequence[OpCall]) -> set[int]:

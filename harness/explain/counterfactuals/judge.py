@@ -2,15 +2,20 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from types import SimpleNamespace
+from typing import cast
 
 import torch
+from paritybit.harness.explain.counterfactuals.elements import Element
 from paritybit.harness.explain.provenance import layers_by_address
-from paritybit.harness.explain.recorded import Element, RecordedForward, Run, copied
+from paritybit.harness.explain.recorded import RecordedForward, Run, copied
+from paritybit.harness.lockstep.bits import bits, form
+from paritybit.harness.lockstep.fresh_run import FreshRun
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.reference.config import Kind
+from paritybit.reference.model import Output
 from paritybit.reference.ops import OpCall
-from paritybit.subjects.protocol import KeyLists, Keys
+from paritybit.subjects.protocol import KeyLists, Keys, Replay
 from torch import Tensor
 
 
@@ -41,13 +46,42 @@ class Judge:
     """Judges as one property does.
 
     `violated` says whether an observation violates it. `wrong_inputs` has the static inputs that
-    hold what their contract does not accept: no other is blamed. `extra_run` is what the property
-    asks to run besides, None for one that asks for nothing.
+    hold what their contract does not accept: no other is blamed. `extra_run` is the further run
+    that the property asks for, None for one that asks for nothing.
     """
 
     violated: Callable[[Observation], bool]
     wrong_inputs: Callable[[Observation], Right] = field(default=nothing_wrong)
-    extra_run: Any = None
+    extra_run: FreshRun | None = None
+
+
+def agrees(recorded: RecordedForward, run: Run, storage: Tensor, output: Output | None) -> bool:
+    """Whether a run left KV as `storage`, the reserved slots apart, and gave `output`, if any."""
+    different = (bits(run.storage) != bits(storage)) & recorded.pair.compared
+    if output is None:
+        return not different.any()
+    return (
+        not different.any()
+        and form(run.output) == form(output)
+        and all(torch.equal(bits(run.output[name]), bits(output[name])) for name in output)
+    )
+
+
+def inputs_seen(recorded: RecordedForward) -> Observation:
+    """Return as much of an observation of a run as tells its wrong inputs."""
+    batch, runner, bucket = recorded.planned.eager.batch, recorded.runner, recorded.bucket
+    replay = None
+    if runner is not None and bucket is not None:
+        padded = runner.padded(recorded.planned.graph.batch, bucket)
+        replay = Replay(runner.name, bucket, recorded.live_size or 0, padded, {}, 0, {}, {})
+    extends = batch is not None and batch.extends
+    seen = SimpleNamespace(
+        replay=replay,
+        static=recorded.static,
+        eager=SimpleNamespace(batch=batch, mapping=recorded.eager_tables[1]),
+        payload=recorded.payload if extends else None,
+    )
+    return cast(Observation, seen)
 
 
 def keys_given(recorded: RecordedForward, run: Run) -> KeyLists | None:
@@ -88,18 +122,19 @@ def _joined(calls: Sequence[OpCall]) -> Keys:
 
 
 def holds(recorded: RecordedForward, judge: Judge, run: Run, *, lists: bool = False) -> bool:
-    """Whether the violated property holds of a further run of a forward.
+    """Whether the violated property holds of a forward that was run again.
 
-    With `lists` the lists that it read by are those that its attention was given.
+    With `lists` the lists that it read by are those that its attention was given. Of a step that
+    failed it holds once the graph world is as the eager one.
     """
-    if run.failed is not None:
+    observation, forward = recorded.observation, run.forward
+    if run.failed is not None or forward is None:
         return False
-    observation = recorded.observation
-    if observation is None:  # The step failed, and now it does not.
-        return True
-    forward = run.forward
-    if forward is None:
-        return False
+    if observation is None:
+        return agrees(recorded, run, recorded.eager_storage, recorded.eager_output)
+    if recorded.show is not None:
+        extra = {**observation.extra, **recorded.show(forward)}
+        return not judge.violated(replace(observation, extra=extra))
     replay = forward.replay
     output = run.output if observation.graph.batch is not None else None
     return not judge.violated(

@@ -10,12 +10,8 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
-from paritybit.harness.explain.counterfactuals.arguments import (
-    LIST,
-    Replaced,
-    spelled_full,
-)
 from paritybit.harness.explain.counterfactuals.made import Wanted, made_at
+from paritybit.harness.explain.counterfactuals.replaced import LIST, Replaced, spelled_full
 from paritybit.harness.explain.facts import SourceLine
 from paritybit.harness.explain.origins.tables import both
 from paritybit.harness.explain.recorded import RecordedForward, Run
@@ -50,17 +46,13 @@ class Lines:
     def __init__(self, recorded: RecordedForward, holds: Holds) -> None:
         self.recorded, self.holds = recorded, holds
 
-    def of_argument(self, call: OpCall, one: Replaced) -> Sources:
-        """Return the lines that made an argument of ops, the first of which is `call`."""
-        taken = one.argument == LIST and self._taken_elsewhere(call, one)
-        lines: Sources = ()
-        if not taken:
-            lines = self.made(one)
-            if not lines and one.argument == LIST:
-                lines = self._kept(one) or self._lists_made(call, windowed=one.windowed)
-        if one.argument != LIST or taken:
-            lines = lines or called_at(self.recorded, one)
-        return lines
+    def of_argument(self, one: Replaced) -> Sources:
+        """Return the lines that made an argument of ops."""
+        listing = one.call if one.argument == LIST else None
+        if listing is None or self._taken_elsewhere(listing, one):
+            made = () if listing is not None else self.made(one)
+            return made or called_at(self.recorded, one)
+        return self.made(one) or self._kept(one) or self._lists_made(listing, windowed=one.windowed)
 
     def made(self, one: Replaced) -> Sources:
         """Return the first line at which an argument, put right there, makes the property hold.
@@ -226,7 +218,7 @@ class _Used(_First):
             return
         if lines_of(frame, line, "made") == self.lines:
             self.found = True
-            held = (frame.f_locals.get(name) for name in sorted(names_used(frame, line)))
+            held = (frame.f_locals.get(name) for name in sorted(names_used(frame.f_code, line)))
             whole = [one for one in held if isinstance(one, Tensor) and not one.is_floating_point()]
             self.tensors = [(one, self.first[id(one)][1][0]) for one in whole]
             frames = enumerate((frame, *callers_of(frame)))
@@ -278,6 +270,23 @@ def given_to(
     return given[number] if number < len(given) else ((), ())
 
 
+def last_held_at(recorded: RecordedForward, name: str) -> Sources:
+    """Return the last line of a forward at which its batch's value of a static input is held.
+
+    That is under the name of the input, beside others.
+    """
+    batch, found = recorded.planned.graph.batch, list[Sources]()
+    value = None if batch is None else batch.value(name)
+
+    def look(frame: FrameType, line: int, returned: object) -> None:
+        held = (one for one in (*frame.f_locals.values(), returned) if isinstance(one, dict))
+        if value is not None and any(one.get(name) is value for one in held):
+            found[:] = [lines_of(frame, line, "last held")]
+
+    recorded.again(seen=look)
+    return found[0] if found else ()
+
+
 def called_at(recorded: RecordedForward, one: Replaced) -> Sources:
     """Return the line at which the tensor that an op is given first stands, else who calls it."""
     place, first = next(iter(one.values[min(one.values)])), _First()
@@ -287,10 +296,13 @@ def called_at(recorded: RecordedForward, one: Replaced) -> Sources:
 
 
 def wrong_outputs(right: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> list[Replaced]:
-    """Return the output whose live rows differ, if one does, and with it the others that do."""
+    """Return the output whose live rows differ, if one does, and with it the others that do.
+
+    What a forward that failed did not give differs in nothing.
+    """
     found = []
     for name, values in right.items():
-        rows = held[name][: len(values)]
+        rows = held.get(name, values)[: len(values)]
         if rows.shape == values.shape and not rows.equal(values):
             found.append((name, rows.clone(), values.to(rows).clone()))
     if not found:

@@ -6,18 +6,21 @@ the wrong values is tried: they are put right there, in place, and nowhere else.
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
 import torch
 from paritybit.harness.explain.facts import SourceLine
 from paritybit.harness.explain.recorded import Run
-from paritybit.harness.explain.tracing import Seen, lines_of, values_of
+from paritybit.harness.explain.tracing import Seen, lines_of, names_used, values_of
 from torch import Tensor
 
 MOST_PLACES = 24
 """Places that are tried, one by one."""
+
+MOST_ELEMENTS = 1 << 14
+"""Elements of a tensor that is looked at again because a line names it."""
 
 FEWEST = 2
 """Different values that a list must have to be known from others."""
@@ -32,7 +35,8 @@ class Wanted:
 
     One value alone may stand in many places. It is looked for only if it is `known` to be copied,
     or, if it is `alone`, where there is nothing beside it.
-    `others` are further values, wrong and right, that are put right where the frame holds them.
+    `others` are further values, wrong and right, that are put right where a frame of the same code
+    holds them at the same line.
     Tensors in the memory of `passed_over`, addresses of storages, are not looked at.
     """
 
@@ -114,7 +118,8 @@ def made_at(
 class _Look:
     """Looks for wanted values after each line; mends them at one place, if one is said.
 
-    Each value of a frame is looked at once, and again where the frame returns.
+    Each value of a frame is looked at once, again where a line that names it may have changed it,
+    and again where the frame returns.
     """
 
     def __init__(self, wanted: Wanted, mended: int | None = None) -> None:
@@ -123,6 +128,7 @@ class _Look:
         self._seen: dict[tuple[int, int], tuple[FrameType, Any]] = {}
         self._found: set[tuple[int, int]] = set()
         self._before: list[tuple[Any, Any]] = []
+        self._mended_at: tuple[CodeType, int] | None = None
 
     def undo(self) -> None:
         """Give what was mended its wrong values back: it may be the batch's, and outlive a run."""
@@ -132,11 +138,13 @@ class _Look:
     def __call__(self, frame: FrameType, line: int, returned: Any) -> None:
         """Look at what a frame holds."""
         over = returned is not None
+        named = {id(frame.f_locals.get(name)) for name in names_used(frame.f_code, line)}
         for value in values_of(frame.f_locals, returned):
             if not isinstance(value, Tensor | np.ndarray):
                 continue
             key = id(frame), id(value)
-            if key in self._found or (key in self._seen and not over):
+            changed = id(value) in named and np.prod(value.shape) <= MOST_ELEMENTS
+            if key in self._found or (key in self._seen and not (over or changed)):
                 continue
             self._seen[key] = frame, value
             first = self.wanted.at(value)
@@ -144,8 +152,10 @@ class _Look:
                 self._found.add(key)
                 if self.mended == len(self.places):
                     self._mend(self.wanted, value, first)
-                    self._mend_others(frame, returned)
+                    self._mended_at = frame.f_code, line
                 self.places.append(lines_of(frame, line, "made"))
+        if self._mended_at == (frame.f_code, line):  # Now, or in a later layer.
+            self._mend_others(frame, returned)
 
     def _mend(self, wanted: Wanted, value: Any, first: int) -> None:
         before = value.clone() if isinstance(value, Tensor) else value.copy()

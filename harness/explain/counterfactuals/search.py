@@ -9,31 +9,40 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
-from types import SimpleNamespace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from paritybit.harness.explain.counterfactuals.arguments import (
-    LIST,
-    Replaced,
+    extended,
     failing_replacements,
-    padded_lists,
     replacements,
     wrong_arguments,
 )
-from paritybit.harness.explain.counterfactuals.judge import Judge, Right, WrongInput, holds
-from paritybit.harness.explain.counterfactuals.lines import Lines, handed_on_at, wrong_outputs
+from paritybit.harness.explain.counterfactuals.elements import Element
+from paritybit.harness.explain.counterfactuals.judge import (
+    Judge,
+    Right,
+    WrongInput,
+    holds,
+    inputs_seen,
+)
+from paritybit.harness.explain.counterfactuals.lines import (
+    Lines,
+    handed_on_at,
+    last_held_at,
+    wrong_outputs,
+)
 from paritybit.harness.explain.counterfactuals.made import Wanted, made_at
+from paritybit.harness.explain.counterfactuals.replaced import LIST, Replaced
 from paritybit.harness.explain.counterfactuals.setters import set_at
 from paritybit.harness.explain.facts import Cause, GivenValue, HeldState, SourceLine
 from paritybit.harness.explain.first_difference import Side, first_difference
 from paritybit.harness.explain.origins.given import given_element
 from paritybit.harness.explain.origins.source_lines import site_of
 from paritybit.harness.explain.origins.tables import differing_cells
-from paritybit.harness.explain.recorded import Element, RecordedForward, Run
+from paritybit.harness.explain.recorded import RecordedForward, Run
 from paritybit.harness.explain.static_origin import stale_elements, static_buffers
-from paritybit.harness.lockstep.observation import Observation
+from paritybit.harness.lockstep.bits import bits
 from paritybit.reference.ops import OpCall
-from paritybit.subjects.protocol import Replay
 from torch import Tensor
 
 NOT_KNOWN: Final = "not known"
@@ -42,7 +51,7 @@ COMPUTED: Final = "what an op is given"
 BY_COMPARISON: Final = frozenset({COMPUTED, "key lists", "captured state", "captured output"})
 """Blame of what is wrong only by comparison with another run."""
 
-SEEN: Final = frozenset({"build", "call site", "kept output", "slot bookkeeping", "missing wait"})
+SEEN: Final = frozenset({"build", "call site", "kept output"})
 """Blame that a forward shows by itself: no change of it is tried."""
 
 
@@ -56,7 +65,7 @@ class Search:
 
     def __init__(self, recorded: RecordedForward, judge: Judge) -> None:
         self.recorded, self.judge = recorded, judge
-        self.inputs: Right = judge.wrong_inputs(recorded.observation or failed_step(recorded))
+        self.inputs: Right = judge.wrong_inputs(inputs_seen(recorded))
         self.stale = self._stale_lists()
         self.lines = Lines(recorded, self.holds)
 
@@ -200,13 +209,16 @@ class Search:
         return given_element(self.recorded, name, place, str(held), str(value.item()))
 
     def lines_of_input(self, wrong: WrongInput) -> tuple[SourceLine, ...]:
-        """Return the lines that made the values copied into a static input; none if it is stale."""
+        """Return the lines that made the values copied into a static input.
+
+        Where what the batch has was not copied, the last line that holds that; none if none does.
+        """
         recorded, (name, place, _) = self.recorded, wrong.elements[0]
         write = recorded.ledger.of(static_buffers(recorded)[name])[place]
-        if write.how != "copied" or write.forward_id.forward != recorded.forward_id.forward:
-            return ()
         if wrong.held is None or wrong.right is None:
             return ()
+        if write.how != "copied" or write.forward_id.forward != recorded.forward_id.forward:
+            return last_held_at(recorded, name)
         wanted = Wanted(wrong.held, wrong.right, known=True)
         return made_at(wanted, lambda seen: recorded.again(seen=seen), self.holds)
 
@@ -218,16 +230,28 @@ class Search:
         for pools, before, calls in self._others():
             right = Side(recorded.pair.graph_pools, recorded.graph_before, recorded.run.calls)
             recorded.again()  # The tensors of its ops hold again what they held.
-            difference = first_difference(Side(pools, before, calls), right)
-            found = padded_lists(recorded, calls)
-            if difference is not None:
-                found = replacements(recorded, calls, difference)
-            for one in tuple(found):
-                run = recorded.again(captured=False, given=one.given())
-                if holds(recorded, self.judge, run, lists=one.argument == LIST):
+            left = Side(pools, before, calls)
+            difference = first_difference(left, right)
+            for one in tuple(replacements(recorded, calls, recorded.run.calls, difference)):
+                found = self._mending(one, left)
+                if found is not None:
                     recorded.again()
-                    ops = [call for call in recorded.run.calls if call.name == one.op]
-                    return self._argument(shown, one, ops[min(one.values)])
+                    return self._argument(shown, found)
+        return None
+
+    def _mending(self, one: Replaced, left: Side) -> Replaced | None:
+        """Return a replacement with which the property holds; None if it does not.
+
+        It is extended while the same argument of a later op of its name is the first to differ:
+        what makes it is wrong in each layer anew.
+        """
+        found: Replaced | None = one
+        while found is not None:
+            run = self.recorded.again(captured=False, given=found.given())
+            if holds(self.recorded, self.judge, run, lists=found.argument == LIST):
+                return found
+            done = run.failed is not None
+            found = None if done else extended(self.recorded, left, run.calls, found)
         return None
 
     def by_origins(self, shown: Cause | None) -> Cause | None:
@@ -262,7 +286,7 @@ class Search:
         calls = [OpCall(name, arguments, None) for name, arguments in met]
         for one in failing_replacements(recorded, calls):
             if self.holds(recorded.again(captured=False, given=one.given())):
-                return self._argument(shown, one, calls[-1])
+                return self._argument(shown, one)
         return None
 
     def _others(self) -> Iterator[tuple]:  # type: ignore[type-arg]
@@ -271,14 +295,14 @@ class Search:
         if recorded.fresh_calls:
             yield pair.graph_pools, recorded.graph_before, recorded.fresh_calls
 
-    def _argument(self, shown: Cause | None, one: Replaced, call: OpCall) -> Cause:
+    def _argument(self, shown: Cause | None, one: Replaced) -> Cause:
         """Return the cause that blames an argument: the line that made it, and its values."""
-        return self._told(shown, one, self.lines.of_argument(call, one))
+        return self._told(shown, one, self.lines.of_argument(one))
 
     def _told(self, shown: Cause | None, one: Replaced, lines: tuple[SourceLine, ...]) -> Cause:
         """Return the cause that blames an argument, which some lines made."""
         what = f"{one.argument} of {one.op}"
-        held, right = map(first_values, (one.held, one.right))
+        held, right = values_shown(one.held, one.right)
         given = GivenValue(what, held, right, stale=False, left_by=None, how=None)
         if shown is not None and shown.listed is not None:
             index = shown.index if shown.blame == "key lists" else None
@@ -296,11 +320,20 @@ class Search:
         return replace(seen, blame=blame, **fields)
 
 
+def values_shown(held: Tensor, right: Tensor) -> tuple[str, str]:
+    """Return the first values of two tensors as texts, of two of one form the first that differ."""
+    first = 0
+    if held.shape == right.shape and held.dtype == right.dtype:
+        different = (bits(held) != bits(right)).flatten().nonzero()
+        first = int(different[0]) if len(different) else 0
+    return first_values(held.flatten()[first:]), first_values(right.flatten()[first:])
+
+
 def first_values(values: Tensor) -> str:
-    """Return the first values of a tensor as a text."""
+    """Return the first values of a flat tensor as a text."""
     if values.is_floating_point():
-        return "[" + ", ".join(f"{one:.4g}" for one in values.flatten()[:4].tolist()) + "]"
-    return str(values.flatten()[:8].tolist())
+        return "[" + ", ".join(f"{one:.4g}" for one in values[:4].tolist()) + "]"
+    return str(values[:8].tolist())
 
 
 def overlapping(buffers: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
@@ -322,21 +355,3 @@ def named_input(cause: Cause) -> str | None:
     if cause.given is not None and cause.given.left_by is not None:
         return cause.given.what.partition("[")[0]
     return None
-
-
-def failed_step(recorded: RecordedForward) -> Observation:
-    """Return as much of an observation of a step that failed as tells its wrong inputs."""
-    batch, runner = recorded.planned.eager.batch, recorded.runner
-    extends = batch is not None and batch.extends
-    replay = None
-    if runner is not None and recorded.bucket is not None:
-        size = recorded.live_size or 0
-        replay = Replay(runner.name, recorded.bucket, size, True, {}, 0, {}, {})
-    eager = SimpleNamespace(batch=batch, mapping=recorded.eager_tables[1])
-    seen = SimpleNamespace(
-        replay=replay,
-        static=recorded.static,
-        eager=eager,
-        payload=recorded.pair.decoder.payload if extends else None,
-    )
-    return cast(Observation, seen)

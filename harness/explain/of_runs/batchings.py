@@ -2,19 +2,13 @@
 
 from collections.abc import Sequence
 
-from paritybit.harness.explain.cause import shown_difference
 from paritybit.harness.explain.facts import Cause
-from paritybit.harness.explain.first_difference import Side, first_difference
 from paritybit.harness.explain.of_runs.aligned import first_aligned
+from paritybit.harness.explain.of_runs.further import compared
 from paritybit.harness.explain.origins.tables import both
 from paritybit.harness.explain.recorded import Calls, RecordedForward, calls_of
+from paritybit.harness.lockstep.fresh_run import tables_kept
 from paritybit.reference.batch import ForwardBatch
-from paritybit.subjects.captured import CapturedEngine
-
-
-def compared(words: str) -> tuple[str, ...]:
-    """Return in words what is compared."""
-    return "in its own batch", words, "every earlier op gave the row the same bits in both"
 
 
 def reordered_cause(recorded: RecordedForward, words: str, order: Sequence[int]) -> Cause | None:
@@ -49,30 +43,9 @@ def _eager_calls(recorded: RecordedForward, batch: ForwardBatch, order: Sequence
     """Run some requests of a forward eagerly, from the bytes it began with; return the ops."""
     pair = recorded.pair
     pair.eager_pools.storage.copy_(recorded.eager_before)
-    kept = [table.clone() for table in both(pair.eager_pools.tables)]
-    for table, during in zip(both(pair.eager_pools.tables), recorded.eager_tables, strict=True):
-        table.copy_(during)
     spans = [batch.spans[request] for request in order]
-    with calls_of(pair.decoder.ops) as calls:
+    with tables_kept(pair.eager_pools.tables), calls_of(pair.decoder.ops) as calls:
+        for table, during in zip(both(pair.eager_pools.tables), recorded.eager_tables, strict=True):
+            table.copy_(during)
         pair.decoder.forward(pair.eager.batch_of(batch.mode, spans))
-    for table, held in zip(both(pair.eager_pools.tables), kept, strict=True):
-        table.copy_(held)
     return calls
-
-
-def bucket_cause(recorded: RecordedForward, words: str) -> Cause | None:
-    """Explain a replay in a runner's largest bucket, by a runner just captured."""
-    pair, fresh, batch = recorded.pair, recorded.pair.fresh_engine, recorded.planned.graph.batch
-    if batch is None or not isinstance(fresh, CapturedEngine):
-        return None
-    pair.graph_pools.storage.copy_(recorded.graph_before)
-    fresh.recapture()
-    with calls_of(fresh.ops) as calls:
-        fresh.replay_in_largest_bucket(batch)
-    left = Side(pair.eager_pools, recorded.eager_before, recorded.eager_calls)
-    right = Side(pair.graph_pools, recorded.graph_before, calls)
-    difference = first_difference(left, right)
-    if difference is None:
-        return None
-    shown = shown_difference(recorded, difference)
-    return Cause("not known", difference=shown, compared=compared(words))

@@ -19,6 +19,10 @@ Checkpoint = tuple[int, bool]
 FollowedT = TypeVar("FollowedT", bound="Watched")
 
 
+def _without_frame(say: Callable[[], Any], _frame: FrameType | None) -> Any:
+    return say()
+
+
 class Watched(Recorder):
     """Follows the lines of a step, and what they change of what `says` say.
 
@@ -26,7 +30,7 @@ class Watched(Recorder):
     """
 
     def __init__(self, *says: Callable[[], Any]) -> None:
-        self.changes = [LastChange(say, "changed") for say in says]
+        self.changes = [LastChange(partial(_without_frame, say), "changed") for say in says]
 
     def __call__(self, frame: FrameType, line: int, returned: Any) -> None:
         """Ask again after a line."""
@@ -38,7 +42,7 @@ class Watched(Recorder):
         """Follow the eager forward."""
         yield
         for one in self.changes:
-            said = one.say()
+            said = one.say(None)
             if said != one.said:
                 one.said, one.lines = said, ()
 

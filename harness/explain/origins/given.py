@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from itertools import islice
 
 import torch
+from paritybit.harness.explain.counterfactuals.elements import Element
 from paritybit.harness.explain.facts import GivenValue, KeptOutput, TableCell
 from paritybit.harness.explain.first_difference import results_of
 from paritybit.harness.explain.origins.arguments import WrongArgument, text_of
 from paritybit.harness.explain.origins.outputs import kept_in_batch, kept_output
-from paritybit.harness.explain.recorded import Element, RecordedForward, Run
+from paritybit.harness.explain.recorded import RecordedForward, Run
 from paritybit.harness.explain.static_origin import (
     MOST_CANDIDATES,
     Candidate,

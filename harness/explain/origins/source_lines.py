@@ -3,7 +3,7 @@
 import ast
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,13 @@ def source_lines(runner: GraphRunner | None, cause: Cause) -> tuple[SourceLine, 
 
     `runner` is None for an eager forward.
     """
+    return unique(_lines(runner, cause))
+
+
+def unique(lines: Iterable[SourceLine]) -> tuple[SourceLine, ...]:
+    """Return lines, each place of the code once."""
     found: dict[tuple[str, int], SourceLine] = {}
-    for line in _lines(runner, cause):
+    for line in lines:
         found.setdefault((line.file, line.line), line)
     return tuple(found.values())
 

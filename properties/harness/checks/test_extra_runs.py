@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from paritybit.harness.checks.of_steps.batch_invariance import run_variants
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.bits import bits
+from paritybit.harness.lockstep.fresh_run import just_captured
 from paritybit.harness.lockstep.noise import Noise
 from paritybit.harness.lockstep.pair import ExtraRun, Pair
 from paritybit.harness.lockstep.requests import PlannedStep
@@ -140,13 +140,14 @@ def test_an_extra_run_leaves_no_byte_behind_in_any_mode(engine: str, device: str
 
 def leaves_a_table_written(pair: Pair, planned: PlannedStep) -> None:
     """One batching more, whose requests are told of another slot."""
-    run_variants(pair, planned)
+    EXTRA_RUNS["batch_invariance"](pair, planned)
     pair.eager_pools.tables.req_to_token[0, 0] += 1
 
 
 def leaves_kv_written(pair: Pair, planned: PlannedStep) -> None:
     """A run after which the graph world's KV is not restored."""
-    pair.run_fresh(planned)
+    just_captured(pair, planned)
+    pair.fresh_engine.forward(planned.graph.batch, planned.mode)
 
 
 def leaves_padding_written(pair: Pair, planned: PlannedStep) -> None:
@@ -207,7 +208,7 @@ def test_extra_runs_that_write_tables_leave_them_as_they_were(
 
     def watched(pair: Pair, planned: PlannedStep) -> None:
         before, inside[0] = bytes_of_world(pair.eager_pools), True
-        run_variants(pair, planned)
+        EXTRA_RUNS["batch_invariance"](pair, planned)
         inside[0] = False
         changed.append(changed_since(before, bytes_of_world(pair.eager_pools)))
 

@@ -7,6 +7,7 @@ whatever runner it judges, is asked once, on an observation made by hand.
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -20,9 +21,9 @@ from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import Kind
 from paritybit.reference.model import Heads, Output
 from paritybit.subjects.pool import TRANSLATE
-from paritybit.subjects.protocol import Replay, ReplayFacts
+from paritybit.subjects.protocol import Overrides, Replay, ReplayFacts
 from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
-from paritybit.subjects.runners.base import GraphRunner
+from paritybit.subjects.runners.base import NOTHING_OVERRIDDEN, GraphRunner
 from paritybit.subjects.runners.prefill import PrefillRunner
 from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
@@ -336,10 +337,12 @@ def reads_a_padded_mask(lockstep: Lockstep, runner: str, monkeypatch: pytest.Mon
     def reading(under_test: GraphRunner) -> Callable[..., Replay]:
         run = under_test.replay
 
-        def changed(batch: ForwardBatch | None, least: int = 0, **named: object) -> Replay:
-            result = run(batch, least, **named)  # type: ignore[arg-type]
+        def changed(
+            batch: ForwardBatch | None, overrides: Overrides = NOTHING_OVERRIDDEN
+        ) -> Replay:
+            result = run(batch, overrides)
             # The largest bucket is replayed over buffers just captured, their mask all clear.
-            if batch is not None and not least:
+            if batch is not None and not overrides.largest:
                 tail = under_test.inputs.buffers["custom_mask"][-100:]
                 first_of(result.live_output)[-1] += 1e-3 * (~tail).sum()
             return result
@@ -419,8 +422,8 @@ def flipping(under_test: GraphRunner) -> Callable[..., Replay]:
     """Return a runner's replay with one wrong bit in a larger bucket than the batch needs."""
     run = under_test.replay
 
-    def changed(batch: ForwardBatch | None, least: int = 0, **named: object) -> Replay:
-        result = run(batch, least, **named)  # type: ignore[arg-type]
+    def changed(*given: Any, **named: Any) -> Replay:
+        result = run(*given, **named)
         if under_test.bucket(result.live_size) != result.bucket:
             flip(first_of(result.live_output), 0, 0)
         return result

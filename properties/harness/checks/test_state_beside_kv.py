@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from paritybit.harness.checks.explanation import judge_of
 from paritybit.harness.checks.play import Lockstep, Outcome
 from paritybit.harness.checks.property import Violation
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
@@ -125,10 +126,10 @@ def test_a_stale_state_index_is_explained_by_its_element(
     outcome = played(lockstep, *steps)
     seen = next(v for v in outcome.violations if v.property == "kv_parity")
     forward = outcome.steps - 1
-    cause_of = PROPERTIES["kv_parity"].cause
-    assert cause_of is not None
+    rule = PROPERTIES["kv_parity"]
+    assert rule.cause is not None
     schedule = Schedule((*ADMITTED, *steps), seed=3)
-    told = explain(lockstep.pair, schedule, forward, "kv_parity", cause_of)
+    told = explain(lockstep.pair, schedule, forward, rule.id, rule.cause, judge_of(rule))
     assert told is not None and told.cause.difference is not None
     assert (told.cause.difference.op, told.cause.difference.live) == ("store_rows", False)
     index, slot = told.cause.index, told.cause.slot

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from paritybit.harness.checks.explanation import explanation, observe
+from paritybit.harness.checks.explanation import explanation, judge_of, observe
 from paritybit.harness.checks.play import Lockstep, Outcome
 from paritybit.harness.checks.property import Violation
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
@@ -358,7 +358,9 @@ def clean(device: str) -> Lockstep:
 
 
 EXPLAINED_OF_CLEAN = [
-    name for name, rule in PROPERTIES.items() if rule.cause and name != "captured_path"
+    name
+    for name, rule in PROPERTIES.items()
+    if rule.flag is not None and rule.cause_in_play is None and name != "captured_path"
 ]
 """The path that was captured is read off any forward: it needs no fault to be told."""
 
@@ -366,9 +368,9 @@ EXPLAINED_OF_CLEAN = [
 def test_a_clean_playing_has_nothing_to_explain(clean: Lockstep) -> None:
     assert explanation(clean, DECODES, *observe(clean, DECODES), None) is None
     for property_id in EXPLAINED_OF_CLEAN:
-        find = PROPERTIES[property_id].cause
-        assert find is not None
-        assert explain(clean.pair, DECODES, 4, property_id, find) is None
+        rule = PROPERTIES[property_id]
+        cause_of = rule.cause or (lambda _: None)
+        assert explain(clean.pair, DECODES, 4, property_id, cause_of, judge_of(rule)) is None
 
 
 def test_the_captured_function_run_eagerly_gives_the_graphs_bits(clean: Lockstep) -> None:

@@ -1,0 +1,32 @@
+"""Elements of static buffers that a run is given other values of."""
+
+from collections.abc import Mapping
+
+import torch
+from paritybit.harness.lockstep.noise import index_bounds
+from paritybit.harness.lockstep.pair import Pair
+from torch import Tensor
+
+LENGTHS, ON_HOST = "seq_lens", "seq_lens_cpu"
+"""Lengths, and the host's copy, no element of which may be greater: it sizes the lists."""
+
+Element = tuple[str, int, Tensor]
+"""A static buffer's name, an element of it, counted flat, and the value it is given."""
+
+
+def within_bounds(pair: Pair, static: Mapping[str, Tensor], element: Element) -> bool:
+    """Whether an element may hold a value, whatever the others hold.
+
+    `static` is what static buffers held in the forward, by name.
+    """
+    name, place, value = element
+    if value.dtype.is_floating_point or value.dtype is torch.bool:
+        return True
+    bound = index_bounds(pair.config, pair.graph_pools.sizes).get(name, 0)
+    if name in (LENGTHS, ON_HOST):
+        bound = pair.config.max_context + 1
+    if not 0 <= int(value) < bound:
+        return False
+    if name == LENGTHS:
+        return ON_HOST in static and int(static[ON_HOST].view(-1)[place]) <= int(value)
+    return name != ON_HOST or int(value) <= int(static[LENGTHS].view(-1)[place])

@@ -1,0 +1,112 @@
+"""An argument of ops as another run has it, to be given to them in its stead."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from paritybit.harness.explain.counterfactuals.listed import Pair
+from paritybit.harness.explain.recorded import Given
+from paritybit.harness.lockstep.bits import bits
+from paritybit.reference.ops import OpCall
+from torch import Tensor
+
+LISTS = ("begin", "end", "slots")
+"""The arguments of attention that say which keys each row reads, by one list for all rows."""
+
+LOCATIONS = "loc"
+"""The argument that says where rows store."""
+
+LIST = "the list of keys"
+"""What these arguments are together."""
+
+NOT_GIVEN = frozenset({"cache", "states", "table", "frequency", "decay", "norm", "weight", "sinks"})
+"""Arguments that are memory of an engine's own, or weights: no forward makes them."""
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """An argument of all ops of one name, in words, and what each of them is to be given.
+
+    `held` is what the first op that differs was given, `right` what the other run's was, both of
+    live rows alone; of a list of keys those of one row, masked ones too. `windowed` says that they
+    are slots of the window's sub-pool. `values` has, by the number of the op among those of its
+    name, the arguments to give by their places. `call` is that first op, and `number` the number of
+    the last one that was the first to differ.
+    """
+
+    op: str
+    argument: str
+    held: Tensor
+    right: Tensor
+    values: dict[int, dict[int, Any]]
+    call: OpCall | None = None
+    number: int = 0
+    windowed: bool = False
+    others: tuple[Pair, ...] = ()
+    """What further ops of this name were given, and what is right: made with the first, perhaps."""
+    whole: Pair | None = None
+    """Of a list of keys, what the argument that is wrong holds of all rows, and what is right."""
+
+    def spellings(self, mapping: Tensor) -> Iterator[list[Pair]]:
+        """Yield the values held and right as they may stand before they got to the ops.
+
+        Slots of a window are made of full slots, by `mapping`; that comes first.
+        """
+        first = self.whole or (self.held, self.right)
+        if self.windowed:
+            yield [full_pair(first, mapping), *self.others]
+        yield [first, *self.others]
+
+    def given(self) -> Given:
+        """Return what gives ops these arguments, for one run."""
+        counts: Counter[str] = Counter()
+
+        def give(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+            number = counts[name]
+            counts[name] += 1
+            if name != self.op or number not in self.values:
+                return arguments
+            changed = list(arguments)
+            for place, value in self.values[number].items():
+                if place < len(changed):
+                    changed[place] = value
+            return tuple(changed)
+
+        return give
+
+
+def full_pair(pair: Pair, mapping: Tensor) -> Pair:
+    """Return slots of the window's sub-pool, held and right, as full slots."""
+    return spelled_full(pair[0], mapping), spelled_full(pair[1], mapping)
+
+
+def spelled_full(slots: Tensor, mapping: Tensor) -> Tensor:
+    """Return slots of the window's sub-pool as the full slots that `mapping` makes them of."""
+    full = {swa: place for place, swa in enumerate(mapping.tolist()) if swa > 0}
+    return torch.tensor([full.get(slot, slot) for slot in slots.tolist()], dtype=torch.int64)
+
+
+def as_given(held: Any, right: Any, name: str = "") -> Any:
+    """Return an argument with the rows of the other run's; None where they are the same.
+
+    None as well where the two have other forms, so that nothing says which rows are which. Padded
+    rows store at the reserved slot.
+    """
+    if not isinstance(held, Tensor) or not isinstance(right, Tensor):
+        plain = isinstance(held, int | float) and isinstance(right, int | float)
+        return right if plain and held != right else None
+    if held.dtype != right.dtype or held.dim() != right.dim():
+        return None
+    other = [axis for axis in range(held.dim()) if held.shape[axis] != right.shape[axis]]
+    if len(other) > 1 or any(held.shape[axis] < right.shape[axis] for axis in other):
+        return None
+    changed = held.clone()
+    for axis in other:
+        if name == LOCATIONS:
+            changed.zero_()
+        changed.narrow(axis, 0, right.shape[axis]).copy_(right)
+    if not other:
+        changed.copy_(right)
+    return None if torch.equal(bits(changed), bits(held)) else changed

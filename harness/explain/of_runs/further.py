@@ -1,0 +1,140 @@
+"""A further run of a forward, on the fresh engine, recorded as the subject's own is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from paritybit.harness.explain.cause import shown_difference
+from paritybit.harness.explain.counterfactuals.objects import Kept
+from paritybit.harness.explain.facts import Cause
+from paritybit.harness.explain.first_difference import Side, first_difference
+from paritybit.harness.explain.origins.tables import both
+from paritybit.harness.explain.provenance import StaticLedger
+from paritybit.harness.explain.recorded import (
+    OpRecorder,
+    RecordedForward,
+    Run,
+    copied,
+    record_forward,
+    run,
+)
+from paritybit.harness.lockstep.fresh_run import FreshRun, Show, tables_kept
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.lockstep.requests import PlannedStep
+from paritybit.harness.schedules.schedule import Schedule
+from paritybit.subjects.captured import CapturedEngine
+from paritybit.subjects.protocol import Forward
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Started:
+    """What a further run started from, what it did, and what it left in static buffers."""
+
+    fields: Mapping[str, Any]
+    run: Run
+    static: dict[str, Tensor]
+    show: Show
+
+
+class FurtherRecorder(OpRecorder):
+    """Records as an `OpRecorder` does, and what the last forward is when it is run further."""
+
+    def __init__(self, asked_by: str, extra: FreshRun, *given: Any) -> None:
+        super().__init__(*given)
+        self.asked_by, self.extra = asked_by, extra
+        self.started: Started | None = None
+
+    def begin(self) -> None:
+        """Keep what the fresh engine's Python objects hold as well."""
+        super().begin()
+        assert isinstance(self.pair.fresh_engine, CapturedEngine)
+        self.fresh_engine = self.pair.fresh_engine
+        self.fresh_captured = Kept(self.fresh_engine)
+
+    def planned(self, pair: Pair, planned: PlannedStep) -> None:
+        """Run the last forward further, before both worlds run it."""
+        last = self.forwards == self.last
+        super().planned(pair, planned)
+        if last and planned.expected_graph:
+            self.started = self._run(planned)
+            pair.restore_graph()
+            # Its ops write where those of the fresh engine's run before it lie.
+            self.fresh_calls, self.fresh = self._run_fresh(planned)
+            pair.restore_graph()
+
+    def _run(self, planned: PlannedStep) -> Started | None:
+        """Run a forward further; None where what asks for it does not run it."""
+        pair, engine = self.pair, self.fresh_engine
+        pools, runner = pair.graph_pools, engine.runners[planned.mode]
+        buffers = engine.all_static_buffers()
+        ledger = StaticLedger(buffer for held in buffers for buffer in held.values())
+        with tables_kept(pools.tables):
+            with ledger.during(self.forward_id, equalizing=True):
+                show = self.extra.prepare(pair, planned)
+            if show is None:
+                return None
+            fields = {
+                "engine": engine,
+                "runner": runner,
+                "graph_before": pools.storage.clone(),
+                "tables": tuple(table.clone() for table in both(pools.tables)),
+                "static_before": copied(runner),
+                "ledger": ledger,
+                "state": engine.state(),
+                "objects": Kept(engine),
+                "captured": self.fresh_captured,
+                "overrides": self.extra.overrides,
+                "fresh_calls": [],
+            }
+            with ledger.during(self.forward_id):
+                ran = run(pair, engine, planned, self.extra.overrides)
+            shown = partial(self._shown, show)
+            if ran.forward is not None:
+                self.seen = shown(ran.forward)
+        return Started(fields, ran, copied(runner), shown)
+
+    def _shown(self, show: Show, forward: Forward) -> dict[str, Any]:
+        """Return what is observed of the further run, as an observation has it."""
+        return {self.asked_by: show(forward)}
+
+    def recorded(self, observation: Observation | None) -> RecordedForward:
+        """Return the last forward, with its further run."""
+        started = self.started
+        if started is None:
+            return super().recorded(observation)
+        if observation is not None and started.run.failed is None:
+            observation = replace(observation, extra={**observation.extra, **self.seen})
+        own = super().recorded(observation)
+        further = replace(
+            own, **started.fields, run=started.run, static=started.static, show=started.show
+        )
+        return replace(own, further=further)
+
+
+def record_further(
+    pair: Pair, schedule: Schedule, number: int, asked_by: str, extra: FreshRun
+) -> RecordedForward:
+    """Record a forward of a schedule, and its further run, as `record_forward` does."""
+    return record_forward(pair, schedule, number, partial(FurtherRecorder, asked_by, extra))
+
+
+def further_cause(recorded: RecordedForward, words: str) -> Cause | None:
+    """Return the first op of a further run that gives other bits than the eager world's."""
+    further = recorded.further
+    if further is None:
+        return None
+    pools, calls = recorded.pair.graph_pools, further.again().calls
+    left = Side(recorded.pair.eager_pools, recorded.eager_before, recorded.eager_calls)
+    difference = first_difference(left, Side(pools, further.graph_before, calls))
+    if difference is None:
+        return None
+    shown = shown_difference(further, difference)
+    return Cause("not known", difference=shown, compared=compared(words))
+
+
+def compared(words: str) -> tuple[str, ...]:
+    """Return in words what is compared."""
+    return "in its own batch", words, "every earlier op gave the row the same bits in both"
