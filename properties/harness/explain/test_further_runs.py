@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from paritybit.harness.checks.explanation import explanation, observe
-from paritybit.harness.checks.play import EXTRA_RUN, Lockstep
+from paritybit.harness.checks.play import EXTRA_RUN, Lockstep, Outcome
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.explain.counterfactuals.made import Wanted, made_at
-from paritybit.harness.explain.facts import Explanation
+from paritybit.harness.explain.facts import Explanation, TimelineEntry
 from paritybit.harness.explain.tracing import RAISED_IN
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.schedules.schedule import Admit, Decode, Idle, Schedule
@@ -32,9 +32,12 @@ ALONE = Schedule((*ADMITTED, Decode((0,))), seed=3)
 IDLE = Schedule((*ADMITTED, Idle(0)), seed=3)
 
 Plant = Callable[[pytest.MonkeyPatch], None]
+Playing = tuple[Outcome, list[TimelineEntry]]
 
 
-def played(schedule: Schedule, *, overlap: bool = False) -> tuple[frozenset[str], Lockstep, Any]:
+def played(
+    schedule: Schedule, *, overlap: bool = False
+) -> tuple[frozenset[str], Lockstep, Playing]:
     """Return what a schedule violates, the lockstep that played it, and what it saw."""
     trial = TrialConfig(
         "decode",
@@ -57,7 +60,7 @@ def explained(schedule: Schedule, *violated: str, overlap: bool = False) -> Expl
     """Return why a schedule violates these properties, and no others."""
     found, lockstep, seen = played(schedule, overlap=overlap)
     assert found == frozenset(violated)
-    told = explanation(lockstep, schedule, *seen, target=None)
+    told = explanation(lockstep, schedule, *seen, None)
     assert told is not None
     return told
 
@@ -224,7 +227,7 @@ def test_what_is_changed_between_two_ops_is_wrong_in_each_layer(
 
     monkeypatch.setattr(Ops, "as_stored", halved)
     _, lockstep, seen = played(DECODES)
-    told = explanation(lockstep, DECODES, *seen, target="kv_parity")
+    told = explanation(lockstep, DECODES, *seen, "kv_parity")
     assert told is not None and told.cause.given is not None
     given = told.cause.given
     assert (told.cause.blame, given.what) == ("what an op is given", "value of store_kv")
@@ -258,6 +261,6 @@ def test_a_value_is_looked_at_again_once_a_line_has_changed_it() -> None:
 def test_memory_that_is_staged_in_again_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Overlap, "arrive", lambda _, values: dict(values))
     _, lockstep, seen = played(DECODES, overlap=True)
-    told = explanation(lockstep, DECODES, *seen, target=None)
+    told = explanation(lockstep, DECODES, *seen, None)
     assert told is not None and told.cause.site is not None
     assert told.cause.blame == "missing copy"
