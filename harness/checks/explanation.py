@@ -139,12 +139,14 @@ def _explained(
     """Explain one property that was violated."""
     rule = failing_rule(outcome, property_id)
     if lockstep.trial.overlap:
-        # One further run may fail for what another one left.
-        watched = {property_id} if rule.id == property_id else lockstep.properties
+        watched = lockstep.properties | {property_id, ID}
         in_order = Lockstep(replace(lockstep.trial, overlap=False), watched)
         outcome, timeline = observe(in_order, schedule)
-        if property_id not in outcome.violated:
+        if not outcome.violated:
             return _race(lockstep, schedule, property_id)
+        if property_id not in outcome.violated:
+            # No race: what is wrong in order too may show elsewhere where steps overlap.
+            return explanation(in_order, schedule, outcome, timeline, None)
         lockstep = in_order
     if rule.flag is None and rule.cause_in_play is None:
         return None
@@ -207,7 +209,8 @@ def judge_of(rule: Property) -> Judge:
 def _race(lockstep: Lockstep, schedule: Schedule, property_id: str) -> Explanation | None:
     """Explain what is violated only where steps overlap, by making sure of one wait at a time.
 
-    None where the schedule does not violate it once more, or no one wait makes it hold.
+    None where the schedule does not violate it once more, or no one wait makes it hold. A wait
+    makes it hold if it is violated again without that wait.
     """
     overlapped, watched = lockstep.pair.overlapped, lockstep.properties
     assert overlapped is not None
@@ -222,6 +225,9 @@ def _race(lockstep: Lockstep, schedule: Schedule, property_id: str) -> Explanati
             overlapped.order_by(sure(lockstep.trial.streams(), order.device))
             played = lockstep.play(schedule)
             mended[wait.before] = property_id not in played.violated and played.error is None
+            overlapped.order_by(order)
+            if mended[wait.before]:
+                mended[wait.before] = property_id in lockstep.play(schedule).violated
     finally:
         overlapped.order_by(order)
         lockstep.watch(watched)
