@@ -107,7 +107,8 @@ def wrongs(observation: Observation) -> Iterator[tuple[str, int, int | None, int
 
 def named(serial: int, column: int | None) -> str:
     """Name a token of a request, or how many it has."""
-    return f"the {'number of tokens' if column is None else f'token {column}'} of request {serial}"
+    what = "the number of tokens" if column is None else f"token {column}"
+    return f"{what} of request {serial}"
 
 
 def describe(observation: Observation) -> Description:

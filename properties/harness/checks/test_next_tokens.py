@@ -46,7 +46,7 @@ def beyond_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     ("plant", "step", "words"),
     [
         (into_the_first_rows, 0, "token 3 of request 1 is "),
-        (beyond_the_path, 3, "number of tokens of request 0 is "),
+        (beyond_the_path, 3, "the number of tokens of request 0 is "),
     ],
 )
 def test_a_token_that_no_logits_of_its_request_say_is_seen_at_its_step(
@@ -58,10 +58,10 @@ def test_a_token_that_no_logits_of_its_request_say_is_seen_at_its_step(
     outcome, timeline = observe(lockstep, SCHEDULE)
     assert outcome.error is None
     found = next(one for one in outcome.violations if one.property == "next_tokens")
-    assert (found.step, found.message.partition(words)[0]) == (step, "in the graph run, the ")
+    assert (found.step, found.message.partition(words)[0]) == (step, "in the graph run, ")
     explained = explanation(lockstep, SCHEDULE, outcome, timeline, "next_tokens")
     assert explained is not None
     held = explained.cause.held
     assert held is not None and held.both and explained.cause.made
     assert explained.cause.blame == "sampled tokens"
-    assert held.what.startswith(f"the {words.removesuffix(' is ')}")
+    assert held.what.startswith(words.removesuffix(" is "))

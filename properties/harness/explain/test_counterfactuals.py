@@ -17,7 +17,15 @@ from paritybit.harness.explain.counterfactuals.objects import Kept
 from paritybit.harness.explain.facts import Explanation
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.observation import Observation
-from paritybit.harness.schedules.schedule import Admit, Decode, Schedule, Step, Verify
+from paritybit.harness.schedules.schedule import (
+    Admit,
+    Decode,
+    Resume,
+    Retract,
+    Schedule,
+    Step,
+    Verify,
+)
 from paritybit.reference.batch import ForwardBatch
 from paritybit.reference.config import SPECULATION
 from paritybit.reference.model import Output
@@ -28,6 +36,7 @@ from paritybit.subjects.runners.decode import DecodeRunner
 from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
 
+from properties.support.harness.faults import row_of_a_retracted_request_freed
 from properties.support.harness.planting import SCHEDULE
 
 SIZES: dict[str, Any] = {
@@ -218,6 +227,29 @@ def test_overlap_is_not_blamed_for_what_is_wrong_in_order_too(
     assert found.error is None
     assert found.explanation is not None
     assert found.explanation.cause.blame != "missing wait"
+
+
+TWICE_GIVEN = Schedule(
+    (
+        *(Admit(4, 9), Decode((0,)), Retract(0), Resume(0), Admit(3, 9), Admit(5, 9)),
+        *(Decode((1, 0)), Decode((1, 0)), Decode((1, 0))),
+    ),
+    seed=1,
+)
+"""A row of tokens has two owners if a request that is retracted gives it away."""
+
+
+def test_no_wait_is_blamed_for_what_shows_elsewhere_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In order the worlds stay alike, and the row has two owners there too."""
+    lockstep = Lockstep(TrialConfig("decode", overlap=True))
+    row_of_a_retracted_request_freed(lockstep, "decode", monkeypatch)
+    outcome, timeline = observe(lockstep, TWICE_GIVEN)
+    assert "logits_parity" in outcome.violated
+    found = explained_by_harness(lockstep, TWICE_GIVEN, outcome, timeline, "logits_parity")
+    assert found.explanation is not None
+    assert found.explanation.cause.blame == "slot bookkeeping"
 
 
 MANY_STEPS = Schedule(
