@@ -1,0 +1,155 @@
+"""The lines that come first are of the function that is wrong: it is changed where it stands."""
+
+import sys
+from collections.abc import Callable
+from functools import reduce
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from paritybit.harness.checks.explanation import explained, observe
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.explain.facts import Explanation
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.schedules.schedule import (
+    Admit,
+    DraftExtend,
+    Finish,
+    Schedule,
+    Verify,
+)
+from paritybit.reference.allocator import Allocator
+from paritybit.subjects import key_lists
+from paritybit.subjects.listing import host
+from paritybit.subjects.overlap import Overlap
+from paritybit.subjects.runners.target_verify import TargetVerifyRunner
+
+from properties.support.harness.planting import SCHEDULE
+
+SIZES: dict[str, Any] = {"full_slots": 56, "swa_slots": 48, "rows": 4, "buckets": (2, 4)}
+
+FIRST = 3
+"""Lines that a reader looks at."""
+
+LEAVING = Schedule((Admit(3, 99), Admit(2, 99), Finish(0), Admit(1, 9)), seed=2)
+VERIFYING = Schedule((Admit(11, 99), Admit(9, 99), Verify((0, 1), 1)), seed=3)
+
+
+def changed(
+    monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], old: str, new: str
+) -> None:
+    """Change one text of a function, whose lines stay where they are."""
+    module = sys.modules[function.__module__]
+    text = Path(str(module.__file__)).read_text()
+    assert text.count(old) == 1 and old.count("\n") == new.count("\n")
+    names = dict(vars(module))
+    exec(compile(text.replace(old, new), str(module.__file__), "exec"), names)
+    found = reduce(getattr, function.__qualname__.split("."), SimpleNamespace(**names))
+    monkeypatch.setattr(function, "__code__", found.__code__)
+
+
+def explanation_of(
+    property_id: str, schedule: Schedule, runner: str, *, overlap: bool = False
+) -> Explanation:
+    """Return why a schedule violates a property."""
+    trial = TrialConfig(runner, device="cpu", overlap=overlap, **SIZES)
+    lockstep = Lockstep(trial, PROPERTIES, records_ops=True)
+    outcome, timeline = observe(lockstep, schedule)
+    assert property_id in outcome.violated, outcome
+    found = explained(lockstep, schedule, outcome, timeline, property_id)
+    assert found.error is None, found.error
+    assert found.explanation is not None
+    return found.explanation
+
+
+@pytest.mark.parametrize(
+    ("function", "old", "new", "property_id", "schedule", "runner"),
+    [
+        (
+            Allocator.release,
+            "        (self.free_full if kind is Kind.FULL else self.free_swa).append(page)\n",
+            "        (self.free_swa if kind is not Kind.FULL else []).append(page)\n",
+            "slot_ownership",
+            LEAVING,
+            "decode",
+        ),
+        (
+            Allocator._free_swa,
+            "for i in free for offset",
+            "for i in free[1:] for offset",
+            "slot_ownership",
+            LEAVING,
+            "decode",
+        ),
+        (
+            Allocator.free,
+            "        self.free_states.insert(-1, allocation.state_slot)\n",
+            "        self.free_states.insert(-1, allocation.row)\n",
+            "slot_ownership",
+            Schedule((Admit(3, 99), Admit(2, 99), Finish(0), Admit(2, 9), Finish(1)), seed=4),
+            "decode",
+        ),
+        (
+            key_lists.draft_lists,
+            "torch.arange(topk, device=device)",
+            "torch.arange(topk, device=device).flip(0)",
+            "kv_parity",
+            SCHEDULE,
+            "eagle_draft",
+        ),
+        (
+            key_lists.tree_lists,
+            "first = (positions - window + 1).clamp(min=0)",
+            "first = (positions - window).clamp(min=0)",
+            "logits_parity",
+            VERIFYING,
+            "target_verify",
+        ),
+        (
+            host.list_spans,
+            "begin = lists.indptr[request]\n",
+            "begin = lists.indptr[np.maximum(request - 1, 0)]\n",
+            "read_frame",
+            Schedule((Admit(2, 99), DraftExtend((0,))), seed=3),
+            "eagle_draft_extend",
+        ),
+        (
+            TargetVerifyRunner.keys,
+            "        return verify_keys(self.metadata.buffers, tokens, mask, "
+            "self.target.config.window)\n",
+            "        return self.__dict__.setdefault(f'k{bucket}', "
+            "verify_keys(self.metadata.buffers, tokens, mask, self.window))\n",
+            "logits_parity",
+            VERIFYING,
+            "target_verify",
+        ),
+    ],
+    ids=["lost page", "mapped", "lost state", "drafts", "window", "padded row", "kept"],
+)
+def test_the_function_that_is_wrong_comes_first(
+    function: Callable[..., Any],
+    old: str,
+    new: str,
+    property_id: str,
+    schedule: Schedule,
+    runner: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    changed(monkeypatch, function, old, new)
+    found = explanation_of(property_id, schedule, runner)
+    lines = [line.what for line in found.sources[:FIRST]]
+    assert any(what.endswith(f" {function.__qualname__}") for what in lines), found.sources
+
+
+def test_an_event_that_is_recorded_too_early_goes_before_the_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = "        self.streams.forward.run(follow)\n"
+    record = "        self.in_flight = self.streams.forward.record()\n"
+    changed(monkeypatch, Overlap.finish, run + record, record + run)
+    taken_over = Schedule((Admit(1, 99), Finish(0), Admit(4, 99)), seed=3)
+    found = explanation_of("token_trajectory", taken_over, "decode", overlap=True)
+    assert found.cause.blame == "missing wait"
+    assert [line.what for line in found.sources] == ["Overlap.finish"]
