@@ -5,13 +5,12 @@ A line is named if the property holds once the values are put right there, and n
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from itertools import zip_longest
 from types import FrameType
 from typing import Any
 
 import numpy as np
 from paritybit.harness.explain.counterfactuals.made import Wanted, made_at
-from paritybit.harness.explain.counterfactuals.replaced import LIST, Replaced, spelled_full
+from paritybit.harness.explain.counterfactuals.replaced import LIST, Replaced
 from paritybit.harness.explain.facts import SourceLine
 from paritybit.harness.explain.origins.tables import both
 from paritybit.harness.explain.recorded import RecordedForward, Run
@@ -27,7 +26,6 @@ from paritybit.harness.explain.tracing import (
     shown_file,
     values_of,
 )
-from paritybit.reference.ops import OpCall
 from torch import Tensor
 
 INPUTS = frozenset({"subjects/buffers.py", "subjects/contracts.py"})
@@ -47,12 +45,11 @@ class Lines:
         self.recorded, self.holds = recorded, holds
 
     def of_argument(self, one: Replaced) -> Sources:
-        """Return the lines that made an argument of ops."""
-        listing = one.call if one.argument == LIST else None
-        if listing is None or self._taken_elsewhere(listing, one):
-            made = () if listing is not None else self.made(one)
-            return made or called_at(self.recorded, one)
-        return self.made(one) or self._kept(one) or self._lists_made(listing, windowed=one.windowed)
+        """Return the lines that made an argument of ops, or took it from elsewhere."""
+        lines = self.made(one)
+        if not lines and one.argument == LIST:
+            lines = self._kept(one)
+        return lines or called_at(self.recorded, one)
 
     def made(self, one: Replaced) -> Sources:
         """Return the first line at which an argument, put right there, makes the property hold.
@@ -146,43 +143,6 @@ class Lines:
                 return handed_on_at(self.again, values)
         return ()
 
-    def _taken_elsewhere(self, call: OpCall, one: Replaced) -> bool:
-        """Whether the right lists are there, and rows take others: a part of what is listed."""
-        at = element_at(
-            static_buffers(self.recorded), call.inputs[2], int(call.inputs[2].storage_offset())
-        )
-        right, listed = one.right.tolist(), call.inputs[4].flatten().tolist()
-        there = any(listed[i : i + len(right)] == right for i in range(len(listed)))
-        return there and at is not None and at[1] > 0
-
-    def _lists_made(self, call: OpCall, *, windowed: bool) -> Sources:
-        """Return the lines at which the lists that an attention reads first stand as they are."""
-        mapping, found = self.recorded.tables[1], list[Sources]()
-        for place in (4, 2, 3):
-            values = self._written_now(call.inputs[place])
-            spellings = [values]
-            if windowed and place == 4:
-                spellings.insert(0, spelled_full(values, mapping))
-            lines = (made_at(Wanted(one, one[:0]), self.again, self.holds) for one in spellings)
-            found.append(next(filter(None, lines), ()))
-        by_depth = zip_longest(*found)
-        return tuple(dict.fromkeys(line for of_depth in by_depth for line in of_depth if line))
-
-    def _written_now(self, values: Tensor) -> Tensor:
-        """Return what of an argument this forward wrote, if it lies in a static buffer."""
-        recorded, buffers = self.recorded, static_buffers(self.recorded)
-        at = element_at(buffers, values, int(values.storage_offset()))
-        if at is None:  # Perhaps the graph has made it of a list that is in one.
-            alike = (name for name, one in buffers.items() if same_values(one, values))
-            at = next(((name, 0) for name in alike), None)
-        if at is None:
-            return values.clone()
-        name, first = at
-        writes = recorded.ledger.of(buffers[name])[first:][: values.numel()]
-        now = recorded.forward_id.forward
-        count = sum(write.forward_id.forward == now for write in writes)
-        return recorded.static[name].flatten()[first : first + count].clone()
-
 
 class _First:
     """Takes note of the line at which each tensor first stands."""
@@ -232,14 +192,6 @@ def given_alone(frame: FrameType, inputs: Collection[int]) -> bool:
     return all(
         isinstance(one, Tensor) and one.untyped_storage().data_ptr() in inputs for one in held
     )
-
-
-def same_values(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of whole numbers begin with the same values, as many as both have."""
-    if one.is_floating_point() or other.is_floating_point() or {one.dim(), other.dim()} != {1}:
-        return False
-    count = min(len(one), len(other))
-    return count > 1 and one[:count].tolist() == other[:count].tolist()
 
 
 def handed_on_at(again: Callable[[Seen], Run], values: Tensor) -> Sources:
