@@ -5,12 +5,12 @@ what a change of one thing changes is what that thing is to blame for.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from paritybit.harness.explain.counterfactuals.elements import Element, within_bounds
+from paritybit.harness.explain.counterfactuals.elements import Element, held_by, within_bounds
 from paritybit.harness.explain.counterfactuals.objects import Attribute, Kept
 from paritybit.harness.explain.origins.log_sites import LogSite, SiteTrap
 from paritybit.harness.explain.origins.outputs import GivenOutput, OutputLedger
@@ -182,7 +182,11 @@ class RecordedForward:
         prepare()
         self.engine.ops.given = given
         try:
-            with following(seen) if seen is not None else nullcontext():
+            with ExitStack() as stack:
+                if elements and self.runner is not None:
+                    stack.enter_context(held_by(self.runner.inputs, elements))
+                if seen is not None:
+                    stack.enter_context(following(seen))
                 changed = replace(self.overrides, elements=elements, captured=captured)
                 return run(self.pair, self.engine, self.planned, changed)
         finally:

@@ -1,10 +1,13 @@
 """Elements of static buffers that a run is given other values of."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from paritybit.harness.lockstep.noise import index_bounds
 from paritybit.harness.lockstep.pair import Pair
+from paritybit.subjects.buffers import StaticInputs
 from torch import Tensor
 
 LENGTHS, ON_HOST = "seq_lens", "seq_lens_cpu"
@@ -30,3 +33,24 @@ def within_bounds(pair: Pair, static: Mapping[str, Tensor], element: Element) ->
     if name == LENGTHS:
         return ON_HOST in static and int(static[ON_HOST].view(-1)[place]) <= int(value)
     return name != ON_HOST or int(value) <= int(static[LENGTHS].view(-1)[place])
+
+
+@contextmanager
+def held_by(inputs: StaticInputs, elements: Sequence[Element]) -> Iterator[None]:
+    """Give static inputs these elements each time they are brought up to date.
+
+    What reads them meanwhile, to make another input, then reads these.
+    """
+    populate = inputs.populate
+
+    def changed(*given: Any, **named: Any) -> None:
+        populate(*given, **named)
+        for name, place, value in elements:
+            if name in inputs.buffers:
+                inputs.buffers[name].view(-1)[place] = value
+
+    inputs.populate = changed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del inputs.populate

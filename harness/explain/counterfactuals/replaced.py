@@ -91,13 +91,14 @@ def spelled_full(slots: Tensor, mapping: Tensor) -> Tensor:
 def as_given(held: Any, right: Any, name: str = "") -> Any:
     """Return an argument with the rows of the other run's; None where they are the same.
 
-    None as well where the two have other forms, so that nothing says which rows are which. Padded
-    rows store at the reserved slot.
+    None as well where the two have other forms, so that nothing says which rows are which. Whole
+    numbers may be of other widths. Padded rows store at the reserved slot.
     """
     if not isinstance(held, Tensor) or not isinstance(right, Tensor):
         plain = isinstance(held, int | float) and isinstance(right, int | float)
         return right if plain and held != right else None
-    if held.dtype != right.dtype or held.dim() != right.dim():
+    widths = not (held.is_floating_point() or right.is_floating_point())
+    if (held.dtype != right.dtype and not widths) or held.dim() != right.dim():
         return None
     other = [axis for axis in range(held.dim()) if held.shape[axis] != right.shape[axis]]
     if len(other) > 1 or any(held.shape[axis] < right.shape[axis] for axis in other):

@@ -60,7 +60,7 @@ def explained(schedule: Schedule, *violated: str, overlap: bool = False) -> Expl
     """Return why a schedule violates these properties, and no others."""
     found, lockstep, seen = played(schedule, overlap=overlap)
     assert found == frozenset(violated)
-    told = explanation(lockstep, schedule, *seen, None)
+    told = explanation(lockstep, schedule, seen[0], seen[1], None)
     assert told is not None
     return told
 
@@ -227,7 +227,7 @@ def test_what_is_changed_between_two_ops_is_wrong_in_each_layer(
 
     monkeypatch.setattr(Ops, "as_stored", halved)
     _, lockstep, seen = played(DECODES)
-    told = explanation(lockstep, DECODES, *seen, "kv_parity")
+    told = explanation(lockstep, DECODES, seen[0], seen[1], "kv_parity")
     assert told is not None and told.cause.given is not None
     given = told.cause.given
     assert (told.cause.blame, given.what) == ("what an op is given", "value of store_kv")
@@ -261,6 +261,6 @@ def test_a_value_is_looked_at_again_once_a_line_has_changed_it() -> None:
 def test_memory_that_is_staged_in_again_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Overlap, "arrive", lambda _, values: dict(values))
     _, lockstep, seen = played(DECODES, overlap=True)
-    told = explanation(lockstep, DECODES, *seen, None)
+    told = explanation(lockstep, DECODES, seen[0], seen[1], None)
     assert told is not None and told.cause.site is not None
     assert told.cause.blame == "missing copy"
