@@ -186,10 +186,10 @@ def _of_first(
     place, name = argument
     held, right = call.inputs[place], values[min(values)][place]
     if not isinstance(held, Tensor):
-        return Replaced(call.name, name, torch.tensor(held), torch.tensor(right), values, call)
+        return Replaced(call.name, name, torch.tensor(held), torch.tensor(right), values)
     shape = held.shape if name == LOCATIONS else usual.inputs[place].shape
     live = tuple(map(slice, shape))
-    return Replaced(call.name, name, held[live].clone(), right[live].clone(), values, call)
+    return Replaced(call.name, name, held[live].clone(), right[live].clone(), values)
 
 
 def failing_replacements(recorded: RecordedForward, calls: Sequence[OpCall]) -> Iterator[Replaced]:
@@ -211,7 +211,7 @@ def failing_replacements(recorded: RecordedForward, calls: Sequence[OpCall]) -> 
         held = failing.inputs[4].flatten().to(torch.int64)
         layers = layers_by_address(recorded.pair.graph_pools)
         windowed = layers[failing.inputs[1].data_ptr()][2] is Kind.SWA
-        yield Replaced("attention", LIST, held, held[:0], values, failing, windowed=windowed)
+        yield Replaced("attention", LIST, held, held[:0], values, windowed=windowed)
         return
     for place, name in enumerate(named_arguments(failing)):
         if name in NOT_GIVEN or place >= min(len(one.inputs), len(failing.inputs)):
@@ -220,7 +220,7 @@ def failing_replacements(recorded: RecordedForward, calls: Sequence[OpCall]) -> 
         if isinstance(right, Tensor):
             held = failing.inputs[place]
             values = {at: {place: right} for at in range(number, len(usual))}
-            yield Replaced(failing.name, name, held.clone(), right, values, failing)
+            yield Replaced(failing.name, name, held.clone(), right, values)
 
 
 def _lists(
@@ -272,7 +272,6 @@ def _lists(
         held=row_held,
         right=row_right,
         values=values,
-        call=call,
         windowed=windowed,
         others=tuple(others),
         whole=whole,

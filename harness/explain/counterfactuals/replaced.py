@@ -9,7 +9,6 @@ import torch
 from paritybit.harness.explain.counterfactuals.listed import Pair
 from paritybit.harness.explain.recorded import Given
 from paritybit.harness.lockstep.bits import bits
-from paritybit.reference.ops import OpCall
 from torch import Tensor
 
 LISTS = ("begin", "end", "slots")
@@ -32,8 +31,8 @@ class Replaced:
     `held` is what the first op that differs was given, `right` what the other run's was, both of
     live rows alone; of a list of keys those of one row, masked ones too. `windowed` says that they
     are slots of the window's sub-pool. `values` has, by the number of the op among those of its
-    name, the arguments to give by their places. `call` is that first op, and `number` the number of
-    the last one that was the first to differ.
+    name, the arguments to give by their places. `number` is that of the last op that was the first
+    to differ.
     """
 
     op: str
@@ -41,7 +40,6 @@ class Replaced:
     held: Tensor
     right: Tensor
     values: dict[int, dict[int, Any]]
-    call: OpCall | None = None
     number: int = 0
     windowed: bool = False
     others: tuple[Pair, ...] = ()
