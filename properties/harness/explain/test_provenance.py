@@ -162,6 +162,23 @@ def test_the_reserved_slot_and_equal_bytes_are_no_difference(pools: KVPools) -> 
     assert first_difference(side(pools, right), side(pools, padded)) is None
 
 
+def test_a_run_that_stores_more_often_is_not_compared_at_slots_of_another_layer(
+    pools: KVPools,
+) -> None:
+    """The last full slot is behind all SWA slots."""
+    full, last = CONFIG.layers_of(Kind.FULL)[0], pools.sizes.full_slots
+    assert last > pools[Role.TARGET].cache(SWA).shape[1]
+    first = store(pools, SWA, locations(4, kind=Kind.SWA), 1.0)
+    right = [first, store(pools, full, locations(last, kind=Kind.FULL), 1.0)]
+    again = [first, first, right[1]]
+    found = first_difference(side(pools, right), side(pools, again))
+    assert found is None
+    wrong = [first, store(pools, SWA, locations(5, kind=Kind.SWA), 2.0), right[1]]
+    found = first_difference(side(pools, right), side(pools, wrong))
+    assert found is not None
+    assert (found.layer, found.slot) == (SWA, 5)
+
+
 def side(pools: KVPools, calls: list[OpCall]) -> Side:
     """Return a run of ops over pools that hold zeros."""
     return Side(pools, torch.zeros_like(pools.storage), calls)
