@@ -11,14 +11,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from paritybit.harness.lockstep.noise import COUNTS
 from paritybit.harness.lockstep.requests import Request
 from paritybit.harness.lockstep.scheduler import Scheduler
 from paritybit.reference.batch import Span
 from paritybit.reference.config import Kind
 from paritybit.reference.model import Output
-from torch import Tensor
+from paritybit.subjects.graphs.dispatch import ALLOCATORS
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -82,15 +81,6 @@ def spoil(output: Output) -> None:
     """
     for values in output.values():
         values.fill_(math.nan if values.is_floating_point() else 0)
-
-
-ALLOCATORS = frozenset(
-    {
-        *(torch.empty, torch.empty_like, torch.empty_strided),
-        *(Tensor.new_empty, Tensor.new_empty_strided),
-    }
-)
-"""What gives a tensor of uninitialised memory."""
 
 
 class SpoiledMemory(TorchFunctionMode):

@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from paritybit.harness.lockstep.captures import Captures
 from paritybit.harness.lockstep.capturing import capture_runs
 from paritybit.harness.lockstep.config import DTYPES, FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
 from paritybit.harness.lockstep.logs import LogTrap, warnings_logged
 from paritybit.harness.lockstep.observation import Observation, Sample, Snapshot, StepEnd
 from paritybit.harness.lockstep.overlapped import OverlappedScheduler, RanForward
 from paritybit.harness.lockstep.padding import SpoiledMemory, padding_values, spoil
-from paritybit.harness.lockstep.python_state import Captures
 from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.harness.lockstep.scale.kept import Ran, kept_of
 from paritybit.harness.lockstep.scale.memory import require_memory

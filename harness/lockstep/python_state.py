@@ -8,21 +8,18 @@ of the engine's packages is taken by its text; what the engine declares to chang
 import logging
 import re
 import sys
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from paritybit.harness.lockstep.bits import bits
-from paritybit.harness.lockstep.logs import LogTrap
 from paritybit.harness.lockstep.scale.comparison import digests
-from paritybit.reference.batch import Mode
-from paritybit.subjects.captured import CapturedEngine
-from paritybit.subjects.protocol import EngineUnderTest, Offer, PythonObjects
+from paritybit.subjects.protocol import PythonObjects
 from torch import Tensor
 
 PLAIN = (bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device, type(None))
@@ -110,75 +107,9 @@ def unlike(one: Tensor, other: Tensor) -> Tensor | bool:
     return not torch.equal(left, right) if left.is_cpu else (left != right).any()
 
 
-class Captures:
-    """What both engines of a pair were when they had just been captured.
-
-    `just_captured` is what their Python objects held then. `executed` says whether code of a bug
-    on trial ran while they were built and captured: `counted` counts its calls. `warnings` are
-    what `log` trapped meanwhile. An engine of others has captured everything once it is built.
-    """
-
-    def __init__(
-        self, subject: EngineUnderTest, fresh: EngineUnderTest, counted: Counter[str], log: LogTrap
-    ) -> None:
-        self.subject, self.fresh = subject, fresh
-        self._counted, self._log = counted, log
-        self.left: list[Change] = []
-        self.just_captured = Held() if self.nothing_ran else self.python_state().copied()
-        self.executed = counted.total() > 0
-        self.warnings = log.take()
-
-    @property
-    def engines(self) -> list[CapturedEngine]:
-        """Those of both engines that are ours, each once."""
-        both = dict.fromkeys((self.subject, self.fresh))
-        return [engine for engine in both if isinstance(engine, CapturedEngine)]
-
-    @property
-    def nothing_ran(self) -> bool:
-        """Whether both engines are ours and have captured nothing, so that no step has run."""
-        return bool(self.engines) and not any(one.engine.captured for one in self.engines)
-
-    def lacks(self, modes: Collection[Mode]) -> list[CapturedEngine]:
-        """Return those of our engines in which the runner of one of these modes is not captured."""
-        return [engine for engine in self.engines if engine.lacks(modes)]
-
-    def capture(self, modes: Collection[Mode]) -> None:
-        """Capture the runners of these modes that are not captured yet, over worlds just reset.
-
-        What steps before have left on Python objects stays undeclared.
-        """
-        self.left = self.undeclared()
-        before = self._counted.total()
-        with self._log:
-            for engine in self.lacks(modes):
-                engine.capture(modes)
-            self.executed = self.executed or self._counted.total() > before
-            self.just_captured = self.python_state().copied()
-        self.warnings += self._log.take()
-
-    def undeclared(self) -> list[Change]:
-        """Reset both engines; return what they hold and did not when they were just captured."""
-        if self.nothing_ran:
-            return []
-        now = self.python_state(self.just_captured.modules)
-        return [*self.left, *changes(self.just_captured, now)]
-
-    def python_state(self, modules: frozenset[str] | None = None) -> Held:
-        """Reset both engines; return what their objects hold, and the modules given, or all."""
-        objects: dict[str, PythonObjects] = {}
-        if Offer.PYTHON_STATE not in self.subject.missing:
-            self.subject.reset()
-            objects["engine"] = self.subject.python_objects()
-        if Offer.PYTHON_STATE not in self.fresh.missing:
-            self.fresh.recapture()
-            objects["fresh engine"] = self.fresh.python_objects()
-        return held(objects, modules)
-
-
 def held(engines: Mapping[str, PythonObjects], modules: frozenset[str] | None = None) -> Held:
     """Return what the objects of engines hold; of their modules, all loaded or those given."""
-    return _walked(engines, modules).found
+    return walked(engines, modules).found
 
 
 @dataclass(frozen=True)
@@ -192,16 +123,16 @@ class Objects:
 
 def objects_of(name: str, engine: PythonObjects) -> Objects:
     """Return the objects of an engine, whose paths begin with `name`."""
-    walk = _walked({name: engine}, None)
+    walk = walked({name: engine}, None)
     return Objects(walk.found, tuple(walk.seen.values()), walk.holders)
 
 
-def _walked(engines: Mapping[str, PythonObjects], modules: frozenset[str] | None) -> "_Walk":
+def walked(engines: Mapping[str, PythonObjects], modules: frozenset[str] | None) -> "Walk":
     """Follow the objects of engines."""
-    walk, found = _Walk(), set[str]()
+    walk, found = Walk(), set[str]()
     for who, objects in engines.items():
         walk.declared.update(objects.declared)
-        walk.packages.update(objects.packages)
+        walk.packages |= objects.packages
         walk.changing.update(address_of(tensor) for tensor in objects.changing)
         walk.visit(objects.root, who, who)
         found.update(name for name in sys.modules if of_engine(name, objects))
@@ -216,16 +147,17 @@ def of_engine(module: str, objects: PythonObjects) -> bool:
     return within(module, objects.packages)
 
 
-def within(module: str, packages: Iterable[str]) -> bool:
+@cache
+def within(module: str, packages: frozenset[str]) -> bool:
     """Whether a module is one of these packages, or lies in one."""
     return any(f"{module}.".startswith(f"{package}.") for package in packages)
 
 
-Follow = Callable[["_Walk", Any, str, str], None]
+Follow = Callable[["Walk", Any, str, str], None]
 """Takes note of a value of some kind: given the walk, the value, its path and its name."""
 
 
-class _Walk:
+class Walk:
     """Follows objects, each once, so that what two engines share is taken note of once.
 
     `follows` says how values of the classes that it met are followed. `holders` has, by path, what
@@ -234,7 +166,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.declared: dict[str, str] = {}
-        self.packages: set[str] = set()
+        self.packages: frozenset[str] = frozenset()
         self.changing: set[int] = set()
         self.found = Held()
         self.seen: dict[int, Any] = {}
@@ -247,9 +179,9 @@ class _Walk:
         follow = self.follows.get(kind)
         if follow is None:
             kinds = self.FOLLOWED.items()
-            follow = next((one for of, one in kinds if isinstance(value, of)), _Walk._object)
+            follow = next((one for of, one in kinds if isinstance(value, of)), Walk._object)
             self.follows[kind] = follow
-        if follow is not _Walk._plain:
+        if follow is not Walk._plain:
             if id(value) in self.seen:
                 return
             self.seen[id(value)] = value
@@ -263,7 +195,7 @@ class _Walk:
                 self.holders[f"{name}.{key}"] = sys.modules[name], key
                 self.visit(value, f"{name}.{key}", f"{name}.{key}")
 
-    def _own(self, value: Any) -> bool:
+    def own(self, value: Any) -> bool:
         """Whether a class or a function is of the engine's packages."""
         return within(str(value.__module__), self.packages)
 
@@ -303,7 +235,7 @@ class _Walk:
             self.visit(item, f"{path}[{label}]", f"{name}[{label}]")
 
     def _function(self, function: FunctionType, path: str, name: str) -> None:
-        if not self._own(function):
+        if not self.own(function):
             return
         for place, cell in enumerate(function.__closure__ or ()):
             self.visit(contents(cell), f"{path}.closure[{place}]", f"{name}'s closure")
@@ -324,7 +256,7 @@ class _Walk:
         self.visit(method.__func__, path, name)
 
     def _class(self, kind: type, path: str, name: str) -> None:
-        if not self._own(kind) or issubclass(kind, Enum):
+        if not self.own(kind) or issubclass(kind, Enum):
             return
         for base in kind.__mro__[1:]:
             if base is not object:
@@ -337,7 +269,7 @@ class _Walk:
         kind = type(value)
         if kind.__name__ in self.declared:
             return
-        if not self._own(kind):
+        if not self.own(kind):
             self._note(path, name, text_of(value))
             return
         self._note(path, name, f"a {kind.__name__}")

@@ -1,5 +1,7 @@
 """The base of this project's dispatch modes, which see every aten call."""
 
+import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 ALLOCATIONS = frozenset(
@@ -9,6 +11,14 @@ ALLOCATIONS = frozenset(
     }
 )
 """Calls that return uninitialised memory."""
+
+ALLOCATORS = frozenset(
+    {
+        *(torch.empty, torch.empty_like, torch.empty_strided),
+        *(Tensor.new_empty, Tensor.new_empty_strided),
+    }
+)
+"""Torch's functions that make these calls."""
 
 
 class UncompiledMode(TorchDispatchMode):

@@ -7,11 +7,11 @@ writes into the same storages, and what a graph could not hold is refused while 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from paritybit.reference.ops import Ops
-from paritybit.subjects.graphs.dispatch import ALLOCATIONS, UncompiledMode
+from paritybit.subjects.graphs.dispatch import ALLOCATIONS, ALLOCATORS, UncompiledMode
 from paritybit.subjects.graphs.op_calls import SegmentCalls
 from paritybit.subjects.graphs.protocol import UncapturableError
 from torch import Tensor
@@ -51,8 +51,7 @@ METHODS: Mapping[Any, Callable[..., Any]] = {
 """Torch's own methods, which cost less to call than the overloads that they are."""
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One recorded aten call. With `result`, the call's value is copied there afterwards."""
 
     function: Callable[..., Any]
@@ -127,16 +126,14 @@ class _Recorder(UncompiledMode):
         traits = _traits(func)
         if traits.refused or (traits.indexes and _by_mask(args[1])):
             raise UncapturableError(f"{traits.name} cannot be recorded in a graph")
-        value = func(*args, **kwargs)
-        if traits.name.startswith("profiler::"):  # It computes nothing, and a replay needs no span.
+        value = traits.run(*args, **kwargs)
+        if traits.leaves_nothing:
             pass
         elif traits.mutates:
             self.calls.append(Call(METHODS.get(func, func), args, kwargs))
-        elif traits.allocates:  # Allocated once, at capture; no replay clears the memory.
-            pass
         elif not _is_view(value, args):  # A view is an alias of a storage the tape knows.
             if isinstance(value, Tensor):
-                self.calls.append(_call_into(value, func, args, kwargs))
+                self.calls.append(_call_into(value, func, traits, args, kwargs))
             elif traits.name in SEVERAL:
                 self.calls.append(Call(_copying(func, value), args, kwargs))
             else:
@@ -145,7 +142,11 @@ class _Recorder(UncompiledMode):
 
 
 class _HostReads(TorchFunctionMode):
-    """Refuses the reads into Python that never reach a dispatch mode."""
+    """Refuses the reads into Python that never reach a dispatch mode.
+
+    Modes that were entered before it see allocations alone: to call a mode for each of torch's
+    functions takes longer than the function.
+    """
 
     REFUSED = frozenset(
         {Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__bool__}
@@ -156,7 +157,10 @@ class _HostReads(TorchFunctionMode):
     ) -> Any:
         if func in self.REFUSED:
             raise UncapturableError(f"Tensor.{func.__name__} cannot be recorded in a graph")
-        return func(*args, **(kwargs or {}))
+        if func in ALLOCATORS:
+            return func(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunction():
+            return func(*args, **(kwargs or {}))
 
 
 def _is_view(value: Any, args: tuple[Any, ...]) -> bool:
@@ -184,13 +188,20 @@ def _copying(func: Any, results: Sequence[Tensor]) -> Callable[..., None]:
 
 @dataclass(frozen=True)
 class _Traits:
-    """What a call of one overload is to a tape, whatever its arguments."""
+    """What a call of one overload is to a tape, whatever its arguments.
+
+    A replay needs nothing of a call that `leaves_nothing`: a span of the profiler, and memory that
+    is allocated once, at the capture, and that no replay clears. `form` writes into `out=`.
+    """
 
     name: str
+    run: Callable[..., Any]
     refused: bool
     indexes: bool
     mutates: bool
-    allocates: bool
+    leaves_nothing: bool
+    converts: bool
+    form: "_OutForm | None"
 
 
 @cache
@@ -202,10 +213,13 @@ def _traits(func: Any) -> _Traits:
         refused = False
     return _Traits(
         name,
+        func._op,
         refused and not indexes,
         indexes,
         mutates=func._schema.is_mutable,
-        allocates=name in ALLOCATIONS,
+        leaves_nothing=name in ALLOCATIONS or name.startswith("profiler::"),
+        converts=name in CONVERSIONS,
+        form=_out_form(func),
     )
 
 
@@ -214,11 +228,13 @@ def _by_mask(indices: Sequence[Tensor | None]) -> bool:
     return any(index is not None and index.dtype in MASKS for index in indices)
 
 
-def _call_into(value: Tensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+def _call_into(
+    value: Tensor, func: Any, traits: _Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Call:
     """Return the call in the form that writes the storage of its recorded `value`."""
-    if func._schema.name in CONVERSIONS:
+    if traits.converts:
         return Call(Tensor.copy_, (value, args[0]), {})
-    form = _out_form(func)
+    form = traits.form
     if form is None or kwargs.keys() - form.accepted - TOLD_BY_RESULT:
         return Call(func, args, kwargs, value)
     kept = {name: given for name, given in kwargs.items() if name in form.accepted}
@@ -266,7 +282,6 @@ class _OutForm:
     fastest: dict[Any, Callable[..., Any]] = field(default_factory=dict)
 
 
-@cache
 def _out_form(func: Any) -> _OutForm | None:
     """Return the overload of `func` that takes the same arguments and writes into `out=`."""
     wanted = _positional(func)
