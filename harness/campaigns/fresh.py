@@ -66,9 +66,18 @@ BeginFresh = Callable[[TrialConfig, frozenset[str]], None]
 
 
 def built(trial: TrialConfig, properties: Collection[str]) -> Lockstep:
-    """Return a new lockstep, without a fresh engine where no property asks for one."""
-    needs_both = any(Offer.FRESH_ENGINE in PROPERTIES[name].needs for name in properties)
-    return Lockstep(trial, properties, engines=None if needs_both else subject_alone)
+    """Return a new lockstep, without a fresh engine where no property asks for one.
+
+    Nor is kept, where none asks for it, what the engines hold when they are just captured.
+    """
+    asked = [PROPERTIES[name] for name in properties]
+    needs_both = any(Offer.FRESH_ENGINE in rule.needs for rule in asked)
+    return Lockstep(
+        trial,
+        properties,
+        engines=None if needs_both else subject_alone,
+        keeps_state=any(rule.after_reset for rule in asked),
+    )
 
 
 def begin_fresh(trial: TrialConfig, properties: frozenset[str], build: Build = built) -> None:

@@ -137,7 +137,7 @@ class Lockstep:
     engines under test, our own unless given; `draft` says which draft model a target has.
     `refused` says why ours cannot be captured with the trial's bugs, if it cannot: the pair is
     then that of the clean build. `unasked` says which properties the engine cannot be asked,
-    and why. `history` are the last schedules played.
+    and why. `history` are the last schedules played. `keeps_state`: see `Captures`.
     """
 
     def __init__(
@@ -148,12 +148,19 @@ class Lockstep:
         records_ops: bool = False,
         engines: Callable[[Pair], Engines] | None = None,
         draft: Callable[[ModelConfig], ModelConfig] = draft_config,
+        keeps_state: bool = True,
     ) -> None:
         self.trial = trial
         self.refused: str | None = None
         self.history: deque[Schedule] = deque(maxlen=HISTORY)
         try:
-            self.pair = Pair(trial, records_ops=records_ops, engines=engines, draft=draft)
+            self.pair = Pair(
+                trial,
+                records_ops=records_ops,
+                engines=engines,
+                draft=draft,
+                keeps_state=keeps_state,
+            )
         except SharedBufferError as error:
             self.refused = str(error)
             self.pair = Pair(trial.clean)

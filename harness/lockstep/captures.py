@@ -41,9 +41,15 @@ class Captures:
     """
 
     def __init__(
-        self, subject: EngineUnderTest, fresh: EngineUnderTest, counted: Counter[str], log: LogTrap
+        self,
+        subject: EngineUnderTest,
+        fresh: EngineUnderTest,
+        counted: Counter[str],
+        log: LogTrap,
+        *,
+        keeps_state: bool = True,
     ) -> None:
-        self.subject, self.fresh = subject, fresh
+        self.subject, self.fresh, self._keeps_state = subject, fresh, keeps_state
         self._counted, self._log = counted, log
         self.left: list[Change] = []
         self.just_captured, self._unchanged = Held(), Unchanged(Walk(), Held())
@@ -72,7 +78,7 @@ class Captures:
 
         What steps before have left on Python objects stays undeclared.
         """
-        self.left = self.undeclared()
+        self.left = self.undeclared() if self._keeps_state else []
         before = self._counted.total()
         with self._log:
             for engine in self.lacks(modes):
@@ -82,9 +88,14 @@ class Captures:
         self.warnings += self._log.take()
 
     def undeclared(self) -> list[Change]:
-        """Reset both engines; return what they hold and did not when they were just captured."""
+        """Reset both engines; return what they hold and did not when they were just captured.
+
+        Raises RuntimeError if that was not kept.
+        """
         if self.nothing_ran:
             return []
+        if not self._keeps_state:
+            raise RuntimeError("what the engines held when just captured was not kept")
         objects = self._reset()
         if self._unchanged.holds():
             return list(self.left)
@@ -97,6 +108,8 @@ class Captures:
 
     def _keep(self) -> None:
         """Reset both engines, and keep what they hold as what they held when just captured."""
+        if not self._keeps_state:
+            return
         walk = walked(self._reset(), None)
         self.just_captured = walk.found.copied()
         self._unchanged = Unchanged(walk, self.just_captured)
@@ -141,11 +154,15 @@ class Unchanged:
         tensors = [value for value in walk.seen.values() if isinstance(value, Tensor)]
         self._places = [(tensor, place_of(tensor)) for tensor in tensors]
         self._copies: list[tuple[Tensor, Tensor]] = []
-        self._flat: list[tuple[Tensor, Tensor]] = []
+        self._equal: list[tuple[Tensor, Tensor]] = []
         for path, tensor in walk.found.tensors.items():
             copy = held_then.tensors[path]
-            if tensor.is_cpu and tensor.is_contiguous() and copy.shape == tensor.shape:
-                self._flat.append((flat(tensor), flat(copy)))
+            if not tensor.is_cpu or copy.shape != tensor.shape:
+                self._copies.append((tensor, copy))
+            elif not (tensor.is_floating_point() or tensor.is_complex()):
+                self._equal.append((tensor, copy))
+            elif tensor.is_contiguous():  # Equal floats may have other bits.
+                self._equal.append((flat(tensor), flat(copy)))
             else:
                 self._copies.append((tensor, copy))
 
@@ -157,7 +174,7 @@ class Unchanged:
                 return False
         if any(place_of(tensor) != place for tensor, place in self._places):
             return False
-        if not all(starmap(torch.equal, self._flat)):
+        if not all(starmap(torch.equal, self._equal)):
             return False
         return not any_unlike((copy, comparable(tensor)) for tensor, copy in self._copies)
 

@@ -74,11 +74,10 @@ NO_RECORDER = Recorder()
 class Pair:
     """Everything that plays one trial; reset it to a seed before each schedule.
 
-    With `records_ops`, graphs keep what each of their ops was given and gave. On a CPU all do:
-    a tape holds it anyway, where a CUDA graph would reuse the memory. `engines` builds the
-    engines under test over the graph world's pools; SharedBufferError is raised if ours
-    cannot be built. `draft` says which draft model a target has. Ours captures what a schedule
-    needs as that begins, or everything at once: see `TrialConfig.captures_all`.
+    With `records_ops`, graphs keep what each op was given and gave; on a CPU all do. `engines`
+    builds the engines under test over the graph world's pools; SharedBufferError is raised if ours
+    cannot be built. `draft` says which draft model a target has, `keeps_state` is for `Captures`.
+    Ours captures what a schedule needs, or everything: see `TrialConfig.captures_all`.
     """
 
     def __init__(
@@ -88,6 +87,7 @@ class Pair:
         records_ops: bool = False,
         engines: "Callable[[Pair], Engines] | None" = None,
         draft: Callable[[ModelConfig], ModelConfig] = draft_config,
+        keeps_state: bool = True,
     ) -> None:
         torch.set_num_threads(1)
         self.records_ops = records_ops or config.device == "cpu"
@@ -109,8 +109,9 @@ class Pair:
         self.decoder = EagerDecoder(config.ops(), *models, self.eager_pools)
         self.log = LogTrap()
         with self.log, torch.inference_mode():
-            self.subject, self.fresh_engine = capture_runs()(engines or captured_engines)(self)
-            self.captures = Captures(self.subject, self.fresh_engine, parts.executed, self.log)
+            both = capture_runs()(engines or captured_engines)(self)
+            self.subject, self.fresh_engine = both
+            self.captures = Captures(*both, parts.executed, self.log, keeps_state=keeps_state)
         widest = max(config.buckets)
         replayed = frozenset(mode for mode in Mode if self.subject.runner_name(mode) is not None)
         self.modes = replayed | self.subject.eager_modes

@@ -343,7 +343,7 @@ OF_SUBJECTS: tuple[Fault, ...] = (
     Fault(
         name="tape-drops-a-keyword",
         file="subjects/graphs/tape.py",
-        old="if form is None or kwargs.keys() - form.accepted - TOLD_BY_RESULT:",
+        old="if form is None or (kwargs and kwargs.keys() - form.accepted - TOLD_BY_RESULT):",
         new="if form is None:",
         tests=("properties/subjects/test_graphs.py",),
         why="A recorded division that rounds is replayed as one that does not.",

@@ -168,7 +168,7 @@ def _is_view(value: Any, args: tuple[Any, ...]) -> bool:
 
     The storages decide, not the schema: what a schema calls an alias may be a copy, as `to` is.
     """
-    known = [argument.untyped_storage()._cdata for argument in args if isinstance(argument, Tensor)]
+    known = {one.untyped_storage()._cdata for one in args if isinstance(one, Tensor)}
     if isinstance(value, Tensor):
         return value.untyped_storage()._cdata in known
     return isinstance(value, list | tuple) and all(
@@ -235,7 +235,7 @@ def _call_into(
     if traits.converts:
         return Call(Tensor.copy_, (value, args[0]), {})
     form = traits.form
-    if form is None or kwargs.keys() - form.accepted - TOLD_BY_RESULT:
+    if form is None or (kwargs and kwargs.keys() - form.accepted - TOLD_BY_RESULT):
         return Call(func, args, kwargs, value)
     kept = {name: given for name, given in kwargs.items() if name in form.accepted}
     kept["out"] = value
@@ -253,7 +253,7 @@ def _fastest_binding(
     """
     if form.binding is None:
         return form.overload
-    types = _types(args), tuple(kwargs)
+    types = *_types(args), *kwargs
     if types not in form.fastest:
         try:
             form.binding(*args, **kwargs)
@@ -265,6 +265,9 @@ def _fastest_binding(
 
 def _types(values: Sequence[Any]) -> tuple[Any, ...]:
     """Return the types of some arguments, and those of the items of lists."""
+    types = tuple(map(type, values))
+    if list not in types and tuple not in types:
+        return types
     return tuple(_types(one) if isinstance(one, list | tuple) else type(one) for one in values)
 
 
