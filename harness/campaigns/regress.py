@@ -23,6 +23,7 @@ from paritybit.harness.checks.expectations import unaffected_reason
 from paritybit.harness.lockstep.config import TrialConfig, with_features
 from paritybit.harness.lockstep.scale.shapes import trial_of as trial_of_shape
 from paritybit.harness.machine.workers import HERE, Workers
+from paritybit.harness.schedules.boundaries import Ground, Row, rows, scenes
 from paritybit.harness.schedules.buckets import (
     SKIPPED_SLOTS,
     SMALLEST,
@@ -35,13 +36,7 @@ from paritybit.harness.schedules.coverage import (
     required_replays,
     required_together,
 )
-from paritybit.harness.schedules.edges import (
-    handed_over,
-    longest_context,
-    many_replays,
-    prefilled_together,
-)
-from paritybit.harness.schedules.schedule import Schedule
+from paritybit.harness.schedules.schedule import Schedule, Step
 from paritybit.reference.batch import Mode
 from paritybit.reference.config import PRESETS, Shape
 from paritybit.subjects.bugs.catalogue import BUGS
@@ -52,13 +47,13 @@ from paritybit.subjects.toggles import LocationScheme
 CLEAN_SCHEDULES = 24
 """Generated clean schedules that the trials of a run share, each checked deeper than a hunt's."""
 
-FEWEST_CLEAN = 4
+FEWEST_CLEAN = 2
 """Generated schedules of one clean trial at the least, however many trials there are."""
 
 FEWEST_TRIALS = 4
 """Clean trials of a run at the least: of fewer, the same number of schedules reaches less."""
 
-OVERLAPPING = 8
+OVERLAPPING = 4
 """Generated schedules of a clean trial in which steps overlap."""
 
 NAMED = 3
@@ -229,9 +224,11 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
     tasks: list[Task] = []
     seed = settings.seed
     for place, runner in enumerate(settings.runners):
-        for scheme in schemes:
+        for turn, scheme in enumerate(schemes):
             trial = trial_of(settings, runner, scheme)
-            known = (*settings.known.by_runner.get(runner, ()), *prefills_of(trial))
+            known = settings.known.by_runner.get(runner, ())
+            if settings.shape is Shape.TINY:
+                known = (*known, share_of_scenes(trial, turn, len(schemes)))
             few = min(share, settings.examples)
             tasks.append(Task(trial, Source.GENERATED, seed, few, known))
             if scheme is schemes[place % len(schemes)]:
@@ -240,20 +237,19 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
     for place, runner in enumerate(settings.overlapping):
         trial = replace(trial_of(settings, runner, schemes[place % len(schemes)]), overlap=True)
         few = min(OVERLAPPING, settings.examples)
-        tasks.append(Task(trial, Source.GENERATED, seed, few, (handed_over(trial.model),)))
+        tasks.append(Task(trial, Source.GENERATED, seed, few, (handed_over(trial),)))
         seed += 1
     for trial in settings.featured:
         tasks.append(Task(trial, Source.GENERATED, seed, min(FEWEST_CLEAN, settings.examples)))
         seed += 1
     for place, runner in enumerate(settings.at_edges):
         trial = smallest(trial_of(settings, runner, schemes[place % len(schemes)]))
-        decodes = RUNNERS[runner].mode is Mode.DECODE and RUNNERS[runner].captures
-        many = (many_replays(max(trial.buckets)),) if decodes else ()
+        event = "many" if place == 0 else "evicted"
+        steps = scenes(ground_of(trial), [Row(max(trial.buckets), "one", event)])
         few = min(FEWEST_CLEAN, settings.examples)
-        tasks.append(Task(trial, Source.GENERATED, seed, few, many))
+        tasks.append(Task(trial, Source.GENERATED, seed, few, (Schedule(steps),)))
         trial = wide(trial)
-        longest = longest_context(trial.model, max(trial.token_buckets))
-        tasks.append(Task(trial, Source.GENERATED, seed, 1, (longest,)))
+        tasks.append(Task(trial, Source.GENERATED, seed, 1, (longest(trial),)))
         seed += 1
     return tasks
 
@@ -282,15 +278,31 @@ def trial_of(settings: RunConfig, runner: str, scheme: LocationScheme) -> TrialC
     return trial_of_shape(settings.shape, preset, runner, settings.device, scheme, turn)
 
 
-def prefills_of(trial: TrialConfig) -> tuple[Schedule, ...]:
-    """Return the schedule of prefills of many requests that a trial of a prefill runner plays.
+def ground_of(trial: TrialConfig, mode: Mode | None = None) -> Ground:
+    """Return what the scenes of a trial stand on: for a mode, that of its own runner if None."""
+    own = RUNNERS[trial.runner].mode if mode is None else mode
+    return Ground(trial.model, trial.buckets, trial.token_buckets, trial.modes, own)
 
-    Nothing for a runner of another kind, nor for a model that is not tiny: of those, no run is
-    required to reach such a prefill.
-    """
-    if trial.shape != Shape.TINY or not RUNNERS[trial.runner].token_buckets:
-        return ()
-    return (prefilled_together(trial.model, max(trial.buckets), trial.token_buckets),)
+
+def share_of_scenes(trial: TrialConfig, place: int, count: int) -> Schedule:
+    """Return the scenes of a runner that one of `count` trials of it plays."""
+    ground = ground_of(trial)
+    return Schedule(scenes(ground, rows(ground)[place::count]), place)
+
+
+def handed_over(trial: TrialConfig) -> Schedule:
+    """Return a scene in which a request leaves as it is decoded, and a longer one gets its row."""
+    row = Row(min(trial.buckets), "short", "replaced")
+    return Schedule(scenes(ground_of(trial, Mode.DECODE), [row]))
+
+
+def longest(trial: TrialConfig) -> Schedule:
+    """Return scenes in which forwards of every kind reach as far as a request can grow."""
+    steps: list[Step] = []
+    for mode in sorted(trial.modes | {Mode.EXTEND}):
+        ground, event = ground_of(trial, mode), "resumed" if mode is Mode.DECODE else "evicted"
+        steps += scenes(ground, [Row(max(ground.sizes), "longest", event, "chunks", "one")])
+    return Schedule(tuple(steps))
 
 
 def smallest(trial: TrialConfig) -> TrialConfig:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from paritybit.harness.schedules.boundaries import MANY
 from paritybit.harness.schedules.buckets import (
     BUCKETS,
     FILLINGS,
@@ -12,7 +13,6 @@ from paritybit.harness.schedules.buckets import (
     filling,
     fillings,
 )
-from paritybit.harness.schedules.edges import MANY
 from paritybit.reference.batch import Mode, Span
 from paritybit.subjects.protocol import Replay
 from paritybit.subjects.runners import RUNNERS, engine_runners

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 
 from hypothesis import strategies as st
-from paritybit.harness.schedules.fill import LEAVING, apart, sweeps
+from paritybit.harness.schedules.boundaries import Ground, rows, scenes
 from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
@@ -17,7 +17,6 @@ from paritybit.harness.schedules.schedule import (
     Extend,
     Finish,
     Idle,
-    Prefill,
     Recapture,
     Repeat,
     Resume,
@@ -34,12 +33,11 @@ from paritybit.reference.config import SPECULATION, Feature, ModelConfig
 LONGEST = 40
 """Most steps of a generated schedule after its opening admissions."""
 
-FEW = 8
-"""Most steps of a generated schedule before a sweep."""
+SCENES = 3
+"""Scenes of a generated schedule that begins with some: the simplest has each bucket once."""
 
 SEEDS = 8
 """Schedule seeds drawn from: prompts, payloads, slot order and initial bytes follow from one."""
-
 
 FAVOUR = 3
 """How many times as often as others the steps are drawn that drive the runner on trial."""
@@ -55,25 +53,29 @@ def schedules(
     modes: Collection[Mode],
     under_test: Mode,
 ) -> st.SearchStrategy[Schedule]:
-    """Return a strategy of schedules for `config`, the simplest of which sweeps all buckets.
+    """Return a strategy of schedules for `config`, the simplest of which fills all buckets.
 
     The engine on trial has runners for `modes` with these captured sizes; `under_test` is the
     mode of the one on trial.
     """
     max_bs = max(buckets)
-    step, admit = _step(config, max_bs, modes, under_test), _admit(config)
+    ground = Ground(config, tuple(buckets), tuple(token_buckets), frozenset(modes), under_test)
+    step, admit = _step(ground, modes), _admit(config)
     opening = st.lists(admit, max_size=max_bs).map(tuple)
-    few, short, long = (
-        st.lists(step, min_size=least, max_size=most).map(_flat)
-        for least, most in ((1, FEW), (1, LONGEST), (LONGEST // 2, LONGEST))
+    short, long = (
+        st.lists(step, min_size=least, max_size=LONGEST).map(_flat) for least in (1, LONGEST // 2)
     )
-    sweep = sweeps(under_test, token_buckets if under_test is Mode.EXTEND else buckets)
-    later = st.builds(apart, st.tuples(few, sweep), LEAVING)
-    swept = st.tuples(st.one_of(sweep, later), st.one_of(short, short, long))
-    # What a sweep admits leaves little room for requests that grow beyond the window.
-    going_on = st.one_of(swept.map(_flat), st.builds(apart, swept, LEAVING))
+    played = _scenes(ground, SCENES)
+    going_on = st.tuples(played, st.one_of(short, short, long)).map(_flat)
     free = st.tuples(opening, st.one_of(short, long, long)).map(_flat)
     return st.builds(Schedule, st.one_of(going_on, free, free), st.integers(0, SEEDS - 1))
+
+
+def _scenes(ground: Ground, count: int) -> st.SearchStrategy[tuple[Step, ...]]:
+    """Return a strategy of so many scenes in a row, the simplest of which are the first."""
+    found = rows(ground)
+    drawn = [st.sampled_from(found[place:] + found[:place]) for place in range(count)]
+    return st.tuples(*drawn).map(lambda chosen: scenes(ground, chosen))
 
 
 def _flat(parts: Iterable[Iterable[Step]]) -> tuple[Step, ...]:
@@ -92,10 +94,9 @@ def _chunk(config: ModelConfig) -> st.SearchStrategy[int]:
     return st.one_of(whole, whole, st.integers(1, config.window))
 
 
-def _step(
-    config: ModelConfig, max_bs: int, modes: Collection[Mode], under_test: Mode
-) -> st.SearchStrategy[tuple[Step, ...]]:
-    """Return a strategy of steps and of rounds of them, each as often as its weight."""
+def _step(ground: Ground, modes: Collection[Mode]) -> st.SearchStrategy[tuple[Step, ...]]:
+    """Return a strategy of steps, rounds and scenes, each as often as its weight."""
+    config, under_test, max_bs = ground.config, ground.mode, max(ground.buckets)
     pick = st.integers(0, max_bs - 1)
     some = st.lists(pick, min_size=1, max_size=max_bs).map(tuple)
     first = st.integers(1, max_bs).map(lambda count: tuple(range(count)))
@@ -138,61 +139,9 @@ def _step(
     idling = [st.tuples(_admit(config), st.builds(Idle, pick))] * 2 if idle else []
     if under_test in idle:
         idling += [st.tuples(_admit(config), st.just(Idle(idle.index(under_test))))] * FAVOUR
-    # As an engine schedules a forward, it evicts what the next query of each request cannot see.
-    evicting_weight = 2 * FAVOUR if under_test is Mode.DECODE else 2
-    evicting = [st.integers(1, max_bs).map(_decode_and_evict)] * evicting_weight
-    if under_test is Mode.EXTEND:
-        evicting += [_prefill_and_evict(config, max_bs)] * 2 * FAVOUR
-        evicting += [_prefill_together(config, max_bs)] * 2 * FAVOUR
-    if Feature.SHARING in config.features:
-        evicting += [_share_what_left(config, max_bs)] * 2 * FAVOUR
-    kinds: list[st.SearchStrategy[tuple[Step, ...]]] = [*alone, *rounds, *idling, *evicting]
+    kinds: list[st.SearchStrategy[tuple[Step, ...]]] = [*alone, *rounds, *idling]
+    kinds += [_scenes(ground, 1)]
     return st.sampled_from(range(len(kinds))).flatmap(kinds.__getitem__)
-
-
-def _decode_and_evict(count: int) -> tuple[Step, ...]:
-    """Return two decodes of the first `count` requests, and evictions from each after both."""
-    return (Decode(tuple(range(count))), *map(Evict, range(count))) * 2
-
-
-def _prefill_and_evict(config: ModelConfig, max_bs: int) -> st.SearchStrategy[tuple[Step, ...]]:
-    """Return a strategy of a long prompt's first chunks, and evictions from everyone after each."""
-    evictions = tuple(map(Evict, range(max_bs)))
-
-    def steps(prompt: int, chunk: int) -> tuple[Step, ...]:
-        return (Admit(prompt, chunk), *evictions, *(Extend(0, chunk), *evictions) * 2)
-
-    prompts = st.integers(config.window + 1, 3 * config.window)
-    return st.builds(steps, prompts, st.integers(config.window // 2, config.window))
-
-
-def _prefill_together(config: ModelConfig, max_bs: int) -> st.SearchStrategy[tuple[Step, ...]]:
-    """Return a strategy of several prompts prefilled in one forward, and of their next chunks."""
-    prompts = st.lists(st.integers(1, config.window + 1), min_size=2, max_size=max_bs)
-    tokens = st.integers(1, config.window)
-
-    def steps(prompts: list[int], first: int, then: int) -> tuple[Step, ...]:
-        return Prefill(tuple(prompts), first), Prefill((), then)
-
-    return st.builds(steps, prompts, tokens, tokens)
-
-
-def _share_what_left(config: ModelConfig, max_bs: int) -> st.SearchStrategy[tuple[Step, ...]]:
-    """Return a strategy of prompts shared once their first tokens have left the window.
-
-    Both requests go on, and are evicted from; then one of them leaves.
-    """
-    everyone = tuple(range(max_bs))
-    evictions = tuple(map(Evict, everyone))
-
-    def steps(prompt: int, own: int, pick: int, leave: Step) -> tuple[Step, ...]:
-        share = Share(pick, prompt, own)
-        on = Decode(everyone), *evictions
-        return (Admit(prompt, prompt), *evictions, share, *on, *on, leave, share, *on)
-
-    prompts = st.integers(config.window, 2 * config.window)
-    own = st.integers(1, config.window // 2)
-    return st.builds(steps, prompts, own, st.integers(0, max_bs - 1), LEAVING)
 
 
 def _round(max_bs: int) -> st.SearchStrategy[tuple[Step, ...]]:

@@ -12,8 +12,10 @@ from paritybit.harness.campaigns.regress import (
     RunConfig,
     all_hunts,
     clean_tasks,
+    ground_of,
     one_size,
     plan,
+    share_of_scenes,
     wide,
 )
 from paritybit.harness.campaigns.task import Source, Task
@@ -22,10 +24,9 @@ from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.scale.shapes import TINY
 from paritybit.harness.records.case import Case, dump_json
+from paritybit.harness.schedules.boundaries import rows
 from paritybit.harness.schedules.buckets import SMALLEST, SMALLEST_TOKENS
 from paritybit.harness.schedules.coverage import BOUNDS, LONGEST, ONLY_ON_CPU, most_together
-from paritybit.harness.schedules.edges import prefilled_together
-from paritybit.reference.batch import Mode
 from paritybit.reference.config import PRESETS, Shape
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
@@ -82,17 +83,17 @@ def test_a_run_of_all_runners_tries_one_of_each_engine_at_the_edges() -> None:
     assert not one.at_edges and LONGEST not in one.required_events
 
 
-def test_every_clean_trial_that_prefills_fills_its_buckets_by_many_prompts_first() -> None:
+def test_the_clean_trials_of_a_runner_play_all_scenes_first() -> None:
     """And the run must have prefilled as many requests as a batch holds, by each runner."""
-    settings, prefills = RunConfig("cpu"), set[str]()
-    for task in clean_tasks(settings):
-        if task.source is Source.GENERATED and usual(task):
-            trial, prefilled = task.trial, RUNNERS[task.trial.runner].mode is Mode.EXTEND
-            joint = prefilled_together(trial.model, max(trial.buckets), trial.token_buckets)
-            assert task.known == ((joint,) if prefilled else ())
-            prefills |= {trial.runner} if prefilled else set()
-    assert prefills == {"piecewise", "breakable"}
-    assert {most_together(runner) for runner in prefills} <= set(settings.required_events)
+    settings = RunConfig("cpu")
+    for runner in settings.runners:
+        tasks = [task for task in clean_tasks(settings) if task.trial.runner == runner]
+        trials = {task.trial: task.known for task in tasks if task.known and usual(task)}
+        shares = [(share_of_scenes(trial, i, len(trials)),) for i, trial in enumerate(trials)]
+        assert list(trials.values()) == shares
+        assert len({rows(ground_of(trial)) for trial in trials}) == 1
+        if RUNNERS[runner].token_buckets:
+            assert most_together(runner) in settings.required_events
     large = replace(settings, shape=Shape.MID)
     assert not any(task.known for task in clean_tasks(large) if not task.trial.overlap)
 

@@ -1,18 +1,18 @@
 """Prompts prefilled in one forward: each request is what it is when it is prefilled by itself."""
 
 from dataclasses import replace
-from itertools import cycle
 
 import pytest
 import torch
+from paritybit.harness.campaigns.regress import ground_of
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.scheduler import Scheduler
+from paritybit.harness.schedules.boundaries import Row, rows, scenes
 from paritybit.harness.schedules.buckets import FILLINGS, filling
 from paritybit.harness.schedules.coverage import most_together
-from paritybit.harness.schedules.edges import prefilled_together
 from paritybit.harness.schedules.schedule import Admit, Decode, Extend, Prefill, Schedule, Step
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import PRESETS
@@ -33,6 +33,12 @@ APART: tuple[Step, ...] = (
     *(Admit(5, 4), Admit(3, 4), Admit(9, 4), Extend(0, 9), Extend(0, 9)),
     *(Decode(ROWS), Decode(ROWS)),
 )
+
+
+def together(trial: TrialConfig) -> Schedule:
+    """Return the scenes of a prefill runner in which prompts come together."""
+    ground = ground_of(trial)
+    return Schedule(scenes(ground, [row for row in rows(ground) if row.prompts == "together"]))
 
 
 def tokens_of(pair: Pair, steps: tuple[Step, ...]) -> torch.Tensor:
@@ -75,8 +81,7 @@ def test_each_bucket_is_filled_by_as_many_prompts_as_a_batch_holds(
 ) -> None:
     """And requests go beyond their windows together; all properties hold of it."""
     trial = TrialConfig(runner, preset, page_size=page_size, device=device)
-    schedule = prefilled_together(trial.model, max(trial.buckets), trial.token_buckets)
-    outcome = Lockstep(trial, PROPERTIES).play(schedule)
+    outcome = Lockstep(trial, PROPERTIES).play(together(trial))
     assert (outcome.error, outcome.violations) == (None, ())
     wanted = [filling(runner, bucket, how) for bucket in trial.token_buckets for how in FILLINGS]
     wanted += [most_together(runner), "evicted", "length window + 1"]
@@ -93,32 +98,9 @@ def test_a_prefill_that_is_not_replayed_with_as_many_requests_as_fit_is_seen(
         return can_run(runner, batch) and batch.live_requests < most
 
     monkeypatch.setattr(RUNNERS["piecewise"], "can_run", fewer)
-    outcome = Lockstep(trial).play(prefilled_together(trial.model, most, trial.token_buckets))
+    outcome = Lockstep(trial).play(together(trial))
     assert outcome.error is None
     assert "captured_path" in outcome.violated
-
-
-@pytest.mark.parametrize(("preset", "page_size"), list(zip(PRESETS, cycle((1, 4)), strict=False)))
-def test_a_row_is_prefilled_to_one_length_again_and_again_with_other_slots(
-    preset: str, page_size: int, device: str
-) -> None:
-    """First with others of both sub-pools, then with others of the SWA sub-pool alone."""
-    trial = TrialConfig("piecewise", preset, page_size=page_size, device=device)
-    pair = Pair(trial)
-    schedule = prefilled_together(trial.model, max(trial.buckets), trial.token_buckets)
-    pair.begin(schedule)
-    with torch.inference_mode():
-        observations = [pair.step(step, place) for place, step in enumerate(schedule.steps)]
-    batches = [one.eager.batch for one in observations if one is not None]
-    prefills = [batch for batch in batches if batch is not None and batch.extends]
-    first, second, third = (batch.spans[0] for batch in prefills[-3:])
-    assert [len(batch.spans) for batch in prefills[-3:]] == [1, 1, 1]
-    lengths = {(span.row, span.begin, span.end) for span in (first, second, third)}
-    assert len(lengths) == 1
-    assert not {*first.swa_slots} >= {*second.swa_slots}
-    assert not {*first.full_slots} >= {*second.full_slots}
-    assert second.full_slots == third.full_slots
-    assert not {*second.swa_slots} >= {*third.swa_slots}
 
 
 @pytest.mark.parametrize("known", ["rows and lengths", "full slots too"])
@@ -140,8 +122,8 @@ def test_key_lists_of_the_last_prefill_that_looked_the_same_are_seen(
 
     monkeypatch.setattr(runner, "fresh_keys", remembered)
     trial = TrialConfig("piecewise", device=device)
-    most = max(trial.buckets)
-    outcome = Lockstep(trial).play(prefilled_together(trial.model, most, trial.token_buckets))
+    alike = [Row(4, "longest", event, filled="short") for event in ("again", "evicted")]
+    outcome = Lockstep(trial).play(Schedule(scenes(ground_of(trial), alike)))
     assert outcome.error is None
     assert {"logits_parity", "read_frame"} <= set(outcome.violated)
 

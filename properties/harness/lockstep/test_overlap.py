@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 import torch
 from paritybit.harness.campaigns.hunt import HuntResult, draw
-from paritybit.harness.campaigns.regress import OVERLAPPING, RunConfig, all_hunts, clean_tasks
+from paritybit.harness.campaigns.regress import (
+    OVERLAPPING,
+    RunConfig,
+    all_hunts,
+    clean_tasks,
+    handed_over,
+)
 from paritybit.harness.campaigns.task import Source, Status, Task, judge_task
 from paritybit.harness.checks.explanation import explained, observe
 from paritybit.harness.checks.play import Lockstep
@@ -19,7 +25,6 @@ from paritybit.harness.lockstep.config import TrialConfig, trial_from_json
 from paritybit.harness.lockstep.overlapped import FORWARDS_LAG, TURN
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.schedules.coverage import FREED_IN_FLIGHT, HANDED_OVER_IN_FLIGHT, OVERLAPPED
-from paritybit.harness.schedules.edges import handed_over
 from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
@@ -184,7 +189,7 @@ def test_a_row_is_handed_over_while_a_forward_in_flight_has_yet_to_keep_its_toke
 ) -> None:
     """Where nobody waits for that, the next owner's prompt is not what it was."""
     lockstep = broken(before, device)
-    outcome = lockstep.play(handed_over(lockstep.trial.model))
+    outcome = lockstep.play(handed_over(lockstep.trial))
     assert outcome.error is None
     assert outcome.events[HANDED_OVER_IN_FLIGHT] > 0
     assert ("logits_parity" in outcome.violated) is (before is DoneBeforeSampling)
@@ -346,6 +351,6 @@ def test_steps_overlap_in_a_clean_trial_of_each_engine_that_launches() -> None:
         found = [task for task in clean_tasks(settings) if task.trial.overlap]
         assert [task.trial.runner for task in found] == runners
         assert all(task.examples == OVERLAPPING for task in found)
-        assert all(task.known == (handed_over(task.trial.model),) for task in found)
+        assert all(task.known == (handed_over(task.trial),) for task in found)
         for event in (OVERLAPPED, HANDED_OVER_IN_FLIGHT):
             assert (event in settings.required_events) is bool(runners)

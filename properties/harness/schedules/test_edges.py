@@ -1,21 +1,25 @@
-"""A request grows as long as it can, in forwards of every kind, at any page size."""
+"""Any two boundary conditions meet in some scene, and each scene reaches what it names."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from itertools import combinations, product
 
 import pytest
 import torch
-from paritybit.harness.campaigns.regress import smallest
+from paritybit.harness.campaigns.regress import ground_of, longest, smallest
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.schedules.boundaries import FACTORS, MANY, Row, rows, scenes
+from paritybit.harness.schedules.buckets import FILLINGS, filling
 from paritybit.harness.schedules.coverage import LONGEST, MANY_REPLAYS
-from paritybit.harness.schedules.edges import MANY, longest_context, many_replays
-from paritybit.harness.schedules.schedule import Step
+from paritybit.harness.schedules.schedule import Schedule, Step
 from paritybit.reference.batch import Mode
-from paritybit.reference.config import PRESETS
-from paritybit.subjects.runners import ONE_PER_ENGINE
+from paritybit.reference.config import PRESETS, Feature
+from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS
+
+from properties.support.harness.planned import Planned
 
 SHORT_OF = {
     Mode.EXTEND: 0,
@@ -28,6 +32,45 @@ SHORT_OF = {
 """How far from the longest context each kind of forward ends: the last token is never run alone."""
 
 
+REACHED = {
+    "one": "prompt of one token",
+    "below": "length window - 1",
+    "beyond": "length window + 1",
+    "shared": "prefix shared that left the window",
+    "evicted": "evicted",
+    "again": "slot issued again",
+    "replaced": "finished",
+    "resumed": "resumed",
+    "chunks": "prompt in chunks",
+}
+"""What some scene of each value reaches; the longest context has a test of its own."""
+
+
+@pytest.mark.parametrize("features", [(), (Feature.SHARING, Feature.RECAPTURE)])
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_every_two_values_that_fit_meet_and_reach_what_they_name(
+    runner: str, preset: str, features: tuple[str, ...]
+) -> None:
+    trial = TrialConfig(runner, preset, page_size=4, features=features)
+    ground, world = ground_of(trial), Planned(trial)
+    found = rows(ground)
+    every = map(Row._make, product(ground.sizes, *FACTORS.values()))
+    pairs = [{*combinations(enumerate(row), 2)} for row in every if ground.fits(row)]
+    met = [{*combinations(enumerate(row), 2)} for row in found]
+    assert set().union(*met) == set().union(*pairs)
+    events: dict[object, Counter[str]] = defaultdict(Counter)
+    for row in found:
+        reached = world.play(Schedule(scenes(ground, [row])))
+        for value in row:
+            events[value] += reached
+    assert [
+        value for value in REACHED if value in events and not events[value][REACHED[value]]
+    ] == []
+    wanted = [(size, filling(runner, size, how)) for size in ground.sizes for how in FILLINGS]
+    assert [event for size, event in wanted if not events[size][event]] == []
+
+
 @pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("runner", ONE_PER_ENGINE)
@@ -37,20 +80,22 @@ def test_forwards_of_every_kind_reach_as_far_as_a_request_can_grow(
     trial = smallest(TrialConfig(runner, preset, page_size=page_size))
     pair, ends = Pair(trial), defaultdict[Mode, int](int)
     replayed = set()
-    schedule = longest_context(trial.model, max(trial.token_buckets))
+    schedule = longest(trial)
     with torch.inference_mode():
         pair.begin(schedule)
         for place, step in schedule.flat():
             observation = pair.step(step, place)
             if observation is not None:
-                mode, longest = observation.mode, max(s.end for s in observation.eager.spans)
-                ends[mode] = max(ends[mode], longest)
-                if observation.replay is not None and longest >= trial.model.max_context - 1:
+                mode, end = (
+                    observation.mode,
+                    max((s.end for s in observation.eager.spans), default=0),
+                )
+                ends[mode] = max(ends[mode], end)
+                if observation.replay is not None and end >= trial.model.max_context - 1:
                     replayed.add(mode)
     context = trial.model.max_context
     assert ends == {mode: context - SHORT_OF[mode] for mode in (trial.modes | {Mode.EXTEND})}
-    # What the draft model has not seen for so long, no graph of it holds.
-    assert replayed == trial.modes - {Mode.DRAFT_EXTEND}
+    assert replayed == trial.modes
 
 
 @pytest.mark.parametrize("runner", ONE_PER_ENGINE)
@@ -59,7 +104,7 @@ def test_all_holds_at_the_edge_of_the_context_and_in_a_bucket_of_one(
 ) -> None:
     trial = smallest(TrialConfig(runner, device=device))
     lockstep = Lockstep(trial, PROPERTIES)
-    outcome = lockstep.play(longest_context(trial.model, max(trial.token_buckets)))
+    outcome = lockstep.play(longest(trial))
     assert (outcome.error, outcome.violations) == (None, ())
     assert outcome.events[LONGEST]
     under_test = "decode" if runner == "breakable" else runner
@@ -67,25 +112,38 @@ def test_all_holds_at_the_edge_of_the_context_and_in_a_bucket_of_one(
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
-@pytest.mark.parametrize("runner", ["decode", "frozen_kv_mtp"])
-def test_a_draft_of_the_row_and_the_length_of_the_one_before_it_reads_other_slots(
-    runner: str, page_size: int
+@pytest.mark.parametrize(
+    ("runner", "length", "event"),
+    [
+        ("eagle_draft", "short", "again"),
+        ("frozen_kv_mtp", "short", "again"),
+        ("piecewise", "longest", "again"),
+        ("piecewise", "longest", "evicted"),
+    ],
+)
+def test_a_forward_of_the_row_and_the_length_of_the_one_before_it_reads_other_slots(
+    runner: str, length: str, event: str, page_size: int
 ) -> None:
-    trial = smallest(TrialConfig(runner, page_size=page_size))
-    schedule = longest_context(trial.model, max(trial.token_buckets))
-    drafts = list[tuple[int, int, list[int]]]()
+    """Of both sub-pools, or of the SWA sub-pool alone where requests were only evicted from."""
+    trial = TrialConfig(runner, page_size=page_size)
+    row = Row(4, length, event, filled="short")
+    schedule = Schedule(scenes(ground_of(trial), [row]))
+    forwards = list[tuple[int, int, set[int], set[int]]]()
     pair = Pair(trial)
     with torch.inference_mode():
         pair.begin(schedule)
         for place, step in schedule.flat():
-            observation = pair.step(step, place)
-            if observation is not None and observation.mode.drafts:
-                span = observation.eager.spans[-1]
-                held = pair.eager.pools.tables.req_to_token[span.row, : span.begin]
-                drafts.append((span.row, span.begin, held.tolist()))
-    before, last = drafts[-2:]
+            seen = pair.step(step, place)
+            if seen is not None and seen.mode is RUNNERS[runner].mode:
+                span = seen.eager.spans[-1]
+                end = span.begin or span.end
+                full = pair.eager.pools.tables.req_to_token[span.row, :end].long()
+                swa = seen.eager.mapping[full]
+                forwards.append((span.row, end, {*full.tolist()}, {*swa.tolist()}))
+    before, last = forwards[-2:]
     assert before[:2] == last[:2]
-    assert not {*before[2]} >= {*last[2]}
+    assert (before[2] >= last[2]) is (event == "evicted")
+    assert not before[3] >= last[3]
 
 
 def test_a_row_becomes_padding_wherever_a_counter_of_bits_begins_again(device: str) -> None:
@@ -99,12 +157,12 @@ def test_a_row_becomes_padding_wherever_a_counter_of_bits_begins_again(device: s
     ) -> None:
         replay = observation.replay if observation is not None else None
         if replay is not None and replay.runner == "decode":
-            assert replay.bucket == max(trial.buckets)
             sizes.append(replay.live_size)
 
-    outcome = lockstep.play(many_replays(max(trial.buckets)), observer)
+    row = Row(max(trial.buckets), "one", "many")
+    outcome = lockstep.play(Schedule(scenes(ground_of(trial), [row])), observer)
     assert (outcome.error, outcome.violations) == (None, ())
     assert len(sizes) > MANY and outcome.events[MANY_REPLAYS] == 1
-    assert sizes[0] < max(trial.buckets)
     for bits in range(1, 9):
-        assert sizes[2**bits - 1] < sizes[2**bits - 2]
+        before, at = sizes[2**bits - 2 : 2**bits]
+        assert min(trial.buckets) < at < before == max(trial.buckets)

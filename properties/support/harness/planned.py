@@ -14,7 +14,7 @@ from paritybit.harness.lockstep.scheduler import Scheduler
 from paritybit.harness.schedules.coverage import Coverage
 from paritybit.harness.schedules.schedule import Schedule
 from paritybit.reference.batch import ForwardBatch, Mode
-from paritybit.reference.config import PRESETS, SPECULATION, draft_config
+from paritybit.reference.config import SPECULATION, draft_config
 from paritybit.reference.model import Output
 from paritybit.reference.pool import KVPools
 from paritybit.subjects.runners import engine_runners
@@ -26,7 +26,7 @@ class Planned:
 
     def __init__(self, trial: TrialConfig) -> None:
         self.trial = trial
-        self.config = PRESETS[trial.preset].tiny
+        self.config = trial.model
         pools = KVPools(
             self.config, draft_config(self.config), trial.sizes, torch.float32, torch.device("cpu")
         )
