@@ -140,8 +140,15 @@ def _step(ground: Ground, modes: Collection[Mode]) -> st.SearchStrategy[tuple[St
     if under_test in idle:
         idling += [st.tuples(_admit(config), st.just(Idle(idle.index(under_test))))] * FAVOUR
     kinds: list[st.SearchStrategy[tuple[Step, ...]]] = [*alone, *rounds, *idling]
-    kinds += [_scenes(ground, 1)]
+    # As an engine schedules a forward, it evicts what the next query of each request cannot see.
+    evicting = st.integers(1, max_bs).map(_decode_and_evict)
+    kinds += [_scenes(ground, 1), *([evicting] * (2 * FAVOUR if under_test is Mode.DECODE else 2))]
     return st.sampled_from(range(len(kinds))).flatmap(kinds.__getitem__)
+
+
+def _decode_and_evict(count: int) -> tuple[Step, ...]:
+    """Return two decodes of the first `count` requests, and evictions from each after both."""
+    return (Decode(tuple(range(count))), *map(Evict, range(count))) * 2
 
 
 def _round(max_bs: int) -> st.SearchStrategy[tuple[Step, ...]]:
