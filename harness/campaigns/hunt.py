@@ -229,9 +229,9 @@ def hunt(
 ) -> HuntResult:
     """Draw up to `examples` schedules until one violates `target` (None: anything), and shrink it.
 
-    Those given as `first` are played before any is drawn. Violations of other properties are
-    counted and not hunted; while shrinking, they are not looked for. An error of ours ends the
-    hunt too.
+    Those given as `first` are played before any is drawn, and take the place of the scenes that are
+    drawn first otherwise. Violations of other properties are counted and not hunted; while
+    shrinking, they are not looked for. An error of ours ends the hunt too.
     """
     hunt_result = HuntResult()
 
@@ -240,9 +240,10 @@ def hunt(
             raise EnoughDrawn
 
     with suppress(EnoughDrawn):
-        for schedule in first:
+        given = tuple(first)
+        for schedule in given:
             search(schedule)
-        draw(lockstep, search, seed_value, examples)
+        draw(lockstep, search, seed_value, examples, scenes_first=not given)
     if shrinks:
         hunt_result.shrink(lockstep, target)
     return hunt_result
@@ -260,6 +261,8 @@ def draw(
     use: Callable[[Schedule], None],
     seed_value: int,
     examples: int,
+    *,
+    scenes_first: bool = True,
 ) -> None:
     """Hand `examples` schedules drawn for a trial to `use`, until one raises."""
     trial = lockstep.trial
@@ -270,6 +273,7 @@ def draw(
         trial.token_buckets,
         lockstep.pair.modes,
         under_test,
+        scenes_first=scenes_first,
     )
     for_each_drawn(drawn, use, seed_value, examples)
 

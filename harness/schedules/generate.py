@@ -52,11 +52,14 @@ def schedules(
     token_buckets: Sequence[int],
     modes: Collection[Mode],
     under_test: Mode,
+    *,
+    scenes_first: bool = True,
 ) -> st.SearchStrategy[Schedule]:
-    """Return a strategy of schedules for `config`, the simplest of which fills all buckets.
+    """Return a strategy of schedules for `config`.
 
     The engine on trial has runners for `modes` with these captured sizes; `under_test` is the
-    mode of the one on trial.
+    mode of the one on trial. With `scenes_first` the simplest schedule, which is drawn first, has
+    scenes that fill all buckets; else it has a step.
     """
     max_bs = max(buckets)
     ground = Ground(config, tuple(buckets), tuple(token_buckets), frozenset(modes), under_test)
@@ -68,7 +71,8 @@ def schedules(
     played = _scenes(ground, SCENES)
     going_on = st.tuples(played, st.one_of(short, short, long)).map(_flat)
     free = st.tuples(opening, st.one_of(short, long, long)).map(_flat)
-    return st.builds(Schedule, st.one_of(going_on, free, free), st.integers(0, SEEDS - 1))
+    kinds = (going_on, free, free) if scenes_first else (free, going_on, free)
+    return st.builds(Schedule, st.one_of(*kinds), st.integers(0, SEEDS - 1))
 
 
 def _scenes(ground: Ground, count: int) -> st.SearchStrategy[tuple[Step, ...]]:
