@@ -97,7 +97,7 @@ def with_lines_raised(found: Explanation | None, violation: Violation) -> Explan
 
     They come last if the cause is known, and are all there is where nothing else was found.
     """
-    lines = tuple(SourceLine(**line) for line in violation.where.get(RAISED, ()))
+    lines = tuple(SourceLine(*line) for line in violation.where.get(RAISED, ()))
     if not lines:
         return found
     if found is None:

@@ -7,7 +7,7 @@ goes on.
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import torch
@@ -356,7 +356,7 @@ def where_failed(error: SubjectFailedError) -> dict[str, Any]:
     """Return which extra run failed, if one did, and the lines that raised, the innermost first."""
     lines = raised_at(error.__cause__ or error)
     where = {} if error.extra_run is None else {EXTRA_RUN: error.extra_run}
-    return {**where, RAISED: [asdict(line) for line in lines]} if lines else where
+    return {**where, RAISED: [list(astuple(line)) for line in lines]} if lines else where
 
 
 def live_outputs(observation: Observation) -> list[Tensor]:

@@ -24,7 +24,7 @@ OF_SUBJECTS: tuple[Fault, ...] = (
         why="An idle replay, all of whose rows are padding, does not take the padding branch.",
     ),
     Fault(
-        name="largest-bucket-is-ignored",
+        name="least-bucket-is-ignored",
         file="subjects/runners/base.py",
         old="bucket = self.bucket(max(live_size, self.buckets[-1] if overrides.largest else 0))",
         new="bucket = self.bucket(live_size)",
