@@ -11,6 +11,7 @@ from paritybit.harness.checks.explanation import explanation, observe
 from paritybit.harness.checks.play import EXTRA_RUN, Lockstep, Outcome
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.explain.counterfactuals.made import Wanted, made_at
+from paritybit.harness.explain.counterfactuals.replaced import as_given
 from paritybit.harness.explain.facts import Explanation, TimelineEntry
 from paritybit.harness.explain.tracing import RAISED_IN
 from paritybit.harness.lockstep.config import TrialConfig
@@ -18,6 +19,7 @@ from paritybit.harness.schedules.schedule import Admit, Decode, Idle, Schedule
 from paritybit.reference.batch import ForwardBatch
 from paritybit.reference.ops import Ops
 from paritybit.subjects import key_lists
+from paritybit.subjects.buffers import StaticInputs
 from paritybit.subjects.overlap import Overlap
 from paritybit.subjects.parts import Part
 from paritybit.subjects.runners.base import GraphRunner
@@ -31,16 +33,18 @@ PADDED = Schedule((*ADMITTED, Decode((0, 1, 2)), Decode((1, 2, 0))), seed=3)
 ALONE = Schedule((*ADMITTED, Decode((0,))), seed=3)
 IDLE = Schedule((*ADMITTED, Idle(0)), seed=3)
 
+MASK = "mamba_track_mask"
+
 Plant = Callable[[pytest.MonkeyPatch], None]
 Playing = tuple[Outcome, list[TimelineEntry]]
 
 
 def played(
-    schedule: Schedule, *, overlap: bool = False
+    schedule: Schedule, *, runner: str = "decode", overlap: bool = False
 ) -> tuple[frozenset[str], Lockstep, Playing]:
     """Return what a schedule violates, the lockstep that played it, and what it saw."""
     trial = TrialConfig(
-        "decode",
+        runner,
         device="cpu",
         overlap=overlap,
         scheme=LocationScheme.PRESET,
@@ -87,6 +91,29 @@ def test_an_input_that_was_not_copied_is_found_among_noise(monkeypatch: pytest.M
     assert (told.cause.blame, given.right, given.how) == ("inputs", "0", "equalized")
     assert (told.at.failed, told.at.further is not None) == (None, True)
     assert made[0].what == "last held in GraphRunner.batch_inputs"
+
+
+def test_an_input_that_another_one_is_made_of_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Embeddings are made of a mask as soon as that is copied: put right later it mends nothing."""
+    populate = StaticInputs.populate
+
+    def without_mask(self: StaticInputs, values: dict[str, Tensor], **padded: Any) -> None:
+        kept = {name: one for name, one in values.items() if name != MASK or one.any()}
+        populate(self, kept, **padded)
+
+    monkeypatch.setattr(StaticInputs, "populate", without_mask)
+    schedule = Schedule((*ADMITTED, Decode((0,)), Admit(4, 99)), seed=3)
+    _, lockstep, seen = played(schedule, runner="piecewise")
+    told = explanation(lockstep, schedule, seen[0], seen[1], "kv_parity")
+    assert told is not None and told.cause.given is not None
+    assert (told.cause.blame, told.cause.given.what) == ("inputs", f"{MASK}[0]")
+
+
+def test_whole_numbers_of_other_widths_are_compared() -> None:
+    held, right = torch.tensor([1, 2, 7], dtype=torch.int32), torch.tensor([1, 3])
+    found = as_given(held, right)
+    assert (found.tolist(), found.dtype) == ([1, 3, 7], torch.int32)
+    assert as_given(held, right.float()) is None
 
 
 class WideBucket(GraphRunner):
