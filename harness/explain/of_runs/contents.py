@@ -168,12 +168,16 @@ class Contents:
                 state = recurrent_states(models[Role.TARGET], tokens[:length])[-1]
                 yield Content("state", length - 1, state)
             yield from self._kv(request, Role.TARGET, layers, delta)
-        drafted = min(request.drafted, len(tokens) - 1)
+        drafted = min(request.drafted, request.known - 1)
         if drafted > 0:
             hidden, layers = book.hidden_states[request.token_row, :drafted], []
             draft = models[Role.DRAFT]
             dense_draft_logits(draft, tokens[1 : drafted + 1], hidden, layers=layers)
             yield from self._kv(request, Role.DRAFT, layers, 0)
+        if request.drafted > drafted:  # Of a token that nothing follows yet.
+            none = book.pools[Role.DRAFT].cache(0)[:, :1].cpu().double() * torch.nan
+            kind = models[Role.DRAFT].config.layers[0]
+            yield Content("KV", drafted, none, Role.DRAFT, 0, kind)
 
     def _kv(
         self, request: Request, role: Role, layers: Sequence[Tensor], delta: int
@@ -193,7 +197,7 @@ class Contents:
     def mend(self, like: Content) -> None:
         """Put right what is wrong now of one kind, in both worlds.
 
-        Of KV that lies nowhere, the count of tokens that have it.
+        Of KV that lies nowhere, or can be nowhere, the count of tokens that have it.
         """
         request = request_of(self.book, self.serial)
         wrong = [] if request is None else [one for one in self._wrong(request) if one.like(like)]
@@ -202,7 +206,7 @@ class Contents:
             for one in wrong if request is not None else ():
                 assert request is not None
                 place = one.place(book, request)
-                if place is not None:
+                if place is not None and not one.right.isnan().any():
                     one.put(book, place, self.ops)
                 elif one.role is Role.DRAFT:
                     request.drafted = min(request.drafted, one.column)

@@ -440,16 +440,38 @@ def hidden_states_off_by_one(
     monkeypatch.setattr("paritybit.harness.lockstep.request_book.prepare", shifted)
 
 
-def wrong_token(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens sampled by the last decode, which no step reads, that are not the most likely."""
-    world = lockstep.pair.graph
+def after_the_last_decode(
+    world: Scheduler, monkeypatch: pytest.MonkeyPatch, change: Callable[[Output], Output]
+) -> None:
+    """Change what a world follows of the last decode, whose tokens no step reads."""
     commit = world.commit
 
-    def unlikely(batch: ForwardBatch, output: Output) -> list[int]:
+    def changed(batch: ForwardBatch, output: Output) -> list[int]:
         last = batch.mode is Mode.DECODE and batch.live_requests == 2
-        return commit(batch, {**output, "logits": -output["logits"]} if last else output)
+        return commit(batch, change(output) if last else output)
 
-    monkeypatch.setattr(world, "commit", unlikely)
+    monkeypatch.setattr(world, "commit", changed)
+
+
+def unlikely_token(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In both worlds, tokens that are not the most likely."""
+
+    def change(output: Output) -> Output:
+        return {**output, "logits": -output["logits"]}
+
+    for world in (lockstep.pair.eager, lockstep.pair.graph):
+        after_the_last_decode(world, monkeypatch, change)
+
+
+def wrong_token(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token of the graph world's that was read long ago, and is another."""
+    world = lockstep.pair.graph
+
+    def change(output: Output) -> Output:
+        world.tokens[world.running[0].token_row, 0] += 1
+        return output
+
+    after_the_last_decode(world, monkeypatch, change)
 
 
 def last_batch_kept(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -486,6 +508,7 @@ FAULTS: list[tuple[str, str, Plant]] = [
     ("dense_agreement", "target_verify", wrong_after_five_tokens),
     ("dense_agreement", "eagle_draft_extend", draft_wrong_after_three_tokens),
     ("dense_agreement", "eagle_draft_extend", hidden_states_off_by_one),
+    ("next_tokens", "decode", unlikely_token),
     ("token_trajectory", "decode", wrong_token),
     ("declared_state", "decode", last_batch_kept),
 ]
