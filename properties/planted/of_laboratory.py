@@ -31,369 +31,360 @@ def fault(
 
 OF_LABORATORY: tuple[LaboratoryFault, ...] = (
     fault(
-        "sections-laid-out-by-the-live-tokens",
-        "stride",
-        "subjects/contracts.py",
+        "one-event-for-all-writes",
+        "event order",
+        "subjects/overlap.py",
         (
-            "        return buffer[:, :length] if self.axis is Axis.MROPE else buffer[:length]\n",
-            "        if self.axis is Axis.MROPE:\n"
-            "            packed = buffer.view(-1)[: MROPE_SECTIONS * length]\n"
-            "            return packed.view(MROPE_SECTIONS, length)\n"
-            "        return buffer[:length]\n",
+            "        self.written = self.streams.schedule.record()\n",
+            "        if self.written is None or self.written.done:\n"
+            "            self.written = self.streams.schedule.record()\n",
         ),
-        r"mrope_positions",
-        "Sections of positions lie as far apart as there are live tokens, not those of the bucket.",
+        r"missing wait",
+        "While a write to the tables has not run, no event is recorded behind those after it.",
     ),
     fault(
-        "mask-copied-by-whole-bytes",
-        "copy too short",
-        "subjects/buffers.py",
+        "only-decodes-wait-for-tables",
+        "missing wait",
+        "subjects/overlap.py",
         (
-            "            row, buffer = self.rows[name], self.buffers[name]\n",
-            "            row, buffer = self.rows[name], self.buffers[name]\n"
-            '            if name == "custom_mask":  # Eight bits are a byte.\n'
-            "                values = values[: values.shape[0] // 8 * 8]\n",
+            "        self.wait_for_tables()\n",
+            "        if not asks:  # Else the host waits.\n            self.wait_for_tables()\n",
         ),
-        r"custom_mask|tree_parents",
-        "The bits of a tree's mask that fill no whole byte are not copied.",
+        r"missing wait",
+        "A forward in which the host asks the device for something does not wait for the tables.",
     ),
     fault(
-        "inputs-of-zeros-not-copied",
-        "early return",
-        "subjects/runners/base.py",
-        (
-            "for name, values in found.items() if values is not None}",
-            "for name, values in found.items() if values is not None and values.any()}",
-        ),
-        r"encoder_lens|mamba_track_mask|lora_ids|num_correct_drafts|positions|input_ids",
-        "An input that is zero for the whole batch is taken for one that the batch does not have.",
+        "state-of-the-root-kept-in-place",
+        "recurrent state",
+        "subjects/states.py",
+        ("rows + 1 + node, parents", "rows + (1 + node) * (node > 0), parents"),
+        r"recurrent|targets|store_rows|(?<!python )state",
+        "The state of a root goes to its request at once, and is missing where it is accepted.",
     ),
     fault(
-        "blanked-for-good-after-an-idle-replay",
-        "dummy batches",
-        "subjects/runners/base.py",
-        (
-            "        self.inputs.populate(self.live_values(batch, bucket), padded=padded)\n",
-            '        if batch is None and getattr(self, "blanked", False):\n'
-            "            return\n"
-            "        self.blanked = batch is None\n"
-            "        self.inputs.populate(self.live_values(batch, bucket), padded=padded)\n",
-        ),
-        r"blanked|out_cache_loc|req_pool_indices|seq_lens|positions|mamba_track|num_token_non_padded",
-        "The second of two idle replays resets nothing, whatever other runners wrote between them.",
+        "parents-counted-not-looked-up",
+        "tree",
+        "subjects/states.py",
+        ("torch.where(above, node, -1).amax(-1)", "above.sum(-1) - 1"),
+        r"parents|scan_states|recurrent|(?<!python )state",
+        "A draft's parent is the node with the number of those above it, as in a chain.",
     ),
     fault(
-        "parents-kept-for-trees-of-the-same-depths",
-        "early return",
-        "subjects/runners/target_verify.py",
+        "continues-the-position-before",
+        "prefill",
+        "subjects/states.py",
         (
-            '        self.metadata.write({**lists, "tree_parents": parents})\n',
-            '        depths = self.view("positions", bucket).view(bucket, -1).diff()\n'
-            '        if not torch.equal(depths, getattr(self, "depths", depths[:0])):\n'
-            '            lists["tree_parents"] = parents\n'
-            "        self.depths = depths\n"
-            "        self.metadata.write(lists)\n",
+            "follows = token_requests == token_requests.roll(1)",
+            "follows = positions == positions.roll(1) + 1",
         ),
-        r"tree_parents|parents|depths",
-        "Parents are written only if the depths of the trees are others than the last batch's.",
+        r"parents|scan_states|recurrent|payload|input_embeds|(?<!python )state",
+        "A chunk that begins one position behind the request before it continues that one's state.",
     ),
     fault(
-        "page-table-of-the-warm-up",
-        "warm-up",
-        "subjects/runners/target_verify.py",
-        (
-            "        return verify_keys(self.metadata.buffers, tokens, mask, "
-            "self.target.config.window)\n",
-            "        made, lists = self.__dict__.setdefault('made', {}), self.metadata.buffers\n"
-            "        if bucket not in made:\n"
-            "            made[bucket] = verify_keys(lists, tokens, mask, "
-            "self.target.config.window)\n"
-            "        return made[bucket]\n",
-        ),
-        r"swa_page_table|window_kv|mask_start|mask_indptr|\bslots\b|\bmade\b",
-        "What is made of the page table in the warm-up is kept, and the capture records no other.",
+        "mask-of-a-window-begins-with-the-request",
+        "tree mask",
+        "subjects/key_lists.py",
+        ("begin - request * width + offsets[request]", "begin - request * width"),
+        r"mask",
+        "On SWA layers a mask is read from too early on, once a request is longer than the window.",
     ),
     fault(
-        "positions-in-bfloat16",
-        "width",
+        "length-one-taken-for-padding",
+        "padding",
+        "subjects/key_lists.py",
+        (
+            '        page_table = translate_window(lists["swa_page_table"], pool, '
+            "toggles.memo_resets)\n"
+            '        lists["swa_page_table"] = page_table\n',
+            "        live = int((seq_lens_cpu > 1).sum()) * page_table_width(window)\n"
+            '        pages = lists["swa_page_table"]\n'
+            "        live_pages = translate_window(pages[:live], pool, toggles.memo_resets)\n"
+            '        lists["swa_page_table"] = torch.cat([live_pages, pages[live:]])\n',
+        ),
+        r"swa_page_table|translat|\bslots\b|list",
+        "A request of one token counts as padding, so that the last page table stays untranslated.",
+    ),
+    fault(
+        "lists-compared-by-their-ends",
+        "change detection",
+        "subjects/key_lists.py",
+        (
+            "            [(self.buffers[name][: listed.shape[0]], listed) for name, listed in "
+            "values.items()]\n",
+            "            [\n"
+            "                (buffer, listed)\n"
+            "                for name, listed in values.items()\n"
+            "                for buffer in [self.buffers[name][: listed.shape[0]]]\n"
+            "                if (buffer != listed)[:: max(len(listed) - 1, 1)].any()\n"
+            "            ]\n",
+        ),
+        r"kv_ind|window_kv|key_(begin|end)|page_table|parents|mask_(indptr|start)|slots|list",
+        "A list is not copied if its first and its last element are what the buffer has.",
+    ),
+    fault(
+        "window-lists-follow-no-branch",
+        "draft lists",
+        "subjects/listing/host.py",
+        (
+            "column += np.where(column >= since, by, 0)",
+            "column[:first] += np.where(column >= since, by, 0)[:first]",
+        ),
+        r"window_kv_indices|list",
+        "On SWA layers every branch of a draft reads the columns of the first one.",
+    ),
+    fault(
+        "live-tokens-counted-in-requests",
+        "counts",
         "subjects/runners/decode.py",
         (
-            '            positions=self.view("positions", bucket),\n',
-            '            positions=self.view("positions", bucket).bfloat16().long(),\n',
+            "            found = self.batch_inputs(batch)\n",
+            "            found = self.batch_inputs(batch)\n"
+            '            found["num_token_non_padded"] = self.scalar(batch.live_requests)\n',
         ),
-        r"(?<!mrope_)positions|rotary",
-        "Positions are rounded to the eight bits that bfloat16 has of a number.",
+        r"num_token_non_padded|live_tokens|row_limit|gated_linear_add",
+        "A verify has as many live tokens as requests, and skips the MLP of the others.",
     ),
     fault(
-        "adapters-sorted-and-rows-not",
+        "one-adapter-too-few",
         "adapters",
         "subjects/runners/decode.py",
         (
             'return self.per_token("lora_ids", bucket)',
-            'return self.per_token("lora_ids", bucket).sort().values',
+            'return self.per_token("lora_ids", bucket).clamp(max=2)',
         ),
         r"lora|adapt",
-        "Adapters are sorted into segments, and the rows that they belong to are not.",
+        "The limit of adapters is off by one, and the last is taken for the one before it.",
     ),
     fault(
-        "host-counts-steps-not-tokens",
-        "host shadow",
+        "cross-attention-of-the-longest",
+        "cross attention",
+        "subjects/runners/decode.py",
+        (
+            'self.per_token("encoder_lens", bucket),',
+            'self.per_token("encoder_lens", bucket).clamp(\n'
+            '                    min=self.view("encoder_lens", bucket).amax()\n'
+            "                ),",
+        ),
+        r"encoder_len|payload",
+        "All rows of a bucket have the cross-attention length of the longest, padded ones too.",
+    ),
+    fault(
+        "full-bucket-stores-where-the-static-input-says",
+        "live and static",
+        "subjects/runners/cpu_graph.py",
+        ('self.pool, inputs["out_cache_loc"]', 'self.pool, self.view("out_cache_loc", bucket)'),
+        r"out_cache_loc|store_kv|\bloc\b",
+        "A batch that fills its bucket is not copied, and stores at the last copied one's slots.",
+    ),
+    fault(
+        "no-sinks-with-a-mask",
+        "kernel variant",
+        "subjects/access.py",
+        ("self.model.layers[layer].sinks,", "None if masked else self.model.layers[layer].sinks,"),
+        r"sinks|\battention\b",
+        "The attention kernel that takes a mask is given no sinks.",
+    ),
+    fault(
+        "host-inputs-reset-after-the-copy",
+        "reset order",
+        "subjects/buffers.py",
+        (
+            "        if padded if padded_on_host is None else padded_on_host:\n"
+            "            self._fill(self._host_resets)\n"
+            "        pairs: list[tuple[Tensor, Tensor]] = []\n"
+            "        for name, values in live_values.items():\n"
+            "            if values.numel() == 0:\n"
+            "                continue\n"
+            "            row, buffer = self.rows[name], self.buffers[name]\n"
+            "            if values.dtype != buffer.dtype:\n"
+            "                self.conversions.add((name, values.dtype, buffer.dtype))\n"
+            "            pairs.append((row.head(buffer, row.length(values)), values))\n"
+            "        copy_together(pairs)\n",
+            "        pairs: list[tuple[Tensor, Tensor]] = []\n"
+            "        for name, values in live_values.items():\n"
+            "            if values.numel() == 0:\n"
+            "                continue\n"
+            "            row, buffer = self.rows[name], self.buffers[name]\n"
+            "            if values.dtype != buffer.dtype:\n"
+            "                self.conversions.add((name, values.dtype, buffer.dtype))\n"
+            "            pairs.append((row.head(buffer, row.length(values)), values))\n"
+            "        copy_together(pairs)\n"
+            "        if padded if padded_on_host is None else padded_on_host:\n"
+            "            self._fill(self._host_resets)\n",
+        ),
+        r"seq_lens_cpu|kv_indices|list",
+        "The host's lengths are reset behind the copy, so that padded batches list too few keys.",
+    ),
+    fault(
+        "idle-steps-plan-nothing",
+        "dummy batches",
+        "subjects/runners/base.py",
+        (
+            "        self.plan(bucket)\n        overwrite(self.metadata",
+            "        if batch is not None:\n"
+            "            self.plan(bucket)\n"
+            "        overwrite(self.metadata",
+        ),
+        r"kv_ind|window_kv|key_(begin|end)|page_table|parents|mask_(indptr|start)|slots|list",
+        "An idle replay reads by the lists of whatever was planned last.",
+    ),
+    fault(
+        "reset-unless-the-batch-grew",
+        "incremental reset",
+        "subjects/runners/base.py",
+        (
+            "        self.inputs.populate(self.live_values(batch, bucket), padded=padded)\n",
+            "        live = 0 if batch is None else self.size(batch)\n"
+            '        grew, self.live = live > getattr(self, "live", live), live\n'
+            "        padded = padded and not grew\n"
+            "        self.inputs.populate(self.live_values(batch, bucket), padded=padded)\n",
+        ),
+        r"\blive\b|out_cache_loc|req_pool|seq_lens|positions|mamba_track|lora_ids|topk_|hidden_states",
+        "What lies behind a batch that grew is taken to be reset, whoever wrote there meanwhile.",
+    ),
+    fault(
+        "parents-found-by-the-last-offsets",
+        "read before written",
+        "subjects/runners/target_verify.py",
+        (
+            'self.view("custom_mask", bucket), lists["mask_indptr"], self.view("seq_lens", '
+            "bucket)\n",
+            'self.view("custom_mask", bucket),\n'
+            '            self.metadata.buffers["mask_indptr"][: self.live_rows(bucket)],\n'
+            '            self.view("seq_lens", bucket),\n',
+        ),
+        r"parents|mask_indptr|recurrent",
+        "Parents are looked up in the mask by offsets that the last batch left in the buffer.",
+    ),
+    fault(
+        "candidates-scattered-to-sorted-rows",
+        "row order",
+        "subjects/runners/eagle_draft.py",
+        (
+            'request_rows = self.view("req_pool_indices", bucket)',
+            'request_rows = self.view("req_pool_indices", bucket).sort().values',
+        ),
+        r"draft.table|req_pool_indices|store_rows|\brows\b",
+        "The rows that candidates are scattered to are sorted, and the candidates are not.",
+    ),
+    fault(
+        "few-tokens-on-average",
+        "dispatch",
         "subjects/runners/eagle_draft_extend.py",
         (
-            "torch.tensor([s.end - s.begin for s in batch.spans], dtype=torch.int32)",
-            "torch.tensor([s.end - s.begin for s in batch.spans], dtype=torch.int32)"
-            ".clamp(max=SPECULATION.steps)",
+            "all(s.end - s.begin <= K for s in batch.spans)",
+            "batch.live_tokens <= K * batch.live_requests",
         ),
-        r"extend_seq_lens_cpu|window_kv_indices",
-        "The host's count of a full path's tokens is one short, so that the window's list is cut.",
+        r"hidden|num_correct_drafts|accepted",
+        "A request with too many tokens is replayed if the others of its batch have few.",
     ),
     fault(
-        "first-drafts-sorted-without-their-scores",
-        "draft order",
+        "frozen-drafts-of-text-alone",
+        "position",
         "subjects/runners/frozen_kv_mtp.py",
         (
-            '            self.view("topk_index", bucket),\n',
-            '            self.view("topk_index", bucket).sort(-1).values,\n',
+            'self.scalar(rows),\n                self.view("mrope_positions", bucket),\n',
+            "self.scalar(rows),\n",
         ),
-        r"topk_index|input_ids|(?<!_)tokens\b",
-        "The tokens that a draft begins with are sorted, and their scores are not.",
+        r"mrope_positions|rotary",
+        "A frozen-KV draft is not given the multimodal positions.",
     ),
     fault(
-        "images-only-if-the-first-request-has-some",
-        "position",
-        "subjects/runners/cpu_graph.py",
-        (
-            '            mrope_positions=inputs["mrope_positions"],\n',
-            '            mrope_positions=inputs["mrope_positions"]\n'
-            '            if (inputs["mrope_positions"][:, 0] != inputs["positions"][0]).any()\n'
-            '            else inputs["positions"].expand(3, -1),\n',
-        ),
-        r"mrope_positions",
-        "A batch whose first request has no images is taken for one of text alone.",
+        "hidden-states-of-the-last-rows",
+        "eager fallback",
+        "subjects/engine.py",
+        ('"hidden": output["hidden"][rows]', '"hidden": output["hidden"][-len(rows) :]'),
+        r"hidden|last_rows",
+        "An eager draft-extend of several requests returns hidden states of the last one's tokens.",
     ),
     fault(
-        "last-rows-counted-from-each-request",
-        "output rows",
-        "subjects/runners/prefill.py",
-        (
-            "self.target.logits(self.ops, hidden[batch.last_rows])",
-            "self.target.logits(self.ops, hidden[batch.extend_lens - 1])",
-        ),
-        r"last_rows|logits|norm_linear",
-        "The row of a request's last token is counted without the requests before it.",
-    ),
-    fault(
-        "states-scanned-as-far-as-the-mean",
+        "no-state-for-a-first-token",
         "recurrent state",
-        "subjects/runners/prefill.py",
-        (
-            "batch.positions, batch.longest)",
-            "batch.positions, -(-len(requests) // batch.live_requests))",
-        ),
-        r"longest|scan_states|recurrent|parents|input_embeds|payload",
-        "States are scanned as far as requests have tokens on average, not as the longest has.",
-    ),
-    fault(
-        "as-many-live-tokens-as-requests",
-        "captured constants",
-        "subjects/runners/breakable.py",
-        (
-            "live_tokens=self.scalar(bucket),",
-            'live_tokens=self.scalar(len(self.view("mamba_track_mask", bucket))),',
-        ),
-        r"live_tokens|row_limit|gated_linear_add",
-        "Graphs have the most requests baked in as the count of live tokens.",
-    ),
-    fault(
-        "drafts-see-the-window-of-their-root",
-        "window",
-        "subjects/key_lists.py",
-        (
-            "    first = (positions - window + 1).clamp(min=0)\n",
-            "    first = offsets[request]\n",
-        ),
-        r"window|mask_start",
-        "A draft sees as far back on SWA layers as the root of its tree.",
-    ),
-    fault(
-        "branches-as-far-apart-as-forwards",
-        "stride",
-        "subjects/key_lists.py",
-        (
-            "(per_row(seq_lens).reshape(-1), branch * steps),",
-            "(per_row(seq_lens).reshape(-1), branch * SPECULATION.forwards),",
-        ),
-        r"kv_indices|key list|list",
-        "The columns of a branch begin behind the forwards of those before it, not their steps.",
-    ),
-    fault(
-        "first-token-goes-to-the-request-before",
-        "boundary",
-        "subjects/listing/host.py",
-        ('side="right"', 'side="left"'),
-        r"key_(begin|end)|list",
-        "The first token of each request but one reads the list of the request before it.",
-    ),
-    fault(
-        "values-scaled-by-the-first-head",
-        "scales",
-        "subjects/pool.py",
-        (
-            "        key, value = self.ops.as_stored(cache, key, value)\n",
-            "        key, value = self.ops.as_stored(cache, key, value)\n"
-            "        if cache.shape[-1] != self.pool.config.shape(kind).head_dim:\n"
-            "            value[..., -1:] = value[:, :1, -1:].clone()\n",
-        ),
-        r"scale|quanti[sz]|store_kv",
-        "All heads of a token's values are stored with the scale of the first.",
-    ),
-    fault(
-        "no-cross-attention-in-later-chunks",
-        "cross attention",
         "subjects/engine.py",
         (
-            "            batch.encoder_lens[requests],\n",
-            "            (batch.encoder_lens * (batch.seq_lens == batch.extend_lens))[requests],\n",
+            "            batch.mamba_track_mask[requests],\n",
+            "            batch.mamba_track_mask[requests] & (batch.positions > 0),\n",
         ),
-        r"encoder_len|payload|cross",
-        "A chunk that continues a prompt eagerly is given the cross-attention length 0.",
+        r"mamba_track_mask|state_mask|payload",
+        "Where a prompt is run eagerly, the state of its first token does not enter the input.",
     ),
     fault(
-        "staged-values-not-copied-on-arrival",
-        "aliasing",
-        "subjects/overlap.py",
+        "positions-count-on-through-the-batch",
+        "position",
+        "subjects/runners/prefill.py",
         (
-            "            return {name: tensor.clone() for name, tensor in values.items()}\n",
-            "            return dict(values)\n",
+            "        return {} if batch is None else self.batch_inputs(batch)\n",
+            "        if batch is None:\n"
+            "            return {}\n"
+            "        found, positions = self.batch_inputs(batch), batch.positions\n"
+            "        tokens = torch.arange(len(positions), device=positions.device)\n"
+            '        return {**found, "positions": positions[0] + tokens}\n',
         ),
-        r"missing wait|pinned|arrive|input_ids|positions|out_cache_loc",
-        "What arrives on the device is the pinned memory, which the next batch is staged in.",
+        r"(?<!mrope_)positions|rotary",
+        "The positions of a prefill's second request go on from those of its first.",
     ),
     fault(
-        "in-flight-until-the-forward-alone",
-        "event order",
-        "subjects/overlap.py",
+        "slots-clamped-without-the-reserved-page",
+        "bounds",
+        "subjects/pool.py",
         (
-            "        self.streams.forward.run(follow)\n"
-            "        self.in_flight = self.streams.forward.record()\n",
-            "        self.in_flight = self.streams.forward.record()\n"
-            "        self.streams.forward.run(follow)\n",
+            "mapping.take(loc.to(torch.int64))",
+            "mapping.take(loc.to(torch.int64).clamp(max=self.pool.sizes.full_slots))",
         ),
-        r"missing wait",
-        "A forward is taken to be over before what follows it has written its tokens.",
+        r"translat|out_cache_loc|\bloc\b|window_kv_indices|page_table|store_kv|slots|list",
+        "The last slots are clamped to one: the bound forgets the reserved page before the first.",
     ),
     fault(
-        "unmaps-the-numbers-of-swa-pages",
-        "wrong sub-pool",
-        "reference/allocator.py",
-        (
-            "                free.insert(0, index)\n"
-            "            allocation.swa_pages[index] = None\n"
-            "        if free:\n"
-            "            size = self.page_size\n"
-            "            unmapped = [\n"
-            "                allocation.full_pages[i] * size + offset for i in free for offset in "
-            "range(size)\n"
-            "            ]\n",
-            "                free.insert(0, page)\n"
-            "            allocation.swa_pages[index] = None\n"
-            "        if free:\n"
-            "            size = self.page_size\n"
-            "            unmapped = [page * size + offset for page in free for offset in "
-            "range(size)]\n",
-        ),
-        r"mapping|unmap|slot bookkeeping",
-        "What is unmapped are the full slots that have the numbers of the SWA slots freed.",
-    ),
-    fault(
-        "full-page-taken-for-freed-twice",
-        "double free",
-        "reference/allocator.py",
-        (
-            "        (self.free_full if kind is Kind.FULL else self.free_swa).append(page)\n",
-            "        if page not in self.free_swa:  # Free already.\n"
-            "            (self.free_full if kind is Kind.FULL else self.free_swa).append(page)\n",
-        ),
-        r"full page|free_full|slot bookkeeping",
-        "A guard against freeing twice looks for full pages among the free SWA pages.",
-    ),
-    fault(
-        "window-of-the-prefix-asked-for",
-        "shared prefix",
-        "reference/allocator.py",
-        (
-            "seen = max(pages * size - window + 1, 0) // size",
-            "seen = max(tokens - window + 1, 0) // size",
-        ),
-        r"swa page|shared|full_to_swa|slot bookkeeping",
-        "A prefix that is shared in part is searched for SWA pages gone as if it were all shared.",
-    ),
-    fault(
-        "token-row-of-a-retracted-request-given-away",
-        "wrong owner",
+        "row-kept-where-there-is-no-room",
+        "leak",
         "harness/lockstep/scheduler.py",
         (
-            "        if finished:\n"
-            "            self.free_token_rows.append(request.token_row)\n"
-            "        else:\n",
-            "        self.free_token_rows.append(request.token_row)\n        if not finished:\n",
+            "            self.allocator.free(allocation)\n            return False\n",
+            "            self.allocator.truncate(allocation, 0)\n            return False\n",
         ),
-        r"token.?row|(?<!_)tokens\b|input_ids|slot bookkeeping",
-        "A retracted request's row of tokens is free for the next one, and it comes back to it.",
+        r"(?<!token )\brows?\b|free_rows|state.slot|free_states",
+        "A request that does not fit gives back its pages, and not its row and its state slot.",
     ),
     fault(
-        "drafted-before-it-was-retracted",
-        "left over",
+        "hidden-states-of-last-chunks-alone",
+        "chunks",
         "harness/lockstep/scheduler.py",
         (
-            "        request.drafted, request.state, request.tree = 0, None, ()\n",
-            "        request.state, request.tree = None, ()\n",
+            '    book.hidden_states[batch.token_rows, batch.positions] = output["hidden"]\n'
+            "    if not rows:\n"
+            "        return\n",
+            "    if not rows:\n"
+            "        return\n"
+            '    book.hidden_states[batch.token_rows, batch.positions] = output["hidden"]\n',
         ),
-        r"drafted|draft (model )?KV|(never|not) written|slot bookkeeping",
-        "A request that comes back is taken to have the draft model's KV that it had before.",
+        r"hidden",
+        "The hidden states of a chunk that says no token are not kept for the draft model.",
     ),
     fault(
-        "sampled-into-the-first-rows",
-        "row order",
-        "harness/lockstep/scheduler.py",
-        (
-            "if whole else [slice(row, row + 1) for row in rows]:",
-            "if whole else [slice(0, len(rows))]:",
-        ),
-        r"sampl|(?<!_)tokens\b|input_ids",
-        "Where some requests of a batch sample, the first ones get a token, whichever they are.",
+        "drafting-goes-on-from-an-old-state",
+        "stale draft",
+        "harness/lockstep/request_book.py",
+        ("        request.state, request.tree = None, ()\n", "        request.tree = ()\n"),
+        r"draft|(never|not) written|topk_|hidden",
+        "A request that advanced drafts from where the draft model had caught up before.",
     ),
     fault(
-        "key-kept-for-the-other-draft",
+        "window-kept-for-the-target-alone",
         "eviction",
         "harness/lockstep/request_book.py",
         (
-            "needed -= Mode.FROZEN_DRAFT in self.modes",
-            "needed -= Mode.DRAFT in self.modes",
+            "needed = min(request.length, request.drafted or request.length)",
+            "needed = request.length",
         ),
-        r"swa page|slot bookkeeping",
-        "One more key is kept for a draft with KV of its own, and none for a frozen-KV draft.",
+        r"swa.page|free_swa",
+        "What the draft model, which lags behind the target, still has to see is evicted.",
     ),
     fault(
-        "last-of-a-path-not-moved",
-        "accepted path",
-        "harness/lockstep/speculation.py",
-        (
-            "for column, node in enumerate(path) if node != column]",
-            "for column, node in enumerate(path[:-1]) if node != column]",
-        ),
-        r"_move_kv|\bmoved?\b|accept|compact",
-        "The KV of the last token of an accepted path stays in the column of its draft.",
-    ),
-    fault(
-        "state-of-the-place-in-the-path",
-        "recurrent state",
-        "harness/lockstep/speculation.py",
-        (
-            "book.pools.state.accept(span.track_index, path[-1])",
-            "book.pools.state.accept(span.track_index, len(path) - 1)",
-        ),
-        r"recurrent|(?<!python )state",
-        "The state that is kept is that of the node with the number of tokens accepted.",
+        "sharers-counted-once",
+        "reference count",
+        "reference/allocator.py",
+        ("self.sharers[Kind.FULL, full] += 1", "self.sharers[Kind.FULL, full] = 1"),
+        r"full.page|free_full|sharers",
+        "A full page that a third request shares has no reference more than with the second.",
     ),
 )
