@@ -211,7 +211,7 @@ def happening(ground: Ground, row: Row, everyone: tuple[int, ...], replays: Step
         "others": tuple(step for step in rounds if modes_of([step], ground.modes)),
         "shared": (
             *(Finish(last), Admit(2 * window, 2 * window), Evict(last), share, *on, *on),
-            *(Finish(last), share, *on),
+            *(share, *on, Finish(last), share, *on),
         ),
         "recaptured": (Recapture(),),
         "many": (

@@ -120,6 +120,10 @@ def describe_step(observation: Observation) -> Description:
     return describe(observation.end)
 
 
+LOST = "held by nobody and not free"
+"""What is said of a page or a row that nobody has given back."""
+
+
 @dataclass(frozen=True)
 class Wrong:
     """What is wrong once a step is over: `what` it is, and how to say, of any step, how it is.
@@ -203,7 +207,7 @@ def _times_free(
 def _held_once(said: str, *, reserved: bool) -> bool:
     """Whether a page or row is held once or free once; one that is reserved is neither."""
     if reserved:
-        return said == "held by nobody and not free"
+        return said == LOST
     by, _, free = said.removeprefix("held by ").rpartition(" and ")
     return (by == "nobody") == (free == "free once") and " and " not in by and "times" not in free
 
@@ -268,7 +272,7 @@ def cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] 
             serials = {owner.row: owner.serial for owner in (*was.holders, *world.holders)}
             said = partial(_said, getattr(pair, which), wrong, serials)
             _around(pair, schedule, step, watched := LastChange(said, "changed"))
-            undone = wrong.entry(was) == wrong.entry(world)
+            undone = wrong.entry(was) == wrong.entry(world) or found == LOST
             lines = watched.lines_with_called if undone else watched.lines
             held = Holding(
                 what=wrong.what,
@@ -332,15 +336,20 @@ def _around(
 ) -> tuple[StepEnd, str, StepEnd]:
     """Play a schedule up to a step: who held what before it, its name, and who held what after.
 
-    The lines of that step are followed by `watched`.
+    Of a step that is repeated, up to the first time that leaves something wrong. The lines of that
+    step are followed by `watched`.
     """
     pair.begin(schedule)
     before, name = copied(pair.end(0)), ""
     for place, one, upcoming in schedule.ahead():
+        if place > last:
+            break
         before, name = copied(pair.end(place)), one.name
         with following(watched) if place == last and watched is not None else nullcontext():
             pair.step(one, place, upcoming=upcoming)
-        if place == last:
+        end = pair.end(place)
+        worlds = (end.graph, end.eager) if place == last else ()
+        if any(True for world in worlds for _ in wrongs(world, end.sizes)):
             break
     return before, name, pair.end(last)
 

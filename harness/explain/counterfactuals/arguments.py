@@ -87,7 +87,8 @@ def _of_op(
     for place, name in enumerate(named_arguments(other)):
         lists = other.name == "attention" and (name in LISTS or "mask" in name)
         elsewhere = lying and _address(other.inputs[place]) not in lying
-        if one is None or name in NOT_GIVEN or lists or elsewhere:
+        own = name in NOT_GIVEN and other.inputs[place] is not None
+        if one is None or own or lists or elsewhere:
             continue
         values = _values(same, (place, name), first, made)
         if first in values:
@@ -185,6 +186,8 @@ def _of_first(
     """Return the replacement of an argument that the first op that differs, `call`, has."""
     place, name = argument
     held, right = call.inputs[place], values[min(values)][place]
+    if held is None:
+        return Replaced(call.name, name, right[:0], right.clone(), values)
     if not isinstance(held, Tensor):
         return Replaced(call.name, name, torch.tensor(held), torch.tensor(right), values)
     shape = held.shape if name == LOCATIONS else usual.inputs[place].shape

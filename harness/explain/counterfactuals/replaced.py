@@ -21,7 +21,7 @@ LIST = "the list of keys"
 """What these arguments are together."""
 
 NOT_GIVEN = frozenset({"cache", "states", "table", "frequency", "decay", "norm", "weight", "sinks"})
-"""Arguments that are memory of an engine's own, or weights: no forward makes them."""
+"""Arguments that are memory of an engine's own, or weights: no forward makes them, but may omit."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,8 @@ def as_given(held: Any, right: Any, name: str = "") -> Any:
     None as well where the two have other forms, so that nothing says which rows are which. Whole
     numbers may be of other widths. Padded rows store at the reserved slot.
     """
+    if held is None:
+        return right
     if not isinstance(held, Tensor) or not isinstance(right, Tensor):
         plain = isinstance(held, int | float) and isinstance(right, int | float)
         return right if plain and held != right else None
