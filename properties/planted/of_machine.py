@@ -72,7 +72,7 @@ OF_MACHINE: tuple[Fault, ...] = (
     Fault(
         name="known-schedules-left-out",
         file="harness/campaigns/hunt.py",
-        old="        for schedule in first:\n            search(schedule)\n",
+        old="        for schedule in given:\n            search(schedule)\n",
         new="",
         tests=("properties/harness/campaigns/test_database.py",),
         why="What failed before is not tried on the clean build.",

@@ -38,7 +38,14 @@ def tone(kind: str) -> str:
 NOTHING = "nothing is new, worse, fixed or gone"
 
 GRAVITY = (
-    ("logits_parity", "token_trajectory", "kv_parity", "frozen_kv", "dense_agreement"),
+    (
+        "logits_parity",
+        "token_trajectory",
+        "next_tokens",
+        "kv_parity",
+        "frozen_kv",
+        "dense_agreement",
+    ),
     ("padding_noninterference", "batch_invariance", "determinism", "hermetic_replay"),
     ("write_frame", "read_frame", "padded_reads", "slot_ownership"),
     (),

@@ -67,8 +67,8 @@ SEEN_BY = dict.fromkeys(SHOWN_BY, "logits_parity") | {"pinned_slots_reused": "kv
 
 MENDED_BY = {
     name: "Overlap.stage" if name.startswith("pinned") else "Overlap.write" for name in SHOWN_BY
-}
-"""The function in which a further wait mends each race."""
+} | {"done_before_reading": "Overlap.finish"}
+"""The function in which a further wait, or an event recorded later, mends each race."""
 
 
 class UnawaitedTables(Overlap):

@@ -8,7 +8,7 @@ _MOST_STEPS = {
     "loc_memo_warning.after_window": 3,
     "loc_memo_warning.entry+before_window": 4,
     "loc_memo_warning.entry+after_window": 3,
-    "loc_memo_warning.before_window+after_window": 3,
+    "loc_memo_warning.before_window+after_window": 4,
     "loc_memo_capture": 3,
     "swa_loc_unset": 2,
     "spec_page_table_untranslated": 3,
