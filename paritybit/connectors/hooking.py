@@ -1,4 +1,4 @@
-"""Wrapping functions of an engine so that the engine goes on whatever a connector does."""
+"""Wraps functions of an engine. The engine continues, whatever error a connector raises."""
 
 import functools
 import pkgutil
@@ -10,9 +10,13 @@ from paritybit.watch.attach import where
 from paritybit.watch.journal import of_process
 
 
+class NotRecognisedError(Exception):
+    """The connector does not know a part of the engine. The message names the part."""
+
+
 @functools.cache
 def defined(path: str) -> bool:
-    """Whether the object that a dotted path leads to exists and defines the last name itself."""
+    """Return whether a dotted path exists and its owner defines the last name itself."""
     owner, _, name = path.rpartition(".")
     try:
         there = pkgutil.resolve_name(owner)
@@ -28,9 +32,9 @@ def defined(path: str) -> bool:
 
 
 def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a hook that falls back to the original where the connector itself fails.
+    """Return a hook that falls back to the original function if the connector fails.
 
-    An error that the original raises is the engine's and is passed on.
+    An error that the original function raises is the engine's own and is raised again.
     """
 
     @functools.wraps(method)
@@ -59,3 +63,17 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
             return original(*args, **kwargs)
 
     return hook
+
+
+def wrap(owner: Any, name: str, method: Callable[..., Any]) -> None:
+    """Replace a function of a module or class by a hook.
+
+    `method` gets the original function, then the arguments of the call.
+    """
+    original, hook = getattr(owner, name), guarded(method)
+
+    @functools.wraps(original)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return hook(original, *args, **kwargs)
+
+    setattr(owner, name, wrapped)

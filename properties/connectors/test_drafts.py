@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sglang.drafts import (
     Steps,
     draft_forward_of,
@@ -18,7 +19,7 @@ from paritybit.connectors.sglang.drafts import (
     target_pool_of,
 )
 from paritybit.connectors.sglang.lists import lists_of
-from paritybit.connectors.sglang.pools import NotRecognisedError, Pool, described
+from paritybit.connectors.sglang.pools import Pool, described
 from paritybit.connectors.sglang.rows import Rows
 from paritybit.watch.checks import wrong_list
 from paritybit.watch.facts import Forward

@@ -13,6 +13,7 @@ from paritybit.connectors.sglang import hooks, load
 from paritybit.connectors.sglang.allocations import Allocations
 from paritybit.connectors.sglang.engine import Engine
 from paritybit.connectors.transformers import hooks as of_transformers
+from paritybit.connectors.transformers.engine import Engine as TransformersEngine
 from paritybit.connectors.vllm import hooks as of_vllm
 from paritybit.connectors.vllm.engine import Engine as VllmEngine
 from paritybit.watch.journal import Journal
@@ -31,7 +32,8 @@ def test_each_hook_hands_on_arguments_that_it_does_not_know() -> None:
         getattr(Engine, name, None) or getattr(Allocations, name) for name in hooks.TARGETS
     ]
     wrapped += [getattr(VllmEngine, name) for name in of_vllm.TARGETS]
-    wrapped += [getattr(of_transformers.Hooks, name) for name in of_transformers.TARGETS]
+    wrapped += [getattr(TransformersEngine, name) for name in of_transformers.TARGETS]
+    wrapped += [of_transformers.Hooks.made, of_transformers.Hooks.failed]
     for method in wrapped:
         kinds = {one.kind for one in inspect.signature(method).parameters.values()}
         assert {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD} <= kinds, method

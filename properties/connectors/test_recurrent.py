@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sglang.allocations import Allocations
-from paritybit.connectors.sglang.pools import NotRecognisedError
 from paritybit.connectors.sglang.recurrent import NAME, States
 from paritybit.connectors.sglang.rows import Rows
 from paritybit.watch.facts import Forward, Row

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.connectors.sglang.pools import NotRecognisedError, described
+from paritybit.connectors.hooking import NotRecognisedError
+from paritybit.connectors.sglang.pools import described
 from paritybit.connectors.sglang.rows import forward_of, implied, paths_of
 from properties.connectors import parts
 

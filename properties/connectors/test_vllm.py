@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from paritybit.connectors.hooking import guarded
+from paritybit.connectors.hooking import NotRecognisedError, guarded
 from paritybit.connectors.vllm import hooks
 from paritybit.connectors.vllm.engine import WARM_UP, Engine
-from paritybit.connectors.vllm.pools import GROUP, NotRecognisedError, by_slot, described
+from paritybit.connectors.vllm.pools import GROUP, by_slot, described
 from paritybit.connectors.vllm.requests import Requests
 from paritybit.watch.journal import read
 from properties.connectors.parts_vllm import (

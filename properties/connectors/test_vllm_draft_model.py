@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.connectors.hooking import defined, guarded
+from paritybit.connectors.hooking import NotRecognisedError, defined, guarded
 from paritybit.connectors.vllm.drafts import draft_layers
-from paritybit.connectors.vllm.pools import DRAFTED, GROUP, NotRecognisedError, described
+from paritybit.connectors.vllm.pools import DRAFTED, GROUP, described
 from paritybit.watch.journal import read
 from properties.connectors.parts_vllm import (
     GROUPS,

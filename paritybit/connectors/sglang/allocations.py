@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.sglang.pools import NotRecognisedError, Pool
+from paritybit.connectors.hooking import NotRecognisedError
+from paritybit.connectors.sglang.pools import Pool
 from paritybit.connectors.sglang.recurrent import States
 from paritybit.connectors.sglang.sources import called_at, called_by
 from paritybit.watch.journal import Journal

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sglang.lists import PREFILLS
-from paritybit.connectors.sglang.pools import NotRecognisedError, Pool
+from paritybit.connectors.sglang.pools import Pool
 from paritybit.connectors.sglang.rows import (
     Rows,
     host,

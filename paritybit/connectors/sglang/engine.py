@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sglang import drafts, graphs, lists, metadata, rows
 from paritybit.connectors.sglang.allocations import Allocations, Original
 from paritybit.connectors.sglang.models import Model, Models
-from paritybit.connectors.sglang.pools import NotRecognisedError
 from paritybit.connectors.sglang.sources import raised_at
 from paritybit.connectors.sglang.states import meaning, nothing_runs
 from paritybit.watch.facts import Forward, Replay, StaticInput

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.sglang.pools import NotRecognisedError, Pool
+from paritybit.connectors.hooking import NotRecognisedError
+from paritybit.connectors.sglang.pools import Pool
 from paritybit.connectors.sglang.rows import Rows
 from paritybit.connectors.sglang.sources import source_of
 from paritybit.watch.facts import IndexList

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, distributed
 
+from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sglang.allocations import Allocations
 from paritybit.connectors.sglang.drafts import (
     implied_by_draft,
@@ -14,7 +15,7 @@ from paritybit.connectors.sglang.drafts import (
     target_pool_of,
 )
 from paritybit.connectors.sglang.lists import group_of
-from paritybit.connectors.sglang.pools import NotRecognisedError, Pool, described
+from paritybit.connectors.sglang.pools import Pool, described
 from paritybit.connectors.sglang.recurrent import NAME, States
 from paritybit.connectors.sglang.rows import Rows, implied
 from paritybit.watch.facts import Forward, Group

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.sglang.pools import NotRecognisedError
+from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sglang.rows import Rows
 from paritybit.watch.facts import Forward, Group, Layer, StaticInput
 from paritybit.watch.watcher import Watcher

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.sglang.pools import NotRecognisedError, Pool
+from paritybit.connectors.hooking import NotRecognisedError
+from paritybit.connectors.sglang.pools import Pool
 from paritybit.watch.facts import Forward, Row
 
 MODES = ("extend", "mixed", "decode", "target_verify")

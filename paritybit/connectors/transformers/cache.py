@@ -14,11 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.watch.facts import Group, Layer
-
-
-class NotRecognisedError(Exception):
-    """Something about a cache that this connector does not know."""
 
 
 @dataclass(frozen=True)

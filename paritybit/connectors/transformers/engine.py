@@ -1,6 +1,11 @@
-"""Follows one paged cache and tells its watcher what happens, in its order."""
+"""Follows one paged cache and reports to its watcher what happens, in order.
 
-from collections.abc import Callable, Mapping, Sequence
+Each method that `hooks` names wraps one function of the engine. It gets the original function, then
+the arguments of the call.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,17 +21,31 @@ from paritybit.connectors.transformers.inputs import (
     masks_of,
     statics_of,
 )
+from paritybit.connectors.transformers.sources import called_at
 from paritybit.watch.facts import Forward, Replay
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import Watcher
 
+Original = Callable[..., Any]
+
 KIND = "ModelRunner"
-"""The engine's name for what replays graphs."""
+"""The engine's class that replays graphs."""
+
+
+class Graph:
+    """A graph of the engine. The sanitizer judges its replays."""
+
+    def __init__(self, engine: "Engine", io: Any, graph: Any) -> None:
+        self.engine, self.io, self.graph = engine, io, graph
+
+    def replay(self) -> Any:
+        """Replay the graph."""
+        return self.engine.replay(self.io, self.graph)
 
 
 class Engine:
-    """What is known of one PagedAttentionCache. It keeps no reference to that."""
+    """Follows one PagedAttentionCache, and keeps no reference to it."""
 
     def __init__(self, cache: Any, release: str, journal: Journal, settings: Settings) -> None:
         self.parts = caches.parts_of(cache)
@@ -44,14 +63,33 @@ class Engine:
         self.forwards, self.idle_at = 0, 0
         self.now: tuple[Any, Any, Batch] | None = None
 
-    def prepare(self, requests: Sequence[Any]) -> None:
+    def prepare(
+        self, original: Original, io: Any, requests_in_batch: Any, *args: Any, **kw: Any
+    ) -> Any:
         """Note the requests of the next batch, before the engine counts their new tokens."""
         self.planned = [
             Planned(
                 one.state, int(one.state.position_offset), int(one.query_length), one.has_new_token
             )
-            for one in requests
+            for one in requests_in_batch
         ]
+        return original(io, requests_in_batch, *args, **kw)
+
+    def compute(
+        self, original: Original, runner: Any, model: Any, batch_data: Any, *args: Any, **kw: Any
+    ) -> Any:
+        """Watch a forward pass."""
+        run = functools.partial(original, runner, model, batch_data, *args, **kw)
+        with streams.on_stream(runner) as writer:
+            return self.forward(runner, model, batch_data, run, writer)
+
+    def warm(self, original: Original, runner: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note that the forward passes of this call have made-up requests."""
+        self.warming = True
+        try:
+            return original(runner, *args, **kwargs)
+        finally:
+            self.warming = False
 
     def forward(
         self,
@@ -59,9 +97,9 @@ class Engine:
         model: Any,
         given: Mapping[str, Any],
         run: Callable[[], Any],
-        writer: Any = None,
+        writer: Any,
     ) -> Any:
-        """Watch a forward pass. `writer` is the stream that writes its inputs, if there is one."""
+        """Watch a forward pass. `writer` is the stream that writes its inputs, or None."""
         watcher, due = self.watcher, self.watcher.due()
         inputs, early = streams.inputs_of(given, self.names), dict[str, Tensor]()
         if writer is not None:
@@ -98,9 +136,16 @@ class Engine:
 
     # Graphs.
 
-    def captured(self, io: Any, graph: Any) -> None:
+    def graph(self, original: Original, io: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the engine's graph, wrapped so that its replays are judged."""
+        found = original(io, *args, **kwargs)
+        return None if found is None else Graph(self, io, found)
+
+    def capture(self, original: Original, io: Any, graph: Any, *args: Any, **kw: Any) -> Any:
         """Note a graph that was captured over the static inputs of a batch."""
+        result = original(io, graph, *args, **kw)
         self.watcher.captured(graph, KIND, statics_of(io, None))
+        return result
 
     def replay(self, io: Any, graph: Any) -> Any:
         """Replay a graph, and judge it."""
@@ -124,41 +169,66 @@ class Engine:
 
     # Blocks.
 
-    def allocated(self, index: int, blocks: Sequence[int]) -> None:
-        """Note blocks that are handed out."""
-        part = self.parts[self.names[index]]
-        self.watcher.allocated(part.name, torch.tensor(list(blocks)) * part.page)
+    def allocate(self, original: Original, pool: Any, index: int, *args: Any, **kwargs: Any) -> Any:
+        """Note the blocks that the pool allocates."""
+        blocks = original(pool, index, *args, **kwargs)
+        if blocks:
+            part = self.parts[self.names[index]]
+            self.watcher.allocated(part.name, torch.tensor(list(blocks)) * part.page)
+        return blocks
 
-    def freed(self, index: int, blocks: Sequence[int], source: str | None) -> None:
-        """Note blocks that are free again."""
-        part = self.parts[self.names[index]]
-        self.watcher.freed(part.name, torch.tensor(list(blocks)) * part.page, source)
+    def free(
+        self, original: Original, pool: Any, index: int, block_ids: Any, *args: Any, **kw: Any
+    ) -> Any:
+        """Note the blocks that the engine frees."""
+        if block_ids:
+            part = self.parts[self.names[index]]
+            slots = torch.tensor(list(block_ids)) * part.page
+            self.watcher.freed(part.name, slots, called_at())
+        return original(pool, index, block_ids, *args, **kw)
 
-    def copied(self, copies: Mapping[str, tuple[Sequence[int], Sequence[int]]]) -> None:
-        """Note blocks that were copied."""
+    def copy(self, original: Original, cache: Any, copies: Any, *args: Any, **kw: Any) -> Any:
+        """Note the blocks that the engine copies within the cache."""
+        result = original(cache, copies, *args, **kw)
         for name, (source, target) in copies.items():
             part = self.parts[name]
             self.watcher.copied(name, part.of_blocks(source), part.of_blocks(target))
+        return result
 
-    def stored(self, request: str, tables: Mapping[str, Sequence[int]]) -> None:
-        """Note that the blocks of a request were copied to the host."""
-        for name, blocks in tables.items():
-            self.watcher.store(request, name, self.parts[name].of_blocks(blocks))
+    def store(
+        self, original: Original, manager: Any, victims: Any, tables: Any, *args: Any, **kw: Any
+    ) -> Any:
+        """Note the blocks of requests that the engine copies to the host."""
+        requests = original(manager, victims, tables, *args, **kw)
+        for request in requests:
+            for name, blocks in tables[request].items():
+                self.watcher.store(request, name, self.parts[name].of_blocks(blocks))
+        return requests
 
-    def loaded(self, request: str, tables: Mapping[str, Sequence[int]]) -> None:
-        """Note that blocks of the host were copied to the first blocks of a request."""
-        for name, blocks in tables.items():
-            part = self.parts[name]
-            mine = part.allocator.block_table.get(request, [])[: len(blocks)]
-            self.watcher.load(request, name, part.of_blocks(mine))
+    def load(self, original: Original, manager: Any, requests: Any, *args: Any, **kw: Any) -> Any:
+        """Note the blocks that the engine copies from the host to the first blocks of requests."""
+        names = [one.state.request_id for one in requests if one.state.is_cpu_offloaded]
+        tables = {name: manager._request_id_to_cpu_blocks[name] for name in names}
+        result = original(manager, requests, *args, **kw)
+        for request, stored in tables.items():
+            for name, blocks in stored.items():
+                part = self.parts[name]
+                mine = part.allocator.block_table.get(request, [])[: len(blocks)]
+                self.watcher.load(request, name, part.of_blocks(mine))
+        return result
 
-    def idle(self, pool: Any) -> None:
+    # Idle moments.
+
+    def idle(self, original: Original, processor: Any, *args: Any, **kwargs: Any) -> Any:
         """Judge which slots are free or cached, once after each forward pass, if nothing runs."""
-        if self.idle_at == self.forwards:
-            return
+        result = original(processor, *args, **kwargs)
+        if result or processor.has_pending_requests() or self.idle_at == self.forwards:
+            return result
         self.idle_at = self.forwards
         locked = {
             name: part.page * len(part.allocator.ledger.shared_ref_counts)
             for name, part in self.parts.items()
         }
+        pool = processor.cache.pool
         self.watcher.idle(caches.free_and_cached(self.parts, pool), locked)
+        return result

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.vllm.pools import GROUP, NotRecognisedError, Pool
+from paritybit.connectors.hooking import NotRecognisedError
+from paritybit.connectors.vllm.pools import GROUP, Pool
 from paritybit.watch.facts import Forward, IndexList, StaticInput
 
 NEEDED = ("block_table", "seq_lens", "query_start_loc", "slot_mapping")

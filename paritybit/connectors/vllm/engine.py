@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.vllm import batch as batches
 from paritybit.connectors.vllm.drafting import Drafting
 from paritybit.connectors.vllm.drafts import draft_layers
-from paritybit.connectors.vllm.pools import NotRecognisedError, Pool, described
+from paritybit.connectors.vllm.pools import Pool, described
 from paritybit.connectors.vllm.speculation import unjudged
 from paritybit.watch.facts import Forward, Replay, StaticInput
 from paritybit.watch.journal import Journal

@@ -3,9 +3,8 @@
 import functools
 import pkgutil
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
-from paritybit.connectors.hooking import defined, guarded
+from paritybit.connectors.hooking import defined, wrap
 from paritybit.connectors.vllm.engine import Engine
 from paritybit.watch.journal import of_process
 from paritybit.watch.settings import active
@@ -96,21 +95,9 @@ def install() -> None:
     for name, paths in TARGETS.items():
         found = [path for path in paths if defined(path)]
         for path in found:
-            wrap(path, getattr(engine, name))
+            owner, _, function = path.rpartition(".")
+            wrap(pkgutil.resolve_name(owner), function, getattr(engine, name))
         if not found and name in REQUIRED:
             journal.undecided(
                 f"vllm {engine.release}: none of {', '.join(paths)} is there to watch"
             )
-
-
-def wrap(path: str, method: Any) -> None:
-    """Wrap one function of the engine. `method` gets the original, then its arguments."""
-    owner, _, name = path.rpartition(".")
-    holder = pkgutil.resolve_name(owner)
-    original, hook = getattr(holder, name), guarded(method)
-
-    @functools.wraps(original)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return hook(original, *args, **kwargs)
-
-    setattr(holder, name, wrapped)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.watch.facts import Group, Layer
 
 GROUP, DRAFTED = "blocks", "draft blocks"
@@ -23,10 +24,6 @@ GROUP, DRAFTED = "blocks", "draft blocks"
 
 KINDS = {"FullAttentionSpec": False, "SlidingWindowSpec": True}
 """The kinds of groups that are followed, and whether each has a window."""
-
-
-class NotRecognisedError(ValueError):
-    """Something of the engine that the connector does not know."""
 
 
 @dataclass(frozen=True)
