@@ -8,13 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Generic, NoReturn, Protocol, TypeVar
+from typing import Generic, NoReturn, Protocol, TypeVar, get_args
 
 from paritybit.drive.company import Plays
 from paritybit.drive.directing import counted, serve, shrink
 from paritybit.drive.failures import EngineFailedError, StalledError, judge_failure
 from paritybit.drive.legs import LACKING, LackingError
-from paritybit.drive.models import MODELS
 from paritybit.drive.script import Script, read
 from paritybit.drive.served import Common
 from paritybit.drive.warm import OPTION, forked
@@ -60,22 +59,35 @@ class Engine(Plays, Protocol):
 Kind = TypeVar("Kind", bound=Common)
 
 
-def add_play_options(
-    parser: argparse.ArgumentParser, devices: Sequence[str], page_size: int
-) -> None:
-    """Add the options of every engine: its settings, what is served, and for how long."""
-    parser.add_argument("--model", choices=tuple(MODELS), default="gemma4")
-    parser.add_argument("--device", choices=devices, default="cpu")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--page-size", type=int, default=page_size)
-    parser.add_argument("--no-prefix-cache", dest="prefix_cache", action="store_false")
-    parser.add_argument("--overlap", action="store_true")
-    parser.add_argument("--actions", action="store_true", help="do what operators do, too")
-    parser.add_argument("--seconds", type=float, help="play for this long, then until idle")
-    parser.add_argument("--forwards", type=int, help="play for so many forwards, then until idle")
-    parser.add_argument("--script", type=Path, help="play this script, with its settings")
-    parser.add_argument("--shrink", metavar="KEY", help="shrink the script that has this finding")
-    parser.add_argument("--best", type=Path, help="where the smallest script is written")
+def parser_of(program: str, kind: type[Common]) -> argparse.ArgumentParser:
+    """Return the command line that serves an engine: its settings, what is served, and how long.
+
+    Each setting of `kind` is an option of the same name. A setting that is on by default has an
+    option `--no-NAME`.
+    """
+    made = argparse.ArgumentParser(prog=f"python -m {program}")
+    choices = kind.choices()
+    for setting in fields(kind):
+        name, default = setting.name, setting.default
+        option = name.replace("_", "-")
+        if default is True:
+            made.add_argument(f"--no-{option}", dest=name, action="store_false")
+        elif default is False:
+            made.add_argument(f"--{option}", action="store_true")
+        else:
+            whole = int in (setting.type, *get_args(setting.type))
+            made.add_argument(
+                f"--{option}",
+                type=int if whole else str,
+                choices=choices.get(name),
+                default=default,
+            )
+    made.add_argument("--seconds", type=float, help="play for this long, then until idle")
+    made.add_argument("--forwards", type=int, help="play for so many forwards, then until idle")
+    made.add_argument("--script", type=Path, help="play this script, with its settings")
+    made.add_argument("--shrink", metavar="KEY", help="shrink the script that has this finding")
+    made.add_argument("--best", type=Path, help="where the smallest script is written")
+    return made
 
 
 def served_as(kind: type[Kind], asked: argparse.Namespace) -> Kind:

@@ -38,11 +38,15 @@ class Common:
     actions: bool = field(default=False, metadata={"later": True})
 
     @classmethod
+    def choices(cls) -> Mapping[str, Sequence[Setting]]:
+        """Return the values that settings may have, by the name of a setting."""
+        return {"model": tuple(MODELS), "device": DEVICES, **cls.CHOICES}
+
+    @classmethod
     def of(cls: type[Kind], settings: Mapping[str, Setting]) -> Kind:
         """Return what a script's settings say. Raises ValueError for any that there is not."""
         served: Kind = typed_json().from_json(cls, dict(settings), "the settings")
-        choices = {"model": tuple(MODELS), "device": DEVICES, **cls.CHOICES}
-        for name, values in choices.items():
+        for name, values in cls.choices().items():
             if getattr(served, name) not in values:
                 raise ValueError(f"{name} is one of {', '.join(map(str, values))}")
         for name in cls.SIZES:

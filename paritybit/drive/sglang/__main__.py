@@ -7,19 +7,8 @@ import argparse
 import importlib
 import os
 
-from paritybit.drive.playing import Drive, Engine, add_play_options, main
-from paritybit.drive.served import DEVICES
-from paritybit.drive.sglang.settings import (
-    CHUNK,
-    FROZEN,
-    GRAPHS,
-    OF_RELEASE,
-    POOL,
-    RANKS,
-    ROWS,
-    SPECULATION,
-    Served,
-)
+from paritybit.drive.playing import Drive, Engine, main, parser_of
+from paritybit.drive.sglang.settings import OF_RELEASE, Served
 
 IMPORTED = ("sglang.srt.managers.scheduler", "sglang.srt.models.registry")
 """Modules of the engine that take longest to import: the second one imports each model's."""
@@ -27,24 +16,7 @@ IMPORTED = ("sglang.srt.managers.scheduler", "sglang.srt.models.registry")
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
-    made = argparse.ArgumentParser(prog="python -m paritybit.drive.sglang")
-    add_play_options(made, DEVICES, page_size=1)
-    made.add_argument("--chunk", type=int, default=CHUNK)
-    made.add_argument("--rows", type=int, default=ROWS)
-    made.add_argument("--pool", type=int, default=POOL)
-    made.add_argument("--windows", type=int, help="slots of the window pool")
-    made.add_argument("--whole-prompts", action="store_true")
-    made.add_argument("--speculative", choices=SPECULATION)
-    made.add_argument("--sliding-draft", action="store_true")
-    made.add_argument("--frozen-draft", choices=FROZEN)
-    made.add_argument("--topk", type=int, default=1)
-    made.add_argument("--adapters", type=int, default=0, help="serve so many LoRA adapters")
-    made.add_argument("--ranks", type=int, choices=RANKS, default=1, help="data-parallel ranks")
-    made.add_argument("--host-cache", action="store_true", help="keep KV on the host, too")
-    made.add_argument("--backend", default="triton")
-    made.add_argument("--graphs", choices=GRAPHS, default="decode")
-    made.add_argument("--alone", action="store_true", help="serve each request alone, too")
-    return made
+    return parser_of("paritybit.drive.sglang", Served)
 
 
 def stand_in(device: str) -> None:

@@ -69,8 +69,11 @@ class Served(Common):
 
     ACTIONS: ClassVar = ACTIONS
     CHOICES: ClassVar = {
-        "graphs": GRAPHS, "speculative": (None, *SPECULATION), "ranks": RANKS,
-    }  # fmt: skip
+        "graphs": GRAPHS,
+        "speculative": (None, *SPECULATION),
+        "frozen_draft": (None, *FROZEN),
+        "ranks": RANKS,
+    }
     SIZES: ClassVar = ("page_size", "topk", "rows", "chunk", "pool")
 
     page_size: int = 1

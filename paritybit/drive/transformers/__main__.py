@@ -5,21 +5,13 @@ Ends with 0 when it has played for as long as asked, and the engine was idle at 
 
 import argparse
 
-from paritybit.drive.playing import Drive, Engine, add_play_options, main
-from paritybit.drive.served import DEVICES
-from paritybit.drive.transformers.settings import SCHEDULERS, Served
+from paritybit.drive.playing import Drive, Engine, main, parser_of
+from paritybit.drive.transformers.settings import Served
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
-    made = argparse.ArgumentParser(prog="python -m paritybit.drive.transformers")
-    add_play_options(made, DEVICES, page_size=16)
-    made.add_argument("--full", action="store_true", help="make all layers ones of full attention")
-    made.add_argument("--no-graphs", dest="graphs", action="store_false")
-    made.add_argument("--offload", action="store_true")
-    made.add_argument("--samples", type=int, default=1)
-    made.add_argument("--scheduler", choices=SCHEDULERS, default="fifo")
-    return made
+    return parser_of("paritybit.drive.transformers", Served)
 
 
 def prepare(device: str) -> None:

@@ -7,21 +7,13 @@ import argparse
 import importlib
 import os
 
-from paritybit.drive.playing import Drive, Engine, add_play_options, main
-from paritybit.drive.served import DEVICES
-from paritybit.drive.vllm.settings import BACKENDS, GRAPHS, SPECULATION, Served
+from paritybit.drive.playing import Drive, Engine, main, parser_of
+from paritybit.drive.vllm.settings import Served
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
-    made = argparse.ArgumentParser(prog="python -m paritybit.drive.vllm")
-    add_play_options(made, DEVICES, page_size=16)
-    made.add_argument("--whole-prompts", action="store_true")
-    made.add_argument("--graphs", choices=tuple(GRAPHS), default="decode")
-    made.add_argument("--runner", type=int, choices=(1, 2), default=1)
-    made.add_argument("--speculative", choices=tuple(SPECULATION))
-    made.add_argument("--backend", choices=tuple(BACKENDS), default="triton")
-    return made
+    return parser_of("paritybit.drive.vllm", Served)
 
 
 def prepare(device: str) -> None:
