@@ -16,7 +16,7 @@ from pathlib import Path
 from textwrap import wrap
 
 from paritybit.harness.cli.exit_codes import OK
-from paritybit.harness.cli.words.values import EVERY, NEWEST
+from paritybit.harness.cli.words.values import NEWEST
 from paritybit.harness.errors import PLURALS, CannotRunError, known
 from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.sources import digest
@@ -88,9 +88,9 @@ def check_engine(options: argparse.Namespace) -> None:
     engines = importlib.import_module("paritybit.drive.engines")
     if version is not None:
         engines.released(version)
-    elif versions is None and not any(one.is_meant_by(engine) for one in engines.DRIVEN):
-        importlib.import_module("paritybit.engines.fetch").package_of(engine)
-    for named in set(versions or ()) - {EVERY, NEWEST}:
+    elif versions is None:
+        engines.driven(engine)
+    for named in set(versions or ()) - {NEWEST}:
         engines.released(f"{engine}=={named}")
 
 

@@ -1,16 +1,12 @@
 """The engines that `watch --engine` drives: a table."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from paritybit.drive import transformers
 from paritybit.engines import fetch
-from paritybit.engines.loading import folder_of_package
-from paritybit.engines.packages import SGLANG, VLLM, Package
+from paritybit.engines.packages import SGLANG, TRANSFORMERS, VLLM, Package
 from paritybit.harness.errors import MalformedError, quoted
 
 if TYPE_CHECKING:
@@ -39,16 +35,13 @@ class Starter(Protocol):
 
 @dataclass(frozen=True)
 class Driven:
-    """An engine that is driven: its package, and the package of ours that drives it.
+    """An engine, and the package of paritybit that serves it.
 
-    Its modules are imported when they are needed. `oldest` is the first release that is driven. If
-    it is `imported` by others, a folder that has another engine, too, is that one's.
+    The modules of that package are imported when they are needed.
     """
 
     package: Package
     place: str
-    oldest: str
-    imported: bool = False
 
     def _module(self, name: str) -> Any:
         return import_module(f"{self.place}.{name}")
@@ -77,43 +70,27 @@ class Driven:
         simple: Mapping[str, Setting] = self._module("settings").SIMPLE
         return simple
 
-    def is_meant_by(self, spec: str) -> bool:
-        """Whether `NAME==VERSION` or a folder is this engine."""
-        package = self.package
-        if re.fullmatch(rf"{package.name}=={fetch.VERSION}", spec) is not None:
-            return True
-        try:
-            return folder_of_package(Path(spec), package.name, package.marker) is not None
-        except (OSError, ValueError):  # It cannot be a path at all.
-            return False
-
 
 DRIVEN = (
-    Driven(SGLANG, "paritybit.drive.sglang", SGLANG.oldest),
-    Driven(transformers.PACKAGE, transformers.__name__, "5.19.0", imported=True),
-    Driven(VLLM, "paritybit.drive.vllm", "0.28.0"),
+    Driven(SGLANG, "paritybit.drive.sglang"),
+    Driven(TRANSFORMERS, "paritybit.drive.transformers"),
+    Driven(VLLM, "paritybit.drive.vllm"),
 )
 BY_NAME = {one.package.name: one for one in DRIVEN}
 
 
 def driven(spec: str) -> Driven:
-    """Return the engine that is asked for. Raises MalformedError for one that is not driven."""
-    every = [one for one in DRIVEN if one.is_meant_by(spec)]
-    found = [one for one in every if not one.imported] or every
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise MalformedError(f"{quoted(spec)} contains the source of several engines")
-    names = ", ".join(f"{one.package.name}==VERSION" for one in DRIVEN)
-    raise MalformedError(
-        f"{quoted(spec)} is not an engine; expected one of {names}, or a folder with its source"
-    )
+    """Return the engine of `NAME==VERSION` or of a folder.
+
+    Raises MalformedError as `fetch.package_of` does.
+    """
+    return BY_NAME[fetch.package_of(spec).name]
 
 
 def released(spec: str) -> tuple[Driven, str]:
-    """Return the engine and the version of ENGINE==VERSION; VERSION alone is one of sglang.
+    """Return the engine and the version of ENGINE==VERSION. VERSION alone is a release of sglang.
 
-    Raises MalformedError for an engine that there is not, and for what is no version.
+    Raises MalformedError for an unknown engine, and for text that is not a version.
     """
     name, _, version = spec.rpartition("==")
     one = BY_NAME.get(name or SGLANG.name)

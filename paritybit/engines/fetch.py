@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,16 +33,13 @@ OTHER_HASH = "DO NOT MATCH THE HASHES"
 VERSION = r"[0-9]+(?:[.][0-9]+)*(?:(?:a|b|rc)[0-9]+)?(?:[.]post[0-9]+)?(?:[.]dev[0-9]+)?"
 """What a release's version looks like."""
 
-NAMED = re.compile(rf"({'|'.join(PACKAGES)})==({VERSION})")
-
 
 @dataclass(frozen=True)
 class Found:
-    """An engine that lies here: what it is called, its package's folder, and which engine it is."""
+    """An engine on this machine: its name for reports, and the folder of its package."""
 
     name: str
     package: Path
-    engine: str = SGLANG.name
 
 
 def folder() -> Path:
@@ -60,46 +58,51 @@ def find(spec: str) -> Found:
     Raises MalformedError for what is neither, for a release that does not exist, and for a file
     that has another hash than is pinned; CannotRunError for a release that cannot be had here.
     """
-    package, named = package_of(spec), NAMED.fullmatch(spec)
-    if named is not None:
-        return fetch(named[2], package)
+    package = package_of(spec)
+    version = version_in(spec, package)
+    if version is not None:
+        return fetch(version, package)
     home = folder_of_package(Path(spec), package.name, package.marker)
     assert home is not None
     _require_dependencies(package)
-    return Found(f"{package.name} in {Path(spec).name or spec}", home.resolve(), package.name)
+    return Found(f"{package.name} in {Path(spec).name or spec}", home.resolve())
 
 
-def package_of(spec: str) -> Package:
-    """Return which engine is asked for. Raises MalformedError for what is none."""
-    named = NAMED.fullmatch(spec)
-    if named is not None:
-        return PACKAGES[named[1]]
-    try:
-        found = [
-            package
-            for package in PACKAGES.values()
-            if folder_of_package(Path(spec), package.name, package.marker) is not None
-        ]
-    except (OSError, ValueError):  # It cannot be a path at all.
-        found = []
-    if len(found) > 1:
-        both = " and ".join(package.name for package in found)
+def package_of(spec: str, known: Collection[Package] = PACKAGES.values()) -> Package:
+    """Return the engine that `NAME==VERSION` or a folder names, out of those that are `known`.
+
+    Raises MalformedError for any other text, and for a folder with the source of several engines.
+    """
+    every = [package for package in known if is_meant_by(spec, package)]
+    found = [package for package in every if not package.imported] or every
+    if len(found) == 1:
+        return found[0]
+    if found:
         raise MalformedError(
-            f"{quoted(spec)} contains the source of both {both}; name a folder with only one"
+            f"{quoted(spec)} contains the source of several engines; name a folder with only one"
         )
-    if not found:
-        raise MalformedError(f"{quoted(spec)} is not an engine; {what_is_an_engine()}")
-    return found[0]
-
-
-def what_is_an_engine() -> str:
-    """Say what may be asked for."""
-    names = " or ".join(f"{name}==VERSION" for name in PACKAGES)
-    folders = " or ".join(f"{one.name}/{one.marker}" for one in PACKAGES.values())
-    return (
-        f"expected {names}, or a folder that contains {folders}, directly or in its subfolder "
-        "python"
+    names = ", ".join(f"{package.name}==VERSION" for package in known)
+    folders = ", ".join(f"{package.name}/{package.marker}" for package in known)
+    raise MalformedError(
+        f"{quoted(spec)} is not an engine; expected one of {names}, or a folder that contains one "
+        f"of {folders}, directly or in its subfolder python or src"
     )
+
+
+def version_in(spec: str, package: Package) -> str | None:
+    """Return the version in `NAME==VERSION`, or None for other text and for other packages."""
+    named = re.fullmatch(rf"{package.name}==({VERSION})", spec)
+    return None if named is None else named[1]
+
+
+def is_meant_by(spec: str, package: Package) -> bool:
+    """Return whether `NAME==VERSION`, or a folder, is an engine of this package."""
+    if version_in(spec, package) is not None:
+        return True
+    try:
+        return folder_of_package(Path(spec), package.name, package.marker) is not None
+    except (OSError, ValueError):  # The text cannot be a path.
+        return False
 
 
 def require_release(version: str, package: Package = SGLANG) -> None:
@@ -130,7 +133,7 @@ def fetch(version: str, package: Package = SGLANG) -> Found:
         found = folder_of_package(home, name, marker)
         assert found is not None
     _require_dependencies(package)
-    return Found(f"{name} {version}", found, name)
+    return Found(f"{name} {version}", found)
 
 
 def newest(package: Package = SGLANG) -> str:
@@ -138,19 +141,6 @@ def newest(package: Package = SGLANG) -> str:
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
         wheel = _download(None, Path(scratch), package)
         return wheel.name.split("-")[1]
-
-
-def released(oldest: str, package: Package = SGLANG) -> list[str]:
-    """Return every release on the index from one on, in order. Raises as `newest` does."""
-    said = _pip("index", "versions", package.name)
-    listed = re.search(r"Available versions: (.*)", said)
-    if listed is None:
-        raise CannotRunError(
-            f"cannot list the releases of {package.name} because no package index answers"
-        )
-    versions = [version.strip() for version in listed[1].split(",")]
-    since = [version for version in versions if in_order(version) >= in_order(oldest)]
-    return sorted(since, key=in_order)
 
 
 def fetched(package: Package = SGLANG) -> list[str]:

@@ -1,4 +1,4 @@
-"""The packages of engines as data: where they lie, what is unpacked, what they import besides."""
+"""The packages of engines: how each is recognised, what is unpacked, and what it imports."""
 
 from dataclasses import dataclass
 
@@ -7,20 +7,26 @@ DEPENDENCIES = "dependencies"
 
 @dataclass(frozen=True)
 class Package:
-    """An engine's package: its name, and the folder in it by which it is known.
+    """The package of an engine.
 
-    `example` is one of its releases, `oldest` the first that `all` means, and `walked` those that
-    a walk tries by itself. `dependencies` are folders of what it imports, each installed from the
-    requirements file of its name. Files of a wheel that end with one of `unneeded` are left out.
+    A folder called `name` that contains the folder `marker` is recognised as the package. `example`
+    is the number of a release, and `oldest` the first release that paritybit serves.
+
+    Each of `dependencies` is a folder with packages that the engine imports. It is installed from
+    the requirements file of the same name. Files of a wheel that end with one of `unneeded` are not
+    unpacked.
+
+    Other engines import an engine that is `imported`. A folder that also contains one of those
+    belongs to the other engine.
     """
 
     name: str
     marker: str
     example: str
     oldest: str
-    walked: tuple[str, ...]
     dependencies: tuple[str, ...]
     unneeded: tuple[str, ...] = ()
+    imported: bool = False
 
 
 SGLANG = Package(
@@ -28,17 +34,23 @@ SGLANG = Package(
     marker="srt",
     example="0.5.12",
     oldest="0.5.10.post1",
-    walked=("0.5.11", "0.5.12", "0.5.13", "0.5.15"),
     dependencies=(DEPENDENCIES,),
+)
+TRANSFORMERS = Package(
+    name="transformers",
+    marker="generation/continuous_batching",
+    example="5.24.0",
+    oldest="5.19.0",
+    dependencies=("continuous-batching",),
+    imported=True,
 )
 VLLM = Package(
     name="vllm",
     marker="v1",
     example="0.33.0",
-    oldest="0.17.0",
-    walked=("0.17.0", "0.33.0"),
+    oldest="0.28.0",
     dependencies=(DEPENDENCIES, f"{DEPENDENCIES}-vllm"),
     unneeded=(".so",),
 )
-PACKAGES = {package.name: package for package in (SGLANG, VLLM)}
-"""The engines that can be put on trial, by name."""
+PACKAGES = {package.name: package for package in (SGLANG, TRANSFORMERS, VLLM)}
+"""The engines by name."""

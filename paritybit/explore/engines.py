@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from paritybit.engines import fetch
-from paritybit.engines.packages import SGLANG, VLLM
+from paritybit.engines.packages import PACKAGES, SGLANG, VLLM
 from paritybit.explore.bound import Bound
 from paritybit.explore.search import Machine, Search
 from paritybit.explore.snapshots import Snapshots
@@ -16,7 +16,10 @@ MODULES = {
     SGLANG.name: "paritybit.explore.sglang",
     VLLM.name: "paritybit.explore.vllm",
 }
-"""The module of each engine, by name. One that is not used is not imported."""
+"""The module of each engine, by name. It is imported when it is used."""
+
+EXPLORED = tuple(PACKAGES[name] for name in MODULES)
+"""The engines that are explored."""
 
 
 class Explorable(Protocol):
@@ -45,7 +48,7 @@ def search_of(spec: str, bound: Bound) -> tuple[str, Search]:
     Raises MalformedError for what is no engine and for a bound in which no request fits, and
     CannotRunError for a release whose classes are not those that are known here.
     """
-    module: Explorable = importlib.import_module(MODULES[fetch.package_of(spec).name])
+    module: Explorable = importlib.import_module(MODULES[fetch.package_of(spec, EXPLORED).name])
     module.require_room(bound)
     found = fetch.find(spec)
     try:

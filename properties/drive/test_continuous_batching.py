@@ -15,12 +15,13 @@ from paritybit.drive.environment import Environment
 from paritybit.drive.legs import plan
 from paritybit.drive.playing import served_as
 from paritybit.drive.requests import other_beginnings, waves
-from paritybit.drive.transformers import PACKAGE, environment, stand_ins
+from paritybit.drive.transformers import environment, stand_ins
 from paritybit.drive.transformers.__main__ import parser
 from paritybit.drive.transformers.legs import LEGS
 from paritybit.drive.transformers.settings import POOL, Served
+from paritybit.engines import fetch
 from paritybit.engines.graphs import CpuGraph
-from paritybit.engines.packages import SGLANG
+from paritybit.engines.packages import SGLANG, TRANSFORMERS
 
 
 def test_the_engine_is_chosen_by_the_package_of_a_release_or_a_folder(tmp_path: Path) -> None:
@@ -33,7 +34,7 @@ def test_the_engine_is_chosen_by_the_package_of_a_release_or_a_folder(tmp_path: 
         assert driven(str(tmp_path / f"{name}-src")).package is one.package
         (tmp_path / "all" / name / marker).mkdir(parents=True)
     both = tmp_path / f"{SGLANG.name}-src/src"
-    (both / PACKAGE.name / PACKAGE.marker).mkdir(parents=True)
+    (both / TRANSFORMERS.name / TRANSFORMERS.marker).mkdir(parents=True)
     assert driven(str(both)).package is SGLANG  # It imports the other.
     with pytest.raises(MalformedError, match="several engines"):
         driven(str(tmp_path / "all"))
@@ -58,7 +59,7 @@ def test_each_leg_is_a_command_line_that_is_understood(device: str) -> None:
 
 
 def test_the_pins_have_hashes() -> None:
-    text = environment.PINS.read_text()
+    text = (fetch.PINS / "engine-continuous-batching.txt").read_text()
     pins = re.findall(r"^[a-z][^\n]*==[^\n]*\n    --hash=", text, re.M)
     assert len(pins) == len(re.findall(r"^[a-z]", text, re.M)) > 30
 

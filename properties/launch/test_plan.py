@@ -379,5 +379,5 @@ def test_a_release_that_does_not_start_is_not_tried(
 @pytest.mark.parametrize("name", [one.package.name for one in DRIVEN])
 def test_every_engine_that_is_driven_has_releases_to_watch(name: str) -> None:
     asked = Namespace(engine=name, releases=())
-    assert BY_NAME[name].oldest == versions_of(asked)[0]
+    assert BY_NAME[name].package.oldest == versions_of(asked)[0]
     assert name in ENGINES

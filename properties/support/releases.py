@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from paritybit.drive.transformers import PACKAGE as TRANSFORMERS
 from paritybit.engines import fetch as engines
 from paritybit.engines.loading import folder_of_package
 from paritybit.engines.packages import PACKAGES, SGLANG
@@ -22,7 +21,7 @@ def package_of(version: str, engine: str = SGLANG.name) -> Path:
     if not os.environ.get(ASKED_FOR):
         pytest.skip("tests of releases were not run: `make test-releases` runs them")
     home = engines.folder() / f"{engine}-{version}"
-    marker = {**PACKAGES, TRANSFORMERS.name: TRANSFORMERS}[engine].marker
+    marker = PACKAGES[engine].marker
     package = folder_of_package(home, engine, marker)
     if package is None:
         asked = version if engine == SGLANG.name else f"{engine}=={version}"

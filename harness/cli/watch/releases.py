@@ -158,7 +158,7 @@ def versions_of(options: argparse.Namespace) -> Sequence[str]:
     package = engine.package
     if not options.releases:
         pinned = re.findall(rf"^{package.name}==(\S+)", fetch.RELEASES.read_text(), re.MULTILINE)
-        known = [one for one in pinned if fetch.in_order(one) >= fetch.in_order(engine.oldest)]
+        known = [one for one in pinned if fetch.in_order(one) >= fetch.in_order(package.oldest)]
         return sorted(known, key=fetch.in_order)
     versions = [fetch.newest(package) if one == NEWEST else one for one in options.releases]
     for version in versions:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from paritybit.harness.errors import quoted
 
-NEWEST, EVERY = "newest", "all"
-"""What stands for the newest release, and for every release."""
+NEWEST = "newest"
+"""Stands for the newest release."""
 
 MOST_NAME_BYTES = 255
 """The size limit of a file's name, in most file systems."""
