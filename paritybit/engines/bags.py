@@ -48,23 +48,13 @@ def settings(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Bag:
-    """A bag of declared values.
+    """An object with declared values. Any other name raises UndeclaredError."""
 
-    Any other name raises UndeclaredError; `asked` collects those names.
-    """
-
-    def __init__(self, values: Mapping[str, Any], asked: set[str], label: str) -> None:
+    def __init__(self, values: Mapping[str, Any], label: str) -> None:
         self.__dict__.update(values)
-        self._asked = asked
         self._label = label
-
-    def set(self, name: str, value: Any) -> None:
-        """Declare one more value."""
-        self.__dict__[name] = value
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        asked = f"{self._label}.{name}"
-        self._asked.add(asked)
-        raise UndeclaredError(f"the engine reads {asked}, which is not declared")
+        raise UndeclaredError(f"the engine reads {self._label}.{name}, which is not declared")

@@ -40,7 +40,6 @@ class Engine:
     ) -> None:
         self.name = name
         self.stubs = stubs
-        self.modules: list[str] = []
         sys.meta_path.insert(0, self.stubs)
         sys.path.extend(map(str, dependencies))
         if front:
@@ -62,7 +61,6 @@ class Engine:
             raise PartMissingError(f"{name} cannot be imported: {message(error)}") from error
         except Exception as error:  # An engine's import may fail in any way.
             raise PartMissingError(f"{name} cannot be imported: {message(error)}") from error
-        self.modules.append(name)
         return found
 
     def part(self, *places: str) -> Any:

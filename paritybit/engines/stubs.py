@@ -20,16 +20,13 @@ from paritybit.engines.missing import StandInUsedError
 class Stand(ABCMeta):
     """The type of stand-ins: any attribute of one is another, and it lists nothing.
 
-    An abstract base may stand beside one. `refused` collects the names of those that are used
-    outside an import: an engine may catch the error.
+    A class may also have abstract base classes alongside a stand-in.
     """
-
-    refused: set[str]
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return stand_in(cls.__module__, f"{cls.__qualname__}.{name}", cls.refused)
+        return stand_in(cls.__module__, f"{cls.__qualname__}.{name}")
 
     def __call__(cls, *arguments: Any, **named: Any) -> Any:
         """Return an instance. Raises StandInUsedError outside an import."""
@@ -86,9 +83,9 @@ class Anything(metaclass=Stand):
         return {"type": "any"}
 
 
-def stand_in(module: str, name: str, refused: set[str]) -> Stand:
+def stand_in(module: str, name: str) -> Stand:
     """Return a class of that module and name that can be subclassed and asked for anything."""
-    named = {"__module__": module, "__qualname__": name, "refused": refused}
+    named = {"__module__": module, "__qualname__": name}
     return Stand(name.rpartition(".")[2], (Anything,), named)
 
 
@@ -96,7 +93,6 @@ def only_imported(used: Stand, how: str) -> None:
     """Raise StandInUsedError, which names what is used, unless a module is being imported."""
     if not importing():
         name = f"{used.__module__}.{used.__qualname__}"
-        used.refused.add(name)
         raise StandInUsedError(f"the engine {how} {name}, which is a stub")
 
 
@@ -118,16 +114,12 @@ def importing() -> bool:
 
 
 class StubModule(ModuleType):
-    """A module that has every name. `refused` is that of its stand-ins."""
-
-    def __init__(self, name: str, refused: set[str]) -> None:
-        super().__init__(name)
-        self.refused = refused
+    """A module that has every name: each is a stand-in."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        made = stand_in(self.__name__, name, self.refused)
+        made = stand_in(self.__name__, name)
         setattr(self, name, made)
         return made
 
@@ -135,8 +127,7 @@ class StubModule(ModuleType):
 class StubFinder(MetaPathFinder, Loader):
     """Finds stubs of the given names, but for those below one that must be `absent`.
 
-    `answers` are what stubbed modules have that is used. `used` are those that were asked for,
-    and what of them was refused outside an import.
+    `answers` are the names that the engine uses in stubbed modules, with their values.
     """
 
     def __init__(
@@ -148,21 +139,18 @@ class StubFinder(MetaPathFinder, Loader):
         self.names = names
         self.absent = absent
         self.answers = answers
-        self.used: set[str] = set()
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Return the spec of a stub, for a name on the list or below one."""
         if fullname in self.absent:
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
-        root = next((name for name in self.names if f"{fullname}.".startswith(f"{name}.")), None)
-        if root is None:
+        if not any(f"{fullname}.".startswith(f"{name}.") for name in self.names):
             return None
-        self.used.add(root)
         return ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Return an empty stub."""
-        return StubModule(spec.name, self.used)
+        return StubModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         """Give the stub what is declared of it."""

@@ -1,15 +1,11 @@
-"""Measures what checksums cost: `python -m paritybit.watch.bench --gib 60 --device cuda`.
+"""Measures the cost of checksums for `paritybit bench`.
 
-Prints one JSON object, and writes it to `--out`. Bandwidths are in GB/s: a copy counts the bytes
-that it reads and those that it writes.
+Bandwidths are in GB/s. A copy counts the bytes that it reads and the bytes that it writes.
 """
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,11 +17,11 @@ from paritybit.watch.ledger import Ledger, Names
 LAYERS, HEADS, WIDTH = 60, 8, 128
 
 COPIED = 2**33
-"""Bytes of the copy, at most: it needs twice as many."""
+"""The largest copy in bytes. It needs twice as much memory."""
 
 
 def pool(gib: float, device: str) -> Group:
-    """Return a group of LAYERS layers, bf16, that holds so many GiB."""
+    """Return a group of LAYERS layers of bfloat16 with a total size of `gib` GiB."""
     slots = max(64, int(gib * 2**30 / (LAYERS * 2 * HEADS * WIDTH * 2)))
 
     def tensor() -> torch.Tensor:
@@ -36,7 +32,7 @@ def pool(gib: float, device: str) -> Group:
 
 
 def seconds(run: Callable[[], object], device: str, repeats: int) -> float:
-    """Return the median time of a call, which runs once before it is measured."""
+    """Return the median time of a call in seconds, after one call that is not measured."""
 
     def wait() -> None:
         if device.startswith("cuda"):
@@ -54,7 +50,7 @@ def seconds(run: Callable[[], object], device: str, repeats: int) -> float:
 
 
 def copy_bandwidth(size: int, device: str, repeats: int) -> float:
-    """Return the GB/s of a copy of so many bytes."""
+    """Return the bandwidth of a copy of `size` bytes in GB/s."""
     source = torch.ones(size // 8, dtype=torch.int64, device=device)
     target = torch.empty_like(source)
     taken = seconds(lambda: target.copy_(source), device, repeats)
@@ -62,7 +58,7 @@ def copy_bandwidth(size: int, device: str, repeats: int) -> float:
 
 
 def measured(gib: float, device: str, repeats: int) -> dict[str, Any]:
-    """Return the measurements of a pool of so many GiB."""
+    """Return the measurements for a pool of `gib` GiB."""
     copied = min(COPIED, max(2**20, int(gib * 2**30 / 4)))
     copy = copy_bandwidth(copied, device, repeats)
     group = pool(gib, device)
@@ -88,21 +84,3 @@ def measured(gib: float, device: str, repeats: int) -> dict[str, Any]:
         "ledger_frame_ms": round(seconds(ledger.frame, device, repeats) * 1e3, 3),
         "ledger_bytes_per_slot": taken / checksums.slots,
     }
-
-
-def main() -> None:
-    """Measure, print and write."""
-    parser = argparse.ArgumentParser(description="Measure the cost of checksums of a KV pool.")
-    parser.add_argument("--gib", type=float, default=1.0, help="size of the pool")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--repeats", type=int, default=5, help="calls of which the median counts")
-    parser.add_argument("--out", type=Path, help="file to write to")
-    options = parser.parse_args()
-    text = json.dumps(measured(options.gib, options.device, options.repeats), indent=2)
-    print(text)  # noqa: T201 - a command line prints
-    if options.out is not None:
-        options.out.write_text(text + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

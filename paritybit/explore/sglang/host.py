@@ -17,8 +17,8 @@ from paritybit.explore.sglang.settings import ATTENTION, GROUPS, OFF, SIZES, SUB
 class StubConfig(Bag):
     """A bag of declared values, and of those that are off for bags of its label."""
 
-    def __init__(self, values: dict[str, Any], asked: set[str], label: str) -> None:
-        super().__init__({**OFF.get(label, {}), **values}, asked, label)
+    def __init__(self, values: dict[str, Any], label: str) -> None:
+        super().__init__({**OFF.get(label, {}), **values}, label)
 
 
 class Switch:
@@ -69,13 +69,11 @@ class StubGroups(StubConfig):
 
 
 def server_arguments(
-    buckets: tuple[int, ...], tokens: tuple[int, ...], page_size: int, asked: set[str]
+    buckets: tuple[int, ...], tokens: tuple[int, ...], page_size: int
 ) -> dict[str, Any]:
-    """Return the settings that are not off; `asked` collects the others that are asked for."""
+    """Return the settings that are not off."""
     phases: dict[str, Any] = {
-        name: StubConfig(
-            {"bs": list(sizes), "backend": "full", "max_bs": max(sizes)}, asked, "cuda_graph"
-        )
+        name: StubConfig({"bs": list(sizes), "backend": "full", "max_bs": max(sizes)}, "cuda_graph")
         for name, sizes in (("decode", buckets), ("prefill", tokens))
     }
     return SIZES | {
@@ -86,7 +84,7 @@ def server_arguments(
         "piecewise_cuda_graph_tokens": list(tokens),
         "piecewise_cuda_graph_max_tokens": max(tokens),
         "piecewise_cuda_graph_compiler": "eager",
-        "cuda_graph_config": StubConfig(phases, asked, "cuda_graph_config"),
+        "cuda_graph_config": StubConfig(phases, "cuda_graph_config"),
         "attention_backend": "triton",
         "chunked_prefill_size": max(tokens),
         "page_size": page_size,
@@ -110,21 +108,14 @@ def server_arguments(
 class Host:
     """The stand-ins for one engine in this process, on one device."""
 
-    def __init__(
-        self, engine: Engine, settings: dict[str, Any], device: str, asked: set[str]
-    ) -> None:
+    def __init__(self, engine: Engine, settings: dict[str, Any], device: str) -> None:
         self.engine = engine
-        self.asked = asked
         self.rank = OneRank()
-        self.arguments = self._stub("server_args", settings | {"device": device})
-        self.bag = StubGroups(settings | {"device": device}, asked, "config")
+        self.arguments = StubConfig(settings | {"device": device}, "server_args")
+        self.bag = StubGroups(settings | {"device": device}, "config")
         groups = {f"{name.lower().strip('_')}_group": self.rank for name in GROUPS}
-        self.parallel = self._stub("parallel", SIZES | groups)
+        self.parallel = StubConfig(SIZES | groups, "parallel")
         self._publish()
-
-    def _stub(self, label: str, values: dict[str, Any]) -> StubConfig:
-        """Return a bag of declared values."""
-        return StubConfig(values, self.asked, label)
 
     def _publish(self) -> None:
         """Let the engine's own accessors find the settings and the groups.

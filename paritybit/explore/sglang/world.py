@@ -81,10 +81,9 @@ class World:
         from paritybit.explore.sglang.host import Host, server_arguments  # noqa: PLC0415
 
         self.engine, self.bound = engine, bound
-        asked: set[str] = set()
         self.chunk = -(-bound.budget // bound.page_size) * bound.page_size
-        settings = server_arguments((1,), (self.chunk,), bound.page_size, asked) | SETTINGS
-        self.host = Host(engine, settings, "cpu", asked)
+        settings = server_arguments((1,), (self.chunk,), bound.page_size) | SETTINGS
+        self.host = Host(engine, settings, "cpu")
         self.batch = engine.part(f"{BATCHES}:ScheduleBatch")
         self.adder = engine.part("srt.managers.schedule_policy:PrefillAdder")
         self.abort = engine.part(f"{BATCHES}:FINISH_ABORT")
@@ -94,7 +93,6 @@ class World:
         self.kind = engine.part(f"{BATCHES}:Req")
         self.model = Bag(
             {"is_encoder_decoder": False, "vocab_size": 8, "context_len": bound.longest + 1},
-            asked,
             "model_config",
         )
         self.no_drafts = self.host.no_speculation()
