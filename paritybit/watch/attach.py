@@ -1,15 +1,15 @@
 """Finds the connectors of engines and starts them in this process.
 
-A connector is an entry point in the group `paritybit.connectors`. Its name is the engine's
-top-level package. It loads as a function without arguments, `connect()`, which hooks the engine;
-what it returns is ignored. `connect` runs at most once per process and name.
+A connector is an entry point in the group `paritybit.connectors`. Its name is the top-level package
+of the engine. It loads as a function `connect()` without arguments that hooks the engine. The
+result of the function is ignored. It runs at most once per process and name.
 
 - An engine with a plugin mechanism calls `connect(NAME)` of this module from its plugin.
-- For any other engine `install()` runs at the start of the process, before the engine is
+- For any other engine, `install()` runs at the start of the process, before the engine is
   imported. It calls `connect(NAME)` as soon as the top-level package has been imported.
 
-Neither does anything if `PARITYBIT_WATCH` is not set. A connector that fails makes the run
-undecided; the engine goes on.
+Both do nothing if `PARITYBIT_WATCH` is not set. If a connector fails, the run has no verdict, and
+the engine continues.
 """
 
 import functools
@@ -29,7 +29,7 @@ _CONNECTED: set[str] = set()
 
 
 def connectors() -> dict[str, EntryPoint]:
-    """Return the entry points of all connectors that are installed, by name."""
+    """Return the entry points of all installed connectors, by name."""
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
@@ -50,7 +50,7 @@ def connect(name: str) -> None:
 
 
 def where() -> str:
-    """Return the error being handled, with the modules and lines that led to it."""
+    """Return the error that is being handled, with the last modules and lines of its traceback."""
     kind, error, trace = sys.exc_info()
     frames = [
         f"{frame.f_globals.get('__name__', '?')}:{line}" for frame, line in traceback.walk_tb(trace)
@@ -60,7 +60,7 @@ def where() -> str:
 
 
 def install() -> None:
-    """Call each connector once its engine's package has been imported."""
+    """Arrange that each connector is called when the package of its engine has been imported."""
     if of_process() is None:
         return
     for name in set(connectors()) - _CONNECTED:
@@ -68,7 +68,7 @@ def install() -> None:
 
 
 def when_imported(name: str, call: Callable[[], None]) -> None:
-    """Call something once a module has been imported, now if it has been already."""
+    """Call a function when a module has been imported, or now if it is imported already."""
     if name in sys.modules:
         call()
     else:
@@ -76,7 +76,7 @@ def when_imported(name: str, call: Callable[[], None]) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds one module as Python does, and runs something once it has been imported."""
+    """Finds one module as Python does, and calls a function when it has been imported."""
 
     def __init__(self, name: str, call: Callable[[], None]) -> None:
         self.name, self.call = name, call
@@ -84,7 +84,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of the module; None for all others."""
+        """Return the spec of the module, or None for any other module."""
         if fullname != self.name:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
@@ -93,24 +93,24 @@ class _Finder(MetaPathFinder):
         return spec
 
     def loaded(self) -> None:
-        """Find no more. Who only asks for a spec does not import the module."""
+        """Stop finding, and make the call. A caller that only gets a spec does not cause this."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         self.call()
 
 
 class _Loader(Loader):
-    """Loads a module by its own loader, then calls something."""
+    """Loads a module with its own loader, then calls a function."""
 
     def __init__(self, inner: Loader, call: Callable[[], None]) -> None:
         self.inner, self.call = inner, call
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Create the module as its own loader does."""
+        """Create the module with its own loader."""
         return self.inner.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module, then the call."""
+        """Execute the module, then make the call."""
         spec = module.__spec__
         if spec is not None:
             spec.loader = self.inner

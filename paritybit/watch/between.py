@@ -1,7 +1,7 @@
-"""What an engine reports between forwards: allocations, copies, tokens that became known.
+"""Follows what happens between forwards: allocations, frees, copies, and tokens that become known.
 
-Each change of slots is noted by a copy of its slot numbers alone, which does not wait for a GPU.
-`settle` then brings the ledgers up to date with all changes, in their order.
+Each change is first noted as a copy of its slot numbers, without synchronising with a GPU. `settle`
+then applies all noted changes to the ledgers, in order.
 """
 
 from collections import OrderedDict
@@ -20,20 +20,21 @@ from paritybit.watch.observations import Cached, EngineError, Freeing, Idle, Idl
 from paritybit.watch.settings import Settings
 
 MOST_WAITING = 4096
-"""Requests whose ids are kept until their tokens are known."""
+"""Number of requests whose ids are kept until their tokens are known."""
 
 
 FREED, ALLOCATED, FILLED = "freed", "allocated", "filled"
 
 MOST_NOTED = 4096
-"""Changes that are kept before the ledger is brought up to date."""
+"""Number of changes that are kept before they are applied to the ledger."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What happened to so many slots, [size], by which call if they were freed.
+    """A change of `size` slots. `freeing` is the number of the call, if the slots were freed.
 
-    Pages are freed and allocated whole, and named by their first slots; other slots are ignored.
+    Pages are freed and allocated as a whole. A page is named by its first slot, and any other slot
+    of a page is ignored.
     """
 
     what: str
@@ -44,9 +45,9 @@ class Change:
 
 @dataclass
 class Changes:
-    """The changes of one ledger that are not entered yet.
+    """The changes that are not yet applied to one ledger.
 
-    `unfollowed` are the kinds of change after which nobody knows what a slot holds.
+    After a change whose kind is in `unfollowed`, the content of a slot is unknown.
     """
 
     ledger: Ledger
@@ -54,9 +55,9 @@ class Changes:
     noted: list[Change] = field(default_factory=list)
 
     def note(self, what: str, slots: Tensor, forward: int = 0, source: str | None = None) -> None:
-        """Note a change of slots. The engine may change the tensor afterwards.
+        """Note a change of slots. The engine may modify the tensor afterwards.
 
-        Slots that are freed are so before a forward, from a line of source.
+        If slots are freed, `forward` is the next forward, and `source` the line of the engine.
         """
         size = slots.numel()
         if size:
@@ -66,7 +67,7 @@ class Changes:
             self.noted.append(Change(what, freeing, copied, size))
 
     def enter(self) -> Freeing | None:
-        """Bring the ledger up to date. Returns the slots that were freed; None without changes."""
+        """Apply the changes to the ledger. Returns the freed slots, or None without changes."""
         if not self.noted:
             return None
         noted, self.noted = self.noted, []
@@ -82,7 +83,7 @@ class Changes:
         another = places[1:] != places[:-1]
         first = torch.cat([another.new_ones(1), another])
         held = column[places]
-        # The last freeing up to each change: its own, an earlier one here, or the column's.
+        # The last freeing at each change: its own, an earlier one here, or the ledger's.
         known = torch.where(freed != 0, freed, held.abs())
         steps = torch.arange(len(places), device=places.device)
         known = known[steps.masked_fill(~first & (freed == 0), 0).cummax(0).values]
@@ -94,7 +95,7 @@ class Changes:
         return Freeing(self.ledger, places[mine], before[mine], freed[mine])
 
     def _in_order(self, noted: list[Change]) -> tuple[Tensor, Tensor]:
-        """Return places of the ledger and numbers of changes, by place, then by number."""
+        """Return indices of slots and numbers of changes, sorted by slot, then by number."""
         page = self.ledger.group.page_size
         places, numbers = [], []
         for whole in (False, True):
@@ -117,12 +118,12 @@ class Changes:
 
 @dataclass
 class Relayed:
-    """Token ids that models were given before the host knew them, until it does."""
+    """Token ids that a model got before the host knew them. They are kept until the host does."""
 
     waiting: OrderedDict[str, list[tuple[int, Tensor]]] = field(default_factory=OrderedDict)
 
     def add(self, model: str, row: Row, ids: Tensor) -> None:
-        """Keep those of the ids of a row, int [n], that its tokens from `cached` on do not say."""
+        """Keep the ids of a row whose tokens are unknown. `ids`, int [n], begin at `cached`."""
         tokens = row.tokens[row.cached :][: len(ids)]
         unknown = [place for place, token in enumerate(tokens) if token is None]
         if unknown:
@@ -132,10 +133,11 @@ class Relayed:
             self.waiting.popitem(last=False)
 
     def known(self, forward: Forward) -> StaticInput | None:
-        """Return the ids whose tokens a forward's rows know by now, with these, and drop them.
+        """Return the kept ids whose tokens the rows of a forward now know, and drop them.
 
-        Ids at positions that the forward computes again are dropped: an engine discards the last
-        tokens of a request that it retracts, and may sample others.
+        The result has the tokens as `expected`. Ids at positions that the forward computes again
+        are dropped, because an engine discards the last tokens of a request that it retracts, and
+        may sample others.
         """
         ids, expected = [], []
         for row in forward.rows:
@@ -158,7 +160,7 @@ class Relayed:
 
 
 class Between(Boundary):
-    """Holds the ledgers, and enters into them what happens between forwards."""
+    """Holds the ledgers, and applies to them what happens between forwards."""
 
     def __init__(self, groups: Sequence[Group], journal: Journal, settings: Settings) -> None:
         super().__init__(journal, settings)
@@ -174,44 +176,44 @@ class Between(Boundary):
         self.number = 0
         self.relayed = Relayed()
         self.loading: dict[str, list[Tensor]] = {}
-        """Per group, the slots that were filled since the last forward ended."""
+        """The slots of each group that were filled since the last forward ended."""
         self.stored: OrderedDict[tuple[str, str], list[Tensor]] = OrderedDict()
-        """What was known of slots whose bytes the engine stored elsewhere."""
+        """The ledger entries of slots whose content the engine stored elsewhere."""
         self.hosts: dict[str, list[Tensor]] = {}
-        """Per group, what is known of each slot of its host pool."""
+        """For each group, the ledger entries of the slots in its host pool."""
 
     @guarded
     def known(self, request: str, position: int, token: int) -> None:
-        """Note the token of a request at a position, which was None when it was computed."""
+        """Record the token of a request at a position that was computed while it was unknown."""
         self.chains.known(request, position, token)
 
     @guarded
     def emptied(self) -> None:
-        """Note that KV from before may not be read any more: a cache was emptied."""
+        """Record that a cache was emptied. KV from before must not be read any more."""
         self.chains.empty()
 
     @guarded
     def allocated(self, group: str, slots: Tensor) -> None:
-        """Note that the engine allocated slots, or the pages that begin with some of them."""
+        """Record that the engine allocated slots, or the pages that begin at these slots."""
         self.note(group, ALLOCATED, slots)
 
     @guarded
     def freed(self, group: str, slots: Tensor, source: str | None = None) -> None:
-        """Note that the engine freed slots, or the pages that begin with some of them.
+        """Record that the engine freed slots, or the pages that begin at these slots.
 
-        `source` is the line of the engine that did.
+        `source` is the line of the engine that freed them.
         """
         self.note(group, FREED, slots, source)
 
     @guarded
     def copied(self, group: str, source: Tensor, target: Tensor) -> None:
-        """Note that the engine copied slots, `source[i]` to `target[i]`."""
+        """Record that the engine copied each slot `source[i]` to `target[i]`."""
         self.settle()
         self.ledgers[group].copy(source, target)
 
     @guarded
     def store(self, name: str, group: str, slots: Tensor) -> None:
-        """Note that the engine copied slots to somewhere else, under a name."""
+        """Record that the engine stored the content of slots elsewhere, under a name."""
         self.settle()
         self.stored[name, group] = self.ledgers[group].entries(slots)
         while len(self.stored) > MOST_WAITING:
@@ -219,7 +221,10 @@ class Between(Boundary):
 
     @guarded
     def load(self, name: str, group: str, slots: Tensor) -> None:
-        """Note that the engine copied the first slots that it stored under a name to others."""
+        """Record that the engine loaded the content stored under a name into slots.
+
+        There may be fewer slots than were stored. The first ones are then meant.
+        """
         self.settle()
         if (entries := self.stored.pop((name, group), None)) is not None:
             self.ledgers[group].enter(slots, entries)
@@ -228,7 +233,10 @@ class Between(Boundary):
 
     @guarded
     def backed_up(self, group: str, slots: Tensor, places: Tensor, size: int) -> None:
-        """Note that the engine copied slots to `places`, [n], of a host pool of `size` slots."""
+        """Record that the engine copied slots to the slots `places`, [n], of a host pool.
+
+        The host pool has `size` slots.
+        """
         self.settle()
         entries = self.ledgers[group].entries(slots)
         if group not in self.hosts:
@@ -238,10 +246,10 @@ class Between(Boundary):
 
     @guarded
     def loaded(self, group: str, slots: Tensor, places: Tensor) -> None:
-        """Note that the engine copied slots back from `places`, [n], of a host pool.
+        """Record that the engine copied slots back from the slots `places`, [n], of a host pool.
 
-        It may be called once per layer, on the stream of the copy. Waits for the copy. Where
-        forwards are sampled it does not, and what the slots hold is not known.
+        A connector may call it once per layer, on the stream of the copy. It waits for the copy. If
+        forwards are sampled, it does not wait, and the content of the slots is unknown.
         """
         ledger = self.ledgers[group]
         if group not in self.hosts or self.settings.every > 1:
@@ -256,9 +264,9 @@ class Between(Boundary):
 
     @guarded
     def forget(self, group: str, slots: Tensor | None) -> None:
-        """Note that slots were filled by something that is not followed. None: any slot.
+        """Record that slots were filled in an unknown way. None means any slot.
 
-        They may still be filled while the forward under way, or else the next one, runs.
+        The slots may still change during the current forward, or the next one if none runs.
         """
         if slots is None:
             self.settle()
@@ -269,16 +277,17 @@ class Between(Boundary):
         self.loading.setdefault(group, []).append(slots)
 
     def note(self, group: str, what: str, slots: Tensor, source: str | None = None) -> None:
-        """Note a change of slots. Where forwards are sampled, it is entered with later ones.
+        """Note a change of slots. It is applied at once, unless forwards are sampled.
 
-        They are then entered where a forward runs: its stream waits for what was noted elsewhere.
+        If forwards are sampled, the changes are applied when a forward runs: its stream has waited
+        for the copies that were made on other streams.
         """
         self.changes[group].note(what, slots, self.number + 1, source)
         if self.settings.every == 1:
             self.settle()
 
     def settle(self) -> None:
-        """Enter into the ledgers what was noted."""
+        """Apply all noted changes to the ledgers."""
         for changes in self.changes.values():
             if (freeing := changes.enter()) is not None:
                 self.judge("freeing", freeing)
@@ -290,10 +299,11 @@ class Between(Boundary):
         locked: Mapping[str, int] | None = None,
         rows: tuple[int, int] | None = None,
     ) -> None:
-        """Judge, while nothing runs, the slots that are free and those in the prefix cache.
+        """Judge the free slots and the slots in the prefix cache while no request runs.
 
-        `locked` counts, per group, the cached slots that the engine says it must keep. `rows` are
-        the rows of the request table that are free, and all of them.
+        `groups` has both for each group. `locked` counts, per group, the cached slots that the
+        engine reports as locked. `rows` are the number of free rows of the request table and the
+        number of all rows.
         """
         self.settle()
         for name, (free, cached) in groups.items():
@@ -307,15 +317,18 @@ class Between(Boundary):
 
     @guarded
     def cached(self, group: str, slots: Tensor, evictable: int) -> None:
-        """Judge the slots of a group that are in the prefix cache, between two forwards.
+        """Judge the slots of a group in the prefix cache, between two forwards.
 
-        `evictable` counts those that the engine says it may evict, now or once they are unlocked.
+        `evictable` counts the slots that the engine can evict, now or after they are unlocked.
         """
         held = len(self.ledgers[group].index(slots).unique())
         self.judge("idle", Cached(self.number, group, held, evictable))
 
     @guarded
     def raised(self, error: BaseException, what: str, source: str | None, kind: str = "") -> None:
-        """Judge an error that the engine raised. `what` says what it means, `source` where."""
+        """Judge an error that the engine raised.
+
+        `what` is the meaning of the error, and `source` the line of the engine that raised it.
+        """
         text = " ".join(str(error).split())[:LONGEST]
         self.judge("error", EngineError(self.number, what, text, source, kind))

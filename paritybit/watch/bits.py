@@ -1,9 +1,10 @@
 """Checksums of slots: one int64 per slot, over all layers and tensors of a group.
 
-A slot's bytes are read as integers ("words"), so that NaN payloads and -0.0 count. The upper half
-of each word is mixed into the lower, the word is multiplied by an odd factor of its place, and all
-are added modulo 2^64. A change of one word always changes the sum. Other changes, such as swapped
-words, tensors or layers, do except with a probability of 2^-32 or less.
+The bytes of a slot are read as integers (*words*), so NaN payloads and -0.0 count. The upper half
+of each word is mixed into the lower half. Each word is multiplied by an odd factor that depends on
+its place, and the products are added modulo 2^64. A change of one word always changes the sum. A
+larger change, such as swapped words, tensors or layers, leaves it unchanged with a probability of
+at most 2^-32.
 """
 
 import importlib
@@ -18,10 +19,10 @@ from paritybit.watch.facts import Group
 WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 CHUNK = {"cpu": 2**17}
-"""Words that the torch implementation multiplies at once: what a core's cache holds."""
+"""Number of words that the torch implementation multiplies at once. They fit a core's cache."""
 
 LARGE_CHUNK = 2**22
-"""The same on other devices: 32 MiB."""
+"""The same number for other devices: 32 MiB."""
 
 LOWER = 2**32 - 1
 """The lower half of a word."""
@@ -30,15 +31,15 @@ SEED = 20_261_124
 
 
 def as_integers(tensor: Tensor) -> Tensor:
-    """Return a tensor's bits as integers of the same width."""
+    """Return a view of a tensor as integers of the same width."""
     widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.view(widths[tensor.element_size()])
 
 
 def words_of(tensor: Tensor) -> Tensor:
-    """Return [slots, words] over the bytes of [slots, ...], as wide integers as they divide into.
+    """Return a tensor [slots, ...] as [slots, words], with the widest integers that fit.
 
-    It is a view, unless the entries of one slot are not contiguous.
+    The result is a view, unless the entries of one slot are not contiguous.
     """
     flat = tensor.flatten(1) if tensor.dim() > 1 else tensor[:, None]
     for word in WORDS:
@@ -52,13 +53,13 @@ def words_of(tensor: Tensor) -> Tensor:
 
 
 def viewable(tensor: Tensor) -> bool:
-    """Whether the entries of each slot are contiguous, so that words are a view."""
+    """Return whether the entries of each slot are contiguous, so that `words_of` gives a view."""
     inner = tensor[:1]
     return tensor.shape[0] == 0 or inner.is_contiguous()
 
 
 def taken(tensor: Tensor, slots: Tensor, block: int | None) -> Tensor:
-    """Return a copy of the rows of some slots, [n, ...], whatever the dtype."""
+    """Return a copy of the rows of some slots, [n, ...]. Works for every dtype."""
     bits = as_integers(tensor)
     if block is None:
         return bits.index_select(0, slots).view(tensor.dtype)
@@ -72,14 +73,14 @@ def put(tensor: Tensor, slots: Tensor, rows: Tensor, block: int | None) -> None:
 
 
 def factors(number: int, seed: int) -> Tensor:
-    """Return so many odd int64 factors."""
+    """Return `number` odd int64 factors."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(-(2**63), 2**63 - 1, (number,), generator=generator, dtype=torch.int64)
     return drawn | 1
 
 
 class Checksums:
-    """The checksums of a group's slots."""
+    """Computes the checksums of the slots of a group."""
 
     def __init__(self, group: Group) -> None:
         self.tensors = [tensor for layer in group.layers for tensor in layer.tensors]
@@ -95,8 +96,8 @@ class Checksums:
         self.fast = self._on_cuda()
 
     def _on_cuda(self) -> Any:
-        """Return the kernel's launcher, or None where torch has to do."""
-        if self.block is not None:  # The kernel takes slots at one distance from each other.
+        """Return the launcher of the Triton kernel, or None if torch computes the checksums."""
+        if self.block is not None:  # The kernel requires a constant distance between slots.
             return None
         same = all(tensor.device == self.device for tensor in self.tensors)
         if self.device.type != "cuda" or not same or not all(map(viewable, self.tensors)):
@@ -104,7 +105,7 @@ class Checksums:
         try:
             launcher: Any = importlib.import_module("paritybit.watch.kernel").Launcher(self)
             launcher.all(0, min(1, self.slots))
-        except Exception:  # No Triton, or none that can compile here.
+        except Exception:  # Triton is missing, or cannot compile here.
             return None
         return launcher
 
@@ -115,11 +116,11 @@ class Checksums:
         return self.tables[width]
 
     def row(self, tensor: Tensor) -> int:
-        """Return how many numbers of a tensor belong to one slot."""
+        """Return how many elements of a tensor belong to one slot."""
         return tensor[:1].numel() // (self.block or 1)
 
     def all(self, first: int = 0, last: int | None = None) -> Tensor:
-        """Return the checksums of the slots from `first` up to `last`, int64 [slots]."""
+        """Return the checksums of the slots from `first` to `last` - 1, int64 [slots]."""
         last = self.slots if last is None else last
         if self.fast is not None:
             sums: Tensor = self.fast.all(first, last)
@@ -133,7 +134,7 @@ class Checksums:
         return total
 
     def of(self, slots: Tensor) -> Tensor:
-        """Return the checksums of some slots, int64 [n]; their numbers are int64 [n]."""
+        """Return the checksums of some slots, int64 [n]. The slot numbers are int64 [n]."""
         if self.fast is not None:
             sums: Tensor = self.fast.of(slots)
             return sums
@@ -152,11 +153,11 @@ class Checksums:
         return total
 
     def _add_blocks(self, total: Tensor, tensor: Tensor, first: int, scale: int) -> None:
-        """Add the part of one tensor of blocks to the checksums of the slots from `first` on."""
+        """Add the share of one tensor of blocks to the checksums of the slots from `first` on."""
         assert self.block is not None
         step = max(1, self.chunk // max(1, tensor[:1].numel())) * self.block
         place, last = first, first + len(total)
-        while place < last:  # Up to the end of a block: the first one may begin within it.
+        while place < last:  # One block at a time. The first slot may lie inside a block.
             until = min(last, (place + step) // self.block * self.block)
             begin = place // self.block
             rows = tensor[begin : -(-until // self.block)].flatten(0, 1)
@@ -165,7 +166,7 @@ class Checksums:
             place = until
 
     def _add(self, total: Tensor, rows: Tensor, scale: int) -> None:
-        """Add the part of one tensor [n, ...] to the checksums of its slots."""
+        """Add the share of one tensor [n, ...] to the checksums of its slots."""
         step = max(1, self.chunk // max(1, rows[:1].numel()))
         for first in range(0, len(rows), step):
             words = words_of(rows[first : first + step]).to(self.device, torch.int64)
@@ -173,6 +174,6 @@ class Checksums:
             mixed = words >> 32
             mixed &= LOWER
             mixed ^= words
-            # CUDA has no matrix product of integers.
+            # CUDA has no matrix product for integers.
             sums = (mixed * table).sum(1) if mixed.is_cuda else mixed @ table
             total[first : first + step] += sums * scale

@@ -1,4 +1,4 @@
-"""The boundary between an engine and the sanitizer: what it says, and what its errors do."""
+"""The boundary between the engine and the sanitizer: handles errors and reports."""
 
 import functools
 import logging
@@ -17,14 +17,17 @@ from paritybit.watch.settings import Settings
 P = ParamSpec("P")
 
 MOST_ERRORS = 100
-"""Errors of one forward that are kept."""
+"""Number of logged errors that are kept per forward."""
 
 LONGEST = 500
-"""Characters of an error's message that are kept."""
+"""Number of characters of an error message that are kept."""
 
 
 def guarded(method: Callable[P, None]) -> Callable[P, None]:
-    """Make an error inside the sanitizer a line of the journal, and stop watching this forward."""
+    """Catch errors of the sanitizer.
+
+    An error becomes a line in the journal, and the watcher stops watching the current forward.
+    """
 
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -60,17 +63,16 @@ class Listener(logging.Handler):
             self.errors.append((f"{record.name}:{record.lineno}", record.getMessage()[:LONGEST]))
 
     def taken(self) -> tuple[list[tuple[str, str]], int]:
-        """Return the errors and the number of warnings since the last call."""
+        """Return the errors, and the number of warnings, since the last call."""
         errors, warnings = self.errors, self.warnings
         self.errors, self.warnings = [], 0
         return errors, warnings
 
 
 class Boundary:
-    """Runs the selected checks and writes what they find.
+    """Runs the selected checks and writes their findings.
 
-    Calls may come from several threads. What comes while the sanitizer itself runs the engine is
-    ignored.
+    Several threads may call it. Calls are ignored while the sanitizer itself runs the engine.
     """
 
     def __init__(self, journal: Journal, settings: Settings) -> None:
@@ -81,23 +83,23 @@ class Boundary:
         self.listener = Listener()
 
     def listen(self, *names: str) -> None:
-        """Listen to the engine's loggers of these names."""
+        """Listen to the loggers with these names."""
         for name in names:
             logging.getLogger(name).addHandler(self.listener)
 
     def stopped(self) -> None:
-        """Stop watching the forward under way, after an error."""
+        """Stop watching the current forward after an error."""
         raise NotImplementedError
 
     def failed(self) -> None:
-        """Write the error being handled to the journal, and stop watching this forward."""
+        """Write the error that is being handled to the journal. Stops watching this forward."""
         what = f"an error in the sanitizer: {where()}"
         self.stopped()
         self.undecided(what)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Ignore what the engine reports while the sanitizer itself runs it."""
+        """Ignore reports of the engine while the sanitizer itself runs it."""
         self.busy = True
         try:
             yield
@@ -105,7 +107,7 @@ class Boundary:
             self.busy = False
 
     def judge(self, stage: str, observation: object) -> None:
-        """Run the selected checks of a stage and write what they find."""
+        """Run the selected checks of a stage and write their findings."""
         for check in self.checks:
             if check.stage == stage:
                 self.write(check.judge(observation))
@@ -116,11 +118,11 @@ class Boundary:
             self.journal.finding(finding)
 
     def undecided(self, what: str) -> None:
-        """Say that something could not be judged."""
+        """Report that something could not be judged."""
         self.journal.undecided(what)
 
     not_watched = undecided
 
     def scope(self, **settings: object) -> None:
-        """State settings that are in use."""
+        """Report settings that are in use."""
         self.journal.scope(**settings)

@@ -1,12 +1,12 @@
-"""Chains of token hashes: the hash at a position stands for all tokens of a request up to it.
+"""Chains of token hashes. The hash at a position stands for all tokens of a request up to it.
 
-Equal tokens have equal hashes, whichever request they belong to, so a shared prefix is one. A
-token that the host does not know yet has a placeholder of its own: its hash, and the hashes after
-it, are *provisional*, and are odd. Once the token is known, an alias leads from each provisional
-hash to the final one. All final hashes are even and none is 0.
+Equal token sequences have equal hashes in all requests, so a shared prefix has one hash. If the
+host does not know a token yet, the hash at its position and all hashes after it are *provisional*:
+they depend on the request, and are odd. When the token becomes known, an *alias* maps each
+provisional hash to the final hash. Final hashes are even, and never 0.
 
-A token may also be known first, as a draft, and not known while the host does not know whether it
-was accepted. The provisional hash that it had is kept until then.
+A draft token may be known at first and unknown later, until the host knows whether it was accepted.
+Its hash is kept until then.
 """
 
 from array import array
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 UNKNOWN = 0
-"""The hash of a slot about whose tokens nothing is known."""
+"""The hash of a slot whose tokens are unknown."""
 
 MOST_TOKENS = 4_000_000
 MOST_ALIASES = 1_000_000
@@ -24,35 +24,35 @@ MOST_REPLACED = 8
 
 @dataclass
 class Chain:
-    """The tokens of one request, and the hash at each position. `start` stands before them."""
+    """The tokens of one request, and the hash at each position. `start` precedes the first hash."""
 
     start: int = UNKNOWN
     tokens: list[int | None] = field(default_factory=list)
     hashes: "array[int]" = field(default_factory=lambda: array("q"))
     replaced: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
-    """By position, tokens that others took the place of: the hash before, the hash, the token."""
+    """Tokens that were replaced, by position: the hash before the token, its hash, the token."""
 
 
 @dataclass
 class Chains:
-    """The chains of all requests seen lately.
+    """The chains of recent requests.
 
-    A request that is forgotten is hashed again from its tokens. An alias that is forgotten leaves
-    a provisional hash that means nothing: such a slot cannot be judged.
+    If a request was forgotten, it is hashed again from its tokens. If an alias was forgotten, its
+    provisional hash stays unresolved, and slots with this hash cannot be judged.
     """
 
     chains: OrderedDict[str, Chain] = field(default_factory=OrderedDict)
     aliases: OrderedDict[int, int] = field(default_factory=OrderedDict)
     held: int = 0
     emptied: int = 0
-    """How often KV has lost its worth, so that equal tokens from before have other hashes."""
+    """How often a cache was emptied. Equal tokens have other hashes afterwards."""
 
     def hashes(
         self, request: str, tokens: Sequence[int | None], length: int, space: str = ""
     ) -> "array[int]":
         """Return the hashes at the first `length` positions of a request with these tokens.
 
-        They are 64-bit integers. Requests of different spaces share none.
+        Hashes are 64-bit integers. Requests of different spaces have no hash in common.
         """
         chain = self.chains.get(request)
         if chain is None:
@@ -70,12 +70,12 @@ class Chains:
         return chain.hashes[:length]
 
     def empty(self) -> None:
-        """Let no request share KV with one from before."""
+        """Record that a cache was emptied. No request may share KV with an earlier one."""
         self.chains.clear()
         self.held, self.emptied = 0, self.emptied + 1
 
     def known(self, request: str, position: int, token: int) -> None:
-        """Note a token that the host knows now."""
+        """Record a token that has become known."""
         chain = self.chains.get(request)
         if chain is not None and position < len(chain.tokens) and chain.tokens[position] is None:
             tokens = list(chain.tokens)
@@ -83,12 +83,12 @@ class Chains:
             update(chain, request, tokens, self.aliases)
 
     def final(self, value: int) -> int:
-        """Return the final hash for a provisional one, or the value itself if none is known."""
+        """Return the final hash for a provisional hash, or the value itself if none is known."""
         return final(value, self.aliases)
 
 
 def final(value: int, aliases: OrderedDict[int, int]) -> int:
-    """Return where the aliases lead from a provisional hash, or the value itself."""
+    """Follow the aliases of a provisional hash. Returns the value itself without an alias."""
     for _ in range(8):
         if value & 1 and value in aliases:
             value = aliases[value]
@@ -98,9 +98,10 @@ def final(value: int, aliases: OrderedDict[int, int]) -> int:
 def update(
     chain: Chain, request: str, tokens: list[int | None], aliases: OrderedDict[int, int]
 ) -> None:
-    """Make a chain that of `tokens`, if these differ from its first tokens or go on after them.
+    """Update a chain to `tokens`. Does nothing if they are the first tokens of the chain.
 
-    While the only difference is that tokens became known, aliases lead from old hashes to new.
+    As long as the only difference is that tokens became known, each old hash gets an alias to the
+    new one.
     """
     old_tokens, old_hashes = chain.tokens, chain.hashes
     if len(tokens) <= len(old_tokens) and old_tokens[: len(tokens)] == tokens:
@@ -135,13 +136,13 @@ def update(
 
 
 def known_from(tokens: list[int | None], first: int) -> list[int | None]:
-    """Return the tokens from a position on, up to the first that is not known."""
+    """Return the tokens from a position on, up to the first unknown token."""
     rest = tokens[first:]
     return rest[: rest.index(None)] if None in rest else rest
 
 
 def first_difference(one: list[int | None], other: list[int | None]) -> int:
-    """Return the first index at which two lists differ, or the shorter one's length."""
+    """Return the first index at which two lists differ, or the length of the shorter list."""
     shared = min(len(one), len(other))
     if one[:shared] == other[:shared]:
         return shared
@@ -149,12 +150,12 @@ def first_difference(one: list[int | None], other: list[int | None]) -> int:
 
 
 def start(space: str) -> int:
-    """Return what stands before the first hash in a space."""
+    """Return the value that precedes the first hash in a space."""
     return hash(space) & ~1 if space else UNKNOWN
 
 
 def final_hashes(previous: int, tokens: Sequence[int | None]) -> list[int]:
-    """Return the hash after each of some tokens that are all known, as `following` gives it."""
+    """Return the hash after each of some known tokens, as `following` computes it."""
     hashes = []
     for token in tokens:
         previous = (hash((previous, token)) & ~1) or 2
@@ -163,7 +164,7 @@ def final_hashes(previous: int, tokens: Sequence[int | None]) -> list[int]:
 
 
 def following(previous: int, token: int | None, request: str, position: int) -> int:
-    """Return the hash after one more token: odd if this or an earlier token is not known."""
+    """Return the hash after one more token. It is odd if this or an earlier token is unknown."""
     if token is None:
         return hash((previous, request, position)) | 1
     value = hash((previous, token))

@@ -1,4 +1,4 @@
-"""The lines of an engine's source around one that a finding names."""
+"""Reads the engine's source around the line that a finding names."""
 
 import linecache
 import sys
@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 AROUND = 3
-"""Lines before and after the one that is named."""
+"""Number of lines before and after the named line."""
 
 LONGEST = 160
-"""Letters of a line at most."""
+"""The most characters of a line."""
 
 
 def excerpt(*who: Mapping[str, Any] | None) -> list[tuple[int, str]]:
-    """Return the numbers and texts of the lines around the first `source` that can be read.
+    """Return the numbers and texts of the lines around the first readable `source`.
 
-    A source is a file and a line, as `engine/pool.py:12`, below a folder of the import path.
+    A source is a file and a line, such as `engine/pool.py:12`, below a folder of the import path.
     """
     for one in who:
         path, _, line = str((one or {}).get("source") or "").rpartition(":")
@@ -31,7 +31,7 @@ def excerpt(*who: Mapping[str, Any] | None) -> list[tuple[int, str]]:
 
 
 def lines_of(path: str) -> list[str]:
-    """Return the lines of a file of an imported package; none where it cannot be read."""
+    """Return the lines of a file below the import path, or no lines if there is no such file."""
     for folder in sys.path:
         file = Path(folder or ".", path)
         if file.is_file():

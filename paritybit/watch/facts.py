@@ -1,7 +1,7 @@
-"""The facts that a connector reports about its engine. Data alone: a check reads nothing else.
+"""The facts that a connector reports about its engine. Checks use no other input.
 
-A *slot* is the place of one token's K and V in the tensors of a group. Slot numbers are the
-engine's own. A *position* is the index of a token in its request, from 0.
+A *slot* is the storage of one token's K and V in the tensors of a group. Slot numbers are those of
+the engine. A *position* is the index of a token in its request, starting at 0.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +12,9 @@ import torch
 
 @dataclass(frozen=True)
 class Layer:
-    """The KV tensors of one layer, each [slots, ...]: the first axis is the slot.
+    """The KV tensors of one layer.
 
-    Where the group has a `block`, each is [slots / block, block, ...]: the first two axes are.
+    Each has shape [slots, ...], or [slots / block, block, ...] if the group has a `block`.
     """
 
     name: str
@@ -25,9 +25,11 @@ class Layer:
 class Group:
     """Layers that share slot numbers.
 
-    A query at position p reads the positions from p - window + 1 to p; all, without a window.
-    `reserved` are the slots that padding uses: they may hold anything. `block` is for engines
-    whose blocks of slots do not follow one another in a tensor.
+    - `window`: a query at position p reads the positions from p - window + 1 to p. None means all
+      positions up to p.
+    - `reserved`: the slots that padding uses. They may have any content.
+    - `page_size`: the number of slots in a page. Pages are allocated and freed as a whole.
+    - `block`: the number of slots in a block, if the blocks of a tensor are not contiguous.
     """
 
     name: str
@@ -40,25 +42,24 @@ class Group:
 
 @dataclass(frozen=True)
 class Row:
-    """One live row of a batch: a request, and what this forward reads and computes for it.
+    """One live row of a batch: a request, and the positions that this forward reads and computes.
 
-    `tokens` holds at least cached + computed ids. An id that the host does not know yet is None,
-    as under overlap scheduling; the ledger names such a token by its request and position.
-    `slots` gives, per group, the slot of each position from 0 to cached + computed - 1. A position
-    that has no slot any more, as outside a sliding window, is -1. They are best on the host: what
-    each row needs is then found without a call of a GPU per row.
+    - `tokens`: at least cached + computed token ids. An id that the host does not know yet, for
+      example under overlap scheduling, is None.
+    - `cached`: the number of positions whose KV exists before the forward.
+    - `computed`: the number of positions after them whose KV the forward computes.
+    - `slots`: per group, the slot of each position from 0 to cached + computed - 1. A position
+      without a slot, for example outside a sliding window, has -1. Pass host tensors: a device
+      tensor needs a GPU call per row.
+    - `space`: everything except tokens that the KV depends on, such as a LoRA adapter or a cache
+      salt. Rows of different spaces never share KV.
+    - `spare`: the last `spare` computed positions belong to the row, but need not be written.
+    - `window`: overrides the window of the group, for layers with several windows in one group.
+    - `only_reads`: the row computes no position. It reads the cached positions as the next query
+      would. A draft model that reads the KV of its target has such rows.
 
-    The last `spare` positions belong to the row, and need not be written.
-
-    A row that `only_reads` computes no position. It reads the cached ones as a query after them
-    does, as a draft that has no KV of its own.
-
-    `space` names what KV depends on besides tokens, such as a LoRA adapter or a cache salt. Rows
-    of different spaces never share KV. `window` overrides the group's: layers of several windows
-    may share the slots of one group.
-
-    Several rows of one request stand for the branches of a tree of draft tokens: they share the
-    cached positions, and a slot that two branches share holds the same tokens in both.
+    A tree of draft tokens has one row per branch. The branches share the cached positions. If two
+    branches share a slot, it holds the same tokens in both.
     """
 
     request: str
@@ -74,14 +75,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Forward:
-    """One forward pass: `kind` is the engine's word for it, such as decode or extend.
+    """One forward pass.
 
-    `owned` gives, per group, the slots that the forward may write: None means the slots of the
-    computed positions of its rows. A forward whose reads cannot be told has no rows and names
-    `owned`; only its frame and its replays are then checked.
-
-    `model` tells several models apart that compute for the same requests, as a draft does: each
-    may know other tokens of them at a time.
+    - `kind`: the engine's word for it, such as decode or extend.
+    - `rows`: the live rows. A forward whose reads are unknown has no rows and passes `owned`.
+      paritybit then checks only its writes and its replays.
+    - `owned`: per group, the slots that the forward may write. None means the slots of the computed
+      positions of its rows.
+    - `model`: distinguishes several models that compute for the same requests, such as a target and
+      its draft model. Their known tokens may differ.
     """
 
     kind: str
@@ -92,16 +94,20 @@ class Forward:
 
 @dataclass(frozen=True)
 class IndexList:
-    """Slots that an attention backend hands to its kernels, per row of the batch.
+    """The slots that an attention backend passes to its kernels, per row of the batch.
 
-    Row r has `counts[r]` entries from `offsets[r]` on in the flat tensor `entries`; for a table
-    of [rows, width] the offset is r * width. `page` > 1 means that an entry is a page number, and
-    that a row lists one entry per page. A row lists its cached positions, and the first `computed`
-    of those that it computes; None means all. The list of a draft's step takes the positions of
-    the `step` steps before it for cached ones. `exact` means that the kernel reads each entry:
-    entries before the window are then wrong. Otherwise the kernel masks the window itself.
-    `window` overrides the group's window for this list: some kernels read fewer positions.
-    The rows from `len(forward.rows)` on are padding.
+    Row r has the entries `entries[offsets[r] : offsets[r] + counts[r]]`. For a table of shape
+    [rows, width], the offset is r * width. Rows from `len(forward.rows)` on are padding.
+
+    - `computed`: a row lists its cached positions, then this many of the positions that it
+      computes. None means all of them.
+    - `step`: the list belongs to this step of a draft model. Positions of earlier steps count as
+      cached.
+    - `exact`: the kernel reads every entry, so entries before the window are wrong. Otherwise the
+      kernel masks the window.
+    - `page`: if greater than 1, each entry is a page number, and a row lists one entry per page.
+    - `source`: the file and line in the engine that fills the list.
+    - `window`: overrides the window of the group, because some kernels read fewer positions.
     """
 
     name: str
@@ -119,14 +125,16 @@ class IndexList:
 
 @dataclass
 class StaticInput:
-    """A tensor that a graph reads at a fixed address; a replay uses its first `live` entries.
+    """A tensor that a graph reads at a fixed address.
 
-    `live` and the padded length `size` count entries along axis `axis`. `valid` are the values
-    that padding may hold, as a half-open range; None means that no other value is known to be
-    valid, and the tail is then never overwritten. `source` is the file and line in the engine that
-    fills it. `expected` are the values that the batch gives to the live part, on any device.
-    `writes` is the group of which it holds the slots to write, if it does. `dtype` is the one that
-    the engine's own code gives such values; None means that any dtype will do.
+    - `live`, `size`: a replay uses the first `live` entries along `axis`. The entries from `live`
+      to `size` are padding.
+    - `valid`: the values that padding may have, as a half-open range. None means that no other
+      value is known to be valid, so paritybit never overwrites the padding.
+    - `source`: the file and line in the engine that fills the tensor.
+    - `expected`: the values that the batch implies for the live part, on any device.
+    - `writes`: the group whose slots to write the tensor holds, if it holds slots to write.
+    - `dtype`: the dtype that the engine's own code uses for such values. None accepts any dtype.
     """
 
     name: str
@@ -145,10 +153,14 @@ class StaticInput:
 class Replay:
     """One replay of a captured graph.
 
-    `graph` identifies the capture. `run` replays it and may be called again. `outputs` returns the
-    live part of what it computed, by name. `eager` computes the same without the graph, if the
-    engine can. `kind` is the engine's name for the runner. If not `repeatable`, the replay changes
-    state other than KV and its inputs, or waits for other ranks: `run` is then called once.
+    - `graph`: identifies the capture.
+    - `kind`: the engine's name for the graph runner.
+    - `rows`, `bucket`: the number of live rows (or tokens), and the number that was captured.
+    - `run`: replays the graph. It may be called several times.
+    - `outputs`: returns the live part of the outputs, by name.
+    - `eager`: computes the same outputs without the graph. None if the engine cannot.
+    - `repeatable`: False if the replay changes state other than KV and its inputs, or waits for
+      other ranks. `run` is then called once.
     """
 
     graph: object

@@ -1,16 +1,16 @@
-"""The journal of one process: a file of JSON lines, `process-PID.jsonl`, that survives a kill.
+"""The journal of one process: a file of JSON lines, `process-PID.jsonl`. It survives a kill.
 
 | kind | fields |
 |---|---|
 | `start` | engine, release, pid, torch, device, python |
 | `counts` | counts: name to number; findings: key to number; both are totals so far |
-| `finding` | what `Finding` holds; excerpt: the engine's lines around the one that it names |
-| `traffic` | key, requests: what `Recorder.traffic` says before the first finding of a key |
-| `undecided` | what |
+| `finding` | the fields of `Finding`; excerpt: the engine's source around the line that it names |
+| `traffic` | key, requests: the result of `Recorder.traffic` before the first finding of a key |
+| `undecided` | what: something that could not be judged |
 | `scope` | settings: name to value |
-| `stand_in` | what, why |
-| `script` | settings: those with which a driver serves an engine |
-| `wave` | wave: the requests that it serves next |
+| `stand_in` | what was replaced in the engine, why |
+| `script` | settings with which paritybit serves the engine |
+| `wave` | wave: the requests that paritybit serves next |
 | `end` | |
 
 Each line also has `time`, in seconds since the epoch.
@@ -38,20 +38,23 @@ LARGEST_FILE = 256 * 2**20
 """Bytes of a journal that `read` accepts."""
 
 MOST_ALIKE = 20
-"""Findings of one key that are written in full; the counts tell how many there were."""
+"""Number of findings of one key that are written in full. Further ones are only counted."""
 
 PAUSE = 0.5
-"""Seconds between two records of the counts."""
+"""Seconds between two `counts` lines."""
 
 
 @dataclass(frozen=True)
 class Finding:
     """One violation of a check's law.
 
-    `key` is equal for findings with the same check, group and cause. `slots` are the first few of
-    `count`. `writer` says who wrote the slot last, `reader` who reads it, `freed` when it was
-    freed: request, position, forward, as far as they are known. `cause` has `what`, and where a
-    static input explains the finding, its `input` and `source`; None means that it is not known.
+    - `key`: equal for findings with the same check, group and cause.
+    - `slots`: the first few of the `count` slots.
+    - `writer`, `reader`: the request, position and forward that wrote the slot last, and that reads
+      it, as far as they are known.
+    - `freed`: the forward before which the slot was freed, and the line of the engine.
+    - `cause`: has `what`. If a static input explains the finding, it also has `input` and `source`.
+      None means that the cause is unknown.
     """
 
     check: str
@@ -72,7 +75,7 @@ class Finding:
 
 @dataclass
 class Journal:
-    """Writes the lines of one process. All of them are flushed; findings also reach the disk."""
+    """Writes the journal of one process. Flushes every line, and syncs findings to disk."""
 
     path: Path
     counts: dict[str, int] = field(default_factory=dict)
@@ -82,10 +85,10 @@ class Journal:
     file: TextIO | None = None
     counted: float = 0.0
     lost: bool = False
-    """Whether a line could not be written. The engine goes on, and stderr was told."""
+    """Whether a line could not be written. It is reported on stderr once; the engine continues."""
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Append one line. `kind` is one of KINDS; values that JSON lacks are written as text."""
+        """Append one line. `kind` is one of KINDS. Values that JSON does not have become text."""
         assert kind in KINDS, kind
         line = {"kind": kind, "time": round(time.time(), 3), **fields}
         try:
@@ -96,7 +99,7 @@ class Journal:
             self.lost = True
 
     def _append(self, text: str, *, durable: bool) -> None:
-        """Write a line and flush it; wait for the disk if it is to be durable."""
+        """Write a line and flush it. With `durable`, also sync the file to disk."""
         if self.file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.file = self.path.open("a", encoding="utf-8")
@@ -106,14 +109,14 @@ class Journal:
             os.fsync(self.file.fileno())
 
     def finding(self, finding: Finding) -> None:
-        """Write a finding, or only count it if there were enough of its key."""
+        """Write a finding. After MOST_ALIKE findings of its key, only count it."""
         self.findings[finding.key] = number = self.findings.get(finding.key, 0) + 1
         if number <= MOST_ALIKE:
             lines = excerpt(finding.cause, finding.freed)
             self.write("finding", **asdict(finding), excerpt=lines)
 
     def count(self, **more: int) -> None:
-        """Add to the counts. Write them if a name is new, or if they were not for a while."""
+        """Add to the counts. Writes them if a name is new, or PAUSE seconds after the last time."""
         new = not more.keys() <= self.counts.keys()
         for name, number in more.items():
             self.counts[name] = self.counts.get(name, 0) + number
@@ -126,39 +129,39 @@ class Journal:
         self.write("counts", counts=self.counts, findings=self.findings)
 
     def once(self, kind: str, **fields: Any) -> None:
-        """Write a line unless the same was written before."""
+        """Write a line, unless the same line was written before."""
         text = json.dumps([kind, fields], default=str, sort_keys=True)
         if text not in self.said and len(self.said) < 10_000:
             self.said.add(text)
             self.write(kind, **fields)
 
     def undecided(self, what: str) -> None:
-        """Say, once, that something could not be judged. The run then has no verdict of 0."""
+        """Report, once, that something could not be judged. The run cannot end with exit code 0."""
         self.once("undecided", what=what)
 
     def scope(self, **settings: object) -> None:
-        """State settings that were in use, such as a backend or a page size."""
+        """Report settings that are in use, such as a backend or a page size."""
         self.once("scope", settings=settings)
 
     def stand_in(self, what: str, why: str) -> None:
-        """State that something of the engine was replaced, and why."""
+        """Report that a part of the engine was replaced, and why."""
         self.once("stand_in", what=what, why=why)
 
     def begin_anew(self) -> None:
-        """Write to a file of this process's own from now on, as a fork of another one."""
+        """Start an empty journal for this process, which was forked from another one."""
         self.pid, self.file = os.getpid(), None
         self.path = self.path.with_name(f"process-{self.pid}.jsonl")
         self.counts, self.findings, self.said = {}, {}, set()
 
     def go_on_in(self, folder: Path) -> None:
-        """Write to a file of this process's own in a folder, after the lines that there are."""
+        """Continue in a file of this process in a folder. Copies the lines written so far."""
         before, self.pid, self.file = self.path, os.getpid(), None
         self.path = folder / f"process-{self.pid}.jsonl"
         if before.exists():
             shutil.copyfile(before, self.path)
 
     def end(self) -> None:
-        """Write the counts and the last line, and close the file. A fork leaves it alone."""
+        """Write the counts and the last line, and close the file. Does nothing in a fork."""
         if os.getpid() == self.pid and self.file is not None:
             self.write_counts()
             self.write("end")
@@ -170,7 +173,7 @@ _OPEN: list[Journal] = []
 
 
 def of_process(settings: Settings | None = None) -> Journal | None:
-    """Return this process's journal, or None if nothing is watched. A fork gets its own."""
+    """Return the journal of this process, or None if nothing is watched. A fork gets its own."""
     if _OPEN:
         if _OPEN[0].pid != os.getpid():
             _OPEN[0].begin_anew()
@@ -183,13 +186,13 @@ def of_process(settings: Settings | None = None) -> Journal | None:
 
 
 def go_on_in(folder: Path) -> None:
-    """Write to a folder from now on, as a fork that becomes a process of its own."""
+    """Continue the journal in a folder. A fork that becomes an independent process calls this."""
     if _OPEN:
         _OPEN[0].go_on_in(folder)
 
 
 def count(**more: int) -> None:
-    """Add to the counts of this process, if anything is watched."""
+    """Add to the counts of this process, if it is watched."""
     lines = of_process()
     if lines is not None:
         lines.count(**more)
@@ -198,8 +201,8 @@ def count(**more: int) -> None:
 def read(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of a journal.
 
-    The last line may be incomplete, as a kill leaves it, and is then left out. Raises ValueError
-    for anything else that is no journal.
+    A kill may leave the last line incomplete; such a line is skipped. Raises ValueError for a file
+    that is not a journal.
     """
     if path.stat().st_size > LARGEST_FILE:
         raise ValueError(f"{path.name} has more than {LARGEST_FILE} bytes")

@@ -1,7 +1,7 @@
-"""The kernel that takes checksums on a GPU: it reads each byte of the slots once, as wide words."""
+"""The Triton kernel for checksums. It reads each byte of the slots once, as wide words."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
-# The line above is for the kernel: Triton's values have no Python types.
+# The line above is for the kernel, because values in Triton have no Python types.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from torch import Tensor
 from paritybit.watch.bits import Checksums, words_of
 
 TILE = 2048
-"""Words that one program multiplies at once: 16 KiB, where words have 64 bits."""
+"""Number of words that one program multiplies at once: 16 KiB for words of 64 bits."""
 
 WIDEST = 512
-"""Words of one slot that a tile covers."""
+"""The most words of one slot in a tile."""
 
 TENSORS = 8
-"""Tensors that one program reads before it adds to the checksums."""
+"""Number of tensors that one program reads before it adds to the checksums."""
 
 WARPS = 4
 
@@ -53,7 +53,7 @@ def checksum_kernel(
 ):
     entry = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = entry < count
-    # 64 bits wide before it is multiplied: a pool has more than 2^31 words.
+    # Convert to 64 bits before the multiplication, because a pool may have more than 2^31 words.
     if INDEXED:  # noqa: SIM108 - Triton compiles one branch alone
         slot = tl.load(slots + entry, mask=inside, other=0)
     else:
@@ -78,7 +78,7 @@ def checksum_kernel(
 
 @dataclass(frozen=True)
 class Alike:
-    """Tensors whose slots have the same layout: one launch reads them all."""
+    """Tensors whose slots have the same layout. One launch reads all of them."""
 
     addresses: Tensor
     scales: Tensor
@@ -96,7 +96,7 @@ class Launcher:
         self.parts = list(alike(checksums))
 
     def all(self, first: int, last: int) -> Tensor:
-        """Return the checksums of the slots from `first` up to `last`, int64 [slots]."""
+        """Return the checksums of the slots from `first` to `last` - 1, int64 [slots]."""
         out = torch.zeros(last - first, dtype=torch.int64, device=self.device)
         self._launch(out, out, first, indexed=False)
         return out
@@ -108,7 +108,7 @@ class Launcher:
         return out
 
     def _launch(self, out: Tensor, slots: Tensor, first: int, *, indexed: bool) -> None:
-        """Add to `out` what each part of the group contributes."""
+        """Add the share of each part of the group to `out`."""
         if not len(out):
             return
         for part in self.parts:
@@ -138,7 +138,7 @@ class Launcher:
 
 
 def alike(checksums: Checksums) -> Iterable[Alike]:
-    """Yield the tensors of a group by the layout of their slots."""
+    """Yield the tensors of a group, grouped by the layout of their slots."""
     found: dict[tuple[torch.dtype, int, int, bool], list[tuple[int, int]]] = {}
     for tensor, scale in zip(checksums.tensors, checksums.scales, strict=True):
         words = words_of(tensor)

@@ -1,14 +1,16 @@
-"""What is known of each slot of a group: 32 bytes per slot, on the device of the KV tensors.
+"""The ledger records the last write and the last free of each slot in a group.
+
+It takes 32 bytes per slot, on the device of the KV tensors:
 
 | field | bytes | meaning |
 |---|---|---|
-| chain | 8 | hash of the tokens for which it was last written; 0: not known |
-| checksum | 4 | folded checksum of its bytes when it was written; 0: not known |
+| chain | 8 | hash of the tokens for which the slot was last written; 0: unknown |
+| checksum | 4 | folded checksum of the slot's bytes when it was written; 0: unknown |
 | before | 4 | folded checksum at the last frame |
-| request | 4 | number of the request that wrote it |
-| position | 4 | position for which it was written |
-| forward | 4 | forward that wrote it; 0: never, -1: one that nobody watched, -2: if any |
-| freed | 4 | number of the call that freed it last; negative if it is in use again; 0: none did |
+| request | 4 | number of the request that wrote the slot |
+| position | 4 | position for which the slot was written |
+| forward | 4 | forward that wrote the slot, or NEVER, UNSEEN or MAYBE |
+| freed | 4 | number of the last call that freed the slot; negative: in use again; 0: never freed |
 """
 
 from collections import OrderedDict
@@ -24,10 +26,10 @@ from paritybit.watch.chains import UNKNOWN
 from paritybit.watch.facts import Group
 
 NEVER, UNSEEN, MAYBE = 0, -1, -2
-"""In place of a forward: never written, written while nobody watched, perhaps written."""
+"""Special values of `forward`: never written, written while unwatched, possibly written."""
 
 FRAME = 2**18
-"""Slots whose checksums are held at once while a frame is taken."""
+"""Number of slots whose checksums are computed at once while a frame is taken."""
 
 MOST_STORIES = 20_000
 MOST_NAMES = 200_000
@@ -35,21 +37,21 @@ MOST_FREEINGS = 200_000
 
 
 def folded(checksums: Tensor) -> Tensor:
-    """Return int32 of int64 checksums; never 0, which means "not known"."""
+    """Fold int64 checksums to int32. The result is never 0, because 0 means "unknown"."""
     small = (checksums ^ (checksums >> 32)).to(torch.int32)
     return small.masked_fill_(small == 0, 1)
 
 
 @dataclass
 class Names:
-    """Numbers for the names of requests. The oldest are forgotten."""
+    """Assigns numbers to the names of requests. The oldest names are forgotten."""
 
     numbers: OrderedDict[str, int] = field(default_factory=OrderedDict)
     names: dict[int, str] = field(default_factory=dict)
     last: int = 0
 
     def number(self, name: str) -> int:
-        """Return the number of a name, a new one if it has none."""
+        """Return the number of a name. A new name gets a new number."""
         if name not in self.numbers:
             self.last += 1
             self.numbers[name], self.names[self.last] = self.last, name
@@ -59,13 +61,16 @@ class Names:
         return self.numbers[name]
 
     def name(self, number: int) -> str | None:
-        """Return the name of a number, or None if it is forgotten."""
+        """Return the name of a number, or None if the name was forgotten."""
         return self.names.get(number)
 
 
 @dataclass(frozen=True)
 class Story:
-    """A change of a slot by someone who does not own it: when, and what explains it."""
+    """A change of a slot by a forward that does not own the slot.
+
+    `forward` is when the slot changed, `what` describes the change, and `cause` explains it.
+    """
 
     forward: int
     what: str
@@ -73,14 +78,14 @@ class Story:
 
 
 class Ledger:
-    """The ledger of one group."""
+    """The ledger of one KV group."""
 
     def __init__(self, group: Group, names: Names) -> None:
         self.group, self.names = group, names
         self.checksums = Checksums(group)
         self.slots, self.device = self.checksums.slots, self.checksums.device
 
-        # The last entry of each column takes what is said of slots that are none.
+        # The last entry of each column absorbs writes to invalid slot numbers.
         self.wide = [
             torch.zeros(self.slots + 1, dtype=dtype, device=self.device)
             for dtype in (torch.int64, *[torch.int32] * 6)
@@ -94,21 +99,27 @@ class Ledger:
         self.last_freeing = 0
 
     def columns(self) -> list[Tensor]:
-        """Return all columns, [slots] each."""
+        """Return all columns, each of shape [slots]."""
         return [column[: self.slots] for column in self.wide]
 
     def index(self, slots: Tensor) -> Tensor:
-        """Return slot numbers as int64 on the ledger's device, without those of no slot."""
+        """Return the valid slot numbers as int64 on the ledger's device. Drops all others."""
         slots = slots.to(self.device, torch.int64).flatten()
         return slots[(slots >= 0) & (slots < self.slots)]
 
     def places(self, slots: Tensor) -> Tensor:
-        """Return the places of slots in the wide columns, int64 [n], without waiting for a GPU."""
+        """Return the indices of slots in the columns of `wide`, int64 [n].
+
+        An invalid slot number becomes the last index. The call does not synchronise with a GPU.
+        """
         slots = slots.to(self.device, torch.int64).flatten()
         return slots.masked_fill((slots < 0) | (slots >= self.slots), self.slots)
 
     def frame(self) -> Tensor:
-        """Take a frame. Returns whether each slot changed since the last one, bool [slots]."""
+        """Compute the checksums of all slots.
+
+        Returns which slots changed since the last frame, bool [slots].
+        """
         changed = torch.empty(self.slots, dtype=torch.bool, device=self.device)
         for first in range(0, self.slots, FRAME):
             last = min(first + FRAME, self.slots)
@@ -118,13 +129,13 @@ class Ledger:
         return changed
 
     def reframe(self, slots: Tensor, changed: Tensor) -> None:
-        """Take the frame of some slots alone, and note in `changed` which of them changed."""
+        """Compute the checksums of some slots, and set those that changed in `changed`."""
         now = folded(self.checksums.of(slots))
         changed[slots] |= now != self.before[slots]
         self.before[slots] = now
 
     def outside(self, changed: Tensor, owned: Tensor) -> Tensor:
-        """Return which of the changed slots are neither owned nor reserved, int64 [n]."""
+        """Return the changed slots that are neither owned nor reserved, int64 [n]."""
         outside = changed.clone()
         outside[self.reserved] = False
         outside[owned] = False
@@ -133,7 +144,7 @@ class Ledger:
     def write(
         self, slots: Tensor, chain: Tensor, request: Tensor, position: Tensor, forward: int
     ) -> None:
-        """Note that a forward wrote some slots. Their checksums are those of the last frame."""
+        """Record that a forward wrote some slots. Uses the checksums of the last frame."""
         self.chain[slots] = chain
         self.checksum[slots] = self.before[slots]
         self.request[slots] = request
@@ -143,11 +154,11 @@ class Ledger:
         self.forget_stories(slots)
 
     def use(self, slots: Tensor) -> None:
-        """Note that some slots are in use."""
+        """Record that some slots are in use."""
         self.freed[slots] = -self.freed[slots].abs()
 
     def forget(self, slots: Tensor) -> None:
-        """Note that some slots, of any shape, hold bytes that nobody followed."""
+        """Record that the content of some slots is unknown. `slots` has any shape."""
         places = self.places(slots)
         chain, checksum, *_, forward, _ = self.wide
         for column, value in ((chain, UNKNOWN), (checksum, 0), (forward, UNSEEN)):
@@ -155,7 +166,7 @@ class Ledger:
         self.forget_stories(places)
 
     def forget_all(self) -> None:
-        """Note that any slot may hold bytes that nobody followed."""
+        """Record that the content of every slot is unknown."""
         self.chain.fill_(UNKNOWN)
         self.checksum.fill_(0)
         untouched = (self.forward == NEVER) | (self.forward == MAYBE)
@@ -163,7 +174,7 @@ class Ledger:
         self.stories.clear()
 
     def copy(self, source: Tensor, target: Tensor) -> None:
-        """Note that the engine copied slots: the copies hold what their sources hold."""
+        """Record that the engine copied slots `source` to `target`."""
         old, new = self.places(source), self.places(target)
         for column in self.wide[:-1]:
             column[new] = column[old]
@@ -176,32 +187,32 @@ class Ledger:
                 self.tell([slot], story)
 
     def entries(self, slots: Tensor) -> list[Tensor]:
-        """Return what is known of some slots, whether they are free apart."""
+        """Return the columns of some slots, except `freed`."""
         places = self.places(slots)
         return [column[places] for column in self.wide[:-1]]
 
     def enter(self, slots: Tensor, entries: list[Tensor]) -> None:
-        """Note that some slots hold what others did when their entries were taken."""
+        """Record that some slots hold the content that `entries` describes."""
         places = self.places(slots)
         for column, known in zip(self.wide[:-1], entries, strict=True):
             column[places] = known[: len(places)]
         self.forget_stories(places)
 
     def tell(self, slots: list[int], story: Story) -> None:
-        """Remember what changed some slots. The first story of a slot stays."""
+        """Remember what changed some slots. An earlier story of a slot is kept."""
         for slot in slots[:MOST_STORIES]:
             self.stories.setdefault(slot, story)
         while len(self.stories) > MOST_STORIES:
             self.stories.popitem(last=False)
 
     def forget_stories(self, slots: Tensor) -> None:
-        """Drop the stories of slots that were written anew."""
+        """Drop the stories of slots that were written again."""
         if self.stories:
             for slot in slots.tolist():
                 self.stories.pop(slot, None)
 
     def writer(self, slot: int) -> dict[str, Any] | None:
-        """Return who wrote a slot last, or None if nobody did or nobody knows."""
+        """Return the last writer of a slot, or None if it is unknown or there is none."""
         forward = int(self.forward[slot])
         if forward <= 0:
             return None
@@ -212,7 +223,10 @@ class Ledger:
         }
 
     def note_freeing(self, forward: int, source: str | None) -> int:
-        """Return the number of a call that frees slots before a forward, from a line of source."""
+        """Record a call that frees slots before a forward, and return the number of the call.
+
+        `source` is the line of the engine that made the call.
+        """
         call = {"forward": forward, "source": source}
         if self.freeings.get(self.last_freeing) != call:
             self.last_freeing += 1
@@ -222,9 +236,9 @@ class Ledger:
         return self.last_freeing
 
     def freeing(self, slot: int, reused: bool = False) -> dict[str, Any] | None:
-        """Return which call freed a slot, or None if it is in use.
+        """Return the call that freed a slot, or None if the slot is in use.
 
-        With `reused`, return which call freed it last, though it may be in use again.
+        With `reused`, return the last call that freed the slot, even if it is in use again.
         """
         freed = int(self.freed[slot])
         return self.freeings.get(abs(freed) if reused else freed)

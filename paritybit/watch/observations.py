@@ -1,4 +1,4 @@
-"""What a check judges: data about one forward, one replay, or one call of an allocator."""
+"""The input of checks: data about one forward, one replay, or one call of an allocator."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +12,15 @@ from paritybit.watch.journal import Finding
 from paritybit.watch.ledger import Ledger
 
 SHOWN = 8
-"""Slots that a finding lists."""
+"""Number of slots that a finding lists."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One check: its name, the stage at which it judges, its law in one sentence, and its cost."""
+    """One check: its name, its stage, its law in one sentence, and its cost.
+
+    `judge` gets the observation of the stage and yields findings.
+    """
 
     name: str
     stage: str
@@ -27,19 +30,22 @@ class Check:
 
 
 def key_of(check: str, group: str | None, cause: Mapping[str, Any] | None) -> str:
-    """Return the key that findings with the same check, group and cause share."""
+    """Return the key of findings with this check, group and cause."""
     why = "not known" if cause is None else cause.get("input") or cause["what"]
     return f"{check} | {group or '-'} | {why}"
 
 
 @dataclass(frozen=True)
 class Reads:
-    """The slots of one group that a forward's rows read, one entry per row and position.
+    """The slots of one group that the rows of a forward read: one entry per row and position.
 
-    `expected` is the row's own hash at the position. `held`, `checksum`, `written` and `freed` are
-    the ledger's; `freed` is positive if the slot is free. `now` is the folded checksum of the
-    bytes. `judged` is False where a hash means nothing yet. Slots that no slot is (-1) or that are
-    reserved are `missing`, and read slot 0.
+    - `expected`: the row's own hash at the position.
+    - `held`, `checksum`, `written`, `freed`: the ledger's entries for the slot. `freed` is positive
+      if the slot is free.
+    - `now`: the folded checksum of the slot's bytes.
+    - `judged`: False if a hash is unknown or unresolved.
+    - `missing`: the position has no slot (-1) or a reserved slot. The entries of the ledger are
+      then those of slot 0.
     """
 
     number: int
@@ -60,9 +66,9 @@ class Reads:
     def findings(
         self, check: str, wrong: Tensor, what: str, reused: bool = False
     ) -> Iterable[Finding]:
-        """Yield a finding for each row that has wrong entries, bool [n].
+        """Yield a finding for each row with wrong entries. `wrong` is a mask, bool [n].
 
-        `reused` says that who freed a slot matters though it is in use again.
+        With `reused`, the finding names the last call that freed the slot, even if it is in use.
         """
         if not bool(wrong.any()):
             return
@@ -105,10 +111,12 @@ class Reads:
 
 @dataclass(frozen=True)
 class Frame:
-    """The slots of one group that a forward changed without owning them, int64 [n], n > 0.
+    """The slots of one group that a forward changed without owning them.
 
-    `replay` is the engine's name for the runner if a replay changed them. `causes` has, for each
-    static input whose tail explains some of the slots, these slots.
+    - `stray`: the slots, int64 [n] with n > 0.
+    - `replay`: the engine's name for the graph runner, if a replay changed them.
+    - `causes`: pairs of a cause and the slots that it explains.
+    - `layers`: the first changed layer of a slot.
     """
 
     number: int
@@ -122,9 +130,9 @@ class Frame:
 
 @dataclass(frozen=True)
 class Unwritten:
-    """Slots of one group that a forward computed and did not write, int64 [n] each, n > 0.
+    """Slots of one group that a forward computes but did not write.
 
-    `row` is the number of the row, and `position` that of the token.
+    `slots`, `row` (the index of the row) and `position` are int64 [n] with n > 0.
     """
 
     number: int
@@ -138,7 +146,7 @@ class Unwritten:
 
 @dataclass(frozen=True)
 class Lists:
-    """One index list of a forward, with the slots it should name."""
+    """One index list of a forward. The rows of the forward have the expected slots."""
 
     number: int
     forward: Forward
@@ -148,10 +156,10 @@ class Lists:
 
 @dataclass(frozen=True)
 class Freeing:
-    """Slots that the engine freed, int64 [n], each as often as it freed them.
+    """Slots that the engine freed, int64 [n]. A slot occurs as often as it was freed.
 
-    `call` has the ledger's number of the call that did, and `before` that of the call that had
-    freed it before; it is not positive if the slot was in use.
+    `call` has the number of the freeing call in the ledger. `before` has the number of the previous
+    freeing call, which is not positive if the slot was in use.
     """
 
     ledger: Ledger
@@ -162,9 +170,9 @@ class Freeing:
 
 @dataclass(frozen=True)
 class Idle:
-    """What the engine says of a group's slots while nothing runs: int64 [n] each.
+    """The free and the cached slots of a group while no request runs, int64 [n] each.
 
-    `locked` counts the cached slots that the engine says it must keep.
+    `locked` counts the cached slots that the engine reports as locked.
     """
 
     number: int
@@ -176,7 +184,7 @@ class Idle:
 
 @dataclass(frozen=True)
 class Cached:
-    """How many slots of a group the prefix cache holds, and how many it says it may ever evict."""
+    """The number of slots of a group in the prefix cache, and how many of them can be evicted."""
 
     number: int
     group: str
@@ -186,7 +194,7 @@ class Cached:
 
 @dataclass(frozen=True)
 class IdleRows:
-    """How many rows of the request table are free while nothing runs, and how many there are."""
+    """The numbers of free rows and of all rows of the request table while no request runs."""
 
     number: int
     free: int
@@ -195,7 +203,7 @@ class IdleRows:
 
 @dataclass(frozen=True)
 class EngineError:
-    """An error that the engine raised: what it means, what it says, and the line that raised it."""
+    """An error that the engine raised: its meaning, its message, and the line that raised it."""
 
     number: int
     what: str
@@ -206,9 +214,9 @@ class EngineError:
 
 @dataclass(frozen=True)
 class Relation:
-    """A replay that was run again under a condition that must not change what it computes.
+    """A replay that gave another result under a condition that must not change the result.
 
-    `group` and `where` name the layer or output that differs beyond rounding; `size` is the
+    `group` and `where` name the layer or output that differs by more than rounding. `size` is the
     difference relative to the largest value there.
     """
 
@@ -221,7 +229,7 @@ class Relation:
     cause: Mapping[str, Any] | None = None
 
     def finding(self, check: str, what: str) -> Finding:
-        """Return the finding of a check of relations."""
+        """Return the finding of a check for this relation."""
         layer = self.where if self.group else None
         return Finding(
             check=check,
@@ -238,7 +246,7 @@ class Relation:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The static inputs of a replay, and what each was when the graph was captured."""
+    """The static inputs of a replay, and their states when the graph was captured."""
 
     number: int
     forward: Forward
@@ -262,7 +270,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Captured:
-    """What a static input was at capture. `value` holds its bytes, if it is small."""
+    """The state of a static input at capture. `value` is a copy of it, if it is small."""
 
     address: int
     dtype: torch.dtype
@@ -272,7 +280,7 @@ class Captured:
 
 @dataclass(frozen=True)
 class Logged:
-    """Errors that the engine logged during a forward: the place in its source, and the message."""
+    """Errors that the engine logged during a forward: the place in the source, and the message."""
 
     number: int
     kind: str

@@ -1,4 +1,4 @@
-"""Collects what the rows of a forward read and write, as flat tensors on the ledger's device."""
+"""Collects the reads and writes of a forward's rows, as flat tensors on the ledger's device."""
 
 from array import array
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from paritybit.watch.observations import Reads
 
 @dataclass(frozen=True)
 class Writes:
-    """The slots that the rows of a forward compute, one entry per row and position.
+    """The slots that the rows of a forward compute: one entry per row and position.
 
-    `row` is the row's number, and `must` says whether the slot must be written.
+    `row` is the index of the row. `must` is True if the forward must write the slot.
     """
 
     slots: Tensor
@@ -43,7 +43,10 @@ def owned(forward: Forward, ledger: Ledger) -> Tensor:
 
 
 def ranges(spans: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-    """Return half-open ranges one after the other, int64 [n]: each entry's range, and its value."""
+    """Concatenate half-open ranges.
+
+    Returns the index of each entry's range, and the value of each entry, int64 [n].
+    """
     starts = torch.tensor([first for first, _ in spans])
     lengths = torch.tensor([last for _, last in spans]) - starts
     number = torch.arange(len(spans)).repeat_interleave(lengths)
@@ -52,7 +55,7 @@ def ranges(spans: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
 
 
 def hashes(forward: Forward, chains: Chains) -> list["array[int]"]:
-    """Return, for each row, the hash at each of its positions."""
+    """Return the hash at each position, for each row."""
     return [
         chains.hashes(
             f"{forward.model}{row.request}", row.tokens, row.cached + row.computed, row.space
@@ -62,9 +65,10 @@ def hashes(forward: Forward, chains: Chains) -> list["array[int]"]:
 
 
 def reads(forward: Forward, number: int, ledger: Ledger, chain: list["array[int]"]) -> Reads | None:
-    """Return what the rows read in a group, or None if they read nothing.
+    """Return the reads of the rows in a group, or None if there are none.
 
-    The ledger must have just taken a frame. Where a hash is provisional, `chain` is compared later.
+    The ledger must have just taken a frame. `chain` has the hashes of each row. Hashes may be
+    provisional: call `resolve` before judging.
     """
     group = ledger.group
     parts, rows, spans = list[Tensor](), list[int](), list[tuple[int, int]]()
@@ -111,10 +115,11 @@ def reads(forward: Forward, number: int, ledger: Ledger, chain: list["array[int]
 
 
 def written_now(reads: Reads, fresh: Writes | None) -> None:
-    """Judge reads of slots that another row of the same forward computes by what that row computes.
+    """Update reads of slots that another row of the same forward writes.
 
-    Each layer writes before it reads, so that a prefix can be shared while it is computed. What a
-    row writes itself takes the place of a token that has left its window: it was read before.
+    Each layer writes before it reads, so a row can share a prefix while another row computes it. A
+    row's own writes are not considered: they replace tokens that have left the window of the row,
+    which reads them before.
     """
     if fresh is None or not len(fresh.slots):
         return
@@ -129,7 +134,7 @@ def written_now(reads: Reads, fresh: Writes | None) -> None:
 
 
 def resolve(reads: Reads, chains: Chains) -> int:
-    """Replace provisional hashes by final ones, in place. Returns how many stay unresolved."""
+    """Replace provisional hashes by final ones, in place. Returns how many are unresolved."""
     differ = (reads.judged & (reads.held != reads.expected)).nonzero().flatten()
     if not len(differ):
         return 0
@@ -148,7 +153,7 @@ def resolve(reads: Reads, chains: Chains) -> int:
 
 
 def adopt(reads: Reads) -> None:
-    """Take over what rows say of slots that were written while nobody watched."""
+    """Record the hashes and checksums that rows imply for slots that were written unwatched."""
     ledger = reads.ledger
     written = ~reads.missing & (reads.written != NEVER)
     unseen = written & (reads.held == UNKNOWN)
@@ -160,7 +165,7 @@ def adopt(reads: Reads) -> None:
 
 
 def writes(forward: Forward, ledger: Ledger, chain: list["array[int]"]) -> Writes | None:
-    """Return what the rows of a forward write in a group, or None if that is nothing."""
+    """Return the writes of the rows in a group, or None if there are none."""
     name = ledger.group.name
     parts, spans = list[Tensor](), list[tuple[int, int]]()
     rows, requests, musts = list[int](), list[int](), list[int]()
@@ -192,11 +197,11 @@ def writes(forward: Forward, ledger: Ledger, chain: list["array[int]"]) -> Write
 
 
 def seen(writes: Writes, ledger: Ledger, changed: Tensor) -> Tensor:
-    """Return which slots were seen to be written, bool [n].
+    """Return which slots were certainly written, bool [n].
 
-    Not so are those whose bytes did not change, and that were last written for another position
-    or never. Keys depend on positions, so that equal bytes for two positions come only from one
-    forward that wrote for another.
+    A slot counts as written if its bytes changed, or if it was last written for the same position.
+    Keys depend on positions, so unchanged bytes for another position mean that the forward did not
+    write the slot.
     """
     slots = writes.slots
     same = ledger.position[slots] == writes.position
@@ -205,11 +210,10 @@ def seen(writes: Writes, ledger: Ledger, changed: Tensor) -> Tensor:
 
 
 def note(writes: Writes, ledger: Ledger, changed: Tensor, number: int) -> Tensor:
-    """Enter a forward's writes into the ledger; the frame after it was just taken.
+    """Record the writes of a forward in the ledger. The ledger must have just taken a frame.
 
-    Returns which of the slots that must be written were not, bool [n].
-
-    A slot that was not seen to be written keeps its entry, and whoever reads it is told.
+    Returns which slots the forward did not write although it must, bool [n]. Such a slot keeps its
+    old entry, so later reads of it are judged against that entry.
     """
     slots, wrote = writes.slots, seen(writes, ledger, changed)
     ledger.write(

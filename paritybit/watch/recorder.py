@@ -1,6 +1,7 @@
-"""The shape of the traffic before a finding: who ran when, how far, and what they shared.
+"""Records the shape of the traffic before a finding.
 
-It holds no token. Requests are numbered in the order in which they were seen.
+For each request, it records when it ran, how many tokens it reached, and how long a prefix it
+shared. It records no tokens. Requests are numbered in order of appearance.
 """
 
 from array import array
@@ -13,16 +14,17 @@ from paritybit.watch.chains import Chain
 from paritybit.watch.facts import Forward
 
 KEPT = 512
-"""Checked forward passes that are remembered."""
+"""Number of checked forward passes that are remembered."""
 
 
 @dataclass
 class Seen:
-    """A request as the last forward passes show it.
+    """A request in the last forward passes.
 
-    `since` and `until` are the first and the last one with it. `prompt` is how many tokens it had
-    before its first decode step, `reached` how many at the end. Its first `shared` tokens are those
-    of the request with the number `of`, None for none.
+    - `since`, `until`: the first and the last forward pass with the request.
+    - `prompt`: its number of tokens before its first decode step.
+    - `reached`: its number of tokens at the end.
+    - `of`, `shared`: its first `shared` tokens are those of request number `of`, or of none.
     """
 
     since: int
@@ -34,25 +36,25 @@ class Seen:
 
 
 class Recorder:
-    """Remembers the rows of the last forward passes."""
+    """Records the rows of the last forward passes."""
 
     def __init__(self) -> None:
         self.forwards: deque[tuple[int, list[tuple[str, int, int]]]] = deque(maxlen=KEPT)
 
     def note(self, number: int, forward: Forward) -> None:
-        """Remember a forward pass, unless it is one of a draft."""
+        """Record a forward pass, unless a draft model computes it."""
         if not forward.model:
             rows = [(row.request, row.cached, row.computed) for row in forward.rows]
             self.forwards.append((number, rows))
 
     def traffic(self, chains: Mapping[str, Chain]) -> list[dict[str, Any]]:
-        """Return the requests in the order in which they came, as JSON data."""
+        """Return the requests in order of appearance, as JSON data."""
         seen: dict[str, Seen] = {}
         for number, rows in self.forwards:
             for request, cached, computed in rows:
                 end = cached + computed
                 one = seen.setdefault(request, Seen(number, number, end, end))
-                if computed > 1 and one.prompt == one.reached:  # A further chunk of its prompt.
+                if computed > 1 and one.prompt == one.reached:  # Another chunk of its prompt.
                     one.prompt = end
                 one.until, one.reached = number, max(one.reached, end)
         names = list(seen)
@@ -68,13 +70,13 @@ class Recorder:
 
 
 def hashes(chains: Mapping[str, Chain], request: str) -> "array[int]":
-    """Return the hashes at the positions of a request; none for one that was forgotten."""
+    """Return the hashes at the positions of a request, or none if the request was forgotten."""
     chain = chains.get(request)
     return array("q") if chain is None else chain.hashes
 
 
 def alike(one: "array[int]", two: "array[int]") -> int:
-    """Return how many hashes two requests have in common. Where they part, they stay apart."""
+    """Return the number of leading hashes that two requests have in common."""
     low, high = 0, min(len(one), len(two))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""What the environment says about watching: `PARITYBIT_WATCH` holds JSON, or is not set."""
+"""The settings of the sanitizer, as JSON in the environment variable `PARITYBIT_WATCH`."""
 
 import json
 import os
@@ -10,9 +10,11 @@ VARIABLE = "PARITYBIT_WATCH"
 
 @dataclass(frozen=True)
 class Settings:
-    """`out` is the folder of the journals. `checks` selects by name; None means all.
+    """The settings of the sanitizer.
 
-    Every `every`-th forward is checked; the ledger follows the writes of the others.
+    - `out`: the folder of the journals.
+    - `checks`: the names of the checks to run. None means all.
+    - `every`: checks one forward in `every` on average. The ledger follows the writes of the rest.
     """
 
     out: str
@@ -20,7 +22,7 @@ class Settings:
     every: int = 1
 
     def text(self) -> str:
-        """Return the value of the environment variable that gives these settings."""
+        """Return these settings as the value of the environment variable."""
         return json.dumps(asdict(self))
 
     @property
@@ -30,9 +32,9 @@ class Settings:
 
 
 def parsed(text: str) -> Settings:
-    """Return the settings that a value of the environment variable states.
+    """Return the settings in a value of the environment variable.
 
-    Raises ValueError if it states none.
+    Raises ValueError if the value is malformed.
     """
     data = json.loads(text)
     if not isinstance(data, dict) or not isinstance(data.get("out"), str):
@@ -47,7 +49,7 @@ def parsed(text: str) -> Settings:
 
 
 def active() -> Settings | None:
-    """Return this process's settings, or None if nothing is to be watched.
+    """Return the settings of this process, or None if the variable is not set.
 
     Raises ValueError if the variable is malformed.
     """

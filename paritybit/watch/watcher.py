@@ -1,8 +1,8 @@
-"""The watcher: a connector calls it around each forward of its engine.
+"""The watcher. A connector calls it around each forward pass of the engine.
 
-The order is `begin`, then any number of `lists` and `replay`, then `end` or `abandon`. An error
-inside the sanitizer makes the run undecided and stops the checks of that forward. The engine goes
-on with its own result.
+The order of calls is `begin`, then any number of `lists` and `replay`, then `end` or `abandon`. If
+the sanitizer itself raises an error, the checks of this forward stop, the run has no verdict, and
+the engine continues with its own result.
 """
 
 import os
@@ -25,16 +25,17 @@ from paritybit.watch.replays.replaying import Replaying, UnderWay
 from paritybit.watch.settings import Settings
 
 BEFORE = "changed before the forward"
-"""What explains a change of slots if nothing more is known."""
+"""Describes a change of slots if nothing more is known about it."""
 
 
 class Watcher(Replaying):
-    """Watches the KV groups of one model in this process.
+    """Watches the KV groups of one engine in this process.
 
-    A checked forward takes a frame before and after it, and after each replay. Where forwards are
-    sampled, the frame after the last replay is the last one.
+    For each checked forward, the watcher takes a frame (the checksums of all slots) before the
+    forward, after each replay and at the end. If forwards are sampled, there is no frame at the
+    end of a forward that replayed a graph.
 
-    Slots are given as integer tensors of any shape and device; -1 means no slot.
+    Slots are passed as integer tensors of any shape and device. -1 means "no slot".
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Watcher(Replaying):
         )
 
     def write(self, findings: Iterable[Finding]) -> None:
-        """Write findings to the journal, and the traffic before the first of each key."""
+        """Write findings to the journal. The first finding of each key also writes the traffic."""
         for finding in findings:
             new = finding.key not in self.journal.findings
             super().write((finding,))
@@ -73,28 +74,29 @@ class Watcher(Replaying):
     # Forwards.
 
     def due(self) -> bool:
-        """Whether the next forward is to be checked: one in `every`, on average.
+        """Return whether to check the next forward. On average this is one forward in `every`.
 
-        Asked once per forward. If not, `skipped` is called in place of `begin` and `end`.
+        Call it exactly once per forward. If it returns False, call `skipped` in place of `begin`
+        and `end`.
         """
         self.wait -= 1
         if self.wait >= 0:
             return False
-        # Gaps of one length might always meet the same kind of forward.
+        # With a constant gap, the checked forwards could all be of one kind.
         self.wait = self.gaps.randint(0, 2 * self.settings.every - 2)
         return True
 
     @property
     def watching(self) -> bool:
-        """Whether a forward is being watched."""
+        """Whether a forward is being watched now."""
         return self.now is not None
 
     @guarded
     def skipped(self, owned: Mapping[str, Tensor] | None) -> None:
-        """Note a forward that is not checked, and the slots that it writes.
+        """Record a forward that is not checked.
 
-        Slots that were allocated since the last checked forward may be left out. None: it is not
-        known which slots it writes.
+        `owned` are the slots that it writes, per group. It may omit slots that were allocated since
+        the last checked forward. None means that the written slots are unknown.
         """
         if owned is None:
             self.settle()
@@ -106,12 +108,12 @@ class Watcher(Replaying):
             if any(len(changes.noted) >= MOST_NOTED for changes in self.changes.values()):
                 self.settle()
         self.loading.clear()
-        self.relayed.waiting.clear()  # It may have computed anew what they are compared with.
+        self.relayed.waiting.clear()  # The forward may have recomputed their positions.
         self.journal.count(skipped_forwards=1)
 
     @guarded
     def begin(self, forward: Forward) -> None:
-        """Start to watch a forward, and judge what its rows read."""
+        """Start to watch a forward, and judge the reads of its rows."""
         if self.now is not None:
             self.now = None
             self.undecided("a forward began before the last one ended")
@@ -147,7 +149,7 @@ class Watcher(Replaying):
         )
 
     def moved_between(self, ledger: Ledger, what: str) -> None:
-        """Remember which slots changed since the last frame, to explain later reads."""
+        """Remember the slots that changed since the last frame, to explain later reads."""
         changed = ledger.frame() & (ledger.checksum != 0) & (ledger.before != ledger.checksum)
         slots = changed.nonzero().flatten()
         if len(slots):
@@ -155,9 +157,10 @@ class Watcher(Replaying):
 
     @guarded
     def moved(self, what: str) -> None:
-        """Note that something that is no forward has just ended, and say what it is.
+        """Record that an operation other than a forward has just ended.
 
-        Slots that changed since the last such moment, or the last forward, changed by it.
+        `what` describes the operation. It is taken as the cause of each change of a slot since the
+        last frame.
         """
         if self.now is None:
             self.settle()
@@ -166,7 +169,7 @@ class Watcher(Replaying):
 
     @guarded
     def lists(self, lists: Sequence[IndexList]) -> None:
-        """Judge index lists that the attention backend built for the forward under way."""
+        """Judge the index lists that the attention backend built for the current forward."""
         if self.now is None:
             return
         for given in lists:
@@ -180,7 +183,7 @@ class Watcher(Replaying):
 
     @guarded
     def inputs(self, kind: str, inputs: Sequence[StaticInput]) -> None:
-        """Judge the inputs of a forward that replays no graph, where their values are known."""
+        """Judge inputs that do not belong to a graph, if their `expected` values are known."""
         if self.now is not None:
             self.judge("inputs", Inputs(self.now.number, self.now.forward, kind, inputs, {}))
 
@@ -188,11 +191,11 @@ class Watcher(Replaying):
     def tokens(
         self, ids: Tensor, positions: Tensor | None = None, kept: Sequence[int] | None = None
     ) -> None:
-        """Judge the token ids and positions, [n], that a forward gives to its model.
+        """Judge the token ids and positions that a forward passes to its model.
 
-        They are in the order of the rows. Of the ids of a row the first `kept` are judged; None
-        means all. An id is compared once its row knows the token, in this forward or in a later
-        one.
+        `ids` and `positions` have shape [n] and the order of the rows. `kept` has, per row, how
+        many of the row's ids are judged; None means all. An id is compared as soon as the token of
+        its row is known, in this forward or in a later one.
         """
         if self.now is None:
             return
@@ -219,7 +222,7 @@ class Watcher(Replaying):
 
     @guarded
     def end(self) -> None:
-        """End the forward: judge which slots it changed, and enter its writes into the ledger."""
+        """End the forward. Judges the slots that it changed, and records its writes."""
         now, self.now = self.now, None
         if now is None:
             return
@@ -245,7 +248,7 @@ class Watcher(Replaying):
     def judge_missing(
         self, ledger: Ledger, now: UnderWay, writes: reading.Writes, missing: Tensor
     ) -> None:
-        """Judge the slots that must be written and were not, if there are any."""
+        """Judge the slots that the forward did not write although it must. `missing` is a mask."""
         if bool(missing.any()):
             slots, rows = writes.slots[missing], writes.row[missing]
             position, replay = writes.position[missing], now.replayed
@@ -253,7 +256,7 @@ class Watcher(Replaying):
             self.judge("writes", found)
 
     def note_owned(self, ledger: Ledger, now: UnderWay, name: str) -> None:
-        """Note the writes of slots of which only the owner is known, not the tokens."""
+        """Record writes to owned slots whose tokens are unknown."""
         mine = now.owned[name]
         slots = mine[now.changed[name][mine]]
         ledger.forget(slots)
@@ -263,7 +266,7 @@ class Watcher(Replaying):
 
     @guarded
     def abandon(self) -> None:
-        """Note that the forward raised: what it wrote is not known."""
+        """Record that the forward raised an error. The content of its slots is then unknown."""
         now, self.now = self.now, None
         self.loading.clear()
         if now is not None:
@@ -272,7 +275,7 @@ class Watcher(Replaying):
                 self.note(name, FILLED, slots)
 
     def stopped(self) -> None:
-        """Stop watching this forward. What it writes is not known."""
+        """Stop watching this forward. The content of all slots is then unknown."""
         now, self.now = self.now, None
         if now is not None:
             for ledger in self.ledgers.values():

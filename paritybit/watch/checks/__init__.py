@@ -46,7 +46,7 @@ CHECKS: Mapping[str, Check] = {
 
 
 def selected(names: Sequence[str] | None) -> tuple[Check, ...]:
-    """Return the checks with these names; all for None. Raises ValueError for an unknown name."""
+    """Return the checks with these names, or all for None. Raises ValueError for unknown names."""
     if names is None:
         return tuple(CHECKS.values())
     unknown = sorted(set(names) - set(CHECKS))

@@ -1,4 +1,4 @@
-"""Corrupted read: a row reads bytes other than those that were written for its tokens."""
+"""Corrupted read: the bytes of a slot have changed since they were written for a row's tokens."""
 
 from collections.abc import Iterable
 

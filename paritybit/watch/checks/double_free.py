@@ -1,4 +1,4 @@
-"""Double free: a slot is freed that is free already."""
+"""Double free: the engine frees a slot that is already free."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ from paritybit.watch.observations import SHOWN, Check, Freeing, key_of
 
 
 def judge(freeing: Freeing) -> Iterable[Finding]:
-    """Yield one finding for all slots that were free already."""
+    """Yield one finding for all slots that were already free."""
     again = (freeing.before > 0).nonzero().flatten()
     if not len(again):
         return

@@ -1,4 +1,4 @@
-"""Engine error: memory is accessed out of bounds, or the engine finds its own pool wrong."""
+"""Engine error: the engine accesses memory out of bounds, or a check of its own pool fails."""
 
 from collections.abc import Iterable
 
@@ -6,11 +6,11 @@ from paritybit.watch.journal import Finding
 from paritybit.watch.observations import Check, EngineError, key_of
 
 INDEX_ERRORS = ("out of bounds", "index out of range in self")
-"""What torch says, in lower case, of an index that no element has."""
+"""What torch's message for an index out of bounds contains, in lower case."""
 
 
 def judge(error: EngineError) -> Iterable[Finding]:
-    """Yield one finding, with what the engine says and where."""
+    """Yield one finding, with the engine's message and line."""
     cause = (
         None if error.source is None else {"what": "the line that raised", "source": error.source}
     )

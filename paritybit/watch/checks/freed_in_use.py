@@ -1,4 +1,4 @@
-"""Freed in use: a row reads a slot that was freed since it was written."""
+"""Freed in use: a row reads a slot that was freed after it was written."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""Graph and eager differ: a replay computes something else than the same batch eagerly."""
+"""Graph and eager differ: a replay and an eager run of the same batch compute different results."""
 
 from collections.abc import Iterable
 

@@ -1,7 +1,7 @@
-"""Leak: while nothing runs, a slot is neither free nor in the prefix cache, or both.
+"""Leak: while no request runs, a slot is neither free nor in the prefix cache, or it is both.
 
-A cached slot that stays locked, one that the cache does not count as evictable, and a row of the
-request table that stays taken leak too: nothing can use them again.
+A cached slot that stays locked is also a leak, as is a cached slot that can never be evicted, and a
+row of the request table that is not freed. No request can use them again.
 """
 
 from collections.abc import Iterable
@@ -42,7 +42,7 @@ def judge(idle: Idle | IdleRows | Cached) -> Iterable[Finding]:
 
 
 def held(number: int, group: str | None, count: int, what: str) -> Iterable[Finding]:
-    """Yield a finding if something that is counted alone is held."""
+    """Yield a finding if `count` is positive. `what` describes what is counted."""
     where = "" if group is None else f" ({group})"
     if count > 0:
         yield Finding(
@@ -56,7 +56,7 @@ def held(number: int, group: str | None, count: int, what: str) -> Iterable[Find
 
 
 def found(idle: Idle, wrong: Tensor, what: str) -> Iterable[Finding]:
-    """Yield one finding if any slot is wrong."""
+    """Yield one finding for all wrong slots, if there are any. `wrong` is a mask."""
     slots = wrong.nonzero().flatten()
     if not len(slots):
         return

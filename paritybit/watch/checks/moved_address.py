@@ -1,6 +1,6 @@
-"""Moved address: a static input is not where, or not what, it was when the graph captured it.
+"""Moved address: a static input differs from its capture in address, dtype or shape.
 
-Nor may it have another dtype than the engine's own code gives such values.
+A static input whose dtype differs from that of the engine's own code is a finding, too.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ def judge(inputs: Inputs) -> Iterable[Finding]:
 
 
 def fault(static: StaticInput, captured: Captured) -> str | None:
-    """Return what differs from capture, if anything does."""
+    """Return how a static input differs from its capture, or None if it does not."""
     tensor = static.tensor
     if (tensor.dtype, tuple(tensor.shape)) != (captured.dtype, captured.shape):
         return (
@@ -37,7 +37,7 @@ def fault(static: StaticInput, captured: Captured) -> str | None:
 
 
 def describe(dtype: object, shape: tuple[int, ...]) -> str:
-    """Return a dtype and a shape in words."""
+    """Return a dtype and a shape as text."""
     return f"{name_of(dtype)} {list(shape)}"
 
 

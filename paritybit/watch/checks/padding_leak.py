@@ -1,4 +1,4 @@
-"""Padding leak: what a replay computes for live rows depends on the values of its padding."""
+"""Padding leak: the results of a replay for live rows depend on the values of its padding."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""Stale input: the live part of an input is not what the batch gives it."""
+"""Stale input: the live part of an input differs from the values of the batch."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from paritybit.watch.observations import Check, Inputs
 
 
 def judge(inputs: Inputs) -> Iterable[Finding]:
-    """Yield a finding per input that is stale."""
+    """Yield a finding per stale input."""
     for static in inputs.inputs:
         if static.expected is None:
             continue

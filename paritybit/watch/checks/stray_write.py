@@ -37,7 +37,7 @@ def judge(frame: Frame) -> Iterable[Finding]:
 
 
 def running(frame: Frame, slot: int) -> dict[str, object] | None:
-    """Return the row of this forward whose context holds the slot: the victim."""
+    """Return the row of this forward whose cached positions include the slot, or None."""
     name = frame.ledger.group.name
     for row in frame.forward.rows:
         if name not in row.slots:

@@ -1,4 +1,4 @@
-"""Unrepeatable replay: a replay that runs again from the same state differs from itself."""
+"""Unrepeatable replay: two replays from the same state give different results."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""Unwritten slot: a forward leaves a slot of a token that it computes as it was."""
+"""Unwritten slot: a forward does not write the slot of a token that it computes."""
 
 from collections.abc import Iterable
 

@@ -1,6 +1,6 @@
-"""Wrong list: a kernel is handed slots other than those that a row's request and window imply.
+"""Wrong list: an index list has other slots than the row's request and window imply.
 
-The rows after the live ones are padding: their lists may only name reserved slots.
+The rows after the live rows are padding. Their lists may only contain reserved slots.
 """
 
 from collections.abc import Iterable
@@ -41,9 +41,9 @@ def judge(lists: Lists) -> Iterable[Finding]:
 
 @dataclass(frozen=True)
 class Span:
-    """The positions from `needed` to `last` that a row reads; its list begins with `first`.
+    """The positions that a row reads through a list: `needed` to `last` - 1.
 
-    `offset` is the place of its first entry.
+    The list begins with position `first`. Its first entry has the index `offset`.
     """
 
     row: Row
@@ -61,7 +61,10 @@ def first_needed(lists: Lists, row: Row) -> int:
 
 
 def span_of(lists: Lists, row: Row, count: int) -> Span | str | None:
-    """Return what a row reads through a list; text if the count is wrong; None if nothing."""
+    """Return the positions that a row reads through a list, or None if there are none.
+
+    If the number of entries is wrong, return a text that describes it.
+    """
     given = lists.given
     if given.group not in row.slots:
         return None
@@ -78,7 +81,7 @@ def span_of(lists: Lists, row: Row, count: int) -> Span | str | None:
 
 
 def differing(lists: Lists, entries: Tensor, spans: list[Span]) -> Iterable[Finding]:
-    """Yield a finding for each row that has an entry other than the slot of its position."""
+    """Yield a finding for each row with an entry that is not the slot of its position."""
     given, name = lists.given, lists.ledger.group.name
     number, position = ranges([(span.needed, span.last) for span in spans])
     first = torch.tensor([span.first for span in spans])[number]
@@ -98,7 +101,7 @@ def differing(lists: Lists, entries: Tensor, spans: list[Span]) -> Iterable[Find
 def padding(
     lists: Lists, entries: Tensor, offsets: list[int], counts: list[int]
 ) -> Iterable[Finding]:
-    """Yield a finding if padded rows list slots that are not reserved."""
+    """Yield a finding if the lists of padded rows contain slots that are not reserved."""
     given = lists.given
     named = [entries[o : o + c] for o, c in zip(offsets, counts, strict=True) if c > 0]
     if not named:

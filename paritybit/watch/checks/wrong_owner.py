@@ -1,4 +1,4 @@
-"""Wrong owner (use after free): a row reads a slot that was written for other tokens."""
+"""Wrong owner (use after free): a row reads a slot that was last written for other tokens."""
 
 from collections.abc import Iterable
 

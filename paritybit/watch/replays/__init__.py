@@ -1,1 +1,1 @@
-"""What is tried on a replay: running it again under changed conditions."""
+"""Repeats replays under changed conditions, to find faults and their causes."""

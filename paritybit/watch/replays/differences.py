@@ -1,8 +1,8 @@
-"""How far what two runs computed differs, and whether rounding can be the reason.
+"""Measures the difference between the results of two runs, and whether rounding can explain it.
 
-Rounding starts small: in the first layer whose KV differs, it changes the last bits. A later layer
-may then differ by anything, as when a router chooses another expert. So the size of a difference
-is that in the first layer, in each group, that differs at all.
+Rounding starts small: it changes the last bits in the first layer whose KV differs. Later layers
+may then differ by any amount, for example if a router chooses another expert. The size of a
+difference is therefore measured in the first layer of each group that differs.
 """
 
 import math
@@ -15,17 +15,18 @@ from paritybit.watch.bits import as_integers
 from paritybit.watch.replays.trial import SavedSlots, Values
 
 ROUNDINGS = 4
-"""Steps of the coarsest dtype, relative to the largest value, that rounding may account for."""
+"""The largest difference that rounding explains, in units of the coarsest dtype's epsilon."""
 
 LEAST = 2.0**-10
-"""The least relative difference that rounding is not taken to explain."""
+"""Smaller relative differences are always explained by rounding."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """`where` is the first layer or output that differs. `size` is relative to its largest value.
+    """A difference between two runs.
 
-    `kv` says whether KV differs; else only outputs do.
+    `where` is the first layer or output that differs. `size` is relative to the largest value
+    there. `kv` is True if KV differs, and False if only outputs differ.
     """
 
     where: str
@@ -36,12 +37,12 @@ class Difference:
 
     @property
     def beyond_rounding(self) -> bool:
-        """Whether rounding cannot be the reason."""
+        """Whether rounding cannot explain the difference."""
         return self.size > self.limit
 
 
 def difference(one: Values, other: Values) -> Difference | None:
-    """Return how two runs differ; None if all bits are equal."""
+    """Return the difference between two runs, or None if all bits are equal."""
     limit = max(LEAST, ROUNDINGS * coarsest([*one.outputs.values(), *rows(one)]))
     firsts = [first for first in map(first_layer, one.owned, other.owned) if first is not None]
     if firsts:
@@ -52,7 +53,7 @@ def difference(one: Values, other: Values) -> Difference | None:
     numbers = {name: size for name, size in sizes.items() if is_float(one.outputs[name])}
     differing = {name: size for name, size in sizes.items() if size > 0}
     if not differing or not numbers:
-        return None  # Integers alone may depend on numbers that nobody sees.
+        return None  # Without floats, integers may depend on values that are not visible here.
     floats = {name: size for name, size in numbers.items() if size > 0}
     where, size = max((floats or differing).items(), key=lambda item: item[1])
     return Difference(where, None, size, limit, kv=False)
@@ -64,17 +65,17 @@ def rows(values: Values) -> list[Tensor]:
 
 
 def is_float(tensor: Tensor) -> bool:
-    """Whether a tensor holds floating-point numbers."""
+    """Return whether a tensor has a floating-point dtype."""
     return tensor.dtype.is_floating_point
 
 
 def coarsest(tensors: list[Tensor]) -> float:
-    """Return the largest relative step among the dtypes of tensors."""
+    """Return the largest epsilon of the tensors' dtypes."""
     return max((torch.finfo(t.dtype).eps for t in tensors if is_float(t)), default=0.0)
 
 
 def first_layer(one: SavedSlots, other: SavedSlots) -> tuple[str, str, float] | None:
-    """Return the first layer of a group that differs, the group, and the relative size."""
+    """Return the first layer of a group that differs, the group, and the relative difference."""
     parts = iter(zip(one.rows, other.rows, strict=True))
     group = one.ledger.group
     for layer in group.layers:
@@ -99,5 +100,5 @@ def relative(one: Tensor, other: Tensor) -> float:
     gap = (left[finite] - right[finite]).abs()
     largest = torch.maximum(left[finite].abs(), right[finite].abs())
     if not gap.numel() or float(largest.max()) == 0.0:
-        return math.ulp(0.0)  # The bits differ, the numbers do not.
+        return math.ulp(0.0)  # The bits differ, but the numbers are equal.
     return max(float(gap.max() / largest.max()), math.ulp(0.0))

@@ -1,4 +1,4 @@
-"""The relations between two runs of a replay that a correct one keeps, and when each is tried."""
+"""Relations between two runs that hold for a correct replay, and how often each is tested."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -8,28 +8,29 @@ from paritybit.watch.replays.differences import Difference, difference
 from paritybit.watch.replays.trial import Trial, Values, cause_of, other_tails
 
 NAMES = ("unrepeatable replay", "padding leak", "graph and eager differ")
-"""The checks that judge relations, in the order in which they are tried."""
+"""The checks for relations, in the order in which they are tested."""
 
 AT_FIRST = 64
-"""Replays of a kind of which each is tried; after that every `THEN`-th."""
+"""The first replays of a kind are all tested, then every `THEN`-th one."""
 
 THEN = 4
 
 SAMPLED = 16
-"""Of the replays of a kind, where forwards are sampled, one in so many is tried."""
+"""If forwards are sampled, one in SAMPLED replays of a kind is tested."""
 
 STREAK = 3
-"""Times in a row that outputs alone must differ: one flip of a choice may be due to rounding."""
+"""A difference in outputs alone must occur this many times in a row, as rounding may cause one."""
 
 NOISE = 8
-"""How much larger than eager's own noise a difference from eager must be."""
+"""How many times larger than the variation of eager runs a difference from eager must be."""
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A relation that was tried: `found` is a difference that rounding cannot explain.
+    """The result of testing a relation.
 
-    `rounding` says that the bits differed by no more than rounding may.
+    `found` is a difference that rounding cannot explain. `rounding` is True if the bits differ, but
+    rounding can explain it.
     """
 
     name: str
@@ -40,7 +41,7 @@ class Tried:
 
 @dataclass
 class Relations:
-    """Tries relations. Where forwards are sampled, one of them is, on one in `SAMPLED` replays."""
+    """Tests relations. If forwards are sampled, it tests one relation on one in SAMPLED replays."""
 
     every: int
     names: tuple[str, ...]
@@ -49,7 +50,7 @@ class Relations:
     streaks: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def due(self, kind: str) -> tuple[str, ...]:
-        """Return the relations to try on the next replay of a kind."""
+        """Return the relations to test on the next replay of a kind."""
         number = self.replays[kind] = self.replays.get(kind, -1) + 1
         if not self.names:
             return ()
@@ -59,9 +60,9 @@ class Relations:
         return self.names if number < AT_FIRST or number % THEN == 0 else ()
 
     def tried(self, trial: Trial, names: tuple[str, ...], number: int) -> Iterator[Tried]:
-        """Try relations on a replay; the caller puts everything back.
+        """Test relations on a replay. The caller restores the state.
 
-        If two equal runs differ, the others mean nothing and are left out.
+        If two equal runs differ, the remaining relations are meaningless and are skipped.
         """
         again = None
         if NAMES[0] in names or NAMES[1] in names:
@@ -78,7 +79,7 @@ class Relations:
             yield self.judged(trial, NAMES[2], against_eager(trial))
 
     def judged(self, trial: Trial, name: str, found: Difference | None) -> Tried:
-        """Return what a difference means."""
+        """Return the result for a difference between two runs."""
         key = (name, trial.replay.kind)
         beyond = found is not None and found.beyond_rounding
         self.streaks[key] = self.streaks.get(key, 0) + 1 if beyond else 0
@@ -89,7 +90,7 @@ class Relations:
 
 
 def blamed(trial: Trial, leak: Tried, tails: Mapping[str, Any]) -> Tried:
-    """Return a leak with the one input whose tail alone causes it, if there is one."""
+    """Return a leak with its cause: the input whose tail alone causes it, if there is one."""
     for static in trial.replay.inputs:
         if static.name in tails:
             trial.again({static.name: tails[static.name]})
@@ -100,7 +101,10 @@ def blamed(trial: Trial, leak: Tried, tails: Mapping[str, Any]) -> Tried:
 
 
 def against_eager(trial: Trial) -> Difference | None:
-    """Return how eager differs from the replay, or None if by no more than eager from itself."""
+    """Return the difference between the replay and an eager run.
+
+    Returns None if it is within the variation between two eager runs.
+    """
     eager = run_eagerly(trial)
     found = difference(trial.first, eager)
     if found is None or not found.beyond_rounding:
@@ -110,7 +114,7 @@ def against_eager(trial: Trial) -> Difference | None:
 
 
 def run_eagerly(trial: Trial) -> Values:
-    """Run the same batch without the graph, from the state before the replay."""
+    """Run the batch of a replay eagerly, from the state before the replay."""
     assert trial.replay.eager is not None
     trial.rewind()
     outputs = {name: value.clone() for name, value in trial.replay.eager().items()}

@@ -1,4 +1,4 @@
-"""The replays of a watched forward: what each changed, and running it again."""
+"""Judges the replays of a watched forward, and repeats some of them."""
 
 from array import array
 from collections.abc import Sequence
@@ -21,16 +21,16 @@ from paritybit.watch.settings import Settings
 
 @dataclass
 class UnderWay:
-    """The forward that is being watched."""
+    """The forward that is being watched. `chain` has the hashes of each row."""
 
     number: int
     forward: Forward
     chain: list["array[int]"]
     owned: dict[str, Tensor]
     changed: dict[str, Tensor] = field(default_factory=dict)
-    """Per group, the slots that changed since it began, bool [slots]."""
+    """For each group, the slots that changed since the forward began, bool [slots]."""
     replayed: str | None = None
-    """The kind of the runner that replayed a graph in it."""
+    """The kind of the last graph runner that replayed a graph in this forward."""
 
 
 class Replaying(Between):
@@ -47,7 +47,7 @@ class Replaying(Between):
 
     @guarded
     def captured(self, graph: object, kind: str, inputs: Sequence[StaticInput]) -> None:
-        """Note that a graph was captured, with the addresses and values of its static inputs."""
+        """Record the addresses and values of the static inputs of a graph that was captured."""
         self.captures[graph] = {
             static.name: Captured(
                 static.tensor.data_ptr(),
@@ -60,7 +60,7 @@ class Replaying(Between):
         self.journal.count(captures=1, **{f"captures: {kind}": 1})
 
     def replay(self, replay: Replay) -> object:
-        """Replay a graph and judge it. Returns what the first `replay.run()` returned."""
+        """Replay a graph and judge the replay. Returns the result of the first `replay.run()`."""
         if self.now is None or self.busy:
             return replay.run()
         self._prepare(replay)
@@ -70,7 +70,7 @@ class Replaying(Between):
 
     @guarded
     def _prepare(self, replay: Replay) -> None:
-        """Judge the static inputs, and save the state before the first run."""
+        """Judge the static inputs, and save the state before the replay."""
         if self.now is None:
             return
         captured = self.captures.get(replay.graph, {})
@@ -80,7 +80,7 @@ class Replaying(Between):
 
     @guarded
     def _replayed(self, replay: Replay, result: object) -> None:
-        """Judge what a replay changed, then run it again if that is due."""
+        """Judge the slots that a replay changed, then repeat the replay if a test is due."""
         now, trial = self.now, self.trial
         if now is None or trial is None:
             return
@@ -114,7 +114,7 @@ class Replaying(Between):
             self.check_restored(now, trial)
 
     def quiet(self, ledger: Ledger, now: UnderWay) -> Tensor:
-        """Return the slots that must be written and were not seen to be, int64 [n]."""
+        """Return the slots that the forward must write and that look unwritten, int64 [n]."""
         changed = now.changed[ledger.group.name]
         if bool(changed[now.owned[ledger.group.name]].all()):
             return ledger.reserved[:0]
@@ -124,7 +124,7 @@ class Replaying(Between):
         return writes.slots[writes.must & ~reading.seen(writes, ledger, changed)]
 
     def judge_aims(self, now: UnderWay, trial: Trial) -> None:
-        """Judge the slots that padding names to be written: a write of equal bytes is seen so."""
+        """Judge the slots that padding would write. This detects stray writes of equal bytes."""
         for name, ledger in self.ledgers.items():
             aims = [
                 tail(static, static.tensor).flatten()
@@ -145,14 +145,14 @@ class Replaying(Between):
     def judge_overwritten(
         self, ledger: Ledger, now: UnderWay, trial: Trial, explained: Explained
     ) -> Tensor:
-        """Judge the slots that a replay overwrote when it ran again, and return them, int64 [n]."""
+        """Judge the slots that a repeated replay overwrote, and return them, int64 [n]."""
         hit = torch.tensor(sorted(explained.layers), dtype=torch.int64, device=ledger.device)
         if len(hit):
             self.judge_stray(ledger, now, hit, trial.replay.kind, explained)
         return hit
 
     def explained(self, ledger: Ledger, stray: Tensor, trial: Trial) -> Explained:
-        """Find the causes of stray writes by running the replay again."""
+        """Find the causes of stray writes by repeating the replay."""
         known = self.captures.get(trial.replay.graph, {})
         values = {name: was.value for name, was in known.items() if was.value is not None}
         if not trial.possible:
@@ -167,7 +167,7 @@ class Replaying(Between):
         kind: str | None = None,
         explained: Explained | None = None,
     ) -> None:
-        """Judge stray writes, and remember them for later reads. `kind` is the replay's."""
+        """Judge stray writes, and remember them for later reads. `kind` is that of the replay."""
         causes, layers = ([], {}) if explained is None else (explained.causes, explained.layers)
         found = Frame(now.number, now.forward, ledger, stray, kind, causes, layers)
         self.judge("frame", found)
@@ -177,7 +177,7 @@ class Replaying(Between):
         ledger.tell(stray.tolist(), Story(now.number, "a stray write"))
 
     def judge_tried(self, replay: Replay, now: UnderWay, tried: Tried) -> None:
-        """Count a relation that was tried, and judge it if it does not hold."""
+        """Count a test of a relation, and judge it if the relation does not hold."""
         self.journal.count(
             **{f"tried: {tried.name}": 1, f"rounding: {tried.name}": int(tried.rounding)}
         )
@@ -192,10 +192,11 @@ class Replaying(Between):
             )  # fmt: skip
 
     def check_restored(self, now: UnderWay, trial: Trial) -> None:
-        """Look for slots that only running again changed.
+        """Look for slots that changed only when the replay was repeated.
 
-        The first run may have written them too, with the bytes that they held. The first run's
-        inputs then give those back, and poison shows that it writes them: a stray write.
+        The first run may have written these slots, too, with the bytes that they already held. To
+        find out, the replay runs again with its first inputs over poisoned slots. Slots that it
+        overwrites are stray writes.
         """
         for ledger in self.ledgers.values():
             slots = self.stray(ledger, now)
@@ -212,7 +213,7 @@ class Replaying(Between):
                 ledger.forget(rest)
 
     def stray(self, ledger: Ledger, now: UnderWay) -> Tensor:
-        """Take a frame of one group. Returns the slots that changed without being owned."""
+        """Take a frame of one group. Returns the changed slots that the forward does not own."""
         name = ledger.group.name
         changed = ledger.frame()
         before = now.changed.get(name)

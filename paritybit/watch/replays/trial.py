@@ -1,8 +1,8 @@
-"""Runs a replay again under changed conditions, and puts everything back afterwards.
+"""Repeats a replay under changed conditions, and restores the state afterwards.
 
-What is put back: the static inputs, the outputs, the slots that the forward owns, and the slots
-that the first run changed without owning them. Anything else that a replay changes makes it not
-`repeatable`, by the facts.
+It restores the static inputs, the outputs, the owned slots, and the slots that the first run
+changed without owning them. A connector must not report a replay as `repeatable` if it changes any
+other state.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,36 +18,36 @@ from paritybit.watch.facts import Replay, StaticInput
 from paritybit.watch.ledger import Ledger, folded
 
 LARGEST = 256 * 2**20
-"""Bytes of owned slots up to which a replay is run again."""
+"""The most bytes of owned slots for which a replay is repeated."""
 
 SMALL = 2**20
-"""Bytes of a static input up to which it is saved in any case."""
+"""Static inputs of at most this many bytes are always saved."""
 
 DEEPEST = 4
-"""Levels of containers in which outputs are looked for."""
+"""The number of nested containers that are searched for output tensors."""
 
 
 @dataclass
 class Saved:
-    """Tensors and their values."""
+    """Tensors and copies of their values."""
 
     pairs: list[tuple[Tensor, Tensor]]
 
     @classmethod
     def of(cls, tensors: Iterable[Tensor]) -> "Saved":
-        """Save tensors, each once."""
+        """Save tensors. A tensor that occurs several times is saved once."""
         unique = {(t.data_ptr(), t.dtype, t.shape, t.stride()): t for t in tensors}
         return cls([(tensor, tensor.clone()) for tensor in unique.values()])
 
     def restore(self) -> None:
-        """Give the tensors their values back."""
+        """Restore the values of the tensors."""
         for tensor, value in self.pairs:
             tensor.copy_(value)
 
 
 @dataclass
 class SavedSlots:
-    """Slots of a group and their bytes: `rows` has [n, ...] for each tensor of the group."""
+    """Slots of a group and their content: `rows` has [n, ...] for each tensor of the group."""
 
     ledger: Ledger
     slots: Tensor
@@ -60,12 +60,12 @@ class SavedSlots:
         return cls(ledger, slots, [taken(t, slots, block) for t in ledger.checksums.tensors])
 
     def restore(self) -> None:
-        """Give the slots their bytes back."""
+        """Restore the content of the slots."""
         for tensor, rows in zip(self.ledger.checksums.tensors, self.rows, strict=True):
             put(tensor, self.slots, rows, self.ledger.group.block)
 
     def inverted(self) -> "SavedSlots":
-        """Return the same slots with every bit flipped: bytes that they surely do not hold."""
+        """Return the same slots with every bit flipped, which certainly differs from now."""
         rows = [(~as_integers(part)).view(part.dtype) for part in self.rows]
         return SavedSlots(self.ledger, self.slots, rows)
 
@@ -87,7 +87,7 @@ def tensors_in(value: object, depth: int = DEEPEST) -> Iterator[Tensor]:
 
 @dataclass
 class Values:
-    """What a replay computed: its outputs by name, and the bytes of the owned slots per group."""
+    """The results of a replay: its outputs by name, and the owned slots of each group."""
 
     outputs: Mapping[str, Tensor]
     owned: list[SavedSlots]
@@ -95,7 +95,7 @@ class Values:
 
 @dataclass
 class Trial:
-    """One replay, its state before the first run, and from `ran` on its state after it."""
+    """One replay, with its state before the first run and, once `ran` was called, after it."""
 
     replay: Replay
     owned: Mapping[str, Tensor]
@@ -105,9 +105,9 @@ class Trial:
     after: list[Saved | SavedSlots] = field(init=False, default_factory=list)
     first: Values = field(init=False)
     possible: bool = field(init=False, default=False)
-    """Whether the replay may run again: all that the engine takes from it can be put back."""
+    """Whether the replay may be repeated: all of its results can be restored."""
     changed: bool = field(init=False, default=False)
-    """Whether it ran with other inputs, and may thus have changed other slots."""
+    """Whether the replay ran with other inputs, and may have changed other slots."""
 
     def __post_init__(self) -> None:
         self.inputs = Saved.of(static.tensor for static in self.replay.inputs if kept(static))
@@ -115,7 +115,7 @@ class Trial:
         self.slots = self.owned_slots() if again else []
 
     def small(self) -> bool:
-        """Whether the owned slots have few enough bytes to be saved."""
+        """Return whether the owned slots are small enough to be saved."""
         owned = sum(
             len(self.owned[name]) * ledger.checksums.bytes_per_slot
             for name, ledger in self.ledgers.items()
@@ -123,11 +123,11 @@ class Trial:
         return owned <= LARGEST
 
     def owned_slots(self) -> list[SavedSlots]:
-        """Save the bytes of the owned slots of all groups."""
+        """Return copies of the owned slots of all groups."""
         return [SavedSlots.of(ledger, self.owned[name]) for name, ledger in self.ledgers.items()]
 
     def ran(self, result: object) -> None:
-        """Save the state after the first run, which is the engine's own."""
+        """Save the state after the first run, whose results the engine uses."""
         if not self.slots:
             return
         outputs = self.replay.outputs()
@@ -139,7 +139,7 @@ class Trial:
 
     @contextmanager
     def restoring(self, stray: Sequence[SavedSlots] = ()) -> Iterator[None]:
-        """Put everything back at the end, also after an error."""
+        """Restore the state after the first run at the end, even after an error."""
         try:
             yield
         finally:
@@ -147,7 +147,7 @@ class Trial:
                 saved.restore()
 
     def again(self, changes: Mapping[str, Tensor] = {}) -> None:
-        """Run from the state before the first run, with some inputs' tails changed."""
+        """Repeat the replay from the state before it, with changed tails of some inputs."""
         self.rewind()
         self.changed |= bool(changes)
         for static in self.replay.inputs:
@@ -156,29 +156,29 @@ class Trial:
         self.replay.run()
 
     def rewind(self) -> None:
-        """Go back to the state before the first run."""
+        """Restore the state before the first run."""
         self.inputs.restore()
         for saved in self.slots:
             saved.restore()
 
     def values(self) -> Values:
-        """Return what the last run computed."""
+        """Return the results of the last run."""
         return Values(self.replay.outputs(), self.owned_slots())
 
 
 def kept(static: StaticInput) -> bool:
-    """Whether an input is saved: it is small, or has a tail that may be changed."""
+    """Return whether to save an input: it is small, or it has a tail that can be changed."""
     return static.tensor.nbytes <= SMALL or static.live < static.size
 
 
 def tail(static: StaticInput, tensor: Tensor) -> Tensor:
-    """Return the padded part of a static input, or of a tensor of its shape: a view."""
+    """Return a view of the padded part of a static input, or of a tensor with its shape."""
     return tensor.narrow(static.axis, static.live, static.size - static.live)
 
 
 @dataclass(frozen=True)
 class Explained:
-    """What trials say of stray slots: those with each cause, and the first layer of each slot."""
+    """The causes of stray writes with their slots, and the first changed layer of each slot."""
 
     causes: list[tuple[dict[str, Any], list[int]]]
     layers: dict[int, str]
@@ -191,11 +191,11 @@ def explain(
     captured: Mapping[str, Tensor],
     known: Collection[str],
 ) -> Explained:
-    """Find the static input whose padded tail alone makes stray writes go away.
+    """Find the static inputs whose padded tails cause stray writes.
 
-    The stray slots get other bytes and the replay runs again: those that it overwrites again are
-    explained by the input whose tail, set to its value at capture, makes it leave them alone.
-    Inputs that are `known` to have explained something are tried first.
+    The stray slots are filled with poison, and the replay runs again. It is repeated with the tail
+    of one input reset to its value at capture. If the replay then leaves a slot alone, this input
+    is the cause for the slot. Inputs in `known` are tried first, as they were a cause before.
     """
     saved = SavedSlots.of(ledger, stray)
     poison = saved.inverted()
@@ -221,7 +221,7 @@ def explain(
 
 
 def differs_from_capture(static: StaticInput, captured: Mapping[str, Tensor]) -> bool:
-    """Whether the padded tail of an input is known to be other than it was at capture."""
+    """Return whether the padded tail of an input differs from its known value at capture."""
     value = captured.get(static.name)
     if value is None or value.shape != static.tensor.shape:
         return False
@@ -229,7 +229,7 @@ def differs_from_capture(static: StaticInput, captured: Mapping[str, Tensor]) ->
 
 
 def overwritten(trial: Trial, poison: SavedSlots, changes: Mapping[str, Tensor]) -> Tensor:
-    """Run again with poisoned slots. Returns which of them lost their poison, bool [n]."""
+    """Repeat the replay over poisoned slots. Returns which slots it overwrites, bool [n]."""
     checksums = poison.ledger.checksums
     poison.restore()
     before = folded(checksums.of(poison.slots))
@@ -238,7 +238,7 @@ def overwritten(trial: Trial, poison: SavedSlots, changes: Mapping[str, Tensor])
 
 
 def rewritten(trial: Trial, ledger: Ledger, slots: Tensor) -> Tensor:
-    """Run again with other bytes in some slots. Returns which of them it writes, bool [n]."""
+    """Repeat the replay with other content in some slots. Returns which it writes, bool [n]."""
     saved = SavedSlots.of(ledger, slots)
     poison = saved.inverted()
     with trial.restoring([saved]):
@@ -250,7 +250,7 @@ def rewritten(trial: Trial, ledger: Ledger, slots: Tensor) -> Tensor:
 
 
 def first_layers(ledger: Ledger, poison: SavedSlots, hit: Tensor) -> dict[int, str]:
-    """Return the first layer in which each slot that was hit lost its poison."""
+    """Return the first layer in which each slot of `hit` was overwritten."""
     found: dict[int, str] = {}
     tensors = iter(zip(ledger.checksums.tensors, poison.rows, strict=True))
     for layer in ledger.group.layers:
@@ -270,7 +270,10 @@ def cause_of(static: StaticInput) -> dict[str, Any]:
 
 
 def other_tails(inputs: Sequence[StaticInput], number: int) -> dict[str, Tensor]:
-    """Return other valid values for the padded tails of inputs that have some, by name."""
+    """Return other valid values for padded tails, by the name of the input.
+
+    Inputs without a tail or without other valid values are omitted. `number` varies the values.
+    """
     found = {}
     for index, static in enumerate(inputs):
         if static.valid is None or static.live >= static.size:
