@@ -1,1 +1,1 @@
-"""Connectors: each reports the facts of one engine to the sanitizer, from inside its process."""
+"""Connectors. Each runs in the process of one engine, and reports its facts to the sanitizer."""

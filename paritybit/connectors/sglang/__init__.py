@@ -2,9 +2,9 @@
 
 | module | reports |
 |---|---|
-| hooks | which functions of the engine are wrapped, through its HookRegistry |
-| engine | the forwards, replays and idle moments, in the order in which they happen |
-| allocations | the slots that are allocated, freed, copied or cached |
+| hooks | wraps functions of the engine, through its HookRegistry |
+| engine | the forwards, replays and idle moments, in order |
+| allocations | the slots that the engine allocates, frees, copies or caches |
 | models | the models of the engine, and its settings |
 | pools | the KV groups of a pool, and the slots of a group |
 | rows | the live rows of a batch |
@@ -31,7 +31,7 @@ def load() -> None:
 
 
 def connect() -> None:
-    """Say so if this release has no plugins. This is the entry point for attaching."""
+    """Report a release without plugins. This is the entry point in `paritybit.connectors`."""
     from paritybit.connectors.sglang.hooks import require_plugins  # noqa: PLC0415
 
     require_plugins()

@@ -1,7 +1,7 @@
-"""The allocators of slots, and what fills KV outside forwards.
+"""Follows the allocators of slots, and everything that fills KV outside of forwards.
 
-Each method that `hooks` names wraps one kind of function of the engine: it gets the original,
-then the arguments of the call.
+Each method that `hooks` names wraps functions of the engine. It gets the original function, then
+the arguments of the call.
 """
 
 import sys
@@ -22,14 +22,14 @@ from paritybit.watch.watcher import Watcher
 Original = Callable[..., Any]
 
 BACK_UP, LOAD_BACK = "backup_from_device_all_layer", "load_to_device_per_layer"
-"""The functions of a host pool that copy slots to the host and back."""
+"""The methods of a host pool that copy slots to the host and back."""
 
 HOST_KINDS = ("MHATokenToKVPoolHost", "AsymmetricMHATokenToKVPoolHost", "MLATokenToKVPoolHost")
-"""The classes whose own copies are followed."""
+"""The classes of host pools whose copies are followed."""
 
 
 class Allocations:
-    """Tells the watcher of slots that are allocated, freed, copied, filled or cached."""
+    """Reports slots that are allocated, freed, copied, filled or cached to the watcher."""
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
@@ -39,16 +39,16 @@ class Allocations:
         self.allocators: dict[str, Any] = {}
         self.states: States | None = None
         self.files: set[str] = set()
-        """Source files of the allocators, and of the engine's hooks."""
+        """The source files of the allocators, and of the engine's hooks."""
         self.collected: list[tuple[int, str | None]] = []
-        """How many locations the serving allocator has collected to free, and where, by call."""
+        """The locations that the allocator has collected for a later free: number and line."""
 
     def follow(self, parts: Iterable[tuple[Any, str]]) -> None:
-        """Note which pools or allocators belong to which groups."""
+        """Record which group each pool or allocator belongs to."""
         self.names.update({id(part): name for part, name in parts})
 
     def serve(self, pool: Pool, allocator: Any) -> bool:
-        """Note the pool that the engine serves from and its allocator; False if not recognised."""
+        """Record the pool and the allocator that serve. Returns False for an unknown allocator."""
         self.pool = pool
         sliding = pool.sliding is not None
         for name in pool.groups:
@@ -63,26 +63,26 @@ class Allocations:
     def free(
         self, original: Original, allocator: Any, index: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
-        """Note slots that an allocator of single slots frees."""
+        """Report slots that an allocator of single slots frees."""
         self.freed(allocator, index, grouped=True)
         return original(allocator, index, *args, **kwargs)
 
     def free_in_pages(
         self, original: Original, allocator: Any, index: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
-        """Note the pages that an allocator of pages frees, given slots in them."""
+        """Report the pages that an allocator of pages frees. `index` has slots of these pages."""
         size = int(allocator.page_size)
         self.freed(allocator, torch.unique(index // size) * size, grouped=True)
         return original(allocator, index, *args, **kwargs)
 
     def free_pages(self, original: Original, allocator: Any, *pages: Tensor, **kwargs: Any) -> Any:
-        """Note the pages that an allocator of pages frees, given their numbers."""
+        """Report the pages that an allocator of pages frees. `pages` has their numbers."""
         for numbers in pages:
             self.freed(allocator, numbers * int(allocator.page_size), grouped=False)
         return original(allocator, *pages, **kwargs)
 
     def freed(self, allocator: Any, slots: Tensor, grouped: bool) -> None:
-        """Tell the watcher of freed slots, unless the allocator only collects them for now."""
+        """Report freed slots to the watcher, unless the allocator only collects them for later."""
         name = self.names.get(id(allocator))
         if self.watcher is None or name is None or not slots.numel():
             return
@@ -101,20 +101,20 @@ class Allocations:
     def collect(
         self, original: Original, allocator: Any, index: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
-        """Note locations that an allocator over others is to free."""
+        """Note locations that a hybrid allocator collects for a later free."""
         if self.watcher is not None and collects(allocator):
             self.note_collected(allocator, index)
         return original(allocator, index, *args, **kwargs)
 
     def note_collected(self, allocator: Any, index: Tensor) -> None:
-        """Note where locations are freed that an allocator collects."""
+        """Note the line of the engine that frees locations which an allocator collects."""
         if not allocator.free_group:
             self.collected = []
         if index.numel():
             self.collected.append((index.numel(), called_at(self.files)))
 
     def allocate(self, original: Original, allocator: Any, *args: Any, **kwargs: Any) -> Any:
-        """Note slots that an allocator hands out; of a page, all at once when it is new."""
+        """Report slots that an allocator allocates. A page is reported as a whole."""
         result = original(allocator, *args, **kwargs)
         name = self.names.get(id(allocator))
         if self.watcher is not None and name is not None and result is not None:
@@ -124,7 +124,7 @@ class Allocations:
     allocate_state = allocate
 
     def restore(self, original: Original, allocator: Any, *args: Any, **kwargs: Any) -> Any:
-        """Note the slots that are free again after an allocator went back to an earlier state."""
+        """Report the slots that are free again after an allocator restored an earlier state."""
         name = self.names.get(id(allocator))
         if self.watcher is None or name is None:
             return original(allocator, *args, **kwargs)
@@ -137,7 +137,7 @@ class Allocations:
         return result
 
     def free_slots(self, allocator: Any) -> Tensor:
-        """Return all slots that an allocator holds, each as often as it holds it."""
+        """Return the free slots of an allocator. A slot in the free list twice occurs twice."""
         parts = [allocator.free_pages]
         for name in ("release_pages", "staged_pages"):
             held = getattr(allocator, name, None)
@@ -148,7 +148,7 @@ class Allocations:
     def move(
         self, original: Original, pool: Any, tgt_loc: Tensor, src_loc: Tensor, *args: Any, **kw: Any
     ) -> Any:
-        """Note slots whose KV the engine copied elsewhere in the same pool."""
+        """Report slots whose KV the engine copied within the pool."""
         result = original(pool, tgt_loc, src_loc, *args, **kw)
         name = self.names.get(id(pool))
         if self.watcher is not None and name is not None and tgt_loc.numel():
@@ -158,14 +158,14 @@ class Allocations:
     def free_state(
         self, original: Original, allocator: Any, slots: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
-        """Note the states that an allocator of states frees."""
+        """Report the states that an allocator of states frees."""
         self.freed(allocator, slots, grouped=False)
         return original(allocator, slots, *args, **kwargs)
 
     def copy_state(
         self, original: Original, pool: Any, source: Tensor, target: Tensor, *args: Any, **kw: Any
     ) -> Any:
-        """Note states that the engine copied, unless that is a part of a forward."""
+        """Report states that the engine copied. A copy within a forward is judged with it."""
         result = original(pool, source, target, *args, **kw)
         name = self.names.get(id(pool))
         if self.watcher is None or name is None:
@@ -179,7 +179,7 @@ class Allocations:
     def load(
         self, original: Original, pool: Any, saved: Any, indices: Tensor, *args: Any, **kw: Any
     ) -> Any:
-        """Note slots that the engine filled from the host."""
+        """Report slots that the engine filled from the host."""
         result = original(pool, saved, indices, *args, **kw)
         name = self.names.get(id(pool))
         if self.watcher is not None and name is not None:
@@ -187,13 +187,13 @@ class Allocations:
         return result
 
     def host_pool(self, original: Original, host: Any, *args: Any, **kwargs: Any) -> Any:
-        """Say that what comes back from a host pool is not followed, unless it is."""
+        """Report a host pool whose copies are not followed."""
         if not host_followed(host):
             self.journal.undecided(not_followed(host))
         return original(host, *args, **kwargs)
 
     def back_up(self, original: Original, host: Any, *args: Any, **kwargs: Any) -> Any:
-        """Note slots whose KV the engine copied to the host."""
+        """Report slots whose KV the engine copied to the host."""
         result = original(host, *args, **kwargs)
         name, slots, places = self.transferred(*args, **kwargs)
         if self.watcher is not None and name is not None:
@@ -201,7 +201,7 @@ class Allocations:
         return result
 
     def load_back(self, original: Original, host: Any, *args: Any, **kwargs: Any) -> Any:
-        """Note slots whose KV the engine copied back from the host, one layer at a time."""
+        """Report slots whose KV the engine copied back from the host, one layer at a time."""
         result = original(host, *args, **kwargs)
         name, slots, places = self.transferred(*args, **kwargs)
         if self.watcher is not None and name is not None:
@@ -213,14 +213,14 @@ class Allocations:
     def transferred(
         self, device_pool: Any, host_indices: Tensor, device_indices: Tensor, *_: Any, **__: Any
     ) -> tuple[str | None, Tensor, Tensor]:
-        """Return the group of a copy between a pool and the host, its slots and the host's."""
+        """Return the group of a copy to or from the host, its device slots and its host slots."""
         return self.names.get(id(device_pool)), device_indices, host_indices
 
     def idle(self, cache: Any, rows: tuple[int, int] | None, quiet: bool) -> None:
-        """Tell the watcher the slots that are free and those in the prefix cache, per group.
+        """Report the free slots and the slots in the prefix cache to the watcher, per group.
 
-        `rows` None: a session is open, which may keep rows and locks. If not `quiet`, requests hold
-        slots that are neither. Raises NotRecognisedError.
+        `rows` is None if a session is open, which may keep rows and locks. Without `quiet`,
+        requests hold other slots, and only the prefix cache is judged. Raises NotRecognisedError.
         """
         if self.watcher is None or self.pool is None:
             return
@@ -239,7 +239,7 @@ class Allocations:
             )
 
     def emptied(self, original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        """Let nothing be read from before a cache was emptied."""
+        """Report that the cache was emptied."""
         result = original(scheduler, *args, **kwargs)
         if self.watcher is not None and result:
             self.watcher.emptied()
@@ -248,7 +248,7 @@ class Allocations:
     def released(
         self, original: Original, updater: Any, asked: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Let nothing be read from before memory was released."""
+        """Report that the cache was emptied if the memory of the KV cache was released."""
         result = original(updater, asked, *args, **kwargs)
         if self.watcher is not None and "kv_cache" in (asked.tags or ("kv_cache",)):
             self.watcher.emptied()
@@ -257,14 +257,17 @@ class Allocations:
     def reweighted(
         self, original: Original, updater: Any, asked: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Let nothing be read from before weights changed, unless the cache is to be kept."""
+        """Report that the cache was emptied by an update of the weights, unless it is kept."""
         result = original(updater, asked, *args, **kwargs)
         if self.watcher is not None and asked.flush_cache and result.success:
             self.watcher.emptied()
         return result
 
     def sizes(self, cache: Any, what: str) -> dict[str, int]:
-        """Return how many slots a prefix cache counts as `what`, per group, where it does."""
+        """Return the sizes that a prefix cache reports by the method `what`, per group.
+
+        Groups for which the cache reports no size are omitted.
+        """
         sliding = None if self.pool is None else self.pool.sliding
         found = {}
         for name in self.allocators:
@@ -278,7 +281,7 @@ class Allocations:
 
 
 def host_followed(host: Any) -> bool:
-    """Whether copies to and from a host pool are those of a class in `HOST_KINDS`."""
+    """Return whether a class in HOST_KINDS implements the copies to and from a host pool."""
     kinds = type(host).__mro__
     owners = (
         next((kind for kind in kinds if name in vars(kind)), None) for name in (BACK_UP, LOAD_BACK)
@@ -287,19 +290,19 @@ def host_followed(host: Any) -> bool:
 
 
 def not_followed(host: Any) -> str:
-    """Return what is undecided about a host pool."""
+    """Return the message for a host pool that is not followed."""
     return f"what comes back from a {type(host).__name__} is not followed"
 
 
 def collects(allocator: Any) -> bool:
-    """Whether an allocator collects what it is to free."""
+    """Return whether an allocator collects slots now, and frees them later."""
     if hasattr(allocator, "is_not_in_free_group"):
         return not allocator.is_not_in_free_group
     return allocator.free_group is not None
 
 
 def files_of(*allocators: Any) -> set[str]:
-    """Return the source files of allocators' classes, and of the engine's hooks."""
+    """Return the source files of the allocators' classes, and of the engine's hooks."""
     modules = {cls.__module__ for allocator in allocators for cls in type(allocator).__mro__}
     modules |= {"sglang.srt.plugins.hook_registry", __name__}
     files = (getattr(sys.modules.get(module), "__file__", None) for module in modules)

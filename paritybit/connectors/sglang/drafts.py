@@ -1,12 +1,12 @@
-"""The forwards of a draft model: their rows, and what these imply.
+"""The forwards of a draft model: their rows, and the inputs that the rows imply.
 
-A draft's KV at a position has the same location as the target's. It belongs to the tokens up to
-that position, and with EAGLE to the next one too: the draft is given each token with the hidden
-state of the position before it. A graph of draft steps has several positions per branch after the
-cached ones, and writes one per step but the last, which only samples. Their tokens are known to
-nobody before the replay.
+The draft's KV at a position has the same location as the target's KV. It depends on the tokens up
+to that position. With EAGLE it also depends on the next token, because the draft gets each token
+with the hidden state of the position before. A graph of draft steps has several positions per
+branch after the cached ones. Each step writes one of them, except the last step, which only
+samples. Their tokens are unknown before the replay.
 
-A draft may also read the KV of its target and have none of its own. Each of its steps then reads
+A draft may also have no KV of its own and read the KV of its target. Each of its steps then reads
 the positions that the target has computed, and writes nothing.
 """
 
@@ -33,13 +33,13 @@ from paritybit.connectors.sglang.rows import (
 from paritybit.watch.facts import Forward, Row
 
 EXTENDS = ("draft_extend", "draft_extend_v2")
-"""Modes in which a draft takes up the tokens that were accepted."""
+"""Modes in which a draft computes the tokens that were accepted."""
 
 
 def reads_ahead(runner: Any) -> bool:
-    """Whether the draft model of a runner is given, at each position, the token after it.
+    """Return whether the draft model of a runner gets, at each position, the next token.
 
-    Each of several layers that draft is given another token.
+    With several draft layers, each layer gets another token, and the result is False.
     """
     algorithm = getattr(runner, "spec_algorithm", None)
     layers = getattr(getattr(runner, "server_args", None), "enable_multi_layer_eagle", False)
@@ -47,21 +47,21 @@ def reads_ahead(runner: Any) -> bool:
 
 
 def target_pool_of(runner: Any) -> Any:
-    """Return the pool of the target whose KV a draft reads in place of its own, None without."""
+    """Return the target's pool if a draft reads it in place of its own, else None."""
     context = getattr(getattr(runner, "model", None), "kv_context", None)
     return getattr(context, "target_token_to_kv_pool", None)
 
 
 @dataclass(frozen=True)
 class Steps:
-    """What a graph of draft steps computes: how many branches per request, and how many steps."""
+    """The size of a graph of draft steps: branches per request, and steps."""
 
     topk: int
     steps: int
 
     @classmethod
     def of(cls, runner: Any) -> "Steps | None":
-        """Return what the graphs of a runner compute, or None if they have no steps."""
+        """Return the size of a runner's graphs, or None if they have no steps."""
         topk, steps = (getattr(runner, name, None) for name in ("topk", "speculative_num_steps"))
         return None if topk is None or steps is None else cls(int(topk), int(steps))
 
@@ -76,8 +76,8 @@ def draft_forward_of(
 ) -> tuple[Forward, Rows]:
     """Return the facts of a forward of a draft model. Raises NotRecognisedError.
 
-    The arguments are those of `forward_of`. `steps` is None for a forward without such a graph.
-    With `ahead`, the tokens of a row begin with the second one of its request.
+    The arguments are those of `forward_of`. `steps` is None for a forward without a graph of steps.
+    With `ahead`, the tokens of a row begin with the second token of its request.
     """
     mode = mode_of(batch)
     if mode in (*PREFILLS, *EXTENDS):
@@ -111,7 +111,7 @@ def frozen_forward_of(
 
 
 def extended(batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor, ahead: bool) -> Rows:
-    """Return the rows of a batch whose lengths count the tokens that it computes."""
+    """Return the rows of a batch whose sequence lengths include the tokens that it computes."""
     found = Rows()
     computed = host(batch.extend_seq_lens_cpu, batch.extend_seq_lens)
     totals = batch.seq_lens.tolist()
@@ -136,7 +136,7 @@ def stepped(
     for index, request in enumerate(requests_of(batch, requests, mode_of(batch))):
         total = totals[index]
         for branch in range(topk):
-            # A chain's slots are those of its next positions, whatever the batch says.
+            # A chain must use the slots of its next positions, even if the batch has others.
             slots = {
                 name: block[index, : total + columns]
                 if topk == 1
@@ -159,12 +159,12 @@ def row_of(request: Any, cached: int, computed: int, slots: dict[str, Tensor], a
 
 
 def kept_ids(batch: Any, requests: Sequence[Any], names_next: bool) -> list[int]:
-    """Return how many of the ids that each row computes its request keeps.
+    """Return, for each row, how many of its computed ids belong to the tokens of its request.
 
-    The ids of steps are not kept, nor those of drafts that were not accepted. After a chunk, the
-    last id is the sampled token unless the release names the next one of the prompt
-    (`names_next`); it does so for no token that the request has made itself before a retraction.
-    In place of images, models are given other ids than the request has.
+    The ids of draft steps and of rejected drafts do not. After a chunk of a prompt, the last id is
+    the sampled token, unless the release passes the next token of the prompt (`names_next`). It
+    never does so for tokens that the request generated before a retraction. For images, models get
+    other ids than the request has.
     """
     mode, totals = mode_of(batch), batch.seq_lens.tolist()
     of_rows = requests_of(batch, requests, mode)
@@ -184,9 +184,9 @@ def kept_ids(batch: Any, requests: Sequence[Any], names_next: bool) -> list[int]
 
 
 def implied_by_frozen(found: Rows, batch: Any) -> dict[str, Tensor]:
-    """Return the inputs of a forward of a draft that only reads its target's KV, by name.
+    """Return the inputs that the rows of a draft without its own KV imply, by name.
 
-    A draft's position is the last one that the target has computed, at each of its steps.
+    At each step, the position of the draft is the last one that the target has computed.
     """
     if not found.rows:
         return {}
@@ -203,7 +203,7 @@ def implied_by_draft(found: Rows, mode: str, group: str) -> dict[str, Tensor]:
     """Return the inputs of a draft's forward that its rows imply, by name."""
     if mode != "draft decode":
         inputs = implied(found, mode, group)
-        inputs.pop("input_ids", None)  # Which of them a request keeps is known to its batch.
+        inputs.pop("input_ids", None)  # `kept_ids` finds the ids that can be judged.
         return inputs
     rows = found.rows
     starts = {at: row.cached for at, row in zip(found.batch_rows, rows, strict=True)}

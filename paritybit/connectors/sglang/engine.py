@@ -1,8 +1,8 @@
-"""Follows one engine in this process and tells the watcher what happens, in its order.
+"""Follows the engine in this process and reports to the watcher what happens, in order.
 
-Each method that `hooks` names wraps one kind of function of the engine: it gets the original,
-then the arguments of the call. Only what happens within a batch of the scheduler is watched; what
-an engine does before, as warm-ups and captures, is not.
+Each method that `hooks` names wraps functions of the engine. It gets the original function, then
+the arguments of the call. Only forwards within a batch of the scheduler are watched. Warm-ups and
+captures before the first batch are not.
 """
 
 import dataclasses
@@ -28,7 +28,11 @@ from paritybit.watch.watcher import BEFORE, Watcher
 
 @dataclasses.dataclass
 class UnderWay:
-    """The forward under way, and the runner that replays it, if one does."""
+    """The current forward, and the graph runner that replays it, if there is one.
+
+    `replays` counts replays of whole graphs, and `pieces` replays of graphs of parts of the model.
+    `listed` is True once index lists of the forward were judged.
+    """
 
     model: Model
     batch: Any
@@ -42,7 +46,7 @@ class UnderWay:
 
 
 class Engine:
-    """The engine in this process. `hook` wraps one more function at once, by its path."""
+    """The engine in this process. `hook` wraps another function immediately, by its path."""
 
     hook: Callable[[str, Original], None]
 
@@ -60,7 +64,7 @@ class Engine:
         self.idle_at: tuple[int, bool, dict[str, int]] = 0, False, {}
         self.all_rows = 0
         self.names_next = False
-        """Whether a batch names the token after a chunk, for a draft."""
+        """Whether a batch passes the token after a chunk of a prompt to the draft model."""
 
     # The models, and the start.
 
@@ -70,7 +74,7 @@ class Engine:
         return original(runner, *args, **kwargs)
 
     def start(self) -> Watcher:
-        """Describe the models of the engine and start the watcher, at the first batch."""
+        """Describe the models of the engine and start the watcher. Called at the first batch."""
         watcher = Watcher(
             self.models.described(self.allocations),
             engine="sglang",
@@ -86,7 +90,7 @@ class Engine:
         return watcher
 
     def loop(self, original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        """Judge the error that ends the loop of the scheduler, if one does."""
+        """Judge an error that ends the loop of the scheduler."""
         try:
             return original(scheduler, *args, **kwargs)
         except Exception as error:
@@ -105,7 +109,7 @@ class Engine:
             taken = {rows.request_row(request) for request in batch.reqs} - {None}
             self.all_rows = rows.free_rows(self.models.rows) + len(taken)
             self.names_next = hasattr(batch, "chunked_req_next_prompt_token")
-            if hasattr(scheduler, "enable_overlap"):  # Its setting may have been overruled.
+            if hasattr(scheduler, "enable_overlap"):  # It may differ from the server argument.
                 self.journal.scope(disable_overlap_schedule=not scheduler.enable_overlap)
         self.requests = batch.reqs
         try:
@@ -121,7 +125,7 @@ class Engine:
         return self.watched(run, runner, batch, None)
 
     def runner(self, original: Original, runner: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        """Watch a call of a graph runner. A draft's runner is called outside any forward."""
+        """Watch a call of a graph runner. The engine calls a draft's runner outside a forward."""
         run = functools.partial(original, runner, batch, *args, **kwargs)
         if self.now is None:
             return self.watched(run, runner.model_runner, batch, runner)
@@ -130,7 +134,7 @@ class Engine:
 
     @contextmanager
     def running(self, now: UnderWay, runner: Any) -> Iterator[None]:
-        """Note which runner replays graphs, and afterwards that it replayed pieces."""
+        """Note the runner that replays graphs. Afterwards, report a replay in pieces."""
         before, now.runner = now.runner, runner
         pieces, replays = now.pieces, now.replays
         try:
@@ -147,7 +151,7 @@ class Engine:
             )
 
     def watched(self, run: Callable[[], Any], runner: Any, batch: Any, graph_runner: Any) -> Any:
-        """Run one forward between the watcher's `begin` and `end`."""
+        """Run a forward between `begin` and `end` of the watcher."""
         watcher, requests = self.watcher, self.requests
         model = self.models.of(runner)
         if watcher is None or requests is None or self.capturing or self.now is not None:
@@ -183,7 +187,7 @@ class Engine:
         return result
 
     def located(self, model: Model, batch: Any) -> bool:
-        """Whether a batch says which slots it writes."""
+        """Return whether a batch states which slots it writes."""
         mode = rows.mode_of(batch)
         says = mode == "idle" or model.frozen or batch.out_cache_loc is not None
         if not says:
@@ -191,9 +195,10 @@ class Engine:
         return says
 
     def skipped(self, watcher: Watcher, model: Model, batch: Any, run: Callable[[], Any]) -> Any:
-        """Run one forward that is not checked. Only what it writes is told.
+        """Run a forward that is not checked, and report only the slots that it writes.
 
-        Without drafts a slot is written once after it was allocated, which is told too.
+        Without drafts, each slot is written once after its allocation. The watcher knows of the
+        allocation, so the slots need not be reported.
         """
         owned = model.pool.written(batch.out_cache_loc) if self.models.rewrites else {}
         if self.models.states is not None and not model.drafts:
@@ -207,7 +212,7 @@ class Engine:
     def facts(
         self, model: Model, batch: Any, requests: Sequence[Any], runner: Any
     ) -> tuple[Forward, rows.Rows]:
-        """Return the facts of a forward, and its rows; where they are not known, what it owns."""
+        """Return the facts of a forward, and its rows. If these are unknown, only owned slots."""
         mode, pool, table = rows.mode_of(batch), model.pool, self.models.table
         kind = f"draft {mode}" if model.drafts else mode
         try:
@@ -231,12 +236,12 @@ class Engine:
     def judge_batch(
         self, watcher: Watcher, batch: Any, implied: Mapping[str, Tensor], model: Model
     ) -> None:
-        """Judge what the engine's batch gives to a forward, where its rows imply it."""
+        """Judge the fields of the engine's batch whose values the rows imply."""
         if not implied or getattr(batch, "encoder_lens", None) is not None:
             return
         ids, positions = batch.input_ids, getattr(batch, "positions", None)
         listed = ids is not None and len(ids) == len(implied.get("out_cache_loc", ()))
-        # The ids of draft steps are no request's, and their positions are judged below.
+        # The ids of draft steps belong to no request. Their positions are judged below.
         told = not model.drafts or (model.ahead and rows.mode_of(batch) != "decode")
         if listed and told:
             same = positions is not None and positions.shape == ids.shape
@@ -255,7 +260,10 @@ class Engine:
         )
 
     def hook_lists(self, runner: Any) -> None:
-        """Wrap what builds the index lists of a model's attention backend, once per class."""
+        """Wrap the method that builds the index lists of a model's attention backend.
+
+        Each class is wrapped once.
+        """
         kind = type(lists.attending(runner.attn_backend))
         path = f"{kind.__module__}.{kind.__qualname__}.init_forward_metadata"
         if path not in self.hooked:
@@ -265,7 +273,7 @@ class Engine:
     def metadata(
         self, original: Original, backend: Any, batch: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Judge the index lists that a backend built for an eager forward."""
+        """Judge the index lists that an attention backend built for an eager forward."""
         result = original(backend, batch, *args, **kwargs)
         now = self.now
         if now is not None and backend is lists.attending(now.model.runner.attn_backend):
@@ -273,7 +281,7 @@ class Engine:
         return result
 
     def judge_lists(self, now: UnderWay, backend: Any, size: int, graph: bool) -> None:
-        """Hand the lists of the forward under way to the watcher."""
+        """Pass the index lists and the metadata of the current forward to the watcher."""
         if self.watcher is None or not self.watcher.watching or not now.rows.batch_rows:
             return
         now.listed = True
@@ -289,7 +297,7 @@ class Engine:
         self.watcher.inputs(type(backend).__name__, list(given))
 
     def capture(self, original: Original, runner: Any, *args: Any, **kwargs: Any) -> Any:
-        """Note the static inputs of the graphs that a runner captured, and what this changed."""
+        """Record the static inputs of captured graphs, and the slots that the capture changed."""
         watcher = self.watcher if self.capturing == 0 else None
         if watcher is not None:
             watcher.moved(BEFORE)
@@ -304,11 +312,11 @@ class Engine:
             self.captured(runner)
             model = getattr(runner, "model_runner", None)
             if getattr(model, "attn_backend", None) is not None:
-                self.hook_lists(model)  # Forks that serve would each do it anew.
+                self.hook_lists(model)  # Now, so that forks of this process need not do it.
         return result
 
     def captured(self, runner: Any) -> None:
-        """Hand the inputs of a runner's graphs to the watcher, or keep them for its start."""
+        """Pass the inputs of a runner's graphs to the watcher, or keep them until it starts."""
         kind = type(runner).__name__
         graphs.follow_functions(runner, self.replay)
         for key, graph in graphs.graphs_of(runner).items():
@@ -324,7 +332,7 @@ class Engine:
                 self.watcher.captured(graph, kind, inputs)
 
     def hook_graph(self, graph: Any) -> None:
-        """Wrap the replay of a class of graphs other than torch's own."""
+        """Wrap `replay` of a class of graphs. That of torch's own class is wrapped already."""
         own = torch.cuda.CUDAGraph
         owner = next((cls for cls in type(graph).__mro__ if "replay" in vars(cls)), own)
         path = f"{owner.__module__}.{owner.__qualname__}.replay"
@@ -333,7 +341,7 @@ class Engine:
             self.hook(path, self.replay)
 
     def replay(self, original: Original, graph: Any, *args: Any, **kwargs: Any) -> Any:
-        """Judge a replay of a whole graph; count a piece of one."""
+        """Judge the replay of a whole graph, and count the replay of a piece."""
         run = graphs.Returning(functools.partial(original, graph, *args, **kwargs))
         now, watcher = self.now, self.watcher
         if now is None or now.runner is None or watcher is None or not watcher.watching:
@@ -373,11 +381,12 @@ class Engine:
     def idle(self, original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         """Judge which slots are free or cached, once each time that no batch can run.
 
-        Requests may wait, and a chunk of one may hold slots, as where nothing can be evicted.
+        Requests may be waiting, and a chunk of a prompt may hold slots, for example if nothing can
+        be evicted.
         """
         if self.watcher is None:
             return original(scheduler, *args, **kwargs)
-        # The cache may be flushed without a forward in between.
+        # The cache may be flushed between two calls, without a forward.
         sizes = self.allocations.sizes(scheduler.tree_cache, "evictable_size")
         now = self.forwards, nothing_runs(scheduler), sizes
         if self.idle_at != now:
@@ -389,6 +398,9 @@ class Engine:
         return original(scheduler, *args, **kwargs)
 
     def free_rows(self, scheduler: Any) -> tuple[int, int] | None:
-        """Return how many rows of the request table are free, and all; None with open sessions."""
+        """Return the numbers of free rows and of all rows of the request table.
+
+        Returns None if a session is open.
+        """
         sessions = getattr(getattr(scheduler, "session_controller", None), "sessions", None)
         return None if sessions else (rows.free_rows(self.models.rows), self.all_rows)

@@ -1,12 +1,13 @@
 """The static inputs and outputs of a graph runner.
 
-A runner keeps its inputs in `buffers`, its graphs in `graphs` or in a backend's `_graphs`, by the
-size of the batch or a key that has it. An input has as many entries per row in each graph as in
-the largest. What the batch gives to an input is the attribute of the same name of the engine's
-ForwardBatch, or of the draft's input.
+A runner keeps its inputs in `buffers`, and its graphs in `graphs` or in `_graphs` of its backend,
+by a key that contains the batch size. An input has the same number of entries per row in all
+graphs. The batch's value for an input is the attribute of the same name in the engine's
+ForwardBatch, or in the draft's input.
 
-The runner of a CPU keeps its inputs itself, and compiles a function in place of each graph. A batch
-that is as large as a function's is given to it as it is, and only a smaller one fills the inputs.
+The graph runner for CPUs keeps its inputs itself, and compiles a function in place of each graph.
+It passes a batch of a captured size to the function directly. Only a smaller batch fills the
+inputs.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ from paritybit.connectors.sglang.sources import source_of
 from paritybit.watch.facts import StaticInput
 
 AXES = {"mrope_positions": 1}
-"""The axis of an input along which it is padded, where that is not the first."""
+"""The axis along which an input is padded, if that is not the first axis."""
 
 TOKENS = ("input_ids", "positions", "mrope_positions", "out_cache_loc", "out_cache_loc_swa")
 ROWS = ("req_pool_indices", "seq_lens", "seq_lens_cpu")
@@ -47,7 +48,7 @@ REFRESHED = {
     FROZEN: (*ROWS, "positions", "hidden_states", "bonus_tokens"),
     "EAGLEDraftExtendCudaGraphRunner": (*TOKENS, *ROWS, "hidden_states", *ACCEPTED),
 }
-"""Per kind of runner, the inputs that the batch must give to it before each replay."""
+"""For each kind of runner, the inputs that the batch must fill before each replay."""
 
 OF_BACKENDS = (
     "kv_indptr",
@@ -59,25 +60,25 @@ OF_BACKENDS = (
     "cuda_graph_window_num_kv_splits",
     "cuda_graph_window_kv_offsets",
 )
-"""Inputs that attention backends keep, where they have them."""
+"""Inputs that an attention backend may keep."""
 
 TAKEN = frozenset({"forward_batch", "pp_proxy_tensors", "split_forward_count"})
-"""What the method of a model runner takes that runs a batch, besides others."""
+"""Some parameters of the model runner's method that runs a batch."""
 
 SLID = "cuda_graph_swa_out_cache_loc"
-"""The input of a backend that has the slots of `out_cache_loc` in the sliding sub-pool."""
+"""The input of a backend with the slots of `out_cache_loc` in the sliding sub-pool."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """The live rows of a replay and those of its graph."""
+    """The numbers of live rows of a replay and of rows of its graph."""
 
     live: int
     bucket: int
 
 
 def graphs_of(runner: Any) -> Mapping[Any, Any]:
-    """Return the whole graphs that a runner captured, by key."""
+    """Return the graphs of whole models that a runner captured, by key."""
     found: dict[Any, Any] = {}
     for holder, name in ((runner, "graphs"), (getattr(runner, "backend", None), "_graphs")):
         graphs = getattr(holder, name, None)
@@ -87,14 +88,14 @@ def graphs_of(runner: Any) -> Mapping[Any, Any]:
 
 
 def follow_functions(runner: Any, replay: Callable[..., Any]) -> None:
-    """Give each call of a function that a runner compiled in place of a graph to `replay`."""
+    """Pass each call of a function that a runner compiled in place of a graph to `replay`."""
     if type(runner).__name__ == OF_A_CPU:
         for key, function in runner.graphs.items():
             runner.graphs[key] = followed(function, replay)
 
 
 def followed(function: Callable[..., Any], replay: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a compiled function that gives each call to `replay`, which wraps one of a graph."""
+    """Return a function that passes each of its calls to `replay`, as the replay of a graph."""
     hook = guarded(replay)
 
     def run(graph: Any, *arguments: Any, **named: Any) -> Any:
@@ -107,21 +108,22 @@ def followed(function: Callable[..., Any], replay: Callable[..., Any]) -> Callab
 
 
 class Returning:
-    """A replay that may be run again. `value` is what it returned last."""
+    """A replay that can be repeated. `value` is the last result."""
 
     def __init__(self, run: Callable[[], Any]) -> None:
         self.run, self.value = run, None
 
     def __call__(self) -> Any:
-        """Run it, and return what it returns."""
+        """Run the replay, and return its result."""
         self.value = self.run()
         return self.value
 
 
 def outputs_of(runner: Any, key: Any, shape: Shape, run: Returning) -> dict[str, Tensor]:
-    """Return the live part of what a graph computed, by name.
+    """Return the live part of a graph's outputs, by name.
 
-    A compiled function returns it. Other graphs leave it where they did when they were captured.
+    A compiled function returns its outputs. Other graphs write them to the same tensors as at
+    their capture.
     """
     if type(runner).__name__ == OF_A_CPU:
         return live_parts(run.value, shape)
@@ -146,9 +148,9 @@ def live_parts(output: Any, shape: Shape) -> dict[str, Tensor]:
 
 @functools.cache
 def runs_batches(kind: type) -> str | None:
-    """Return the method that runs a batch which `forward` has prepared, None if it is not known.
+    """Return the name of the method that runs a prepared batch, or None if it is unknown.
 
-    It is private, so it is told by what it takes, not by its name.
+    The method is private, so it is recognised by its parameters and not by its name.
     """
     found = [
         name
@@ -161,9 +163,9 @@ def runs_batches(kind: type) -> str | None:
 def eager(
     watching: Any, model_runner: Any, batch: Any, kind: str
 ) -> Callable[[], dict[str, Tensor]] | None:
-    """Return what runs a batch of a kind of forward without its graph, None where nothing does.
+    """Return a function that runs a batch without its graph, or None if there is none.
 
-    What is `watching` the engine is not told of it.
+    `watching` is the connector's engine. It does not observe this run.
     """
     name = runs_batches(model_runner.__class__) if kind == "decode" else None
     if name is None:
@@ -174,9 +176,9 @@ def eager(
 def eagerly(
     watching: Any, run: Callable[..., Any], model_runner: Any, batch: Any
 ) -> dict[str, Tensor]:
-    """Run a batch of a model without its graphs, and return what it computed, by name.
+    """Run a batch of a model without its graphs, and return its outputs by name.
 
-    What an eager forward leaves behind for later ones is put back.
+    Afterwards, the state that an eager forward leaves behind is restored.
     """
     arguments = {"skip_attn_backend_init": False, "pp_proxy_tensors": None}
     known = inspect.signature(run).parameters
@@ -198,7 +200,7 @@ def eagerly(
 
 @contextlib.contextmanager
 def attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Give an attribute another value, and its own back afterwards."""
+    """Set an attribute, and restore its value afterwards."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -221,7 +223,10 @@ def tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def bucket_of(key: Any) -> int | None:
-    """Return the size in a graph's key: a number, something with `size`, or text ending in it."""
+    """Return the size in the key of a graph, or None.
+
+    A key is a number, an object with an attribute `size`, or a text that ends with the number.
+    """
     size = getattr(key, "size", key)
     if isinstance(size, str):
         size = size.rpartition("_")[2]
@@ -237,10 +242,10 @@ def inputs_of(
     pool: Pool | None,
     implied: Mapping[str, Tensor],
 ) -> list[StaticInput]:
-    """Return the static inputs of a runner. `batch` None gives them as at capture.
+    """Return the static inputs of a runner. With `batch` None, they are described as at capture.
 
-    `ranges` are the values that padding may hold, by name. `implied` are the right values of
-    inputs for which they are known otherwise than from the batch.
+    `ranges` are the values that padding may have, by name. `implied` are the expected values of
+    inputs that are known independently of the batch.
     """
     buffers, backend = getattr(runner, "buffers", runner), backend_of(runner)
     largest = max(filter(None, map(bucket_of, graphs_of(runner))), default=bucket)
@@ -259,7 +264,7 @@ def inputs_of(
         if pool is not None and static.writes is not None and static.writes == pool.sliding:
             static.dtype = pool.dtype_of_windows
         if given is not None:
-            static.expected = implied.get(name, given)  # Runners of drafts pad the batch itself.
+            static.expected = implied.get(name, given)  # Draft runners pad the batch itself.
             static.live, static.size = static.expected.shape[axis], size
             static.valid = ranges.get(name)
         found.append(static)
@@ -281,14 +286,14 @@ def inputs_of(
 
 
 def slots_to_write(pool: Pool) -> dict[str, str]:
-    """Return, by the name of an input that holds slots to write, their group."""
+    """Return the group of each input that holds slots to write, by the name of the input."""
     full = next((name for name in pool.groups if name != pool.sliding), None)
     found = {"out_cache_loc": full, "out_cache_loc_swa": pool.sliding, SLID: pool.sliding}
     return {name: group for name, group in found.items() if group is not None}
 
 
 def fits(given: Tensor, tensor: Tensor, axis: int, size: int) -> bool:
-    """Whether a batch's values can be the live part of an input."""
+    """Return whether values of a batch can be the live part of an input."""
     if given.ndim != tensor.ndim or given.shape[axis] > size:
         return False
     others = [number for number in range(given.ndim) if number != axis]
@@ -296,7 +301,7 @@ def fits(given: Tensor, tensor: Tensor, axis: int, size: int) -> bool:
 
 
 def given_to(name: str, batch: Any, runner: Any) -> Tensor | None:
-    """Return what the batch gives to an input of a runner, or None if it need not."""
+    """Return the value of the batch for an input of a runner, or None if it need not fill it."""
     kind = type(runner).__name__
     if kind == OF_A_CPU and batch is not None and batch.batch_size in runner.graphs:
         return None
@@ -309,9 +314,9 @@ def given_to(name: str, batch: Any, runner: Any) -> Tensor | None:
 
 
 def live(runner: Any, batch: Any, found: Rows) -> int:
-    """Return the live rows of a replay, or its tokens if the runner's graphs go by tokens.
+    """Return the number of live rows of a replay, or of tokens for graphs sized by tokens.
 
-    `found` has the rows of the forward; a runner may have padded the batch itself.
+    `found` has the rows of the forward, because a runner may have padded the batch.
     """
     if type(runner).__name__ == FROZEN:
         return len(found.rows) // int(runner.topk)
@@ -320,12 +325,12 @@ def live(runner: Any, batch: Any, found: Rows) -> int:
 
 
 def rows_of(runner: Any, bucket: int) -> int:
-    """Return how many rows of lists a graph has: some have one per branch of a draft."""
+    """Return the number of rows in a graph's index lists. Some have one row per draft branch."""
     return bucket * int(runner.topk) if type(runner).__name__ == FROZEN else bucket
 
 
 def backend_of(runner: Any) -> Any:
-    """Return the attention backend whose lists a runner's graphs read."""
+    """Return the attention backend whose index lists the graphs of a runner read."""
     for name in ("attn_backend", "draft_attn_backend", "draft_extend_attn_backend"):
         backend = getattr(runner, name, None)
         if backend is not None:

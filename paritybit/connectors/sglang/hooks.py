@@ -1,7 +1,6 @@
-"""Which functions of the engine are wrapped, and how.
+"""Lists the functions of the engine that are wrapped, and wraps them with its HookRegistry.
 
-A target that a release lacks is left out; `REQUIRED` names the sets of targets of which one must
-be there. All wrapping goes through the engine's own HookRegistry.
+A target that a release lacks is skipped. Each entry of `REQUIRED` needs at least one target.
 """
 
 import functools
@@ -112,7 +111,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "load_back": tuple(f"{path}.{LOAD_BACK}" for path in HOST_POOLS),
     "load": tuple(f"{CACHE}.memory_pool.{pool}.load_cpu_copy" for pool in POOLS),
 }
-"""Per method of `Engine` or `Allocations`, the targets that it wraps."""
+"""Maps each method of `Engine` or `Allocations` to the functions that it wraps."""
 
 REQUIRED: dict[str, tuple[str, ...]] = {
     "the batches of the scheduler": ("batch",),
@@ -122,11 +121,11 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "the allocator of slots": ("free", "allocate"),
     "the allocator of pages": ("free_pages", "free_in_pages"),
 }
-"""What cannot be watched if none of these methods has a target."""
+"""Maps each required subject to methods, of which one must have a target in the release."""
 
 
 def require_plugins() -> None:
-    """Say so in the journal if this release has no plugins. Imports nothing of it."""
+    """Report a release without plugins in the journal. Does not import the engine."""
     spec, journal = find_spec("sglang"), of_process()
     folders = spec.submodule_search_locations if spec is not None else None
     there = any(Path(folder, "srt", "plugins").is_dir() for folder in folders or ())
@@ -135,7 +134,7 @@ def require_plugins() -> None:
 
 
 def release() -> str:
-    """Return the version of the engine that is installed here."""
+    """Return the version of the installed engine."""
     try:
         return version("sglang")
     except PackageNotFoundError:
@@ -152,9 +151,9 @@ def install() -> None:
     engine = Engine(release(), journal, settings)
     engine.hook = functools.partial(wrap_now, registry)
     found = {name: own(TARGETS[name]) for name in TARGETS}
-    if found["free_pages"]:  # Both ways lead there, and it says exactly which pages.
+    if found["free_pages"]:  # Every free of pages calls it, with the exact numbers of the pages.
         found["free_in_pages"] = []
-    for name in ("idle", "collect"):  # The others call the first one, or inherit from it.
+    for name in ("idle", "collect"):  # The other targets call the first one, or inherit it.
         del found[name][1:]
     for name, paths in found.items():
         for path in paths:
@@ -166,16 +165,16 @@ def install() -> None:
 
 
 def own(paths: tuple[str, ...]) -> list[str]:
-    """Return the paths whose last name is defined where the path says, not inherited."""
+    """Return the paths whose owner defines the last name itself, and does not inherit it."""
     return [path for path in paths if defined(path)]
 
 
 def register(registry: Any, path: str, method: Callable[..., Any]) -> None:
-    """Wrap one function of the engine. `method` gets the original, then its arguments."""
+    """Wrap a function of the engine. `method` gets the original, then the arguments of the call."""
     registry.HookRegistry.register(path, guarded(method), registry.HookType.AROUND)
 
 
 def wrap_now(registry: Any, path: str, method: Callable[..., Any]) -> None:
-    """Wrap one function that was found only after the engine had applied its hooks."""
+    """Wrap a function after the engine has applied its hooks."""
     register(registry, path, method)
     registry.HookRegistry.apply_hooks()

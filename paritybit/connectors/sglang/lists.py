@@ -1,14 +1,14 @@
-"""The index lists that an attention backend hands to its kernels.
+"""The index lists that an attention backend passes to its kernels.
 
 | backend | decode | extend and verify |
 |---|---|---|
-| triton | all positions, the window's last ones without the query's first key | cached positions |
+| triton | all positions; of a window, all but its first key | cached positions |
 | fa3 | a table of all positions; the kernel masks the window | the same |
 
 Triton's decode reads one key fewer than its extend, as reported in sgl-project/sglang#32087.
 
-Where a draft takes up accepted tokens, releases up to 0.5.12 list these too. Each of a draft's
-steps has lists of its own, with one position more per step and a row per branch.
+When a draft model computes accepted tokens, releases up to 0.5.12 also list these. Each draft step
+has its own lists, with a row per branch and one more position than the step before.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from paritybit.connectors.sglang.sources import source_of
 from paritybit.watch.facts import IndexList
 
 PREFILLS = ("extend", "mixed")
-"""Modes that take up prompts. FlashAttention keeps a row per request slot for their graphs."""
+"""Modes that compute prompts. FlashAttention keeps a row per request slot for their graphs."""
 
 
 def lists_of(
@@ -33,7 +33,7 @@ def lists_of(
 ) -> list[IndexList]:
     """Return the lists that a backend built for a batch of `size` rows, padding included.
 
-    `found` has the rows of the forward. `graph` says that a graph reads the lists. Raises
+    `found` has the rows of the forward. With `graph`, a graph reads the lists. Raises
     NotRecognisedError.
     """
     kind = type(backend).__name__
@@ -47,18 +47,21 @@ def lists_of(
         given, row = lists[0], found.rows[0]
         computed = None if int(given.counts[0]) == row.cached + row.computed else 0
         lists = [replace(given, computed=computed) for given in lists]
-    if found.rows and found.rows[0].only_reads:  # The key of the query is a cached one.
+    if found.rows and found.rows[0].only_reads:  # The query's own key is a cached position.
         lists = [replace(given, window=given.window and given.window + 1) for given in lists]
     return [spread(given, found.batch_rows, size) for given in lists]
 
 
 def attending(backend: Any) -> Any:
-    """Return the backend of attention in one that has another for recurrent layers."""
+    """Return the backend for attention layers in a backend that also has one for others."""
     return getattr(backend, "full_attn_backend", backend)
 
 
 def spread(given: IndexList, batch_rows: Sequence[int], size: int) -> IndexList:
-    """Repeat a batch's row for each row of the forward that stands for it; padding stays last."""
+    """Repeat each row of a batch for all rows of the forward that belong to it.
+
+    Padded rows stay last.
+    """
     live = len(set(batch_rows))
     if list(batch_rows) == list(range(live)):
         return given
@@ -136,7 +139,7 @@ def steps(backend: Any, pool: Pool, size: int) -> list[IndexList]:
 
 
 def flash_attention(backend: Any, pool: Pool, mode: str, size: int, graph: bool) -> list[IndexList]:
-    """Return the tables of FlashAttentionBackend. Those of a graph are its latest metadata too."""
+    """Return the tables of FlashAttentionBackend. Its latest metadata also has those of graphs."""
     del graph
     meta = backend.forward_metadata
     page = int(backend.page_size)
@@ -168,7 +171,7 @@ def flash_attention(backend: Any, pool: Pool, mode: str, size: int, graph: bool)
 
 
 def group_of(pool: Pool, sliding: bool) -> str | None:
-    """Return the name of the pool's group of sliding layers, or of the others."""
+    """Return the name of the pool's group of sliding layers, or of the other layers."""
     names = [name for name in pool.groups if (name == pool.sliding) == sliding]
     return names[0] if names else None
 
@@ -177,4 +180,4 @@ BACKENDS: dict[str, Callable[[Any, Pool, str, int, bool], list[IndexList]]] = {
     "TritonAttnBackend": triton,
     "FlashAttentionBackend": flash_attention,
 }
-"""Per class of an attention backend, what returns its lists."""
+"""Maps the class of an attention backend to the function that returns its lists."""

@@ -1,14 +1,14 @@
-"""What an attention backend hands to its kernels besides index lists: lengths, offsets and masks.
+"""The inputs of attention kernels besides index lists: lengths, offsets and masks.
 
-| backend | field | what it says |
+| backend | field | meaning |
 |---|---|---|
 | triton | qo_indptr | where each request's queries begin, and the end |
 | triton | mask_indptr | where each request's part of the mask begins, and the end |
 | triton | window_kv_offsets | the position of the first key in a request's window |
-| triton | custom_mask | which keys a draft token sees: all cached ones and its own ancestors |
-| triton | max_extend_len | at least the most queries of a request: the kernel's grid |
-| fa3 | cache_seqlens_int32 | how many keys each request has |
-| fa3 | max_seq_len_q | at least the most queries of a prompt, without a graph |
+| triton | custom_mask | the keys that a draft token sees: all cached ones and its own ancestors |
+| triton | max_extend_len | an upper bound for the queries of a request: the grid of the kernel |
+| fa3 | cache_seqlens_int32 | the number of keys of each request |
+| fa3 | max_seq_len_q | an upper bound for the queries of a prompt, without a graph |
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ from paritybit.connectors.sglang.sources import source_of
 from paritybit.watch.facts import StaticInput
 
 LARGEST_MASK = 2**24
-"""Entries of a mask up to which it is compared."""
+"""The most entries of a mask that is compared."""
 
 VERIFY = "target_verify"
 
@@ -33,10 +33,10 @@ VERIFY = "target_verify"
 def metadata_of(
     backend: Any, mode: str, batch: Any, found: Rows, graph: bool, drafts: bool = False
 ) -> Iterator[StaticInput]:
-    """Yield what a backend's metadata holds for a batch, with what the rows imply.
+    """Yield the metadata of a backend for a batch, with the values that the rows imply.
 
-    `graph` says that a graph reads it, `drafts` that it is a draft model's. Of these, what takes up
-    accepted tokens is known for the Triton backend alone.
+    With `graph`, a graph reads the metadata. With `drafts`, it belongs to a draft model: only the
+    computation of accepted tokens by the Triton backend is then supported.
     """
     build = BACKENDS.get(type(backend).__name__)
     judged = MODES if not drafts else EXTENDS if build is triton else ()
@@ -53,7 +53,7 @@ def metadata_of(
 
 
 def spans_of(batch: Any, mode: str, found: Rows) -> dict[int, tuple[int, int]]:
-    """Return how many positions are cached and computed, per row of the batch."""
+    """Return the numbers of cached and of computed positions, per row of the batch."""
     drafted = int(batch.spec_info.draft_token_num) if mode == VERIFY else None
     return {
         at: (row.cached, row.computed if drafted is None else drafted)
@@ -62,7 +62,7 @@ def spans_of(batch: Any, mode: str, found: Rows) -> dict[int, tuple[int, int]]:
 
 
 Expected = tuple[Mapping[str, Any], dict[str, Tensor]]
-"""What a backend holds, and what it should hold, by name."""
+"""The metadata that a backend has, and the expected values, by name."""
 
 
 def triton(
@@ -102,9 +102,9 @@ def triton(
 def flash_attention(
     backend: Any, mode: str, batch: Any, spans: Sequence[tuple[int, int]], graph: bool
 ) -> Expected:
-    """Return the metadata of FlashAttentionBackend. That of a graph is its latest one too.
+    """Return the metadata of FlashAttentionBackend. For a graph, it is the latest metadata, too.
 
-    The longest lengths of a graph are those of its capture.
+    A graph uses the maximum lengths of its capture, so they are not compared.
     """
     del batch
     tree = mode == VERIFY and int(getattr(backend, "topk", 0) or 0) > 1
@@ -119,21 +119,24 @@ def flash_attention(
 
 
 BACKENDS = {"TritonAttnBackend": triton, "FlashAttentionBackend": flash_attention}
-"""Per class of an attention backend, what returns its metadata."""
+"""Maps the class of an attention backend to the function that returns its metadata."""
 
 
 def up_to(right: int, size: Any) -> Tensor | None:
-    """Return a size, [1], that may be larger than what is right; None if it is no number."""
+    """Return a size, [1], limited to the right value: it may be larger. None for other types."""
     return torch.tensor([min(size, right)]) if isinstance(size, int) else None
 
 
 def ends(lengths: Any) -> Tensor:
-    """Return where each part of a flat tensor begins, and where the last one ends."""
+    """Return the start of each part of a flat tensor, and the end of the last part."""
     return torch.tensor([0, *accumulate(lengths)])
 
 
 def mask_of(info: Any, spans: Sequence[tuple[int, int]]) -> Tensor | None:
-    """Return which keys each draft token sees, flat; None if that is too large or not known."""
+    """Return a flat mask of the keys that each draft token sees.
+
+    Returns None if the mask is too large, or is unknown.
+    """
     if sum(n * (cached + n) for cached, n in spans) > LARGEST_MASK:
         return None
     parts = []

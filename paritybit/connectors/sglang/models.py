@@ -1,4 +1,4 @@
-"""The models of an engine: their pools, and what holds for all of them."""
+"""The models of an engine, their pools, and the settings of the engine."""
 
 import dataclasses
 import weakref
@@ -31,7 +31,7 @@ SCOPE = (
     "enable_lora", "enable_hierarchical_cache", "disaggregation_mode", "swa_full_tokens_ratio",
     "device",
 )  # fmt: skip
-"""Settings of the engine that are reported, where a release has them."""
+"""Settings of the engine that are reported if a release has them."""
 
 UNWATCHED = {
     "pp_size": (None, 1),
@@ -41,24 +41,25 @@ UNWATCHED = {
     "enable_two_batch_overlap": (None, False),
     "dllm_algorithm": (None,),
 }
-"""Settings that the connector does not follow, unless they have one of these values."""
+"""The values of settings that the connector supports. Other values have no verdict."""
 
 
 ALONE = "alone"
-"""The name of a backend of process groups whose other members send nothing."""
+"""The name of a process-group backend whose other members do not exist."""
 
 
 def alone() -> bool:
-    """Whether no other process takes part in a forward pass, although there are several ranks."""
+    """Return whether this process runs alone, although it has several ranks."""
     return distributed.is_initialized() and distributed.get_backend() == ALONE
 
 
 @dataclasses.dataclass
 class Model:
-    """One model of the engine: its runner, its pool, and whether it drafts.
+    """One model of the engine: its runner, its pool, and whether it is a draft model.
 
-    `shares` says that an earlier model has the same pool. `ahead` says that it drafts from the
-    token after each position, and `frozen` that it only reads the KV of its target.
+    - `shares`: an earlier model has the same pool.
+    - `ahead`: a draft model that gets, at each position, the next token.
+    - `frozen`: a draft model that only reads the KV of its target.
     """
 
     runner: Any
@@ -69,7 +70,7 @@ class Model:
     frozen: bool = False
 
     def implied(self, found: Rows, kind: str, batch: Any) -> dict[str, Tensor]:
-        """Return the inputs that the rows of a forward imply, by name, whatever the batch says."""
+        """Return the inputs that the rows of a forward imply, by name."""
         if self.frozen:
             return implied_by_frozen(found, batch)
         group = group_of(self.pool, sliding=False)
@@ -80,10 +81,12 @@ class Model:
 class Models:
     """The models of the engine.
 
-    `rows` is the table of requests, and `table` what it holds: the location of each position of a
-    request. `ranges` are the values that padding may hold, by the name of an input. `repeatable`
-    says whether a replay may be repeated, and `rewrites` whether a slot may be written more than
-    once, as those of drafts are. `states` are those of recurrent layers, if the model has any.
+    - `rows`: the request table of the engine.
+    - `table`: its content, the location of each position of a request.
+    - `ranges`: the values that padding may have, by the name of an input.
+    - `repeatable`: whether a replay may be repeated.
+    - `rewrites`: whether a slot may be written more than once, as with drafts.
+    - `states`: the states of recurrent layers, if the model has any.
     """
 
     rows: Any
@@ -99,7 +102,7 @@ class Models:
         self.states: States | None = None
 
     def add(self, runner: Any) -> None:
-        """Note a model runner that the engine makes."""
+        """Record a model runner of the engine."""
         self.runners.append(weakref.ref(runner))
 
     def of(self, runner: Any) -> Model | None:
@@ -108,13 +111,13 @@ class Models:
         return model if model is not None and model.runner is runner else None
 
     def told(self, batch: Any, forward: Forward, found: Rows) -> tuple[Forward, Rows]:
-        """Return the facts of a forward of the target, and its rows, with states if it has any."""
+        """Add the slots of states, if there are any, to the facts of a forward of the target."""
         if self.states is None or not found.rows:
             return forward, found
         return self.states.told(batch, forward, found)
 
     def described(self, allocations: Allocations) -> list[Group]:
-        """Return the groups of all models, those of the model that is served first."""
+        """Return the groups of all models. Those of the target come first."""
         groups: dict[str, Group] = {}
         runners = [runner for runner in (ref() for ref in self.runners) if runner is not None]
         for runner in sorted(runners, key=lambda runner: bool(runner.is_draft_worker)):
@@ -143,7 +146,7 @@ class Models:
         return list(groups.values())
 
     def pool_of(self, runner: Any, prefix: str) -> Pool:
-        """Return the pool of a model; that of another model, if both have the same."""
+        """Return the pool of a model. Models with the same pool get the same object."""
         pool = target_pool_of(runner) or runner.token_to_kv_pool
         for model in self.models.values():
             if model.pool.pool is pool:
@@ -154,7 +157,7 @@ class Models:
         return described(pool, None if size is None else int(size) + 1, prefix)
 
     def served(self, runner: Any) -> None:
-        """Note what holds for the whole engine, from the runner of the model that it serves."""
+        """Read the settings of the engine from the model runner of the target."""
         self.rows = runner.req_to_token_pool
         self.table = self.rows.req_to_token
         config, arguments = runner.model_config, runner.server_args

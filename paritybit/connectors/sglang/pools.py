@@ -1,8 +1,8 @@
-"""The KV groups of a pool: its layers' tensors, and which slots of a group belong to a location.
+"""The KV groups of a pool: the tensors of its layers, and the slots of a location.
 
 A *location* is the number that the scheduler and `req_to_token` use for a token. It is the slot in
-a pool without sliding windows and in the full sub-pool of a pool with them; a mapping leads from
-there to the slot in the sliding sub-pool.
+a pool without sliding windows, and in the full sub-pool of a hybrid pool. A mapping gives the slot
+in the sliding sub-pool.
 """
 
 from collections.abc import Iterator
@@ -20,10 +20,10 @@ from paritybit.watch.facts import Group, Layer
 
 @dataclass
 class Pool:
-    """The KV pool of one model: its groups, by name, and the sub-pool behind each.
+    """The KV pool of one model: its groups, and the sub-pool of each group, by name.
 
-    `window` counts the positions that a query of a sliding layer reads, with its own; None where
-    no layer slides.
+    `window` is the number of positions that a query of a sliding layer reads, including its own. It
+    is None if no layer slides. `sliding` is the name of the group of sliding layers.
     """
 
     pool: Any
@@ -46,7 +46,7 @@ class Pool:
         }
 
     def written(self, locations: Tensor | None) -> dict[str, Tensor]:
-        """Return, per group, the slots of locations that a forward writes; 0 may mean none."""
+        """Return, per group, the slots of locations that a forward writes. 0 may mean no slot."""
         if locations is None:
             return {}
         return {
@@ -61,9 +61,9 @@ class Pool:
 
     @cached_property
     def dtype_of_windows(self) -> torch.dtype | None:
-        """The dtype of slots in the sliding sub-pool, as the pool itself translates to them.
+        """The dtype of slots in the sliding sub-pool when the pool itself translates a location.
 
-        A copy of the pool is asked: some releases keep the last translation in the pool.
+        This calls a copy of the pool, because some releases keep the last translation in the pool.
         """
         translate = getattr(copy(self.pool), "translate_loc_from_full_to_swa", None)
         if self.sliding is None or translate is None:
@@ -73,9 +73,10 @@ class Pool:
 
 
 def described(pool: Any, window: int | None, prefix: str = "") -> Pool:
-    """Return the groups of a pool. `window` counts the positions that a query reads, with its own.
+    """Return the groups of a pool.
 
-    `prefix` tells the groups of several models apart. Raises NotRecognisedError.
+    `window` is the number of positions that a query reads, including its own. `prefix` begins the
+    names of the groups, to distinguish several models. Raises NotRecognisedError.
     """
     kind = type(pool).__name__
     found = Pool(pool, window)

@@ -1,10 +1,11 @@
-"""The states of recurrent layers: a group of slots in which each request has one.
+"""The states of recurrent layers: a group of slots in which each request has one slot.
 
-A state holds what all tokens up to some position left behind, and each forward replaces it. So it
-is the slot of that position alone, in a group whose window is two positions: a row reads the state
-after its last cached position, and writes the one after its last computed position, as a rule into
-the same slot. What is reused of a prefix cache is copied from the cache's slot, as a part of the
-forward in later releases; such a row reads that slot.
+A state depends on all tokens up to some position, and each forward replaces it. The connector
+therefore reports it as the slot of that position alone, in a group whose window is two positions. A
+row reads the state after its last cached position, and writes the state after its last computed
+position, usually into the same slot. If a request reuses a cached prefix, the engine copies the
+state from the slot of the cache. In later releases the copy is part of the forward, and the row
+reads the slot of the cache.
 """
 
 from collections.abc import Iterator
@@ -23,18 +24,18 @@ NAME = "state"
 """The name of the group."""
 
 WINDOW = 2
-"""Positions that a query reads, with its own: the state before it stands for all others."""
+"""The positions that a query reads: its own, and the one before, whose state has all others."""
 
 UNKNOWN = ("replayssm_d", "replayssm_k", "replayssm_g")
-"""Further tensors of a state, which are not followed."""
+"""Other tensors of a state, which are not supported."""
 
 
 @dataclass
 class States:
     """The states of the requests in a table of requests.
 
-    `due` are the copies that the forward under way makes first, and `seen` those that it made:
-    the slots that are copied from, by those that are copied to.
+    `due` are the copies that the current forward must make first, and `seen` those that it made.
+    Both map the target slot of a copy to its source slot.
     """
 
     table: Any
@@ -43,7 +44,7 @@ class States:
 
     @classmethod
     def of(cls, table: Any) -> "States | None":
-        """Return the states of a table, None without any. Raises NotRecognisedError."""
+        """Return the states of a table, or None if it has none. Raises NotRecognisedError."""
         pool = getattr(table, "mamba_pool", None)
         if pool is None:
             return None
@@ -60,7 +61,7 @@ class States:
 
     @property
     def group(self) -> Group:
-        """The group of slots. Padding uses slot 0."""
+        """The KV group of the states. Padding uses slot 0."""
         return Group(NAME, tuple(self.layers()), WINDOW)
 
     def layers(self) -> Iterator[Layer]:
@@ -72,7 +73,7 @@ class States:
             yield Layer(f"recurrent layer {number}", tensors)
 
     def parts(self) -> Iterator[tuple[Any, str]]:
-        """Yield what allocates and copies slots."""
+        """Yield the objects that allocate and copy slots, with the name of the group."""
         for part in (self.table.mamba_pool, getattr(self.table, "mamba_allocator", None)):
             if part is not None:
                 yield part, NAME
@@ -82,7 +83,7 @@ class States:
         return {NAME: self.table.req_index_to_mamba_index_mapping[batch.req_pool_indices]}
 
     def told(self, batch: Any, forward: Forward, found: Rows) -> tuple[Forward, Rows]:
-        """Return the facts of a forward, and its rows, with the slots of states."""
+        """Add the slots of states to the facts and the rows of a forward."""
         mine = self.written(batch)[NAME].tolist()
         target, source = (
             getattr(batch, f"mamba_cow_{end}_indices", None) for end in ("dst", "src")
@@ -101,11 +102,11 @@ class States:
         return replace(forward, rows=tuple(rows)), found
 
     def copied(self, source: Tensor, target: Tensor) -> None:
-        """Note a copy that the forward under way made."""
+        """Record a copy that the current forward made."""
         self.seen.update(zip(target.tolist(), source.tolist(), strict=True))
 
     def judge(self, watcher: Watcher) -> None:
-        """Judge at the end of a forward whether it copied what it was to copy."""
+        """Judge, at the end of a forward, the copies that it made."""
         if self.due:
             made = torch.tensor([self.seen.get(target, -1) for target in self.due])
             right, count = torch.tensor([*self.due.values()]), len(self.due)

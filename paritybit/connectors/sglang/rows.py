@@ -1,4 +1,4 @@
-"""The live rows of a batch: each request's tokens, lengths and slots."""
+"""The live rows of a batch: the tokens, lengths and slots of each request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,27 +17,27 @@ MODES = ("extend", "mixed", "decode", "target_verify")
 
 @dataclass
 class Rows:
-    """The rows of a forward, and for each the row of the engine's batch that it belongs to.
+    """The rows of a forward, and the row of the engine's batch that each belongs to.
 
-    Both are the same, except for a tree of draft tokens: each of its branches is a row.
+    A tree of draft tokens has one row of the forward per branch. Otherwise both are the same.
     """
 
     rows: list[Row] = field(default_factory=list)
     batch_rows: list[int] = field(default_factory=list)
 
     def add(self, batch_row: int, row: Row) -> None:
-        """Add a row of the forward, which belongs to a row of the batch."""
+        """Add a row of the forward that belongs to a row of the batch."""
         self.rows.append(row)
         self.batch_rows.append(batch_row)
 
 
 def mode_of(batch: Any) -> str:
-    """Return the engine's word for what a batch does, in lower case."""
+    """Return the engine's forward mode of a batch, in lower case."""
     return str(batch.forward_mode.name).lower()
 
 
 def request_row(request: Any) -> int | None:
-    """Return the row of the request table that a request has, wherever the release keeps it."""
+    """Return the row of a request in the request table. Releases keep it in different places."""
     holders: tuple[Any, ...] = (getattr(request, "kv", None), request)
     for holder in holders:
         if hasattr(holder, "req_pool_idx"):
@@ -47,7 +47,7 @@ def request_row(request: Any) -> int | None:
 
 
 def free_rows(table: Any) -> int:
-    """Return how many rows of a ReqToTokenPool are free."""
+    """Return the number of free rows of a ReqToTokenPool."""
     return len(table.free_slots)
 
 
@@ -97,7 +97,7 @@ def requests_of(batch: Any, requests: Sequence[Any], mode: str) -> list[Any]:
 
 
 def implied(found: Rows, mode: str, group: str) -> dict[str, Tensor]:
-    """Return the inputs that rows imply, by name, whatever the batch says; none for a tree.
+    """Return the inputs that rows imply, by name. For a tree of drafts, there are none.
 
     `group` is the group whose slots are locations.
     """
@@ -123,7 +123,7 @@ def implied(found: Rows, mode: str, group: str) -> dict[str, Tensor]:
 
 
 def lengths(batch: Any, mode: str) -> list[tuple[int, int]]:
-    """Return, per row, how many positions are cached and how many are computed."""
+    """Return the numbers of cached and of computed positions, per row."""
     if mode in ("extend", "mixed"):
         prefixes = host(batch.extend_prefix_lens_cpu, batch.extend_prefix_lens)
         return list(
@@ -139,7 +139,7 @@ def lengths(batch: Any, mode: str) -> list[tuple[int, int]]:
 
 
 def host(values: Any, tensor: Any) -> list[int]:
-    """Return lengths that are a list, a tensor on the host, or only a tensor on the device."""
+    """Return lengths as a list: those of the host if there are any, else those of the device."""
     values = tensor if values is None else values
     return values.tolist() if isinstance(values, Tensor) else list(values)
 
@@ -149,9 +149,9 @@ def branches(
 ) -> list[tuple[list[int] | None, list[int | None]]]:
     """Return the branches of one row of a batch: the nodes of its tree, and the row's tokens.
 
-    `span` counts its cached and its computed positions, and `drafts` are its draft tokens. Nodes
-    None stand for all in order, as where there is no tree. Under overlap scheduling the last
-    tokens are not on the host yet and are None.
+    `span` has the numbers of cached and of computed positions, and `drafts` the draft tokens. If
+    there is no tree, the nodes are None. Under overlap scheduling, the last tokens are not on the
+    host yet, and are None.
     """
     cached, computed = span
     if mode != "target_verify":
@@ -164,12 +164,12 @@ def branches(
 
 
 def so_far(known: list[int], total: int) -> list[int | None]:
-    """Return the first `total` tokens of a request: those that are known, then None."""
+    """Return the first `total` tokens of a request: the known tokens, then None."""
     return [*known[:total], *[None] * max(0, total - len(known))]
 
 
 def paths_of(info: Any, index: int) -> list[list[int]] | None:
-    """Return the paths from the root to each leaf of a tree of draft tokens; None for a chain.
+    """Return the paths from the root to each leaf of a tree of draft tokens, or None for a chain.
 
     Raises NotRecognisedError.
     """
@@ -193,7 +193,7 @@ def paths_of(info: Any, index: int) -> list[list[int]] | None:
 
 
 def space(request: Any) -> str:
-    """Return what a request's KV depends on besides its tokens."""
+    """Return everything except tokens that the KV of a request depends on."""
     parts = [getattr(request, name, None) for name in ("lora_id", "extra_key")]
     if getattr(request, "input_embeds", None) is not None:
         parts.append(request.rid)

@@ -1,4 +1,4 @@
-"""The line of the engine's source that fills a static input: `sglang/srt/...py:373`."""
+"""Finds lines of the engine's source, such as `sglang/srt/...py:373`, that fill static inputs."""
 
 import ast
 import functools
@@ -9,15 +9,15 @@ from pathlib import Path
 from types import FrameType
 
 NOT_AT_REPLAY = ("__init__", "create", "capture", "init_cuda_graph_state", "allocate")
-"""Parts of the names of functions that run at capture only."""
+"""Parts of the names of functions that run only at capture."""
 
 
 REGISTRY = "sglang.srt.model_executor.cuda_graph_buffer_registry"
-"""The module in which later releases declare what fills the inputs of a graph."""
+"""The module in which later releases declare how the inputs of a graph are filled."""
 
 
 def source_of(name: str, *owners: type) -> str | None:
-    """Return where the modules of some classes, or the registry, fill the buffer `name`."""
+    """Return the line that fills the buffer `name`, in the modules of some classes or REGISTRY."""
     classes = [(cls.__module__, cls.__name__) for owner in owners for cls in owner.__mro__[:-1]]
     for module, cls in dict.fromkeys([*classes, (REGISTRY, None)]):
         path = getattr(sys.modules.get(module), "__file__", None)
@@ -29,13 +29,13 @@ def source_of(name: str, *owners: type) -> str | None:
 
 @functools.cache
 def shown(path: str) -> str:
-    """Return a path from the engine's top-level package on."""
+    """Return a path relative to the parent of the engine's package."""
     parts = Path(path).parts
     return "/".join(parts[parts.index("sglang") :]) if "sglang" in parts else Path(path).name
 
 
 def called_at(files: Collection[str]) -> str | None:
-    """Return the line of the engine that led here, outside of some files; None without one."""
+    """Return the innermost calling line of the engine outside of some files, or None."""
     for frame in callers():
         path = frame.f_code.co_filename
         if path not in files and "/sglang/srt/" in path:
@@ -44,12 +44,12 @@ def called_at(files: Collection[str]) -> str | None:
 
 
 def called_by(function: str) -> bool:
-    """Whether a function of this name led here."""
+    """Return whether a function of this name is among the callers."""
     return any(frame.f_code.co_name == function for frame in callers())
 
 
 def callers() -> Iterator[FrameType]:
-    """Yield the frames that led here, the innermost first."""
+    """Yield the frames of the callers, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         yield frame
@@ -57,28 +57,28 @@ def callers() -> Iterator[FrameType]:
 
 
 def raised_at(error: BaseException) -> str | None:
-    """Return the line of the engine that raised an error, or None if none of its lines did."""
+    """Return the innermost line of the engine in the traceback of an error, or None."""
     lines = reversed(lines_of(error))
     return next((line for line in lines if line.startswith("sglang/srt/")), None)
 
 
 def lines_of(error: BaseException) -> list[str]:
-    """Return the lines that an error came through; the last one raised it."""
+    """Return the lines in the traceback of an error. The last one raised it."""
     frames = traceback.walk_tb(error.__traceback__)
     return [f"{shown(frame.f_code.co_filename)}:{line}" for frame, line in frames]
 
 
 def raised_in(error: BaseException, function: str) -> bool:
-    """Whether an error came through a function of this name."""
+    """Return whether a function of this name is in the traceback of an error."""
     frames = traceback.walk_tb(error.__traceback__)
     return any(frame.f_code.co_name == function for frame, _ in frames)
 
 
 @functools.cache
 def fills(path: str, cls: str | None = None) -> dict[str, int]:
-    """Return, by the name of a buffer, the first line of a file or class that copies into it.
+    """Return the first line of a file or class that copies into each buffer, by name.
 
-    Where none does, it is the first line that passes the buffer on, as to a kernel.
+    For a buffer without such a line, it is the first line that passes it on, such as to a kernel.
     """
     try:
         tree = ast.parse(Path(path).read_text(encoding="utf-8"))
@@ -98,12 +98,12 @@ def fills(path: str, cls: str | None = None) -> dict[str, int]:
 
 
 def at_replay(name: str) -> bool:
-    """Whether a function may run before a replay, by its name."""
+    """Return whether a function may run before a replay, judging by its name."""
     return not any(part in name for part in NOT_AT_REPLAY)
 
 
 def arguments(function: ast.FunctionDef) -> Iterator[tuple[str, int]]:
-    """Yield the buffers that a function passes on, themselves or by a local name, and the lines."""
+    """Yield the buffers that a function passes on, directly or by a local name, and the lines."""
     local: dict[str, str] = {}
     for node in ast.walk(function):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -138,7 +138,7 @@ def views(node: ast.AST) -> list[ast.expr]:
 
 
 def buffer(node: ast.expr) -> str | None:
-    """Return the buffer's name in an expression such as `self.name[:n]` or in a literal."""
+    """Return the name of the buffer in an expression such as `self.name[:n]`, or in a literal."""
     while isinstance(node, ast.Subscript):
         node = node.value
     match node:

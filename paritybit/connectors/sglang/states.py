@@ -1,4 +1,4 @@
-"""What the state of the scheduler, or an error that ended it, means."""
+"""Interprets the state of the scheduler, and errors that end it."""
 
 import functools
 import inspect
@@ -9,14 +9,14 @@ from paritybit.connectors.sglang.sources import lines_of, raised_in
 from paritybit.watch.checks.engine_error import INDEX_ERRORS
 
 OWN_CHECKS = "sglang/srt/mem_cache/"
-"""Where the engine asserts what must hold of its pools and of its prefix cache."""
+"""The folder in which the engine checks its own pools and its prefix cache."""
 
 OUT_OF_BOUNDS = ("illegal memory access", "device-side assert")
-"""What an error says, in lower case, of memory that is accessed out of bounds."""
+"""What the message of an error contains, in lower case, if memory is accessed out of bounds."""
 
 
 def nothing_runs(scheduler: Any) -> bool:
-    """Whether no request runs; some may wait, where the release can tell these apart."""
+    """Return whether no request runs. Requests may wait if the release can tell these apart."""
     function = getattr(scheduler.is_fully_idle, "__func__", scheduler.is_fully_idle)
     asked = {"ignore_waiting": True} if tells_waiting(function) else {}
     return bool(scheduler.is_fully_idle(**asked))
@@ -24,14 +24,14 @@ def nothing_runs(scheduler: Any) -> bool:
 
 @functools.cache
 def tells_waiting(function: Callable[..., Any]) -> bool:
-    """Whether a function can leave requests that wait out of account."""
+    """Return whether a function has a parameter to ignore waiting requests."""
     return "ignore_waiting" in inspect.signature(function).parameters
 
 
 def meaning(error: Exception) -> str | None:
-    """Return what an error that ended an engine means, or None if it need not be about KV."""
+    """Return the meaning of an error that ended the engine, or None if it may not concern KV."""
     says, raised = str(error).lower(), lines_of(error)[-1]
-    # Elsewhere than in a batch that runs, an engine indexes other data.
+    # Outside of a running batch, the engine also indexes other data.
     bounds = any(words in says for words in INDEX_ERRORS) and (
         raised_in(error, "run_batch") or raised.startswith(OWN_CHECKS)
     )

@@ -2,14 +2,16 @@
 
 | module | reports |
 |---|---|
-| hooks | which methods of the engine are wrapped |
+| hooks | wraps methods of the engine |
 | engine | the forwards, replays, allocations and idle moments of one paged cache |
-| cache | the KV groups of a cache, and the slots that its indices name |
+| cache | the KV groups of a cache, and the slots of its indices |
 | streams | inputs that are read before another stream has written them |
-| batch | the live rows of a batch, its lists and its static inputs |
+| batch | the live rows of a batch |
+| inputs | the lists, masks and static inputs of a batch |
+| sources | lines of the engine's source, and the meaning of its errors |
 
-sglang and vLLM import transformers, too. So nothing is wrapped until the module of continuous
-batching is imported, and nothing is reported until a cache is made.
+sglang and vLLM also import transformers. Methods are therefore wrapped only when the module of
+continuous batching is imported, and nothing is reported until the engine creates a cache.
 """
 
 from paritybit.watch.attach import when_imported
@@ -19,7 +21,10 @@ MODULE = "transformers.generation.continuous_batching.continuous_api"
 
 
 def connect() -> None:
-    """Wrap continuous batching once it is imported. This is the entry point for attaching."""
+    """Wrap continuous batching when it is imported.
+
+    This is the entry point in the group `paritybit.connectors`.
+    """
     when_imported(MODULE, _install)
 
 

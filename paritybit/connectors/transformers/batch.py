@@ -1,8 +1,8 @@
-"""The live rows of a batch, by the lists that attention is given.
+"""The live rows of a batch, from the index lists that attention gets.
 
-The slots of a row are those that the engine's own lists name: what is read at a position is the
-entry of that position, and what is written is that of its new token. So the layout of a window
-within its pages is the engine's.
+The slots of a row are those in the engine's own lists: the read list for cached positions, and the
+write list for new tokens. The connector therefore does not depend on the layout of a window in its
+pages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,10 @@ from paritybit.watch.facts import Row
 
 @dataclass(frozen=True)
 class Planned:
-    """A request of a batch: its state, its cached and new tokens, and whether it gets one more."""
+    """A request of a batch: its state, and its numbers of cached and computed tokens.
+
+    `predicted` is True if the forward samples a token for it.
+    """
 
     state: Any
     cached: int
@@ -27,16 +30,16 @@ class Planned:
     predicted: bool
 
     def tokens(self) -> list[int | None]:
-        """Return its tokens; those that the host does not know yet are None."""
+        """Return the tokens of the request. A token that the host does not know yet is None."""
         known: list[int | None] = [*self.state.initial_tokens, *self.state.generated_tokens]
         return known + [None] * (self.cached + self.computed - len(known))
 
 
 @dataclass
 class Lists:
-    """The lists of one group: what each row reads, in order, and what it writes.
+    """The index lists of one group: the entries that the rows read and write, in order.
 
-    `ends` are the ends of the rows' parts of `read`. Of a batch that reads no list, it is empty.
+    `ends` has the end of each row's part of `read`. If a batch reads no list, `read` is empty.
     """
 
     read: Tensor
@@ -46,7 +49,7 @@ class Lists:
 
 @dataclass
 class Batch:
-    """A batch under way: `given` are the keyword arguments of the model."""
+    """The current batch. `given` are the keyword arguments of the model."""
 
     requests: Sequence[Planned]
     given: Mapping[str, Any]
@@ -59,17 +62,17 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """How many tokens are computed, padding apart."""
+        """The number of computed tokens, without padding."""
         return sum(one.computed for one in self.requests)
 
     @property
     def padded(self) -> int:
-        """How many tokens are computed."""
+        """The number of computed tokens, with padding."""
         return int(self.given["input_ids"].shape[-1])
 
     @property
     def kind(self) -> str:
-        """What is done for the rows."""
+        """The kind of the forward: decode or prefill."""
         return "decode" if all(one.computed == 1 for one in self.requests) else "prefill"
 
     def _lists_of(self, part: Part) -> Lists:
@@ -84,7 +87,7 @@ class Batch:
         return Lists(read, write[:total], ends)
 
     def _from_table(self, part: Part, table: Tensor) -> Lists:
-        """Return the lists that a kernel makes of a table of pages."""
+        """Return the lists that a kernel derives from a table of pages."""
         lengths = [one.cached + one.computed for one in self.requests]
         table = table.to("cpu", torch.int64)
         read = []
@@ -107,7 +110,7 @@ class Batch:
         )
 
     def _slots(self, part: Part, lists: Lists) -> list[Tensor]:
-        """Return the slot of each position of each row, -1 where it has none."""
+        """Return the slot of each position of each row, or -1 for a position without a slot."""
         read, write = part.slots(lists.read), self._written(part, lists)
         found, place, begin = [], 0, 0
         for one, end in zip(self.requests, lists.ends, strict=True):
@@ -121,11 +124,11 @@ class Batch:
         return found
 
     def written(self) -> dict[str, Tensor]:
-        """Return, per group, the slots that new tokens are written to."""
+        """Return the slots of new tokens, per group."""
         found = {name: self._written(self.parts[name], one) for name, one in self.lists.items()}
         return {name: slots[slots >= 0] for name, slots in found.items()}
 
     def _written(self, part: Part, lists: Lists) -> Tensor:
-        """Return the slot that each new token is written to, -1 for the one that is never read."""
+        """Return the slot of each new token, or -1 for the slot that absorbs unused writes."""
         slots = part.slots(lists.write)
         return slots.masked_fill(slots == part.slots(torch.tensor(part.trash[2:])), -1)

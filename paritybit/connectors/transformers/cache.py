@@ -1,10 +1,10 @@
-"""The KV groups of a paged cache, and the slots that its indices name.
+"""The KV groups of a paged cache, and the slots of its indices.
 
-The engine has one flat tensor. It is cut into *sectors*; each belongs to one kind of layers at a
-time, which cuts it into blocks of one page per layer, K before V. An index names a row of the
-flat tensor: that of a token's K in the first layer of the kind. Here a slot is block * page +
-place in the page. A sector may belong to another kind later, so that slots of several groups are
-the same bytes: these are *shadows* of one another.
+The engine has one flat tensor that is divided into *sectors*. Each sector belongs to one kind of
+layers at a time. It is divided into blocks of one page per layer, with K before V. An index is a
+row of the flat tensor: the row of a token's K in the first layer of the kind. In this connector, a
+slot is block * page + offset in the page. A sector may later belong to another kind of layers.
+Slots of different groups can therefore share bytes; they are *shadows* of one another.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,10 +20,10 @@ from paritybit.watch.facts import Group, Layer
 
 @dataclass(frozen=True)
 class Part:
-    """The group of one kind of layers: its allocator, and how its blocks lie.
+    """The group of one kind of layers: its allocator, and the layout of its blocks.
 
-    `rows` are the rows of a block in the flat tensor. `trash` are the indices that padding uses:
-    to read, in place of new tokens, and to write.
+    `rows` is the number of rows of a block in the flat tensor. `trash` has the indices that padding
+    uses: to read, to stand for new tokens, and to write.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Part:
     trash: tuple[int, int, int]
 
     def slots(self, indices: Tensor) -> Tensor:
-        """Return the slots that indices name, on the host. One that names none becomes -1."""
+        """Return the slots of indices, on the host. An index without a slot becomes -1."""
         indices = indices.to("cpu", torch.int64)
         block, place = indices // self.rows, indices % self.rows
         inside = (indices >= 0) & (block < self.blocks) & (place < self.page)
@@ -44,7 +44,7 @@ class Part:
         return found
 
     def shadows(self, other: "Part", slots: Tensor) -> Tensor:
-        """Return the slots of another group that are the same bytes as some slots of this one."""
+        """Return the slots of another group that share bytes with some slots of this group."""
         first = slots // self.page * self.rows + slots % self.page
         rows = first[:, None] + torch.arange(0, self.rows, self.page)
         found: Tensor = (rows // other.rows * other.page + rows % other.page).unique()
@@ -56,7 +56,7 @@ class Part:
         return (first + torch.arange(self.page)).flatten()
 
     def of_sectors(self, sectors: Iterable[int]) -> Tensor:
-        """Return all slots that some sectors have in this group."""
+        """Return all slots of some sectors in this group."""
         size = self.per_sector
         return self.of_blocks(b for one in sectors for b in range(one * size, (one + 1) * size))
 
@@ -66,7 +66,7 @@ class Part:
         return {block for table in tables for block in table} | self.cached()
 
     def cached(self) -> set[int]:
-        """Return the blocks that only the prefix cache holds."""
+        """Return the blocks that are held only by the prefix cache."""
         return set(self.allocator.ledger.cached_blocks)
 
 
@@ -117,7 +117,7 @@ def layers_of(part: Part) -> tuple[Layer, ...]:
 
 
 def groups_of(parts: Mapping[str, Part]) -> list[Group]:
-    """Return the groups as the watcher takes them."""
+    """Return the KV groups for the watcher."""
     found = []
     for part in parts.values():
         reserved = set(part.slots(torch.tensor(part.trash)).tolist())
@@ -139,9 +139,9 @@ def groups_of(parts: Mapping[str, Part]) -> list[Group]:
 
 
 def owned(parts: Mapping[str, Part], written: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the slots that a forward may change, given those that it writes.
+    """Return the slots that a forward may change, given the slots that it writes.
 
-    These are also the shadows of what it writes, unless something else holds their blocks.
+    They include the shadows of the written slots, unless the blocks of these are held.
     """
     found = dict(written)
     for name, part in parts.items():
@@ -159,9 +159,9 @@ def owned(parts: Mapping[str, Part], written: Mapping[str, Tensor]) -> dict[str,
 
 
 def free_and_cached(parts: Mapping[str, Part], pool: Any) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return, per group, the slots that are free and those in the prefix cache.
+    """Return the free slots and the slots in the prefix cache, per group.
 
-    A group's slots in a sector of another group are free.
+    The slots of a group in a sector of another group count as free.
     """
     trees = {name: pool._free_blocks[part.allocator.index].trees for name, part in parts.items()}
     free = {name: {b for tree in trees[name].values() for b in tree} for name in parts}

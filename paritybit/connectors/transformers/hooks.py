@@ -97,7 +97,7 @@ class Hooks:
 
 
 def settings_of(cache: Any, config: Any, batching: Any = None, *args: Any, **kw: Any) -> Any:
-    """Return the settings of a cache by the names that other engines have for them."""
+    """Return the settings of a cache, with the names that sglang uses for them."""
     batching = kw.get("continuous_batching_config", batching)
     return {
         "page_size": batching.page_size,
@@ -109,7 +109,7 @@ def settings_of(cache: Any, config: Any, batching: Any = None, *args: Any, **kw:
 
 
 def release() -> str:
-    """Return the version of the engine that is loaded here."""
+    """Return the version of the loaded engine."""
     return str(getattr(importlib.import_module("transformers"), "__version__", "unknown"))
 
 

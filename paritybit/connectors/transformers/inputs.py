@@ -1,4 +1,4 @@
-"""What the engine gives to a forward pass: index lists, masks, and the static inputs of graphs."""
+"""The inputs of a forward pass: index lists, masks, and the static inputs of graphs."""
 
 from collections.abc import Iterator
 from itertools import accumulate
@@ -12,16 +12,16 @@ from paritybit.connectors.transformers.cache import Part
 from paritybit.watch.facts import IndexList, StaticInput
 
 LARGEST_MASK = 2**24
-"""Entries of a mask up to which it is judged: it is made anew for that."""
+"""The most entries of a mask that is judged. To judge a mask, its expected value is built."""
 
 
 def lists_of(batch: Batch) -> Iterator[IndexList]:
-    """Yield the lists of slots that attention reads. What is left of each is its padding."""
+    """Yield the index lists that attention reads. Entries after those of the rows are padding."""
     for name, lists in batch.lists.items():
         if not lists.read.numel():
             continue
         part, begins = batch.parts[name], [0, *lists.ends[:-1]]
-        # Layers with a window are given new tokens directly.
+        # Layers with a window get the K and V of new tokens directly.
         new = [one.computed if part.window is not None else 0 for one in batch.requests]
         counts = [e - b - n for b, e, n in zip(begins, lists.ends, new, strict=True)]
         entries = part.slots(lists.read)
@@ -37,7 +37,7 @@ def lists_of(batch: Batch) -> Iterator[IndexList]:
 
 
 def laws_of(batch: Batch) -> Iterator[StaticInput]:
-    """Yield what a batch implies for the arguments of the model, padding included."""
+    """Yield the arguments of the model whose values the batch implies, including padding."""
     ends = list(accumulate(one.computed for one in batch.requests))
     yield known("cu_seq_lens_q", batch.given["cu_seq_lens_q"], [0, *ends])
     last = [end - 1 for end, one in zip(ends, batch.requests, strict=True) if one.predicted]
@@ -56,19 +56,22 @@ def laws_of(batch: Batch) -> Iterator[StaticInput]:
 
 
 def masks_of(batch: Batch) -> dict[str, Tensor]:
-    """Return the masks of a batch by group. Those of a kernel that needs none are left out."""
+    """Return the masks of a batch by group. Groups whose kernel needs no mask are omitted."""
     given = batch.given.get("attention_mask")
     masks = given if isinstance(given, dict) else dict.fromkeys(batch.parts, given)
     return {name: mask for name, mask in masks.items() if mask is not None}
 
 
 def known(name: str, tensor: Tensor, values: list[int]) -> StaticInput:
-    """Return an input whose first entries must have some values."""
+    """Return an input whose first entries must have these values."""
     return StaticInput(name, tensor, len(values), len(values), expected=torch.tensor(values))
 
 
 def new_tokens(batch: Batch, part: Part, lists: Lists) -> Iterator[StaticInput]:
-    """Yield where a window's list says that new tokens come from: the batch, or their own slots."""
+    """Yield whether the entries of new tokens in a window's list are valid.
+
+    Each must be the index that stands for a new token, or the slot of the token.
+    """
     places = [
         torch.arange(max(0, end - one.computed), end)
         for one, end in zip(batch.requests, lists.ends, strict=True)
@@ -79,7 +82,7 @@ def new_tokens(batch: Batch, part: Part, lists: Lists) -> Iterator[StaticInput]:
 
 
 def mask_of(batch: Batch, part: Part, mask: Tensor) -> StaticInput:
-    """Return which keys each live token attends to, and which it must: those of its row's window.
+    """Return the keys that each live token attends to, with the keys in its window as expected.
 
     The keys of a row are its last positions.
     """
@@ -104,7 +107,7 @@ def mask_of(batch: Batch, part: Part, mask: Tensor) -> StaticInput:
 
 
 def statics_of(io: Any, batch: Batch | None) -> list[StaticInput]:
-    """Return the static inputs of the graphs of a set of inputs; without a batch as at capture."""
+    """Return the static inputs of graphs. Without a batch, they are described as at capture."""
     count, size, padded = 0, 0, 0
     rows, predicted, reads = 0, 0, 0
     if batch is not None:

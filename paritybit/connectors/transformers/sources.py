@@ -1,28 +1,28 @@
-"""Lines of the engine's source, and what its errors mean."""
+"""Finds lines of the engine's source, and interprets its errors."""
 
 import sys
 import traceback
 
 INSIDE = "transformers/generation/continuous_batching/"
-"""Where continuous batching lies."""
+"""The folder of continuous batching."""
 
 BOOKKEEPING = ("cache.py", "cache_allocators/")
-"""Where the engine keeps account of blocks: an error there means that it has lost track."""
+"""Files that keep account of blocks. An error in them means that the account is wrong."""
 
 POOL = "cache_allocators/cache_pool.py"
 
 OUT_OF_BOUNDS = ("out of bounds", "out of range", "illegal memory access", "device-side assert")
-"""What an error says, in lower case, of memory that is accessed out of bounds."""
+"""What the message of an error contains, in lower case, if memory is accessed out of bounds."""
 
 
 def place(path: str, line: int | None) -> str | None:
-    """Return a line of continuous batching as `transformers/...py:12`; None for any other."""
+    """Return a line of continuous batching as `transformers/...py:12`, or None for other files."""
     _, inside, rest = path.replace("\\", "/").rpartition(INSIDE)
     return f"{inside}{rest}:{line}" if inside else None
 
 
 def called_at() -> str | None:
-    """Return the innermost line of continuous batching that led here, outside of the pool."""
+    """Return the innermost calling line of continuous batching outside of the pool, or None."""
     frame = sys._getframe(1)
     while frame is not None:
         found = place(frame.f_code.co_filename, frame.f_lineno)
@@ -33,14 +33,14 @@ def called_at() -> str | None:
 
 
 def raised_at(error: BaseException) -> str | None:
-    """Return the innermost line of continuous batching that an error came through."""
+    """Return the innermost line of continuous batching in the traceback of an error, or None."""
     frames = traceback.walk_tb(error.__traceback__)
     found = [place(frame.f_code.co_filename, line) for frame, line in frames]
     return next((line for line in reversed(found) if line is not None), None)
 
 
 def meaning(error: BaseException) -> str | None:
-    """Return what an error that ended the loop means, or None if it need not be about KV."""
+    """Return the meaning of an error that ended the loop, or None if it may not concern KV."""
     if any(words in str(error).lower() for words in OUT_OF_BOUNDS):
         return "a forward pass accesses memory out of bounds"
     line = (raised_at(error) or "").removeprefix(INSIDE)

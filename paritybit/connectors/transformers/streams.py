@@ -1,8 +1,8 @@
 """The streams that write and read the inputs of a forward pass.
 
-A forward pass reads its inputs on the stream that computes. Where another stream writes them, the
-engine must make the first wait for the second. Here nothing waits until the inputs are copied on
-the stream that computes, so that the copies are what a forward pass may read.
+A forward pass reads its inputs on the compute stream. If another stream writes them, the engine
+must make the compute stream wait for it. The connector copies the inputs on the compute stream
+without any wait of its own. The copies therefore have the values that the forward pass may read.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,9 +17,9 @@ from paritybit.watch.facts import StaticInput
 
 @contextmanager
 def on_stream(runner: Any) -> Iterator[Any]:
-    """Let the watcher see what the stream of a runner computed.
+    """Run the watcher on the compute stream of a runner.
 
-    Gives the stream that writes the inputs of the next forward pass, None without streams.
+    Yields the stream that writes the inputs of the next forward pass, or None without streams.
     """
     stream = runner.inputs_and_outputs.compute_stream
     if stream is None:
@@ -32,9 +32,9 @@ def on_stream(runner: Any) -> Iterator[Any]:
 
 
 def inputs_of(given: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, Tensor]:
-    """Return the inputs that the engine writes from lists on the host, by name.
+    """Return the inputs that the engine copies from the host, by name.
 
-    `names` are the groups by number.
+    `names` maps the number of a group to its name.
     """
     found = {
         name: given[name]
@@ -54,7 +54,7 @@ def copied(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def unordered(early: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Iterator[StaticInput]:
-    """Yield what the stream that computes found, to compare with what was written."""
+    """Yield the values that the compute stream read, with the written values as expected."""
     for name, tensor in early.items():
         what, size = f"{name} (read without waiting for its writer)", len(tensor)
         yield StaticInput(what, tensor, size, size, expected=inputs[name])

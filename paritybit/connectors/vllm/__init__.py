@@ -1,19 +1,19 @@
-"""The connector of vLLM, for its engine core (V1) with either of its model runners.
+"""The connector of vLLM, for its engine core (V1) and both of its model runners.
 
 | module | reports |
 |---|---|
-| hooks | which functions of the engine are wrapped |
-| engine | the forwards, replays and idle moments, in the order in which they happen |
-| requests | the live rows of a batch, from what the scheduler says |
-| blocks | the blocks that are taken, freed and copied |
+| hooks | wraps functions of the engine |
+| engine | the forwards, replays and idle moments, in order |
+| requests | the live rows of a batch, from the output of the scheduler |
+| blocks | the blocks that the engine allocates, frees and copies |
 | drafting | the drafts that are proposed, and those that are accepted |
 | drafts | the forwards of a draft model |
-| speculation | how far each request has come, by what the sampler returns |
+| speculation | the progress of each request, from the output of the sampler |
 | pools | the KV tensors of the pool of blocks, by slot |
-| batch | what the attention kernels and the model are given |
+| batch | the inputs of the model and of its attention kernels |
 
-The groups of a hybrid model share one pool of blocks and its tensors. So they are one KV group
-here, and a request has a row for each of them: see `requests`.
+The groups of a hybrid model share one pool of blocks and its tensors. They are therefore one KV
+group here, and a request has one row for each of them: see `requests`.
 
 Importing this package imports neither torch nor vllm.
 """
@@ -33,4 +33,7 @@ def load() -> None:
 
 
 def connect() -> None:
-    """Do nothing: each release with an engine core loads plugins. This is for attaching."""
+    """Do nothing, because each release with an engine core loads plugins.
+
+    This is the entry point in the group `paritybit.connectors`.
+    """

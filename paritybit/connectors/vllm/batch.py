@@ -1,4 +1,4 @@
-"""What an engine gives to its model and its attention kernels for a forward."""
+"""The inputs that an engine passes to its model and its attention kernels for a forward."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,9 +28,9 @@ class Batch:
     padded: tuple[int, int]
 
     def lists(self, pool: Pool, group: str) -> IndexList:
-        """Return the block tables of all groups, one row after the other; padded rows last.
+        """Return the block tables of all groups, concatenated by row, with padded rows last.
 
-        They are judged for the rows that have slots in a KV group.
+        Only rows that have slots in the KV group are judged.
         """
         rows = self.live[0]
         tables = [one.block_table for one in self.metadata]
@@ -49,12 +49,12 @@ class Batch:
         )
 
     def by_row(self, names: Sequence[str], counts: Mapping[str, int]) -> dict[str, list[int]]:
-        """Return the ids that the model is given for each request, in the order of the rows."""
+        """Return the token ids that the model gets for each request, in the order of the rows."""
         parts = self.ids[: self.live[1]].split([counts[name] for name in names])
         return {name: part.tolist() for name, part in zip(names, parts, strict=True)}
 
     def inputs(self) -> list[StaticInput]:
-        """Return what the model and the kernels are given."""
+        """Return the inputs of the model and of the attention kernels."""
         rows, tokens = self.live
         given = {"input_ids": (self.ids, tokens), "positions": (self.positions, tokens)}
         given["seq_lens"] = self.metadata[0].seq_lens, rows
@@ -68,7 +68,7 @@ class Batch:
         ]
 
     def expected(self, forward: Forward) -> dict[str, Tensor]:
-        """Return the values that the rows of a forward imply, by the name of an input."""
+        """Return the values of inputs that the rows of a forward imply, by name."""
         rows = self.live[0]
         right = [(row.cached, row.cached + row.computed) for row in forward.rows[:rows]]
         counts = [0, *(end - first for first, end in right)]
@@ -87,8 +87,8 @@ class Batch:
 def of_runner(runner: Any, metadata: Any, pool: Pool, given: Any, live: tuple[int, int]) -> Batch:
     """Return the batch of a runner that has just built its metadata.
 
-    `given` is the batch of the newer runner, None for the older one, which keeps its own.
-    Raises NotRecognisedError.
+    `given` is the batch of the newer runner. It is None for the older runner, which keeps its
+    batch itself. Raises NotRecognisedError.
     """
     if not isinstance(metadata, dict) or any(name not in metadata for name in pool.layers):
         raise NotRecognisedError("attention metadata that is not by layer")
@@ -104,7 +104,7 @@ def of_runner(runner: Any, metadata: Any, pool: Pool, given: Any, live: tuple[in
 
 
 def flat(buffer: Any) -> Tensor:
-    """Return the tensor on the device of a buffer, which may have a copy on the host."""
+    """Return the device tensor of a buffer, which may also have a host tensor."""
     tensor = buffer if isinstance(buffer, Tensor) else buffer.gpu
     assert isinstance(tensor, Tensor)
     return tensor

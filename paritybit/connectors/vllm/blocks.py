@@ -1,4 +1,4 @@
-"""Follows the blocks of an engine: which are taken, freed and copied, and which are left."""
+"""Follows the pool of blocks of an engine: allocations, frees, copies, and leaks."""
 
 import sys
 from collections.abc import Callable, Iterable
@@ -26,7 +26,7 @@ class Blocks:
         self.forwards = self.idle_at = 0
 
     def copies(self, watcher: Watcher, output: Any) -> None:
-        """Note blocks that the runner is about to copy, before it computes."""
+        """Report the blocks that the runner copies before it computes."""
         assert self.pool is not None
         for copy in getattr(output, "kv_cache_block_copies", None) or ():
             source, target = ([getattr(copy, name)] for name in ("src_block_id", "dst_block_id"))
@@ -34,7 +34,7 @@ class Blocks:
                 watcher.copied(group, self.pool.slots(source), self.pool.slots(target))
 
     def frees(self, original: Original, queue: Any, blocks: Any, *args: Any, **kwargs: Any) -> Any:
-        """Note blocks that are put into the queue of free ones."""
+        """Report the blocks that the engine puts into the queue of free blocks."""
         blocks = list(blocks) if isinstance(blocks, Iterable) else blocks
         mine = blocks if isinstance(blocks, list) else [blocks]
         result = original(queue, blocks, *args, **kwargs)
@@ -45,7 +45,7 @@ class Blocks:
         return result
 
     def takes(self, original: Original, queue: Any, *args: Any, **kwargs: Any) -> Any:
-        """Note blocks that are taken out of the queue of free ones."""
+        """Report the blocks that the engine takes out of the queue of free blocks."""
         result = original(queue, *args, **kwargs)
         taken = args[0] if result is None else result
         mine = taken if isinstance(taken, list) else [taken]
@@ -56,7 +56,7 @@ class Blocks:
         return result
 
     def serves(self, queue: Any) -> bool:
-        """Whether a queue is that of the pool that is watched."""
+        """Return whether a queue belongs to the watched pool."""
         return self.block_pool.free_block_queue is queue
 
     @property
@@ -75,7 +75,7 @@ class Blocks:
         return torch.tensor([block.block_id for block in blocks]) * self.pool.page
 
     def idle(self, original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        """Judge, once no request is left, whether all blocks are free."""
+        """Judge whether all blocks are free, when no request is left."""
         result = original(scheduler, *args, **kwargs)
         if self.watcher is None or self.pool is None or scheduler.requests:
             return result
@@ -94,11 +94,11 @@ class Blocks:
 
 
 OF_BLOCKS = ("block_pool.py", "kv_cache_utils.py")
-"""The engine's files that move blocks for others."""
+"""Files of the engine that free blocks on behalf of others."""
 
 
 def called_at() -> str | None:
-    """Return the line of the engine that led here, outside of its pool of blocks."""
+    """Return the innermost calling line of the engine outside of its pool of blocks, or None."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         _, engine, file = frame.f_code.co_filename.rpartition("/vllm/v1/")

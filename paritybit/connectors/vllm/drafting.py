@@ -1,4 +1,4 @@
-"""Follows the drafts of an engine: who proposes them, and which of them its sampler accepts."""
+"""Follows the drafts of an engine: which are proposed, and which its sampler accepts."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -25,12 +25,12 @@ class Drafting(Blocks):
         self.requests = Requests()
         self.turn: Turn | None = None
         self.undrafted: list[str] = []
-        """Requests whose last tokens the draft model has not taken up."""
+        """Requests whose last tokens the draft model has not computed."""
         self.checked = False
         """Whether the last forward of the target was checked."""
 
     def follow_drafts(self, runner: Any, output: Any) -> None:
-        """Take over what the scheduler says, before a forward, of requests with drafts."""
+        """Read the output of the scheduler about requests with drafts, before a forward."""
         if self.scheduler is None:
             return
         if self.account is None:
@@ -54,7 +54,7 @@ class Drafting(Blocks):
         return result
 
     def proposed(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
-        """Note the drafts that are proposed."""
+        """Record the proposed drafts."""
         result = original(owner, *args, **kwargs)
         if self.account is not None:
             drafts = args[1] if result is None else result
@@ -64,7 +64,7 @@ class Drafting(Blocks):
     # A draft model.
 
     def drafted(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
-        """Watch what a draft model computes for a batch, if the target's forward was checked."""
+        """Watch the forwards of a draft model, if the target's forward was checked."""
         turn = self.turn_of(names_of(owner, args, kwargs), owner)
         if turn is None or self.watcher is None or not self.checked:
             return original(owner, *args, **kwargs)
@@ -80,7 +80,7 @@ class Drafting(Blocks):
         return result
 
     def turn_of(self, names: list[str], owner: Any) -> Turn | None:
-        """Return what a draft model computes for a batch; None if that is not known."""
+        """Return what a draft model computes for a batch, or None if it is unknown."""
         account, pool = self.account, self.pool
         if account is None or pool is None or pool.draft is None:
             return None
@@ -91,14 +91,14 @@ class Drafting(Blocks):
             names, account, self.requests, self.scheduler.requests, pool,
             int(config.speculative_config.num_speculative_tokens),
             int(config.model_config.max_model_len),
-            # The older runner gives, in place of the next token of a prompt, the last one.
+            # The older runner passes the last token of a prompt in place of the next one.
             names_next=not hasattr(owner, "drafter"),
         )  # fmt: skip
 
     def take_up(
         self, turn: Turn, ids: Tensor, positions: Tensor, mapping: Tensor | None = None
     ) -> None:
-        """Begin the forward in which a draft model takes up tokens, and judge its inputs."""
+        """Begin the forward in which a draft model computes the target's tokens."""
         assert self.watcher is not None
         self.undrafted = []
         self.watcher.begin(turn.extended())
@@ -106,7 +106,7 @@ class Drafting(Blocks):
         self.journal.count(ends_of_chunks=turn.unnamed)
 
     def prefills(self, original: Original, *args: Any, **kwargs: Any) -> Any:
-        """Begin to watch a draft model of the newer runner, whose inputs were just made."""
+        """Begin to watch a draft model of the newer runner, which has just built its inputs."""
         result = original(*args, **kwargs)
         if self.turn is not None:
             buffers = next(one for one in (*args, *kwargs.values()) if hasattr(one, "input_ids"))
@@ -114,9 +114,9 @@ class Drafting(Blocks):
         return result
 
     def steps(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
-        """Begin to watch the steps that make all drafts but the first, and judge their inputs.
+        """Begin to watch the steps that compute all drafts but the first. Judge their inputs.
 
-        A graph may hold all of them.
+        One graph may hold all steps.
         """
         turn, watcher = self.turn, self.watcher
         if turn is not None and watcher is not None:
@@ -130,16 +130,17 @@ class Drafting(Blocks):
         return original(owner, *args, **kwargs)
 
     def begin_steps(self, turn: Turn) -> None:
-        """End the forward that takes up tokens, and begin the steps."""
+        """End the forward that computes the target's tokens, and begin the steps."""
         if self.watcher is not None and not turn.stepping:
             turn.stepping = True
             self.watcher.end()
             self.watcher.begin(turn.stepped())
 
     def draft_metadata(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
-        """Judge what the attention of a draft model is given.
+        """Judge the attention inputs of a draft model.
 
-        The first metadata of the older runner is that of the forward that takes up tokens.
+        The first metadata of the older runner belong to the forward that computes the target's
+        tokens.
         """
         result = original(owner, *args, **kwargs)
         turn, watcher, older = self.turn, self.watcher, isinstance(result, tuple)
@@ -158,13 +159,13 @@ class Drafting(Blocks):
             positions = owner.positions if older else owner.input_buffers.positions
             given = turn.step_inputs(mine.seq_lens, positions, mine.slot_mapping)
             watcher.inputs("draft", given)
-        # The newer runner lengthens padded rows with the others, and drops what they compute.
+        # The newer runner also increments the lengths of padded rows, and drops their results.
         table = mine.block_table if older else mine.block_table[: len(turn.names)]
         watcher.lists([turn.lists(table, mine.seq_lens)])
         return result
 
     def draft_graph(self, original: Original, graphs: Any, one: Any, *args: Any, **kw: Any) -> Any:
-        """Watch the replay of a draft model's graph. It changes more than KV, and runs once."""
+        """Watch the replay of a draft model's graph. It is not repeated: it changes other state."""
         run = functools.partial(original, graphs, one, *args, **kw)
         turn, watcher = self.turn, self.watcher
         if turn is None or watcher is None:
@@ -176,7 +177,10 @@ class Drafting(Blocks):
         )
 
     def forget_undrafted(self) -> None:
-        """Forget what a draft model was not seen to compute, once the next forward begins."""
+        """Mark slots as unknown whose computation by the draft model was not watched.
+
+        Called when the next forward begins.
+        """
         names, self.undrafted, self.checked = self.undrafted, [], False
         account, pool = self.account, self.pool
         if self.watcher is None or account is None or pool is None or pool.draft is None:
@@ -188,6 +192,6 @@ class Drafting(Blocks):
 
 
 def names_of(owner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
-    """Return the requests of a batch that a runner keeps or a function is given, in its order."""
+    """Return the requests of the batch in the arguments, or else of the runner's, in order."""
     given = next((one for one in (*args, *kwargs.values()) if hasattr(one, "req_ids")), None)
     return list((owner.input_batch if given is None else given).req_ids)

@@ -1,10 +1,10 @@
-"""The forwards of a draft model: their rows, and what these imply.
+"""The forwards of a draft model: their rows, and the inputs that the rows imply.
 
-A draft model takes up the tokens that the target computed, each with the hidden state of the
-position before it. Its KV at a position so belongs to the tokens up to the next one. Then it
-computes one draft per step, but the last, which is only sampled. What these drafts are is known to
-nobody before: their KV is written for a token that no request has, and is written again once the
-target has verified them.
+The draft model first computes the tokens that the target computed, each with the hidden state of
+the position before it. Its KV at a position therefore depends on the tokens up to the next
+position. Then it computes one draft per step; the last draft is only sampled. The drafts are
+unknown before the forward, so the connector reports their KV with a token that no request has. The
+draft model writes this KV again after the target has verified the drafts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,15 +20,18 @@ from paritybit.connectors.vllm.speculation import Account
 from paritybit.watch.facts import Forward, IndexList, Row, StaticInput
 
 NOBODYS = -1
-"""The token that stands for a draft, or for one that was rejected."""
+"""Stands for the token of an unknown or a rejected draft."""
 
 
 @dataclass
 class Turn:
-    """What a draft model computes after a forward of the target, for the requests of its batch.
+    """What a draft model computes after a forward of the target.
 
-    `longest` is the most tokens that a request may have. `step` counts the steps that were begun.
-    With `names_next`, the id at the end of a part of a prompt is that of the prompt's next token.
+    - `names`, `of`: the requests of the batch in order, and the scheduler's requests by name.
+    - `drafts`: the number of drafts per request.
+    - `longest`: the largest number of tokens of a request.
+    - `names_next`: after a chunk of a prompt, the model gets the next token of the prompt.
+    - `step`: the number of steps that have begun.
     """
 
     names: list[str]
@@ -43,11 +46,11 @@ class Turn:
     stepping: bool = False
 
     def done(self, name: str) -> int:
-        """Return how many tokens of a request have the KV of the target."""
+        """Return the number of tokens of a request whose KV the target has computed."""
         return self.account.requests[name].computed
 
     def given(self, name: str) -> tuple[int, int]:
-        """Return how many positions a draft model takes up for a request, and its first one."""
+        """Return how many positions the first forward computes for a request, and the first one."""
         mine, count = self.account.requests[name], self.account.counts[name]
         return count, mine.computed - (count - mine.rejected)
 
@@ -57,16 +60,16 @@ class Turn:
         return padded(self.requests.of(name, self.pool).slots[self.pool.draft.number][:end], end)
 
     def around(self, name: str) -> Tensor:
-        """Return all slots of a request that a draft model may have written for a batch."""
+        """Return all slots of a request that the draft model may have written for this batch."""
         _, first = self.given(name)
         mine = self.requests.of(name, self.pool)
         assert self.pool.draft is not None
         return mine.slots[self.pool.draft.number][first:]
 
     def extended(self) -> Forward:
-        """Return the forward that takes up the tokens of the batch.
+        """Return the forward that computes the tokens of the batch.
 
-        Those of rejected drafts need not be written.
+        It need not write the slots of rejected drafts.
         """
         rows = []
         for name in self.names:
@@ -76,7 +79,7 @@ class Turn:
         return Forward("draft extend", tuple(rows), model="draft ")
 
     def stepped(self) -> Forward:
-        """Return the steps that make all drafts but the first."""
+        """Return the forward of the steps that compute all drafts but the first."""
         rows = []
         for name in self.names:
             done = self.done(name)
@@ -101,9 +104,9 @@ class Turn:
         )
 
     def inputs(self, ids: Tensor, positions: Tensor, mapping: Tensor | None) -> list[StaticInput]:
-        """Return what the model is given to take up, without what it is given for rejected drafts.
+        """Return the inputs of the first forward, except those of rejected drafts.
 
-        `mapping` has the slots that are written, for all tokens.
+        `mapping` has the slot to write for each token.
         """
         places, tokens, where, slots = list[int](), list[int](), list[int](), list[int]()
         kept, begin = list[bool](), 0
@@ -128,18 +131,18 @@ class Turn:
 
     @property
     def unnamed(self) -> int:
-        """The parts of prompts after which the id is not that of the prompt's next token."""
+        """The number of chunks after which the model does not get the next token of the prompt."""
         ends = (self.account.requests[name] for name in self.names)
         return 0 if self.names_next else sum(m.computed < len(m.tokens) - 1 for m in ends)
 
     def fits(self, step: int) -> bool:
-        """Whether no request is so long that its draft of a step has no position."""
+        """Return whether every request has a position for its draft of a step."""
         return all(self.done(name) + step <= self.longest for name in self.names)
 
     def step_inputs(
         self, lengths: Tensor, positions: Tensor, mapping: Tensor | None = None
     ) -> list[StaticInput]:
-        """Return what the model is given for a step: the next one, or the one under way."""
+        """Return the inputs of the current step, or of the first one if none has begun."""
         rows, step = len(self.names), max(1, self.step)
         ends = [self.done(name) + step for name in self.names]
         found = [
@@ -153,7 +156,7 @@ class Turn:
         return found
 
     def lists(self, table: Tensor, lengths: Tensor) -> IndexList:
-        """Return the block table of a draft model's attention, padded rows last."""
+        """Return the block table of the draft model, with padded rows last."""
         return IndexList(
             "draft block_table",
             DRAFTED,
@@ -173,7 +176,7 @@ class Turn:
 
 
 def expected(name: str, held: Tensor, right: Sequence[int]) -> StaticInput:
-    """Return an input of a draft model with the values that it should have."""
+    """Return an input of a draft model with its expected values."""
     size = len(held)
     return StaticInput(
         f"draft {name}", held, size, size, expected=torch.tensor(right, dtype=torch.int64)
@@ -181,7 +184,7 @@ def expected(name: str, held: Tensor, right: Sequence[int]) -> StaticInput:
 
 
 def draft_layers(runner: Any) -> set[str]:
-    """Return the attention layers of a runner's draft model; none if it has none."""
+    """Return the names of the attention layers of a runner's draft model, if it has one."""
     for owner in (getattr(runner, "drafter", None), getattr(runner, "speculator", None)):
         for name in ("_draft_attn_layer_names", "draft_attn_layer_names"):
             if found := getattr(owner, name, None):

@@ -1,7 +1,7 @@
-"""Follows one engine in this process and tells the watcher what happens, in its order.
+"""Follows the engine in this process and reports to the watcher what happens, in order.
 
-Each method that `hooks` names wraps one kind of function of the engine: it gets the original,
-then the arguments of the call.
+Each method that `hooks` names wraps functions of the engine. It gets the original function, then
+the arguments of the call.
 """
 
 import functools
@@ -35,29 +35,29 @@ SCOPE = (
     ("compilation_config", "cudagraph_capture_sizes"), ("model_config", "model"),
     ("speculative_config", "method"), ("speculative_config", "num_speculative_tokens"),
 )  # fmt: skip
-"""Settings of the engine that are reported, where a release has them."""
+"""Settings of the engine that are reported if a release has them."""
 
 ALONE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
          "decode_context_parallel_size", "prefill_context_parallel_size")  # fmt: skip
-"""Numbers of ranks that must be 1, where a release has them."""
+"""Numbers of ranks that must be 1 if a release has them."""
 
 
 WARM_UP = 100
-"""Forwards that a runner may compute by itself, before there is a scheduler."""
+"""The most forwards that a runner computes before a scheduler exists."""
 
 
 @dataclass
 class UnderWay:
-    """The forward under way: the runner, what the scheduler said, and what is known of it."""
+    """The current forward: its runner, the output of the scheduler, and the facts about it."""
 
     runner: Any
     output: Any
     forward: Forward | None = None
     batch: batches.Batch | None = None
     wrapped: tuple[Any, ...] | None = None
-    """The wrapper of the graph that replays, and what it was called with."""
+    """The wrapper of the graph that replays, and the arguments of its call."""
     pieces: int | None = None
-    """The tokens of the graphs that replayed and hold a part of the model each, if any did."""
+    """The number of tokens of the replayed graphs that hold parts of the model, or None."""
 
 
 class Engine(Drafting):
@@ -74,7 +74,7 @@ class Engine(Drafting):
     # The start.
 
     def pools(self, original: Original, runner: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
-        """Describe the KV caches of a model once they are made."""
+        """Describe the KV caches of a model when they have been created."""
         result = original(runner, config, *args, **kwargs)
         if kwargs.get("is_profiling") or (args and args[0]):
             return result
@@ -92,7 +92,7 @@ class Engine(Drafting):
         return original(scheduler, *args, **kwargs)
 
     def start(self, runner: Any) -> Watcher | None:
-        """Start the watcher at the first forward, if all that it needs is in this process."""
+        """Start the watcher at the first forward, if scheduler and pool are in this process."""
         if self.pool is None:
             return None
         if self.scheduler is None:
@@ -127,7 +127,7 @@ class Engine(Drafting):
     # Forwards.
 
     def execute(self, original: Original, runner: Any, output: Any, *args: Any, **kw: Any) -> Any:
-        """Watch one forward of a runner. What it computes is known once its metadata is built."""
+        """Watch one forward of a runner. Its facts are known when its metadata has been built."""
         run = functools.partial(original, runner, output, *args, **kw)
         if self.now is not None or kw.get("dummy_run") or (len(args) > 1 and args[1]):
             return run()
@@ -137,11 +137,11 @@ class Engine(Drafting):
             self.follow_drafts(runner, output)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             self.journal.undecided(f"what the scheduler says is not recognised: {error!r}")
-            self.watcher = self.pool = None  # What requests hold is not known any more.
+            self.watcher = self.pool = None  # The blocks of requests are unknown from now on.
         if not output.total_num_scheduled_tokens:
             return run()
         if self.watcher is None:
-            with torch.inference_mode(False):  # What it keeps is also changed outside of forwards.
+            with torch.inference_mode(False):  # Its tensors are also modified outside of forwards.
                 self.watcher = self.start(runner)
         if self.watcher is None:
             return run()
@@ -161,7 +161,7 @@ class Engine(Drafting):
             self.journal.undecided("a forward without attention metadata is not watched")
             for group in self.groups:
                 self.watcher.forget(group, None)
-        elif now.batch is not None and now.pieces:  # What is between them is not repeatable.
+        elif now.batch is not None and now.pieces:  # The code between pieces is not repeatable.
             live = now.batch.live[1]
             self.watcher.replay(
                 Replay("pieces", "pieces", live, now.pieces, (), tuple, repeatable=False)
@@ -171,7 +171,7 @@ class Engine(Drafting):
         return result
 
     def skipped(self, watcher: Watcher, output: Any, run: Callable[[], Any]) -> Any:
-        """Run one forward that is not checked. Only what it writes is told."""
+        """Run a forward that is not checked, and report only the slots that it writes."""
         assert self.pool is not None
         names = list(output.num_scheduled_tokens)
         forward = self.requests.forward(
@@ -191,7 +191,7 @@ class Engine(Drafting):
         return result
 
     def metadata(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
-        """Begin the forward when the metadata of its attention is built."""
+        """Begin the forward when its attention metadata has been built."""
         result = original(owner, *args, **kwargs)
         found = result[0] if isinstance(result, tuple) else result
         given = next((a for a in (*args, *kwargs.values()) if hasattr(a, "req_ids")), None)
@@ -209,7 +209,7 @@ class Engine(Drafting):
         return result
 
     def begin(self, now: UnderWay, pool: Pool, metadata: Any, given: Any) -> None:
-        """Tell the watcher what a forward computes, and judge what it is given."""
+        """Report the facts of a forward to the watcher, and judge its inputs."""
         watcher = self.watcher
         assert watcher is not None
         names = list((now.runner.input_batch if given is None else given).req_ids)
@@ -230,7 +230,7 @@ class Engine(Drafting):
         watcher.inputs("batch", self.inputs(now))
 
     def inputs(self, now: UnderWay) -> list[StaticInput]:
-        """Return the inputs of the forward under way, with the values that it implies."""
+        """Return the inputs of the current forward, with the values that its rows imply."""
         assert now.batch is not None and now.forward is not None
         config = now.runner.vllm_config.model_config
         valid = {
@@ -245,14 +245,14 @@ class Engine(Drafting):
     # Replays.
 
     def captured(self, original: Original, graph: Any, *args: Any, **kwargs: Any) -> Any:
-        """Note what a graph that was captured reads."""
+        """Record the static inputs of a captured graph."""
         result = original(graph, *args, **kwargs)
         if self.capturing is not None and self.watcher is None:
             self.captures.append((graph, self.capturing.inputs()))
         return result
 
     def wrapper(self, original: Original, wrapper: Any, *args: Any, **kwargs: Any) -> Any:
-        """Remember what replays, to run the same without its graph and to see its outputs."""
+        """Remember the wrapper of a graph, which can run without the graph and has its outputs."""
         run = functools.partial(original, wrapper, *args, **kwargs)
         now = self.now
         if now is None:
@@ -290,25 +290,25 @@ class Engine(Drafting):
         )
 
     def eagerly(self, now: UnderWay, live: int) -> dict[str, Tensor]:
-        """Run what the graph under way holds without it."""
+        """Run the model of the current graph without the graph."""
         assert now.wrapped is not None
         wrapper, args, kwargs = now.wrapped
         return {"output": wrapper.runnable(*args, **kwargs)[:live]}
 
 
 def origin(runner: Any) -> str:
-    """Return the module of the class that runs a runner's forwards."""
+    """Return the module of the class that defines `execute_model` of a runner."""
     kinds = type(runner).__mro__
     return next((kind for kind in kinds if "execute_model" in vars(kind)), kinds[0]).__module__
 
 
 def mode_of(wrapper: Any) -> str:
-    """Return what a wrapper's graphs hold: FULL for the whole model."""
+    """Return the mode of a wrapper's graphs. FULL means that they hold the whole model."""
     return str(getattr(getattr(wrapper, "runtime_mode", None), "name", "FULL"))
 
 
 def padded_size() -> int | None:
-    """Return the tokens of the batch under way, padding included, if the engine says."""
+    """Return the number of tokens of the current batch, including padding, or None."""
     context = sys.modules.get("vllm.forward_context")
     if context is None or not context.is_forward_context_available():
         return None
@@ -317,7 +317,7 @@ def padded_size() -> int | None:
 
 
 def outputs_of(wrapper: Any, graph: Any, live: int) -> dict[str, Tensor]:
-    """Return the live part of what a graph computed."""
+    """Return the live part of the outputs of a graph."""
     output = getattr(wrapper, "hidden_states", None)
     for entry in getattr(wrapper, "concrete_cudagraph_entries", {}).values():
         if entry.cudagraph is graph:

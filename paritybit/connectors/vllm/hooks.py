@@ -1,4 +1,4 @@
-"""Which functions of the engine are wrapped. A target that a release lacks is left out."""
+"""Lists the functions of the engine that are wrapped. A target that a release lacks is skipped."""
 
 import functools
 import pkgutil
@@ -19,7 +19,7 @@ SPECULATORS = (
     (f"{DRAFTERS}.target_dependent_ar.speculator", "TargetDependentARSpeculator"),
     (f"{DRAFTERS}.autoregressive.speculator", "AutoRegressiveSpeculator"),
 )
-"""Modules of draft models of the newer runner, and their classes."""
+"""Modules and classes of the newer runner's draft models."""
 
 TARGETS: dict[str, tuple[str, ...]] = {
     "pools": (f"{OLDER}.initialize_kv_cache", f"{NEWER}.initialize_kv_cache"),
@@ -61,7 +61,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "takes": tuple(f"{QUEUE}.{name}" for name in ("popleft", "popleft_n", "remove")),
     "idle": (f"{SCHEDULER}.update_from_output", f"{SCHEDULER}.finish_requests"),
 }
-"""Per method of `Engine`, the targets that it wraps."""
+"""Maps each method of `Engine` to the functions that it wraps."""
 
 REQUIRED = (
     "pools",
@@ -74,11 +74,11 @@ REQUIRED = (
     "takes",
     "idle",
 )
-"""What cannot be watched if one of these methods has no target."""
+"""Methods that must have a target in the release."""
 
 
 def release() -> str:
-    """Return the version of the engine that is installed here."""
+    """Return the version of the installed engine."""
     try:
         return version("vllm")
     except PackageNotFoundError:

@@ -1,12 +1,12 @@
 """The pool of blocks of an engine: its tensors by slot, and the groups that share it.
 
-Slot s is token s % size of block s // size. Block 0 is never given to a request: tables name it
-where a block is missing.
+Slot s is token s % size of block s // size. Block 0 never belongs to a request: a block table has
+it in place of a missing block.
 
-A draft model has layers in one of the engine's groups. Where these share tensors with layers of the
-target, they share them by block: a block of the draft's group is written by the draft alone. So the
-tensors of drafts are a KV group of their own, in which rows of the target have slots if their group
-has layers there.
+The layers of a draft model belong to one of the engine's groups. If they share tensors with layers
+of the target, they share them by block, and only the draft writes blocks of its group. The tensors
+of the draft are therefore a separate KV group. Rows of the target have slots there if their group
+has layers with these tensors.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -20,15 +20,15 @@ from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.watch.facts import Group, Layer
 
 GROUP, DRAFTED = "blocks", "draft blocks"
-"""The names of the KV groups: of tensors without layers of a draft model, and with them."""
+"""The names of the KV groups: tensors without layers of a draft model, and with them."""
 
 KINDS = {"FullAttentionSpec": False, "SlidingWindowSpec": True}
-"""The kinds of groups that are followed, and whether each has a window."""
+"""The supported kinds of groups, and whether each has a window."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """The layers of a draft model: the number of the engine's group that they belong to."""
+    """The engine's group with the layers of a draft model: its number, window and first layer."""
 
     number: int
     window: int | None
@@ -60,7 +60,7 @@ class Pool:
         return tuple(group.name for group in self.groups)
 
     def of_draft(self, metadata: Any) -> bool:
-        """Whether attention metadata by layer is that of a draft model alone."""
+        """Return whether attention metadata by layer belong only to the draft model."""
         return (
             self.draft is not None
             and isinstance(metadata, dict)
@@ -76,9 +76,10 @@ class Pool:
 
 
 def described(config: Any, layers: Any, drafts: Collection[str] = ()) -> Pool:
-    """Return the pool of a configuration of KV caches, whose layers hold their tensors.
+    """Return the pool for a configuration of KV caches.
 
-    `drafts` are the layers of a draft model. Raises NotRecognisedError.
+    `layers` are the attention layers by name, with their tensors. `drafts` are the names of the
+    layers of a draft model. Raises NotRecognisedError.
     """
     specs = [group.kv_cache_spec for group in config.kv_cache_groups]
     unknown = {type(spec).__name__ for spec in specs} - set(KINDS)
@@ -121,7 +122,7 @@ def grouped(
     of_tensor: Mapping[str, str],
     drafts: Collection[str],
 ) -> Pool:
-    """Return the pool of KV groups, `of_tensor` says in which of them a layer's tensor is."""
+    """Return the pool of KV groups. `of_tensor` maps a layer to the KV group of its tensor."""
     windows, layers, numbers, held, draft = [], [], list[int](), [], None
     for number, group in enumerate(config.kv_cache_groups):
         spec, names = group.kv_cache_spec, group.layer_names
@@ -142,7 +143,7 @@ def grouped(
 def tensors_of(
     config: Any, layers: Any, page: int
 ) -> tuple[list[tuple[list[str], tuple[Tensor, ...]]], int | None]:
-    """Return all tensors of a pool by slot with the layers that share each, and their block size.
+    """Return the tensors of a pool by slot, each with the layers that share it, and a block size.
 
     Raises NotRecognisedError.
     """
@@ -162,8 +163,8 @@ def tensors_of(
 def by_slot(cache: Tensor, blocks: int, page: int) -> tuple[tuple[Tensor, ...], int | None]:
     """Return views [slots, ...] of a layer's KV cache, and None.
 
-    Where slots do not follow one another, return views [blocks, block size, ...], and that size.
-    Raises NotRecognisedError for any other cache.
+    If the blocks are not contiguous, return views [blocks, block size, ...], and the block size.
+    Raises NotRecognisedError for any other layout.
     """
     if cache.shape[0] == 2 != blocks and cache.shape[1] * cache.shape[2] == blocks * page:
         return tuple(cache[part].flatten(0, 1) for part in (0, 1)), None

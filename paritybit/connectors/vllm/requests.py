@@ -1,6 +1,6 @@
-"""The requests of an engine, as its scheduler announces them to its workers.
+"""The requests of an engine, as the scheduler announces them to its workers.
 
-What a worker keeps of a request is not asked: it is what is checked.
+The state that a worker keeps of a request is not used, because paritybit checks this state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,17 +22,17 @@ class Request:
     blocks: list[list[int]]
     computed: int
     slots: list[Tensor] = field(default_factory=list)
-    """Per group, the slots of its blocks, once they were asked for."""
+    """The slots of its blocks per group, computed on first use."""
 
 
 @dataclass
 class Requests:
-    """All requests that a worker has been told of and that have not ended."""
+    """All requests that were announced to a worker and have not ended."""
 
     known: dict[str, Request] = field(default_factory=dict)
 
     def follow(self, output: Any) -> None:
-        """Take over what the scheduler says before a forward."""
+        """Read the output of the scheduler before a forward."""
         for name in output.finished_req_ids:
             self.known.pop(name, None)
         for new in output.scheduled_new_reqs:
@@ -52,7 +52,7 @@ class Requests:
                 request.slots = []
 
     def of(self, name: str, pool: Pool) -> Request:
-        """Return a request whose slots are known."""
+        """Return a request, and compute its slots if necessary."""
         request = self.known[name]
         if not request.slots:
             request.slots = [pool.slots(blocks) for blocks in request.blocks]
@@ -70,8 +70,8 @@ class Requests:
         """Return the facts of a forward whose batch has the requests `names`, in this order.
 
         `of` are the scheduler's requests. The rows of the first group come first. With speculation,
-        an account says how far requests have come, and drafts are the last of the `ids` that the
-        model is given for each of them.
+        `account` has the progress of each request, and drafts are the last of the `ids` that the
+        model gets for it.
         """
         counts = output.num_scheduled_tokens
         rows = []
@@ -98,7 +98,7 @@ class Requests:
 
 
 def kind_of(output: Any, names: Sequence[str]) -> str:
-    """Return prefill for a forward that computes part of a prompt, else verify or decode."""
+    """Return prefill if a forward computes part of a prompt, else verify or decode."""
     drafts = getattr(output, "scheduled_spec_decode_tokens", {})
     if any(output.num_scheduled_tokens[name] - len(drafts.get(name, ())) > 1 for name in names):
         return "prefill"
@@ -106,7 +106,7 @@ def kind_of(output: Any, names: Sequence[str]) -> str:
 
 
 def padded(slots: Tensor, size: int) -> Tensor:
-    """Return slots with -1 for positions that have none."""
+    """Pad slots to `size` with -1 for positions without a slot."""
     return (
         slots
         if len(slots) == size
@@ -115,7 +115,7 @@ def padded(slots: Tensor, size: int) -> Tensor:
 
 
 def resumed_of(cached: Any) -> set[str]:
-    """Return the requests that were preempted and come back, whose blocks are all new."""
+    """Return the requests that resume after a preemption. All of their blocks are new."""
     if hasattr(cached, "resumed_req_ids"):
         return set(cached.resumed_req_ids)
     pairs = zip(cached.req_ids, cached.resumed_from_preemption, strict=True)
@@ -123,6 +123,6 @@ def resumed_of(cached: Any) -> set[str]:
 
 
 def space_of(request: Any) -> str:
-    """Return what the KV of a request depends on besides its tokens."""
+    """Return everything except tokens that the KV of a request depends on."""
     adapter = getattr(request.lora_request, "lora_int_id", "")
     return f"{adapter} {request.cache_salt or ''}"

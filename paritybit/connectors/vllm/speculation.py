@@ -1,7 +1,7 @@
-"""What becomes of drafts, by what the sampler returns.
+"""Follows which drafts are accepted, from the output of the sampler.
 
-The scheduler and the runner count accepted drafts, too. Neither count is used here: both are
-compared with this one.
+The scheduler and the model runner also count accepted drafts. Their counts are not used here: both
+are compared with this one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,18 +14,19 @@ from torch import Tensor
 from paritybit.watch.facts import StaticInput
 
 LAST = 16
-"""So many of the last tokens of a request are compared."""
+"""The number of last tokens of a request that are compared."""
 
 METHODS = {"ngram": False, "eagle": True}
-"""The methods of speculation that are followed, and whether each has a draft model."""
+"""The supported methods of speculation, and whether each has a draft model."""
 
 
 @dataclass
 class Progress:
-    """A request as its sampler left it.
+    """The progress of a request after its last sampling.
 
-    `computed` counts the tokens whose KV is right. `rejected` are the drafts that its last forward
-    computed in vain, and `proposed` are those that may follow its tokens, if they are known.
+    - `computed`: the number of tokens with valid KV.
+    - `rejected`: the number of rejected drafts in its last forward.
+    - `proposed`: the drafts that may follow its tokens, if they are known.
     """
 
     tokens: list[int]
@@ -36,16 +37,16 @@ class Progress:
 
 @dataclass(frozen=True)
 class Verified:
-    """The drafts of a batch: how many were verified, and how many of these were accepted."""
+    """The number of drafts of a batch that were verified, and that were accepted."""
 
     drafts: int
     accepted: int
 
 
 class Account:
-    """All requests that a worker computes, and how far each has come.
+    """All requests that a worker computes, and the progress of each.
 
-    With asynchronous scheduling, `ahead`, the scheduler does not know the last tokens yet, and
+    With asynchronous scheduling (`ahead`), the scheduler does not know the last tokens yet, and
     counts drafts as accepted until it does.
     """
 
@@ -56,10 +57,10 @@ class Account:
         self.said: dict[str, int] = {}
 
     def follow(self, output: Any, resumed: set[str], of: Mapping[str, Any]) -> None:
-        """Take over what the scheduler says before a forward, of requests that begin or return.
+        """Read the output of the scheduler, before a forward, about requests that begin or resume.
 
-        `of` are the scheduler's requests. How many tokens of the others it takes for computed is
-        kept for comparison.
+        `of` are the scheduler's requests. For other requests, the number of computed tokens that
+        the scheduler assumes is kept for comparison.
         """
         for name in output.finished_req_ids:
             self.requests.pop(name, None)
@@ -73,9 +74,9 @@ class Account:
         self.said = known
 
     def row(self, name: str, ids: Sequence[int] | None) -> tuple[int, list[int | None]]:
-        """Return how many tokens of a request are computed, and all that its forward knows.
+        """Return the number of computed tokens of a request, and all tokens that are known.
 
-        `ids` are those that the model is given for the request; its drafts are the last of them.
+        `ids` are the token ids that the model gets for the request. The last ones are its drafts.
         """
         mine, count = self.requests[name], self.counts[name]
         end = mine.computed + count
@@ -87,9 +88,9 @@ class Account:
     def compared(
         self, of: Mapping[str, Any], ids: Mapping[str, Sequence[int]]
     ) -> list[StaticInput]:
-        """Return what the scheduler knows of requests, and the drafts that the model is given.
+        """Return the scheduler's state of requests and the drafts that the model gets, to compare.
 
-        Each has the values that it should have.
+        Each has its expected values.
         """
         given: dict[str, tuple[list[int], list[int]]] = {
             "num_computed_tokens": ([], []), "all_token_ids": ([], []), "drafts": ([], []),
@@ -117,9 +118,9 @@ class Account:
         ]  # fmt: skip
 
     def sampled(self, names: Sequence[str], made: Sequence[Sequence[int]]) -> Verified:
-        """Take over the tokens that the sampler made for each request of a batch.
+        """Record the tokens that the sampler returned for each request of a batch.
 
-        Of a prompt that is not complete, they mean nothing.
+        They are ignored for a prompt that is not complete.
         """
         drafts = accepted = 0
         for name, tokens in zip(names, made, strict=True):
@@ -139,44 +140,44 @@ class Account:
         return Verified(drafts, accepted)
 
     def proposed(self, names: Sequence[str], drafts: Sequence[Sequence[int]]) -> None:
-        """Take over the drafts that were proposed for each request of a batch."""
+        """Record the drafts that were proposed for each request of a batch."""
         for name, mine in zip(names, drafts, strict=True):
             if name in self.requests:
                 self.requests[name].proposed = list(mine)
 
 
 def add(pair: tuple[list[int], list[int]], held: list[int], right: list[int]) -> None:
-    """Add values, and what they should be, to others."""
+    """Append values and their expected values to a pair of lists."""
     pair[0].extend(held)
     pair[1].extend(right)
 
 
 def account_of(config: Any) -> Account | None:
-    """Return an account for an engine's configuration, None where it has no speculation."""
+    """Return an account for an engine's configuration, or None without speculation."""
     if config.speculative_config is None:
         return None
     return Account(bool(getattr(config.scheduler_config, "async_scheduling", False)))
 
 
 def unjudged(config: Any, drafted: bool) -> list[str]:
-    """Return what of an engine's speculation is not followed.
+    """Return the settings of an engine's speculation that are not supported.
 
-    `drafted` says whether layers of a draft model are known.
+    `drafted` is True if layers of a draft model are known.
     """
     speculation = config.speculative_config
     if speculation is None:
         return []
     if METHODS.get(speculation.method) != drafted:
         return [f"speculation by {speculation.method}"]
-    # Blocks of a shared prefix then hold what a draft model computed for another next token.
+    # The draft KV in the last block of a shared prefix then belongs to another next token.
     kept = getattr(speculation, "disable_eagle_block_drop", False)
     return ["speculation with disable_eagle_block_drop"] if kept else []
 
 
 def tokens_of(result: Any) -> list[list[int]]:
-    """Return the tokens that a sampler made for each request: accepted drafts, then one more."""
+    """Return the sampled tokens of each request: accepted drafts, then one more token."""
     counts: Tensor | None = None
-    if isinstance(result, tuple):  # The newer runner returns how many they are.
+    if isinstance(result, tuple):  # The newer runner also returns the numbers of tokens.
         result, counts, *_ = result
     made = result.sampled_token_ids.tolist()
     if counts is not None:
