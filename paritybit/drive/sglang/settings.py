@@ -1,4 +1,4 @@
-"""The settings of a whole sglang as its own command line takes them, whatever the release."""
+"""The settings of a whole sglang, and its command line for them in each release."""
 
 import argparse
 import json
@@ -16,20 +16,22 @@ from paritybit.drive.script import ACTIONS, MOST_ADAPTERS, Setting, Wave
 from paritybit.drive.served import Common
 
 WINDOWS = {1: 0.3, 4: 0.3, 16: 0.4}
-"""Slots of sliding-window layers per slot of the others, by page size, where it is not an engine's
-own default: so few that windows are evicted."""
+"""The slots of sliding layers per slot of other layers, by page size.
+
+They are so few that windows are evicted. Other page sizes use the engine's default.
+"""
 
 BUCKETS = (2, 4, 8)
-"""Batch sizes that decoding captures."""
+"""Batch sizes of the graphs for decoding."""
 
 TOKEN_BUCKETS = (16, 32, 64)
-"""Numbers of tokens that prefilling captures."""
+"""Numbers of tokens of the graphs for prefills."""
 
 ROWS, CHUNK, CONTEXT, POOL = 8, 64, 1536, 1536
-"""Most requests that run at once; most tokens of a prefill, of a request, and of the pool."""
+"""The most running requests, and the most tokens of a prefill, of a request, and of the pool."""
 
 STATES = 4
-"""States of recurrent layers per request that runs at once: some for the prefix cache."""
+"""States of recurrent layers per running request. The prefix cache uses some of them."""
 
 SIMPLE: Mapping[str, Setting] = {
     "overlap": False,
@@ -40,31 +42,30 @@ SIMPLE: Mapping[str, Setting] = {
     "ranks": 1,
     "host_cache": False,
 }
-"""The simplest value of settings, in the order in which a search tries them."""
+"""The simplest values of settings, in the order in which `shrink` tries them."""
 
-GRAPHS = ("none", "decode", "cpu", "piecewise", "breakable", "full")
-"""What is captured: decoding, by the graph runner of a CPU or that of CUDA. The last three name
-how prefills are captured, besides decoding."""
+GRAPHS = ("decode", "cpu", "breakable")
+"""The captured graphs: decoding, decoding by the graph runner for CPUs, or prefills as well."""
 
 RANKS = (1, 2)
-"""Numbers of data-parallel ranks. All but the first have no process."""
+"""Numbers of data-parallel ranks. Only the first rank has a process."""
 
 SPECULATION = ("eagle", "standalone", "frozen_kv_mtp")
-"""Who drafts: a layer that reads what the target computed, a second model like the target, or a
-model without KV that reads the target's."""
+"""Kinds of draft models: a layer over the hidden states of the target, a second model like the
+target, or a model without KV that reads the KV of the target."""
 
 FROZEN = ("overlapping", "in turn")
-"""Whether batches with drafts that read the target's KV may overlap in a release."""
+"""Whether batches may overlap in a release if drafts read the KV of the target."""
 
 OF_RELEASE = ("sliding_draft", "frozen_draft")
-"""Settings that say what a release is able to do."""
+"""Settings that describe the abilities of a release."""
 
 
 @dataclass(frozen=True)
 class Served(Common):
-    """What a whole sglang is served with.
+    """The settings of a whole sglang.
 
-    `windows` counts the slots of the window pool. With None, they are a part of `pool`.
+    `windows` is the number of slots of the window pool. With None, it is a fraction of `pool`.
     """
 
     ACTIONS: ClassVar = ACTIONS
@@ -94,7 +95,7 @@ class Served(Common):
 
     @classmethod
     def of(cls, settings: Mapping[str, Setting]) -> "Served":
-        """Return what a script's settings say. Raises ValueError for any that there is not."""
+        """Return the settings of a script. Raises ValueError for unknown names or values."""
         served = super().of(settings)
         if not served.backend.isidentifier():
             raise ValueError("backend is the name of an attention backend")
@@ -105,25 +106,26 @@ class Served(Common):
         return served
 
     def requests(self) -> Iterator[Wave]:
-        """Return the requests of the seed."""
+        """Return the generated requests for the seed."""
         given = waves(self.seed, self.limits())
         return with_adapters(self.seed, given, self.adapters) if self.adapters else given
 
     @property
     def frozen(self) -> bool:
-        """Whether drafts read the target's KV and have none of their own."""
+        """Whether drafts read the KV of the target and have none of their own."""
         return self.speculative == "frozen_kv_mtp"
 
     def limits(self) -> Limits:
-        """Return what requests must keep to."""
+        """Return the limits for requests."""
         slots, page = self.windows, self.page_size
         if slots is None and page in WINDOWS and not self.whole_prompts:
             slots = int(WINDOWS[page] * self.pool) // page * page
         return Limits(WINDOW, page, self.chunk, CONTEXT, self.pool, self.rows, slots)
 
     def words(self, known: frozenset[str], folder: Path) -> list[str]:
-        """Return command-line words, of the options that a release is `known` to have.
+        """Return the command line of the engine.
 
+        `known` are the options of the release. `folder` gets the configurations of the models.
         Raises LackingError for a setting that the release lacks.
         """
         if self.alone and self.device != "cpu":
@@ -146,14 +148,14 @@ class Served(Common):
             *("--grammar-backend", "none"),
             *("--random-seed", str(self.seed)),
             *("--mem-fraction-static", "0.5"),
-            # Requests are admitted before their tokens fit, so that some are retracted.
+            # Admit requests before all of their tokens fit, so that some are retracted.
             *("--schedule-conservativeness", "0.1"),
             *("--watchdog-timeout", "1000000"),
             *("--log-level", "warning"),
         ]
-        if self.whole_prompts:  # All of its tokens have a slot until a prompt is computed.
+        if self.whole_prompts:  # All tokens of a prompt have a slot until it is computed.
             words += ["--swa-full-tokens-ratio", "0.9"]
-        elif self.windows is not None:  # The engine rounds down, to whole slots.
+        elif self.windows is not None:  # The engine rounds down to whole slots.
             words += ["--swa-full-tokens-ratio", f"{(self.windows + 0.5) / self.pool:.6f}"]
         elif self.page_size in WINDOWS:
             words += ["--swa-full-tokens-ratio", str(WINDOWS[self.page_size])]
@@ -165,10 +167,9 @@ class Served(Common):
         return [*words, *more, *self._ranks(known), *self._host_cache()]
 
     def _backend(self) -> Sequence[str]:
-        """Return the options for the attention backend, and for the states of other layers.
+        """Return the options for the attention backend, and for the states of recurrent layers.
 
-        The engine refuses Triton for models whose first layer may have no attention, whatever the
-        first layer is, unless the phases name it.
+        For hybrid models, the engine rejects Triton unless the options of both phases name it.
         """
         if self.model == "lfm2":
             states = "--max-mamba-cache-size", str(STATES * self.rows)
@@ -209,35 +210,26 @@ class Served(Common):
         )
 
     def _graphs(self, known: frozenset[str]) -> Sequence[str]:
-        """Return the options for what is captured, by the names of the release."""
+        """Return the options for captured graphs. Their names depend on the release."""
         compiled = ("--enable-torch-compile",) if self.graphs == "cpu" else ()
         if "--cuda-graph-config" in known:
             return "--cuda-graph-config", json.dumps(self._phases()), *compiled
-        prefill = self.graphs in {"piecewise", "breakable"}
-        if self.graphs == "full" or (prefill and "--disable-piecewise-cuda-graph" not in known):
-            raise LackingError(f"this release has no {self.graphs} graphs for prefills")
         words = ["--cuda-graph-max-bs", str(BUCKETS[-1]), "--cuda-graph-bs", *map(str, BUCKETS)]
         words += compiled
-        if self.graphs == "none":
-            words = ["--disable-cuda-graph"]
-        if not prefill:
+        if self.graphs != "breakable":
             return [*words, *({"--disable-piecewise-cuda-graph"} & known)]
+        if "--enable-breakable-cuda-graph" not in known:
+            raise LackingError("this release has no breakable graphs for prefills")
         words += ["--piecewise-cuda-graph-tokens", *map(str, TOKEN_BUCKETS)]
-        words += ["--piecewise-cuda-graph-compiler", "eager"]
-        if self.graphs == "breakable":
-            if "--enable-breakable-cuda-graph" not in known:
-                raise LackingError("this release has no breakable graphs for prefills")
-            words.append("--enable-breakable-cuda-graph")
+        words += ["--piecewise-cuda-graph-compiler", "eager", "--enable-breakable-cuda-graph"]
         return [*words, *({"--enforce-piecewise-cuda-graph"} & known)]
 
     def _phases(self) -> dict[str, dict[str, object]]:
-        decode: dict[str, object] = {"backend": "disabled"}
-        if self.graphs != "none":
-            decode = {"backend": "full", "bs": list(BUCKETS), "max_bs": BUCKETS[-1]}
+        decode = {"backend": "full", "bs": list(BUCKETS), "max_bs": BUCKETS[-1]}
         prefill: dict[str, object] = {"backend": "disabled"}
-        if self.graphs not in {"none", "decode", "cpu"}:
-            backend = "tc_piecewise" if self.graphs == "piecewise" else self.graphs
-            prefill = {"backend": backend, "bs": list(TOKEN_BUCKETS), "max_bs": TOKEN_BUCKETS[-1]}
+        if self.graphs == "breakable":
+            sizes = {"bs": list(TOKEN_BUCKETS), "max_bs": TOKEN_BUCKETS[-1]}
+            prefill = {"backend": "breakable", **sizes}
         return {"decode": decode, "prefill": prefill}
 
     def _speculation(self, known: frozenset[str], folder: Path) -> Sequence[str]:

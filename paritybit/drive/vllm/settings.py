@@ -25,7 +25,6 @@ WINDOW_BLOCKS = 32
 """Blocks beyond those of the pool's tokens, for the windows of layers that slide."""
 
 GRAPHS: Mapping[str, tuple[str, tuple[int, ...]]] = {
-    "none": ("NONE", ()),
     "decode": ("FULL_DECODE_ONLY", BUCKETS),
     "full": ("FULL", TOKEN_BUCKETS),
     "breakable": ("PIECEWISE", TOKEN_BUCKETS),
@@ -160,7 +159,6 @@ class Served(Common):
             "max_num_batched_tokens": CONTEXT if self.whole_prompts else CHUNK,
             "enable_prefix_caching": self.prefix_cache,
             "async_scheduling": self.overlap,
-            "enforce_eager": self.graphs == "none",
             # So few that requests are preempted, and cached blocks are evicted.
             "num_gpu_blocks_override": POOL // self.page_size + WINDOW_BLOCKS,
             "kv_cache_memory_bytes": 2**28,

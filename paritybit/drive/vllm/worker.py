@@ -31,6 +31,5 @@ class Worker(workers.CPUWorker):  # type: ignore[misc]
         if kernels is not None:  # Its kernels would be compiled for sampling that is not asked for.
             kernels.enable_jit_warmup = False
         times = super().compile_or_warm_up_model()
-        if not self.model_config.enforce_eager:
-            self.model_runner.capture_model()
+        self.model_runner.capture_model()
         return times
