@@ -1,9 +1,9 @@
-"""Serve generated requests to a whole engine.
+"""Serves generated requests to a whole engine.
 
-Each engine has a package of its own here. Its `environment` fetches a release, and says how it is
-started. The rest of it runs in the engine's own process: it makes a tiny model with random weights,
-stands in for what is missing here, and plays requests.
+Each engine has its own package here. Its module `environment` downloads a release and returns the
+command that starts it. All other modules run in the process of the engine: they create a tiny model
+with random weights, replace parts that are missing on this machine, and play requests.
 """
 
 ENGINES = ("sglang", "transformers", "vllm")
-"""The engines that are driven, by the names of their top-level packages."""
+"""The engines that paritybit serves, by the names of their top-level packages."""

@@ -1,4 +1,4 @@
-"""Plays waves of requests to a scheduler that asks for them. Knows no engine."""
+"""Plays waves of requests to a scheduler that polls for them. Independent of the engine."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -9,16 +9,21 @@ from paritybit.drive.script import Planned, Wave
 
 
 class PlayedError(BaseException):
-    """Ends the event loop of a scheduler: all is played. An engine's handlers let it pass."""
+    """Ends the event loop of a scheduler when all waves are played.
+
+    It is a BaseException, so the engine's own handlers do not catch it.
+    """
 
 
 @dataclass(frozen=True)
 class Orders:
-    """How a player's actions become an engine's own requests.
+    """Functions that turn the actions of a player into the engine's own requests.
 
-    `arrive` takes a name, a prompt, how many tokens to make and a temperature, and of a request
-    that asks for an adapter, its number. `abort` takes a name. `flush` empties the cache of an idle
-    engine. `acts` are what an operator does.
+    - `arrive`: gets the name of a request, its prompt, the number of tokens to generate, its
+      temperature, and the number of its adapter if it has one.
+    - `abort`: gets the name of a request.
+    - `flush`: empties the cache of an idle engine.
+    - `acts`: the actions of an operator, by name.
     """
 
     arrive: Callable[..., Any]
@@ -29,10 +34,11 @@ class Orders:
 
 @dataclass
 class Player:
-    """Hands out what arrives at each poll, and hears what has ended.
+    """Returns the arriving requests at each poll, and records the requests that have ended.
 
-    Once `stop` says so it aborts what runs. It ends when the engine has been idle, then or after
-    the last wave. `made` has the tokens of each request that has ended, by name.
+    When `stop` returns True, the player aborts the running requests. It ends as soon as the engine
+    is idle, after that or after the last wave. `made` has the generated tokens of each request that
+    has ended, by name. `served` counts requests that have ended, and `played` counts waves.
     """
 
     waves: Iterator[Wave]
@@ -55,16 +61,19 @@ class Player:
     _operator: Operator = field(init=False)
 
     def __post_init__(self) -> None:
-        """Let an operator do what the engine can."""
+        """Create the operator for the actions that the engine supports."""
         self._operator = Operator(self.orders.acts)
 
     @property
     def open(self) -> int:
-        """How many requests have arrived and not ended."""
+        """The number of requests that have arrived and not ended."""
         return len(self._open)
 
     def poll(self) -> list[Any]:
-        """Return what arrives now. Raises PlayedError when all is played and the engine idle."""
+        """Return the arrivals, aborts and actions of this poll.
+
+        Raises PlayedError when all waves are played and the engine is idle.
+        """
         given: list[Any] = []
         if not self._leaving and self.stop():
             self._leave(given)
@@ -91,7 +100,7 @@ class Player:
         return given
 
     def ended(self, name: str, tokens: Iterable[int]) -> None:
-        """Take notice that a request has ended with these tokens."""
+        """Record that a request has ended with these tokens."""
         if self._open.pop(name, None) is not None:
             self._ended[name], self.made[name] = self._poll, tuple(tokens)
             self.served += 1

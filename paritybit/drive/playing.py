@@ -1,4 +1,4 @@
-"""Starts an engine and serves it requests, as a command line asks. Knows no engine."""
+"""Starts an engine and serves requests, as a command line specifies. Independent of the engine."""
 
 import argparse
 import os
@@ -20,18 +20,18 @@ from paritybit.drive.warm import OPTION, forked
 from paritybit.watch import journal
 
 MOST_POLLS = 3000
-"""How often in a row an engine may ask for requests and serve nobody who waits."""
+"""The most polls in a row without a forward while requests wait."""
 
 
 @dataclass
 class Progress:
-    """How far an engine has come, and how often it has asked for requests since."""
+    """The number of forwards of an engine, and its number of polls since the last one."""
 
     forwards: int = 0
     polls: int = 0
 
     def require(self, forwards: int, waiting: int) -> None:
-        """Raise StalledError if so many requests wait and the engine runs no batch."""
+        """Raise StalledError if requests wait and the engine has not run a batch for too long."""
         if forwards != self.forwards or not waiting:
             self.forwards, self.polls = forwards, 0
         self.polls += 1
@@ -47,12 +47,12 @@ class Engine(Plays, Protocol):
 
     @property
     def forwards(self) -> int:
-        """How many batches ran."""
+        """The number of batches that ran."""
 
     def start(self, direct: Callable[[Plays], object]) -> None:
-        """Start, and call `direct` when it is ready to play. Ends when that has ended.
+        """Start the engine, and call `direct` when it is ready. Returns when `direct` has ended.
 
-        Raises EngineFailedError if the engine raises, LackingError for settings that it lacks.
+        Raises EngineFailedError if the engine raises, and LackingError for unsupported settings.
         """
 
 
@@ -91,27 +91,30 @@ def parser_of(program: str, kind: type[Common]) -> argparse.ArgumentParser:
 
 
 def served_as(kind: type[Kind], asked: argparse.Namespace) -> Kind:
-    """Return the settings that a command line asks for, by their names."""
+    """Return the settings in a parsed command line."""
     names = {field.name for field in fields(kind)}
     return kind(**{name: value for name, value in vars(asked).items() if name in names})
 
 
 @dataclass(frozen=True)
 class Drive(Generic[Kind]):
-    """How an engine is served in this process: `kind` are its settings.
+    """How to serve an engine in this process.
 
-    `prepare` puts what stands in for parts of it on a device, and imports it on a CPU.
+    - `kind`: the class of its settings.
+    - `prepare`: installs replacements of missing parts for a device. On a CPU, it also imports the
+      engine.
+    - `engine`: returns the engine for settings.
     """
 
     kind: type[Kind]
     prepare: Callable[[str], object]
     engine: Callable[[Kind], Engine]
     of_release: Sequence[str] = ()
-    """Settings that a script does not have."""
+    """Settings that describe the release, and are not part of a script."""
 
 
 def main(parser: argparse.ArgumentParser, drive: Drive[Kind]) -> NoReturn:
-    """Play as the command line says, in this process or in forks of it."""
+    """Play as the command line specifies, in this process or in forks of it."""
     words = sys.argv[1:]
     forks = words[:1] == [OPTION]
     if forks:
@@ -124,9 +127,9 @@ def main(parser: argparse.ArgumentParser, drive: Drive[Kind]) -> NoReturn:
 
 
 def play(asked: argparse.Namespace, drive: Drive[Kind]) -> int:
-    """Play as asked; return the exit code.
+    """Play as specified, and return the exit code.
 
-    A script has its own settings, apart from those `of_release`.
+    A script has its own settings, except those in `of_release`.
     """
     kind = drive.kind
     served, script = served_as(kind, asked), None
@@ -138,14 +141,14 @@ def play(asked: argparse.Namespace, drive: Drive[Kind]) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once: threads of an engine may still run."""
+    """End this process immediately, because threads of the engine may still run."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def run(engine: Engine, served: Common, script: Script | None, asked: argparse.Namespace) -> int:
-    """Start the engine, and serve it as asked; return the exit code."""
+    """Start the engine, serve it as specified, and return the exit code."""
     lines = journal.of_process()
     if lines is not None:
         lines.scope(**served.scope())

@@ -1,7 +1,8 @@
-"""Request scripts: what a whole engine is served, as data. The same script gives the same batches.
+"""Request scripts: the requests that a whole engine serves, as data.
 
-A script is JSON. Its prompts are made of parts of named *texts*, so that it says which requests
-share a prefix, and how long that is. Texts are generated: the same name gives the same tokens.
+The same script gives the same batches. A script is JSON. Its prompts consist of parts of named
+*texts*, so the script shows which requests share a prefix, and how long the prefix is. Texts are
+generated: the same name gives the same tokens.
 """
 
 import json
@@ -16,14 +17,14 @@ from typing import Any
 from paritybit.drive.models import VOCABULARY
 
 FIRST_TOKEN = 3
-"""Tokens below are special ones."""
+"""Tokens below this number are special."""
 
 Setting = str | int | bool | None
 
 
 @dataclass(frozen=True)
 class Part:
-    """So many tokens of a text, from the one at `start` on."""
+    """The `length` tokens of a text that begin at `start`."""
 
     text: str
     length: int
@@ -42,13 +43,18 @@ def _tokens(text: str, length: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Planned:
-    """A request: its prompt, how many tokens it gets, and when it arrives and is aborted.
+    """A planned request.
 
-    `arrives` and `aborted` count polls since its wave began: how often the scheduler has asked for
-    requests. `adapter` is the number of a LoRA adapter. With `follows`, the prompt is the whole
-    conversation of that request of the wave, then `prompt`; it arrives `arrives` polls after that
-    one ended. No name of a request that is aborted begins another name: an engine aborts every
-    request whose name begins alike.
+    - `prompt`: the parts of its prompt.
+    - `tokens`: the number of tokens to generate.
+    - `arrives`, `aborted`: when it arrives and is aborted, in polls of the scheduler since its wave
+      began.
+    - `follows`: the name of an earlier request of the wave. The prompt is then the conversation of
+      that request, followed by `prompt`. It arrives `arrives` polls after that request has ended.
+    - `adapter`: the number of a LoRA adapter.
+
+    The name of an aborted request must not be a prefix of another name, because engines abort all
+    requests whose names have the prefix.
     """
 
     name: str
@@ -62,28 +68,29 @@ class Planned:
 
     @property
     def length(self) -> int:
-        """How many tokens the prompt has, what it follows apart."""
+        """The number of tokens of the prompt, without the conversation that it follows."""
         return sum(part.length for part in self.prompt)
 
     def ids(self) -> list[int]:
-        """Return the tokens of the prompt, what it follows apart."""
+        """Return the tokens of the prompt, without the conversation that it follows."""
         return [token for part in self.prompt for token in part.tokens()]
 
 
 ACTIONS = ("flush", "weights", "recapture", "pause", "retract", "sleep")
-"""What may be done to an engine, besides requests.
+"""The actions of an operator.
 
-Its cache is emptied; it gets other weights; it captures its graphs again; it pauses, and its
-requests stay where they are or are retracted; its memory is released until it wakes up.
+`flush` empties the cache, `weights` updates the weights, and `recapture` captures the graphs again.
+`pause` and `retract` pause the engine; `retract` also retracts its requests. `sleep` releases the
+memory until the engine wakes up.
 """
 
 
 @dataclass(frozen=True)
 class Action:
-    """One of `ACTIONS`, `at` so many polls after its wave began, or as soon as it is possible.
+    """One of `ACTIONS`, `at` polls after its wave began, or as soon as possible after that.
 
-    Those that end again last so many polls more. An engine is idle, or pauses, when its cache is
-    emptied, its weights are updated or its graphs are captured; it is idle when it falls asleep.
+    A pause or a sleep ends `lasts` polls later. An engine must be idle or paused when its cache is
+    emptied, its weights are updated or its graphs are captured. It must be idle to sleep.
     """
 
     what: str
@@ -93,9 +100,9 @@ class Action:
 
 @dataclass(frozen=True)
 class Wave:
-    """Requests that are served, and actions that are done, before the engine becomes idle.
+    """Requests and actions until the engine is idle again.
 
-    With `flush` its cache is emptied then.
+    With `flush`, the cache is emptied at the end.
     """
 
     requests: tuple[Planned, ...] = ()
@@ -105,28 +112,28 @@ class Wave:
 
 @dataclass(frozen=True)
 class Script:
-    """The settings of an engine by name, and the waves that it serves."""
+    """The settings of an engine, by name, and the waves that it serves."""
 
     settings: dict[str, Setting]
     waves: tuple[Wave, ...]
 
     @property
     def requests(self) -> int:
-        """How many requests there are."""
+        """The number of requests."""
         return sum(len(wave.requests) for wave in self.waves)
 
 
 LARGEST = 1 << 20
-"""The largest number of a script's settings."""
+"""The largest number in the settings of a script."""
 
 MOST_ADAPTERS = 8
 
 MOST_REQUESTS, MOST_TOKENS, MOST_POLLS = 100_000, 100_000, 1_000_000
-"""The largest script, request and time that a script may ask for."""
+"""The most requests of a script, the most tokens of a request, and the latest poll."""
 
 
 def typed_json() -> Any:
-    """Return what turns data into JSON data and back. To import it takes long."""
+    """Return the module that converts data to and from JSON. Its import takes long."""
     return import_module("paritybit.harness.records.typed_json")
 
 
@@ -136,7 +143,7 @@ def wave_data(wave: Wave) -> Any:
 
 
 def script_of(settings: Mapping[str, Setting], waves: Sequence[Any]) -> Script:
-    """Return the script of settings and waves that are JSON data. Raises ValueError for others."""
+    """Return the script of settings and waves in JSON data. Raises ValueError if malformed."""
     data = {"settings": dict(settings), "waves": waves}
     script: Script = typed_json().from_json(Script, data, "the script")
     require_sense(script)
@@ -171,7 +178,7 @@ def require_sense(script: Script) -> None:
 
 
 def require_actions(wave: Wave, number: int) -> None:
-    """Raise ValueError unless each action of a wave, and each adapter, can be had."""
+    """Raise ValueError unless each action and each adapter of a wave is valid."""
     for action in wave.actions:
         if action.what not in ACTIONS:
             raise ValueError(f"an action of wave {number} is none of {', '.join(ACTIONS)}")
@@ -183,7 +190,7 @@ def require_actions(wave: Wave, number: int) -> None:
 
 
 def write(script: Script, path: Path) -> None:
-    """Write a script for an engine's process to read. Who reads finds it whole."""
+    """Write a script atomically, for the process of an engine to read."""
     part = path.with_name(f"{path.name}.part")
     part.write_text(json.dumps(typed_json().to_json(script)), encoding="utf-8")
     part.replace(path)

@@ -1,4 +1,4 @@
-"""The settings that every engine has. An engine's own kind of them extends `Common`."""
+"""The settings that all engines have. The settings of each engine extend `Common`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +17,13 @@ Kind = TypeVar("Kind", bound="Common")
 
 @dataclass(frozen=True)
 class Common:
-    """What an engine is served with. `alone`: each request is also served by itself.
+    """The settings with which an engine is served.
 
-    With `actions`, generated requests are served among actions of an operator: those of `ACTIONS`,
-    where the release has them. `CHOICES` are the values that a setting may have, `SIZES` the
-    settings that are sizes.
+    - `alone`: each request is also served alone.
+    - `actions`: an operator performs actions between requests: those in `ACTIONS` that the release
+      supports.
+
+    `CHOICES` has the values that settings may have. `SIZES` are the settings that are sizes.
     """
 
     ACTIONS: ClassVar[Sequence[str]] = ("flush",)
@@ -44,7 +46,7 @@ class Common:
 
     @classmethod
     def of(cls: type[Kind], settings: Mapping[str, Setting]) -> Kind:
-        """Return what a script's settings say. Raises ValueError for any that there is not."""
+        """Return the settings of a script. Raises ValueError for unknown names or values."""
         served: Kind = typed_json().from_json(cls, dict(settings), "the settings")
         for name, values in cls.choices().items():
             if getattr(served, name) not in values:
@@ -57,7 +59,7 @@ class Common:
         return served
 
     def scope(self) -> dict[str, Setting]:
-        """Return the settings by name, as a journal and a script state them."""
+        """Return the settings by name, as in a journal or a script."""
         return dict(vars(self))
 
     @property
@@ -66,14 +68,14 @@ class Common:
         return MODELS[self.model]
 
     def traffic(self) -> Iterator[Wave]:
-        """Return the requests of the seed, with actions if these are asked for."""
+        """Return the generated requests for the seed, with actions if `actions` is set."""
         given = self.requests()
         return with_actions(self.seed, given, self.ACTIONS) if self.actions else given
 
     def limits(self) -> Limits:
-        """Return what requests must keep to."""
+        """Return the limits for requests."""
         raise NotImplementedError
 
     def requests(self) -> Iterator[Wave]:
-        """Return the requests of the seed."""
+        """Return the generated requests for the seed."""
         return other_beginnings(waves(self.seed, self.limits()))
