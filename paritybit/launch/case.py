@@ -1,7 +1,7 @@
-"""Cases of the sanitizer: what to serve a whole engine to see a finding again.
+"""Cases of the sanitizer: the requests that reproduce a finding in a whole engine.
 
-A case holds a request script. It holds no command and no option, and it does not choose which
-engine runs.
+A case contains a request script. It contains no command and no option, and it does not determine
+which engine runs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,10 +21,11 @@ VERSION = 2
 
 @dataclass(frozen=True)
 class WatchCase:
-    """A finding, and how to see it again.
+    """A finding, and the script that reproduces it.
 
-    `leg` names what was tried when it was found. `key` is that of the finding, which `text`
-    describes; `forward` is where it was first seen.
+    - `leg`: the name of the leg in which it was found.
+    - `key`, `text`: the key of the finding, and its description.
+    - `forward`: the forward in which it first occurred.
     """
 
     engine: str
@@ -40,8 +41,8 @@ class WatchCase:
 def cases_of(record: Watched, outcomes: Iterable[Outcome]) -> dict[str, WatchCase]:
     """Return the cases for the findings of a record, by file name.
 
-    Findings of one cause share a case, that of the first. The case of a command's finding has
-    requests like those that were recorded before it.
+    Findings with the same cause share the case of the first finding. If a user's command had the
+    finding, the case has generated requests with the shape of the recorded ones.
     """
     tallies = {outcome.name: outcome.tally for outcome in outcomes}
     firsts = [group.findings[0] for group in causes_of(record.findings)]
@@ -63,13 +64,16 @@ def cases_of(record: Watched, outcomes: Iterable[Outcome]) -> dict[str, WatchCas
 
 
 def release_of(tally: Tally) -> str:
-    """Return the release that a command loaded, as `NAME==VERSION`."""
+    """Return the engine that a command loaded, as `NAME==VERSION`."""
     started = next((one.started for one in tally.processes.values() if one.started), {})
     return f"{started.get('engine')}=={started.get('release')}"
 
 
 def named(record: Watched, cases: Mapping[str, WatchCase]) -> Watched:
-    """Return a record whose findings name their case: that of the first finding of their cause."""
+    """Return a record whose findings have the file name of their case.
+
+    It is the case of the first finding with the same cause.
+    """
     names = {case.key: name for name, case in cases.items()}
     of_cause = {
         finding.group_of: names[finding.key] for finding in record.findings if finding.key in names
@@ -81,5 +85,5 @@ def named(record: Watched, cases: Mapping[str, WatchCase]) -> Watched:
 
 
 def write(case: WatchCase, path: Path) -> None:
-    """Write a case. Raises CannotRunError where it cannot be written."""
+    """Write a case. Raises CannotRunError if the file cannot be written."""
     write_data({"format": FORMAT, "version": VERSION, **asdict(case)}, path)

@@ -1,4 +1,4 @@
-"""A command in a session of its own: it is stopped as a whole, and nothing of it stays behind."""
+"""Runs a command in its own session, so that all of its processes can be stopped together."""
 
 import os
 import signal
@@ -13,13 +13,13 @@ from paritybit.drive.warm import Fork, Warm, forks
 from paritybit.harness.errors import MalformedError, quoted
 
 GRACE = 20.0
-"""Seconds that a command has to end after it was asked to, before it is killed."""
+"""Seconds between the first signal to stop a command and the next one."""
 
 LEFT_OVER = 5.0
-"""Seconds that processes have to end which a command left behind."""
+"""Seconds that processes which a command left behind have to end."""
 
 PAUSE = 0.05
-"""Seconds between two looks at whether processes have ended."""
+"""Seconds between two checks whether processes have ended."""
 
 NOT_FOUND, NOT_EXECUTABLE = "not found", "cannot be executed"
 
@@ -27,7 +27,7 @@ NOT_FOUND, NOT_EXECUTABLE = "not found", "cannot be executed"
 class Running:
     """A command that was started.
 
-    Its processes form a session, so that a signal reaches all of them and no other process.
+    Its processes form a session, so a signal to the session reaches all of them and no others.
     """
 
     def __init__(
@@ -38,10 +38,11 @@ class Running:
         folder: Path | None = None,
         warm: Warm | None = None,
     ) -> None:
-        """Start it, in `folder` if one is given.
+        """Start the command, in `folder` if it is passed.
 
-        Its stdin, stdout and stderr are this process's. With `output`, what it prints goes there.
-        With `warm`, a command that serves an engine is a fork of a process that has imported it.
+        The command inherits stdin, stdout and stderr. With `output`, its output is written there.
+        With `warm`, a command that serves an engine runs in a fork of a process that has already
+        imported the engine.
 
         Raises MalformedError for a program that does not exist or cannot be executed.
         """
@@ -69,7 +70,7 @@ class Running:
 
     @property
     def code(self) -> int | None:
-        """The exit code, negative for a signal; None while it runs."""
+        """The exit code, or None while the command runs. It is negative for a signal."""
         return self.process.poll()
 
     def send(self, number: int) -> None:
@@ -80,9 +81,9 @@ class Running:
     def ask_to_stop(self, number: int) -> None:
         """Ask the command to stop.
 
-        SIGINT reaches all of its processes, as Ctrl-C on a terminal does. Any other signal goes to
-        the first one alone, as a supervisor sends it: a server first completes its requests, for
-        which it needs the processes that it started.
+        SIGINT is sent to all of its processes, as by Ctrl-C on a terminal. Any other signal is sent
+        only to the first process, as by a supervisor: a server first completes its requests, and
+        needs its other processes for this.
         """
         self.asked_to_stop = True
         if number == signal.SIGINT:
@@ -91,13 +92,13 @@ class Running:
             self.process.send_signal(number)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the command has ended, or for so many seconds; return whether it has."""
+        """Wait until the command has ended, for at most `seconds`. Returns whether it has ended."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)
         return self.process.returncode is not None
 
     def clear(self) -> None:
-        """Stop the processes that a command which ended left behind, and kill those that stay."""
+        """Stop the processes that an ended command left behind, and kill those that remain."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             self.send(number)
             for process in self._left():
@@ -108,7 +109,7 @@ class Running:
                 time.sleep(PAUSE)
 
     def _left(self) -> list[int]:
-        """Return the processes of the session that have not ended; none where there is no /proc."""
+        """Return the running processes of the session. Without /proc, there are none."""
         found = []
         for entry in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError, IndexError, ValueError):

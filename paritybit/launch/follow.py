@@ -1,4 +1,4 @@
-"""Follows a command until it ends or has to stop: reads its journals and hears signals."""
+"""Follows a command until it ends: reads its journals, handles signals, and stops it if needed."""
 
 import signal
 import time
@@ -15,20 +15,20 @@ from paritybit.launch.known import Known
 from paritybit.launch.tally import Tally
 
 PAUSE = 0.1
-"""Seconds between two looks at the journals."""
+"""Seconds between two reads of the journals."""
 
 AGAIN = 1.0
-"""Seconds after a signal from which another one means that the command is to be killed.
+"""Seconds after a first signal. A later signal kills the command.
 
-A process may be sent one twice at once, as by a supervisor and by the terminal.
+A process may get a signal twice at once, for example from a supervisor and from the terminal.
 """
 
 Show = Callable[[Tally, Mapping[str, Any] | None], object]
-"""Shows a tally, and the finding that is new in it, if there is one."""
+"""Shows a tally, and its new finding, if there is one."""
 
 
 class Stops:
-    """Signals that ask for a stop. `received` is the first of them."""
+    """Records signals that ask for a stop. `received` is the first one."""
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -36,24 +36,26 @@ class Stops:
         self.hurried = False
 
     def hear(self, number: int, _: FrameType | None) -> None:
-        """Take note of a signal."""
+        """Record a signal."""
         if self.received is None:
             self.received, self.at = number, time.monotonic()
         elif time.monotonic() - self.at > AGAIN:
             self.hurried = True
 
     def heard(self) -> AbstractContextManager[None]:
-        """Return what lets signals be heard here, and raise nothing, within it."""
+        """Return a context in which signals are recorded here and raise no exception."""
         return heard_by(self.hear)
 
 
 @dataclass
 class Limits:
-    """When a command is stopped that does not end by itself.
+    """When to stop a command that does not end by itself.
 
-    `seconds` is the longest time it may run, and `after_finding` the time that is left to it after
-    its first finding, in which later findings may show what that one did. None: no limit.
-    `sought` is the key of the only finding that counts for this; None for any that is not `known`.
+    - `seconds`: the longest time that it may run. None means no limit.
+    - `after_finding`: the time that it may run after its first finding. Later findings may show the
+      consequences of the first. None means no limit.
+    - `sought`: the key of the only finding that counts. None means every finding that is not
+      `known`.
     """
 
     seconds: float | None = None
@@ -62,14 +64,14 @@ class Limits:
     known: Known = field(default_factory=Known)
 
     def counts(self, finding: Mapping[str, Any]) -> bool:
-        """Whether a finding of a journal counts."""
+        """Return whether a finding in a journal counts."""
         if self.sought is not None:
             return bool(finding.get("key") == self.sought)
         return not self.known.covers(finding)
 
 
 class Following:
-    """A command that runs, and what its journals say."""
+    """Follows a running command and its journals."""
 
     def __init__(
         self, running: Running, journals: Journals, stops: Stops, show: Show, limits: Limits
@@ -85,11 +87,11 @@ class Following:
 
     @property
     def seconds(self) -> float:
-        """How long it has run."""
+        """The time since the command started."""
         return time.monotonic() - self.started
 
     def follow(self) -> Tally:
-        """Return what the journals say when the command, and all that it started, has ended."""
+        """Return the tally of the journals when all processes of the command have ended."""
         while not self.running.wait(PAUSE):
             self.read()
             self.stop_if_due()
@@ -98,7 +100,7 @@ class Following:
         return self.tally
 
     def read(self) -> None:
-        """Read the journals and show what is new."""
+        """Read the journals and show new entries."""
         for process, entry in self.journals.entries():
             finding = self.tally.take(process, entry)
             if finding is not None:
@@ -108,7 +110,7 @@ class Following:
         self.show(self.tally, None)
 
     def stop_if_due(self) -> None:
-        """Ask the command to stop if there is a reason to, and kill it if it does not stop."""
+        """Ask the command to stop if there is a reason, and kill it if it does not stop."""
         now = time.monotonic()
         if self.asked_at is None:
             number = self.reason()
@@ -123,7 +125,7 @@ class Following:
             self.running.send(signal.SIGTERM)
 
     def reason(self) -> int | None:
-        """Return the signal with which the command is to be stopped now, None to let it run."""
+        """Return the signal that is to stop the command now, or None to let it run."""
         if self.stops.received is not None:
             return signal.SIGINT if self.stops.received == signal.SIGINT else signal.SIGTERM
         limits, found = self.limits, self.found_at

@@ -1,6 +1,6 @@
-"""A finding of a journal as the record holds it.
+"""Converts a finding of a journal for the record.
 
-Values of another type than declared are left out.
+A value whose type differs from the declared one is omitted, because a journal may be corrupted.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from paritybit.launch.tally import cause_of
 
 
 def finding_of(found: Mapping[str, Any], key: str, number: int, leg: str) -> Finding:
-    """Return a finding of a journal for the record."""
+    """Convert a finding of a journal for the record."""
     slots = found.get("slots")
     return Finding(
         check=str(found.get("check")),
@@ -38,7 +38,7 @@ def finding_of(found: Mapping[str, Any], key: str, number: int, leg: str) -> Fin
 
 
 def source_lines(value: object) -> Iterator[SourceLine]:
-    """Yield the lines of an engine's source, from a list of a journal."""
+    """Convert the lines of an engine's source."""
     for line in value if isinstance(value, list | tuple) else ():
         match line:
             case [int(number), str(text)]:
@@ -46,17 +46,17 @@ def source_lines(value: object) -> Iterator[SourceLine]:
 
 
 def words(value: object) -> str | None:
-    """Return a value as text; None for nothing."""
+    """Return a value as text, or None for an empty value."""
     return None if value is None or value == "" else str(value)
 
 
 def whole_number(value: object) -> int | None:
-    """Return a value if it is a whole number, else None."""
+    """Return a value if it is an int, else None."""
     return value if type(value) is int else None
 
 
 def who(value: object) -> Who | None:
-    """Return who did something, from an object of a journal."""
+    """Convert a request at a position and a forward."""
     if not isinstance(value, Mapping):
         return None
     position, forward = (whole_number(value.get(name)) for name in ("position", "forward"))
@@ -65,7 +65,7 @@ def who(value: object) -> Who | None:
 
 
 def cause(value: object) -> Cause | None:
-    """Return a cause, from an object of a journal."""
+    """Convert a cause."""
     if not isinstance(value, Mapping):
         return None
     return Cause(str(value.get("what")), words(value.get("input")), words(value.get("source")))

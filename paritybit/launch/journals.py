@@ -1,7 +1,7 @@
-"""The journals of the processes of a command, read while they are written.
+"""Reads the journals of the processes of a command while they are written.
 
-A journal is a file of JSON lines, `process-PID.jsonl`; `paritybit.watch.journal` says what they
-hold.
+A journal is a file of JSON lines, `process-PID.jsonl`. `paritybit.watch.journal` describes the
+lines.
 """
 
 import json
@@ -13,13 +13,13 @@ from typing import Any
 PATTERN = "process-*.jsonl"
 
 MOST_BYTES = 64 * 2**20
-"""So much of a journal is read at most. A process writes some hundred bytes per second."""
+"""The most bytes of a journal that are read. A process writes a few hundred bytes per second."""
 
 Entry = Mapping[str, Any]
 
 
 class Journals:
-    """The journals in a folder, with the place up to which each was read."""
+    """The journals in a folder, with the number of bytes that were read of each."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -28,8 +28,8 @@ class Journals:
     def entries(self) -> Iterator[tuple[str, Entry]]:
         """Yield the entries that were written since the last call, each with its process.
 
-        A line that is not complete is left for the next call. A line that is no entry, as that of
-        a process that was killed while it wrote, is skipped.
+        An incomplete line is left for the next call. A line that is not an entry is skipped: a
+        process may have been killed while it wrote the line.
         """
         for path in sorted(self.folder.glob(PATTERN)):
             process = path.stem.removeprefix("process-")
@@ -40,7 +40,7 @@ class Journals:
                         yield process, entry
 
     def _lines(self, path: Path) -> list[bytes]:
-        """Return the complete lines of a journal that were not read before."""
+        """Return the complete lines of a journal that have not been read yet."""
         before = self.read.get(path, 0)
         try:
             with path.open("rb") as file:

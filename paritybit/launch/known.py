@@ -6,12 +6,13 @@ The file is JSON:
       {"check": "wrong list", "cause": "cuda_graph_kv_indices",
        "thread": "https://github.com/example/engine/issues/1", "expires": "2027-01-31"}]}
 
-`check` and `cause` are those of the finding's report; a cause that is not known stands there as it
-is shown, such as "not known (leak, swa)". From the day after `expires` on the finding fails a run
-again.
+`check` and `cause` are copied from the report of the finding. An unknown cause is written as the
+report shows it, such as "not known (leak, swa)". From the day after `expires`, the finding fails a
+run again.
 
-The record of an earlier run, the baseline, makes its findings known, too. An entry that has expired
-fails a run whether the baseline has the finding or not. EVERYWHERE lists what needs no file.
+The findings in a baseline, the record of an earlier run, are known, too. However, a finding with an
+expired entry fails a run even if the baseline has it. EVERYWHERE lists findings that are known
+without a file.
 """
 
 import datetime
@@ -26,12 +27,12 @@ from paritybit.launch.tally import cause_of
 from paritybit.places import KNOWN_FINDINGS
 
 FORMAT, VERSION = "paritybit-known", 1
-"""What a file of known findings begins with."""
+"""The format and version in a file of known findings."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A finding that is known: its check and cause, where it is discussed, and until when."""
+    """A known finding: its check and cause, its public thread, and its last valid day."""
 
     check: str
     cause: str
@@ -47,19 +48,19 @@ EVERYWHERE = (
         "2027-12-31",
     ),
 )
-"""Findings that are known of every tree: sglang's Triton backend has this one in each release."""
+"""Findings that are known in every tree: each release of sglang has this one (Triton backend)."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """The known findings of a run: those that a file lists, and those of its baseline."""
+    """The known findings of a run: the entries of a file, and the findings of a baseline."""
 
     entries: tuple[Entry, ...] = ()
     today: datetime.date = field(default_factory=datetime.date.today)
     baseline: Watched | None = None
 
     def where(self, check: str, cause: str) -> str | None:
-        """Return where a finding is known from, or None if it is not known or no longer."""
+        """Return where a finding is known from, or None if it is unknown or has expired."""
         listed = [
             one for one in (*EVERYWHERE, *self.entries) if (one.check, one.cause) == (check, cause)
         ]
@@ -72,13 +73,13 @@ class Known:
         return IN_BASELINE if (check, cause) in earlier else None
 
     def covers(self, finding: Mapping[str, Any]) -> bool:
-        """Whether a finding of a journal is known."""
+        """Return whether a finding in a journal is known."""
         return self.where(str(finding.get("check")), cause_of(finding)) is not None
 
 
 def read(path: Path) -> Known:
-    """Return the known findings of a file. Raises MalformedError for any other data."""
-    # These take long to import, and most runs have no such file.
+    """Return the known findings in a file. Raises MalformedError for malformed data."""
+    # These modules take long to import, and most runs have no such file.
     from paritybit.harness.records.case import of_format, read_json  # noqa: PLC0415
     from paritybit.harness.records.typed_json import from_json  # noqa: PLC0415
 
@@ -96,9 +97,10 @@ def read(path: Path) -> Known:
 
 
 def of_tree(asked: Path | None, engine: str | None, baseline: Path | None = None) -> Known:
-    """Return those of a file, or else of the source tree that is watched, and of a baseline.
+    """Return the known findings in a file and in a baseline.
 
-    Raises MalformedError for a baseline that is no record of `watch`.
+    Without a file, the file in the watched source tree is read, if there is one. Raises
+    MalformedError for a baseline that is not a record of `watch`.
     """
     held = asked if asked is not None or engine is None else Path(engine) / KNOWN_FINDINGS
     there = held is not None and (asked is not None or held.is_file())
@@ -115,5 +117,5 @@ def earlier(path: Path) -> Watched:
 
 
 def missing(known: Known, found: Sequence[tuple[str, str]]) -> tuple[Entry, ...]:
-    """Return the entries of which no finding occurred; `found` has checks and causes."""
+    """Return the entries without a finding. `found` has the checks and causes of findings."""
     return tuple(one for one in known.entries if (one.check, one.cause) not in found)

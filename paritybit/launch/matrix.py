@@ -1,4 +1,4 @@
-"""Which releases have which finding: records of `paritybit watch`, side by side."""
+"""A matrix of findings and releases, from records of `paritybit watch`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,16 +14,16 @@ THREADS: Mapping[str, str] = {
     "padding in the list cuda_graph_kv_indices": f"{PULLS}/26292",
     "padding in the list cuda_graph_window_kv_indices": f"{PULLS}/26292",
 }
-"""Where a cause is discussed in public."""
+"""The public thread about a cause."""
 
 FREE, UNTRIED = "–", "?"
 
 
 @dataclass(frozen=True)
 class Release:
-    """A release and its record. `why` says why there is none.
+    """A release and its record. If there is no record, `why` has the reason.
 
-    `smallest` has the smallest script that was found for each cause.
+    `smallest` has the smallest known script for each cause.
     """
 
     version: str
@@ -33,16 +33,16 @@ class Release:
 
     @property
     def tried(self) -> bool:
-        """Whether enough was watched for a verdict."""
+        """Whether the run of the release has a verdict."""
         return self.record is not None and self.record.verdict != "undecided"
 
     def findings(self, cause: str) -> tuple[Finding, ...]:
-        """Return the findings of a cause."""
+        """Return the findings with a cause."""
         groups = causes_of(self.record.findings) if self.record is not None else ()
         return next((group.findings for group in groups if group.name == cause), ())
 
     def cell(self, cause: str) -> str:
-        """Return how many findings of a cause there were, and in how many settings."""
+        """Return the cell of the matrix: the number of findings with a cause."""
         found = self.findings(cause)
         if found:
             return str(sum(one.number for one in found))
@@ -50,7 +50,7 @@ class Release:
 
 
 def causes(releases: Sequence[Release]) -> list[str]:
-    """Return the causes of all findings, in the order of the releases that first have them."""
+    """Return the causes of all findings, ordered by the first release that has each."""
     return list(
         dict.fromkeys(
             group.name
@@ -62,7 +62,7 @@ def causes(releases: Sequence[Release]) -> list[str]:
 
 
 def table(releases: Sequence[Release]) -> list[str]:
-    """Return the matrix as lines of Markdown: a row for each cause, a column for each release."""
+    """Return the matrix as lines of Markdown, with a row per cause and a column per release."""
     names = [release.version for release in releases]
     lines = [
         f"| cause | checks | {' | '.join(names)} | thread |",
@@ -79,7 +79,7 @@ def table(releases: Sequence[Release]) -> list[str]:
 
 
 def scope(releases: Sequence[Release]) -> list[str]:
-    """Return what was tried of each release as lines of Markdown."""
+    """Return the scope of the run of each release as lines of Markdown."""
     lines = [
         "| release | verdict | replays | padded | reads | seconds |",
         "|---|---|---|---|---|---|",
@@ -101,7 +101,7 @@ def scope(releases: Sequence[Release]) -> list[str]:
 
 
 def script_lines(script: Script) -> list[str]:
-    """Return a script as lines of Markdown: its settings, and a row for each request."""
+    """Return a script as lines of Markdown: its settings, and a row per request."""
     settings = ", ".join(f"{name} {value}" for name, value in script.settings.items())
     lines = [
         f"Settings: {settings}.",
@@ -125,9 +125,9 @@ def script_lines(script: Script) -> list[str]:
 
 
 def report(cause: str, releases: Sequence[Release], laws: Mapping[str, str]) -> list[str]:
-    """Return what a maintainer needs to know about a cause, as lines of Markdown.
+    """Return a report about a cause for a maintainer, as lines of Markdown.
 
-    The smallest script of all releases is shown. `laws` has the law of each check.
+    It contains the smallest script of all releases. `laws` has the law of each check.
     """
     having = [release for release in releases if release.findings(cause)]
     found = having[-1].findings(cause)

@@ -1,4 +1,4 @@
-"""Reads records and cases of the sanitizer, which others may have written."""
+"""Reads records and cases of the sanitizer. They may come from an untrusted source."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ from paritybit.launch.schema import Watched
 
 
 def is_record(data: Any) -> bool:
-    """Whether a file's JSON data says that it is a record of the sanitizer."""
+    """Return whether JSON data have the format of a record of the sanitizer."""
     return is_of_format(data, RECORD)
 
 
 def record_of(data: Any, name: str) -> Watched:
-    """Return the record of a file's JSON data. Raises MalformedError for any other data."""
+    """Return the record in JSON data. Raises MalformedError for malformed data."""
     record: Watched = complete(
         Watched, data, name, RECORD, RECORD_VERSION, called="record of watch"
     )
@@ -27,12 +27,12 @@ def record_of(data: Any, name: str) -> Watched:
 
 
 def is_case(data: Any) -> bool:
-    """Whether a file's JSON data says that it is a case of the sanitizer."""
+    """Return whether JSON data have the format of a case of the sanitizer."""
     return is_of_format(data, CASE)
 
 
 def case_of(data: Any, name: str) -> WatchCase:
-    """Return the case of a file's JSON data. Raises MalformedError for a malformed one."""
+    """Return the case in JSON data. Raises MalformedError for malformed data."""
     case: WatchCase = complete(
         WatchCase,
         data,

@@ -1,4 +1,7 @@
-"""Makes and writes the record of `paritybit watch`. Imports no torch: a stop is to be quick."""
+"""Makes and writes the record of `paritybit watch`.
+
+The module does not import torch, so that the command stops quickly.
+"""
 
 import json
 import platform
@@ -30,9 +33,9 @@ from paritybit.launch.verdict import NEEDED, Outcome, ending, judged, open_quest
 
 @dataclass(frozen=True)
 class Asked:
-    """What a run was asked to do. `checks` is None for all of `known_checks`.
+    """The options of a run. `checks` is None for all of `known_checks`.
 
-    `known` are the findings that do not fail it.
+    `known` are the findings that do not fail the run.
     """
 
     command: str
@@ -47,13 +50,13 @@ class Asked:
     started: str | None = None
     revision: str | None = None
     not_run: Mapping[str, str] = field(default_factory=dict)
-    """Legs of the plan that were not run, and why."""
+    """The legs of the plan that did not run, with the reasons."""
 
 
 def make(asked: Asked, outcomes: Sequence[Outcome], interrupted: str | None) -> Watched:
     """Return the record of a run.
 
-    `interrupted` is the name of the signal that ended it before its time.
+    `interrupted` is the name of the signal that interrupted the run, or None.
     """
     counts: Counter[str] = Counter()
     for outcome in outcomes:
@@ -102,7 +105,7 @@ def make(asked: Asked, outcomes: Sequence[Outcome], interrupted: str | None) -> 
 
 
 def marked(finding: Finding, known: Known) -> Finding:
-    """Return a finding that says where it is known from, if it is."""
+    """Return a finding with `known` set, if it is known."""
     return replace(finding, known=known.where(finding.check, finding.group_of))
 
 
@@ -110,12 +113,12 @@ UNSEEN = "no forward pass, no replay or no read was checked in it"
 
 
 def seen(outcome: Outcome) -> bool:
-    """Whether enough was watched in a leg for it to count."""
+    """Return whether enough was watched in a leg for it to count."""
     return all(outcome.tally.count(name) for name in NEEDED)
 
 
 def settings_of(outcome: Outcome) -> dict[str, list[str]]:
-    """Return the settings that were in use, by name, the devices of processes among them."""
+    """Return the settings that were in use, by name, including the devices of the processes."""
     processes = outcome.tally.processes.values()
     devices = {str(one.started["device"]).partition(":")[0] for one in processes if one.started}
     return {**outcome.tally.settings, **({"device": sorted(devices)} if devices else {})}
@@ -148,16 +151,16 @@ def leg_of(outcome: Outcome) -> Leg:
 
 
 def findings_of(outcome: Outcome) -> Iterator[Finding]:
-    """Yield the findings of a leg, the first of each key."""
+    """Yield the first finding of each key in a leg."""
     for key, found in outcome.tally.findings.items():
         yield finding_of(found, key, outcome.tally.number(key), outcome.name)
 
 
 def write(record: Watched, path: Path) -> None:
-    """Write a record. Raises CannotRunError where it cannot be written."""
+    """Write a record. Raises CannotRunError if the file cannot be written."""
     write_data({"format": FORMAT, "version": VERSION, **asdict(record)}, path)
 
 
 def write_data(data: dict[str, Any], path: Path) -> None:
-    """Write JSON data, in which no text names a path of this machine."""
+    """Write JSON data, without the paths of this machine."""
     write_whole(path, json.dumps(without_paths(data), indent=1) + "\n")

@@ -1,6 +1,7 @@
-"""The record of `paritybit watch`: what was watched, and what was found. The page reads this alone.
+"""The record of `paritybit watch`: what was watched and what was found.
 
-Plain data, without torch. A record names no host, no user and no absolute path.
+The page is made from this record only. The record is plain data, without torch. It contains no host
+name, no user name and no absolute path.
 """
 
 from dataclasses import dataclass
@@ -10,14 +11,14 @@ FORMAT = "paritybit-watch"
 VERSION = 1
 
 IN_BASELINE = "in the baseline"
-"""Where a finding is known from that the baseline has."""
+"""The value of `Finding.known` for a finding in the baseline."""
 
 Verdict = Literal["finding", "no finding", "undecided"]
 
 
 @dataclass(frozen=True)
 class Who:
-    """A request at a position, in a forward; each None where it is not known."""
+    """A request at a position in a forward, or a line of the engine. Unknown fields are None."""
 
     request: str | None = None
     position: int | None = None
@@ -27,7 +28,7 @@ class Who:
 
 @dataclass(frozen=True)
 class Cause:
-    """What explains a finding: in a sentence; the static input, and its file and line, if any."""
+    """The cause of a finding: a description, and the static input with its line, if any."""
 
     what: str
     input: str | None = None
@@ -46,12 +47,17 @@ class SourceLine:
 class Finding:
     """The first finding of its key, and how many there were.
 
-    `leg` is where it was found. `slots` are the first few of `count`. `writer` wrote the slot last,
-    `reader` reads it, and `freed` says when it was
-    freed last, and by which line. `cause` is None where it is not known.
-    `group_of` is what findings of one cause share. `case` is the file name of its case. `known` is
-    where a known finding is discussed. `excerpt` are the engine's lines around the one that the
-    cause names, or else the one that freed the slot.
+    - `number`: the number of findings with this key.
+    - `leg`: the leg in which it was found.
+    - `group_of`: equal for findings with the same cause.
+    - `slots`: the first few of the `count` slots.
+    - `writer`, `reader`: the last writer of the slot, and its reader.
+    - `freed`: when the slot was freed last, and by which line.
+    - `cause`: None if it is unknown.
+    - `case`: the file name of its case.
+    - `known`: the public thread about a known finding.
+    - `excerpt`: the engine's source around the line of the cause, or else the line that freed the
+      slot.
     """
 
     check: str
@@ -78,7 +84,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Process:
-    """A process that watched an engine. `ended` says whether it closed its journal."""
+    """A watched process. `ended` is True if it closed its journal."""
 
     engine: str | None
     release: str | None
@@ -90,10 +96,11 @@ class Process:
 
 @dataclass(frozen=True)
 class Leg:
-    """A command that was watched, or one leg of a plan: an engine with some settings.
+    """A watched command, or one leg of a plan: an engine with some settings.
 
-    `ending` says how it ended, `code` its exit code, negative for a signal. `settings` has all
-    values that were in use, by name. `stand_ins` says why something of the engine was replaced.
+    - `ending`, `code`: how it ended, and its exit code, which is negative for a signal.
+    - `settings`: all values that were in use, by the name of the setting.
+    - `stand_ins`: the replaced parts of the engine, with the reasons.
     """
 
     name: str
@@ -117,7 +124,7 @@ class NotTried:
 
 @dataclass(frozen=True)
 class Environment:
-    """What watched: paritybit, its commit, and whether its tree differed; None where unknown."""
+    """The version of paritybit, its commit, and whether its tree was modified, if known."""
 
     paritybit: str
     python: str
@@ -128,10 +135,10 @@ class Environment:
 
 @dataclass(frozen=True)
 class Point:
-    """An earlier run in a trend: how many findings each cause had, and which legs were tried.
+    """An earlier run in a trend: its number of findings per cause, and its legs.
 
-    `started` is when it was, `revision` the commit of the engine's source tree; each None where it
-    is not known.
+    `started` is the time of the run, and `revision` the commit of the engine's source tree. They
+    are None if they are unknown.
     """
 
     started: str | None
@@ -144,11 +151,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Watched:
-    """The record of a run. `checks` is None for all checks; `engine` is None for a command.
+    """The record of a run.
 
-    `absent` are the known findings that did not occur. `revision` is the commit of the engine's
-    source tree, None for any other engine. `trend` are the runs up to the baseline, the last one
-    last; it is empty without a baseline.
+    - `engine`: None for a user's command.
+    - `checks`: None for all checks.
+    - `absent`: the known findings that did not occur.
+    - `revision`: the commit of the engine's source tree. None for any other engine.
+    - `trend`: the runs up to the baseline, in order. Empty without a baseline.
     """
 
     environment: Environment

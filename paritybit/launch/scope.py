@@ -1,4 +1,4 @@
-"""What a run did not try: settings that were not in use, and states that were not reached."""
+"""Lists what a run did not test: unused settings, and states that it did not reach."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from paritybit.launch.schema import NotTried
 
 @dataclass(frozen=True)
 class Axis:
-    """A setting of an engine that changes which code runs, and the values that are worth trying.
+    """A setting of an engine that changes which code runs, and the values to test.
 
-    `values` has a word for each value, as the engine spells it in lower case.
+    `values` maps each value, as the engine writes it in lower case, to a word for it.
     """
 
     name: str
@@ -24,7 +24,7 @@ ON_OFF: Mapping[str, str] = {"false": "on", "true": "off"}
 """The values of a setting that switches something off."""
 
 ON: Mapping[str, str] = {"true": "on"}
-"""The value of a setting that switches something on which is off by default."""
+"""The value of a setting that switches on something that is off by default."""
 
 AXES = (
     Axis("page_size", "page size", {"1": "1", "64": "64"}),
@@ -51,7 +51,7 @@ STATES: Mapping[str, tuple[str, str]] = {
     "tried: padding leak": ("other values in padding", "no padding could be overwritten"),
     "tried: graph and eager differ": ("graph against eager", "no replay was also run eagerly"),
 }
-"""What is not reached where a count is zero: what, and why."""
+"""Maps a count to what was not reached if it is zero, and the reason."""
 
 PARTS: Mapping[str, tuple[str, str]] = {
     "skipped_forwards": ("forward passes", "not selected by --every"),
@@ -61,10 +61,10 @@ PARTS: Mapping[str, tuple[str, str]] = {
     ),
     "unresolved_reads": ("owners of reads", "the tokens were not known at that time"),
 }
-"""What is not reached where a count is not zero: what, and why."""
+"""Maps a count to what was not reached if it is not zero, and the reason."""
 
 SPELLED: Mapping[str, str] = {"false": "off", "true": "on"}
-"""Words for values of settings that have no word of their own in AXES."""
+"""Words for values of settings that have no word in AXES."""
 
 
 def not_tried(
@@ -75,8 +75,8 @@ def not_tried(
 ) -> Iterator[NotTried]:
     """Yield what the verdict does not cover, over all processes.
 
-    `settings` has the values that were in use, `unselected` the checks that were switched off, and
-    `legs` why a leg was not run, by name.
+    `settings` has the values that were in use. `unselected` are the checks that were switched off.
+    `legs` has the legs that did not run, with the reasons.
     """
     for leg, why in (legs or {}).items():
         yield NotTried(f"leg {leg}", why)

@@ -1,4 +1,4 @@
-"""What the journals of a command, or of one leg of a plan, say so far."""
+"""The totals of the journals of a command, or of one leg of a plan."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -12,15 +12,15 @@ from paritybit.launch.journals import Entry
 from paritybit.launch.traffic import script_of_traffic
 
 STARTED = ("engine", "release", "device", "torch", "python")
-"""What a process says of itself when it starts to watch an engine."""
+"""The fields of a `start` line that the record keeps."""
 
 NOT_KNOWN = "not known"
 
 
 def cause_of(finding: Mapping[str, Any]) -> str:
-    """Return what findings of one cause share.
+    """Return a name that is equal for findings with the same cause.
 
-    A finding whose cause is not known shares it with those of its check and group alone.
+    For an unknown cause, it is equal for findings with the same check and group.
     """
     cause = finding.get("cause")
     if isinstance(cause, Mapping):
@@ -30,7 +30,11 @@ def cause_of(finding: Mapping[str, Any]) -> str:
 
 @dataclass
 class Process:
-    """One process that wrote a journal. `counts` and `findings`, by key, are its last totals."""
+    """One process that wrote a journal.
+
+    `counts` and `findings` (by key) are its last totals. `written` counts the findings that were
+    written, by key.
+    """
 
     started: dict[str, Any] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
@@ -43,9 +47,10 @@ class Process:
 
 @dataclass
 class Tally:
-    """Totals over processes. `findings` holds the first finding of each key.
+    """Totals over processes.
 
-    `played` says, by key, which process had that, and how many waves it had been served.
+    `findings` has the first finding of each key. `played` has the process of that finding, and how
+    many waves it had been served by then.
     """
 
     processes: dict[str, Process] = field(default_factory=dict)
@@ -57,9 +62,9 @@ class Tally:
     traffic: dict[str, Any] = field(default_factory=dict)
 
     def take(self, process: str, entry: Entry) -> dict[str, Any] | None:
-        """Take note of an entry; return a finding if it is the first of its key.
+        """Add an entry. Returns a finding if it is the first of its key.
 
-        Of a path of this machine, only the name stays that it ends in.
+        Paths of this machine are shortened to their last part.
         """
         entry = without_paths(entry)
         mine = self.processes.setdefault(process, Process())
@@ -98,9 +103,9 @@ class Tally:
         return finding
 
     def script(self, key: str) -> Script | None:
-        """Return what was served until the finding with a key, None where that is not known.
+        """Return the script that was served until the finding with a key, or None.
 
-        Of a command's own requests, it has the shape of the last ones.
+        For a user's command, it has generated requests with the shape of the last ones.
         """
         process, waves = self.played[key]
         settings = process.script.get("settings")
@@ -129,7 +134,7 @@ class Tally:
         return {name: self.count(name) for name in names}
 
     def number(self, key: str) -> int:
-        """Return how many findings of a key there were. A kill may lose the last counts."""
+        """Return the number of findings with a key. A kill may lose the last counts."""
         return sum(
             max(process.findings.get(key, 0), process.written[key])
             for process in self.processes.values()
@@ -137,7 +142,7 @@ class Tally:
 
 
 def numbers(value: object) -> dict[str, int]:
-    """Return the whole numbers of an object, by name."""
+    """Return the entries of an object whose values are of type int."""
     if not isinstance(value, Mapping):
         return {}
     return {

@@ -1,4 +1,4 @@
-"""Request scripts from recorded traffic: its shape, with generated tokens, for a tiny model."""
+"""Makes request scripts with the shape of recorded traffic and generated tokens."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,26 +7,26 @@ from paritybit.drive.engines import BY_NAME
 from paritybit.drive.script import Part, Planned, Script, Setting, Wave, require_sense
 
 LONGEST = 768
-"""The longest prompt of such a script. Longer traffic is scaled to it."""
+"""The longest prompt of such a script. Longer traffic is scaled down to this length."""
 
 NOT = "disable_"
-"""What the name of a setting begins with that switches something off."""
+"""The prefix of the names of settings that switch something off."""
 
 ALL = "page_size", "disable_radix_cache", "disable_overlap_schedule"
 NAMES = {"vllm": ("block_size", "enable_prefix_caching", "async_scheduling")}
-"""What connectors call the size of pages, the prefix cache and overlap. `ALL`: all other ones."""
+"""The names of the settings for page size, prefix cache and overlap, for vLLM and (ALL) others."""
 
 MOST = 64
-"""So many requests a script has at most: the last ones."""
+"""The most requests of a script. It has the last ones."""
 
 
 def script_of_traffic(
     requests: Sequence[Mapping[str, Any]], settings: Mapping[str, Sequence[str]], engine: str
 ) -> Script | None:
-    """Return a script like the traffic that a sanitizer recorded, None for none.
+    """Return a script with the shape of recorded traffic, or None without traffic.
 
-    `settings` has the values that were in use, by name. Raises ValueError for data that is none,
-    KeyError for an engine that cannot be served.
+    `settings` has the values that were in use, by name. Raises ValueError for malformed data, and
+    KeyError for an unknown engine.
     """
     if not requests:
         return None
@@ -64,7 +64,7 @@ def beginning(prompt: Sequence[Part], length: int) -> tuple[Part, ...]:
 
 
 def settings_like(settings: Mapping[str, Sequence[str]], engine: str) -> dict[str, Setting]:
-    """Return the settings that an engine is served with, as near as can be to those in use."""
+    """Return settings for serving an engine that are similar to those in use."""
     of_page, of_cache, of_overlap = NAMES.get(engine, ALL)
 
     def one(name: str, default: str) -> str:

@@ -1,4 +1,4 @@
-"""The trend of runs: what became of each cause of findings, from run to run."""
+"""The trend of runs: how the findings of each cause change from run to run."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from paritybit.launch.schema import Point, Watched
 
 MOST = 20
-"""So many earlier runs a record keeps: the last ones."""
+"""The most earlier runs that a record keeps. It keeps the last ones."""
 
 NEW, GONE, FIXED, STAYS = "new", "gone", "fixed", "still there"
-"""What became of a cause. It is gone, not fixed, if an earlier leg was not tried again."""
+"""The change of a cause. It is gone, not fixed, if a leg of the earlier run did not run again."""
 
 ABSENT = "–"
 
 
 @dataclass(frozen=True)
 class Row:
-    """A cause, how many findings it had in each run, and what became of it since the last one."""
+    """A cause, its number of findings in each run, and its change since the last run."""
 
     cause: str
     cells: tuple[str, ...]
@@ -25,7 +25,7 @@ class Row:
 
 
 def point_of(record: Watched) -> Point:
-    """Return what a trend keeps of a run."""
+    """Return the point of a run in a trend."""
     causes = Counter[str]()
     for finding in record.findings:
         causes[finding.group_of] += finding.number
@@ -41,7 +41,7 @@ def points(baseline: Watched | None) -> tuple[Point, ...]:
 
 
 def rows(record: Watched) -> Iterator[Row]:
-    """Yield each cause of the runs of a trend, those of this run first."""
+    """Yield a row for each cause in a trend. Causes of the current run come first."""
     if not record.trend:
         return
     now, before = point_of(record), record.trend[-1]
@@ -53,7 +53,7 @@ def rows(record: Watched) -> Iterator[Row]:
 
 
 def became(cause: str, before: Point, now: Point) -> str:
-    """Return what became of a cause from one run to the next; nothing if neither has it."""
+    """Return the change of a cause between two runs, or an empty text if neither has it."""
     if cause in now.causes:
         return STAYS if cause in before.causes else NEW
     if cause not in before.causes:

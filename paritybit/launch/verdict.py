@@ -1,10 +1,10 @@
-"""The verdict of a run, from what its legs say. Nothing found is a verdict only if much was seen.
+"""The verdict of a run, from the outcomes of its legs.
 
-| verdict | when |
+| verdict | condition |
 |---|---|
-| finding | a check found something that is not known, however the run ended |
-| undecided | a command failed, something could not be judged, or too little was seen |
-| no finding | else |
+| finding | a check has a finding that is not known, however the run ended |
+| undecided | a command failed, something could not be judged, or too little was watched |
+| no finding | otherwise |
 """
 
 import signal
@@ -21,31 +21,33 @@ NEEDED: Mapping[str, str] = {
     "reads": "no read of a KV slot was checked",
     "replays": "no graph was replayed",
 }
-"""Counts that must not be zero, and what is said where one is."""
+"""Counts that must not be zero, with the message if one is zero."""
 
 DRAFTS: Mapping[str, str] = {
     "drafts": "no draft was verified",
     "accepted_drafts": "no draft was accepted",
     "rejected_drafts": "no draft was rejected",
 }
-"""Counts that must not be zero where an engine is served with drafts that are counted."""
+"""Counts that must not be zero if an engine is served with drafts and counts them."""
 
 NO_ENGINE = "no engine that the sanitizer supports was loaded"
 
 LONGEST_LINE = 160
-"""Letters of the last line of a command that failed, at most."""
+"""The most characters of the last line of a command that failed."""
 
 MOST_NAMED = 4
-"""So much that was not tried stands in the verdict; the page lists all of it."""
+"""The most untested items in the line of the verdict. The page lists all of them."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a leg came to: its tally, how its command ended, and how long it took.
+    """The outcome of a leg: its tally, and how its command ended.
 
-    `code` is the exit code, negative for a signal. `stopped` says that the command was asked to
-    stop, `too_long` that it was because it did not end in time. `log` names the file with its
-    output, if that is not shown, and `said` is the error that it names last.
+    - `code`: the exit code, negative for a signal.
+    - `stopped`: the command was asked to stop.
+    - `too_long`: it was asked to stop because it did not end in time.
+    - `log`: the name of the file with its output, if the output is not shown.
+    - `said`: the last error in the output.
     """
 
     name: str
@@ -60,7 +62,7 @@ class Outcome:
 
 
 def ending(outcome: Outcome) -> str:
-    """Return how a command ended, as the rest of a sentence about it."""
+    """Return how a command ended, as the predicate of a sentence."""
     if outcome.too_long:
         return f"did not end within {outcome.seconds:.0f} s"
     if outcome.stopped:
@@ -79,7 +81,7 @@ def signal_name(number: int) -> str:
 
 
 def open_questions(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Yield why a run without a finding has no verdict."""
+    """Yield the reasons why a run without a finding has no verdict."""
     for outcome in outcomes:
         which = "the command" if len(outcomes) == 1 and outcome.log is None else outcome.name
         if outcome.too_long or (outcome.code != 0 and not outcome.stopped):
@@ -108,7 +110,7 @@ def judged(
     not_tried: Sequence[NotTried],
     interrupted: str | None,
 ) -> tuple[Verdict, str]:
-    """Return the verdict, and the line that states it with what it covers."""
+    """Return the verdict, and the line that states it with its scope."""
     seen = scope_of(counts)
     known = [finding for finding in findings if finding.known is not None]
     findings = [finding for finding in findings if finding.known is None]
@@ -136,7 +138,7 @@ def judged(
 
 
 def scope_of(counts: Mapping[str, int]) -> str:
-    """Return how much was watched."""
+    """Return a text with the amount that was watched."""
 
     def count(name: str) -> int:
         return counts.get(name, 0)

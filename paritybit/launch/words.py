@@ -1,4 +1,4 @@
-"""A finding in words, as a sanitizer reports it: on the terminal and on the page."""
+"""Describes a finding in words, for the terminal and the page."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,10 @@ from paritybit.launch.schema import Finding, Who
 
 
 def lines_of(finding: Finding, replay: str | None = None) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of each line about a finding; `replay` is the command for it."""
+    """Yield the name and the text of each line about a finding.
+
+    `replay` is the command that replays it.
+    """
     yield "where", ", ".join(where(finding))
     yield "written", f"last written by {by(finding.writer)}" if finding.writer else "not known"
     if finding.freed is not None:
@@ -22,7 +25,7 @@ def lines_of(finding: Finding, replay: str | None = None) -> Iterator[tuple[str,
 
 
 def where(finding: Finding) -> Iterator[str]:
-    """Yield where it is: group, layer, slots, forward."""
+    """Yield the location of a finding: group, layer, slots, forward."""
     if finding.group is not None:
         yield f"group {finding.group}"
     if finding.layer is not None:
@@ -38,21 +41,21 @@ def where(finding: Finding) -> Iterator[str]:
 
 
 def by(who: Who) -> str:
-    """Return who did something."""
+    """Return a request, its position and its forward as text."""
     name = f"request {who.request}" if who.request is not None else "a request that is not known"
     place = f", position {who.position}" if who.position is not None else ""
     return f"{name}{place}{f', in forward {who.forward}' if who.forward is not None else ''}"
 
 
 def at(who: Who) -> str:
-    """Return when something was done, and by whom and where as far as it is known."""
+    """Return the request, the forward and the line of a free as text, as far as they are known."""
     request = f" by request {who.request}" if who.request is not None else ""
     forward = f" before forward {who.forward}" if who.forward is not None else ""
     return f"{request}{forward}{f' by {who.source}' if who.source is not None else ''}"
 
 
 def why(finding: Finding) -> str:
-    """Return the cause: where an input explains it, its name and where the engine fills it."""
+    """Return the cause as text. For a static input, it has the name and the line that fills it."""
     cause = finding.cause
     if cause is None:
         return "not known"
@@ -62,7 +65,7 @@ def why(finding: Finding) -> str:
 
 
 def source_of(finding: Finding) -> tuple[str, int] | None:
-    """Return the file and line of the engine that a finding names: the cause's, or what freed."""
+    """Return the file and line of the cause of a finding, or else of the free. None if unknown."""
     for source in (finding.cause and finding.cause.source, finding.freed and finding.freed.source):
         path, _, line = (source or "").rpartition(":")
         if path and line.isdecimal() and int(line) > 0:
@@ -72,31 +75,31 @@ def source_of(finding: Finding) -> tuple[str, int] | None:
 
 @dataclass(frozen=True)
 class CauseGroup:
-    """The findings of one cause, and what they share in words."""
+    """The findings with one cause, and their common description."""
 
     name: str
     findings: tuple[Finding, ...]
 
     @property
     def explained(self) -> bool:
-        """Whether an experiment showed that a static input is the cause."""
+        """Whether an experiment has shown that a static input is the cause."""
         return any(one.cause is not None and one.cause.input for one in self.findings)
 
     @property
     def known(self) -> str | None:
-        """Where it is known from, if all of its findings are."""
+        """Where the cause is known from, if all of its findings are known."""
         known = [one.known for one in self.findings]
         return None if None in known else known[0]
 
     @property
     def source(self) -> str | None:
-        """The file and line of the engine that it names, as `engine/pool.py:12`."""
+        """The file and line of the engine, such as `engine/pool.py:12`, or None."""
         found = next(filter(None, map(source_of, self.findings)), None)
         return None if found is None else f"{found[0]}:{found[1]}"
 
     @property
     def count(self) -> str:
-        """How often each check found it."""
+        """The number of findings of each check, as text."""
         checks: dict[str, int] = {}
         for finding in self.findings:
             checks[finding.check] = checks.get(finding.check, 0) + finding.number
@@ -104,9 +107,10 @@ class CauseGroup:
 
 
 def causes_of(findings: Sequence[Finding]) -> list[CauseGroup]:
-    """Return findings by their cause: those that fail the run first, then those explained.
+    """Group findings by cause.
 
-    Otherwise they stand in the order in which they were found.
+    Causes that fail the run come first, and causes that an experiment explains come before others.
+    Otherwise the order of the findings is kept.
     """
     groups: dict[str, list[Finding]] = {}
     for finding in findings:
