@@ -1,8 +1,8 @@
-"""Compares what a request gets in company with what it gets alone, in an engine just started.
+"""Compares the tokens of a request in company with its tokens alone, in a freshly started engine.
 
-Law: a request gets the same tokens, whoever is served with it and whatever is cached. Arithmetic
-depends on the batch, so tokens that are nearly as likely may change places. How much likelihoods
-vary is measured: a request is served with bystanders that it shares nothing with.
+Law: a request gets the same tokens, independent of the other requests and of the cache. Arithmetic
+depends on the batch, so two tokens with nearly the same likelihood may change places. The module
+measures how much likelihoods vary: it serves a request with bystanders that share nothing with it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,33 +19,36 @@ from paritybit.watch.journal import Finding
 CHECK = "company"
 
 ONE_KEY_MORE = "a prefill reads one key more than decoding"
-"""The cause of what differs no more where prefills read as many keys as decoding does."""
+"""The cause of a difference that disappears if prefills read as many keys as decoding."""
 
 LONGEST_PLAY = 120.0
-"""Seconds that a wave may take."""
+"""The most seconds of a wave."""
 
 BYSTANDERS = tuple(
     Planned(f"bystander {length}", (Part(f"bystander {length}", length),), 24)
     for length in (37, 5, 90, 17, 64, 1, 30)
 )
-"""What a request is served with where it is measured how much the batch matters."""
+"""Requests that are served with a request to measure the influence of the batch."""
 
 Likely = Sequence[tuple[int, float]]
-"""The likeliest next tokens, each with the logarithm of its likelihood, the likeliest first."""
+"""The likeliest next tokens, each with its log-likelihood, in descending order."""
 
 
 class Plays(Protocol):
-    """An engine that has started. `likely` has the likeliest tokens at each step of a request."""
+    """A started engine. `likely` has the likeliest tokens at each step of each request."""
 
     likely: dict[str, list[Likely]] | None
 
     def play(self, waves: Iterator[Wave], stop: Callable[[], bool]) -> Player:
-        """Serve waves until `stop` says so or all are served, then until the engine is idle."""
+        """Serve waves until `stop` returns True or none is left, then until the engine is idle."""
 
 
 @dataclass(frozen=True)
 class Other:
-    """A step at which a request got another token in company, and how much likelier it is alone."""
+    """A step at which a request gets another token in company than alone.
+
+    `gap` is the difference of the two log-likelihoods alone, and `noise` the measured variation.
+    """
 
     request: str
     step: int
@@ -64,7 +67,11 @@ class Other:
 
 @dataclass
 class Comparison:
-    """Compares the requests of waves. `noted` yields waves and writes them to the journal."""
+    """Compares the requests of waves.
+
+    `noted` yields waves and writes them to the journal. `noise` is the largest measured variation
+    of log-likelihoods. `tried` counts compared requests, and `measured` measurements in this wave.
+    """
 
     engine: Plays
     noted: Callable[[Iterator[Wave]], Iterator[Wave]]
@@ -73,7 +80,7 @@ class Comparison:
     measured: int = 0
 
     def judge(self, wave: Wave, stop: Callable[[], bool]) -> None:
-        """Serve a wave, then each of its requests alone, and write what differs to the journal."""
+        """Serve a wave, then each of its requests alone, and write differences to the journal."""
         lines = journal.of_process()
         if lines is None:
             return
@@ -102,7 +109,7 @@ class Comparison:
         *,
         even: bool = False,
     ) -> Other | None:
-        """Return the first step at which a request differs alone, by more than the noise."""
+        """Return the first step at which a request differs by more than the noise, or None."""
         if any(request.aborted is not None or request.temperature for request in chain):
             return None
         alone = self.served(Wave(tuple(chain)), even=even)
@@ -126,7 +133,7 @@ class Comparison:
         company: dict[str, list[Likely]],
         alone: dict[str, list[Likely]],
     ) -> Other | None:
-        """Return what differs at a step, None where the noise explains it."""
+        """Return the difference at a step, or None if the noise explains it."""
         there, here = company[name][step], alone[name][step]
         least = min(value for _, value in here)
         gap = here[0][1] - dict(here).get(there[0][0], least)
@@ -135,9 +142,9 @@ class Comparison:
         return Other(name, step, there[0][0], here[0][0], gap, self.noise)
 
     def even(self, wave: Wave, one: Planned) -> bool:
-        """Whether nothing differs where prefills read as many keys as decoding does.
+        """Return whether nothing differs if prefills read as many keys as decoding.
 
-        Triton's prefill reads one key more, as reported in sgl-project/sglang#32087.
+        Triton's prefill reads one more key, as reported in sgl-project/sglang#32087.
         """
         company = self.served(wave, even=True)
         return (
@@ -145,7 +152,7 @@ class Comparison:
         )
 
     def served(self, wave: Wave, *, even: bool = False) -> dict[str, list[Likely]] | None:
-        """Return the likeliest tokens at each step of each request, served by a fork."""
+        """Serve a wave in a fork. Returns the likeliest tokens at each step of each request."""
 
         def work() -> Any:
             attention.fewer_keys = int(even)
@@ -158,7 +165,7 @@ class Comparison:
 
 
 def chain_of(wave: Wave, one: Planned) -> tuple[Planned, ...]:
-    """Return a request, after those of its wave whose conversation it goes on with."""
+    """Return a request, preceded by the requests whose conversation it continues."""
     named = {request.name: request for request in wave.requests}
     chain = [one]
     while chain[0].follows is not None:
@@ -167,13 +174,13 @@ def chain_of(wave: Wave, one: Planned) -> tuple[Planned, ...]:
 
 
 def differs(company: Sequence[Likely], alone: Sequence[Likely]) -> int | None:
-    """Return the first step at which another token is the likeliest, None where there is none."""
+    """Return the first step at which the likeliest tokens differ, or None."""
     pairs = zip(company, alone, strict=False)
     return next((step for step, (one, two) in enumerate(pairs) if one[0][0] != two[0][0]), None)
 
 
 def variation(beside: Sequence[Likely], alone: Sequence[Likely]) -> float:
-    """Return by how much the likelihood of a token differs at most."""
+    """Return the largest difference of a token's log-likelihoods."""
     return max(
         abs(value - dict(here)[token])
         for there, here in zip(beside, alone, strict=False)

@@ -1,4 +1,4 @@
-"""Directs an engine that has started: it plays what it is given, or shrinks it."""
+"""Plays waves on a started engine, or shrinks a script on it."""
 
 import math
 import time
@@ -19,11 +19,11 @@ from paritybit.drive.shrink import Waves, shrunk
 from paritybit.watch import journal
 
 SLACK = 8
-"""Forwards that a proposal may take besides twice those of the smallest script."""
+"""A proposal may take twice the forwards of the smallest script, and this many more."""
 
 
 def noted(waves: Iterator[Wave], settings: Mapping[str, Setting]) -> Iterator[Wave]:
-    """Yield waves, and write each to the journal before it is played."""
+    """Yield waves. Each is written to the journal before it is played."""
     lines = journal.of_process()
     if lines is not None:
         lines.write("script", settings=settings)
@@ -34,7 +34,7 @@ def noted(waves: Iterator[Wave], settings: Mapping[str, Setting]) -> Iterator[Wa
 
 
 def counted(waves: Iterator[Wave], limits: Limits, actions: Sequence[str]) -> Iterator[Wave]:
-    """Yield waves, and count the boundaries that they reach. The actions are counted when done."""
+    """Yield waves, and count the boundaries that they reach. Actions are counted when they run."""
     journal.count(**{f"{COUNT}{action}": 0 for action in actions})
     for name in boundaries(limits):
         reach(name, 0)
@@ -45,14 +45,14 @@ def counted(waves: Iterator[Wave], limits: Limits, actions: Sequence[str]) -> It
 
 
 def reach(boundary: str, number: int) -> None:
-    """Count how often requests reached something that they are to reach."""
+    """Count how often requests reached a boundary."""
     journal.count(**{f"{BOUNDARY}{boundary}": number})
 
 
 def serve(engine: Plays, served: Common, waves: Iterator[Wave], stop: Callable[[], bool]) -> None:
-    """Serve waves as the settings say, until all are served or `stop` says so.
+    """Serve waves with some settings, until all are served or `stop` returns True.
 
-    An error of the engine is judged, and raised.
+    An error of the engine is judged and raised again.
     """
 
     def note(given: Iterator[Wave]) -> Iterator[Wave]:
@@ -75,12 +75,11 @@ def serve(engine: Plays, served: Common, waves: Iterator[Wave], stop: Callable[[
 def shrink(
     engine: Plays, served: Common, script: Script, key: str, best: Path, seconds: float
 ) -> bool:
-    """Write to `best` the smallest script found in time that has the finding with this key.
+    """Write the smallest script that shows the finding with this key, and was found in time.
 
-    Each proposal is played by a fork of the engine that has just started. It fails if the finding
-    appears within twice the forwards that the smallest script took, so that a proposal without the
-    finding costs little. Returns False if the script itself does not have the finding, and writes
-    nothing then.
+    Each proposal is played in a fork of the freshly started engine. It has as many forwards as the
+    smallest script so far, times two, to show the finding. A proposal without the finding therefore
+    costs little. Returns False, and writes nothing, if the script itself does not show the finding.
     """
     deadline = time.monotonic() + seconds
     most = math.inf
@@ -107,19 +106,19 @@ def shrink(
 
 
 def found(key: str) -> bool:
-    """Whether this process has the finding with this key."""
+    """Return whether this process has the finding with this key."""
     lines = journal.of_process()
     return lines is not None and key in lines.findings
 
 
 def forwards() -> int:
-    """Return how many forwards of this process were watched."""
+    """Return the number of watched forwards in this process."""
     lines = journal.of_process()
     return 0 if lines is None else lines.counts.get("forwards", 0)
 
 
 def stop_at(key: str, most: float) -> Callable[[], bool]:
-    """Return what ends a play at the finding with this key, or after so many forwards."""
+    """Return a function that ends a play at the finding with this key, or after `most` forwards."""
 
     def stop() -> bool:
         if found(key) or forwards() > most:

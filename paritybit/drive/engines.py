@@ -1,4 +1,4 @@
-"""The engines that `watch --engine` drives: a table."""
+"""The table of engines that `watch --engine` serves."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 class Starter(Protocol):
-    """How an engine is fetched and started."""
+    """Downloads and starts an engine."""
 
     def prepare(self, spec: str) -> "Environment":
-        """Return the engine of `NAME==VERSION` or of a folder, fetched with what it imports."""
+        """Return the engine of `NAME==VERSION` or of a folder, with the packages it imports."""
 
     def command(
         self, environment: "Environment", leg: "Leg", model: str, seed: int, device: str
     ) -> tuple[list[str], dict[str, str]]:
-        """Return the words that serve an engine, and the variables of their process."""
+        """Return the command that serves a leg, and its environment variables."""
 
     def playing(
         self, environment: "Environment", script: "Script", words: Sequence[str]
     ) -> tuple[list[str], dict[str, str]]:
-        """Return the words that serve an engine a script, and the variables of their process."""
+        """Return the command that serves a script, and its environment variables."""
 
 
 @dataclass(frozen=True)
@@ -48,19 +48,19 @@ class Driven:
 
     @property
     def starter(self) -> Starter:
-        """How it is fetched and started."""
+        """The module that downloads and starts the engine."""
         starter: Starter = self._module("environment")
         return starter
 
     @property
     def legs(self) -> "Sequence[Leg]":
-        """The settings that it is served with by default."""
+        """The legs: settings with which the engine is served by default."""
         legs: Sequence[Leg] = self._module("legs").LEGS
         return legs
 
     @property
     def served(self) -> "type[Common]":
-        """The kind of its settings."""
+        """The class of its settings."""
         served: type[Common] = self._module("settings").Served
         return served
 

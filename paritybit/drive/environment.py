@@ -1,4 +1,4 @@
-"""An engine that was fetched, what it imports, and the variables of its process."""
+"""A downloaded engine, the packages it imports, and the environment variables of its process."""
 
 import os
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ PINS = Path(__file__).parent / "pins"
 
 @dataclass(frozen=True)
 class Environment:
-    """A whole engine that lies here: its name, its import folder, and that of what it imports."""
+    """A whole engine on this machine: its name, its import folder, and that of its dependencies."""
 
     name: str
     source: Path
@@ -22,9 +22,9 @@ class Environment:
 
 
 def pins_for(transformers: str | None) -> Path:
-    """Return the requirements file of the newest transformers that is not newer than wanted.
+    """Return the requirements file for the newest transformers up to the wanted version.
 
-    The newest of all for None, the oldest where each is newer.
+    Returns the newest file for None, and the oldest one if all are newer than wanted.
     """
     files = sorted(PINS.glob("transformers-*.txt"), key=lambda file: fetch.in_order(file.stem))
     if transformers is None:
@@ -36,9 +36,9 @@ def pins_for(transformers: str | None) -> Path:
 def variables(
     environment: Environment, device: str, inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the variables of an engine's process.
+    """Return the environment variables of an engine's process.
 
-    Compiled files are kept in the cache: compiling anew takes longer than all the rest.
+    Compiled Python files are cached, because compiling them takes longer than everything else.
     """
     own = {name: value for name, value in inherited.items() if name != "PYTHONDONTWRITEBYTECODE"}
     folders = [str(IMPORT_FOLDER), str(environment.source), str(environment.dependencies)]

@@ -1,10 +1,10 @@
-"""What it means that an engine raises while it serves generated requests.
+"""Judges errors that an engine raises while it serves generated requests.
 
 Law: each request that an engine accepts ends, and none ends the engine.
 
 An error is judged only if the engine's own code raised it, directly or in torch or the standard
-library, and if a forward of the same kind ended before. A stand-in that cannot do what the engine
-asks for is no fault of the engine.
+library, and if a forward of the same kind has ended before. It is not the engine's fault if a
+stand-in lacks something that the engine needs.
 """
 
 import re
@@ -24,31 +24,31 @@ from paritybit.watch.observations import EngineError
 from paritybit.watch.settings import active
 
 SURROUNDINGS = (ImportError, MemoryError, NotImplementedError, OSError, torch.OutOfMemoryError)
-"""Errors that say something of the machine, or of what is installed on it."""
+"""Errors that concern the machine, or the packages that are installed on it."""
 
 SAYS = re.compile(r"cuda|cublas|cudnn|nccl|not implemented for|could not run", re.IGNORECASE)
-"""What the message of such an error may say."""
+"""Matches the messages of other errors of this kind."""
 
 PASS_ON = tuple(
     str(Path(path).resolve())
     for path in (Path(torch.__file__).parent, sysconfig.get_paths()["stdlib"])
 )
-"""Where code lies that only raises because of what it was given."""
+"""Folders with code that raises errors because of its arguments."""
 
 FAILED = "failed "
-"""What a count of the journal begins with that counts forwards that raised."""
+"""The prefix of the counts of forwards that raised an error."""
 
 
 class EngineFailedError(BaseException):
-    """The engine raised. It holds what. An engine's own handlers let it pass."""
+    """The engine raised an error. The engine's own handlers do not catch this BaseException."""
 
 
 class StalledError(EngineFailedError):
-    """Requests wait, and the engine runs none of them."""
+    """Requests wait, but the engine runs none of them."""
 
 
 def judge_failure(failed: BaseException) -> None:
-    """Write a finding if an error that ended the engine is its own fault."""
+    """Write a finding if an error that ended the engine is the engine's fault."""
     lines, settings = journal.of_process(), active()
     if lines is None or settings is None:
         return
@@ -62,7 +62,7 @@ def judge_failure(failed: BaseException) -> None:
 
 
 def fault_of(error: BaseException, counts: Mapping[str, int]) -> EngineError | None:
-    """Return what an error means, None if it is no fault of the engine's.
+    """Return the meaning of an error, or None if it is not the engine's fault.
 
     `counts` are those of the journal.
     """
@@ -93,7 +93,7 @@ def fault_of(error: BaseException, counts: Mapping[str, int]) -> EngineError | N
 
 
 def passes_on(path: str) -> bool:
-    """Whether a file is one of torch or of the standard library."""
+    """Return whether a file belongs to torch or to the standard library."""
     if path.startswith("<"):
         return True
     torch_s, standard = PASS_ON
@@ -103,8 +103,8 @@ def passes_on(path: str) -> bool:
 
 
 def engine_path(path: str) -> str | None:
-    """Return a path from an engine's top-level package on; None for a file of no engine."""
-    if Path(path).resolve().is_relative_to(PACKAGE):  # Downloads lie in a folder of that name, too.
+    """Return a path relative to the parent of an engine's package, or None for other files."""
+    if Path(path).resolve().is_relative_to(PACKAGE):  # Downloads have the name in their path, too.
         return None
     parts = Path(path).parts
     places = [parts.index(name) for name in ENGINES if name in parts]

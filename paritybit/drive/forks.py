@@ -1,4 +1,4 @@
-"""Work in a fork of this process, so that what it changes is gone afterwards."""
+"""Runs work in a fork of this process, so that its side effects are discarded."""
 
 import gc
 import json
@@ -15,10 +15,10 @@ from paritybit.watch import journal
 
 
 def in_fork(work: Callable[[], Any], seconds: float) -> Any:
-    """Return what `work` returns in a fork of this process, as JSON data.
+    """Run `work` in a fork of this process, and return its result as JSON data.
 
-    None if it takes longer, or fails. What it changes stays in the fork. It needs an engine without
-    threads and without a GPU.
+    Returns None if it fails or takes longer than `seconds`. The engine must not use threads or a
+    GPU.
     """
     reads, writes = os.pipe()
     gc.freeze()  # A collection in the fork would copy every page that it touches.
@@ -43,11 +43,11 @@ def in_fork(work: Callable[[], Any], seconds: float) -> Any:
 
 
 def passed(*_: object, **__: object) -> None:
-    """Pass a barrier at once: the threads that would wait for the group are not in a fork."""
+    """Pass a barrier immediately, because a fork has no threads that could wait for the group."""
 
 
 def received(reads: int, deadline: float) -> bytes:
-    """Return what a pipe gives until it is closed, nothing if it is not closed in time."""
+    """Return the content of a pipe until it is closed, or nothing if that is not in time."""
     parts: list[bytes] = []
     while True:
         ready, _, _ = select.select([reads], [], [], max(0.0, deadline - time.monotonic()))

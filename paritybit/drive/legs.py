@@ -1,21 +1,21 @@
-"""The legs of a plan: settings that an engine is served with, one process each."""
+"""The legs of a plan. A leg is a set of settings with which an engine is served in one process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 LACKING = 4
-"""Exit code of a leg that the release cannot be served with; the last line it prints says why."""
+"""The exit code of a leg that the release does not support. Its last line has the reason."""
 
 
 class LackingError(ValueError):
-    """A setting that a release, or a model, does not have."""
+    """A release or a model does not support a setting."""
 
 
 @dataclass(frozen=True)
 class Leg:
-    """One way to serve an engine: its name, its options, and its part of the time.
+    """One way to serve an engine: its name, its options, and its share of the time.
 
-    `device` is the only device that can be served so; None means any.
+    `device` is the only device that supports the leg. None means any.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Leg:
 
 
 def plan(device: str, seconds: float, legs: Sequence[Leg]) -> tuple[Leg, ...]:
-    """Return the legs of a device, whose seconds add up to the given ones."""
+    """Return the legs for a device. Their seconds add up to `seconds`."""
     mine = [leg for leg in legs if leg.device in (None, device)]
     total = sum(leg.share for leg in mine)
     return tuple(replace(leg, seconds=seconds * leg.share / total) for leg in mine)

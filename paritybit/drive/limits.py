@@ -1,4 +1,4 @@
-"""What requests must keep to, and the boundaries that they are to reach."""
+"""The limits of requests, and the boundaries that requests should reach."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,19 +6,23 @@ from dataclasses import dataclass
 from paritybit.drive.script import Wave
 
 BLOCKS = (512, 1024)
-"""Numbers of keys at which index kernels start another block."""
+"""Numbers of keys after which index kernels start another block."""
 
 BOUNDARY = "boundary: "
-"""What the counts of boundaries begin with, which requests are to reach."""
+"""The prefix of the counts of boundaries."""
 
 PROMPT, SHARED = "a prompt", "a shared prefix"
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What requests must keep to: sizes in tokens, as the engine is set up.
+    """The limits of requests: sizes of the engine in tokens.
 
-    `windows` counts the slots of a pool that sliding windows have to themselves.
+    - `window`: the size of a sliding window.
+    - `chunk`: the largest prefill.
+    - `context`, `pool`: the longest context, and the size of the pool.
+    - `rows`: the most running requests.
+    - `windows`: the number of slots of a separate pool for sliding windows, if there is one.
     """
 
     window: int
@@ -31,17 +35,17 @@ class Limits:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest request that fits: it is limited by the context and the pool."""
+        """Tokens of the longest request that fits into the context and the pool."""
         return min(self.context, self.pool)
 
     @property
     def stretch(self) -> int:
-        """Tokens of a chunk, or of a part of the context that several requests can have."""
+        """Tokens of a chunk, or of a share of the context that several requests can have."""
         return min(self.chunk, self.longest // 8)
 
 
 def marks(limits: Limits) -> Mapping[str, int]:
-    """Return lengths at which something of an engine begins or ends, by name."""
+    """Return lengths at which the engine's behaviour may change, by name."""
     found = {
         "window": limits.window,
         "two windows": 2 * limits.window,
@@ -59,7 +63,7 @@ def edges(limits: Limits) -> Sequence[int]:
 
 
 def boundaries(limits: Limits) -> Sequence[str]:
-    """Return the names of all boundaries that requests are to reach."""
+    """Return the names of all boundaries that requests should reach."""
     ends = [
         f"{what} {how} {name}"
         for name, mark in marks(limits).items()

@@ -1,4 +1,4 @@
-"""Tiny models with random weights whose geometry is that of models that shipped."""
+"""Tiny models with random weights and the geometry of published models."""
 
 import contextlib
 import importlib
@@ -14,10 +14,10 @@ WINDOW = 16
 
 @dataclass(frozen=True)
 class Model:
-    """A model by its configuration.
+    """The configuration of a model.
 
-    `draft` is that of a draft model for speculation, if any. `assistant` is that of one that reads
-    the KV of this model in place of its own.
+    `draft` is the configuration of its draft model, if any. `assistant` is the configuration of a
+    draft model that reads the KV of this model in place of its own.
     """
 
     name: str
@@ -28,11 +28,11 @@ class Model:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path) -> Path:
-        """Write the configuration into a new folder and return that."""
+        """Write the configuration to a new folder, and return the folder."""
         return _written(self.config, folder / self.name)
 
     def write_draft(self, draft: Mapping[str, Any], folder: Path) -> Path:
-        """Write the configuration of a draft model into a new folder and return that."""
+        """Write the configuration of a draft model to a new folder, and return the folder."""
         return _written(draft, folder / f"{self.name}-draft")
 
 
@@ -82,7 +82,7 @@ _GEMMA4 = {
         },
         "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     },
-    # Read by releases up to 0.5.12, and no part of the published configuration.
+    # Releases up to 0.5.12 read these. They are not part of the published configuration.
     "swa_num_key_value_heads": 2,
     "swa_head_dim": 64,
     "swa_v_head_dim": 64,
@@ -239,20 +239,21 @@ MODELS = {model.name: model for model in (GEMMA4, GPT_OSS, MIMO, QWEN2_VL, LFM2)
 
 
 def register_configurations() -> None:
-    """Let transformers read configurations whose class comes with a model. Runs with the engine.
+    """Register classes for configurations that transformers does not know.
 
-    Of a draft that reads the KV of Gemma 4, older releases have no class either.
+    Runs in the process of the engine. Older releases also lack the class for a draft model that
+    reads the KV of Gemma 4.
     """
     transformers: Any = importlib.import_module("transformers")
     automatic = transformers.AutoConfig
 
     class Configuration(transformers.PretrainedConfig):  # type: ignore[misc]
-        """Holds what a configuration says, as it says it."""
+        """A configuration without special treatment of any field."""
 
         model_type = "mimo_v2_flash"
 
     class Assistant(transformers.PretrainedConfig):  # type: ignore[misc]
-        """Holds the configuration of a model in that of its assistant."""
+        """The configuration of an assistant, which contains the configuration of a model."""
 
         model_type = "gemma4_assistant"
 
@@ -262,5 +263,5 @@ def register_configurations() -> None:
             super().__init__(**named)
 
     automatic.register(Configuration.model_type, Configuration, exist_ok=True)
-    with contextlib.suppress(ValueError):  # It has one of its own.
+    with contextlib.suppress(ValueError):  # The release has its own class.
         automatic.register(Assistant.model_type, Assistant)

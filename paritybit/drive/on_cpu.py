@@ -1,9 +1,9 @@
-"""Run Python where a whole engine starts without a GPU.
+"""Run Python so that a whole engine starts without a GPU.
 
-`python -m paritybit.drive.on_cpu ENGINE FILE` runs FILE as Python does, in a process that begins by
-installing what stands in for compiled code and CUDA graphs. So does each process that it starts.
-Any other words that Python takes, such as `-m unittest FILE`, may stand in place of FILE. What runs
-need not know of paritybit: its environment has `TEST_DEVICE=cpu`.
+`python -m paritybit.drive.on_cpu ENGINE FILE` runs FILE with Python. The process, and each process
+that it starts, first installs replacements for compiled code and CUDA graphs. In place of FILE, any
+other arguments of Python are possible, such as `-m unittest FILE`. The program need not know
+paritybit. Its environment has `TEST_DEVICE=cpu`.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from paritybit.places import IMPORT_FOLDER
 from paritybit.watch.attach import when_imported
 
 VARIABLE = "PARITYBIT_ON_CPU"
-"""Names the engine, in the processes that begin with its stand-ins."""
+"""The variable with the name of the engine whose replacements a process installs."""
 
 SITECUSTOMIZE = """\
 from paritybit.drive.on_cpu import begin
@@ -32,12 +32,12 @@ begin()
 
 
 def stand_in_for_sglang() -> None:
-    """Install what sglang needs on a CPU."""
+    """Install the replacements that sglang needs on a CPU."""
     from paritybit.drive.sglang.__main__ import stand_in  # noqa: PLC0415
     from paritybit.drive.stand_ins.installing import put  # noqa: PLC0415
     from paritybit.drive.stand_ins.table import RUNNER_OF_CUDA  # noqa: PLC0415
 
-    if importlib.util.find_spec("uvloop") is None:  # The server's loop; it has no part in serving.
+    if importlib.util.find_spec("uvloop") is None:  # Only the server's event loop needs it.
         module: Any = ModuleType("uvloop")
         module.EventLoopPolicy = asyncio.DefaultEventLoopPolicy
         sys.modules["uvloop"] = module
@@ -46,14 +46,14 @@ def stand_in_for_sglang() -> None:
 
 
 def stand_in_for_transformers() -> None:
-    """Install what continuous batching needs on a CPU."""
+    """Install the replacements that continuous batching needs on a CPU."""
     from paritybit.drive.transformers.__main__ import prepare  # noqa: PLC0415
 
     prepare("cpu")
 
 
 def stand_in_for_vllm() -> None:
-    """Install what vLLM needs on a CPU: a part of it once the engine has imported its own."""
+    """Install the replacements that vLLM needs on a CPU, some of them after it is imported."""
     from paritybit.drive.vllm.settings import Served  # noqa: PLC0415
     from paritybit.drive.vllm.stand_ins import (  # noqa: PLC0415
         ATTENTION,
@@ -73,7 +73,7 @@ REGISTRY = "vllm.model_executor.models.registry"
 
 
 def inspect_models_here() -> None:
-    """Let vLLM inspect a model's class in this process: another one would lack the stand-ins."""
+    """Make vLLM inspect a model's class in this process, which has the replacements."""
     registry: Any = importlib.import_module(REGISTRY)
     registry._run_in_subprocess = lambda inspect: inspect()
 
@@ -86,12 +86,12 @@ STAND_INS: Mapping[str, Callable[[], None]] = {
 
 
 def begin() -> None:
-    """Install the stand-ins of the engine that the environment names."""
+    """Install the replacements for the engine that the environment names."""
     STAND_INS[os.environ[VARIABLE]]()
 
 
 def main(words: Sequence[str]) -> int:
-    """Run Python with some words, after the stand-ins of an engine; return its exit code."""
+    """Run Python with the replacements for an engine, and return its exit code."""
     engine, *asked = words or [""]
     if engine not in STAND_INS or not asked:
         engines = "|".join(STAND_INS)

@@ -1,6 +1,6 @@
-"""Generated requests: what arrives when. The same seed gives the same requests.
+"""Generates requests and their arrival times. The same seed gives the same requests.
 
-Traffic comes in waves. A wave ends when every request of it has ended, so that the engine is idle
+Requests come in waves. A wave ends when all of its requests have ended, so the engine is idle
 between two waves.
 """
 
@@ -12,11 +12,11 @@ from paritybit.drive.limits import BLOCKS, PROMPT, SHARED, Limits, edges
 from paritybit.drive.script import Part, Planned, Wave
 
 LONG = tuple(tuple(block + step for step in (80, 0, -1, 1, 8)) for block in BLOCKS)
-"""Lengths of long prompts, around each of them and beyond, in the order in which they come."""
+"""Lengths of long prompts, around and beyond each of BLOCKS, in the order of their use."""
 
 
 def waves(seed: int, limits: Limits) -> Iterator[Wave]:
-    """Yield waves without end. The first are small: a full batch that shrinks and grows again."""
+    """Yield waves without end. The kinds of waves for the limits take turns."""
     draw, number = Draw(seed, limits), 0
     kinds = kinds_of(limits)
     while True:
@@ -26,7 +26,7 @@ def waves(seed: int, limits: Limits) -> Iterator[Wave]:
 
 
 def kinds_of(limits: Limits) -> Sequence["Kind"]:
-    """Return the kinds of waves for these limits, in the order in which they come."""
+    """Return the kinds of waves for these limits, in order."""
     if limits.pool < limits.context:
         return TIGHT
     whole = limits.windows is not None and limits.windows <= limits.chunk
@@ -34,14 +34,14 @@ def kinds_of(limits: Limits) -> Sequence["Kind"]:
 
 
 class Draw:
-    """Draws what requests are made of. The edges come in a random order, each as often."""
+    """Draws random lengths. Lengths at edges come in random order and with equal frequency."""
 
     def __init__(self, seed: int, limits: Limits) -> None:
         self.chance, self.limits = random.Random(seed), limits
         self._decks: dict[str, list[int]] = {}
 
     def length(self, what: str) -> int:
-        """Return the length of something, half of the time one at an edge."""
+        """Return a random length for a purpose. Half of the lengths are at an edge."""
         if self.chance.random() >= 0.5:
             return self.chance.randint(1, 3 * self.limits.window)
         deck = self._decks.setdefault(what, [])
@@ -54,7 +54,7 @@ class Draw:
 def other_beginnings(given: Iterable[Wave]) -> Iterator[Wave]:
     """Give every fifth request of a wave another first token.
 
-    What it shares with others then begins after another prefix: the same tokens, and other KV.
+    The tokens that it shares with others then follow another prefix, so their KV differs.
     """
     for wave in given:
         requests = list(wave.requests)
@@ -67,12 +67,12 @@ def other_beginnings(given: Iterable[Wave]) -> Iterator[Wave]:
 
 
 def shares(common: Part, shared: int, own: Part) -> tuple[Part, ...]:
-    """Return a prompt: so much of what others have, too, then what it has alone."""
+    """Return a prompt: `shared` tokens of a common part, then its own part."""
     return (Part(common.text, shared), own) if shared else (own,)
 
 
 def second_turn(draw: Draw, name: str, tokens: int, latest: int) -> Planned:
-    """Return the request with which a conversation goes on."""
+    """Return the request that continues a conversation."""
     more = (Part(f"{name}+", draw.chance.randint(1, draw.limits.window)),)
     return Planned(f"{name}+", more, tokens, draw.chance.randint(0, latest), follows=name)
 
@@ -124,9 +124,9 @@ def _sharing(draw: Draw, prefix: str, _: int) -> Wave:
 
 
 def _turnover(draw: Draw, prefix: str, _: int) -> Wave:
-    """Let a few requests decode for long while many with long prompts come and go.
+    """Let a few requests decode for long while many requests with long prompts come and go.
 
-    What the former hold in the prefix cache grows old there, and the latter evict what is old.
+    The entries of the former become old in the prefix cache, and the latter evict old entries.
     """
     chance, limits = draw.chance, draw.limits
     common = Part(f"{prefix}common", limits.stretch + limits.window)
@@ -146,10 +146,10 @@ def _turnover(draw: Draw, prefix: str, _: int) -> Wave:
 
 
 def _relay(draw: Draw, prefix: str, _: int) -> Wave:
-    """Let a request take a prompt over from one that has decoded for two windows and then ends.
+    """Let a request share the prompt of a request that ends after decoding for two windows.
 
-    It reads the window that the first one has left, less than a window behind itself, and is the
-    only one that holds it. Strangers with long prompts come just then, and evict what nobody holds.
+    The second request reads the window that the first one has left, and becomes its only holder.
+    Other requests with long prompts arrive just then, and evict everything that nobody holds.
     """
     chance, limits = draw.chance, draw.limits
     tokens, near = 2 * limits.window + 2, limits.window // 4
@@ -170,9 +170,9 @@ def _relay(draw: Draw, prefix: str, _: int) -> Wave:
 
 
 def _brim(draw: Draw, prefix: str, _: int) -> Wave:
-    """Fill the pool to the brim by rows that end together, while short requests share two rows.
+    """Fill the pool with rows that end together, while short requests share two rows.
 
-    When the last slots are given out, a request has to go whose last token is on its way.
+    When the last slots are allocated, the engine retracts a request whose last token is pending.
     """
     chance, limits = draw.chance, draw.limits
     planned, tokens, rows = [], 2 * limits.window, limits.rows - 2
@@ -190,9 +190,9 @@ def _brim(draw: Draw, prefix: str, _: int) -> Wave:
 
 
 def _pressure(draw: Draw, prefix: str, _: int) -> Wave:
-    """Ask for more than the pool holds, at once: queues, eviction, retraction, aborts.
+    """Request more than the pool holds at once: queues, eviction, retraction, aborts.
 
-    Most prompts share a prefix, so that what is given back is in use elsewhere.
+    Most prompts share a prefix, so freed slots may be in use elsewhere.
     """
     chance, limits = draw.chance, draw.limits
     common = Part(f"{prefix}common", limits.pool // 8)
@@ -214,7 +214,8 @@ def _pressure(draw: Draw, prefix: str, _: int) -> Wave:
 def _crowd(draw: Draw, prefix: str, _: int) -> Wave:
     """Fill all rows at once, and let them outgrow the pool together.
 
-    Whoever is retracted has decoded for several windows. Some begin alike, and end together.
+    A retracted request has then decoded for several windows. Some requests share a prefix, and end
+    together.
     """
     chance, limits = draw.chance, draw.limits
     tokens = min(3 * limits.pool // (2 * limits.rows), limits.longest // 2)
@@ -228,10 +229,10 @@ def _crowd(draw: Draw, prefix: str, _: int) -> Wave:
 
 
 def _ladder(draw: Draw, prefix: str, _: int) -> Wave:
-    """Make families of prompts: beginnings of one text, steps of less than a window apart.
+    """Make families of prompts: beginnings of one text whose lengths differ by less than a window.
 
-    Their paths in a prefix cache fall into pieces, of which some lose the slots of their windows
-    and are computed again. Members of a family are computed together, even in one chunk, and
+    Their paths in a prefix cache are split into nodes. Some nodes lose the slots of their windows
+    and are computed again. Members of a family are computed together, possibly in one chunk, and
     may end together.
     """
     chance, limits = draw.chance, draw.limits
@@ -260,7 +261,7 @@ def _ladder(draw: Draw, prefix: str, _: int) -> Wave:
 
 
 def _filling(draw: Draw, name: str, arrives: int) -> Planned:
-    """Return a request that fills the pool, or asks for more where the context has more."""
+    """Return a request that fills the pool, or requests more if the context is larger."""
     chance, limits = draw.chance, draw.limits
     tokens = 2 * limits.window + 1
     length = limits.longest - tokens - chance.choice((1, 2, limits.page + 1))
@@ -269,10 +270,10 @@ def _filling(draw: Draw, name: str, arrives: int) -> Planned:
 
 
 def _squeeze(draw: Draw, prefix: str, _: int) -> Wave:
-    """Let all rows but one decode, while prompts of several chunks come one after another.
+    """Let all rows but one decode, while prompts of several chunks arrive one after another.
 
-    Their windows take the slots that a chunk needs next, so chunks wait, or take what is left.
-    Short prompts come in between, and the last request fills the pool alone.
+    The windows of the rows occupy slots that the next chunk needs, so chunks wait or shrink. Short
+    prompts arrive in between, and the last request fills the pool alone.
     """
     chance, limits = draw.chance, draw.limits
     planned, last = [], 2 * limits.rows
@@ -293,10 +294,10 @@ def _squeeze(draw: Draw, prefix: str, _: int) -> Wave:
 
 
 def _resumed(draw: Draw, prefix: str, turn: int) -> Wave:
-    """Compute a prompt that takes all of the window pool but a page, and reuse most of it.
+    """Compute a prompt that takes all of the window pool except one page, and reuse most of it.
 
-    A cache locks what is reused as a whole. The few tokens that are new still fit. In every second
-    turn the last request adds more than is left beside what it locks, so its chunks must shrink.
+    A cache locks a reused prefix as a whole, and the few new tokens still fit. In every second
+    turn, the last request needs more slots than are left, so its chunks must shrink.
     """
     chance, limits = draw.chance, draw.limits
     assert limits.windows is not None
@@ -313,9 +314,9 @@ def _resumed(draw: Draw, prefix: str, turn: int) -> Wave:
 
 
 def _long(draw: Draw, prefix: str, turn: int) -> Wave:
-    """Make two long contexts among short requests, as far as the engine takes them.
+    """Make two long contexts among short requests, up to the limit of the engine.
 
-    Each comes back with a second turn, so that a long prefix is reused. A last one fills the pool.
+    Each has a second turn, which reuses a long prefix. The last request fills the pool.
     """
     chance, limits = draw.chance, draw.limits
     most = limits.longest - 4 * limits.window
@@ -334,7 +335,7 @@ def _long(draw: Draw, prefix: str, turn: int) -> Wave:
 
 
 Kind = Callable[[Draw, str, int], Wave]
-"""What makes a wave, with a prefix for its names, in the turn of its kind that is given."""
+"""A function that makes a wave. It gets a prefix for names, and the number of its turn."""
 
 KINDS: Sequence[Kind] = (
     _churn,
@@ -347,10 +348,10 @@ KINDS: Sequence[Kind] = (
     _relay,
     _brim,
 )
-"""The kinds of waves, in the order in which they come again and again."""
+"""The kinds of waves. They take turns in this order."""
 
 TIGHT: Sequence[Kind] = (
     *(_squeeze, _sharing, _crowd, _squeeze, _ladder),
     *(_turnover, _long, _pressure, _relay, _brim),
 )
-"""Those where a request can ask for more than the pool holds."""
+"""The kinds of waves if a single request can need more than the pool holds."""

@@ -1,7 +1,7 @@
-"""Shrinks waves of requests while they still show what they showed. Knows no engine.
+"""Shrinks waves of requests as long as they show the same finding. Independent of the engine.
 
-Each pass proposes simpler waves, the simplest first. A proposal that still fails takes the place of
-what was there. When no pass simplifies anything any more, no single step of theirs can.
+Each pass proposes simpler waves, beginning with the simplest. A proposal that still fails replaces
+the waves. Shrinking ends when no proposal of any pass fails.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,9 +16,9 @@ Fails = Callable[[Waves], bool]
 
 
 def shrunk(waves: Waves, fails: Fails, done: Callable[[], bool]) -> Waves:
-    """Return waves that are as simple as can be and fail, until `done` says that time is over.
+    """Return the simplest failing waves that were found before `done` returned True.
 
-    `fails` says whether waves show the finding. The waves that are given do.
+    `fails` returns whether waves show the finding. The given waves must fail.
     """
     while not done():
         before = waves
@@ -35,9 +35,10 @@ def simplified(
     fails: Fails,
     done: Callable[[], bool],
 ) -> Waves:
-    """Return waves of which no proposal fails, or those at which time was over.
+    """Apply the proposals of one pass until none fails or the time is over.
 
-    Where a proposal fails, those after it are tried next, of the waves that it proposed.
+    After a failing proposal, the pass continues at the same place in the proposals for the new
+    waves.
     """
     position = 0
     while True:
@@ -51,7 +52,7 @@ def simplified(
 
 
 def fewer_waves(waves: Waves) -> Iterator[Waves]:
-    """Propose the last waves alone, then to leave out one, or what is done to the engine in it."""
+    """Propose the last waves alone, then to remove a wave, or an action of a wave."""
     length = 1
     while length < len(waves):
         yield waves[-length:]
@@ -71,7 +72,7 @@ def fewer_waves(waves: Waves) -> Iterator[Waves]:
 
 
 def fewer_requests(waves: Waves) -> Iterator[Waves]:
-    """Propose to leave out requests of a wave: half of them, a quarter, and so on, then each."""
+    """Propose to remove requests of a wave: half of them, a quarter, and so on, then each one."""
     for number in reversed(range(len(waves))):
         requests = waves[number].requests
         size = len(requests) // 2
@@ -83,10 +84,10 @@ def fewer_requests(waves: Waves) -> Iterator[Waves]:
 
 
 def merged_requests(waves: Waves) -> Iterator[Waves]:
-    """Propose to leave out requests and to give their tokens to the one before or after them.
+    """Propose to remove requests, and to give their tokens to the request before or after them.
 
-    What they occupied stays occupied, so a pool becomes as full as before. The heir gets a longer
-    prompt, or more tokens to make.
+    The pool then becomes as full as before. The other request gets a longer prompt, or generates
+    more tokens.
     """
     for number in reversed(range(len(waves))):
         requests = waves[number].requests
@@ -105,7 +106,7 @@ def merged_requests(waves: Waves) -> Iterator[Waves]:
 def inherited(
     requests: tuple[Planned, ...], place: int, gone: tuple[Planned, ...]
 ) -> Iterator[tuple[Planned, ...]]:
-    """Yield the requests without some, whose tokens the one at a place has in their stead."""
+    """Yield the requests without `gone`. The request at `place` gets their tokens."""
     tokens, heir = sum(one.length + one.tokens for one in gone), requests[place]
     *before, last = heir.prompt
     longer = replace(heir, prompt=(*before, replace(last, length=last.length + tokens)))
@@ -115,11 +116,11 @@ def inherited(
 
 
 MOST_IN_PAIRS = 24
-"""Requests of a wave up to which each two of them are tried to be left out at once."""
+"""The most requests of a wave for which all pairs are proposed for removal."""
 
 
 def fewer_pairs(waves: Waves) -> Iterator[Waves]:
-    """Propose to leave out any two requests of a wave, neighbours or not."""
+    """Propose to remove any two requests of a wave."""
     for number in reversed(range(len(waves))):
         requests = waves[number].requests
         if len(requests) <= MOST_IN_PAIRS:
@@ -129,7 +130,7 @@ def fewer_pairs(waves: Waves) -> Iterator[Waves]:
 
 
 def possible(requests: tuple[Planned, ...]) -> tuple[Planned, ...]:
-    """Return the requests that follow none which is not there any more."""
+    """Return the requests without those that follow a removed request."""
     kept: dict[str, Planned] = {}
     for one in requests:
         if one.follows is None or one.follows in kept:
@@ -148,7 +149,7 @@ def simpler_requests(waves: Waves) -> Iterator[Waves]:
 
 
 def simpler_forms(one: Planned) -> Iterator[Planned]:
-    """Propose a request without what is special of it, then with shorter lengths."""
+    """Propose a request without its special features, then with shorter lengths."""
     if one.aborted is not None:
         yield replace(one, aborted=None)
     if one.adapter is not None:
@@ -169,7 +170,7 @@ def simpler_forms(one: Planned) -> Iterator[Planned]:
 
 
 def shorter(length: int) -> Iterator[int]:
-    """Propose shorter lengths: 1, then a half, three quarters, and so on, up to one less."""
+    """Propose shorter lengths: 1, then a half, three quarters, and so on, up to length - 1."""
     less = length - 1
     while less > 0:
         yield length - less
@@ -177,10 +178,10 @@ def shorter(length: int) -> Iterator[int]:
 
 
 PASSES = (fewer_waves, fewer_requests, merged_requests, simpler_requests, fewer_pairs)
-"""What is proposed, in this order. Pairs come last: there are many of them."""
+"""The passes in order. Pairs come last, because there are many of them."""
 
 
 def changed(waves: Waves, number: int, wave: Wave) -> Waves:
-    """Return waves with another one in the place of one; without it, if nothing is left of it."""
+    """Return waves with one wave replaced. If the new wave is empty, the wave is removed."""
     kept = (wave,) if wave.requests or wave.actions else ()
     return waves[:number] + kept + waves[number + 1 :]

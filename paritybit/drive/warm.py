@@ -1,7 +1,7 @@
-"""Engines that start from a fork of a process which has imported them: importing takes longest.
+"""Starts engines in forks of a process that has already imported them, as the import takes longest.
 
-`Warm` is the side of who starts engines, `forked` that of the process which forks. They share a
-connection. Each command asked for is answered by the process id of its fork, then by its exit code.
+`Warm` runs in the process that starts engines, and `forked` in the process that forks. They share a
+connection. The answers to a command are the process id of its fork, then its exit code.
 """
 
 import gc
@@ -19,27 +19,27 @@ from paritybit.watch import journal
 from paritybit.watch.settings import VARIABLE, parsed
 
 OPTION = "--fork-for"
-"""The first word of a process that forks; the second is the descriptor of its connection."""
+"""The first argument of a process that forks. The second is the descriptor of its connection."""
 
 PROGRAM = 3
-"""So many words of a command are its program: Python, `-m`, and a module. The rest are options."""
+"""The first words of a command are its program: Python, `-m`, and a module."""
 
 SERVES = "paritybit.drive."
-"""How modules are called that serve an engine: they fork."""
+"""The prefix of the modules that serve an engine. They can fork."""
 
 
 def forks(words: Sequence[str]) -> bool:
-    """Whether a command can be run by a fork of what its program has imported."""
+    """Return whether a command can run in a fork of a process that has imported its engine."""
     return list(words[1:2]) == ["-m"] and words[2].startswith(SERVES)
 
 
 class Importer:
-    """A process that has imported an engine, or is about to. What it prints goes to `output`."""
+    """A process that imports an engine, and forks. Its output is written to `output`."""
 
     def __init__(
         self, program: Sequence[str], variables: Mapping[str, str], output: IO[bytes]
     ) -> None:
-        """Start it."""
+        """Start the process."""
         self.connection, other = Pipe()
         with other:
             self.process = subprocess.Popen(
@@ -53,9 +53,9 @@ class Importer:
             )
 
     def hear(self, seconds: float | None) -> int | None:
-        """Return the next number that it says; None if it says none in time.
+        """Return the next number that the process sends, or None if it sends none in time.
 
-        Raises EOFError if it has ended.
+        Raises EOFError if the process has ended.
         """
         try:
             return int(self.connection.recv_bytes()) if self.connection.poll(seconds) else None
@@ -63,29 +63,29 @@ class Importer:
             raise EOFError from error
 
     def end(self) -> None:
-        """End it."""
+        """End the process."""
         self.connection.close()
         self.process.kill()
         self.process.wait()
 
 
 class Fork:
-    """A command that an importer runs in a fork of its own: what is asked of `subprocess.Popen`."""
+    """A command in a fork of an importer, with an interface like `subprocess.Popen`."""
 
     def __init__(self, importer: Importer) -> None:
         self.importer = importer
         self.pid = importer.process.pid
-        """That of the importer until there is a fork."""
+        """The process id of the fork, or of the importer until there is a fork."""
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit code, None while it runs."""
+        """Return the exit code, or None while the command runs."""
         with suppress(subprocess.TimeoutExpired):
             self.wait(0.0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code. Raises subprocess.TimeoutExpired if it takes longer."""
+        """Return the exit code. Raises subprocess.TimeoutExpired after `timeout` seconds."""
         while self.returncode is None:
             try:
                 said = self.importer.hear(timeout)
@@ -102,7 +102,7 @@ class Fork:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to it, or to the importer while there is no fork yet."""
+        """Send a signal to the fork, or to the importer while there is no fork yet."""
         if self.poll() is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -122,7 +122,7 @@ class Warm:
         output: IO[bytes],
         folder: Path,
     ) -> Fork:
-        """Run the words of a command in a folder; what it prints goes to the file `output`."""
+        """Run a command in a folder. Its output is written to the file `output`."""
         settings = replace(parsed(variables[VARIABLE]), out=str(self.scratch))
         shared = {**variables, VARIABLE: settings.text()}
         key = json.dumps([words[:PROGRAM], shared], sort_keys=True)
@@ -135,7 +135,7 @@ class Warm:
             "output": str(Path(output.name).resolve()),
             "folder": str(folder.resolve()),
         }
-        with suppress(ConnectionError):  # It ended at once: so will the fork, with its exit code.
+        with suppress(ConnectionError):  # The importer has ended. The fork gets its exit code.
             importer.connection.send_bytes(json.dumps(asked).encode())
         return Fork(importer)
 
@@ -147,7 +147,7 @@ class Warm:
 
 @contextmanager
 def warm(scratch: Path, device: str) -> Iterator[Warm | None]:
-    """Give what starts engines on a device; None where they cannot be forked, as on a GPU."""
+    """Yield a `Warm` for a device, or None if engines cannot be forked there, as on a GPU."""
     if device != "cpu":
         yield None
         return
@@ -159,9 +159,9 @@ def warm(scratch: Path, device: str) -> Iterator[Warm | None]:
 
 
 def forked(descriptor: int) -> list[str]:
-    """Return the options of each command that is asked for, in a fork of this process.
+    """Fork this process for each requested command, and return the command's options in the fork.
 
-    Does not return in this process: it ends when no more can be asked for.
+    Does not return in this process, which ends when its connection is closed.
     """
     connection = Connection(descriptor)
     with suppress(EOFError, ConnectionError):
@@ -177,7 +177,7 @@ def forked(descriptor: int) -> list[str]:
 
 
 def become(asked: Mapping[str, object], connection: Connection) -> list[str]:
-    """Make this process that of a command, and return its options."""
+    """Turn this process into the process of a command, and return the command's options."""
     os.setsid()
     with open(str(asked["output"]), "ab") as output:  # noqa: PTH123
         os.dup2(output.fileno(), 1)

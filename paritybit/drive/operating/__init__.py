@@ -1,1 +1,1 @@
-"""What is done to an engine besides requests, and the adapters that these may ask for."""
+"""The actions of an operator on an engine, and LoRA adapters for requests."""

@@ -1,7 +1,7 @@
-"""What an operator does to an engine between requests: generated, and done when it is possible.
+"""Generates the actions of an operator between requests, and performs each when it is possible.
 
-An engine is paused, put to sleep and woken, gets other weights, captures its graphs again, or its
-cache is emptied.
+The operator pauses and continues the engine, puts it to sleep and wakes it, updates its weights,
+captures its graphs again, and empties its cache.
 """
 
 import random
@@ -13,13 +13,13 @@ from paritybit.drive.script import Action, Planned, Wave
 from paritybit.watch import journal
 
 COUNT = "action: "
-"""What the counts of actions begin with."""
+"""The prefix of the counts of actions."""
 
 ENDS: Mapping[str, str] = {"pause": "continue", "retract": "continue", "sleep": "wake"}
-"""The act that ends an action which lasts."""
+"""Maps an action that lasts to the act that ends it."""
 
 AT_ONCE = (("sleep",), ("weights",), ("flush",))
-"""What is done before the first request of a wave arrives."""
+"""Actions before the first request of a wave arrives."""
 
 LATER = (
     ("pause",),
@@ -30,22 +30,23 @@ LATER = (
     ("pause", "recapture"),
     ("retract", "recapture"),
 )
-"""What is done while requests run: the second, if any, while the first lasts."""
+"""Actions while requests run. The second one, if any, happens while the first lasts."""
 
 FEW, LONGEST = 8, 256
-"""Tokens that a request gets whose prompt is repeated, and of one that repeats it."""
+"""The most tokens that a request with a repeated prompt generates, and of the repeating request."""
 
 Acts = Mapping[str, Callable[[], Sequence[Any]]]
-"""How an engine is told to do something: its own requests, by the name of the act.
+"""Functions that return the engine's own requests for an act, by the name of the act.
 
-They are the names of actions, and of what ends one. Some have a variant: `flush retracted` empties
-the cache while requests are retracted, and `weights kept` updates weights without emptying it.
+Acts are the actions, and `continue` and `wake`, which end one. Some have variants: `flush
+retracted` empties the cache while requests are retracted, and `weights kept` updates the weights
+without emptying the cache.
 """
 
 
 @dataclass
 class Operator:
-    """Does the actions of a wave. What an engine has no act for is left out."""
+    """Performs the actions of a wave. Actions that the engine does not support are skipped."""
 
     acts: Acts
     _waiting: list[Action] = field(default_factory=list)
@@ -54,20 +55,20 @@ class Operator:
 
     @property
     def busy(self) -> bool:
-        """Whether an action is under way, or is still to come."""
+        """Whether an action is in progress or still waiting."""
         return bool(self._waiting) or self._lasting is not None
 
     @property
     def asleep(self) -> bool:
-        """Whether the engine sleeps, so that no request may arrive."""
+        """Whether the engine sleeps. No request may arrive then."""
         return self._lasting is not None and self._lasting.what == "sleep"
 
     def begin(self, actions: Sequence[Action]) -> None:
-        """Take over the actions of a wave."""
+        """Begin the actions of a wave."""
         self._waiting = [one for one in actions if one.what in self.acts]
 
     def due(self, poll: int, *, idle: bool) -> list[Any]:
-        """Return what the engine is told at a poll. `idle`: it serves nobody."""
+        """Return the engine's requests for the actions of a poll. `idle`: no request runs."""
         given: list[Any] = []
         if self._lasting is not None and poll > self._since + self._lasting.lasts:
             given += self._end()
@@ -84,7 +85,7 @@ class Operator:
         return given
 
     def leave(self) -> list[Any]:
-        """Return what ends the action that is under way. Nothing else is done any more."""
+        """Return the engine's requests that end the current action. Drops all other actions."""
         self._waiting = []
         return self._end()
 
@@ -96,7 +97,7 @@ class Operator:
         return [*act()]
 
     def _act(self, what: str, poll: int, *, idle: bool) -> str:
-        """Return the name of the act for an action now, nothing if it has to wait."""
+        """Return the name of the act for an action now, or an empty text if it has to wait."""
         within = None if self._lasting is None else self._lasting.what
         if what in ENDS:
             return what if within is None and (idle or what != "sleep") else ""
@@ -112,7 +113,7 @@ class Operator:
 def with_actions(seed: int, given: Iterator[Wave], kinds: Sequence[str]) -> Iterator[Wave]:
     """Add actions to waves, and let some of their requests repeat prompts of the wave before.
 
-    A wave does not end with an empty cache: something is there to be read wrongly after an action.
+    Waves do not empty the cache at their end, so there are entries that an action could corrupt.
     """
     chance, before = random.Random(f"actions {seed}"), Wave()
     at_once, later = (deck(chance, plans, kinds) for plans in (AT_ONCE, LATER))
@@ -136,16 +137,17 @@ def with_actions(seed: int, given: Iterator[Wave], kinds: Sequence[str]) -> Iter
 def deck(
     chance: random.Random, plans: Sequence[tuple[str, ...]], kinds: Sequence[str]
 ) -> Iterator[tuple[str, ...]]:
-    """Yield plans of some kinds of actions in a random order, each as often; none without one."""
+    """Yield the plans with these kinds of actions in random order and with equal frequency."""
     possible = [plan for plan in plans if set(plan) <= set(kinds)]
     while possible:
         yield from chance.sample(possible, len(possible))
 
 
 def repeated(wave: Wave, before: Wave) -> tuple[Planned, ...]:
-    """Return the requests of a wave. Every second one begins with a whole prompt from before.
+    """Return the requests of a wave. Every second one begins with a prompt of the wave before.
 
-    Prompts that got the fewest tokens come first: a cache still has the window at their end.
+    Prompts with the fewest generated tokens are used first, because a cache still has the window at
+    their end.
     """
     requests = list(wave.requests)
     old = [one for one in before.requests if one.follows is None and one.tokens <= FEW]

@@ -1,4 +1,4 @@
-"""Tiny LoRA adapters with random weights, and which requests ask for them."""
+"""Tiny LoRA adapters with random weights, and the requests that use them."""
 
 import base64
 import inspect
@@ -18,11 +18,11 @@ RANK = 4
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 LOADED = 2
-"""Adapters that a batch may have, the base model among them: fewer than there are."""
+"""The most adapters of a batch, including the base model. There are more adapters than that."""
 
 
 def name_of(number: int) -> str:
-    """Return the name of an adapter; the first has the number 1."""
+    """Return the name of an adapter. Numbers start at 1."""
     return f"adapter-{number}"
 
 
@@ -42,7 +42,7 @@ def loads(structures: Any, model: Model, count: int) -> list[Any]:
 
 
 def weights(model: Model, number: int) -> dict[str, torch.Tensor]:
-    """Return an adapter's weights by name; the same for the same number."""
+    """Return the weights of an adapter by name. They depend only on its number."""
     generator = torch.Generator().manual_seed(number)
     hidden, width = model.config["hidden_size"], model.config["head_dim"]
     heads, kv_heads = model.config["num_attention_heads"], model.config["num_key_value_heads"]
@@ -62,7 +62,7 @@ def weights(model: Model, number: int) -> dict[str, torch.Tensor]:
 
 
 def with_adapters(seed: int, given: Iterator[Wave], count: int) -> Iterator[Wave]:
-    """Let requests of waves ask for adapters: each as often as for none."""
+    """Give requests adapters. Each adapter, and none, has the same probability."""
     chance = Random(f"adapters {seed}")
 
     def asks(one: Planned) -> Planned:

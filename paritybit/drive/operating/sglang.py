@@ -1,4 +1,4 @@
-"""How sglang is told to pause, sleep, wake, empty its cache, take other weights, and recapture."""
+"""The acts of an operator for sglang, as its own requests."""
 
 import functools
 import importlib
@@ -20,7 +20,7 @@ def acts_of(scheduler: Any, device: str) -> Acts:
     """Return the acts that the release of a scheduler has, as its own requests."""
     structures: Any = importlib.import_module("sglang.srt.managers.io_struct")
     acts: dict[str, Any] = {"flush": lambda: [structures.FlushCacheReqInput()]}
-    # Before, a cache could not be emptied while retracted requests wait.
+    # Older releases cannot empty the cache while retracted requests wait.
     if "ignore_waiting" in inspect.signature(scheduler.is_fully_idle).parameters:
         acts["flush retracted"] = acts["flush"]
     if hasattr(structures, "PauseGenerationReqInput"):
@@ -48,11 +48,11 @@ def acts_of(scheduler: Any, device: str) -> Acts:
 
 
 CAPTURES = ("recapture_decode_cuda_graph", "init_decode_cuda_graph", "init_device_graphs")
-"""By release, what the model runner calls after a weight update with `recapture_cuda_graph`."""
+"""Methods of the model runner that capture graphs after a weight update, by release."""
 
 
 def recapture(capture: Callable[[], None]) -> Sequence[Any]:
-    """Capture the graphs of the target model again. What is cached is kept."""
+    """Capture the graphs of the target model again. The cache is kept."""
     lines = journal.of_process()
     if lines is not None:
         lines.stand_in(
@@ -64,7 +64,7 @@ def recapture(capture: Callable[[], None]) -> Sequence[Any]:
 
 
 def forget(scheduler: Any) -> None:
-    """Overwrite the KV pools: memory that was released has other contents when it is back."""
+    """Overwrite the KV pools, because released memory has other content when it is back."""
     lines = journal.of_process()
     if lines is not None:
         lines.stand_in(
@@ -85,14 +85,14 @@ def kv_of(pool: Any) -> Iterator[Tensor]:
 
 
 class Weights:
-    """Makes other weights, the same ones at the same update, and packs them for a scheduler."""
+    """Makes new weights and packs them for a scheduler. Update n always has the same weights."""
 
     def __init__(self, scheduler: Any, structures: Any) -> None:
         self.scheduler, self.structures = scheduler, structures
         self.updates = 0
 
     def update(self, *, flush: bool) -> Sequence[Any]:
-        """Return the requests with which the target model gets other weights."""
+        """Return the engine's requests that update the weights of the target model."""
         structures = self.structures
         self.updates += 1
         kind = structures.UpdateWeightsFromTensorReqInput
@@ -112,7 +112,7 @@ class Weights:
         return [begin, update, structures.EndWeightUpdateReqInput()]
 
     def others(self) -> list[tuple[str, Tensor]]:
-        """Return other weights by name: the rows of each matrix in another order."""
+        """Return new weights by name: the rows of each matrix in another order."""
         runner = self.scheduler.tp_worker.model_runner
         generator = torch.Generator().manual_seed(self.updates)
         made = []
@@ -124,10 +124,10 @@ class Weights:
 
 
 def packed(named: object) -> bytes:
-    """Return tensors as a trainer in another process packs them."""
+    """Pack tensors as a trainer in another process does."""
     buffer = io.BytesIO()
     packer: Any = ForkingPickler(buffer)
-    # The engine may have changed how this process packs tensors: for CUDA alone.
+    # The engine may have changed how this process packs tensors, for CUDA only.
     reduce = getattr(reductions, "_reduce_tensor_original", reductions.reduce_tensor)
     packer.dispatch_table = {**packer.dispatch_table, Tensor: reduce}
     packer.dump(named)

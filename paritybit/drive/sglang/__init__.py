@@ -1,4 +1,4 @@
 """Serves generated requests to a whole sglang: its scheduler, with a tiny model.
 
-As in the package above, which this one extends, an engine is started in a process of its own.
+The engine is started in its own process, as the package above does for every engine.
 """

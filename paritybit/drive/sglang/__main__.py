@@ -1,6 +1,6 @@
 """Serve generated requests to a whole sglang in this process: `python -m paritybit.drive.sglang`.
 
-Ends with 0 when it has played for as long as asked, and the engine was idle at the end.
+The exit code is 0 if it has played for the requested time, and the engine was idle at the end.
 """
 
 import argparse
@@ -11,7 +11,7 @@ from paritybit.drive.playing import Drive, Engine, main, parser_of
 from paritybit.drive.sglang.settings import OF_RELEASE, Served
 
 IMPORTED = ("sglang.srt.managers.scheduler", "sglang.srt.models.registry")
-"""Modules of the engine that take longest to import: the second one imports each model's."""
+"""Modules of the engine that take longest to import. The second one imports all models."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -20,7 +20,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def stand_in(device: str) -> None:
-    """Install what stands in for parts of the engine on a device."""
+    """Install the replacements for parts of the engine on a device."""
     if device == "cpu":
         os.environ.setdefault("TRITON_INTERPRET", "1")
     from paritybit.drive.stand_ins.installing import install  # noqa: PLC0415
@@ -30,14 +30,14 @@ def stand_in(device: str) -> None:
 
 
 def prepare(device: str) -> None:
-    """Install what stands in for parts of the engine on a device, and import the engine."""
+    """Install the replacements for parts of the engine on a device, and import the engine."""
     stand_in(device)
     for name in IMPORTED:
         importlib.import_module(name)
 
 
 def engine(served: Served) -> Engine:
-    """Return the engine, with the graph runner that is asked for."""
+    """Return the engine, with the graph runner that the settings select."""
     from paritybit.drive.sglang import serving  # noqa: PLC0415
     from paritybit.drive.sglang.compiled import CPU_GRAPHS  # noqa: PLC0415
     from paritybit.drive.stand_ins.installing import put  # noqa: PLC0415

@@ -1,7 +1,7 @@
-"""The graph runner that sglang has for a CPU, which compiles a function per batch size.
+"""Support for sglang's graph runner for CPUs, which compiles a function per batch size.
 
-The function runs as it is written, and nothing compiles it. Attention is the Triton backend's:
-what the runner asks of a CPU's own backend is answered for it here.
+Here, the function runs without compilation. Attention uses the Triton backend. This module adds the
+methods that the runner calls on the engine's own CPU backend.
 """
 
 import importlib
@@ -18,14 +18,14 @@ BATCHES = "sglang.srt.model_executor.forward_batch_info"
 RUNNER = "sglang.srt.model_executor.cpu_graph_runner"
 
 PREPARING = ("register_fake_ops", "set_torch_compile_config")
-"""Its functions that prepare torch's compiler, for compiled kernels that are not here."""
+"""Functions of the runner that prepare torch's compiler for kernels that are missing here."""
 
 SHORTEST = 1
 """The length of a padded row."""
 
 
 def compile_nothing() -> None:
-    """Let the runner prepare no compiler. What it compiles runs as it is written, as elsewhere."""
+    """Disable the preparation of the compiler. `torch.compile` is disabled elsewhere."""
     claim_abilities()
     runner: Any = importlib.import_module(RUNNER)
     for name in PREPARING:
@@ -33,7 +33,7 @@ def compile_nothing() -> None:
 
 
 def attend_in_cpu_graphs() -> None:
-    """Give the Triton backend the three methods that the runner asks a CPU's own backend for."""
+    """Add the three methods to the Triton backend that the runner calls on a CPU backend."""
     backend: Any = importlib.import_module(BACKEND).TritonAttnBackend
     plan = backend.init_forward_metadata
 
@@ -64,18 +64,18 @@ def attend_in_cpu_graphs() -> None:
 
 
 def forget_slots(pool: Any) -> None:
-    """Let a pool find the slots to write itself, where it would take those of an eager forward.
+    """Make a pool look up the slots to write, in place of those of an earlier eager forward.
 
-    A CPU's own backend writes without the pool when it decodes.
+    The engine's own CPU backend does not use the pool for writes while decoding.
     """
     if hasattr(pool, "set_swa_loc"):
         pool.set_swa_loc(None)
 
 
 def refresh(backend: Any, batch: Any) -> None:
-    """Give a padded batch of the runner what a CPU's own backend never reads.
+    """Update the fields of a padded batch that the engine's own CPU backend never reads.
 
-    The runner leaves it as it was at the capture: the sum of lengths, and the slots to write.
+    The runner leaves the sum of lengths and the slots to write as they were at the capture.
     """
     batch.seq_lens_sum = int(batch.seq_lens.sum())
     ids: Any = getattr(backend, "kv_index_translator", None)
@@ -95,4 +95,4 @@ CPU_GRAPHS = (
         attend_in_cpu_graphs,
     ),
 )
-"""What the graph runner of a CPU needs besides, once the engine can be imported."""
+"""Further replacements for the graph runner for CPUs. The engine must be importable."""

@@ -1,4 +1,7 @@
-"""Fetches a whole sglang and what it imports, and says how it is started. Runs outside of it."""
+"""Downloads sglang with its dependencies, and returns the command that starts it.
+
+Runs outside of the engine's process.
+"""
 
 import os
 import re
@@ -12,25 +15,25 @@ from paritybit.drive.script import Script, Setting
 from paritybit.engines import fetch
 
 REAL_DRAFTS = "SGLANG_SIMULATE_ACC_TOKEN_MODE"
-"""The variable by which an engine that is to accept drafts accepts the draft's own tokens."""
+"""The variable that makes an engine accept the draft's own tokens."""
 
 CUDA_ALONE = "sglang/srt/speculative/spec_utils.py", 'device="cuda"'
-"""A file of the engine, and what it says where it accepts drafts so on CUDA alone."""
+"""A file of the engine, and text in it if this works only on CUDA."""
 
 SLIDING_DRAFTS = "sglang/srt/layers/attention/triton_backend.py", "window_rail"
-"""A file of the engine, and a name in it where drafts may have sliding windows."""
+"""A file of the engine, and a name in it if draft models may have sliding windows."""
 
 FROZEN_DRAFTS = "sglang/srt/speculative/spec_info.py", "FROZEN_KV_MTP"
-"""A file of the engine, and a name in it where drafts may read the target's KV."""
+"""A file of the engine, and a name in it if draft models may read the target's KV."""
 
 FROZEN_IN_TURN = FROZEN_DRAFTS[0], "FROZEN_KV_MTP does not support spec v2"
-"""The same file, and what it says where batches with such drafts may not overlap."""
+"""The same file, and text in it if batches with such drafts must not overlap."""
 
 TRANSFORMERS = re.compile(r"transformers\s*==\s*([0-9.]+)")
 
 
 def prepare(spec: str) -> Environment:
-    """Return the engine of `sglang==VERSION` or of a folder, fetched with what it imports.
+    """Return the engine of `sglang==VERSION` or of a folder, with the packages it imports.
 
     Raises MalformedError and CannotRunError as `fetch.find` does.
     """
@@ -41,7 +44,7 @@ def prepare(spec: str) -> Environment:
 
 
 def wanted_transformers(package: Path) -> str | None:
-    """Return which release of transformers an engine pins, None where it does not say."""
+    """Return the release of transformers that an engine pins, or None."""
     beside = [
         *package.parent.glob("sglang-*.dist-info/METADATA"),
         package.parent / "pyproject.toml",
@@ -57,7 +60,7 @@ def wanted_transformers(package: Path) -> str | None:
 def command(
     environment: Environment, leg: Leg, model: str, seed: int, device: str
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the words that serve an engine in one way, and the variables of their process."""
+    """Return the command that serves a leg, and its environment variables."""
     words = [
         *("--model", model, "--device", device, "--seed", str(seed)),
         *("--seconds", f"{leg.seconds:g}"),
@@ -73,7 +76,10 @@ def command(
 def playing(
     environment: Environment, script: Script, words: Sequence[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the words that serve an engine a script that lies in a file, as `words` say."""
+    """Return the command that serves a script, and its environment variables.
+
+    `words` are the options with the file of the script.
+    """
     settings = script.settings
     speculative, device = settings.get("speculative"), str(settings.get("device"))
     chain = speculative == "eagle" and settings.get("topk") == 1
@@ -90,7 +96,7 @@ def _started(
 ) -> tuple[list[str], dict[str, str]]:
     sliding = speculative == "standalone" and says(environment.source, *SLIDING_DRAFTS)
     drafts = acceptance(environment.source, device) if chain else {}
-    # By default a request gives back what left its window after 128 tokens: 8 windows of ours.
+    # By default, slots outside a window are freed every 128 tokens, which is 8 of our windows.
     often = {"SGLANG_SWA_EVICTION_INTERVAL": "8"}
     return (
         [
@@ -103,17 +109,17 @@ def _started(
 
 
 def frozen_drafts(source: Path) -> Sequence[str]:
-    """Return the option that says how a release drafts from the target's KV, if it does."""
+    """Return the option for drafts that read the target's KV, if the release supports them."""
     if not says(source, *FROZEN_DRAFTS):
         return ()
     return "--frozen-draft", "in turn" if says(source, *FROZEN_IN_TURN) else "overlapping"
 
 
 def acceptance(source: Path, device: str) -> dict[str, str]:
-    """Return the variables with which an engine accepts drafts, however random its models are.
+    """Return the environment variables that make an engine accept drafts of random models.
 
-    The accepted tokens are the draft's own, so that KV holds what the request says. A release
-    that accepts other tokens in their place is left as it is, as is a tree of drafts.
+    The accepted tokens are the draft's own, so the KV matches the tokens of the request. Nothing is
+    changed for releases that would accept other tokens, or for trees of drafts.
     """
     if not says(source, "sglang/srt/environ.py", REAL_DRAFTS):
         return {}
@@ -127,6 +133,6 @@ def acceptance(source: Path, device: str) -> dict[str, str]:
 
 
 def says(source: Path, file: str, words: str) -> bool:
-    """Whether a file of an engine's source has these words."""
+    """Return whether a file of an engine's source contains a text."""
     path = source / file
     return path.is_file() and words in path.read_text(encoding="utf-8")

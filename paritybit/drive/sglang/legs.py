@@ -1,4 +1,4 @@
-"""The settings that a whole sglang is served with by default, one process each: a table."""
+"""The table of legs: settings with which sglang is served by default, each in one process."""
 
 from paritybit.drive.legs import Leg
 
@@ -45,4 +45,4 @@ LEGS = (
     Leg("states of convolutions", ("--model", "lfm2")),
     Leg("positions of images", ("--model", "qwen2_vl", "--graphs", "breakable")),
 )
-"""What is tried on any device, in this order, with parts of the time."""
+"""The legs in order, with their shares of the time."""

@@ -1,4 +1,4 @@
-"""A whole sglang in this process: its scheduler as it starts one, with a player for a client."""
+"""A whole sglang in this process: its own scheduler, with a player in place of clients."""
 
 import argparse
 import contextlib
@@ -34,20 +34,20 @@ OTHER_RANK = StandIn(
 )
 
 NOTHING = ("input_embeds", "mm_inputs", "token_ids_logprob", "token_type_ids")
-"""What a request of ours lacks, and a release may want to be told so."""
+"""Optional fields of a request that some releases require. They are None."""
 
 
 NO_HOST_CACHE = "HiRadixCache only supports"
-"""What a release says that keeps KV of other models on the host."""
+"""A part of the error message of releases that do not support the host cache for this model."""
 
 LIKELIEST = 8
-"""How many tokens are asked for at each step where likelihoods are to be compared."""
+"""The number of likeliest tokens per step that are requested to compare likelihoods."""
 
 
 class Engine:
-    """A scheduler of sglang that serves what a player plays. `forwards` counts what it ran.
+    """A scheduler of sglang that serves the requests of a player.
 
-    Where `likely` is not None, it gets the likeliest tokens at each step of each request.
+    If `likely` is not None, it collects the likeliest tokens at each step of each request.
     """
 
     def __init__(self, served: Served) -> None:
@@ -63,11 +63,11 @@ class Engine:
 
     @property
     def forwards(self) -> int:
-        """How many batches the scheduler has run."""
+        """The number of batches that the scheduler has run."""
         return 0 if self._scheduler is None else int(self._scheduler.forward_ct)
 
     def play(self, waves: Iterator[Wave], stop: Callable[[], bool]) -> Player:
-        """Serve waves until `stop` says so or all are served, then until the engine is idle.
+        """Serve waves until `stop` returns True or none is left, then until the engine is idle.
 
         Raises EngineFailedError if the engine raises.
         """
@@ -81,9 +81,9 @@ class Engine:
         return self.player
 
     def start(self, direct: Callable[[Plays], object]) -> None:
-        """Start the scheduler, and let `direct` play when it is ready.
+        """Start the scheduler, and call `direct` when it is ready.
 
-        Raises EngineFailedError if the engine raises, LackingError for settings that it lacks.
+        Raises EngineFailedError if the engine raises, and LackingError for unsupported settings.
         """
         if self.served.ranks > 1:
             put((OTHER_RANK,))
@@ -124,7 +124,7 @@ class Engine:
         return arguments
 
     def _intercept(self, module: Any, direct: Callable[[Plays], object]) -> None:
-        """Let someone direct the scheduler once it is ready, and fail here when it fails."""
+        """Call `direct` in place of the scheduler's loop, and raise its errors in this process."""
         run = module.Scheduler.run_event_loop
 
         def playing(scheduler: Any) -> Any:
@@ -145,7 +145,7 @@ class Engine:
         module.get_exception_traceback = failed
 
     def _poll(self) -> list[Any]:
-        """Return what arrives now. Raises StalledError if requests wait and none is served."""
+        """Return the requests that arrive now. Raises StalledError if the engine serves none."""
         assert self.player is not None
         self._progress.require(self.forwards, self.player.open)
         first, self._first = self._first, []
@@ -189,7 +189,7 @@ class Engine:
         )
 
     def _hear(self, output: Any, *rest: Any) -> None:
-        """Tell the player which requests an output of the scheduler ends."""
+        """Report the requests that an output of the scheduler ends to the player."""
         assert self.player is not None
         if getattr(output, "success", None) is False:
             lines, why = (
@@ -211,7 +211,7 @@ class Engine:
                     self.player.ended(request, self._made.pop(request))
 
     def _hear_likely(self, output: Any, index: int, request: str) -> None:
-        """Keep the likeliest tokens at the steps of a request that an output tells about."""
+        """Record the likeliest tokens of a request in an output."""
         assert self.likely is not None
         steps = self.likely.setdefault(request, [])
         tokens, values = (
@@ -224,7 +224,7 @@ class Engine:
 
 
 def _like_ids(structures: Any, prompt: list[int]) -> Any:
-    """Return a prompt as the release holds one: a list, or an array of 64-bit integers."""
+    """Return a prompt in the release's type: a list, or an array of 64-bit integers."""
     annotation = str(structures.TokenizedGenerateReqInput.__annotations__.get("input_ids", ""))
     if "array" in annotation.lower():
         return importlib.import_module("array").array("q", prompt)

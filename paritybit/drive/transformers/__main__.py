@@ -1,6 +1,6 @@
 """Serve requests to transformers' continuous batching: `python -m paritybit.drive.transformers`.
 
-Ends with 0 when it has played for as long as asked, and the engine was idle at the end.
+The exit code is 0 if it has played for the requested time, and the engine was idle at the end.
 """
 
 import argparse
@@ -15,7 +15,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def prepare(device: str) -> None:
-    """Install what stands in for parts of the engine on a device, and import the engine."""
+    """Install the replacements for parts of the engine on a device, and import the engine."""
     from paritybit.drive.stand_ins.installing import install  # noqa: PLC0415
     from paritybit.drive.transformers.stand_ins import ON_A_CPU  # noqa: PLC0415
 

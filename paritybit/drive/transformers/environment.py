@@ -1,4 +1,4 @@
-"""Fetches a whole transformers and what it imports, and says how it is started."""
+"""Downloads transformers with its dependencies, and returns the command that starts it."""
 
 import os
 import sys
@@ -25,7 +25,7 @@ def prepare(spec: str) -> Environment:
 def command(
     environment: Environment, leg: Leg, model: str, seed: int, device: str
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the words that serve an engine in one way, and the variables of their process."""
+    """Return the command that serves a leg, and its environment variables."""
     words = ["--model", model, "--device", device, "--seed", str(seed)]
     words += ["--seconds", f"{leg.seconds:g}", *leg.arguments]
     return [*PROGRAM, *words], variables(environment, device, os.environ)
@@ -34,6 +34,6 @@ def command(
 def playing(
     environment: Environment, script: Script, words: Sequence[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the words that serve an engine a script that lies in a file, as `words` say."""
+    """Return the command that serves a script, and its environment variables."""
     device = str(script.settings.get("device"))
     return [*PROGRAM, *words], variables(environment, device, os.environ)

@@ -1,6 +1,6 @@
-"""The settings that continuous batching is served with by default, one process each: a table.
+"""The table of legs: settings with which continuous batching is served, each in one process.
 
-Only a model whose layers all have full attention shares prefixes.
+Only models in which all layers have full attention share prefixes.
 """
 
 from paritybit.drive.legs import Leg
@@ -19,4 +19,4 @@ LEGS = (
     Leg("no prefix cache", ("--full", "--no-prefix-cache", "--page-size", "16")),
     Leg("overlap of shared prefixes", ("--full", "--overlap", "--page-size", "16")),
 )
-"""What is tried on any device, in this order, with parts of the time."""
+"""The legs in order, with their shares of the time."""

@@ -1,4 +1,4 @@
-"""A whole transformers in this process: its generation loop, with a player for a client."""
+"""A whole transformers in this process: its generation loop, with a player in place of clients."""
 
 import importlib
 from collections.abc import Callable, Iterator
@@ -16,11 +16,11 @@ from paritybit.drive.transformers.settings import Served
 from paritybit.engines.loading import named
 
 SAMPLE = "__child#"
-"""What the engine puts between the name of a request and the number of a further sample."""
+"""The engine's separator between the name of a request and the number of another sample."""
 
 
 class Engine:
-    """A generation loop that serves what a player plays. `forwards` counts what it ran."""
+    """A generation loop that serves the requests of a player. `forwards` counts its steps."""
 
     likely: dict[str, list[Likely]] | None = None
 
@@ -33,9 +33,9 @@ class Engine:
         self._samples: dict[str, list[list[int]]] = {}
 
     def start(self, direct: Callable[[Plays], object]) -> None:
-        """Warm the engine up, and let `direct` play when it is ready.
+        """Warm up the engine, and call `direct` when it is ready.
 
-        Raises EngineFailedError if the engine raises, LackingError for settings that it lacks.
+        Raises EngineFailedError if the engine raises, and LackingError for unsupported settings.
         """
         transformers: Any = importlib.import_module("transformers")
         continuous: Any = importlib.import_module(
@@ -59,7 +59,7 @@ class Engine:
         direct(self)
 
     def play(self, waves: Iterator[Wave], stop: Callable[[], bool]) -> Player:
-        """Serve waves until `stop` says so or all are served, then until the engine is idle."""
+        """Serve waves until `stop` returns True or none is left, then until the engine is idle."""
         self.player = Player(waves, self._orders(), stop)
         try:
             named(self.manager._run_generation_loop, use_inference_mode=False)()
@@ -78,7 +78,7 @@ class Engine:
                 attn_implementation=self.served.attention,
             )
             made = transformers.generation.ContinuousBatchingConfig
-            # Older releases do not switch by themselves, and have no name for it.
+            # Older releases never switch, and lack this setting.
             batching = named(made, auto_switch_to_flash=False)(**self.served.batching())
         except (TypeError, ValueError) as error:
             raise LackingError(f"this release cannot be served so: {error}") from error
@@ -94,7 +94,7 @@ class Engine:
         )
 
     def _poll(self) -> None:
-        """Let the player act. Raises StalledError if requests wait and none is served."""
+        """Perform the player's actions. Raises StalledError if the engine serves no request."""
         assert self.player is not None
         self._progress.require(self.forwards, self.player.open)
         outputs = self.manager.output_router.output_queue
@@ -112,7 +112,7 @@ class Engine:
 
     def _orders(self) -> Orders:
         def arrive(name: str, prompt: list[int], tokens: int, temperature: float) -> Any:
-            del temperature  # It is one for all requests.
+            del temperature  # The engine has one temperature for all requests.
             return lambda: self.manager.add_request(prompt, name, max_new_tokens=tokens)
 
         def abort(name: str) -> Any:
@@ -121,7 +121,7 @@ class Engine:
         return Orders(arrive, abort, lambda: self._flush, {"flush": lambda: [self._flush]})
 
     def _abort(self, name: str) -> None:
-        """Cancel a request. The engine says nothing of its end."""
+        """Cancel a request. The engine does not report its end."""
         assert self.player is not None
         for one in (name, *(f"{name}{SAMPLE}{n}" for n in range(self.served.samples - 1))):
             self.manager.cancel_request(one)

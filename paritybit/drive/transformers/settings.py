@@ -1,4 +1,4 @@
-"""The settings of transformers' continuous batching, by the names of its own configuration."""
+"""The settings of continuous batching in transformers, and its own configuration for them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from paritybit.drive.script import Setting
 from paritybit.drive.served import Common
 
 ROWS, CHUNK, POOL = 8, 64, 512
-"""Most requests that run at once; most tokens of a forward pass, and of the pool."""
+"""The most running requests, and the most tokens of a forward pass and of the pool."""
 
 Q_PADDING, KV_PADDING = 16, 128
-"""Graphs are captured for sizes that are multiples of these."""
+"""Graphs are captured for multiples of these sizes."""
 
 SCHEDULERS = ("fifo", "prefill_first")
 
@@ -24,15 +24,15 @@ SIMPLE: Mapping[str, Setting] = {
     "scheduler": "fifo",
     "page_size": 16,
 }
-"""The simplest value of settings, in the order in which a search tries them."""
+"""The simplest values of settings, in the order in which `shrink` tries them."""
 
 
 @dataclass(frozen=True)
 class Served(Common):
-    """What continuous batching is served with.
+    """The settings of continuous batching.
 
-    `full` makes all layers ones of full attention: only such a model shares prefixes. `samples`
-    are the sequences that each request asks for; more than one are forked after its prompt.
+    `full` gives all layers full attention, because only such models share prefixes. `samples` is
+    the number of sequences per request. Several samples are forked after the prompt.
     """
 
     CHOICES: ClassVar = {"scheduler": SCHEDULERS}
@@ -45,11 +45,11 @@ class Served(Common):
     scheduler: str = "fifo"
 
     def limits(self) -> Limits:
-        """Return what requests must keep to."""
+        """Return the limits for requests."""
         return Limits(WINDOW, self.page_size, CHUNK, POOL, POOL, ROWS)
 
     def configuration(self) -> dict[str, Any]:
-        """Return the model's configuration, as its class takes it."""
+        """Return the arguments of the model's configuration class."""
         config = dict(self.shape.config)
         if self.full:
             config["layer_types"] = ["full_attention"] * len(config["layer_types"])
@@ -57,16 +57,16 @@ class Served(Common):
 
     @property
     def attention(self) -> str:
-        """What computes attention: the engine's own torch code, with sinks where it has them."""
+        """The attention implementation: torch code of the engine, with sinks if needed."""
         return "eager" if self.model == "gpt_oss" else "sdpa"
 
     @property
     def dtype(self) -> str:
-        """The model's dtype. A GPU computes experts within a graph in bfloat16 alone."""
+        """The dtype of the model. On a GPU, graphs support experts only in bfloat16."""
         return "float32" if self.device == "cpu" else "bfloat16"
 
     def blocks(self) -> int:
-        """Return the size of the pool in blocks of all layers: `POOL` tokens, and the windows."""
+        """Return the number of blocks of the pool, for `POOL` tokens and the sliding windows."""
         kinds: list[str] = self.configuration()["layer_types"]
         sliding = kinds.count("sliding_attention")
         pages = -(-POOL // self.page_size) * (len(kinds) - sliding)
