@@ -1,4 +1,4 @@
-"""The arguments of `check_replay`: what each means, and one sentence for each that is wrong."""
+"""Validates the arguments of `check_replay`. Each error has a message of one sentence."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -11,7 +11,7 @@ KV = Mapping[str, Sequence[Tensor]] | Sequence[Tensor] | Tensor
 Slots = Mapping[str, Tensor] | Tensor
 
 ONE_GROUP = "kv"
-"""The name of the group where the KV tensors are not named."""
+"""The name of the group if the KV tensors have no names."""
 
 
 def require_callable(name: str, given: object) -> None:
@@ -21,7 +21,7 @@ def require_callable(name: str, given: object) -> None:
 
 
 def groups_of(kv: KV, reserved: Collection[int], block_size: int | None) -> list[Group]:
-    """Return the KV tensors as groups. Raises ValueError if there are none."""
+    """Return the KV tensors as groups. Raises ValueError for malformed arguments."""
     if not isinstance(reserved, Collection) or isinstance(reserved, Tensor):
         raise ValueError(f"reserved_slots is a {kind_of(reserved)}, not a set of integers")
     parts = kv if isinstance(kv, Mapping) else {ONE_GROUP: kv}
@@ -34,7 +34,7 @@ def groups_of(kv: KV, reserved: Collection[int], block_size: int | None) -> list
 def group_of(
     name: str, kv: Sequence[Tensor] | Tensor, reserved: frozenset[int], block_size: int | None
 ) -> Group:
-    """Return a group of KV tensors: a layer for each. Raises ValueError for anything else."""
+    """Return a group with a layer per KV tensor. Raises ValueError for malformed arguments."""
     tensors = (kv,) if isinstance(kv, Tensor) else kv
     if not isinstance(tensors, Sequence) or not tensors:
         raise ValueError("kv holds no tensors")
@@ -53,7 +53,7 @@ def group_of(
 
 
 def owned_of(slots: Slots, groups: Sequence[Group]) -> dict[str, Tensor]:
-    """Return the owned slots of each group, int64 [n]. Raises ValueError if there are none."""
+    """Return the owned slots of each group, int64 [n]. Raises ValueError for invalid slots."""
     given = slots if isinstance(slots, Mapping) else {group.name: slots for group in groups}
     unknown = set(given) - {group.name for group in groups}
     if unknown:
@@ -70,7 +70,7 @@ def owned_of(slots: Slots, groups: Sequence[Group]) -> dict[str, Tensor]:
 
 
 def integers(slots: Tensor, group: Group) -> Tensor:
-    """Return slots of a group on the host, int64 [n]. Raises ValueError for others."""
+    """Return slots of a group on the host, int64 [n]. Raises ValueError for invalid slots."""
     tensor = torch.as_tensor(slots).flatten()
     if tensor.numel() and (tensor.is_floating_point() or tensor.dtype == torch.bool):
         raise ValueError(f"owned_slots are {name_of(tensor.dtype)}: slots are integers")
@@ -100,7 +100,7 @@ def require_inputs(inputs: Sequence[StaticInput], groups: Sequence[Group]) -> No
 
 
 def require_sizes(one: StaticInput) -> None:
-    """Raise ValueError unless the sizes of a static input are those of its tensor."""
+    """Raise ValueError unless the sizes of a static input fit its tensor."""
     if not isinstance(one.tensor, Tensor):
         raise ValueError(f"static input {one.name} is a {kind_of(one.tensor)}, not a tensor")
     shape = list(one.tensor.shape)
@@ -118,7 +118,7 @@ def require_sizes(one: StaticInput) -> None:
 
 
 def require_named(name: str, given: Mapping[str, Tensor], inputs: Sequence[StaticInput]) -> None:
-    """Raise ValueError unless an argument has tensors of static inputs by name."""
+    """Raise ValueError unless an argument maps names of static inputs to tensors."""
     if not isinstance(given, Mapping):
         raise ValueError(f"{name} is a {kind_of(given)}, not tensors by the name of their input")
     unknown = set(given) - {one.name for one in inputs}
@@ -130,7 +130,7 @@ def require_named(name: str, given: Mapping[str, Tensor], inputs: Sequence[Stati
 
 
 def require_padding(padding: Mapping[str, Tensor], inputs: Sequence[StaticInput]) -> None:
-    """Raise ValueError unless padding has a tensor like its input, or a row of it."""
+    """Raise ValueError unless each tensor in `padding` has the shape of its input."""
     require_named("padding", padding, inputs)
     for one in inputs:
         value = padding.get(one.name)
@@ -141,7 +141,7 @@ def require_padding(padding: Mapping[str, Tensor], inputs: Sequence[StaticInput]
 
 
 def kind_of(given: object) -> str:
-    """Return the type of something in a word."""
+    """Return the name of an object's type."""
     return type(given).__name__
 
 

@@ -1,4 +1,4 @@
-"""Watches the engines of this process, and of those that it starts, while a block runs."""
+"""Watches the engines in this process, and in its child processes, while a block runs."""
 
 import atexit
 import os
@@ -23,7 +23,7 @@ from paritybit.watch.settings import VARIABLE, Settings
 
 @dataclass
 class Seen:
-    """What was written to the journals since the last look."""
+    """The entries of the journals since the last call of `Session.seen`."""
 
     findings: list[Mapping[str, Any]] = field(default_factory=list)
     undecided: list[str] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Seen:
 
 
 class Session:
-    """Watches from its start to the end of the process. Start it before an engine is imported."""
+    """Watches this process until it ends. Create it before an engine is imported."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="paritybit-"))
@@ -46,7 +46,7 @@ class Session:
         self.journals, self.tally = Journals(journals), Tally()
 
     def seen(self) -> Seen:
-        """Return what was found, and how many forward passes ran, since the last call."""
+        """Return the findings and the number of forward passes since the last call."""
         own = of_process()
         if own is not None and own.file is not None:
             own.write_counts()
@@ -65,7 +65,7 @@ _SESSIONS: list[Session] = []
 
 
 def session() -> Session:
-    """Return the session of this process, begun if there is none."""
+    """Return the session of this process, and start it if there is none."""
     if VARIABLE in os.environ and not _SESSIONS:
         raise UndecidedError(f"this process is watched already: {VARIABLE} is set")
     if not _SESSIONS:
@@ -90,7 +90,7 @@ def watching() -> Iterator[None]:
 
 
 def raise_for(seen: Seen) -> None:
-    """Raise what a block that ended by itself ends with."""
+    """Raise the error for what was seen in a block, if there is one."""
     if seen.findings:
         raise AssertionError(reports(seen.findings))
     if seen.undecided:

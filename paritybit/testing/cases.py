@@ -1,4 +1,4 @@
-"""A case of `paritybit watch`, served to an engine again in a test."""
+"""Serves a case of `paritybit watch` to an engine again, in a test."""
 
 import json
 import subprocess
@@ -15,12 +15,12 @@ NAME = "case.json"
 
 
 def check_case(case: Mapping[str, Any], engine: str | PathLike[str]) -> None:
-    """Serve an engine what a case holds, and raise an AssertionError if its finding appears.
+    """Serve the requests of a case to an engine, and raise AssertionError if its finding appears.
 
     `case` is the JSON data of a case. `engine` is a folder with the engine's source, or a release
-    such as `sglang==0.5.11`. A process of its own serves it. Other findings do not count.
+    such as `sglang==0.5.11`. The engine runs in its own process. Other findings are ignored.
 
-    Raises AssertionError with what `paritybit replay` prints, and UndecidedError if the engine
+    Raises AssertionError with the output of `paritybit replay`, and UndecidedError if the engine
     could not be served or the case is malformed.
     """
     __tracebackhide__ = True

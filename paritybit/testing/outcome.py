@@ -1,4 +1,4 @@
-"""What a check in a test ends with: nothing, an AssertionError with reports, or undecided."""
+"""The outcome of a check in a test: an AssertionError with reports, or an UndecidedError."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -8,15 +8,15 @@ from paritybit.launch.words import lines_of
 from paritybit.watch.checks import CHECKS
 
 UNKNOWN = "not known"
-"""What a line says that says nothing."""
+"""The text of a line without information."""
 
 
 class UndecidedError(RuntimeError):
-    """Something could not be judged. It says why."""
+    """Something could not be judged. The message has the reason."""
 
 
 def reports(findings: Iterable[Mapping[str, Any]]) -> str:
-    """Return findings of a journal as a sanitizer reports them: the first of each key."""
+    """Return the reports of the first finding of each key in a journal."""
     alike: dict[str, list[Mapping[str, Any]]] = {}
     for finding in findings:
         alike.setdefault(str(finding.get("key")), []).append(finding)
@@ -24,7 +24,7 @@ def reports(findings: Iterable[Mapping[str, Any]]) -> str:
 
 
 def report(found: Mapping[str, Any], times: int) -> str:
-    """Return one finding, with a line for each thing that is known of it, and the law it breaks."""
+    """Return the report of one finding: a line per known fact, and the violated law."""
     finding = finding_of(found, str(found.get("key")), times, "")
     lines = [f"  {name}: {text}" for name, text in lines_of(finding) if text != UNKNOWN]
     if times > 1:

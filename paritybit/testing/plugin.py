@@ -1,4 +1,4 @@
-"""`pytest -p paritybit`: each test fails if the engines that it ran broke a law meanwhile."""
+"""The plugin for `pytest -p paritybit`: a test fails if its engines violate a law."""
 
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any
@@ -9,18 +9,18 @@ from paritybit.testing.blocks import session
 from paritybit.testing.outcome import reports
 
 FORWARDS, UNDECIDED, LATE = "paritybit_forwards", "paritybit_undecided", "paritybit_late"
-"""What a worker of xdist tells the process that started it."""
+"""The keys in the output of an xdist worker."""
 
 
 def register(config: pytest.Config) -> None:
-    """Add the plugin: to watch where tests run, and to sum up where xdist only starts workers."""
+    """Add the plugin: `Watching` in a process that runs tests, else `Summary` (with xdist)."""
     starts_workers = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
     plugin = Summary() if starts_workers else Watching(config)
     config.pluginmanager.register(plugin, "paritybit-watch")
 
 
 class Summary:
-    """Says at the end how much was checked, and what was found when no test ran any more."""
+    """Reports at the end how much was checked, and what was found after the last test."""
 
     def __init__(self) -> None:
         self.forwards = 0
@@ -28,25 +28,25 @@ class Summary:
         self.late: list[str] = []
 
     def add(self, forwards: int, undecided: Iterable[str], late: Iterable[str]) -> None:
-        """Add what was seen in this process or in a worker."""
+        """Add the numbers and findings of this process or of a worker."""
         self.forwards += forwards
         self.undecided.update(undecided)
         self.late += late
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Add what a worker of xdist tells when it ends."""
+        """Add the output of an xdist worker that ends."""
         told: Mapping[str, Any] = getattr(node, "workeroutput", {})
         self.add(told.get(FORWARDS, 0), told.get(UNDECIDED, ()), told.get(LATE, ()))
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Fail the run for what no test was failed for."""
+        """Fail the run if something was found after the last test."""
         if self.late and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Say how much was checked, what could not be, and what was found after the tests."""
+        """Print how much was checked, what could not be judged, and what was found at the end."""
         terminalreporter.write_line(f"paritybit: {self.forwards} forward passes were checked")
         for what in sorted(self.undecided):
             terminalreporter.write_line(f"paritybit: not judged: {what}")
@@ -55,7 +55,7 @@ class Summary:
 
 
 class Watching(Summary):
-    """Watches from before the tests are collected, and looks at the journals after each phase."""
+    """Starts to watch before tests are collected, and reads the journals after each phase."""
 
     def __init__(self, config: pytest.Config) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Watching(Summary):
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Fail a phase of a test for what was found since the last one ended."""
+        """Fail a phase of a test if something was found since the last phase ended."""
         report = yield
         findings = self.look()
         if findings and report.outcome == "failed":
@@ -73,14 +73,14 @@ class Watching(Summary):
         return report
 
     def look(self) -> list[Any]:
-        """Return what was found since the last look, and count the rest."""
+        """Return the findings since the last call, and add up the counts."""
         seen = self.session.seen()
         self.add(seen.forwards, seen.undecided, ())
         return seen.findings
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Look once more; a worker of xdist tells what it saw."""
+        """Read the journals once more. An xdist worker passes its results to the main process."""
         if findings := self.look():
             self.late.append(reports(findings))
         told = getattr(self.config, "workeroutput", None)

@@ -1,7 +1,7 @@
-"""One replay of a CUDA graph, judged in a test.
+"""Judges one replay of a CUDA graph in a test.
 
-It needs no connector: the test says which tensors are KV, which slots the replay may write, and
-which inputs are padded.
+No connector is needed. The test specifies the KV tensors, the slots that the replay may write, and
+the padded inputs.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -34,12 +34,12 @@ from paritybit.watch.watcher import Watcher
 Outputs = Mapping[str, Tensor] | Sequence[Tensor] | Tensor | None
 
 GRAPH = "the graph"
-"""What a report calls the graph that is replayed."""
+"""The name of the graph in reports."""
 
 
 @dataclass
 class InMemory(Journal):
-    """A journal that writes no file: it keeps what was found, and what could not be judged."""
+    """A journal that writes no file. It collects findings, and what could not be judged."""
 
     found: list[Finding] = field(default_factory=list)
     unsure: list[str] = field(default_factory=list)
@@ -68,32 +68,33 @@ def check_replay(
     captured: Mapping[str, Tensor] = {},
     block_size: int | None = None,
 ) -> None:
-    """Replay a graph, and raise an AssertionError if it breaks a law of its KV cache.
+    """Replay a graph, and raise AssertionError if it violates a law of its KV cache.
 
-    It is run several times; afterwards all that it may change is as the first run left it.
+    The graph is replayed several times. Afterwards, its outputs and KV are as after the first run.
 
     - It changes only `owned_slots` and `reserved_slots`, and writes each owned slot.
     - A second run from the same state gives the same outputs and KV.
-    - Other valid values in the padded part of an input change neither.
+    - Other valid values in the padded part of an input do not change them.
     - `run_eager` gives the same outputs and KV, up to the variation of eager runs.
     - Each input is the tensor that was captured, has its `dtype`, and holds what is `expected`.
 
     The arguments:
 
     - `replay` replays the graph once, and returns the live part of its outputs: a tensor, a
-      sequence or a mapping. None means that it has none. It may fill the inputs first. Tokens, and
-      other integers, must be equal: return logits where rounding may choose another token.
-    - `kv` are the KV tensors, each [slots, ...]: one, a sequence, or a sequence per group by name.
-      With `block_size` they are [blocks, block_size, ...], and slots are numbered through blocks.
-    - `owned_slots` are the slots that the live rows write, integers of any shape: one tensor, or
+      sequence, a mapping, or None for no output. It may fill the inputs first. Integers such as
+      tokens must be equal in all runs: return logits if rounding may change a token.
+    - `kv` are the KV tensors of shape [slots, ...]: one, a sequence, or a sequence per group by
+      name. With `block_size`, their shape is [blocks, block_size, ...], and slots are numbered
+      across blocks.
+    - `owned_slots` are the slots that the live rows write, as integers of any shape: one tensor, or
       one per group by name.
-    - `static_inputs` are the tensors that the graph reads at fixed addresses. Their padded part is
-      from `live` to `size`; it is changed where `valid` says which values it may have.
-    - `run_eager` computes the same without the graph, over the same KV tensors.
-    - `reserved_slots` are those that padding may write.
-    - `padding` holds, by name, what the padded part of an input may safely be; zeros by default. An
-      input is named as the cause of a stray write if these values alone make it go away.
-    - `captured` holds, by name, the tensors that the inputs were when the graph was captured.
+    - `static_inputs` are the tensors that the graph reads at fixed addresses. Entries from `live`
+      to `size` are padding. They are changed if `valid` has the values that they may have.
+    - `run_eager` computes the same without the graph, with the same KV tensors.
+    - `reserved_slots` are the slots that padding may write.
+    - `padding` has, by name, safe values for the padded part of an input. The default is zeros. If
+      a stray write disappears with these values for one input, the input is reported as the cause.
+    - `captured` has, by name, the tensors that were captured, if they differ from the inputs.
 
     Raises AssertionError with a report of each violation, UndecidedError if the replay could not be
     judged, and ValueError if an argument is wrong or there is nothing to judge.
@@ -123,7 +124,7 @@ def graph_of(
     static_inputs: Sequence[StaticInput],
     devices: Collection[torch.device],
 ) -> Replay:
-    """Return a replay whose outputs are what it returned last, and which waits for devices."""
+    """Return a `Replay` that waits for the devices, and returns the last outputs."""
     outputs: dict[str, Tensor] = {}
 
     def run() -> object:
@@ -159,7 +160,7 @@ def judged(
     known: Mapping[str, Captured],
     given: Sequence[StaticInput] = (),
 ) -> InMemory:
-    """Return what the sanitizer says of a replay that writes the owned slots."""
+    """Judge a replay that writes the owned slots, and return the journal."""
     journal = InMemory(Path())
     synchronize(devices_of(groups))
     watcher = Watcher(groups, engine="test", release="", journal=journal, settings=Settings(""))
@@ -174,7 +175,7 @@ def judged(
 
 
 def stale(static: StaticInput) -> bool:
-    """Whether the live part of an input differs from what is expected."""
+    """Return whether the live part of an input differs from its expected values."""
     if static.expected is None:
         return False
     live = static.tensor.narrow(static.axis, 0, static.live)
@@ -193,21 +194,21 @@ def devices_of(groups: Sequence[Group]) -> set[torch.device]:
 
 @contextmanager
 def as_made(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Run in inference mode if a tensor was made there: it may be changed nowhere else."""
+    """Run in inference mode if a tensor was created in it, as it can only be changed there."""
     made_there = any(tensor.is_inference() for tensor in tensors)
     with torch.inference_mode() if made_there else nullcontext():
         yield
 
 
 def synchronize(devices: Collection[torch.device]) -> None:
-    """Wait for all streams of devices: a graph may be replayed on another than the current one."""
+    """Wait for all streams of devices, because a graph may be replayed on any stream."""
     for device in devices:
         if device.type != "cpu":
             torch.get_device_module(device).synchronize(device)
 
 
 def row_of(owned: Mapping[str, Tensor]) -> Row:
-    """Return one row that computes all owned slots, and reads none."""
+    """Return one row that computes all owned slots and reads nothing."""
     longest = max(len(slots) for slots in owned.values())
     filled = {
         name: torch.cat((slots, slots.new_full((longest - len(slots),), -1)))
@@ -219,9 +220,9 @@ def row_of(owned: Mapping[str, Tensor]) -> Row:
 def at_capture(
     static: StaticInput, padding: Mapping[str, Tensor], captured: Mapping[str, Tensor]
 ) -> Captured:
-    """Return a static input as it was captured, with values that are safe.
+    """Return the state of a static input at capture, with its safe values.
 
-    It is where it is now, unless `captured` has another tensor.
+    Its address is the current one, unless `captured` has another tensor.
     """
     tensor, safe = captured.get(static.name, static.tensor), padding.get(static.name)
     value = torch.zeros_like(static.tensor) if safe is None else safe
@@ -229,9 +230,9 @@ def at_capture(
 
 
 def named(outputs: Outputs, name: str) -> dict[str, Tensor]:
-    """Return outputs by name. A replay without any has an empty one.
+    """Return outputs by name. A replay without outputs gets an empty one.
 
-    Integers become numbers if there is nothing else, so that they are compared as well.
+    If all outputs are integers, they are converted to floats, so that they are compared, too.
     """
     if outputs is None:
         return {"no output": torch.empty(0)}

@@ -1,5 +1,5 @@
-"""Serve generated requests to a whole vLLM.
+"""Serves generated requests to a whole vLLM.
 
-`environment` says how it is started. The rest runs in the engine's own process, where `vllm` is
-the engine's package.
+`environment` returns the command that starts the engine. All other modules run in its process,
+where `vllm` is the package of the engine.
 """

@@ -1,6 +1,6 @@
 """Serve generated requests to a whole vLLM in this process: `python -m paritybit.drive.vllm`.
 
-Ends with 0 when it has played for as long as asked, and the engine was idle at the end.
+The exit code is 0 if it has played for the requested time, and the engine was idle at the end.
 """
 
 import argparse
@@ -17,12 +17,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def prepare(device: str) -> None:
-    """Import what the engine imports with any settings. It reads others as it is imported."""
+    """Import the modules that do not depend on settings. The engine reads them at its import."""
     importlib.import_module("paritybit.drive.vllm.stand_ins")
 
 
 def engine(served: Served) -> Engine:
-    """Return the engine, with what stands in for parts of it."""
+    """Return the engine, with replacements for parts of it."""
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(served.runner - 1)
     from paritybit.drive.vllm import serving  # noqa: PLC0415
     from paritybit.drive.vllm.stand_ins import install_before_engine  # noqa: PLC0415

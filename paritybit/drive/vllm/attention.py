@@ -1,6 +1,6 @@
-"""The kernels of vLLM's Triton attention backend in torch, over the tables that they are given.
+"""The kernels of vLLM's Triton attention backend in torch, with the same block tables.
 
-A cache is [blocks, block size, heads, width]; queries are [T, heads, width].
+A cache has shape [blocks, block size, heads, width], and queries [T, heads, width].
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ def attend(
     sinks: Tensor | None = None,
     **rest: Any,
 ) -> None:
-    """Attend with the queries of each row to the keys that its line of the table names."""
+    """Attend with the queries of each row to the keys in its row of the block table."""
     starts, ends = cu_seqlens_q[:-1].long(), cu_seqlens_q[1:].long()
     rows = (ends > starts).nonzero().flatten()
     if not len(rows):
@@ -59,9 +59,10 @@ def attend(
 
 
 def listed(block_table: Tensor, first: Tensor, last: Tensor, page: int) -> tuple[Tensor, Tensor]:
-    """Return bounds [R + 1] and slots: those of each row's positions from `first` to `last`.
+    """Return bounds [R + 1] and the slots of each row's positions from `first` to `last` - 1.
 
-    A kernel would read beyond a line where torch would raise: the line's last entry is read.
+    A kernel can read beyond the end of a table's row, and torch would raise. The last entry of the
+    row is used then.
     """
     counts = (last - first).clamp(min=0)
     bounds = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
@@ -80,7 +81,7 @@ def store(
     *rest: Any,
     **named: Any,
 ) -> None:
-    """Write the keys and values of tokens whose slot is not negative."""
+    """Write the keys and values of all tokens whose slot is not negative."""
     live = (slot_mapping >= 0).nonzero().flatten()
     slots, page = slot_mapping[live], key_cache.shape[1]
     key_cache[slots // page, slots % page] = key[live].to(key_cache.dtype)

@@ -1,4 +1,7 @@
-"""Fetches a whole vLLM and what it imports, and says how it is started. Runs outside of it."""
+"""Downloads vLLM with its dependencies, and returns the command that starts it.
+
+Runs outside of the engine's process.
+"""
 
 import os
 import sys
@@ -16,7 +19,7 @@ PROGRAM = (sys.executable, "-m", "paritybit.drive.vllm")
 
 
 def prepare(spec: str) -> Environment:
-    """Return the engine of `vllm==VERSION` or of a folder, fetched with what it imports.
+    """Return the engine of `vllm==VERSION` or of a folder, with the packages it imports.
 
     Raises MalformedError and CannotRunError as `fetch.find` does.
     """
@@ -29,9 +32,9 @@ def prepare(spec: str) -> Environment:
 def command(
     environment: Environment, leg: Leg, model: str, seed: int, device: str
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the words that serve an engine in one way, and the variables of their process.
+    """Return the command that serves a leg, and its environment variables.
 
-    Raises CannotRunError for a GPU if the engine has no compiled code, as one that was fetched.
+    Raises CannotRunError for a GPU if the engine has no compiled code, like downloaded engines.
     """
     if device != "cpu" and not any((environment.source / VLLM.name).glob("_C*.so")):
         raise CannotRunError(
@@ -46,12 +49,12 @@ def command(
 def playing(
     environment: Environment, script: Script, words: Sequence[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the words that serve an engine a script that lies in a file, as `words` say."""
+    """Return the command that serves a script, and its environment variables."""
     return [*PROGRAM, *words], variables(environment, str(script.settings.get("device")))
 
 
 def variables(environment: Environment, device: str) -> dict[str, str]:
-    """Return the variables of an engine's process."""
+    """Return the environment variables of an engine's process."""
     own = variables_of(environment, device, os.environ)
     beside = environment.dependencies.with_name(VLLM.dependencies[-1])
     own["PYTHONPATH"] += os.pathsep + str(beside)

@@ -1,4 +1,4 @@
-"""The settings that a whole vLLM is served with by default, one process each: a table."""
+"""The table of legs: settings with which vLLM is served by default, each in one process."""
 
 from paritybit.drive.legs import Leg
 
@@ -43,4 +43,4 @@ LEGS = (
         device="cuda",
     ),
 )
-"""What is tried, in this order, with parts of the time."""
+"""The legs in order, with their shares of the time."""

@@ -1,6 +1,6 @@
-"""A platform of vLLM on a CPU: its own runner and graph wrapper as on CUDA, no compiled code.
+"""A CPU platform of vLLM with the model runner and graph wrapper of CUDA, and no compiled code.
 
-It is found through the entry-point group `vllm.platform_plugins`. Imported by the engine alone.
+vLLM finds it through the entry-point group `vllm.platform_plugins`. Only the engine imports it.
 """
 
 import importlib
@@ -16,16 +16,16 @@ class Platform(platforms.CpuPlatform):  # type: ignore[misc]
 
     @classmethod
     def import_kernels(cls) -> None:
-        """Import nothing: there is no compiled code."""
+        """Import nothing, because there is no compiled code."""
 
     @classmethod
     def get_attn_backend_cls(cls, *arguments: Any, **named: Any) -> str:
-        """Return the attention backend whose kernels are Triton's."""
+        """Return the Triton attention backend."""
         return "vllm.v1.attention.backends.triton_attn.TritonAttentionBackend"
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
-        """Settle a configuration as a CPU does, but for what graphs need."""
+        """Complete a configuration as the CPU platform does, except for the settings of graphs."""
         scheduler, compilation = vllm_config.scheduler_config, vllm_config.compilation_config
         asked = scheduler.async_scheduling, compilation.cudagraph_capture_sizes
         vllm_config.parallel_config.worker_cls = "paritybit.drive.vllm.worker.Worker"
@@ -34,15 +34,15 @@ class Platform(platforms.CpuPlatform):  # type: ignore[misc]
 
     @classmethod
     def opaque_attention_op(cls) -> bool:
-        """Whether attention is called as an operator, within which a graph cannot be parted."""
+        """Return whether attention is an opaque operator. A graph cannot be split inside of one."""
         return False
 
     @classmethod
     def support_static_graph_mode(cls) -> bool:
-        """Whether graphs can be captured."""
+        """Return whether graphs can be captured."""
         return True
 
     @classmethod
     def get_static_graph_wrapper_cls(cls) -> str:
-        """Return the wrapper that captures and replays."""
+        """Return the wrapper that captures and replays graphs."""
         return WRAPPER

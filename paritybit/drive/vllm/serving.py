@@ -1,4 +1,4 @@
-"""A whole vLLM in this process: its engine core as it starts one, with a player for a client."""
+"""A whole vLLM in this process: its own engine core, with a player in place of clients."""
 
 import contextlib
 import functools
@@ -23,11 +23,11 @@ from paritybit.drive.vllm.stand_ins import install_in_engine
 from paritybit.watch import journal
 
 FEW = 8
-"""Tokens that are sampled where drafts are, so that some are accepted: weights are random."""
+"""The number of tokens that may be sampled with n-gram drafts, so that some are accepted."""
 
 
 class Engine:
-    """An engine core of vLLM that serves what a player plays. `forwards` counts its steps."""
+    """An engine core of vLLM that serves the requests of a player. `forwards` counts its steps."""
 
     likely: dict[str, list[Likely]] | None = None
 
@@ -40,10 +40,10 @@ class Engine:
         self._core: Any = None
 
     def start(self, direct: Callable[[Plays], object]) -> None:
-        """Start the engine, and let `direct` play when it is ready.
+        """Start the engine, and call `direct` when it is ready.
 
-        Raises EngineFailedError if the engine raises or stalls, LackingError for settings that the
-        release lacks.
+        Raises EngineFailedError if the engine raises or stalls, and LackingError for unsupported
+        settings.
         """
         try:
             with tempfile.TemporaryDirectory(prefix="paritybit-") as folder:
@@ -55,7 +55,7 @@ class Engine:
             raise EngineFailedError(traceback.format_exc()) from error
 
     def play(self, waves: Iterator[Wave], stop: Callable[[], bool]) -> Player:
-        """Serve waves until `stop` says so or all are served, then until the engine is idle."""
+        """Serve waves until `stop` returns True or none is left, then until the engine is idle."""
         self.player = Player(waves, self._orders(self._core), stop)
         self._made = {}
         with contextlib.suppress(PlayedError):
@@ -66,7 +66,7 @@ class Engine:
         return self.player
 
     def _step(self, core: Any) -> None:
-        """Run one step, and tell the player what has ended."""
+        """Run one step, and report requests that have ended to the player."""
         assert self.player is not None
         outputs, ran = core.step_fn()
         if hasattr(core, "post_step"):
@@ -133,7 +133,7 @@ class Engine:
 
 
 def acts_of(core: Any) -> Acts:
-    """Return the acts of an engine core, as its own calls. A retraction empties the cache, too."""
+    """Return the acts of an engine core, as its own calls. A retraction also empties the cache."""
     retract = functools.partial(core.reset_prefix_cache, reset_running_requests=True)
     pause = functools.partial(core.pause_scheduler, "keep", clear_cache=False)
     return {
@@ -145,13 +145,13 @@ def acts_of(core: Any) -> Acts:
 
 
 def require(act: Callable[[], bool]) -> None:
-    """Do something, and report it if the engine refuses."""
+    """Perform an act, and report it if the engine refuses."""
     lines = journal.of_process()
     if not act() and lines is not None:
         lines.undecided("an action was refused: the prefix cache was not emptied")
 
 
 def register(architecture: str) -> None:
-    """Register the class of a model, so that no subprocess without our stand-ins inspects it."""
+    """Register the class of a model here. A subprocess would inspect it without the stand-ins."""
     registry: Any = importlib.import_module("vllm.model_executor.models.registry").ModelRegistry
     registry.register_model(architecture, registry.models[architecture].load_model_cls())

@@ -1,4 +1,4 @@
-"""The settings of a whole vLLM as its engine arguments take them, whatever the release."""
+"""The settings of a whole vLLM, and its engine arguments for them."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -13,16 +13,16 @@ from paritybit.drive.script import Setting
 from paritybit.drive.served import Common
 
 BUCKETS = (2, 4, 8)
-"""Batch sizes that decoding captures."""
+"""Batch sizes of the graphs for decoding."""
 
 TOKEN_BUCKETS = (2, 4, 8, 16, 32, 64)
-"""Numbers of tokens that batches with prompts capture."""
+"""Numbers of tokens of the graphs for batches with prompts."""
 
 ROWS, CHUNK, CONTEXT, POOL = 8, 64, 1536, 1536
-"""Most requests that run at once; most tokens of a forward, of a request, and of the pool."""
+"""The most running requests, and the most tokens of a forward, of a request, and of the pool."""
 
 WINDOW_BLOCKS = 32
-"""Blocks beyond those of the pool's tokens, for the windows of layers that slide."""
+"""Additional blocks of the pool for the windows of sliding layers."""
 
 GRAPHS: Mapping[str, tuple[str, tuple[int, ...]]] = {
     "decode": ("FULL_DECODE_ONLY", BUCKETS),
@@ -31,26 +31,26 @@ GRAPHS: Mapping[str, tuple[str, tuple[int, ...]]] = {
     "piecewise": ("PIECEWISE", TOKEN_BUCKETS),
     "mixed": ("FULL_AND_PIECEWISE", TOKEN_BUCKETS),
 }
-"""What is captured, as the engine calls it, and the sizes."""
+"""The captured graphs: the engine's name for the mode, and the sizes."""
 
 COMPILED = ("piecewise", "mixed")
-"""Graphs of the parts that torch.compile makes of a model. All others leave it uncompiled."""
+"""Modes in which torch.compile splits the model into parts. All others do not compile."""
 
 BACKENDS: Mapping[str, str] = {"triton": "TRITON_ATTN", "flash": "FLASH_ATTN"}
-"""What computes attention, as the engine calls it. A CPU has the first alone."""
+"""The engine's names of attention backends. A CPU only has the first."""
 
 VARIABLES: Mapping[str, str] = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
-"""Variables of the engine's process."""
+"""Environment variables of the engine's process."""
 
 VARIABLES_ON_A_CPU: Mapping[str, str] = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "TRITON_INTERPRET": "1",
     "CUDA_VISIBLE_DEVICES": "",
 }
-"""Further ones. Set and empty, the last one keeps Triton without a GPU."""
+"""Further variables on a CPU. If the last one is empty, vLLM keeps Triton without a GPU."""
 
 SPECULATION: Mapping[str, Mapping[str, object]] = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 2},
@@ -60,10 +60,10 @@ SPECULATION: Mapping[str, Mapping[str, object]] = {
         "synthetic_acceptance_length": 2.0,
     },
 }
-"""How drafts are made, as the engine takes it.
+"""The engine's settings for each kind of speculation.
 
-Those of a model with random weights would never be accepted: the engine's own setting for such
-models accepts so many tokens of a forward on average.
+Drafts of a model with random weights would never be accepted. The engine's synthetic rejection
+accepts a given number of tokens per forward on average.
 """
 
 DRAFT = Model(
@@ -71,13 +71,13 @@ DRAFT = Model(
     "one full layer over the hidden states of the target",
     {**(GPT_OSS.draft or {}), "architectures": ["EagleLlamaForCausalLM"]},
 )
-"""The draft model of EAGLE, which shares embeddings with its target."""
+"""The draft model for EAGLE, which shares the embeddings of its target."""
 
 DRAFTS = 3
-"""Drafts of a request in a forward."""
+"""The number of drafts of a request in a forward."""
 
 MEMORY_SHARE = 0.02
-"""The part of a GPU's memory that the engine may take. It takes far less."""
+"""The fraction of a GPU's memory that the engine may use. It uses far less."""
 
 SIMPLE: Mapping[str, Setting] = {
     "overlap": False,
@@ -88,12 +88,12 @@ SIMPLE: Mapping[str, Setting] = {
     "backend": "triton",
     "speculative": None,
 }
-"""The simplest value of settings, in the order in which a search tries them."""
+"""The simplest values of settings, in the order in which `shrink` tries them."""
 
 
 @dataclass(frozen=True)
 class Served(Common):
-    """What a whole vLLM is served with. `runner` is 1 for its older model runner, or 2."""
+    """The settings of a whole vLLM. `runner` is 1 for its older model runner, or 2."""
 
     ACTIONS: ClassVar = ("flush", "pause", "retract")
     CHOICES: ClassVar = {
@@ -111,22 +111,22 @@ class Served(Common):
 
     @property
     def queries(self) -> int:
-        """Tokens that a request which decodes has in a forward."""
+        """The number of tokens of a decoding request in a forward."""
         return 1 if self.speculative is None else 1 + DRAFTS
 
     def limits(self) -> Limits:
-        """Return what requests must keep to."""
+        """Return the limits for requests."""
         return Limits(WINDOW, self.page_size, CHUNK, CONTEXT, POOL, ROWS)
 
     def variables(self) -> dict[str, str]:
-        """Return the variables of the engine's process."""
+        """Return the environment variables of the engine's process."""
         own = {"VLLM_USE_V2_MODEL_RUNNER": str(self.runner - 1)}
         if self.graphs == "breakable":
             own["VLLM_USE_BREAKABLE_CUDAGRAPH"] = "1"
         return {**VARIABLES, **own, **(VARIABLES_ON_A_CPU if self.device == "cpu" else {})}
 
     def arguments(self, folder: Path) -> dict[str, object]:
-        """Return the engine's arguments, for a model that is written into a folder."""
+        """Return the engine's arguments. `folder` gets the configuration of the model."""
         mode, sizes = GRAPHS[self.graphs]
         compilation: dict[str, object] = {
             "mode": 3 if self.graphs in COMPILED else 0,
@@ -159,7 +159,7 @@ class Served(Common):
             "max_num_batched_tokens": CONTEXT if self.whole_prompts else CHUNK,
             "enable_prefix_caching": self.prefix_cache,
             "async_scheduling": self.overlap,
-            # So few that requests are preempted, and cached blocks are evicted.
+            # The pool is so small that requests are preempted, and cached blocks are evicted.
             "num_gpu_blocks_override": POOL // self.page_size + WINDOW_BLOCKS,
             "kv_cache_memory_bytes": 2**28,
             "compilation_config": compilation,
@@ -167,7 +167,7 @@ class Served(Common):
 
 
 def require_drafter(served: Served) -> None:
-    """Raise LackingError if the release that is installed here cannot make drafts as asked for."""
+    """Raise LackingError if the installed release does not support the requested drafts."""
     ngram = served.speculative == "ngram" and served.runner > 1
     if ngram and importlib.util.find_spec("vllm.v1.worker.gpu.spec_decode.ngram") is None:
         raise LackingError("the newer runner of this release has no n-gram speculation")

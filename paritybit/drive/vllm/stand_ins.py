@@ -1,4 +1,4 @@
-"""What takes the place of compiled code, missing packages and CUDA graphs in vLLM's process."""
+"""Replacements for compiled code, missing packages and CUDA graphs in vLLM's process."""
 
 import importlib
 import importlib.util
@@ -29,20 +29,20 @@ OPTIONAL = (
     "openai_harmony",
     "uvloop",
 )
-"""Packages that the engine imports and, as served here, never uses."""
+"""Packages that the engine imports, but does not use here."""
 
 HIDDEN = ("vllm.parser", "vllm.reasoning", "vllm.tool_parsers")
-"""Modules of the engine that read what a model says. They import yet other packages."""
+"""Modules of the engine that parse the output of models. They import further packages."""
 
 OPERATORS: Any = {
     "init_cpu_memory_env(int[] nodes) -> ()": lambda nodes: None,
     "weak_ref_tensor(Tensor(a) tensor) -> Tensor(a)": lambda tensor: tensor.view_as(tensor),
     "greedy_argmax(Tensor logits) -> Tensor": lambda logits: logits.argmax(-1),
 }
-"""The compiled operators that an engine calls on a CPU whatever it serves, by their schemas."""
+"""The compiled operators that the engine always calls on a CPU, by their schemas."""
 
 NAMED = ("gelu_and_mul", "gelu_tanh_and_mul", "silu_and_mul")
-"""Compiled operators that layers of older releases look up, and do not call."""
+"""Compiled operators that layers of older releases look up, but do not call."""
 
 ATTENTION = "vllm.v1.attention.backends.triton_attn"
 
@@ -57,9 +57,9 @@ paritybit = paritybit.drive.vllm.stand_ins:platform
 
 
 def stand_in_for_packages() -> str:
-    """Let the import of a package that is not installed give an empty module. Return their names.
+    """Replace packages that are not installed, and hidden modules, by empty modules.
 
-    So do the modules of the engine that are hidden.
+    Returns their names.
     """
     missing = tuple(name for name in OPTIONAL if importlib.util.find_spec(name) is None)
     versions = {name: {"__version__": OLDEST} for name in missing}
@@ -69,7 +69,7 @@ def stand_in_for_packages() -> str:
 
 
 def stand_in_for_numba() -> str:
-    """Let functions that numba would compile run as they are written. Return what is replaced."""
+    """Run functions without numba if it is not installed. Returns what is replaced."""
     if importlib.util.find_spec("numba") is not None:
         return ""
     module: Any = ModuleType("numba")
@@ -83,7 +83,7 @@ def stand_in_for_numba() -> str:
 
 
 def stand_in_for_graphs() -> None:
-    """Give torch's CUDA module what an engine's graph wrapper and graph manager ask for."""
+    """Add everything to torch's CUDA module that the engine's graph wrapper and manager need."""
     quicken()
     emulate_device(TorchOps())
     accelerator: Any = torch.accelerator
@@ -101,7 +101,7 @@ def stand_in_for_operators() -> None:
 
 
 def declare_platform() -> None:
-    """Let the engine find the platform, by an entry point."""
+    """Declare the entry point by which the engine finds the platform."""
     folder = Path(tempfile.mkdtemp(prefix="paritybit-"))
     metadata = folder / "paritybit_drive-0.dist-info"
     metadata.mkdir()
@@ -116,14 +116,14 @@ def platform() -> str:
 
 
 def stand_in_for_attention() -> None:
-    """Let torch do the arithmetic of attention, and write the cache, as the tables say."""
+    """Compute attention, and write the cache, with torch."""
     backend: Any = importlib.import_module(ATTENTION)
     backend.unified_attention = whole(attend)
     backend.triton_reshape_and_cache_flash = whole(store)
 
 
 def stand_in_for_sampling() -> None:
-    """Let the engine sample in torch as it does without a kernel for its device."""
+    """Use the engine's own sampling in torch."""
     sampler: Any = importlib.import_module(SAMPLER).TopKTopPSampler
     sampler.forward_cpu = sampler.forward_native
 
@@ -132,7 +132,7 @@ ANYWHERE = (
     StandIn("packages", "they are not installed and never used here", stand_in_for_packages),
     StandIn("numba", "it is not installed", stand_in_for_numba),
 )
-"""What every device needs, before the engine is imported."""
+"""Replacements for every device, before the engine is imported."""
 
 BEFORE = (
     StandIn(
@@ -149,7 +149,7 @@ BEFORE = (
         declare_platform,
     ),
 )
-"""What a CPU needs before the engine is imported."""
+"""Replacements for a CPU, before the engine is imported."""
 
 AFTER = (
     StandIn(
@@ -159,15 +159,15 @@ AFTER = (
     ),
     StandIn("sampling: the engine's own in torch", "it is compiled", stand_in_for_sampling),
 )
-"""What a CPU needs once the engine's settings are settled."""
+"""Replacements for a CPU, after the engine's configuration is complete."""
 
 
 def install_before_engine(served: Served) -> None:
-    """Install what must be there before the engine is imported, and report it."""
+    """Install and report the replacements that the import of the engine needs."""
     os.environ.update(served.variables())
     install(served.device, ANYWHERE, BEFORE)
 
 
 def install_in_engine(served: Served) -> None:
-    """Install what replaces parts of the engine, and report it."""
+    """Install and report the replacements for parts of the engine."""
     put(AFTER if served.device == "cpu" else ())

@@ -1,4 +1,4 @@
-"""The worker of our platform: the runner that an engine has on CUDA, over tensors on a CPU."""
+"""The worker of paritybit's platform: the engine's model runner for CUDA, with CPU tensors."""
 
 import contextlib
 import importlib
@@ -9,16 +9,16 @@ runners: Any = importlib.import_module("vllm.v1.worker.gpu_model_runner")
 
 
 class Runner(workers.CPUModelRunner):  # type: ignore[misc]
-    """A runner on a CPU that wraps its model for graphs, as on CUDA."""
+    """A CPU model runner that wraps its model for graphs, as on CUDA."""
 
     load_model = runners.GPUModelRunner.load_model
 
 
 class Worker(workers.CPUWorker):  # type: ignore[misc]
-    """A worker on a CPU that captures graphs once the engine is warm."""
+    """A CPU worker that captures graphs after the warm-up."""
 
     def init_device(self) -> None:
-        """Make the runner."""
+        """Create the model runner."""
         workers.CPUModelRunner = Runner
         super().init_device()
         with contextlib.suppress(ModuleNotFoundError):  # Older releases have none.
@@ -26,9 +26,9 @@ class Worker(workers.CPUWorker):  # type: ignore[misc]
             workspace.init_workspace_manager(self.device, 1)
 
     def compile_or_warm_up_model(self) -> Any:
-        """Warm up, then capture."""
+        """Warm up, then capture graphs."""
         kernels = getattr(self.vllm_config, "kernel_config", None)
-        if kernels is not None:  # Its kernels would be compiled for sampling that is not asked for.
+        if kernels is not None:  # It would compile kernels for sampling that is not used.
             kernels.enable_jit_warmup = False
         times = super().compile_or_warm_up_model()
         self.model_runner.capture_model()
