@@ -1,4 +1,4 @@
-"""What takes the place of compiled code, missing packages and CUDA graphs in an engine's process.
+"""Replacements (*stand-ins*) for compiled code, missing packages and CUDA graphs in an engine.
 
-The engine's own code is not changed. Each stand-in is listed with the reason for it.
+The engine's own code is not changed. Each stand-in is reported with its reason.
 """

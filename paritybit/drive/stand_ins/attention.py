@@ -1,9 +1,9 @@
-"""The arithmetic of attention in torch, over the very index lists that the engine's kernels get.
+"""Attention in torch, over the same index lists that the engine's kernels get.
 
-Shapes: T queries, R rows, H query heads, G KV heads, S slots. A buffer is [S, G, width],
-or [pages, page size, G, width]. Queries
-are [T, H, width of K], outputs [T, H, width of V]. Row r lists the slots
-`kv_indices[kv_indptr[r] : kv_indptr[r + 1]]`, and its queries are those from `qo_indptr[r]` on.
+Shapes: T queries, R rows, H query heads, G KV heads, S slots. A buffer has shape [S, G, width] or
+[pages, page size, G, width]. Queries have shape [T, H, width of K], and outputs [T, H, width of V].
+Row r lists the slots `kv_indices[kv_indptr[r] : kv_indptr[r + 1]]`. Its queries begin at
+`qo_indptr[r]`.
 """
 
 import math
@@ -29,7 +29,7 @@ def decode_attention(
     sinks: Tensor | None = None,
     xai_temperature_len: int = -1,
 ) -> None:
-    """Attend with one query per row to all slots that the row lists, into `o`."""
+    """Attend with one query per row to all slots that the row lists. Writes to `o`."""
     rows, kv_indices = q.shape[0], unbounded(kv_indices)
     starts = kv_indptr[:rows].long()
     counts = kv_indptr[1 : rows + 1].long() - starts
@@ -76,10 +76,10 @@ def extend_attention(
     window_kv_offsets: Tensor | None = None,
     xai_temperature_len: int = -1,
 ) -> None:
-    """Attend to the slots that each row lists, then to the K and V computed now, into `o_extend`.
+    """Attend to the slots that each row lists, and to the new K and V. Writes to `o_extend`.
 
-    A custom mask has a line per query over all keys of its row; with a window, the line starts
-    `window_kv_offsets` keys before the first that is listed.
+    A custom mask has a line per query over all keys of its row. With a window, the line begins
+    `window_kv_offsets` keys before the first listed key.
     """
     scale = q_extend.shape[-1] ** -0.5 if sm_scale is None else sm_scale
     kv_indices = unbounded(kv_indices)
@@ -130,7 +130,7 @@ def unified_attention(
     window_start_pos: Tensor | None = None,
     xai_temperature_len: int = -1,
 ) -> None:
-    """Attend to the slots that each row lists, those computed now included, into `o`."""
+    """Attend to the slots that each row lists, which include the new ones. Writes to `o`."""
     scale = q.shape[-1] ** -0.5 if sm_scale is None else sm_scale
     kv_indices = unbounded(kv_indices)
     keys, prefixes = kv_indptr.tolist(), prefix_lens.tolist()
@@ -156,7 +156,7 @@ def unified_attention(
 
 
 def _rows(qo_indptr: Tensor) -> Iterator[tuple[int, slice, Tensor]]:
-    """Yield each row that has queries: its number, those, and their places from 0."""
+    """Yield each row with queries: its index, the slice of its queries, and their indices."""
     ends = qo_indptr.tolist()
     for row, (first, end) in enumerate(pairwise(ends)):
         if end > first:
@@ -164,21 +164,21 @@ def _rows(qo_indptr: Tensor) -> Iterator[tuple[int, slice, Tensor]]:
 
 
 def _starts(starts: Tensor | None, custom_mask: Tensor | None) -> list[int] | None:
-    """Return where something of a custom mask starts, per row; None without such a mask."""
+    """Return starts in a custom mask as a list, or None without a custom mask."""
     return None if starts is None or custom_mask is None else [int(one) for one in starts.tolist()]
 
 
 def _causal(positions: Tensor, width: int) -> Tensor:
-    """Return which of `width` listed keys each query sees, whose own key is at its position."""
+    """Return which of `width` listed keys each query sees. Its own key is at its position."""
     return torch.arange(width, device=positions.device) <= positions[:, None]
 
 
 fewer_keys = 0
-"""How many keys fewer a prefill is to read than its kernel does."""
+"""The number of keys that a prefill reads less than the kernel."""
 
 
 def _windowed(positions: Tensor, width: int, window: int) -> Tensor:
-    """Return which of `width` listed keys lie in the window of each query."""
+    """Return which of `width` listed keys are in the window of each query."""
     if window <= 0:
         return torch.ones(len(positions), width, dtype=torch.bool, device=positions.device)
     return positions[:, None] <= torch.arange(width, device=positions.device) + window - fewer_keys
@@ -194,7 +194,7 @@ def _attend(
     sinks: Tensor | None,
     temperature: Tensor | None,
 ) -> Tensor:
-    """Return [T, H, width of V]: queries of one row, where `seen` is [T, keys]."""
+    """Attend with the queries of one row. `seen` is [T, keys]. Returns [T, H, width of V]."""
     grouped = q.float().view(q.shape[0], keys.shape[1], -1, q.shape[-1])
     scores = _capped(torch.einsum("tghd,lgd->tghl", grouped, keys) * scale, logit_cap)
     if temperature is not None:
@@ -205,7 +205,7 @@ def _attend(
 
 
 def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Return the weights of keys. A sink takes its share and gives nothing; no key gives zeros."""
+    """Return the weights of keys. A sink takes weight without a value. No key gives zeros."""
     highest = scores.amax(-1, keepdim=True).clamp(min=-1e20)
     parts = (scores - highest).exp()
     total = parts.sum(-1, keepdim=True)
@@ -219,7 +219,7 @@ def _capped(scores: Tensor, logit_cap: float) -> Tensor:
 
 
 def _temperature(positions: Tensor, length: int) -> Tensor | None:
-    """Return by how much the scores of queries at these positions are multiplied."""
+    """Return the factor for the scores of queries at these positions, or None."""
     if length <= 0:
         return None
     scaled = positions.float().clamp(min=1.0).log2() / math.log2(length)
@@ -227,9 +227,9 @@ def _temperature(positions: Tensor, length: int) -> Tensor | None:
 
 
 def gathered(buffer: Tensor, slots: Tensor) -> Tensor:
-    """Return what slots hold, in float32: of a buffer [S, ...], or one [pages, page size, ...].
+    """Return the content of slots in float32, for a buffer [S, ...] or [pages, page size, ...].
 
-    A kernel would read outside its buffer where torch would raise: such a slot is read as another.
+    A kernel can read outside of its buffer, and torch would raise. Such a slot is clamped.
     """
     if buffer.dim() == 4:
         page = buffer.shape[1]
@@ -239,18 +239,18 @@ def gathered(buffer: Tensor, slots: Tensor) -> Tensor:
 
 
 def _lines(custom_mask: Tensor, start: int, count: int, width: int) -> Tensor:
-    """Return the lines of a flat mask, [count, width]. What lies beyond its end is hidden."""
+    """Return the lines of a flat mask, [count, width]. Entries beyond its end are False."""
     flat = custom_mask[start : start + count * width].bool()
     flat = torch.nn.functional.pad(flat, (0, count * width - len(flat)))
     return flat.view(count, width)
 
 
 def unbounded(part: Tensor) -> Tensor:
-    """Return a flat tensor with what follows it in memory: a kernel gets only where it begins."""
+    """Return a flat tensor extended to the end of its storage, as a kernel only gets its start."""
     rest = part.untyped_storage().nbytes() // part.element_size() - part.storage_offset()
     return part.as_strided((rest,), (1,), part.storage_offset())
 
 
 def _inside(indices: Tensor, indexed: Tensor) -> Tensor:
-    """Return indices of the first axis that exist, in place of those that do not."""
+    """Clamp indices to the first axis of a tensor."""
     return indices.clamp(0, indexed.shape[0] - 1)

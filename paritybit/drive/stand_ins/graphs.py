@@ -1,7 +1,7 @@
-"""CUDA graphs, streams and events for an engine on a CPU.
+"""CUDA graphs, streams and events for sglang on a CPU.
 
-A graph is a tape of torch ops, and of launches of interpreted kernels, over the very tensors that
-they were given. A replay runs no Python of the engine.
+A graph is a tape of torch ops and of launches of interpreted kernels, over their original tensors.
+A replay does not run Python code of the engine.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from paritybit.reference.torch_ops import TorchOps
 
 
 def stand_in_for_graphs() -> None:
-    """Give torch's CUDA and CPU modules what an engine's graph runners ask for."""
+    """Add everything to torch's CUDA and CPU modules that the engine's graph runners need."""
     quicken()
     keep_references()
     implement_on_cpu("sglang")
@@ -40,7 +40,7 @@ def stand_in_for_graphs() -> None:
         held: Any = module
         held.Stream = Stream
         held.Event = Event
-        # Torch's compiler refuses one function that has two of its names.
+        # Torch's compiler rejects one function under two of its names.
         held.StreamContext = lambda stream: contextlib.nullcontext(stream)  # noqa: PLW0108
         held.stream = lambda stream: contextlib.nullcontext(stream)  # noqa: PLW0108
         for name in ("current_stream", "default_stream"):
@@ -50,14 +50,14 @@ def stand_in_for_graphs() -> None:
 
 
 def _answering(answer: object) -> Callable[..., Any]:
-    """Return a function of its own that takes anything and gives one answer."""
+    """Return a new function that accepts all arguments and returns `answer`."""
     return lambda *arguments, **named: answer
 
 
 def whole_value(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Let a recording graph keep each call of `function` whole: it reads values on the host.
+    """Make a recording graph keep each call of `function` as one step, as it reads host values.
 
-    A replay writes what the call gives into the tensor that it gave while it was recorded.
+    A replay writes the result of the call to the tensor that the call returned while recording.
     """
 
     def called(*arguments: Any, **named: Any) -> Tensor:
@@ -74,32 +74,32 @@ def whole_value(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 WEAK_REFERENCES = "sglang.srt.compilation.weak_ref_tensor"
-"""The module of a compiled function that releases a graph's memory. It raises on a CPU."""
+"""The module of a compiled function that releases the memory of a graph. It raises on a CPU."""
 
 
 def keep_references() -> None:
-    """Let graphs of prefills keep their outputs: a tape gives no memory back."""
+    """Make graphs of prefills keep their outputs, because a tape does not reuse memory."""
     module: Any = ModuleType(WEAK_REFERENCES)
     module.weak_ref_tensors = module.weak_ref_tensor = lambda tensors: tensors
     sys.modules.setdefault(WEAK_REFERENCES, module)
 
 
 RUNNERS = ("model_executor.model_runner", "model_executor.model_runner_components.cuda_graph_setup")
-"""The modules that, by release, choose a graph runner by the kind of device."""
+"""The modules that choose a graph runner by the kind of device, by release."""
 
 CAPTURING = ("init_device_graphs", "init_decode_cuda_graph", "capture_decode_graph")
-"""Their functions that do so, wherever they are imported, or those of their model runner."""
+"""The functions of these modules, or of their model runners, that choose the graph runner."""
 
 
 def use_runner_of_cuda() -> None:
-    """Let an engine on a CPU build the graph runner for decoding that it builds on CUDA.
+    """Make an engine on a CPU build the graph runner for decoding that it builds on CUDA.
 
-    On a CPU it would otherwise build one that compiles, and only where it is asked to compile.
+    Otherwise, it would build its graph runner for CPUs, and only if compilation is enabled.
     """
     claim_abilities()
     information: Any = importlib.import_module("sglang.srt.model_executor.forward_batch_info")
     mode = information.ForwardMode
-    mode.is_cpu_graph = mode.is_cuda_graph  # On a CPU only decodes are replayed, no verification.
+    mode.is_cpu_graph = mode.is_cuda_graph  # Otherwise, a CPU replays only decoding.
     modules: Any = [module for name in RUNNERS if (module := found(f"sglang.srt.{name}"))]
     for module in modules:
         if hasattr(module, "CPUGraphRunner"):
@@ -111,9 +111,9 @@ def use_runner_of_cuda() -> None:
 
 
 def claim_abilities() -> None:
-    """Say that the platform captures graphs and runs Triton's kernels, as with the stand-ins.
+    """Set the platform's capabilities for graphs and Triton, which the stand-ins provide.
 
-    A release that asks for neither lacks what says so.
+    Does nothing for releases without such capabilities.
     """
     try:
         platform: Any = importlib.import_module("sglang.srt.platforms.interface").SRTPlatform
@@ -126,7 +126,7 @@ def claim_abilities() -> None:
 
 
 def _runner_of_cuda(module: Any) -> Callable[[Any], Any]:
-    """Return what builds the runner that a model runner of this release builds on CUDA."""
+    """Return a function that builds the graph runner of this release for CUDA."""
 
     def built(model_runner: Any) -> Any:
         if hasattr(model_runner, "_decode_cuda_graph_runner_cls"):
@@ -141,7 +141,7 @@ def _runner_of_cuda(module: Any) -> Callable[[Any], Any]:
 
 
 def _compiling(module: Any, capture: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a capture that runs although nothing compiles, unless graphs are switched off."""
+    """Return a capture that runs as if compilation were enabled, unless graphs are disabled."""
 
     def captured(*runners: Any, **named: Any) -> Any:
         arguments = next(iter((*runners, *named.values()))).server_args

@@ -1,4 +1,4 @@
-"""Copies between a KV pool and the host's memory, for an engine on a CPU."""
+"""Copies between a KV pool and host memory, for sglang on a CPU."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -10,11 +10,11 @@ from torch import Tensor
 from paritybit.drive.stand_ins.modules import found
 
 HOST_POOLS = ("mem_cache.memory_pool_host", "mem_cache.pool_host.mha")
-"""The modules that, by release, call the compiled copies."""
+"""The modules that call the compiled copies, by release."""
 
 
 def stand_in_for_host_copies() -> None:
-    """Let host memory be registered with nobody, and copy by torch what a kernel copies."""
+    """Disable the registration of host memory, and copy with torch in place of a kernel."""
     held: Any = torch.cuda
     held.cudart = lambda: SimpleNamespace(
         cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0

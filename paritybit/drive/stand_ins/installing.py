@@ -10,9 +10,9 @@ from paritybit.watch import journal
 
 @dataclass(frozen=True)
 class StandIn:
-    """What is replaced, why, and what replaces it. `install` says what it replaced, if it varies.
+    """A stand-in: a description, the reason, and the function that installs it.
 
-    One that replaced nothing returns an empty text.
+    `install` returns details if they vary, or an empty text if it replaced nothing.
     """
 
     what: str
@@ -21,14 +21,14 @@ class StandIn:
 
 
 def install(device: str, anywhere: Sequence[StandIn], on_a_cpu: Sequence[StandIn]) -> None:
-    """Install what the device lacks, and report it. Must run before the engine is imported."""
+    """Install and report the stand-ins for a device, before the engine is imported."""
     if device == "cpu":
         torch.set_num_threads(1)  # Tiny tensors: more threads only wait for one another.
     put((*anywhere, *(on_a_cpu if device == "cpu" else ())))
 
 
 def put(stand_ins: Sequence[StandIn]) -> None:
-    """Install some stand-ins in their order, and report each."""
+    """Install stand-ins in order, and report each."""
     lines = journal.of_process()
     for one in stand_ins:
         detail = one.install()

@@ -1,8 +1,8 @@
-"""Triton kernels on numpy, far quicker than Triton's own interpreter.
+"""Runs Triton kernels on numpy, which is much faster than Triton's own interpreter.
 
-A kernel's Python is executed as it is, with a language of a few operations on numpy arrays. What
-it needs beyond those goes to Triton's interpreter, as does a kernel whose first launches do not
-leave in memory what Triton's interpreter leaves there.
+The Python code of a kernel runs unchanged, with a small replacement of Triton's language on numpy
+arrays. A kernel that uses other operations runs in Triton's interpreter. So does a kernel whose
+first launches leave other memory contents than Triton's interpreter.
 """
 
 import importlib
@@ -19,13 +19,16 @@ from torch import Tensor
 from paritybit.drive.stand_ins.language import LANGUAGE, Pointer, wrapped
 
 TRIED = 3
-"""First launches of a kernel that are compared with Triton's interpreter."""
+"""The number of first launches of a kernel that are compared with Triton's interpreter."""
 
 LANGUAGE_MODULE = "triton.language"
 
 
 class Kernel:
-    """One kernel: how often it was tried, and whether Triton's interpreter must run it."""
+    """One kernel.
+
+    `tried` counts the compared launches. `refused` is True if Triton's interpreter must run it.
+    """
 
     def __init__(self, function: Callable[..., None], constants: Sequence[str]) -> None:
         self.tried, self.refused = 0, not _known(function)
@@ -51,7 +54,7 @@ class Kernel:
 
 
 def quicken_kernels() -> None:
-    """Let every launch of this process go to numpy where it can."""
+    """Run all launches of this process on numpy if possible."""
     interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     launches = interpreter.GridExecutor
     slowly, kernels = launches.__call__, dict[Any, Kernel]()
@@ -79,7 +82,7 @@ def _try(
     arguments: Sequence[Any],
     named: dict[str, Any],
 ) -> None:
-    """Launch a kernel in both ways, and refuse it from here on where they differ."""
+    """Launch a kernel in both ways. If the results differ, refuse it from now on."""
     memory = list(_memory((*arguments, *named.values())))
     before = [held.clone() for held in memory]
     slowly(executor, *arguments, **named)
@@ -89,7 +92,7 @@ def _try(
     try:
         kernel.launch(grid, arguments, named)
         same = all(torch.equal(held, kept) for held, kept in zip(memory, right, strict=True))
-    except Exception:  # Whatever it lacks, Triton's interpreter has just done without an error.
+    except Exception:  # Something is missing here. Triton's interpreter has just succeeded.
         same = False
     if not same:
         kernel.refused = True
@@ -98,7 +101,7 @@ def _try(
 
 
 def _memory(given: Sequence[Any]) -> Iterator[Tensor]:
-    """Yield the bytes of each storage that tensors lie in, once each."""
+    """Yield the bytes of each storage of the tensors once."""
     seen = set()
     for one in given:
         if isinstance(one, Tensor) and one.untyped_storage().data_ptr() not in seen:
@@ -116,7 +119,7 @@ def _argument(given: Any) -> Any:
 
 
 def _known(function: Callable[..., None]) -> bool:
-    """Whether all that a kernel takes from the language is there."""
+    """Return whether all operations that a kernel uses are supported."""
     names = set(function.__code__.co_names)
     spoken = {
         name
@@ -133,7 +136,7 @@ def _language() -> Any:
 
 
 def _rebound(function: Callable[..., None]) -> Callable[..., None]:
-    """Return a kernel, and what it calls, with our language in place of Triton's."""
+    """Return a kernel and its callees with this language in place of Triton's."""
     meant: dict[str, Any] = {}
     for name in function.__code__.co_names:
         held: Any = function.__globals__.get(name)

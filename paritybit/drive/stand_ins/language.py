@@ -1,4 +1,4 @@
-"""A few operations of Triton's language on numpy arrays."""
+"""The supported operations of Triton's language, on numpy arrays."""
 
 import ctypes
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Value:
-    """An array, or a number of a fixed width. Operators give what Triton's give."""
+    """An array, or a number of fixed width. Operators have the results of Triton's operators."""
 
     __slots__ = ("data",)
 
@@ -16,7 +16,7 @@ class Value:
         self.data = data
 
     def to(self, dtype: Any, *unused: Any, **named: Any) -> Any:
-        """Return the same in another type, or what it is the address of."""
+        """Return the value in another type, or a pointer to its address."""
         if isinstance(dtype, PointerType):
             return Pointer(Addressed(int(self.data), np.dtype(dtype.element)), np.int64(0))
         return Value(self.data.astype(dtype))
@@ -38,12 +38,12 @@ class Value:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its lengths."""
+        """The shape."""
         return tuple(self.data.shape)
 
     @property
     def dtype(self) -> Any:
-        """Its type."""
+        """The dtype."""
         return self.data.dtype.type
 
     def __neg__(self) -> "Value":
@@ -54,7 +54,7 @@ class Value:
 
 
 class Pointer:
-    """An address, or an array of them: places in an array of memory."""
+    """An address, or an array of addresses: indices into an array of memory."""
 
     __slots__ = ("memory", "place")
 
@@ -74,25 +74,25 @@ class Pointer:
 
     @property
     def dtype(self) -> Any:
-        """What it points to, as `dtype.element_ty`."""
+        """The pointer type, with the type of its target as `dtype.element_ty`."""
         return _ElementType(self.memory.dtype.type)
 
     def inside(self, places: Any) -> Any:
-        """Return places. Raises IndexError for one outside of the memory."""
+        """Return indices. Raises IndexError for an index outside of the memory."""
         if places.size and (places.min() < 0 or places.max() >= len(self.memory)):
             raise IndexError("a kernel accesses a tensor's memory out of bounds")
         return places
 
 
 class PointerType:
-    """The type of addresses of elements."""
+    """The type of pointers to elements."""
 
     def __init__(self, element: Any, *unused: Any) -> None:
         self.element = element
 
 
 class Addressed:
-    """The memory at an address that a kernel read from memory. Nothing tells where it ends."""
+    """The memory at an address that a kernel read from memory. Its size is unknown."""
 
     def __init__(self, address: int, dtype: Any) -> None:
         self.address, self.dtype = address, dtype
@@ -109,7 +109,7 @@ class Addressed:
         near[places - first] = values
 
     def _near(self, places: Any) -> tuple[Any, int]:
-        """Return an array from the first to the last of some places, and the first."""
+        """Return the memory from the smallest to the largest index, and the smallest index."""
         if not places.size:
             return np.empty(0, self.dtype), 0
         first, count = int(places.min()), int(places.max() - places.min()) + 1
@@ -124,12 +124,12 @@ class _ElementType:
 
 
 def bare(given: Any) -> Any:
-    """Return the array of a value, and anything else as it is."""
+    """Return the array of a value. Anything else is returned unchanged."""
     return given.data if isinstance(given, Value) else given
 
 
 def wrapped(given: Any) -> Any:
-    """Return a number with the width that Triton gives it, and anything else as it is."""
+    """Return a number with the width that Triton gives it. Other objects are unchanged."""
     if isinstance(given, bool | np.bool_):
         return Value(np.bool_(given))
     if isinstance(given, int):
@@ -138,7 +138,7 @@ def wrapped(given: Any) -> Any:
 
 
 def _quotient(left: Any, right: Any) -> Any:
-    """Return what division of integers gives, towards zero as in C."""
+    """Divide integers, and round towards zero as in C."""
     found = np.floor_divide(left, right)
     return found + ((found < 0) & (found * right != left)).astype(found.dtype)
 
@@ -181,7 +181,7 @@ for _name, _function in COMPARISONS.items():
 
 
 class Language:
-    """What kernels call `tl`. `place` is the number of the program under way, `sizes` the grid."""
+    """The module `tl` in kernels. `place` is the id of the current program, `sizes` the grid."""
 
     constexpr, pointer_type = int, PointerType
     int1, int8, int16, int32, int64 = np.bool_, np.int8, np.int16, np.int32, np.int64
@@ -193,7 +193,7 @@ class Language:
         self.sizes: Sequence[int] = (1, 1, 1)
 
     def to_tensor(self, given: Any, check: bool = True) -> Any:
-        """Return what an assignment in a kernel keeps."""
+        """Return the value of an assignment in a kernel."""
         return wrapped(given)
 
     def cast(self, given: Any, dtype: Any, *unused: Any, **named: Any) -> Any:
@@ -201,11 +201,11 @@ class Language:
         return wrapped(given).to(dtype)
 
     def program_id(self, axis: int = 0) -> Value:
-        """Return which program runs."""
+        """Return the id of the current program."""
         return Value(np.int32(self.place[axis]))
 
     def num_programs(self, axis: int = 0) -> Value:
-        """Return how many programs a launch has."""
+        """Return the number of programs of the launch."""
         return Value(np.int32(self.sizes[axis]))
 
     def arange(self, start: int, end: int) -> Value:
@@ -213,11 +213,11 @@ class Language:
         return Value(np.arange(int(start), int(end), dtype=np.int32))
 
     def cdiv(self, count: Any, size: Any) -> Value:
-        """Return how many parts of a size a count has."""
+        """Return the ceiling of count / size."""
         return Value(_quotient(bare(count) + (bare(size) - 1), bare(size)))
 
     def load(self, pointer: Pointer, mask: Any = None, other: Any = None, **unused: Any) -> Value:
-        """Return what lies at addresses; `other` where the mask is off, 0 without one."""
+        """Load from addresses. Where the mask is False, the result is `other` or 0."""
         places = np.asarray(pointer.place)
         if mask is None:
             return Value(pointer.memory[pointer.inside(places)])
@@ -230,7 +230,7 @@ class Language:
         return Value(found)
 
     def store(self, pointer: Pointer, value: Any, mask: Any = None, **unused: Any) -> None:
-        """Write to addresses where the mask is on."""
+        """Store to addresses where the mask is True."""
         places = np.asarray(pointer.place)
         if mask is None:
             pointer.memory[pointer.inside(places)] = bare(value)
@@ -240,7 +240,7 @@ class Language:
         pointer.memory[pointer.inside(places[on])] = held[on]
 
     def where(self, mask: Any, one: Any, other: Any) -> Value:
-        """Return one or the other."""
+        """Return `one` where the mask is True, else `other`."""
         return Value(np.where(bare(mask), bare(one), bare(other)))
 
     def zeros(self, shape: Any, dtype: Any) -> Value:
@@ -252,7 +252,7 @@ class Language:
         return Value(np.full([int(size) for size in shape], bare(value), dtype))
 
     def sum(self, given: Value, axis: int | None = None, **unused: Any) -> Value:
-        """Return the sum: of integers in their own width, from 32 bits on."""
+        """Return the sum. Integers keep their width, but have at least 32 bits."""
         dtype = given.data.dtype
         kept = np.dtype(np.int32) if dtype.itemsize < 4 and dtype.kind in "iub" else dtype
         return Value(given.data.sum(axis, dtype=kept))
@@ -274,13 +274,13 @@ class Language:
         return Value(np.minimum(bare(one), bare(other)))
 
     def static_range(self, *bounds: Any, **unused: Any) -> range:
-        """Return numbers to count through."""
+        """Return a range."""
         return range(*(int(bound) for bound in bounds))
 
     range = static_range
 
     def multiple_of(self, given: Any, *unused: Any) -> Any:
-        """Return what is given."""
+        """Return the argument."""
         return given
 
     max_contiguous = multiple_of

@@ -1,4 +1,4 @@
-"""Compiled layers and kernels: the engine's own torch implementations, or a function in torch."""
+"""Replaces compiled layers and kernels by the engine's own torch code, or by a torch function."""
 
 import importlib
 import inspect
@@ -20,10 +20,10 @@ ATTENTION: Mapping[str, Callable[..., None]] = {
     "extend_attention.extend_attention_fwd": attention.extend_attention,
     "extend_attention.extend_attention_fwd_unified": attention.unified_attention,
 }
-"""What stands in for each kernel of the Triton backend."""
+"""Maps each kernel of the Triton backend to its stand-in."""
 
 KERNELS = ("sglang.srt.layers.attention.triton_ops", "sglang.kernels.ops.attention")
-"""The packages that hold them, by release."""
+"""The packages of these kernels, by release."""
 
 OF_NO_ACCOUNT = frozenset(
     {
@@ -32,17 +32,17 @@ OF_NO_ACCOUNT = frozenset(
         *("lean_Lp", "lean_Op", "lean_locks", "uneven_batch", "identity_kv_indices"),
     }
 )
-"""Arguments that say how a kernel computes, and not what."""
+"""Arguments that affect how a kernel computes, and not its result."""
 
 
 def stand_in_for_layers() -> None:
-    """Let layers run in torch as the engine itself has them."""
+    """Use the engine's own torch implementations of layers."""
     layers: Any = importlib.import_module("sglang.srt.layers.utils.multi_platform")
     layers.MultiPlatformOp.dispatch_forward = lambda layer: layer.forward_native
 
 
 def stand_in_for_attention() -> None:
-    """Let torch do the arithmetic of attention, over the lists that its kernels are given."""
+    """Compute attention with torch, over the lists that the kernels get."""
     for place, arithmetic in ATTENTION.items():
         file, name = place.split(".")
         for package in KERNELS:
@@ -56,7 +56,7 @@ CONVOLUTIONS = "sglang.srt.layers.attention.mamba.causal_conv1d"
 
 
 def stand_in_for_convolutions() -> str | None:
-    """Let torch compute short convolutions, over the states that their kernels are given."""
+    """Compute short convolutions with torch, over the states that the kernels get."""
     module = found(CONVOLUTIONS)
     if module is None:
         return ""
@@ -79,8 +79,8 @@ def convolved(
 ) -> Tensor:
     """Convolve prompts, [channels, T], with `weight`, [channels, width], and update their states.
 
-    Row r has the inputs from `query_start_loc[r]` on. Its state, [channels, width - 1], has its
-    last inputs. Without `has_initial_state`, no row goes on from its state.
+    The inputs of row r begin at `query_start_loc[r]`. Its state, [channels, width - 1], has its
+    last inputs. Without `has_initial_state`, no row continues from its state.
     """
     out, kept = torch.zeros_like(x), weight.shape[1] - 1
     bounds, slots = query_start_loc.tolist(), cache_indices.tolist()
@@ -116,7 +116,7 @@ def convolved_once(
 
 
 def stand_in_for_experts() -> str | None:
-    """Let a graph hold each call of the engine's own experts in torch."""
+    """Make a graph keep each call of the engine's own experts in torch as one step."""
     experts = found("sglang.srt.layers.moe.fused_moe_native")
     if not hasattr(experts, "moe_forward_native"):
         return ""
@@ -125,7 +125,7 @@ def stand_in_for_experts() -> str | None:
 
 
 def stand_in_for_softcap() -> str | None:
-    """Let torch bound the logits, where the release has a kernel of one function for that."""
+    """Bound the logits with torch, if the release has a kernel for this."""
     logits = found("sglang.srt.layers.logits_processor")
     if not hasattr(logits, "fused_softcap"):
         return ""
@@ -134,15 +134,16 @@ def stand_in_for_softcap() -> str | None:
 
 
 def softcap(logits: Tensor, cap: float) -> Tensor:
-    """Bound logits in place, smoothly, and return them."""
+    """Bound logits smoothly, in place, and return them."""
     return logits.copy_((logits / cap).tanh() * cap)
 
 
 def adapted(kernel: Callable[..., None], arithmetic: Callable[..., None]) -> Callable[..., None]:
-    """Return a function that is called like a kernel and does the arithmetic.
+    """Return a function with the signature of a kernel that computes with `arithmetic`.
 
-    On a few calls the kernel itself runs too, and is compared. An argument that the arithmetic
-    lacks may be used if the kernel computes the same with it; else it raises NotImplementedError.
+    On a few calls, the kernel runs as well and is compared. An argument that `arithmetic` lacks is
+    accepted if the kernel computes the same result with it. Otherwise the function raises
+    NotImplementedError.
     """
     sampled = Sampled(asked())
     signature = inspect.signature(kernel)

@@ -1,7 +1,7 @@
-"""The arithmetic of LoRA: torch over the segments that the Triton backend's kernels are given.
+"""LoRA in torch, over the segments that the kernels of the Triton backend get.
 
-A segment is a run of tokens with one adapter. A recording graph keeps how many there are, as it
-keeps the grid of a kernel, and reads everything else when it is replayed.
+A segment is a run of tokens with one adapter. A recording graph keeps the number of segments, like
+the grid of a kernel. A replay reads everything else again.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ LISTS = ("seg_lens", "seg_indptr", "weight_indices", "lora_ranks", "scalings", "
 
 
 def stand_in_for_lora() -> str | None:
-    """Let torch do the arithmetic of adapters, where the release has it in kernels known here."""
+    """Compute adapters with torch, if the release has the expected kernels."""
     backend = found(BACKEND)
     arithmetic = {
         "sgemm_lora_a_fwd": shrunk,
@@ -37,14 +37,14 @@ def stand_in_for_lora() -> str | None:
 
 
 class TorchOnACpu(ModuleType):
-    """The module torch, in which the device `cuda` is the CPU. Older releases name it."""
+    """The module torch with the CPU as device `cuda`, which older releases use."""
 
     def __getattr__(self, name: str) -> Any:
-        """Return what torch has by this name."""
+        """Return the attribute of torch."""
         return getattr(torch, name)
 
     def device(self, kind: Any, *index: int) -> torch.device:
-        """Return a device as torch does, and the CPU in place of a GPU."""
+        """Return a device as torch does, but the CPU in place of `cuda`."""
         return torch.device("cpu") if str(kind) == "cuda" else torch.device(kind, *index)
 
 
@@ -52,12 +52,12 @@ Lists = tuple[int, tuple[Tensor | None, ...]]
 
 
 def lists_of(batch_info: Any) -> Lists:
-    """Return how many segments there are, and their lists."""
+    """Return the number of segments, and their lists."""
     return batch_info.bs, tuple(getattr(batch_info, name, None) for name in LISTS)
 
 
 def segments(lists: Lists) -> Iterator[tuple[int, int, float, Tensor]]:
-    """Yield each segment's adapter with a rank: its place, rank, scale, and the rows of tokens."""
+    """Yield each segment with an adapter: its index, rank, scale, and the rows of its tokens."""
     count, (lengths, starts, places, ranks, scales, order) = lists
     assert lengths is not None
     assert starts is not None
@@ -74,14 +74,14 @@ def segments(lists: Lists) -> Iterator[tuple[int, int, float, Tensor]]:
 
 
 def shrunk(x: Tensor, weights: Tensor, batch_info: Any, stack_num: int = 1) -> Tensor:
-    """Return what the A matrices of the adapters make of the tokens."""
+    """Return the products of the tokens and the A matrices of their adapters."""
     return whole_value(shrink)(x, weights, lists_of(batch_info), stack_num)
 
 
 def expanded(
     x: Tensor, weights: Tensor, batch_info: Any, base_output: Tensor | None = None
 ) -> Tensor:
-    """Add what the B matrices of the adapters make of the tokens to an output."""
+    """Add the products of the tokens and the B matrices of their adapters to an output."""
     return whole_value(expand)(x, weights, lists_of(batch_info), None, base_output)
 
 
@@ -94,7 +94,7 @@ def expanded_in_slices(
     base_output: Tensor | None = None,
     n_slices: int = 3,
 ) -> Tensor:
-    """Do as `expanded`, for matrices of several projections one after another."""
+    """Like `expanded`, for the concatenated matrices of several projections."""
     del max_qkv_out_dim, n_slices
     return whole_value(expand)(x, qkv_lora_b, lists_of(batch_info), output_offset, base_output)
 
@@ -115,9 +115,9 @@ def expand(
     offsets: Tensor | None,
     base: Tensor | None,
 ) -> Tensor:
-    """Multiply the tokens of each segment by its adapter's B matrices, and add that to `base`.
+    """Multiply the tokens of each segment by its adapter's B matrices, and add them to `base`.
 
-    `offsets` are where the matrix of each projection begins, None for one matrix.
+    `offsets` has the start of each projection's matrix. None means a single matrix.
     """
     bounds: list[int] = [0, weights.shape[-2]] if offsets is None else offsets.tolist()
     output = torch.zeros(len(x), weights.shape[-2], dtype=x.dtype) if base is None else base

@@ -1,4 +1,4 @@
-"""Modules of an engine by name, and how something of them is replaced wherever it is imported."""
+"""Imports modules of an engine, and replaces objects in all of them."""
 
 import importlib
 import sys
@@ -6,9 +6,9 @@ from typing import Any
 
 
 def found(name: str) -> Any:
-    """Return a module, None where the release has none of the name, or none that can be imported.
+    """Return a module, or None if the release lacks it or it cannot be imported here.
 
-    The second is so where it is made for other hardware alone.
+    Some modules can only be imported on other hardware.
     """
     try:
         return importlib.import_module(name)
@@ -17,7 +17,7 @@ def found(name: str) -> Any:
 
 
 def replace_everywhere(original: object, stand_in: object) -> None:
-    """Replace an object of the engine in each of its modules that holds it."""
+    """Replace an object of the engine in all modules that refer to it."""
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] == "sglang":
             for key, held in list(getattr(module, "__dict__", {}).items()):

@@ -1,4 +1,4 @@
-"""Packages that an engine imports and, as served here, never uses: empty modules."""
+"""Empty modules for packages that an engine imports, but does not use here."""
 
 import importlib
 import importlib.util
@@ -19,34 +19,34 @@ OPTIONAL = (
     "torchvision",
     "vllm",
 )
-"""Packages that do without: formats, tokenizers, media, interactive use, compiled kernels."""
+"""Optional packages: formats, tokenizers, media, interactive use, compiled kernels."""
 
 
 OLDEST = "0"
-"""The version that their empty modules have, for who compares it with what it needs."""
+"""The version of the empty modules, for code that compares it."""
 
 MEDIA = "torchvision"
-"""The one that is there from the start: some releases import what another needs of it first."""
+"""This package is imported first, because some releases depend on the order."""
 
 ABSENT = ("vllm.logger",)
-"""Modules of them without which an engine does: it would call what they hold."""
+"""Modules of these packages that must not exist, because the engine would call them."""
 
 
 class UnavailableFinder(StubFinder):
-    """Gives an empty module to what imports a package, and nothing to what asks whether it is here.
+    """Finds an empty module for an import, and nothing for a test whether the package exists.
 
-    A library that finds a package available would use it.
+    A library would use a package that it finds.
     """
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return the spec of a stub for an import of a name on the list or below one."""
+        """Return the spec of a stub for an import of a listed name, or of a module below one."""
         if self.names and _asked_for_availability(sys._getframe(1)):
             return None
         return super().find_spec(fullname, path, target)
 
 
 def _asked_for_availability(frame: FrameType | None) -> bool:
-    """Whether `importlib.util.find_spec` is nearer than an import."""
+    """Return whether the caller is `importlib.util.find_spec`, and not an import."""
     while frame is not None:
         if frame.f_code.co_name == "_find_and_load":
             return False
@@ -57,10 +57,7 @@ def _asked_for_availability(frame: FrameType | None) -> bool:
 
 
 def stand_in_for_packages() -> str:
-    """Let the import of a package that is not installed give an empty module. Return their names.
-
-    Without any, the text is empty.
-    """
+    """Replace packages that are not installed by empty modules. Returns their names as text."""
     missing = tuple(name for name in OPTIONAL if importlib.util.find_spec(name) is None)
     versions = {name: {"__version__": OLDEST} for name in missing}
     sys.meta_path.append(UnavailableFinder(missing, absent=ABSENT, answers=versions))

@@ -1,8 +1,8 @@
-"""The second of two data-parallel ranks, which no process has.
+"""Simulates the second of two data-parallel ranks, which has no process.
 
-Its collectives are over in no time: what it would send is empty. Its scheduler says, at each step,
-that it is idle, prefills or decodes, as a seed draws. The first rank, which is real, then runs as
-idle, or beside more tokens than its own.
+Its collectives end immediately, and it contributes zeros. At each step, its scheduler reports that
+it is idle, prefills or decodes, as a seed determines. The first rank, which is real, therefore runs
+idle forwards, and forwards with more tokens than its own.
 """
 
 import importlib
@@ -19,18 +19,18 @@ from paritybit.connectors.sglang.models import ALONE
 from paritybit.drive.stand_ins.modules import found
 
 SCHEDULERS = ("managers.scheduler_components.dp_attn", "managers.scheduler_dp_attn_mixin")
-"""The modules with which, by release, schedulers of several ranks agree."""
+"""The modules in which the schedulers of several ranks synchronise, by release."""
 
 dist: Any = torch.distributed
 
 COMMUNICATORS = "sglang.srt.distributed.device_communicators"
 
 CHANNELS = ("shm_broadcast", "pynccl")
-"""Its modules whose classes wait for other processes. Without them, process groups are used."""
+"""Modules whose classes wait for other processes. Without them, the engine uses process groups."""
 
 
 class AloneGroup(dist.ProcessGroup):  # type: ignore[misc]
-    """A group of which one member is real. The others send zeros, or else what `sent` says."""
+    """A process group with one real member. The others send zeros, or the result of `sent`."""
 
     sent: ClassVar[Callable[[Tensor], Tensor]] = torch.zeros_like
 
@@ -39,7 +39,7 @@ class AloneGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._own, self._members = rank, size
 
     def size(self) -> int:
-        """Return how many members the group has."""
+        """Return the number of members."""
         return self._members
 
     def getBackendName(self) -> str:  # noqa: N802
@@ -47,31 +47,31 @@ class AloneGroup(dist.ProcessGroup):  # type: ignore[misc]
         return ALONE
 
     def barrier(self, *_: object, **__: object) -> Any:
-        """Wait for nobody."""
+        """Return immediately."""
         return done(None)
 
     def allreduce(self, tensors: list[Tensor], *_: object) -> Any:
-        """Leave the sum with zeros as it is."""
+        """Return the tensors unchanged, because the others contribute zeros."""
         return done(tensors)
 
     broadcast = allreduce_coalesced = allreduce
 
     def all_gather_single(self, output: Tensor, given: Tensor, *_: object) -> Any:
-        """Gather the own part and what the others send."""
+        """Gather the own part and the parts of the others."""
         for rank, part in enumerate(output.view(self._members, -1)):
             own = given if rank == self._own else AloneGroup.sent(given)
             part.copy_(own.reshape(-1))
         return done([output])
 
     def allgather(self, outputs: list[list[Tensor]], given: list[Tensor], *_: object) -> Any:
-        """Gather the own part and what the others send, as a list."""
+        """Gather the own part and the parts of the others, as a list."""
         for parts, own in zip(outputs, given, strict=True):
             for rank, part in enumerate(parts):
                 part.copy_(own if rank == self._own else AloneGroup.sent(own))
         return done(outputs)
 
     def reduce_scatter_single(self, output: Tensor, given: Tensor, *_: object) -> Any:
-        """Return the own part of what is given: the others give zeros."""
+        """Return the own part of the input, because the others contribute zeros."""
         output.copy_(given.view(self._members, *output.shape)[self._own])
         return done([output])
 
@@ -79,7 +79,7 @@ class AloneGroup(dist.ProcessGroup):  # type: ignore[misc]
 
 
 def done(result: Any) -> Any:
-    """Return work that is done."""
+    """Return completed work with a result."""
     future: Any = torch.futures.Future()
     future.set_result(result)
     work: Any = torch._C._distributed_c10d
@@ -87,7 +87,7 @@ def done(result: Any) -> Any:
 
 
 def run_alone() -> None:
-    """Give each process group of this process members that send nothing, and no process."""
+    """Create each process group of this process with simulated other members."""
     os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", "0|0")
     dist.Backend.register_backend(
         ALONE, lambda store, rank, size, timeout: AloneGroup(rank, size), devices=["cpu"]
@@ -101,7 +101,7 @@ def run_alone() -> None:
         return group(*ranks, **{**named, "backend": ALONE, "pg_options": None})
 
     dist.init_process_group, dist.new_group = started, grouped
-    dist.monitored_barrier = lambda *_, **__: None  # It is of one backend alone.
+    dist.monitored_barrier = lambda *_, **__: None  # Only one backend supports it.
     queues: Any
     nccl: Any
     queues, nccl = (importlib.import_module(f"{COMMUNICATORS}.{name}") for name in CHANNELS)
@@ -114,11 +114,11 @@ def run_alone() -> None:
 IDLE, PREFILL, DECODE = "idle", "extend", "decode"
 
 Step = tuple[str, int]
-"""What a rank does in a step, and with how many tokens."""
+"""The mode of a rank in a step, and its number of tokens."""
 
 
 def steps_of(seed: int, rows: int, chunk: int) -> Iterator[Step]:
-    """Yield what the other rank does, step by step: it idles, or prefills and then decodes."""
+    """Yield the steps of the other rank: it idles, or prefills and then decodes."""
     chance = random.Random(f"the other rank {seed}")
     while True:
         yield from [(IDLE, 0)] * chance.randint(0, 12)
@@ -129,13 +129,13 @@ def steps_of(seed: int, rows: int, chunk: int) -> Iterator[Step]:
 
 
 class Other:
-    """The scheduler of the other rank. `steps` are what it does from now on."""
+    """The scheduler of the other rank. `steps` are its next steps."""
 
     steps: ClassVar[Iterator[Step]] = iter(())
 
 
 def agree_with_another(information: Any) -> None:
-    """Let the schedulers' class of what they tell each other gather what the other rank says."""
+    """Make the class of the schedulers' messages gather the message of the other rank."""
     original = information.all_gather
 
     def all_gather(info: Any, device: Any, *arguments: Any, **named: Any) -> None:
@@ -150,7 +150,7 @@ def agree_with_another(information: Any) -> None:
 
 
 def other_of(info: Any, kind: str, tokens: int) -> Any:
-    """Return what another rank says, in the form of what this one says."""
+    """Return the message of the other rank, based on the message of this rank."""
     modes: Any = importlib.import_module("sglang.srt.model_executor.forward_batch_info").ForwardMode
     said = {
         "num_tokens": tokens,

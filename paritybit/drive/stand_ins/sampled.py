@@ -1,7 +1,7 @@
 """Compares an attention kernel with its stand-in, on a few of its calls.
 
-The kernel is interpreted, which takes long: its calls have a share of the time, and one of each
-length is enough.
+Interpreting the kernel takes long. It therefore gets a share of the time, and is compared once per
+length.
 """
 
 import math
@@ -19,26 +19,26 @@ from paritybit.watch.journal import Finding, Journal, of_process
 from paritybit.watch.settings import active
 
 SHARE = 0.1
-"""Part of the time that comparing may take."""
+"""The fraction of the time for comparisons."""
 
 PROVED = 3
-"""Calls with arguments that a stand-in lacks which must agree before it is trusted with them."""
+"""The number of calls that must agree before an argument that the stand-in lacks is accepted."""
 
 LARGEST = 1e-4
-"""Difference, relative to the largest value, that the order of float32 sums may explain."""
+"""The largest relative difference that the order of float32 sums can explain."""
 
 OUTPUTS = ("o", "o_extend")
-"""The argument into which a kernel writes what it computes."""
+"""The names of the output argument of a kernel."""
 
 WITH_NEW_KEYS = "extend_attention_fwd"
-"""The kernel that takes the keys of its queries beside those that it is given a list of."""
+"""The kernel that gets new keys in addition to the listed ones."""
 
 CHECK = "attention kernel"
 
 
 @dataclass
 class Sampled:
-    """Which calls were compared, and how long it took. Without a journal none is."""
+    """Records which calls were compared, and the time. Without a journal, nothing is compared."""
 
     journal: Journal | None
     begun: float = field(default_factory=time.monotonic)
@@ -48,7 +48,7 @@ class Sampled:
 
     @property
     def in_time(self) -> bool:
-        """Whether there is time to compare a call."""
+        """Whether there is time for a comparison."""
         return self.spent <= SHARE * (time.monotonic() - self.begun)
 
     def compare(
@@ -58,11 +58,11 @@ class Sampled:
         kernel: Callable[[], None],
         unknown: frozenset[str] = frozenset(),
     ) -> None:
-        """Run a kernel after its stand-in, on the same arguments, if that is due.
+        """Run a kernel after its stand-in with the same arguments, if a comparison is due.
 
-        A difference is a finding. What the stand-in computed stays. `unknown` are arguments that
-        the stand-in was not given: the first calls with them are compared, and where the kernel
-        computes something else, or cannot be run, it raises NotImplementedError.
+        A difference is a finding. The output of the stand-in is kept. `unknown` are arguments that
+        the stand-in did not get. The first calls with them are compared. If the kernel then gives
+        another result, or cannot run, NotImplementedError is raised.
         """
         new = bool(unknown) and self.agreed[unknown] < PROVED
         if attention.fewer_keys or not (new or (self.journal and self.in_time)):
@@ -85,14 +85,14 @@ class Sampled:
     def compared(
         self, name: str, given: Mapping[str, Any], kernel: Callable[[], None]
     ) -> float | None:
-        """Return by how much a kernel differs from its stand-in; None where it cannot be run."""
+        """Return the difference between a kernel and its stand-in, or None if it cannot run."""
         output = output_of(given)
         start = time.monotonic()
         right = output.clone()
         try:
             kernel()
             return difference(output, right, given)
-        except Exception as error:  # An interpreter lacks much, and the engine is to go on.
+        except Exception as error:  # The interpreter is incomplete, and the engine must continue.
             if self.journal is not None:
                 why = type(error.__cause__ or error).__name__
                 self.journal.scope(kernels_not_compared=f"{name}: {why}")
@@ -103,7 +103,7 @@ class Sampled:
 
     @staticmethod
     def judge(name: str, longest: int, found: float, journal: Journal) -> None:
-        """Count a call that was compared, and write a finding if there is a difference."""
+        """Count a comparison, and write a finding if there is a difference."""
         journal.count(**{f"tried: {CHECK}": 1})
         if found > LARGEST:
             text = f"{name} gives other values than torch over the same keys: they differ by "
@@ -112,9 +112,9 @@ class Sampled:
 
 
 def sound(given: Mapping[str, Any]) -> bool:
-    """Whether all that a kernel is told to read is there: it would not notice, and crash.
+    """Return whether all slots that a kernel reads exist. Otherwise it could crash.
 
-    A list that is not sound is judged by another check.
+    Another check judges invalid lists.
     """
     queries = given.get("qo_indptr")
     if queries is not None and not within(queries, len(output_of(given))):
@@ -128,30 +128,30 @@ def sound(given: Mapping[str, Any]) -> bool:
 
 
 def output_of(given: Mapping[str, Any]) -> Tensor:
-    """Return what a kernel writes into."""
+    """Return the output tensor of a kernel."""
     output: Tensor = next(given[name] for name in OUTPUTS if name in given)
     return output
 
 
 def within(starts: Tensor, size: int) -> bool:
-    """Whether parts follow one another in a tensor of a size."""
+    """Return whether starts are ascending and within a tensor of this size."""
     first, last = int(starts[0]), int(starts[-1])
     return first >= 0 and last <= size and not bool((starts.diff() < 0).any())
 
 
 def asked() -> Journal | None:
-    """Return this process's journal, or None if all checks are not asked for."""
+    """Return the journal of this process, or None if only some checks are selected."""
     settings = active()
     return of_process() if settings is not None and settings.checks is None else None
 
 
 def most(starts: Tensor) -> int:
-    """Return the largest count between two starts; 0 for none."""
+    """Return the largest count between two starts, or 0 without starts."""
     return int(starts.diff().max()) if len(starts) > 1 else 0
 
 
 def difference(output: Tensor, right: Tensor, given: Mapping[str, Any]) -> float:
-    """Return by how much live outputs differ, relative to the largest value."""
+    """Return the difference of live outputs, relative to the largest value."""
     if "qo_indptr" in given:
         live = slice(0, int(given["qo_indptr"][-1]))
         output, right = output[live], right[live]

@@ -1,4 +1,4 @@
-"""Speculation on a CPU: the graph runners of CUDA, and the compiled kernels of trees in torch."""
+"""Speculation on a CPU: the graph runners for CUDA, and kernels for trees of drafts in Python."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,10 +14,10 @@ WORKERS = (
     "frozen_kv_mtp_worker",
     "frozen_kv_mtp_worker_v2",
 )
-"""The modules of workers that draft, by release."""
+"""The modules of draft workers, by release."""
 
 CAPTURING = ("init_cuda_graphs", "_capture_cuda_graphs")
-"""Their methods that choose a graph runner by the kind of device."""
+"""The methods of draft workers that choose a graph runner by the kind of device."""
 
 
 TREES: Mapping[str, tuple[str, Any]] = {
@@ -27,24 +27,21 @@ TREES: Mapping[str, tuple[str, Any]] = {
         trees.verify_tree_greedy,
     ),
 }
-"""Functions that call a compiled kernel of trees, by the module that has them."""
+"""Functions that call a compiled kernel for trees, with their stand-ins, by module."""
 
 KERNELS_OF_CUDA = (
     "sglang.srt.speculative.eagle_info_v2",
     "sglang.srt.speculative.triton_ops.cache_locs",
     "sglang.kernels.ops.speculative.cache_locs",
 )
-"""Modules that launch kernels of Triton on CUDA, and on another device something else, or nothing.
-
-Each asks a flag of its own.
-"""
+"""Modules that launch Triton kernels only on CUDA. Each has its own flag for this."""
 
 BUILDER = "sgl_build_tree_kernel_efficient"
-"""The name under which they import the kernel that builds trees, on CUDA alone."""
+"""The name of the kernel that builds trees, which is imported only on CUDA."""
 
 
 def stand_in_for_trees() -> None:
-    """Let trees be built and verified in torch, and slots be looked up by the engine's kernel."""
+    """Build and verify trees in Python, and look up slots with the engine's Triton kernel."""
     for place, (name, stand_in) in TREES.items():
         module = found(place)
         if module is not None:
@@ -58,14 +55,14 @@ def stand_in_for_trees() -> None:
 
 
 RULES = "sglang.srt.arg_groups.speculative_hook"
-"""The module that settles what speculation is served with."""
+"""The module that completes the settings of speculation."""
 
 NO_OVERLAP = "_disable_overlap_schedule_for_cpu"
-"""Its function that switches overlap scheduling off on a CPU."""
+"""The function of this module that disables overlap scheduling on a CPU."""
 
 
 def overlap_as_on_cuda() -> str | None:
-    """Let batches overlap though drafts are made on a CPU, where a release would not."""
+    """Allow overlap scheduling with drafts on a CPU, if the release disables it."""
     module = found(RULES)
     if module is None or not hasattr(module, NO_OVERLAP):
         return ""
@@ -74,7 +71,7 @@ def overlap_as_on_cuda() -> str | None:
 
 
 class AsCuda(str):
-    """The name of a device that an engine takes for CUDA; torch reads what it is."""
+    """The name of a device. It is equal to "cuda" for the engine, but torch reads the real name."""
 
     __slots__ = ()
 
@@ -89,7 +86,7 @@ class AsCuda(str):
 
 
 def use_runners_of_cuda() -> None:
-    """Let the workers that draft build the graph runners that they build on CUDA."""
+    """Make draft workers build the graph runners that they build on CUDA."""
     for name in WORKERS:
         module = found(f"sglang.srt.speculative.{name}")
         if module is None:
@@ -102,13 +99,13 @@ def use_runners_of_cuda() -> None:
 
 
 def _as_on_cuda(capture: Any, module: Any) -> Any:
-    """Return a method that captures what its module captures on CUDA."""
+    """Return a method that captures graphs as on CUDA."""
 
     def captured(worker: Any, *arguments: Any, **named: Any) -> Any:
         target = getattr(worker, "target_worker", None)
         if target is None or target.device == "cuda":
             return capture(worker, *arguments, **named)
-        # Where CUDA's branch would import compiled attention, that of MUSA does the same without.
+        # The branch for MUSA does the same as that for CUDA, without compiled attention.
         flag = "_is_musa" if hasattr(module, "_is_musa") else "_is_cuda"
         device, held = target.device, getattr(module, flag, False)
         target.device = AsCuda(device)

@@ -1,4 +1,4 @@
-"""What stands in for parts of sglang, in the order in which it is needed."""
+"""The table of stand-ins for sglang, in the order of their installation."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ from paritybit.engines.graphs import unpin_memory
 ANYWHERE = (
     StandIn("packages", "they are not installed and never used here", stand_in_for_packages),
 )
-"""What every device needs, before the engine is imported."""
+"""Stand-ins for every device, before the engine is imported."""
 
 RUNNER_OF_CUDA = StandIn(
     "the choice of graph runner for decoding: the one of CUDA",
@@ -103,4 +103,4 @@ ON_A_CPU: Sequence[StandIn] = (
         stand_in_for_host_copies,
     ),
 )
-"""What a CPU needs besides, in this order."""
+"""Additional stand-ins for a CPU, in order."""

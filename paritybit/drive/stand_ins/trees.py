@@ -1,7 +1,7 @@
-"""Trees of draft tokens in plain Python, as the compiled kernels build and verify them.
+"""Builds and verifies trees of draft tokens in Python, like the compiled kernels.
 
-R requests have trees of k nodes. Node 0 is the token that the target model gave last; the others
-are drafts. A draft's number counts all that was drafted: `topk` for each node that was expanded.
+R requests have trees of k nodes. Node 0 is the last token of the target model, and the others are
+drafts. Drafts are numbered in the order of drafting, with `topk` drafts per expanded node.
 """
 
 from itertools import accumulate
@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 FULL_MASK, QUERIES_ONLY = 0, 1
-"""Kinds of masks: over all keys of a request, or over its tree alone."""
+"""Kinds of masks: over all keys of a request, or only over its tree."""
 
 
 def build_tree(
@@ -29,9 +29,10 @@ def build_tree(
 ) -> None:
     """Write the mask, the positions and the links of each request's tree.
 
-    `selected_index` holds [R, k - 1] numbers of drafts, `parent_list` [R, ...] the number of the
-    draft that each expanded node is. `retrieve_next_token` and `retrieve_next_sibling` must hold
-    -1. Raises NotImplementedError for a kind of mask that is packed into bits.
+    `selected_index`, [R, k - 1], has the numbers of the drafts in the tree, and `parent_list`,
+    [R, ...], the draft number of each expanded node. `retrieve_next_token` and
+    `retrieve_next_sibling` must be filled with -1. Raises NotImplementedError for masks that are
+    packed into bits.
     """
     if int(mask_mode) not in {FULL_MASK, QUERIES_ONLY}:
         raise NotImplementedError("a packed mask of a tree has no stand-in")
@@ -56,7 +57,7 @@ def build_tree(
 
 
 def _parents(chosen: list[int], expanded: list[int], topk: int) -> list[int]:
-    """Return the parent node of each node; that of node 0, or of one whose parent is lost, is 0."""
+    """Return the parent of each node. It is 0 for node 0, and for a node with a missing parent."""
     nodes = {number: node for node, number in reversed(list(enumerate(chosen, 1)))}
     places = [number // topk for number in chosen]
     return [0, *(nodes.get(int(expanded[place]), 0) if place else 0 for place in places)]
@@ -82,10 +83,11 @@ def verify_tree_greedy(
     target_predict: Tensor,
     topk: Any = -1,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Accept of each tree the longest path that the target model would have taken; return all.
+    """Accept the longest path of each tree that agrees with the target model.
 
-    Writes the tokens of the path into `predicts`, by their place in the batch, those places into
-    `accept_index` [R, longest path], and how many drafts it has into `accept_token_num`.
+    Writes the tokens of the path to `predicts`, by their index in the batch. Writes these indices
+    to `accept_index`, [R, longest path], and the number of accepted drafts to `accept_token_num`.
+    Returns these three tensors.
     """
     target = target_predict.flatten().tolist()
     for request in range(candidates.shape[0]):

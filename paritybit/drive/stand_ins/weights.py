@@ -1,4 +1,4 @@
-"""Random weights under which tokens depend on what is in the KV cache."""
+"""Random weights with which tokens depend on the content of the KV cache."""
 
 import math
 import zlib
@@ -12,7 +12,7 @@ LOADER = "sglang.srt.model_loader.loader"
 
 
 def stand_in_for_weights() -> str | None:
-    """Give each parameter values of its own, of the scale that keeps activations near 1."""
+    """Give each parameter individual values, with a scale that keeps activations near 1."""
     loader = found(LOADER)
     if loader is None or not hasattr(loader, "initialize_dummy_weights"):
         return ""
@@ -21,7 +21,7 @@ def stand_in_for_weights() -> str | None:
 
 
 def initialise(model: Any, *_: object, **__: object) -> None:
-    """Fill the parameters of a model. The same name and shape give the same values."""
+    """Fill the parameters of a model. Values depend only on the name and shape of a parameter."""
     for name, parameter in model.state_dict().items():
         if not torch.is_floating_point(parameter):
             continue

@@ -1,4 +1,4 @@
-"""What stands in for a GPU: graphs, streams and events. The rest of the engine runs as it is."""
+"""Stand-ins for a GPU: graphs, streams and events. The rest of the engine is unchanged."""
 
 import contextlib
 import importlib
@@ -23,21 +23,21 @@ from paritybit.engines.graphs import (
 from paritybit.reference.torch_ops import TorchOps
 
 KEPT: list[Tensor] = []
-"""What a capture under way must not change: on a GPU it runs nothing."""
+"""Tensors that the current capture must not change, because a capture on a GPU runs nothing."""
 
 
 class Pool:
-    """Stand for `torch.cuda.MemPool`: a tape needs no memory of its own."""
+    """Stands in for `torch.cuda.MemPool`. A tape needs no separate memory."""
 
     id = (0, 0)
 
 
 def stand_in_for_graphs() -> None:
-    """Give torch's CUDA module graphs, and let continuous batching take it for an accelerator."""
+    """Add graphs to torch's CUDA module, and make continuous batching use it as accelerator."""
     emulate(TorchOps())
     emulate_streams()
     unpin_memory()
-    torch.backends.cuda.enable_flash_sdp(False)  # Not one op that a tape can hold.
+    torch.backends.cuda.enable_flash_sdp(False)  # A tape cannot record it as one op.
     cuda, module = accelerator(), torch.get_device_module
     held: Any = torch
     held.get_device_module = lambda device=None: cuda if device is None else module(device)
@@ -52,7 +52,7 @@ def stand_in_for_graphs() -> None:
 
 
 def accelerator() -> Any:
-    """Return what stands for torch's CUDA module where the engine asks for that of a device."""
+    """Return a module that stands in for torch's CUDA module."""
     made: Any = ModuleType(torch.cuda.__name__)
     made.is_available = lambda: True
     made.CUDAGraph, made.Stream, made.MemPool, made.graph = CpuGraph, Stream, Pool, captured
@@ -62,7 +62,7 @@ def accelerator() -> Any:
 
 
 def sampled(sample: Callable[..., None]) -> Callable[..., None]:
-    """Let a recording graph keep a random choice of tokens whole: no tape can hold one."""
+    """Make a recording graph keep random sampling as one step, as a tape cannot record it."""
     kept = whole(sample)
 
     def called(runner: Any, *arguments: Any, **named: Any) -> None:
@@ -72,7 +72,7 @@ def sampled(sample: Callable[..., None]) -> Callable[..., None]:
 
 
 def keeping(capture: Callable[..., None]) -> Callable[..., None]:
-    """Return a capture after which the cache and the outputs are as they were before."""
+    """Return a capture that restores the cache and the outputs afterwards."""
 
     def called(runner: Any, forward: Any, stream: Any, *arguments: Any, **named: Any) -> None:
         KEPT[:] = [
@@ -89,7 +89,7 @@ def keeping(capture: Callable[..., None]) -> Callable[..., None]:
 
 @contextlib.contextmanager
 def captured(graph: CpuGraph, *arguments: Any, **settings: Any) -> Iterator[None]:
-    """Stand for `torch.cuda.graph`, which records and runs nothing."""
+    """Stand in for `torch.cuda.graph`, which records without running."""
     values = [tensor.clone() for tensor in KEPT]
     with recording(graph):
         yield
@@ -104,4 +104,4 @@ ON_A_CPU = (
         stand_in_for_graphs,
     ),
 )
-"""What a CPU needs."""
+"""The stand-ins for a CPU."""
