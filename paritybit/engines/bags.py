@@ -1,8 +1,8 @@
-"""Bags of declared settings, which refuse every other name that an engine asks for.
+"""Objects with declared settings, which reject every other name that an engine reads.
 
-What is declared of an engine stands in a file of its own, `declared.toml`. There a list under one
-of these words declares that value of every name in it: `None`, `False`, `0`, `1`, and of names
-that are called and answer so, `None()` and `False()`. A table in a table is an object.
+A file `declared.toml` has the declarations for an engine. A list under one of the words `None`,
+`False`, `0` or `1` declares this value for every name in the list. `None()` and `False()` declare
+functions that return the value. A table in a table is an object.
 """
 
 from collections.abc import Mapping
@@ -21,18 +21,18 @@ WORDS: Mapping[str, Any] = {
     "None()": lambda *arguments: None,
     "False()": lambda *arguments: False,
 }
-"""What names are declared to be that stand in a list under a word."""
+"""The values of the words for lists of names."""
 
 
 def declared_in(file: Path) -> dict[str, Any]:
-    """Return what a file declares; each table of its table `off` holds what a bag does."""
+    """Return the declarations in a file. The tables in `off` are converted by `settings`."""
     found = tomllib.loads(file.read_text())
     found["off"] = {label: settings(table) for label, table in found["off"].items()}
     return found
 
 
 def settings(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of all names of a table. Raises ValueError for one that stands twice."""
+    """Return the values of all names in a table. Raises ValueError for a duplicate name."""
     found = dict[str, Any]()
     for key, held in table.items():
         if key in WORDS:

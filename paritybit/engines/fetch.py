@@ -1,4 +1,4 @@
-"""Engines by name or by folder: where they lie, and how those that do not are fetched, apart."""
+"""Finds engines by name or folder, and downloads releases apart from the user's environment."""
 
 import importlib.util
 import os
@@ -19,19 +19,19 @@ from paritybit.engines.packages import PACKAGES, SGLANG, Package
 from paritybit.places import cache_folder
 
 FOLDER_VARIABLE = "PARITYBIT_ENGINES"
-"""Names the folder of fetched engines, in place of the folder `engines` in the user's cache."""
+"""The variable with the folder of engines, in place of `engines` in the user's cache."""
 
 PINS = Path(__file__).parent / "pins"
-"""Requirements files with a hash for each file: what engines import."""
+"""The folder of requirements files with hashes, for the dependencies of engines."""
 
 RELEASES = PINS / "engine-releases.txt"
-"""Hashes of the files of releases; one that is newer has none."""
+"""The hashes of the files of releases. Newer releases have none."""
 
 OTHER_HASH = "DO NOT MATCH THE HASHES"
-"""What the package client says where a file is not what is pinned."""
+"""A part of pip's message if the hash of a file differs from the pinned hash."""
 
 VERSION = r"[0-9]+(?:[.][0-9]+)*(?:(?:a|b|rc)[0-9]+)?(?:[.]post[0-9]+)?(?:[.]dev[0-9]+)?"
-"""What a release's version looks like."""
+"""The pattern of the version of a release."""
 
 
 @dataclass(frozen=True)
@@ -43,20 +43,21 @@ class Found:
 
 
 def folder() -> Path:
-    """Return where engines are kept."""
+    """Return the folder of engines."""
     return Path(os.environ.get(FOLDER_VARIABLE) or cache_folder() / "engines")
 
 
 def dependencies_folder() -> Path:
-    """Return where what engines import is kept; compiled modules are for one Python alone."""
+    """Return the folder of the dependencies of engines, which depend on the version of Python."""
     return folder() / str(sys.implementation.cache_tag)
 
 
 def find(spec: str) -> Found:
-    """Return the engine of `NAME==VERSION`, fetched if need be, or of a folder.
+    """Return the engine of `NAME==VERSION`, which is downloaded if necessary, or of a folder.
 
-    Raises MalformedError for what is neither, for a release that does not exist, and for a file
-    that has another hash than is pinned; CannotRunError for a release that cannot be had here.
+    Raises MalformedError for any other text, for a release that does not exist, and for a file
+    whose hash differs from the pinned hash. Raises CannotRunError if a release cannot be
+    downloaded.
     """
     package = package_of(spec)
     version = version_in(spec, package)
@@ -106,15 +107,15 @@ def is_meant_by(spec: str, package: Package) -> bool:
 
 
 def require_release(version: str, package: Package = SGLANG) -> None:
-    """Raise MalformedError for what is no version number: it becomes part of a folder's name."""
+    """Raise MalformedError for an invalid version, because it becomes part of a folder's name."""
     if re.fullmatch(VERSION, version) is None:
         raise MalformedError(f"{quoted(version)} is not a release number such as {package.example}")
 
 
 def fetch(version: str, package: Package = SGLANG) -> Found:
-    """Return a release, unpacked; fetch it and what it imports with the package client first.
+    """Return an unpacked release. Downloads it and its dependencies with pip if necessary.
 
-    Raises as `find` does.
+    Raises errors as `find` does.
     """
     require_release(version, package)
     name, marker = package.name, package.marker
@@ -137,26 +138,26 @@ def fetch(version: str, package: Package = SGLANG) -> Found:
 
 
 def newest(package: Package = SGLANG) -> str:
-    """Return the newest release on the index. Raises CannotRunError where there is no index."""
+    """Return the newest release on the package index. Raises CannotRunError without an index."""
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
         wheel = _download(None, Path(scratch), package)
         return wheel.name.split("-")[1]
 
 
 def fetched(package: Package = SGLANG) -> list[str]:
-    """Return the releases that lie here, in order."""
+    """Return the downloaded releases in order."""
     prefix = f"{package.name}-"
     names = [home.name.removeprefix(prefix) for home in folder().glob(f"{prefix}*")]
     return sorted(names, key=in_order)
 
 
 def in_order(version: str) -> list[int]:
-    """Return what versions sort by."""
+    """Return the sort key of a version."""
     return [int(part) for part in re.findall(r"\d+", version)]
 
 
 def _download(version: str | None, into: Path, package: Package) -> Path:
-    """Return the wheel of a release, the newest for None. Raises as `find` does."""
+    """Download the wheel of a release, or of the newest for None. Raises errors as `find` does."""
     wanted = package.name if version is None else f"{package.name}=={version}"
     words, pins = [wanted], pinned(wanted)
     if pins is not None:
@@ -181,21 +182,21 @@ def _download(version: str | None, into: Path, package: Package) -> Path:
 
 
 def pinned(wanted: str) -> str | None:
-    """Return the requirement of a release with the hashes of its files, None where it has none."""
+    """Return the requirement of a release with its hashes, or None if it is not pinned."""
     block = re.search(rf"^{re.escape(wanted)} \\\n(?: +--hash=.*\n?)+", RELEASES.read_text(), re.M)
     return None if block is None else block[0]
 
 
 def _require_dependencies(package: Package) -> None:
-    """Install what an engine imports, apart from the main environment, unless it is there."""
+    """Install the dependencies of an engine in their own folders, unless they exist."""
     for name in package.dependencies:
         install(name, PINS / f"engine-{name}.txt")
 
 
 def install(name: str, requirements: Path) -> None:
-    """Install one folder of what engines import, from a requirements file, unless it is there.
+    """Install a folder of dependencies from a requirements file, unless it exists.
 
-    Raises CannotRunError where it cannot be, MalformedError where a file is not what is pinned.
+    Raises CannotRunError if that fails, and MalformedError if the hash of a file is wrong.
     """
     if (dependencies_folder() / name).exists():
         return
@@ -222,9 +223,9 @@ def install(name: str, requirements: Path) -> None:
 
 
 def install_one(home: Path, requirement: str, scratch: Path) -> bool:
-    """Install one package without what it requires, in a folder; return whether that was possible.
+    """Install one package without its requirements in a folder. Returns whether it succeeded.
 
-    Raises CannotRunError where it cannot be kept.
+    Raises CannotRunError if the folder cannot be written.
     """
     words = ("install", "--no-deps", "--only-binary", ":all:", "--target", str(scratch))
     _pip(*words, requirement)
@@ -234,9 +235,9 @@ def install_one(home: Path, requirement: str, scratch: Path) -> bool:
 
 
 def _move(source: Path, home: Path) -> None:
-    """Put a whole folder in its place in one move, unless another process has just done so.
+    """Move a folder to its place atomically, unless another process has just done so.
 
-    Raises CannotRunError where it cannot be kept.
+    Raises CannotRunError if the folder cannot be written.
     """
     beside = home.with_name(f".{home.name}-{os.getpid()}")
     try:
@@ -250,7 +251,7 @@ def _move(source: Path, home: Path) -> None:
 
 
 def _require_place(name: str) -> None:
-    """Raise CannotRunError before anything is fetched that could not be kept."""
+    """Raise CannotRunError before a download if the folder of engines cannot be written."""
     try:
         folder().mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder()):
@@ -260,13 +261,13 @@ def _require_place(name: str) -> None:
 
 
 def _not_kept(name: str, error: OSError) -> CannotRunError:
-    """Return why what was fetched is not there; it names no path, as a record may hold it."""
+    """Return the error for a folder that cannot be written. It has no path, for the record."""
     reason = error.strerror or "some files could not be copied"
     return CannotRunError(f"cannot store {name} in the engine folder ({FOLDER_VARIABLE}): {reason}")
 
 
 def _pip(*arguments: str) -> str:
-    """Run the package client and return all it says. Raises CannotRunError if it is missing."""
+    """Run pip and return its output. Raises CannotRunError if pip is missing."""
     if importlib.util.find_spec("pip") is None:
         raise CannotRunError(
             "downloading an engine needs the package pip: install the extra 'paritybit[engines]'"

@@ -1,8 +1,8 @@
-"""A graph on a CPU for an engine that asks torch for a CUDA graph.
+"""CUDA graphs on a CPU.
 
-Between two calls that a tape cannot hold (a Triton kernel), what ran is on a tape; the
-calls are kept with the tensors they were given. A replay runs both in order: Python of
-the engine does not run again.
+A graph is a list of tapes and calls. A tape has torch ops. A call that a tape cannot record, such
+as the launch of a Triton kernel, is kept with its tensors. A replay runs them in order, without
+Python code of the engine.
 """
 
 import importlib
@@ -17,11 +17,11 @@ from paritybit.reference.ops import Ops
 from paritybit.subjects.graphs.tape import TapeSegment
 
 NO_POOL = (0, 0)
-"""A handle of a pool of graphs' memory."""
+"""The handle of a memory pool for graphs."""
 
 
 class CpuGraph:
-    """What stands for `torch.cuda.CUDAGraph` on a CPU."""
+    """Stands in for `torch.cuda.CUDAGraph` on a CPU."""
 
     recording: "CpuGraph | None" = None
     ops: Ops
@@ -31,49 +31,49 @@ class CpuGraph:
         self._open: TapeSegment | None = None
 
     def capture_begin(self, *arguments: Any, **named: Any) -> None:
-        """Record from here on, as a part of what a caller captures in several graphs."""
+        """Begin the capture."""
         CpuGraph.recording = self
         self.begin()
 
     def capture_end(self) -> None:
-        """Record no more."""
+        """End the capture."""
         self.end()
         CpuGraph.recording = None
 
     @property
     def open(self) -> bool:
-        """Whether calls are recorded now. They are not within one that is kept whole."""
+        """Whether ops are recorded now. They are not within a call that is kept as one step."""
         return self._open is not None
 
     def begin(self) -> None:
-        """Record from here on."""
+        """Begin a tape."""
         self._open = TapeSegment(self.ops)
         self._open.begin()
 
     def end(self) -> None:
-        """Keep what was recorded since `begin`."""
+        """End the tape, and keep it."""
         if self._open is not None:
             self._open.end()
             self.parts.append(self._open.replay)
         self._open = None
 
     def reset(self) -> None:
-        """Forget what was recorded."""
+        """Drop the recorded steps."""
         self.parts.clear()
 
     def pool(self) -> tuple[int, int]:
-        """Return the handle of a pool of memory, of which a CPU has none."""
+        """Return a dummy handle of a memory pool."""
         return NO_POOL
 
     def replay(self) -> None:
-        """Run what was recorded, into the same storages."""
+        """Run the recorded steps with the same tensors."""
         for part in self.parts:
             part()
 
 
 @contextmanager
 def recording(cuda_graph: CpuGraph, *arguments: Any, **settings: Any) -> Iterator[None]:
-    """Stand for `torch.cuda.graph`."""
+    """Stand in for `torch.cuda.graph`."""
     cuda_graph.capture_begin()
     try:
         yield
@@ -82,9 +82,9 @@ def recording(cuda_graph: CpuGraph, *arguments: Any, **settings: Any) -> Iterato
 
 
 def whole(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a recording graph keep each call of `function` whole, as it would a kernel's launch.
+    """Make a recording graph keep each call of `function` as one step, like a kernel launch.
 
-    Calls within one that is kept whole are a part of it.
+    Calls within such a call are part of it.
     """
 
     def called(*arguments: Any, **named: Any) -> Any:
@@ -102,10 +102,10 @@ def whole(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Event:
-    """Stand for `torch.cuda.Event`: on a CPU all work is done when it is asked for."""
+    """Stands in for `torch.cuda.Event`. On a CPU, all work is complete immediately."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        """Take what an event is made of."""
+        """Accept the arguments of an event."""
 
     def record(self, *arguments: Any) -> None:
         """Do nothing."""
@@ -117,16 +117,16 @@ class Event:
         """Do nothing."""
 
     def query(self) -> bool:
-        """Return that all work is done."""
+        """Return True, because all work is complete."""
         return True
 
     def elapsed_time(self, other: "Event") -> float:
-        """Return the milliseconds between two events: all work takes none."""
+        """Return 0 as the time between two events."""
         return 0.0
 
 
 def implement_on_cpu(namespace: str) -> None:
-    """Let the operators that a namespace registers for CUDA be a CPU's from here on."""
+    """Register the operators that a namespace implements for CUDA on the CPU from now on."""
     implement: Any = torch.library.Library.impl
 
     def implemented(library: Any, name: Any, function: Any, key: str = "", **named: Any) -> None:
@@ -137,15 +137,15 @@ def implement_on_cpu(namespace: str) -> None:
 
 
 def as_written(function: Any = None, **settings: Any) -> Any:
-    """Stand for `torch.compile`: give the function back, or what does so with one."""
+    """Stand in for `torch.compile`: return the function, or a decorator that does."""
     return as_written if function is None else function
 
 
 def emulate(ops: Ops) -> None:
-    """Give torch's CPU module what an engine needs of a device module to capture graphs.
+    """Add the functions for capturing graphs to torch's CPU module.
 
-    Some runners ask torch's CUDA module for it, whatever the device. What an engine compiles
-    for a GPU runs as it is written.
+    Some graph runners use torch's CUDA module on every device, so it gets them, too. Functions that
+    the engine compiles for a GPU run without compilation.
     """
     torch.compile = torch.compiler.disable = as_written  # type: ignore[assignment]
     CpuGraph.ops = ops
@@ -166,10 +166,10 @@ def emulate(ops: Ops) -> None:
 
 
 class Stream:
-    """Stand for `torch.cuda.Stream`: on a CPU all work is done when it is asked for."""
+    """Stands in for `torch.cuda.Stream`. On a CPU, all work is complete immediately."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        """Take what a stream is made of."""
+        """Accept the arguments of a stream."""
 
     def wait_stream(self, *others: Any) -> None:
         """Do nothing."""
@@ -188,21 +188,21 @@ STREAM = Stream()
 
 
 def emulate_streams() -> None:
-    """Give torch's CUDA module streams, events and a handle of memory, as engines ask for them."""
+    """Add streams, events and a memory-pool handle to torch's CUDA module."""
     torch.cuda.Stream = Stream  # type: ignore[assignment,misc]
     torch.cuda.Event = Event  # type: ignore[assignment,misc]
     torch.cuda.graph_pool_handle = lambda: NO_POOL  # type: ignore[assignment,return-value]
 
 
 def unpin_memory() -> None:
-    """Let memory that is asked to be pinned be memory: nothing can pin it without a GPU."""
+    """Replace pinned memory by ordinary memory, because pinning needs a GPU."""
     for name in ("zeros", "empty", "tensor"):
         setattr(torch, name, unpinned(getattr(torch, name)))
     torch.Tensor.pin_memory = torch.Tensor.clone  # type: ignore[method-assign,assignment]
 
 
 def unpinned(made: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what makes the same tensors in memory that is not pinned."""
+    """Return a factory for the same tensors in memory that is not pinned."""
 
     def making(*arguments: Any, pin_memory: bool = False, **named: Any) -> Any:
         return made(*arguments, **named)
@@ -211,9 +211,9 @@ def unpinned(made: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def emulate_device(ops: Ops) -> None:
-    """Emulate graphs, streams, pinned memory and what else a CUDA device is asked for.
+    """Emulate a CUDA device: graphs, streams, pinned memory and the capability.
 
-    Graphs keep the launches of Triton's interpreter whole.
+    Graphs keep each launch of Triton's interpreter as one step.
     """
     emulate(ops)
     emulate_streams()

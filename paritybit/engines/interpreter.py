@@ -1,7 +1,7 @@
-"""Triton's interpreter without work that it does anew at every launch, or for nobody.
+"""Makes Triton's interpreter faster by avoiding repeated and unused work at each launch.
 
-Knows no engine. Kernels compute what they did, bit by bit, in less than half of the time.
-Arithmetic that the interpreter cannot do raises an error, where it would give nonsense.
+Kernels give the same bits in less than half of the time. Arithmetic that the interpreter does not
+support raises an error, instead of a wrong result. Independent of the engine.
 """
 
 import importlib
@@ -12,14 +12,14 @@ from typing import Any
 
 
 def quicken() -> None:
-    """Let every launch of this process be quicker from here on."""
+    """Make all launches of this process faster from now on."""
     interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     core: Any = importlib.import_module("triton.language.core")
     builder = interpreter.interpreter_builder
     accept_masks()
     refuse_small_floats()
     if not builder.options.debug:
-        # Every sum is checked for overflow by assertions, which are made for debugging alone.
+        # Assertions, which only serve for debugging, would check every sum for overflow.
         builder.options = replace(builder.options, sanitize_overflow=False)
     interpreter._patch_lang = once(interpreter._patch_lang, interpreter._LangPatchScope)
     interpreter._get_np_dtype = by_elements(interpreter._get_np_dtype)
@@ -28,11 +28,11 @@ def quicken() -> None:
 
 
 MASKED = {"create_masked_load": 1, "create_masked_store": 2, "create_atomic_rmw": 3}
-"""Which argument of each access to memory is its mask."""
+"""The index of the mask among the arguments of each memory access."""
 
 
 def accept_masks() -> None:
-    """Convert the mask of every access to booleans.
+    """Convert the mask of every memory access to booleans.
 
     The interpreter of Triton 3.9 refuses integers as a mask, but broadcasts boolean scalars to
     integers itself.
@@ -43,7 +43,7 @@ def accept_masks() -> None:
 
 
 def with_boolean_mask(access: Callable[..., Any], position: int) -> Callable[..., Any]:
-    """Return an access to memory whose argument at `position` becomes a boolean mask."""
+    """Return a memory access that converts its argument at `position` to a boolean mask."""
 
     def accessed(*arguments: Any, **named: Any) -> Any:
         mask = arguments[position]
@@ -54,14 +54,14 @@ def with_boolean_mask(access: Callable[..., Any], position: int) -> Callable[...
 
 
 SMALL_FLOATS = frozenset({"bf16", "fp8e4b15", "fp8e4b8", "fp8e4nv", "fp8e5", "fp8e5b16"})
-"""Types that numpy lacks. The interpreter holds their bits as integers, and computes with those."""
+"""Types that numpy lacks. The interpreter would compute with their bits as integers."""
 
 ARITHMETIC = ("binary_op", "unary_op", "create_dot", "create_fma", "create_rsqrt", "create_erf")
-"""What computes with numbers. Conversions, selections and accesses to memory are right."""
+"""Arithmetic operations. Conversions, selections and memory accesses are correct."""
 
 
 def refuse_small_floats() -> None:
-    """Let arithmetic with small floats raise NotImplementedError."""
+    """Make arithmetic with small floats raise NotImplementedError."""
     interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     builder, reducing = interpreter.interpreter_builder, interpreter.ReduceScanOpInterface
     for name in ARITHMETIC:
@@ -70,7 +70,7 @@ def refuse_small_floats() -> None:
 
 
 def of_larger_floats(computed: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an operation that refuses small floats. An argument is an operand, or some of them."""
+    """Return an operation that rejects small floats. An argument is an operand or a tuple."""
 
     def checked(*arguments: Any) -> Any:
         for given in arguments:
@@ -84,7 +84,7 @@ def of_larger_floats(computed: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def once(patch: Callable[[Any], Any], scope: Callable[[], Any]) -> Callable[[Any], Any]:
-    """Return what patches the language as a kernel sees it once, and leaves it patched."""
+    """Return a function that patches the language for each kernel once, and keeps it patched."""
     known = cache(patch)
 
     def patched(kernel: Any) -> Any:
@@ -95,7 +95,7 @@ def once(patch: Callable[[Any], Any], scope: Callable[[], Any]) -> Callable[[Any
 
 
 def by_elements(numpy_of: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a function that gives the numpy type of a type, looked up once for its elements."""
+    """Return a function that caches the numpy type of a Triton type by its element type."""
     known = dict[str, Any]()
 
     def found(dtype: Any) -> Any:
@@ -108,21 +108,21 @@ def by_elements(numpy_of: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def key_of_type(handle: Any, dtype: Any) -> Hashable:
-    """Return what tells the types of tensors apart; None for pointers, which are never shared."""
+    """Return the cache key for the type of a tensor, or None for pointers."""
     return None if dtype.scalar.is_ptr() else dtype.name
 
 
 def key_of_block(elements: Any, shape: Any) -> Hashable:
-    """Return what tells types of blocks apart; None for those of pointers."""
+    """Return the cache key for the type of a block, or None for blocks of pointers."""
     return None if elements.is_ptr() else (elements.name, *map(int, shape))
 
 
 def remembered(
     described: Callable[..., None], key_of: Callable[..., Hashable], own: tuple[str, ...]
 ) -> Callable[..., None]:
-    """Return an `__init__` that computes what describes objects of one key once.
+    """Return an `__init__` that computes the attributes of objects with equal keys once.
 
-    The first arguments, whose names are `own`, are every object's own.
+    The attributes `own` are the first arguments, and differ for each object.
     """
     known = dict[Hashable, dict[str, Any]]()
 

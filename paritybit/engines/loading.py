@@ -1,7 +1,7 @@
-"""Loading an engine: one release, or one source tree, into this process.
+"""Loads an engine, a release or a source tree, into this process.
 
-What an engine's buffers, pool and runners never call is stubbed. The list of stubs is an
-engine's own and fixed, whatever release is loaded.
+Modules that are imported but not used are replaced by stubs. Each engine has a fixed list of stubs
+for all releases.
 """
 
 import importlib
@@ -19,14 +19,14 @@ from paritybit.engines.missing import PartMissingError
 from paritybit.engines.stubs import StubFinder
 
 NO_CONTEXT = DistributionFinder.Context()
-"""That of who asks for every distribution."""
+"""A context that requests all distributions."""
 
 
 class Engine:
-    """An engine's modules, by import. One per process: its package, `name`, has one name.
+    """Imports the modules of an engine. Create only one per engine and process.
 
-    `dependencies` are folders of what the engine imports besides torch. Its package is entered
-    by its own front end with `front`, else as a bare package, of which nothing runs.
+    `dependencies` are folders with the packages that the engine imports besides torch. With
+    `front`, the engine's own `__init__` runs. Otherwise, its package is an empty module.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Engine:
         sys.modules[name] = bare
 
     def module(self, name: str) -> ModuleType:
-        """Return the module `name` of the engine. Raises PartMissingError where it has none."""
+        """Return a module of the engine. Raises PartMissingError if it cannot be imported."""
         full = f"{self.name}.{name}"
         try:
             found = importlib.import_module(full)
@@ -64,7 +64,7 @@ class Engine:
         return found
 
     def part(self, *places: str) -> Any:
-        """Return the first part that exists of `places`, each as module:name."""
+        """Return the first existing object of `places`, each written as module:name."""
         for place in places:
             module, _, name = place.partition(":")
             try:
@@ -77,32 +77,32 @@ class Engine:
         raise PartMissingError(f"the engine has none of {', '.join(places)}")
 
     def fill(self, module: str, values: Mapping[str, Any]) -> None:
-        """Set names of a module."""
+        """Set attributes of a module."""
         loaded = self.module(module)
         for name, value in values.items():
             setattr(loaded, name, value)
 
 
 class UnbuiltDistribution(Distribution):
-    """What is known of a package that was never built: its name, and a version of no release."""
+    """The distribution of a package that was never built: its name, and a placeholder version."""
 
     def __init__(self, name: str) -> None:
         self.package = name
 
     def read_text(self, filename: str) -> str | None:
-        """Return the metadata; there is no other file."""
+        """Return the metadata. There is no other file."""
         known = f"Metadata-Version: 2.1\nName: {self.package}\nVersion: 0.dev0\n"
         return known if filename == "METADATA" else None
 
     def locate_file(self, path: Any) -> Path:
-        """Return where a file would lie."""
+        """Return the path of a file."""
         return Path(path)
 
 
 class DistributionOfTree(DistributionFinder):
-    """Finds the distribution of an engine's source tree, last: of a release its own is found.
+    """Finds the distribution of an engine's source tree, after all other finders.
 
-    A front end may ask for its version, and take another way where it has none.
+    An engine may query its own version, and behave differently if there is none.
     """
 
     def __init__(self, name: str) -> None:
@@ -112,15 +112,15 @@ class DistributionOfTree(DistributionFinder):
         """Find no module."""
 
     def find_distributions(self, context: Any = NO_CONTEXT) -> Iterator[Distribution]:
-        """Yield the distribution, where it is asked for."""
+        """Yield the distribution if it is requested."""
         if context.name == self.package:
             yield UnbuiltDistribution(self.package)
 
 
 def folder_of_package(engine: Path, name: str, marker: str) -> Path | None:
-    """Return an engine's package in an unpacked wheel or a source checkout, if it is one.
+    """Return the folder of an engine's package in an unpacked wheel or a source checkout.
 
-    It is called `name` and has a folder called `marker`.
+    The package is called `name` and has a folder called `marker`. Returns None without one.
     """
     for folder in (engine / name, engine / "python" / name, engine / "src" / name):
         if (folder / marker).is_dir():
@@ -129,13 +129,13 @@ def folder_of_package(engine: Path, name: str, marker: str) -> Path | None:
 
 
 def named(made: Callable[..., Any], **arguments: Any) -> Callable[..., Any]:
-    """Return `made` with those of the arguments given that its signature names."""
+    """Return `made` with those of the arguments that are in its signature."""
     known = inspect.signature(made).parameters
     return partial(made, **{name: value for name, value in arguments.items() if name in known})
 
 
 def message(error: BaseException) -> str:
-    """Return an error in one line, with where it was raised, if that is not what it says."""
+    """Return an error in one line, with the place where it was raised."""
     lines = str(error).strip().splitlines()
     if isinstance(error, PartMissingError):
         return lines[0]

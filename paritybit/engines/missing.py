@@ -1,17 +1,16 @@
-"""What an engine lacks here, or asks for in vain: errors that end a leg as undecided."""
+"""Errors for missing parts of an engine, and for undeclared settings."""
 
 
 class PartMissingError(Exception):
-    """The engine has no part of a name that is looked for, or the part does not work here."""
+    """The engine lacks a part, or the part does not work here."""
 
 
 class UndeclaredError(PartMissingError, AttributeError):
-    """The engine asked a stand-in for a name that nobody declared.
+    """The engine read an undeclared name of a stand-in.
 
-    It is an AttributeError too: an engine that asks with a default, or whether there is such a
-    name, learns what it would of any object without it.
+    It is also an AttributeError, so `getattr` with a default and `hasattr` work as usual.
     """
 
 
 class StandInUsedError(PartMissingError):
-    """The engine called, compared, listed or asked the truth of a stand-in outside an import."""
+    """The engine called, compared, listed or tested a stand-in outside of an import."""

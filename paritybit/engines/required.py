@@ -1,7 +1,7 @@
-"""Packages that an engine requires and that are not installed yet: found when it misses one.
+"""Installs packages that an engine requires when it cannot start without them.
 
-Most of what an engine requires it never imports here. A package is installed, in a folder of its
-own, when a process of the engine could not start without it.
+Most requirements of an engine are never imported here. A package is installed in its own folder
+when a process of the engine could not start without it.
 """
 
 import re
@@ -13,14 +13,14 @@ from paritybit.compat import tomllib
 from paritybit.engines import fetch
 
 MISSED = re.compile(r"^ModuleNotFoundError: No module named '([\w]+)", re.MULTILINE)
-"""What a process that missed a package says at its end."""
+"""Matches the last line of a process that could not import a package."""
 
 FOLDER = "required-"
-"""What the name of a package's folder begins with."""
+"""The prefix of the folder of a package."""
 
 
 def required(source: Path) -> dict[str, str]:
-    """Return what an engine says that it requires: requirements, by the name of the package.
+    """Return the requirements that an engine declares, by the name of the package.
 
     `source` is its import folder, which has its metadata or its `pyproject.toml`.
     """
@@ -33,7 +33,7 @@ def required(source: Path) -> dict[str, str]:
 
 
 def declared(source: Path) -> Iterator[str]:
-    """Yield the requirements of an engine as they are written."""
+    """Yield the requirements of an engine as text."""
     for file in source.glob("*.dist-info/METADATA"):
         yield from re.findall(r"^Requires-Dist: (.*)$", file.read_text(encoding="utf-8"), re.M)
     try:
@@ -46,20 +46,21 @@ def declared(source: Path) -> Iterator[str]:
 
 
 def plain(name: str) -> str:
-    """Return the name of a package or module as both are compared."""
+    """Normalise the name of a package or module for comparison."""
     return re.sub(r"[-_.]+", "_", name).lower()
 
 
 def folders(source: Path) -> list[str]:
-    """Return the folders of packages that were installed for what an engine requires."""
+    """Return the folders of packages that were installed for the requirements of an engine."""
     homes = (fetch.dependencies_folder() / f"{FOLDER}{name}" for name in required(source))
     return [str(home) for home in homes if home.is_dir()]
 
 
 def install_missed(source: Path, said: str) -> bool:
-    """Install the package that a process missed, if its engine requires it; return whether it is.
+    """Install the package that a process could not import, if its engine requires it.
 
-    `said` is what the process printed. Without an index, nothing is installed.
+    `said` is the output of the process. Returns whether a package was installed, which is False
+    without a package index.
     """
     missed = MISSED.findall(said)
     name = plain(missed[-1]) if missed else ""

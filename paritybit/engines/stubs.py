@@ -1,8 +1,8 @@
-"""Stand-ins for modules that an engine imports and, as our model goes, never uses.
+"""Stand-ins for modules that an engine imports, but does not use here.
 
-While modules are imported a stand-in can be called, compared, subclassed and asked for
-anything. Later whoever calls or compares one is told which it was: what an engine uses must be
-declared among its answers.
+During an import, a stand-in can be called, compared and subclassed, and has every attribute. Later,
+calling or comparing one raises an error with its name. Names that the engine uses must be declared
+as answers.
 """
 
 import importlib
@@ -34,9 +34,9 @@ class Stand(ABCMeta):
         return super().__call__(*arguments, **named)
 
     def __eq__(cls, other: object) -> bool:
-        """Return whether both are one. Raises StandInUsedError outside an import if they are not.
+        """Return whether both are identical. If not, raises StandInUsedError outside an import.
 
-        An engine compares a setting with it, say, which is then of no declared kind.
+        For example, an engine may compare a setting with a stand-in.
         """
         if cls is not other:
             only_imported(cls, "compared something with")
@@ -51,19 +51,19 @@ class Stand(ABCMeta):
         return True
 
     def __iter__(cls) -> Iterator[Any]:
-        """List nothing. Raises StandInUsedError outside an import."""
+        """Iterate over nothing. Raises StandInUsedError outside an import."""
         only_imported(cls, "listed")
         return iter(())
 
 
 class Anything(metaclass=Stand):
-    """What stand-ins descend from: takes any arguments, and any value as a pydantic field."""
+    """The base class of stand-ins. Accepts any arguments, and any value as a pydantic field."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         pass
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Give back the first argument, as a decorator that does nothing.
+        """Return the first argument, like a decorator that does nothing.
 
         Raises StandInUsedError outside an import.
         """
@@ -84,23 +84,22 @@ class Anything(metaclass=Stand):
 
 
 def stand_in(module: str, name: str) -> Stand:
-    """Return a class of that module and name that can be subclassed and asked for anything."""
+    """Return a stand-in with this module and name. It is a class with every attribute."""
     named = {"__module__": module, "__qualname__": name}
     return Stand(name.rpartition(".")[2], (Anything,), named)
 
 
 def only_imported(used: Stand, how: str) -> None:
-    """Raise StandInUsedError, which names what is used, unless a module is being imported."""
+    """Raise StandInUsedError with the name of a stand-in, unless a module is being imported."""
     if not importing():
         name = f"{used.__module__}.{used.__qualname__}"
         raise StandInUsedError(f"the engine {how} {name}, which is a stub")
 
 
 def importing() -> bool:
-    """Whether this runs because an engine imports a module, at once or lazily.
+    """Return whether the engine is importing a module.
 
-    It does where the import machinery is called nearer than the rest of the adapter: what
-    imported the adapter itself is of no account.
+    This is the case if the import machinery is a closer caller than paritybit itself.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -125,7 +124,7 @@ class StubModule(ModuleType):
 
 
 class StubFinder(MetaPathFinder, Loader):
-    """Finds stubs of the given names, but for those below one that must be `absent`.
+    """Finds stubs for `names` and the modules below them, except modules in `absent`.
 
     `answers` are the names that the engine uses in stubbed modules, with their values.
     """
@@ -141,7 +140,7 @@ class StubFinder(MetaPathFinder, Loader):
         self.answers = answers
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return the spec of a stub, for a name on the list or below one."""
+        """Return the spec of a stub, for a listed name or a module below one."""
         if fullname in self.absent:
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
         if not any(f"{fullname}.".startswith(f"{name}.") for name in self.names):
@@ -153,5 +152,5 @@ class StubFinder(MetaPathFinder, Loader):
         return StubModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give the stub what is declared of it."""
+        """Set the declared names of the stub."""
         vars(module).update(self.answers.get(module.__name__, {}))
