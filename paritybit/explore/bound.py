@@ -1,19 +1,23 @@
-"""The size of what is explored, whatever the engine."""
+"""The bound of an exploration, for all engines."""
 
 from dataclasses import dataclass
 
 from paritybit.explore.laws import Tokens
 
 OUTPUT = 1
-"""The token that each request is given: outputs can then be prefixes of prompts."""
+"""The token that each step samples. An output can then be a prefix of a prompt."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The size of what is explored: pages in the pool, requests at a time, tokens in a page.
+    """The size of an exploration.
 
-    `window` and `budget` count the tokens of a sliding window and those computed in a step. `keys`
-    is the number of tokens in a key of the prefix cache: with drafts of EAGLE, sglang's has two.
+    - `slots`: pages in the pool.
+    - `requests`: the most requests at a time.
+    - `page_size`: tokens in a page.
+    - `window`: tokens of a sliding window.
+    - `budget`: the most tokens that a step computes.
+    - `keys`: tokens in a key of sglang's prefix cache. With EAGLE, a key has two.
     """
 
     slots: int = 18
@@ -25,15 +29,15 @@ class Bound:
 
     @property
     def longest(self) -> int:
-        """The most tokens of a request, which then ends."""
+        """The number of tokens at which a request ends."""
         return self.window + 4 * self.page_size + 3
 
     @property
     def prompts(self) -> tuple[Tokens, ...]:
         """The prompts of requests.
 
-        The output of the first is longer than a window. The second leaves it after two pages, and
-        the third is a next turn, with more output than the window has.
+        The output of the first request is longer than a window. The second prompt differs from it
+        after two pages. The third is a next turn, whose prefix is an output longer than a window.
         """
         size = self.page_size
         return (

@@ -1,4 +1,4 @@
-"""Counterexamples of `explore` as JSON data: a bound and a list of actions, and nothing to run."""
+"""Counterexamples of `explore` as JSON data: a bound and a list of actions, without code."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,17 +28,17 @@ class ExploreCase:
 
 
 def is_case(data: Any) -> bool:
-    """Whether a file's JSON data says that it is a case of `explore`."""
+    """Return whether JSON data have the format of a case of `explore`."""
     return is_of_format(data, FORMAT)
 
 
 def write(case: ExploreCase, path: Path) -> None:
-    """Write a case. Raises CannotRunError where it cannot be written."""
+    """Write a case. Raises CannotRunError if the file cannot be written."""
     write_data({"format": FORMAT, "version": VERSION, **asdict(case)}, path)
 
 
 def case_of(data: Any, name: str) -> ExploreCase:
-    """Return the case of a file's JSON data. Raises MalformedError for a malformed one."""
+    """Return the case in JSON data. Raises MalformedError for malformed data."""
     case: ExploreCase = complete(ExploreCase, data, name, FORMAT, VERSION, called="case of explore")
     sizes = asdict(case.bound).values()
     if case.bound.keys > 2 or not all(0 < size <= MOST for size in (*sizes, len(case.actions))):
@@ -49,7 +49,10 @@ def case_of(data: Any, name: str) -> ExploreCase:
 
 
 def violation_of(machine: Machine, actions: tuple[str, ...]) -> str | None:
-    """Perform actions; return the first violation. Raises CannotRunError for an impossible one."""
+    """Perform actions and return the first violation, or None.
+
+    Raises CannotRunError for an action that is not possible.
+    """
     for action in actions:
         if action not in machine.actions():
             raise CannotRunError(f"the action {cut(action)!r} is not possible in this state")

@@ -1,4 +1,4 @@
-"""The engines that are explored: what each module of theirs offers."""
+"""The engines that can be explored, and the interface of their modules."""
 
 import gc
 import importlib
@@ -23,30 +23,30 @@ EXPLORED = tuple(PACKAGES[name] for name in MODULES)
 
 
 class Explorable(Protocol):
-    """An engine's module."""
+    """The module of an engine."""
 
     def require_room(self, bound: Bound) -> None:
         """Raise MalformedError for a bound in which one request might not fit."""
         ...
 
     def load(self, found: fetch.Found) -> Any:
-        """Return a release or a source tree, loaded into this process."""
+        """Load a release or a source tree into this process."""
         ...
 
     def machines(self, engine: Any, bound: Bound) -> Callable[[], Machine]:
-        """Return what makes a machine in its first state."""
+        """Return a function that makes a machine in its initial state."""
         ...
 
     def shared(self, engine: Any) -> tuple[type, ...]:
-        """Return the types of objects that never change."""
+        """Return the types of immutable objects."""
         ...
 
 
 def search_of(spec: str, bound: Bound) -> tuple[str, Search]:
-    """Return an engine's name, and a search over its machines.
+    """Return the name of an engine, and a search over its machines.
 
-    Raises MalformedError for what is no engine and for a bound in which no request fits, and
-    CannotRunError for a release whose classes are not those that are known here.
+    Raises MalformedError for an unknown engine and for a bound in which no request fits. Raises
+    CannotRunError for a release with unknown classes.
     """
     module: Explorable = importlib.import_module(MODULES[fetch.package_of(spec, EXPLORED).name])
     module.require_room(bound)
@@ -57,7 +57,7 @@ def search_of(spec: str, bound: Bound) -> tuple[str, Search]:
         make().check()
         snapshots = Snapshots(module.shared(engine))
         snapshots.save(make()).restore().key()
-        gc.freeze()  # What the engine has loaded stays, so it need not be looked at again.
+        gc.freeze()  # The modules of the engine stay, so the collector can ignore them.
         return found.name, Search(make, snapshots)
     except Exception as error:
         raise CannotRunError(

@@ -1,4 +1,4 @@
-"""What must hold of slots, whatever the engine: a shadow of who wrote which tokens where."""
+"""The laws for slots, for all engines. A shadow records which tokens were written to each slot."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,7 +8,7 @@ Tokens = tuple[int, ...]
 
 
 class Shadow:
-    """For each slot, the group and the tokens for which it was last written, its own token last.
+    """The group and the tokens for which each slot was last written. Its own token is the last.
 
     Groups that share a pool overwrite each other's slots, so a slot has one entry for all groups.
     """
@@ -17,11 +17,11 @@ class Shadow:
         self.written: dict[int, tuple[int, Tokens]] = {}
 
     def write(self, group: int, slot: int, tokens: Tokens) -> None:
-        """Note that a slot was written for the last of some tokens."""
+        """Record that a slot was written for the last of these tokens."""
         self.written[slot] = group, tokens
 
     def read(self, group: int, slots: Sequence[int | None], tokens: Tokens, who: str) -> None:
-        """Check the slots that a query reads, the last positions of `tokens`. None: no slot."""
+        """Check the slots that a query reads: the last positions of `tokens`, None for no slot."""
         first = len(tokens) - len(slots)
         for position, slot in enumerate(slots, first):
             wanted = tokens[: position + 1]
@@ -39,7 +39,7 @@ class Shadow:
                 )
 
     def cached(self, group: int, slots: Iterable[int], prefix: Tokens) -> None:
-        """Check slots in the prefix cache, the last ones of the prefix for which they are kept."""
+        """Check slots in the prefix cache. They belong to the last positions of `prefix`."""
         listed = list(slots)
         for position, slot in enumerate(listed, len(prefix) - len(listed)):
             held = self.written.get(slot)
@@ -54,10 +54,12 @@ class Shadow:
 def ownership(
     free: Sequence[int], holders: dict[int, list[str]], counts: dict[int, int], all_: Iterable[int]
 ) -> None:
-    """Check that each page is either free, once, or held as often as its count says.
+    """Check that each page is either free once, or held as often as its reference count.
 
-    `free` are the free pages (cached ones that can be evicted are free), `holders` names the
-    running requests that hold a page, and `counts` the engine's reference counts.
+    - `free`: the free pages, including cached pages that can be evicted.
+    - `holders`: the running requests that hold each page.
+    - `counts`: the reference counts of the engine.
+    - `all_`: all pages to check.
     """
     twice = sorted({page for page in free if free.count(page) > 1})
     if twice:
@@ -76,7 +78,7 @@ def ownership(
 
 
 def content(held: tuple[int, Tokens]) -> str:
-    """Return what a slot holds as text."""
+    """Return the content of a slot as text."""
     return f"{text(held[1])} of group {held[0]}"
 
 

@@ -1,13 +1,12 @@
-"""Breadth-first search over the schedules of a machine, where equal states are visited once.
+"""Breadth-first search over the schedules of a machine. Equal states are visited once.
 
-Merging is sound because `Machine.key` holds everything on which later actions depend. It renames
-only what the engine treats as opaque: block numbers are renamed by first occurrence, so two states
-with the same key differ by a bijection that every action preserves. Breadth first, the first path
-to a violation is a shortest one.
+Merging is sound because `Machine.key` contains everything that later actions depend on. It renames
+only numbers that the engine treats as opaque: block numbers are renamed by first occurrence. Two
+states with the same key differ by a bijection that every action preserves. Because the search is
+breadth first, the first path to a violation is a shortest one.
 
-A state is reached from a snapshot of it. Some states one action behind a snapshot are compared with
-the state at the end of the replayed path. A violation counts only if its path, replayed from the
-start, leads to one.
+States are restored from snapshots. Some successors of a snapshot are compared with the state after
+the replayed path. A violation counts only if replaying its path from the start also leads to one.
 """
 
 import gc
@@ -25,32 +24,32 @@ PROGRESS = 1.0
 """Seconds between two reports of progress."""
 
 ROOM = 400_000_000
-"""Bytes of snapshots that are kept for a level. Other states of it are reached by their path."""
+"""The most bytes of snapshots per level. Other states of the level are reached by their path."""
 
 ALLOCATIONS = 100_000
-"""Objects that are made, less those that are dropped, between two searches for cycles."""
+"""The number of net allocations between two collections of the youngest generation."""
 
 YOUNG = 100
-"""Searches among new objects between two among older ones: snapshots are many, and stay."""
+"""Collections of the youngest generation between two of older ones, as snapshots are long-lived."""
 
 COMPARED = 200
-"""After one of so many snapshots an action, each in turn, is compared with its path, replayed."""
+"""After one in COMPARED snapshots, one of its actions is compared with its replayed path."""
 
 
 REFERENCELESS = 2
-"""The version of `marshal` in which equal values have equal bytes."""
+"""The version of `marshal` in which equal values have equal bytes, as it has no references."""
 
 
 class ViolationError(Exception):
-    """A law does not hold after an action."""
+    """A law is violated after an action."""
 
 
 class SnapshotError(Exception):
-    """A snapshot is not the state at the end of its path."""
+    """A snapshot differs from the state at the end of its path."""
 
 
 class Machine(Protocol):
-    """The objects of an engine, in one state. A new machine is in the first state."""
+    """The objects of an engine in one state. A new machine is in the initial state."""
 
     reached: set[str]
 
@@ -59,31 +58,34 @@ class Machine(Protocol):
         ...
 
     def act(self, action: str) -> Objects | None:
-        """Perform an action. Raises ViolationError if a law does not hold during it.
+        """Perform an action. Raises ViolationError if a law is violated during the action.
 
-        Returns the only objects that `act` and `check` may have changed, besides new ones; None
-        for an action that may have changed any.
+        Returns the existing objects that `act` and `check` may have changed. None means that any
+        object may have changed.
         """
         ...
 
     def check(self) -> None:
-        """Raise ViolationError if a law does not hold now."""
+        """Raise ViolationError if a law is violated now."""
         ...
 
     def key(self) -> Any:
-        """Return what the rest of a schedule depends on, with opaque names renamed.
+        """Return everything that later actions depend on, with opaque numbers renamed.
 
-        It consists of lists, tuples and plain values.
+        The key consists of lists, tuples and plain values.
         """
         ...
 
 
 @dataclass
 class Explored:
-    """The result of a search. `depth` is the number of actions up to which it is complete.
+    """The result of a search.
 
-    `reached` is what was reached in complete depths alone. `closed` means that no state beyond
-    `depth` is left, and `late` that the time was over before.
+    - `depth`: the number of actions up to which the search is complete.
+    - `closed`: no unvisited state is left.
+    - `late`: the time ended the search.
+    - `reached`: the events that were reached in complete depths.
+    - `path`, `violation`: the shortest schedule that violates a law, and the message.
     """
 
     states: int = 1
@@ -100,14 +102,14 @@ class Explored:
 
 @dataclass(frozen=True)
 class State:
-    """A state by the path to it, with a snapshot of it where there was room."""
+    """A state: the path to it, and a snapshot if there was room for it."""
 
     path: tuple[str, ...]
     saved: Snapshot | None
 
 
 class Search:
-    """A search over the machines that `make` makes. Without `merge` equal states are not merged."""
+    """A search over machines that `make` creates. Without `merge`, equal states are not merged."""
 
     def __init__(
         self, make: Callable[[], Machine], snapshots: Snapshots, *, merge: bool = True
@@ -123,12 +125,12 @@ class Search:
     def run(
         self, depth: int, seconds: float, report: Callable[[Explored], None] = lambda found: None
     ) -> Explored:
-        """Visit every state up to a depth, until a violation is found or the time is over."""
+        """Visit all states up to a depth, until a violation is found or the time is over."""
         with few_collections():
             return self.visited(depth, seconds, report)
 
     def visited(self, depth: int, seconds: float, report: Callable[[Explored], None]) -> Explored:
-        """Do what `run` says."""
+        """Implement `run`."""
         begun = told = time.monotonic()
         found, level = self.found, [State((), None)]
         try:
@@ -156,7 +158,7 @@ class Search:
         return found
 
     def expanded(self, state: State, *, last: bool) -> list[State]:
-        """Return the new states that lie one action behind a state."""
+        """Return the new states that are one action after a state."""
         new: list[State] = []
         saved = state.saved or self.snapshots.save(replayed(self.make, state.path))
         machine: Machine = saved.restore(self.present)
@@ -195,7 +197,7 @@ class Search:
         return new
 
     def compare(self, machine: Machine, path: tuple[str, ...]) -> None:
-        """Raise SnapshotError if a machine is not in the state that a path leads to."""
+        """Raise SnapshotError if a machine is not in the state at the end of a path."""
         if digest(machine) != digest(replayed(self.make, path)):
             raise SnapshotError(f"the snapshot after {', '.join(path)} is another state")
 
@@ -210,7 +212,7 @@ class Search:
 
 @contextmanager
 def few_collections() -> Iterator[None]:
-    """Let Python look for cycles seldom: an engine's modules are many, and stay."""
+    """Make garbage collections rare, because the modules of an engine are large and stay."""
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()
@@ -231,5 +233,5 @@ def replayed(make: Callable[[], Machine], path: tuple[str, ...]) -> Machine:
 
 
 def digest(machine: Machine) -> bytes:
-    """Return 16 bytes that stand for the state of a machine."""
+    """Return a hash of the state of a machine, 16 bytes."""
     return blake2b(marshal.dumps(machine.key(), REFERENCELESS), digest_size=16).digest()

@@ -1,9 +1,9 @@
-"""Snapshots of the objects behind a machine: a state is restored without replaying its path.
+"""Snapshots of the objects of a machine, to restore a state without replaying its path.
 
-A snapshot lists the objects that can change, each with its content. To restore it, each content is
-written back into its object, so two references to one object remain two references to it. Objects
-that never change are left out: modules, functions, types, and those of the types that an engine's
-module names. `search` compares restored states with replayed ones.
+A snapshot lists the mutable objects that a machine refers to, each with its content. To restore it,
+each content is written back to its object, so the identity of objects is kept. Immutable objects
+are skipped: modules, functions, types, and the types that an engine's module declares. `search`
+compares restored states with replayed ones.
 """
 
 import enum
@@ -22,14 +22,14 @@ CONSTANT = (
     *(type, ModuleType, FunctionType, BuiltinFunctionType, enum.Enum, logging.Logger),
     *(str, bytes, int, float, type(None)),
 )
-"""Types of objects that never change and lead to none that do."""
+"""Types of immutable objects that refer to no mutable objects."""
 
 MISSING = object()
-"""Stands for a slot without a value."""
+"""The content of an unset slot."""
 
 SLOT = 8
 ENTRY = 150
-"""About the bytes of a reference, and of a content besides its references."""
+"""Approximate bytes of a reference, and of a content without its references."""
 
 Pairs = list[tuple[Any, Any]]
 """Parts of objects, each with its content."""
@@ -39,10 +39,12 @@ Objects = Sequence[Any]
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A part of an object that can change.
+    """A mutable part of an object.
 
-    `of` returns it and `copy` its content. `write` writes contents back, and `changed` returns the
-    places of parts whose contents are others now.
+    - `of`: returns the part of an object.
+    - `copy`: returns the content of a part.
+    - `write`: writes contents back.
+    - `changed`: returns the indices of parts whose contents have changed.
     """
 
     of: Callable[[Any], Any]
@@ -52,9 +54,10 @@ class Part:
 
 
 class Snapshot:
-    """The parts behind an object, each with its content.
+    """The parts that an object refers to, each with its content.
 
-    What did not change is shared with the snapshot before. `size` is about the bytes of what did.
+    Unchanged contents are shared with the previous snapshot. `size` is the approximate number of
+    bytes of the others.
     """
 
     def __init__(self, root: Any, kept: dict[Part, Pairs]) -> None:
@@ -62,9 +65,9 @@ class Snapshot:
         self.size = SLOT * sum(map(len, kept.values()))
 
     def restore(self, after: "Snapshot | None" = None) -> Any:
-        """Write contents back, and return the object.
+        """Write the contents back, and return the object.
 
-        With `after`, the state is the one of that snapshot, and only what differs is written.
+        With `after`, the current state is that snapshot, and only differences are written.
         """
         for part, pairs in self.kept.items():
             there = after.kept.get(part, []) if after is not None else []
@@ -73,7 +76,7 @@ class Snapshot:
         return self.root
 
     def keep(self, part: Part, live: Any, place: int | None = None) -> None:
-        """Add a part with its content, or renew it."""
+        """Add a part with its content, or replace the content at an index."""
         content = part.copy(live)
         self.size += ENTRY + SLOT * len(content)
         pairs = self.kept.setdefault(part, [])
@@ -84,7 +87,7 @@ class Snapshot:
 
 
 class Constant(dict[type, bool]):
-    """Whether objects of a type never change, noted when it is asked for the first time."""
+    """Caches whether objects of a type are immutable."""
 
     def __init__(self, types: tuple[type, ...]) -> None:
         super().__init__()
@@ -96,7 +99,7 @@ class Constant(dict[type, bool]):
 
 
 class Parts(dict[type, tuple["Part", ...]]):
-    """The parts of a type's objects, noted when they are asked for the first time."""
+    """Caches the parts of a type's objects."""
 
     def __missing__(self, kind: type) -> tuple[Part, ...]:
         self[kind] = parts_of(kind)
@@ -104,7 +107,7 @@ class Parts(dict[type, tuple["Part", ...]]):
 
 
 class Snapshots:
-    """Saves machines of one kind. Objects of the `shared` types never change."""
+    """Saves machines of one kind. Objects of the `shared` types are immutable."""
 
     def __init__(self, shared: Collection[type] = ()) -> None:
         self.constant = Constant((*CONSTANT, *shared))
@@ -113,10 +116,10 @@ class Snapshots:
     def save(
         self, root: Any, before: Snapshot | None = None, touched: Objects | None = None
     ) -> Snapshot:
-        """Return the contents of all that is behind an object.
+        """Return the contents of everything that an object refers to.
 
-        `before` is the snapshot that was restored before the last action. Its parts are compared,
-        and only what changed is followed. For `touched` see `changed`.
+        `before` is the snapshot that was restored before the last action. Only parts that have
+        changed since are followed. For `touched`, see `changed`.
         """
         found, known = Snapshot(root, {}), set[int]()
         rest = [root] if before is None else []
@@ -150,14 +153,14 @@ class Snapshots:
         return found
 
     def undo(self, before: Snapshot, touched: Objects) -> None:
-        """Restore a snapshot after an action that changed nothing but parts of some objects."""
+        """Restore a snapshot after an action that changed only parts of some objects."""
         for part, places in self.changed(before, touched).items():
             part.write([before.kept[part][place] for place in places])
 
     def changed(self, before: Snapshot, touched: Objects | None) -> dict[Part, list[int]]:
-        """Return the places of parts that an action changed.
+        """Return the indices of parts that an action changed.
 
-        `touched` are the only objects of the snapshot that it may have changed; None: any.
+        `touched` are the objects that it may have changed. None means any object.
         """
         if touched is None:
             return {part: part.changed(pairs) for part, pairs in before.kept.items()}
@@ -165,14 +168,14 @@ class Snapshots:
         for one in touched:
             for part in self.parts[type(one)]:
                 live, pairs = part.of(one), before.kept[part]
-                # What a scheduler names lies near the machine, and so at the beginning.
+                # Objects that a scheduler reports are near the machine, so near the beginning.
                 place = next(at for at, pair in enumerate(pairs) if pair[0] is live)
                 if part.changed([pairs[place]]):
                     found.setdefault(part, []).append(place)
         return found
 
     def behind(self, wave: list[Any]) -> list[Any]:
-        """Return what objects refer to and what can change."""
+        """Return the mutable objects that objects refer to."""
         found = get_referents(*(one for one in wave if not isinstance(one, weakref.ref)))
         found += [one() for one in wave if isinstance(one, weakref.ref)]
         constant = self.constant
@@ -190,7 +193,7 @@ def attributes(one: Any) -> Any:
 
 
 def write_attributes(pairs: Pairs) -> None:
-    """Give objects their attributes back. The order of attributes has no meaning."""
+    """Restore the attributes of objects. Their order has no meaning."""
     for live, content in pairs:
         live.update(content)
         if len(live) != len(content):
@@ -199,7 +202,7 @@ def write_attributes(pairs: Pairs) -> None:
 
 
 def write_whole(pairs: Pairs) -> None:
-    """Give dictionaries and sets their contents back."""
+    """Restore the contents of dictionaries and sets."""
     for live, content in pairs:
         if live or content:
             live.clear()
@@ -207,7 +210,7 @@ def write_whole(pairs: Pairs) -> None:
 
 
 def changed_pairs(pairs: Pairs) -> list[int]:
-    """Return the places of dictionaries that have other keys or values."""
+    """Return the indices of dictionaries with changed keys or values."""
     return [
         place
         for place, (live, content) in enumerate(pairs)
@@ -221,13 +224,13 @@ def changed_pairs(pairs: Pairs) -> list[int]:
 
 
 def write_items(pairs: Pairs) -> None:
-    """Give sequences their items back."""
+    """Restore the items of sequences."""
     for live, content in pairs:
         live[:] = content
 
 
 def changed_items(pairs: Pairs) -> list[int]:
-    """Return the places of sequences that have other items."""
+    """Return the indices of sequences with changed items."""
     return [
         place
         for place, (live, content) in enumerate(pairs)
@@ -236,31 +239,31 @@ def changed_items(pairs: Pairs) -> list[int]:
 
 
 def unequal(pairs: Pairs) -> list[int]:
-    """Return the places of what is not equal to its content."""
+    """Return the indices of objects that differ from their content."""
     return [place for place, (live, content) in enumerate(pairs) if live != content]
 
 
 def write_ends(pairs: Pairs) -> None:
-    """Give deques their items back."""
+    """Restore the items of deques."""
     for live, content in pairs:
         live.clear()
         live.extend(content)
 
 
 def copy_tensor(live: Any) -> Any:
-    """Return a tensor's memory and a copy of it."""
+    """Return the memory of a tensor, and a copy of it."""
     memory = live.numpy()
     return memory, memory.copy()
 
 
 def write_tensors(pairs: Pairs) -> None:
-    """Give tensors their values back."""
+    """Restore the values of tensors."""
     for _, (memory, values) in pairs:
         memory[...] = values
 
 
 def changed_tensors(pairs: Pairs) -> list[int]:
-    """Return the places of tensors that have other values."""
+    """Return the indices of tensors with changed values."""
     return [
         place
         for place, (_, (memory, values)) in enumerate(pairs)
@@ -269,7 +272,7 @@ def changed_tensors(pairs: Pairs) -> list[int]:
 
 
 def in_slots(kind: type) -> Part | None:
-    """Return how the slots of a type's objects are saved; None if it has none."""
+    """Return the part for the slots of a type's objects, or None if it has no slots."""
     found = [
         one
         for base in kind.__mro__
@@ -308,11 +311,11 @@ CONTAINERS: dict[type, Part] = {
     set: Part(itself, set, write_whole, unequal),
     deque: Part(itself, list, write_ends, changed_items),
 }
-"""How built-in containers are saved."""
+"""The parts of built-in containers."""
 
 
 def parts_of(kind: type) -> tuple[Part, ...]:
-    """Return the parts of a type's objects that can change."""
+    """Return the mutable parts of a type's objects."""
     import torch  # noqa: PLC0415
 
     if issubclass(kind, torch.Tensor):

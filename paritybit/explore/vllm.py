@@ -1,10 +1,10 @@
-"""vLLM's KV cache manager, explored: its classes are its own, its scheduler's loop is written here.
+"""Explores vLLM's KV cache manager: the engine's own classes, with a scheduler loop written here.
 
 `step` follows `Scheduler.schedule` and `update_from_output` (v1/core/sched/scheduler.py, release
-0.33.0) of a synchronous engine with first-come scheduling, without drafts and connectors. Running
-requests come first, in order; where blocks are short, the last running one is preempted and put at
-the front of the queue; nobody is admitted in a step that preempted. The other actions happen
-between steps: a request arrives, stops or is aborted, and the prefix cache is reset.
+0.33.0) for a synchronous engine with first-come scheduling, without drafts and connectors. Running
+requests come first, in order. If there are too few blocks, the last running request is preempted
+and put at the front of the queue. No request is admitted in a step with a preemption. Other actions
+happen between steps: a request arrives, stops or is aborted, and the prefix cache is reset.
 """
 
 import os
@@ -28,17 +28,17 @@ STUBS = (
     *("vllm.compilation.passes", "vllm.env_override", "vllm.model_executor.layers.fused_moe"),
     *("vllm.models", "vllm.parser", "vllm.reasoning", "xgrammar"),
 )
-"""Modules that are empty stand-ins."""
+"""Modules that are replaced by stubs."""
 
 ENVIRONMENT = {
     "VLLM_USE_V2_MODEL_RUNNER": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "TRITON_INTERPRET": "1",
-    # Set and empty: without it the engine turns Triton off where there is no driver.
+    # If it is not set, the engine disables Triton without a driver.
     "CUDA_VISIBLE_DEVICES": "",
 }
-"""What the engine and Triton are told before either is imported."""
+"""Environment variables that are set before the engine and Triton are imported."""
 
 MODULES = (
     "v1.core.kv_cache_manager",
@@ -51,7 +51,7 @@ MODULES = (
 
 
 def require_room(bound: Bound) -> None:
-    """Raise MalformedError if one request might not fit: the engine refuses such a pool."""
+    """Raise MalformedError if one request might not fit, as the engine rejects such a pool."""
     if bound.keys != 1:
         raise MalformedError("--keys must be 1 with vLLM, whose prefix cache has blocks as keys")
     full = -(-bound.longest // bound.page_size)
@@ -65,7 +65,7 @@ def require_room(bound: Bound) -> None:
 
 
 def load(found: fetch.Found) -> dict[str, Any]:
-    """Return the modules of a release or a source tree that are explored, by name."""
+    """Load a release or a source tree. Returns the needed modules by name."""
     os.environ.update(ENVIRONMENT)
     folders = [fetch.dependencies_folder() / name for name in VLLM.dependencies]
     stubs = StubFinder(STUBS)
@@ -74,7 +74,7 @@ def load(found: fetch.Found) -> dict[str, Any]:
 
 
 def shared(modules: dict[str, Any]) -> tuple[type, ...]:
-    """Return the types of objects that never change."""
+    """Return the types of immutable objects."""
     interface = modules["kv_cache_interface"]
     return (
         Bound,
@@ -86,7 +86,7 @@ def shared(modules: dict[str, Any]) -> tuple[type, ...]:
 
 
 def machines(modules: dict[str, Any], bound: Bound) -> Callable[[], "VllmMachine"]:
-    """Return what makes a machine in its first state."""
+    """Return a function that makes a machine in its initial state."""
     import torch  # noqa: PLC0415
 
     interface, utils = modules["kv_cache_interface"], modules["kv_cache_utils"]
@@ -156,7 +156,7 @@ class VllmMachine:
         return found
 
     def act(self, action: str) -> None:
-        """Perform an action. Raises ViolationError if a step reads what is not its own."""
+        """Perform an action. Raises ViolationError if a step violates a law."""
         name, _, number = action.partition(" ")
         try:
             if name == "step":
@@ -193,7 +193,10 @@ class VllmMachine:
                     self.end(request)
 
     def schedule_running(self) -> tuple[list[tuple[Any, int]], bool]:
-        """Give running requests their slots. Returns what each computes; whether one had to go."""
+        """Allocate slots for running requests.
+
+        Returns how many tokens each computes, and whether a request was preempted.
+        """
         counts: list[tuple[Any, int]] = []
         budget, preempted, place = self.bound.budget, False, 0
         while place < len(self.running) and budget > 0:
@@ -210,7 +213,7 @@ class VllmMachine:
         return counts, preempted
 
     def preempt(self) -> Any:
-        """Take the last running request its slots, and put it at the front of the queue."""
+        """Preempt the last running request, and put it at the front of the queue."""
         self.reached.add("preemptions")
         request = self.running.pop()
         self.manager.free(request)
@@ -220,7 +223,7 @@ class VllmMachine:
         return request
 
     def admit(self, counts: list[tuple[Any, int]]) -> None:
-        """Let requests that wait run, in order, until one does not fit."""
+        """Admit waiting requests in order, until one does not fit."""
         budget = self.bound.budget - sum(count for _, count in counts)
         while self.waiting and budget > 0:
             request = self.waiting[0]
@@ -244,12 +247,12 @@ class VllmMachine:
             budget -= count
 
     def end(self, request: Any) -> None:
-        """Free a request that has stopped or was aborted."""
+        """Free a request that stopped or was aborted."""
         self.manager.free(request)
         (self.running if request in self.running else self.waiting).remove(request)
 
     def reset(self) -> None:
-        """Drop the prefix cache, as for new weights: all that runs is preempted first."""
+        """Reset the prefix cache, as for new weights. All running requests are preempted first."""
         while self.running:
             self.preempt()
         if not self.manager.reset_prefix_cache():
@@ -262,7 +265,7 @@ class VllmMachine:
         return found
 
     def slots(self, request: Any, group: int, first: int, last: int) -> list[int | None]:
-        """Return the slots of positions of a request; None where it has none."""
+        """Return the slots of positions of a request, or None for positions without a slot."""
         size = self.bound.page_size
         table: list[Any] = self.tables(request)[group]
         found: list[int | None] = []
@@ -273,7 +276,7 @@ class VllmMachine:
         return found
 
     def write(self, request: Any, count: int) -> None:
-        """Write the slots of the tokens that are computed now."""
+        """Record writes to the slots of the tokens that are computed now."""
         begin, tokens = request.num_computed_tokens, tuple(request.all_token_ids)
         for group in (FULL, SLIDING):
             places = self.slots(request, group, begin, begin + count)
@@ -289,7 +292,7 @@ class VllmMachine:
             self.prefixes[hashed] = tokens[: number * size]
 
     def read(self, request: Any, count: int) -> None:
-        """Check what the queries of this step read: the first sees the oldest key, the last all."""
+        """Check the slots that the queries of this step read."""
         begin, tokens = request.num_computed_tokens, tuple(request.all_token_ids)
         end = begin + count
         for group in (FULL, SLIDING):
@@ -300,7 +303,7 @@ class VllmMachine:
             self.shadow.read(group, slots, tokens[:end], request.request_id)
 
     def free_blocks(self) -> list[int]:
-        """Return the free blocks in the order in which they are handed out."""
+        """Return the free blocks in the order of their allocation."""
         queue, found = self.pool.free_block_queue, []
         block = queue.fake_free_list_head.next_free_block
         while block is not queue.fake_free_list_tail:
@@ -316,7 +319,7 @@ class VllmMachine:
         return found
 
     def check(self) -> None:
-        """Check who holds which blocks, and what the prefix cache keeps."""
+        """Check the holders of all blocks, and the content of the prefix cache."""
         holders: dict[int, list[str]] = {}
         for request in self.running:
             for table in self.tables(request):
@@ -335,11 +338,11 @@ class VllmMachine:
                 self.shadow.cached(group, range(first, first + size), self.prefixes[digest])
 
     def key(self) -> Any:
-        """Return the state. Blocks are named in the order in which they occur.
+        """Return the state. Blocks are numbered by first occurrence.
 
-        Left out: the contents of blocks that are free and not cached, since a block is written
-        before it is read after that, which `check` and `read` verify; names of requests; hashes,
-        for which the tokens of the prefix stand.
+        The key omits the contents of blocks that are free and not cached, because such a block is
+        written before it is read again, which `check` and `read` verify. It also omits the names of
+        requests, and has the tokens of a prefix in place of its hash.
         """
         names: dict[int, int] = {}
 

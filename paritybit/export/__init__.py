@@ -1,6 +1,6 @@
 """Turns a case of the sanitizer into a test for the engine's own suite.
 
-The standalone form imports the engine alone. `templates` has one file per engine: Python, with
-`@NAME@` for what the case fills in. A line that ends in `#: FEATURES` is left out of a test that
-lacks one of these features, or has one that is `not` wanted.
+The standalone form imports only the engine. `templates` has one Python file per engine, with
+`@NAME@` in place of the values of a case. A line that ends in `#: FEATURES` is omitted if the test
+lacks one of these features, or has one that is marked with `not`.
 """

@@ -1,4 +1,4 @@
-"""What a test without the sanitizer can observe of a violated law."""
+"""The forms of tests that observe a violated law without the sanitizer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from paritybit.launch.case import WatchCase
 
 @dataclass(frozen=True)
 class Form:
-    """What a test asserts: a feature of the templates, the name of the test, and in words."""
+    """A form: its feature in the templates, the name of the test, and its assertion in words."""
 
     feature: str
     test: str
@@ -44,19 +44,19 @@ FORMS: Mapping[str, Form] = {
     "stale input": ALONE,
     "company": ALONE,
 }
-"""The form of each law that has one. A law about tokens shows only if the fault changes them."""
+"""Maps laws to forms. A form that compares tokens only fails if the fault changes them."""
 
 WITH_POOLS: Mapping[str, Form] = {"stray write": WRITES, "corrupted read": WRITES}
-"""The forms for sglang, whose pools a test can compare with a copy."""
+"""Further forms for sglang, because a test can compare its pools with copies."""
 
 OF_GRAPHS = frozenset(
     {"stray write", "unrepeatable replay", "padding leak", "graph and eager differ", "stale input"}
 )
-"""The laws that only a replay breaks."""
+"""The laws that only a replay can violate."""
 
 
 def form_of(case: WatchCase, engine: str) -> Form:
-    """Return the form for a case of an engine. Raises CannotRunError for a law without one."""
+    """Return the form for a case of an engine. Raises CannotRunError for a law without a form."""
     law = case.key.partition(" | ")[0]
     form = (WITH_POOLS if engine == "sglang" else {}).get(law) or FORMS.get(law)
     if form is None:
@@ -74,7 +74,7 @@ def form_of(case: WatchCase, engine: str) -> Form:
 
 
 def comparable(script: Script) -> list[tuple[int, int]]:
-    """Return the requests whose tokens do not depend on chance, by the number of their wave."""
+    """Return the indices (wave, request) of requests whose tokens are deterministic."""
     return [
         (number, place)
         for number, wave in enumerate(script.waves)
@@ -90,11 +90,11 @@ UNSERVED: Mapping[str, object] = {
     "samples": 1,
     "host_cache": False,
 }
-"""Settings that a standalone test does not serve unless they have these values."""
+"""The values of settings that a standalone test supports."""
 
 
 def require_simple(script: Script) -> None:
-    """Raise CannotRunError for a script that a standalone test does not serve."""
+    """Raise CannotRunError for a script that a standalone test does not support."""
     other = [name for name, value in UNSERVED.items() if script.settings.get(name, value) != value]
     if any(wave.actions for wave in script.waves):
         other.append("actions")

@@ -1,4 +1,4 @@
-"""Writes a test that needs the engine alone: a template, filled in with a case."""
+"""Writes a test that needs only the engine, from a template and a case."""
 
 import json
 import re
@@ -22,7 +22,7 @@ MOST_LINES = 80
 WIDTH = 100
 
 LITERAL = 96
-"""Tokens of all prompts up to which a test lists them. Otherwise it makes them as a script does."""
+"""The most prompt tokens that a test lists. With more, it generates them as a script does."""
 
 TEMPLATES = Path(__file__).with_name("templates")
 
@@ -34,12 +34,12 @@ def text(name, start, length):
 
 
 """
-"""Makes the tokens of a text as a script does."""
+"""Code that generates the tokens of a text as a script does."""
 
 
 @dataclass(frozen=True)
 class Code:
-    """An expression that stands in a test as it is."""
+    """An expression that is written to a test unchanged."""
 
     text: str
 
@@ -51,9 +51,9 @@ Fields = dict[str, object]
 
 
 def standalone(case: WatchCase, engine: str) -> str:
-    """Return the test for a case of an engine, by the name of its package.
+    """Return the test for a case of an engine.
 
-    Raises CannotRunError if its law has no such form, or the test would have too many lines.
+    Raises CannotRunError if the law has no form, or the test would have too many lines.
     """
     form = form_of(case, engine)
     features = features_of(case, form, engine)
@@ -83,7 +83,7 @@ def standalone(case: WatchCase, engine: str) -> str:
 
 
 def features_of(case: WatchCase, form: Form, engine: str) -> set[str]:
-    """Return what a test needs besides what every test has."""
+    """Return the features that a test needs in addition to the common ones."""
     script = case.script
     requests = [one for wave in script.waves for one in wave.requests]
     found = {
@@ -109,7 +109,7 @@ def features_of(case: WatchCase, form: Form, engine: str) -> set[str]:
 
 
 def filled(engine: str, fields: Fields, features: Collection[str]) -> str:
-    """Return an engine's template with what a case fills in, without the lines it leaves out."""
+    """Fill the template of an engine with the values of a case, and omit unneeded lines."""
     text = (TEMPLATES / f"{engine}.txt").read_text(encoding="utf-8")
     polls = (TEMPLATES / "common.txt").read_text(encoding="utf-8")
     text = text.replace("@POLLS@\n", "" if "simple" in features else f"{polls}\n")
@@ -124,14 +124,14 @@ def filled(engine: str, fields: Fields, features: Collection[str]) -> str:
 
 
 def is_given(feature: str, features: Collection[str]) -> bool:
-    """Whether a line that needs a feature, or the lack of one, stays."""
+    """Return whether a feature, or with `not` its absence, is given."""
     if feature.startswith("not "):
         return feature.removeprefix("not ") not in features
     return feature in features
 
 
 def docstring(case: WatchCase, form: Form) -> str:
-    """Return what a test checks, and the finding that it comes from, without quotes to end it."""
+    """Return the docstring of a test: its assertion, and the finding. It contains no quotes."""
     law = case.key.partition(" | ")[0]
     found = f"Exported by paritybit from a {law} in {case.engine}: {case.text}"
     safe = re.sub(r"[^ -~]", " ", found).replace("\\", "/").replace('"', "'")
@@ -140,12 +140,12 @@ def docstring(case: WatchCase, form: Form) -> str:
 
 
 def name_of(wave: int, place: int) -> str:
-    """Return the name of a request. None begins another."""
+    """Return the name of a request. No name is a prefix of another."""
     return f"r{wave}.{place:03}"
 
 
 def waves_of(script: Script, *, texts: bool) -> list[list[tuple[Any, ...]]]:
-    """Return the requests of each wave, each from its first poll on."""
+    """Return the requests of each wave. Polls count from the first arrival of a wave."""
     waves = []
     for number, wave in enumerate(script.waves):
         names = {one.name: name_of(number, place) for place, one in enumerate(wave.requests)}
@@ -155,7 +155,7 @@ def waves_of(script: Script, *, texts: bool) -> list[list[tuple[Any, ...]]]:
 
 
 def planned(one: Planned, names: Mapping[str, str], first: int, texts: bool) -> tuple[Any, ...]:
-    """Return a request as the template takes it, without the fields that say nothing."""
+    """Return a request for the template, without empty fields at the end."""
     parts = [f"text({part.text!a}, {part.start}, {part.length})" for part in one.prompt]
     follows = None if one.follows is None else names[one.follows]
     fields = [
@@ -173,7 +173,7 @@ def planned(one: Planned, names: Mapping[str, str], first: int, texts: bool) -> 
 
 
 def named_fields(features: Collection[str]) -> str:
-    """Return the names of the fields of a request after its tokens."""
+    """Return the names of the fields of a request that follow its tokens."""
     names = [", poll", ", poll of abort", ", the one it follows", ", temperature"]
     last = 3 if "heat" in features else 2 if "follows" in features else int("aborted" in features)
     return "".join(names[: last + 1])
@@ -188,13 +188,13 @@ OLDER = frozenset(
         "--enforce-piecewise-cuda-graph",
     }
 )
-"""The options of releases that capture graphs as older ones do."""
+"""The options for graphs in older releases."""
 
 OF_DEVICE = ("--model-path", "--device", "--dtype")
 
 
 def of_sglang(case: WatchCase, features: Collection[str]) -> Fields:
-    """Return what a test of sglang needs. Older releases are asked for graphs in other words."""
+    """Return the fields for a test of sglang. Older releases have other options for graphs."""
     served = sglang.Served.of(case.script.settings)
     with TemporaryDirectory() as folder:
         newer, older = (served.words(known, Path(folder)) for known in (NEWER, OLDER))
@@ -215,7 +215,7 @@ def of_sglang(case: WatchCase, features: Collection[str]) -> Fields:
 
 
 def of_vllm(case: WatchCase, features: Collection[str]) -> Fields:
-    """Return what a test of vLLM needs."""
+    """Return the fields for a test of vLLM."""
     served = vllm.Served.of({**case.script.settings, "device": "cuda"})
     with TemporaryDirectory() as folder:
         arguments = served.arguments(Path(folder))
@@ -228,7 +228,7 @@ def of_vllm(case: WatchCase, features: Collection[str]) -> Fields:
 
 
 def of_transformers(case: WatchCase, features: Collection[str]) -> Fields:
-    """Return what a test of transformers needs."""
+    """Return the fields for a test of transformers."""
     served = transformers.Served.of(case.script.settings)
     return {
         "CONFIG": repr(served.configuration()),

@@ -1,4 +1,4 @@
-"""Writes a test that runs the sanitizer: the case, and a call that serves it."""
+"""Writes a test that serves a case with the sanitizer."""
 
 import json
 import re
@@ -41,6 +41,6 @@ def with_paritybit(data: Mapping[str, Any]) -> str:
 
 
 def plain(text: str) -> str:
-    """Return text that no docstring ends at: one line of ASCII, not too long."""
+    """Return text that is safe in a docstring: one short line of ASCII without quotes."""
     safe = re.sub(r"[^ -~]", " ", text).replace("\\", "/").replace('"', "'")
     return textwrap.shorten(safe, 170)

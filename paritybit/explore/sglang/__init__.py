@@ -1,7 +1,7 @@
-"""sglang's unified prefix cache and hybrid allocator, explored.
+"""Explores sglang's unified prefix cache and hybrid allocator.
 
-`world` builds the engine's objects, `scheduler` performs a step as the engine's scheduler does,
-`cache` reads the tree, `machine` states the actions and the laws, and `key` names a state.
+`world` builds the engine's objects, `scheduler` performs a step like the engine's scheduler,
+`cache` reads the tree, `machine` has the actions and the laws, and `key` identifies a state.
 """
 
 from paritybit.explore.sglang.machine import machines as machines

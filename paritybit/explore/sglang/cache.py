@@ -1,4 +1,4 @@
-"""What the engine's tree, allocator and request table hold, read without changing them."""
+"""Reads the content of the engine's tree and allocator without changing them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ from paritybit.explore.laws import Tokens
 
 FULL, SLIDING = 0, 1
 SIDES = ("full_attn_allocator", "swa_attn_allocator")
-"""The engine's allocators of both pools."""
+"""The attributes with the allocators of both pools."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the tree: the tokens up to its end, and its slots, per pool.
+    """A node of the tree: the tokens up to its end, and its slots in each pool.
 
-    `sliding` is None for a tombstone: the node's sliding slots were freed. `state` is what else
-    the engine notes of it.
+    `sliding` is None for a tombstone, a node whose sliding slots were freed. `state` has the other
+    fields of the engine's node.
     """
 
     itself: Any
@@ -28,11 +28,10 @@ class Node:
 
 
 class Tree:
-    """The nodes of a prefix cache, each before those below it, and the orders that eviction uses.
+    """The nodes of a prefix cache, with parents before children, and the orders for eviction.
 
-    `mapping` and `free` are what the allocator holds: the sliding slot of each full slot, and the
-    free pages of each pool. Both of the engine's trees are known: the unified one, and the older
-    one of hybrid models.
+    `mapping` has the sliding slot of each full slot, and `free` the free pages of each pool. Both
+    trees of the engine are supported: the unified tree, and the older tree for hybrid models.
     """
 
     def __init__(self, cache: Any, mapping: list[int], free: Sequence[list[int]]) -> None:
@@ -46,7 +45,7 @@ class Tree:
         self.place = {id(node.itself): number for number, node in enumerate(self.nodes)}
 
     def add_below(self, parent: Any, tokens: Tokens) -> None:
-        """Add the nodes below one, in the order of their tokens."""
+        """Add the nodes below a node, in the order of their tokens."""
         children = parent.children.values()
         found = [(tuple(one.key.raw_token_ids()[: len(one.key)]), one) for one in children]
         if len(found) > 1:
@@ -56,7 +55,7 @@ class Tree:
             self.add_below(child, tokens + key)
 
     def node(self, node: Any, tokens: Tokens) -> Node:
-        """Return what a node holds."""
+        """Return the content of a node of the engine."""
         if self.unified:
             full, sliding = node.component_data[FULL], node.component_data[SLIDING]
             locks = [(one.lock_ref, getattr(one, "session_ref", 0)) for one in (full, sliding)]
@@ -77,13 +76,13 @@ class Tree:
         )
 
     def marks(self) -> list[Any]:
-        """Return the mark at which a lock of the window ends, per node; None where none does."""
+        """Return the mark of each node at which a lock of the window ends, or None."""
         if self.unified:
             return [one.itself.component_data[SLIDING].metadata.get("uuid") for one in self.nodes]
         return [one.itself.swa_uuid for one in self.nodes]
 
     def orders(self) -> list[list[int]]:
-        """Return the places of nodes in the order of their last access and in each LRU list."""
+        """Return the indices of nodes in the order of their last access, and in each LRU list."""
         by_access = sorted(self.nodes, key=lambda one: one.itself.last_access_time)
         found = [[self.place[id(one.itself)] for one in by_access]]
         lists = self.core.lru_lists.values() if self.unified else self.older_lists()
@@ -101,11 +100,11 @@ class Tree:
         return self.core.full_lru_list, self.core.swa_lru_list
 
     def after(self, listed: Any, node: Any) -> Any:
-        """Return the node after one in an LRU list."""
+        """Return the next node in an LRU list."""
         return node.lru_next[listed._pt] if self.unified else getattr(node, listed.nxt)
 
     def sizes(self) -> tuple[int, ...]:
-        """Return the sizes that the engine keeps account of, by pool: evictable and protected."""
+        """Return the engine's evictable and protected sizes of each pool."""
         core = self.core
         if self.unified:
             evictable, protected = core.component_evictable_size_, core.component_protected_size_
@@ -119,13 +118,13 @@ class Tree:
 
 
 def free_pages(allocator: Any, group: int) -> list[int]:
-    """Return the free pages of a pool in the order in which they are handed out."""
+    """Return the free pages of a pool in the order of their allocation."""
     side = getattr(allocator, SIDES[group])
     held = (side.free_pages, side.release_pages)
     return [page for pages in held if pages is not None for page in pages.tolist()]
 
 
 def mapping_of(allocator: Any) -> list[int]:
-    """Return the sliding slot of each full slot; 0 where it has none."""
+    """Return the sliding slot of each full slot, or 0 if it has none."""
     found: list[int] = allocator.full_to_swa_index_mapping.tolist()
     return found

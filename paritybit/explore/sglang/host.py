@@ -1,7 +1,7 @@
-"""What the code of sglang finds around it: settings and one rank.
+"""The surroundings of sglang's code: its settings, and a single rank.
 
-Every value is declared, here or, where it is off, in `settings`. What else the engine asks for
-is refused and noted, so that a report can say what was left at the engine's own default.
+Every value is declared here or, if it is off, in `settings`. Any other name that the engine reads
+raises an error.
 """
 
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ from paritybit.explore.sglang.settings import ATTENTION, GROUPS, OFF, SIZES, SUB
 
 
 class StubConfig(Bag):
-    """A bag of declared values, and of those that are off for bags of its label."""
+    """A bag with declared values, and with the values that are off for its label."""
 
     def __init__(self, values: dict[str, Any], label: str) -> None:
         super().__init__({**OFF.get(label, {}), **values}, label)
 
 
 class Switch:
-    """A setting that some releases read and others call."""
+    """A setting that some releases read, and others call."""
 
     def __init__(self, *, on: bool) -> None:
         self._on = on
@@ -47,18 +47,18 @@ class OneRank:
     ranks = (0,)
 
     def barrier(self) -> None:
-        """Wait for nobody."""
+        """Return immediately."""
 
 
 class StubGroups(StubConfig):
-    """A bag that is its own subgroups."""
+    """A bag whose subgroups are the bag itself."""
 
     def __getattr__(self, name: str) -> Any:
         return self if name in SUBGROUPS else super().__getattr__(name)
 
     @contextmanager
     def override(self, **values: Any) -> Iterator["StubGroups"]:
-        """Hold other values within a scope."""
+        """Have other values within a scope."""
         before = dict(self.__dict__)
         self.__dict__.update(values)
         try:
@@ -118,10 +118,10 @@ class Host:
         self._publish()
 
     def _publish(self) -> None:
-        """Let the engine's own accessors find the settings and the groups.
+        """Make the engine's own accessors return the settings and the groups.
 
-        Modules of the engine keep the accessor that they found when they were imported, so that
-        it must find what was published last.
+        Modules of the engine keep the accessor from the time of their import, so the accessor must
+        return the values that were published last.
         """
         arguments, bag = self.arguments, self.bag
         self.engine.fill(
@@ -148,5 +148,5 @@ class Host:
             vars(context)["_PARALLEL"] = self.parallel
 
     def no_speculation(self) -> Any:
-        """Return the engine's own word for no speculation."""
+        """Return the engine's value for no speculation."""
         return self.engine.part("srt.speculative.spec_info:SpeculativeAlgorithm").NONE

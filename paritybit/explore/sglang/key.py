@@ -1,4 +1,4 @@
-"""What stands for a state of sglang's prefix cache: two states with the same key go on alike."""
+"""The key of a state of sglang's prefix cache. States with the same key behave in the same way."""
 
 import marshal
 from collections.abc import Callable, Iterable
@@ -26,17 +26,17 @@ UNNAMED = frozenset(
         "to_finish",
     }
 )
-"""What a request notes for statistics alone, its names, and what `Key.whole` adds."""
+"""Fields of a request that only serve statistics, its names, and fields that `Key.whole` adds."""
 
 
 def plain(value: Any) -> Any:
-    """Return the values of a small dictionary, and a mark for anything else that is not plain."""
+    """Return the values of a small dictionary, or Ellipsis for any other object."""
     return list(value.values()) if type(value) is dict and len(value) < FEW else ...
 
 
 @cache
 def names_of(fields: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the attributes of an engine's objects that count, by type and all attributes."""
+    """Return those attributes of an engine's objects that belong to the key."""
     return tuple(
         name
         for name in sorted(fields)
@@ -46,12 +46,12 @@ def names_of(fields: tuple[str, ...]) -> tuple[str, ...]:
 
 @cache
 def marks_of(fields: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the attributes of an engine's objects that hold marks of locks."""
+    """Return those attributes of an engine's objects that hold marks of locks."""
     return tuple(name for name in fields if "uuid" in name)
 
 
 def scalars_of(holder: Any) -> list[Any]:
-    """Return what plain values an engine's object has, in the order of their names."""
+    """Return the plain values of an engine's object, in the order of their names."""
     fields = vars(holder) if hasattr(holder, "__dict__") else None
     names = names_of(tuple(fields or holder.__slots__))
     values = map(fields.__getitem__, names) if fields else (getattr(holder, one) for one in names)
@@ -59,10 +59,10 @@ def scalars_of(holder: Any) -> list[Any]:
 
 
 class Key:
-    """Names what the engine treats as opaque: slots of both pools, nodes, and marks of locks.
+    """Numbers the opaque objects of the engine: slots of both pools, nodes, and marks of locks.
 
-    It is made after a step. Until the next one requests only arrive and end, so what is named then
-    is kept: the tree, the free pages, and the requests that were there.
+    A key is made after a step. Until the next step, requests only arrive and end. The key therefore
+    keeps the tree, the free pages, and the requests of that time.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Key:
         self.fixed = marshal.dumps(found, REFERENCELESS)
 
     def slots(self, group: int, slots: Iterable[int]) -> list[tuple[int, int]]:
-        """Return slots by the names of their pages."""
+        """Return slots with the numbers of their pages."""
         names, size = self.names[group], self.size
         return [
             (names.setdefault(slot // size, len(names)), slot % size) if slot else (-1, 0)
@@ -92,18 +92,18 @@ class Key:
         ]
 
     def mark(self, mark: Any) -> int:
-        """Return the name of a mark of a lock."""
+        """Return the number of a lock's mark."""
         return -1 if mark is None else self.marks.setdefault(mark, len(self.marks))
 
     def node(self, node: Any) -> int:
-        """Return the place of a node, of which an engine may hold the number alone."""
+        """Return the index of a node. The engine may refer to it by its id."""
         for place, one in enumerate(self.tree.nodes):
             if one.itself is node or one.itself.id == node:
                 return place
         return -1
 
     def nodes(self) -> list[Any]:
-        """Return what the tree keeps."""
+        """Return the content of the tree."""
         return [
             (
                 node.tokens,
@@ -117,10 +117,10 @@ class Key:
         ]
 
     def free(self) -> list[Any]:
-        """Return the free pages in their order, and to what the full ones are mapped.
+        """Return the free pages in order, and the sliding slots of the free full pages.
 
-        What they hold is left out, because they are written before they are read. What they are
-        mapped to is not: an engine may forget to clear it.
+        The contents of free pages are omitted, because they are written before they are read. Their
+        mapping is included, because an engine may fail to clear it.
         """
         size = self.size
         full, sliding = self.tree.free
@@ -132,7 +132,7 @@ class Key:
         ]
 
     def written(self, group: int, shadow: Shadow) -> list[Any]:
-        """Return what named pages hold that are not free."""
+        """Return the contents of numbered pages that are not free."""
         size, names, free = self.size, self.names[group], set(self.tree.free[group])
         return sorted(
             (names[slot // size], slot % size, tokens)
@@ -141,7 +141,7 @@ class Key:
         )
 
     def request(self, request: Any) -> Any:
-        """Return what the engine and the scheduler know of a request, unless that it ends."""
+        """Return the state of a request in the engine and the scheduler, except that it ends."""
         row = record(request, "req_pool_idx")
         count = int(record(request, "kv_allocated_len")) if row is not None else 0
         slots = self.row(request, count) if count else []
@@ -165,7 +165,7 @@ class Key:
         )
 
     def whole(self) -> Any:
-        """Return all of it."""
+        """Return the complete key."""
         scheduler, known = self.scheduler, self.requests
         requests = scheduler.requests()
         running = [] if scheduler.running is None else scheduler.running.reqs

@@ -1,6 +1,6 @@
-"""Loading sglang into this process: its stubs, what they answer, and the choice of its cache.
+"""Loads sglang into this process: its stubs, their answers, and the choice of its cache.
 
-Its package is entered without its front end.
+The package's own `__init__` does not run.
 """
 
 import os
@@ -17,11 +17,11 @@ from paritybit.explore.sglang.settings import DECLARED
 from paritybit.reference.torch_ops import TorchOps
 
 STUBS, ABSENT = tuple(DECLARED["stubs"]), tuple(DECLARED["absent"])
-"""Modules that are empty stand-ins, and what must not be found below one."""
+"""Modules that are replaced by stubs, and modules below them that must not exist."""
 
 
 class AttentionArch(StrEnum):
-    """How a model attends: over keys and values of heads, or over latent ones."""
+    """The attention architecture: keys and values per head, or latent ones."""
 
     MHA = "MHA"
     MLA = "MLA"
@@ -45,11 +45,11 @@ ANSWERS: dict[str, dict[str, Any]] = {
     },
     "sgl_kernel.utils": {"is_arch_support_pdl": lambda: False},
 }
-"""What stubbed modules have that is used: a plain decoder, no programmatic dependent launch."""
+"""The names that are used in stubbed modules: a plain decoder, no programmatic dependent launch."""
 
 
 def load_sglang(package: Path, dependencies: Path) -> Engine:
-    """Return the engine whose package lies in a folder, for a CPU: Triton is interpreted."""
+    """Load the engine in a folder for a CPU, with interpreted Triton kernels."""
     os.environ["TRITON_INTERPRET"] = "1"
     graphs.emulate(TorchOps())
     graphs.implement_on_cpu(SGLANG.name)
@@ -59,11 +59,11 @@ def load_sglang(package: Path, dependencies: Path) -> Engine:
 
 
 CHOICE = "srt.mem_cache.registry:default_radix_cache_factory"
-"""The engine's choice of a prefix cache; before there was one its scheduler chose."""
+"""The function of the engine that chooses a prefix cache. Older releases lack it."""
 
 
 def choice_of(host: Host, parameters: Any, chunk: int) -> Any:
-    """Return what the engine's choice of a prefix cache is made from, for a hybrid model."""
+    """Return the argument of the engine's choice of a prefix cache, for a hybrid model."""
     context = named(
         host.engine.part("srt.mem_cache.registry:TreeCacheBuildContext"),
         effective_chunked_prefill_size=chunk,

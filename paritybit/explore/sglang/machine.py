@@ -1,4 +1,4 @@
-"""The states of sglang's allocator and prefix cache: actions and laws."""
+"""The machine of sglang's allocator and prefix cache: its actions and laws."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -19,13 +19,13 @@ QUIET = ("arrive", "end")
 
 
 def machines(engine: Engine, bound: Bound) -> Callable[[], "SglangMachine"]:
-    """Return what makes a machine in its first state."""
+    """Return a function that makes a machine in its initial state."""
     world = World(engine, bound)
     return lambda: SglangMachine(world)
 
 
 def shared(engine: Engine) -> tuple[type, ...]:
-    """Return the types of objects that never change."""
+    """Return the types of immutable objects."""
     return (
         Bag,
         Bound,
@@ -52,7 +52,7 @@ class SglangMachine:
         self.named: Key | None = None
 
     def holds(self) -> Tree:
-        """Return what the engine's prefix cache and allocator hold now."""
+        """Return the current content of the engine's prefix cache and allocator."""
         allocator = self.scheduler.allocator
         free = free_pages(allocator, FULL), free_pages(allocator, SLIDING)
         return Tree(self.scheduler.cache, mapping_of(allocator), free)
@@ -75,9 +75,9 @@ class SglangMachine:
         return found
 
     def act(self, action: str) -> tuple[Any, ...] | None:
-        """Perform an action. Raises ViolationError if a step reads what is not its own.
+        """Perform an action. Raises ViolationError if a step violates a law.
 
-        Requests that arrive and end are noted here, and reach the engine with the next step.
+        Requests that arrive and end reach the engine with the next step.
         """
         import torch  # noqa: PLC0415
 
@@ -94,8 +94,8 @@ class SglangMachine:
                 ended = scheduler.requests()[int(number)]
                 scheduler.stop(ended)
                 return self, scheduler.waiting, ended
-            # sglang's loop uses `no_grad`. Neither mode records gradients, and both compute the
-            # same values; this one has no counters of versions, so tiny tensors are cheaper.
+            # sglang's loop uses `no_grad`. Both modes compute the same values without gradients.
+            # Inference mode has no version counters, so it is faster for tiny tensors.
             with torch.inference_mode():
                 self.step() if name == "step" else self.reset()
         except (
@@ -113,7 +113,7 @@ class SglangMachine:
         return None
 
     def step(self) -> None:
-        """Perform a step of the scheduler, and note what it brought about."""
+        """Perform a step of the scheduler, and note the events in it."""
         retracted = self.scheduler.retracted
         self.scheduler.step(self.compute)
         if self.scheduler.retracted > retracted:
@@ -122,12 +122,12 @@ class SglangMachine:
             self.reached.add("shared prefixes")
 
     def reset(self) -> None:
-        """Drop the prefix cache."""
+        """Reset the prefix cache."""
         self.scheduler.reset()
         self.reached.add("resets")
 
     def compute(self, parts: list[Computed]) -> None:
-        """Write the slots of all tokens that are computed in a step, then read what they see."""
+        """Record writes to the slots of all tokens of a step, then check the reads."""
         mapping = mapping_of(self.scheduler.allocator)
         for part in parts:
             tokens, row = tokens_of(part.request), self.row(part.request, part.end)
@@ -156,7 +156,7 @@ class SglangMachine:
         return found
 
     def read(self, request: Any, begin: int, end: int, mapping: list[int]) -> None:
-        """Check what the queries from `begin` up to `end` see: a window and themselves."""
+        """Check the slots that the queries from `begin` to `end` - 1 read."""
         tokens, row = tokens_of(request)[:end], self.row(request, end)
         first = max(0, begin - self.bound.window)
         seen = [mapping[slot] or None for slot in row[first:]]
@@ -168,9 +168,9 @@ class SglangMachine:
         return [one for one in self.scheduler.requests() if record(one, "req_pool_idx") is not None]
 
     def check(self) -> None:
-        """Check who holds which slots, what the cache keeps, and what the next queries see."""
+        """Check the holders of slots, the content of the cache, and the next queries' reads."""
         if self.action in QUIET and not self.scheduler.idle():
-            return  # The engine was not called, and there are no more laws than before.
+            return  # The engine was not called, so nothing has changed.
         tree, mapping = self.held, self.held.mapping
         kept = frozenset(slot for node in tree.nodes for slot in node.full)
         if self.action == "step" and self.kept - kept:
@@ -203,7 +203,7 @@ class SglangMachine:
                 )
 
     def check_free(self, request: Any, computed: int, tree: Tree) -> None:
-        """Check that no slot that the next query sees can be handed out again."""
+        """Check that no slot that the next query reads is free."""
         row, size = self.row(request, computed), self.bound.page_size
         sliding = [tree.mapping[slot] for slot in row[max(0, computed - self.bound.window) :]]
         for group, slots in enumerate((row, sliding)):
@@ -230,7 +230,7 @@ class SglangMachine:
                 )
 
     def owners(self, tree: Tree, mapping: list[int]) -> tuple[dict[int, list[str]], ...]:
-        """Return who gives back each page, per pool: a node of the cache, or one request."""
+        """Return the owners that will free each page, per pool: the cache or requests."""
         size = self.bound.page_size
         found: tuple[dict[int, list[str]], ...] = {}, {}
 
@@ -249,7 +249,7 @@ class SglangMachine:
         return found
 
     def check_pages(self, group: int, listed: list[int], owners: dict[int, list[str]]) -> None:
-        """Check that each page of a pool is free, once, or has one owner."""
+        """Check that each page of a pool is either free once, or has one owner."""
         free, name = set(listed), POOLS[group]
         if len(free) < len(listed):
             raise ViolationError(
@@ -273,7 +273,7 @@ class SglangMachine:
                 )
 
     def key(self) -> Any:
-        """Return the state, with slots, nodes and marks named in the order in which they occur."""
+        """Return the state, with slots, nodes and marks numbered by first occurrence."""
         if self.named is None:
             self.named = Key(self.scheduler, self.shadows, self.row, self.held)
         return self.named.whole()

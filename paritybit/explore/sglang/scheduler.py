@@ -1,4 +1,4 @@
-"""A step of sglang's scheduler, written after the engine's own, around the engine's objects.
+"""A step of sglang's scheduler, modelled on the engine's own, with the engine's objects.
 
 It follows `Scheduler.get_next_batch_to_run`, `_get_new_batch_prefill_raw` and
 `update_running_batch` (managers/scheduler.py) and `process_batch_result_prefill` and `_decode`
@@ -18,12 +18,12 @@ from paritybit.explore.laws import Tokens
 from paritybit.explore.sglang.world import World
 
 RATIO = 0.1
-"""The share of their output for which running requests reserve slots. A server's falls to it."""
+"""The fraction of the output for which running requests reserve slots: a server's minimum."""
 
 
 @dataclass(frozen=True)
 class Computed:
-    """The tokens that a request computes in a step: from `begin` on, up to `end`."""
+    """The tokens that a request computes in a step: positions `begin` to `end` - 1."""
 
     request: Any
     begin: int
@@ -46,7 +46,7 @@ class Scheduler:
         self.shared = False
 
     def requests(self) -> list[Any]:
-        """Return the requests that are not over: those that run, in order, and those that wait."""
+        """Return the unfinished requests: the running ones in order, then the waiting ones."""
         found = list(self.running.reqs) if self.running is not None else []
         if self.last is not None:
             found += [one for one in self.last.reqs if one not in found]
@@ -59,7 +59,7 @@ class Scheduler:
         return not self.requests()
 
     def step(self, compute: Callable[[list[Computed]], None]) -> None:
-        """Run a batch, if any: `compute` is called in place of the model."""
+        """Run a batch, if there is one. `compute` is called in place of the model."""
         self.merge()
         batch = self.prefill()
         prefills = batch is not None
@@ -71,7 +71,7 @@ class Scheduler:
         self.last = batch if prefills else None
 
     def merge(self) -> None:
-        """Keep what the last chunk computed, and let the last prefill's requests decode."""
+        """Cache the last chunk, and let the requests of the last prefill decode."""
         if self.chunked is not None and self.stashes:
             self.keep(self.chunked, chunked=True)
         last, self.last = self.last, None
@@ -92,7 +92,7 @@ class Scheduler:
                 self.running = None
 
     def prefill(self) -> Any:
-        """Return a batch of the requests that can be admitted; None if there is none."""
+        """Return a batch of the requests that can be admitted, or None."""
         self.stashes = False
         if not self.waiting and self.chunked is None:
             return None
@@ -134,7 +134,7 @@ class Scheduler:
         return batch
 
     def adder(self) -> Any:
-        """Return what admits requests to a prefill, with what has room now."""
+        """Return the engine's object that admits requests to a prefill."""
         bound = self.world.bound
         running = self.running if self.running is not None else self.world.batch(reqs=[])
         return self.world.adder(
@@ -149,7 +149,7 @@ class Scheduler:
         )
 
     def decode(self) -> Any:
-        """Return the running batch with a slot more for each request; None if there is none."""
+        """Return the running batch with another slot for each request, or None."""
         batch = self.running
         if batch is None or batch.is_empty():
             return None
@@ -164,14 +164,14 @@ class Scheduler:
         return batch
 
     def computed(self, batch: Any, *, prefills: bool) -> list[Computed]:
-        """Return what a batch computes, per request."""
+        """Return the tokens that a batch computes, per request."""
         if not prefills:
             return [Computed(one, one.seqlen - 1, one.seqlen) for one in batch.reqs]
         parts = zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True)
         return [Computed(one, begin, begin + count) for one, begin, count in parts]
 
     def finish(self, batch: Any, *, prefills: bool) -> None:
-        """Give each request its token, free those that end, and keep what was prefilled."""
+        """Append a token to each request, free the finished ones, and cache the prefilled ones."""
         self.allocator.free_group_begin()
         for request in batch.reqs:
             if prefills and request.inflight_middle_chunks > 0:
@@ -186,7 +186,7 @@ class Scheduler:
         self.allocator.free_group_end()
 
     def keep(self, request: Any, *, chunked: bool = False) -> None:
-        """Let the prefix cache keep what a request has computed."""
+        """Insert the computed tokens of a request into the prefix cache."""
         common = self.world.common
         if hasattr(common, "checkpoint_kv_cache"):
             common.checkpoint_kv_cache(request, self.cache)
@@ -194,18 +194,18 @@ class Scheduler:
             common.maybe_cache_unfinished_req(request, self.cache, chunked=chunked)
 
     def release(self, request: Any) -> None:
-        """Take back what a request that is over holds; the prefix cache keeps what it can."""
+        """Free the slots of a finished request, except those that the prefix cache keeps."""
         self.world.release(request, self.cache)
 
     def stop(self, request: Any) -> None:
-        """Abort a request: at once where it waits, with its next token where it runs."""
+        """Abort a request: immediately if it waits, or with its next token if it runs."""
         if request in self.waiting:
             self.waiting.remove(request)
         else:
             request.to_finish = self.world.abort()
 
     def reset(self) -> None:
-        """Drop the prefix cache, as a flush of an idle server does."""
+        """Reset the prefix cache, like a flush of an idle server."""
         self.running = self.last = None
         self.cache.reset()
         self.table.clear()
@@ -213,18 +213,18 @@ class Scheduler:
 
 
 def takes(batch: Any, name: str) -> bool:
-    """Whether the engine's batch filters by an argument of this name."""
+    """Return whether `filter_batch` of the engine has a parameter of this name."""
     code = type(batch).filter_batch.__code__
     return name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
 def prefix_of(request: Any) -> int:
-    """Return how many of a request's first tokens were found in the prefix cache."""
+    """Return the number of a request's tokens that were found in the prefix cache."""
     return request.prefix_len if hasattr(request, "prefix_len") else len(request.prefix_indices)
 
 
 def record(request: Any, name: str) -> Any:
-    """Return what the engine notes of a request's slots under a name."""
+    """Return a field of a request about its slots. Releases keep it in different places."""
     for holder in (getattr(request, "kv", None), request):
         if holder is not None and hasattr(holder, name):
             return getattr(holder, name)
@@ -232,5 +232,5 @@ def record(request: Any, name: str) -> Any:
 
 
 def tokens_of(request: Any) -> Tokens:
-    """Return a request's prompt and output."""
+    """Return the prompt and the output of a request."""
     return (*request.origin_input_ids, *request.output_ids)

@@ -32,18 +32,18 @@ SETTINGS: dict[str, Any] = {
     "schedule_policy": "fcfs",
     "skip_server_warmup": True,
 }
-"""A server's own defaults for what the scheduler and the prefix cache read besides."""
+"""A server's default values for further settings that the scheduler and the cache read."""
 
 ENVIRONMENT = {
     "SGLANG_SWA_EVICTION_INTERVAL": "1",
     "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python",
 }
-"""What left a window is freed at once, and the tree is the one in Python: the one in Rust, which
-is the default of the newest releases, does not show its nodes."""
+"""Slots outside a window are freed immediately. The tree is the one in Python, because the one in
+Rust, the default of the newest releases, does not expose its nodes."""
 
 
 def require_room(bound: Bound) -> None:
-    """Raise MalformedError if one request might not fit: the engine's server refuses it."""
+    """Raise MalformedError if one request might not fit, as the engine's server rejects it."""
     least = -(-(bound.longest + 1) // bound.page_size) + 1
     if sliding_pages(bound) < least:
         raise MalformedError(
@@ -53,12 +53,12 @@ def require_room(bound: Bound) -> None:
 
 
 def sliding_pages(bound: Bound) -> int:
-    """Return the pages of the sliding pool. As by default in a server, the full one has more."""
+    """Return the number of pages of the sliding pool. The full pool has more, as in a server."""
     return bound.slots * 4 // 5
 
 
 def load(found: fetch.Found) -> Engine:
-    """Return a release or a source tree, loaded into this process without a model."""
+    """Load a release or a source tree into this process without a model."""
     from paritybit.explore.sglang.loading import load_sglang  # noqa: PLC0415
 
     os.environ.update(ENVIRONMENT)
@@ -75,7 +75,7 @@ class Objects:
 
 
 class World:
-    """Makes the engine's objects of one bound. Settings are published to the engine once."""
+    """Creates the engine's objects for a bound. Settings are published to the engine once."""
 
     def __init__(self, engine: Engine, bound: Bound) -> None:
         from paritybit.explore.sglang.host import Host, server_arguments  # noqa: PLC0415
@@ -98,7 +98,7 @@ class World:
         self.no_drafts = self.host.no_speculation()
 
     def objects(self) -> Objects:
-        """Return new ones."""
+        """Return new objects of the engine."""
         import torch  # noqa: PLC0415
 
         part, bound = self.engine.part, self.bound
