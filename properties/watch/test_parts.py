@@ -1,6 +1,5 @@
 """The parts of the sanitizer: checksums, chains of hashes, the journal, the settings, attaching."""
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -258,11 +257,7 @@ def test_rounding_is_told_from_a_fault() -> None:
     assert differences.relative(torch.tensor([0.0]), torch.tensor([-0.0])) > 0
 
 
-def test_the_bench_measures_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "bench.json"
-    words = ["bench", "--gib", "0.01", "--repeats", "1", "--out", str(out)]
-    monkeypatch.setattr(sys, "argv", words)
-    bench.main()
-    found = json.loads(out.read_text())
+def test_the_bench_measures_on_a_cpu() -> None:
+    found = bench.measured(0.01, "cpu", 1)
     assert found["ledger_bytes_per_slot"] == 32
     assert found["frame_over_copy"] > 0  # Under load, GB per second round to 0.
