@@ -247,18 +247,6 @@ def test_an_extend_without_room_changes_nothing(
     assert room or ledger.state() == before
 
 
-def test_there_is_room_for_no_more_than_the_smaller_sub_pool(ledger: Ledger) -> None:
-    request = ledger.admit()
-    assert request is not None
-    assert not ledger.extend(request, SWA_SLOTS + 1)
-    assert ledger.extend(request, SWA_SLOTS)
-    assert not ledger.extend(request, 1)
-    assert ledger.evict(request, 4) == 4 // ledger.allocator.page_size
-    assert ledger.extend(request, 4)
-    assert not ledger.extend(request, 1)
-    check_ownership(ledger)
-
-
 def test_a_freed_page_and_row_are_the_first_to_be_issued_again(ledger: Ledger) -> None:
     first, second = ledger.admit(), ledger.admit()
     assert first is not None and second is not None
@@ -285,17 +273,6 @@ def test_a_row_is_issued_again_with_the_state_slot_of_another(ledger: Ledger) ->
     assert (again.allocation.row, other.allocation.state_slot) == (row, state_slot)
     assert again.allocation.state_slot != state_slot
     check_ownership(ledger)
-
-
-def test_an_evicted_swa_page_is_the_first_to_be_issued_again(ledger: Ledger) -> None:
-    size = ledger.allocator.page_size
-    first, second = ledger.admit(), ledger.admit()
-    assert first is not None and second is not None
-    assert ledger.extend(first, 3 * size)
-    evicted = list(first.allocation.swa_pages[:2])
-    assert ledger.evict(first, 2 * size) == 2
-    assert ledger.extend(second, 2 * size)
-    assert second.allocation.swa_pages == evicted
 
 
 def test_a_page_is_evicted_only_whole(ledger: Ledger) -> None:
@@ -327,22 +304,6 @@ def test_pages_beyond_a_truncation_are_free_again_last_page_first(ledger: Ledger
     check_mapping(ledger)
     assert ledger.extend(request, 6)
     assert (request.allocation.full_pages, request.allocation.swa_pages) == held
-
-
-def test_a_truncation_clears_the_mapping_of_whole_pages(ledger: Ledger) -> None:
-    """Every slot of a page that was taken back, and no other."""
-    size = ledger.allocator.page_size
-    first, second = ledger.admit(), ledger.admit()
-    assert first is not None and second is not None
-    assert ledger.extend(first, 8) and ledger.extend(second, 8)
-    slots = ledger.allocator.full_slots(first.allocation, 0, 8)
-    before = ledger.mapping.tolist()
-    ledger.truncate(first, 3)
-    gone = set(slots[-(-3 // size) * size :])
-    assert gone
-    assert ledger.mapping.tolist() == [
-        0 if slot in gone else swa for slot, swa in enumerate(before)
-    ]
 
 
 def test_a_truncation_frees_no_evicted_page_twice(ledger: Ledger) -> None:
@@ -391,28 +352,6 @@ def test_slots_of_a_page_are_contiguous_and_pages_are_shuffled(ledger: Ledger) -
         assert full != swa
         orders.add((tuple(full), tuple(swa)))
     assert len(orders) == 8
-
-
-def test_a_freed_state_slot_is_the_next_to_be_owned_and_is_no_row_s_number(device: str) -> None:
-    """A stale state index soon hits another request, and a row taken for a slot shows."""
-    ledger = Ledger.of(1, device)
-    requests = [ledger.admit() for _ in range(ROWS)]
-    held = [request.allocation for request in requests if request is not None]
-    assert [one.row for one in held] != [one.state_slot for one in held]
-    first = requests[0]
-    assert first is not None
-    slot = first.allocation.state_slot
-    ledger.free(first)
-    again = ledger.admit()
-    assert again is not None and again.allocation.state_slot == slot
-
-
-def test_clearing_frees_everything(ledger: Ledger) -> None:
-    request = ledger.admit()
-    assert request is not None and ledger.extend(request, 9)
-    ledger.allocator.clear(seed=1)
-    ledger.requests.clear()
-    check_ownership(ledger)
 
 
 def clear(ledger: Ledger, request: Request) -> None:

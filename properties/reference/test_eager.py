@@ -16,7 +16,7 @@ from paritybit.harness.lockstep.pair import DRAFT_SEED
 from paritybit.reference.allocator import Allocator, PageAllocation
 from paritybit.reference.batch import DraftState, Mode, Span, prepare
 from paritybit.reference.config import PRESETS, SPECULATION, Kind, Role, draft_config
-from paritybit.reference.eager import EagerDecoder, columns_of, frozen_layers, visible_lists
+from paritybit.reference.eager import EagerDecoder, frozen_layers
 from paritybit.reference.model import Model, Output
 from paritybit.reference.oracle import dense_draft_logits, dense_logits, visible
 from paritybit.reference.pool import KVPools
@@ -27,7 +27,6 @@ from torch import Tensor
 from properties.support.subjects.trees import SHAPES, parents_of, path_to
 
 CPU = torch.device("cpu")
-PAGE_SIZES = (1, 4)
 REQUESTS = 3
 
 Variant = tuple[str, str, int]
@@ -305,21 +304,6 @@ def test_decoded_logits_agree_with_the_dense_oracle(
     assert {window - 1, window, window + 1, 2 * window} <= compared
 
 
-@of_every_pair
-def test_prefilled_logits_agree_with_the_dense_oracle(
-    preset: str, dtype: str, page_size: int, device: str
-) -> None:
-    bound, compared = DENSE_BOUND[DTYPES[dtype]], 0
-    for lengths in ((-1, 0, 1), (1, 0, None)):
-        bench = Bench(preset, dtype, page_size, device)
-        window = bench.config.window
-        counts = [2 * window if extra is None else window + extra for extra in lengths]
-        for serial, row in enumerate(bench.prefill(*counts)):
-            assert off_by(row, bench.dense(serial)[counts[serial] - 1]) <= bound
-            compared += 1
-    assert compared == 2 * REQUESTS
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_window_off_by_one_is_beyond_the_bound(preset: str, dtype: str, device: str) -> None:
@@ -339,53 +323,10 @@ def test_a_window_off_by_one_is_beyond_the_bound(preset: str, dtype: str, device
         assert agrees == {length: length <= min(window, window + shift) for length in agrees}
 
 
-def test_the_mask_of_a_window_of_three_is_this_table() -> None:
-    """Query i sees the keys j with i - 3 < j <= i: itself and the two before."""
-    table = [
-        "x.....",
-        "xx....",
-        "xxx...",
-        ".xxx..",
-        "..xxx.",
-        "...xxx",
-    ]
-    wanted = [[letter == "x" for letter in row] for row in table]
-    assert visible(Kind.SWA, window=3, length=6).tolist() == wanted
-
-
-def test_the_mask_of_full_attention_is_this_table() -> None:
-    table = [
-        "x...",
-        "xx..",
-        "xxx.",
-        "xxxx",
-    ]
-    wanted = [[letter == "x" for letter in row] for row in table]
-    assert visible(Kind.FULL, window=2, length=4).tolist() == wanted
-
-
 def test_the_mask_of_a_window_is_its_definition() -> None:
     for window in (1, 2, 5, 9):
         wanted = [[i - window < j <= i for j in range(8)] for i in range(8)]
         assert visible(Kind.SWA, window, 8).tolist() == wanted
-
-
-@of_every_preset
-def test_eviction_of_unseen_slots_changes_no_bit(
-    preset: str, dtype: str, page_size: int, device: str
-) -> None:
-    """What is evicted, and what else nobody owns, is NaN: a read of it would show."""
-    kept, evicting = (Bench(preset, dtype, page_size, device) for _ in range(2))
-    window, pages = kept.config.window, 0
-    counts = 1, window - 1, window
-    assert torch.equal(bits(kept.prefill(*counts)), bits(evicting.prefill(*counts)))
-    for _ in range(window):
-        pages += evicting.evict_unseen()
-        expected, found = kept.decode(), evicting.decode()
-        assert torch.equal(bits(found), bits(expected))
-    assert pages > 0
-    for serial in range(REQUESTS):
-        assert torch.equal(evicting.kv(serial, Kind.FULL), kept.kv(serial, Kind.FULL))
 
 
 @of_every_preset
@@ -404,38 +345,6 @@ def test_slots_that_nobody_owns_are_never_read(
         assert torch.equal(bits(found), bits(expected))
         assert bool(found.isfinite().all())
     assert same_bits(plain, poisoned)
-
-
-@pytest.mark.parametrize("page_size", PAGE_SIZES)
-@pytest.mark.parametrize("kind", Kind)
-def test_a_slot_that_is_read_shows_when_it_is_nan(kind: Kind, page_size: int, device: str) -> None:
-    """The oldest key that a query sees, poisoned, makes its logits NaN and no other row's."""
-    bench = Bench("gpt_oss", "float32", page_size, device)
-    window = bench.config.window
-    bench.prefill(window + 4, window + 4, window + 4)
-    oldest = window + 4 - window + 1 if kind is Kind.SWA else 0
-    slot = bench.slots(bench.requests[1], kind)[oldest]
-    bench.pools[Role.TARGET].arena[kind][:, :, slot] = torch.nan
-    assert bench.decode().isnan().any(-1).tolist() == [False, True, False]
-
-
-def test_the_reserved_slots_are_never_written(device: str) -> None:
-    """Neither pool's, whatever the mode."""
-    bench = Bench("mimo", "float32", 4, device)
-
-    def reserved() -> list[Tensor]:
-        views = bench.pools.arenas_of(bench.pools.storage)
-        return [bits(arena[:, :, :4]).clone() for _, _, arena in views]
-
-    before = reserved()
-    bench.prefill(bench.config.window + 1, 3, 1)
-    for _ in range(6):
-        bench.decode()
-    caught_up = bench.catch_up()
-    for mode in (Mode.DRAFT, Mode.FROZEN_DRAFT):
-        bench.run(mode, bench.drafting(mode, caught_up))
-    bench.verify([tree_of_parents(SHAPES["a chain"])] * REQUESTS)
-    assert all(map(torch.equal, reserved(), before))
 
 
 def tree_of_parents(parents: Sequence[int], first: int = 7) -> Tree:
@@ -492,30 +401,6 @@ def test_a_node_beside_the_path_is_beyond_the_bound(preset: str, dtype: str, dev
         assert off_by(rows[3], dense) > DENSE_BOUND[DTYPES[dtype]]
 
 
-@of_every_preset
-def test_the_token_of_a_node_that_is_not_above_changes_no_bit(
-    preset: str, dtype: str, page_size: int, device: str
-) -> None:
-    """And the token of one that is above, or its own, does."""
-    bench = Bench(preset, dtype, page_size, device)
-    bench.prefill(*around_the_window(bench))
-    for shapes in dealt(VARIANTS.index((preset, dtype, page_size))):
-        plain = [tree_of_parents(parents) for parents in shapes]
-        expected = bits(bench.verify(plain))
-        for changed in range(len(plain[0])):
-            found = bits(bench.verify([with_another_token(tree, changed) for tree in plain]))
-            for request, parents in enumerate(shapes):
-                for node in range(len(parents)):
-                    same = torch.equal(found[request, node], expected[request, node])
-                    assert same is (changed not in path_to(parents, node))
-
-
-def with_another_token(tree: Tree, node: int) -> Tree:
-    """Return a tree with another token at one node."""
-    token, parent = tree[node]
-    return (*tree[:node], (token + 1, parent), *tree[node + 1 :])
-
-
 @of_every_pair
 def test_draft_extend_agrees_with_the_dense_oracle(
     preset: str, dtype: str, page_size: int, device: str
@@ -543,29 +428,6 @@ def test_draft_extend_agrees_with_the_dense_oracle(
 
 
 @of_every_preset
-def test_draft_extend_in_chunks_has_the_bits_of_one_go(
-    preset: str, dtype: str, page_size: int, device: str
-) -> None:
-    """Whoever is beside, and wherever the slots are; and it leaves the target's pool alone."""
-    whole, chunked = (Bench(preset, dtype, page_size, device, seed) for seed in range(2))
-    lengths = around_the_window(whole)
-    for bench in (whole, chunked):
-        bench.prefill(*lengths)
-    target = bits(chunked.pools[Role.TARGET].storage).clone()
-    expected = whole.catch_up()
-    begins = [0] * REQUESTS
-    for ends in ((1, 0, lengths[2] - 4), (1, 3, lengths[2] - 3)):
-        chunked.draft_extend(begins, ends)
-        begins = list(ends)
-    found = chunked.draft_extend(begins, lengths)
-    assert found.keys() == expected.keys() == {"logits", "hidden", "topk_p", "topk_index"}
-    for name, value in found.items():
-        assert torch.equal(bits(value), bits(expected[name]))
-    assert same_bits(whole, chunked, Role.DRAFT)
-    assert torch.equal(bits(chunked.pools[Role.TARGET].storage), target)
-
-
-@of_every_preset
 def test_draft_extend_names_the_likeliest_tokens(
     preset: str, dtype: str, page_size: int, device: str
 ) -> None:
@@ -579,26 +441,6 @@ def test_draft_extend_names_the_likeliest_tokens(
     assert torch.allclose(output["topk_p"].cpu().double(), wanted, rtol=1e-5, atol=0)
 
 
-@of_every_preset
-def test_a_frozen_draft_changes_its_own_rows_of_the_draft_table_alone(
-    preset: str, dtype: str, page_size: int, device: str
-) -> None:
-    bench = Bench(preset, dtype, page_size, device)
-    bench.prefill(*around_the_window(bench))
-    spans = bench.drafting(Mode.FROZEN_DRAFT, bench.catch_up())
-    before = bits(bench.pools.storage).clone()
-    output = bench.run(Mode.FROZEN_DRAFT, spans)
-    changed = bits(bench.pools.storage) != before
-    rows = bench.pools.sections_of(changed)[Section.DRAFT_TABLE]
-    own = [request.allocation.row for request in bench.requests]
-    assert bool(rows[own].any(-1).all())
-    rows[own] = False
-    assert not changed.any()
-    kept = bench.pools.state.draft_table[own]
-    said = torch.cat([output["scores"], output["tokens"].float()], 1)
-    assert torch.equal(kept, said.to(kept.dtype))
-
-
 BORROWED = {"gemma3": {0: 4, 1: 5}, "gpt_oss": {0: 2, 1: 3}, "mimo": {0: 3, 1: 4}}
 """Of each layer of a draft without KV, a sliding one and a full one, the target's that it reads."""
 
@@ -607,32 +449,6 @@ BORROWED = {"gemma3": {0: 4, 1: 5}, "gpt_oss": {0: 2, 1: 3}, "mimo": {0: 3, 1: 4
 def test_a_frozen_draft_borrows_the_last_layer_of_each_kind(preset: str, device: str) -> None:
     """Both worlds ask the same function, so that none would see it wrong."""
     assert frozen_layers(*models(preset, "float32", device)) == BORROWED[preset]
-
-
-@of_every_preset
-def test_a_draft_changes_its_own_slots_of_the_draft_pool_alone(
-    preset: str, dtype: str, page_size: int, device: str
-) -> None:
-    """A slot for each forward of each branch: what a branch proposes last is never run."""
-    bench = Bench(preset, dtype, page_size, device)
-    bench.prefill(*around_the_window(bench))
-    spans = bench.drafting(Mode.DRAFT, bench.catch_up())
-    before = bits(bench.pools.storage).clone()
-    bench.run(Mode.DRAFT, spans)
-    wanted = {
-        (Role.DRAFT, kind, slot)
-        for span in spans
-        for kind, slots in ((Kind.FULL, span.full_slots), (Kind.SWA, span.swa_slots))
-        for place, slot in enumerate(slots)
-        if place % SPECULATION.steps < SPECULATION.forwards
-    }
-    changed = {
-        (role, kind, slot)
-        for role, kind, arena in bench.pools.arenas_of(bits(bench.pools.storage) != before)
-        for slot in arena.transpose(0, 2).flatten(1).any(-1).nonzero().flatten().tolist()
-    }
-    assert changed == wanted
-    assert len(wanted) == len(Kind) * REQUESTS * SPECULATION.topk * SPECULATION.forwards
 
 
 @pytest.mark.parametrize("mode", [Mode.DRAFT, Mode.FROZEN_DRAFT])
@@ -762,43 +578,3 @@ def test_the_candidates_of_a_draft_follow_from_their_definition(seed: int, devic
         assert output["tokens"][request].tolist() == tokens
         assert output["chosen"][request].tolist() == chosen
         assert len(scores) == SPECULATION.candidates
-
-
-@pytest.mark.parametrize("mode", [Mode.DRAFT, Mode.FROZEN_DRAFT])
-@of_every_preset
-def test_the_first_candidates_of_a_draft_are_those_given(
-    preset: str, dtype: str, page_size: int, mode: Mode, device: str
-) -> None:
-    bench = Bench(preset, dtype, page_size, device)
-    bench.prefill(*around_the_window(bench))
-    caught_up = bench.catch_up()
-    output = bench.run(mode, bench.drafting(mode, caught_up))
-    topk = SPECULATION.topk
-    assert torch.equal(bits(output["scores"][:, :topk]), bits(caught_up["topk_p"]))
-    assert torch.equal(output["tokens"][:, :topk], caught_up["topk_index"])
-    assert output["scores"].shape == output["tokens"].shape == (REQUESTS, SPECULATION.candidates)
-
-
-@pytest.mark.parametrize("mode", [Mode.EXTEND, Mode.DECODE, Mode.DRAFT_EXTEND])
-def test_what_is_listed_at_once_is_what_each_token_sees(mode: Mode) -> None:
-    """Of tokens that see the past alone, whose lists are made without a look at each."""
-    config = PRESETS["gpt_oss"].tiny
-    begins = {3: 0, 1: 2, 7: config.window - 1, 5: config.window, 2: config.window + 5}
-    counts = [1] * len(begins) if mode is Mode.DECODE else [3, 1, 2, 4, 1]
-    spans = [
-        Span(row, 0, begin, begin + count, [1] * count, [1] * count, 0, 0, False, 0)
-        for (row, begin), count in zip(begins.items(), counts, strict=True)
-    ]
-    pools = KVPools(config, draft_config(config), TrialConfig().sizes, torch.float32, CPU)
-    tokens = torch.zeros((1, config.max_context), dtype=torch.int64)
-    hidden = torch.zeros((*tokens.shape, config.hidden))
-    lists = visible_lists(prepare(mode, spans, tokens, hidden, pools.tables), config)
-    for kind, window in ((Kind.FULL, None), (Kind.SWA, config.window)):
-        seen = [
-            [span.row * config.max_context + column for column, _ in columns]
-            for span in spans
-            for columns in columns_of(mode, span, window, 0)
-        ]
-        bounds = lists[kind, "bounds"].tolist()
-        assert bounds == [0, *np.cumsum([len(cells) for cells in seen]).tolist()]
-        assert lists[kind, "cell"].tolist() == [cell for cells in seen for cell in cells]

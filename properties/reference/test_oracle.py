@@ -2,16 +2,14 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 from paritybit.reference.config import PRESETS, Kind, draft_config
-from paritybit.reference.model import Model, rotary_frequency
+from paritybit.reference.model import Model
 from paritybit.reference.oracle import dense_draft_logits, dense_logits
-from paritybit.subjects.graphs.dispatch import UncompiledMode
 from torch import Tensor
 
 BOUND = 1e-12
@@ -152,51 +150,3 @@ def test_the_oracle_of_a_draft_agrees_with_the_decoder_written_a_second_time(pre
     ]
     found = dense_draft_logits(model, tokens, states)
     assert off_by(found, decoded(model, rows, 0)) <= BOUND
-
-
-@every_preset
-@pytest.mark.parametrize("kind", Kind)
-def test_rotary_frequencies_are_powers_of_the_base_in_float64(preset: str, kind: Kind) -> None:
-    """Of both sizes: the real one's last frequencies are where float32 would show most."""
-    for config in (PRESETS[preset].tiny, PRESETS[preset].real):
-        frequency = rotary_frequency(config, kind)
-        half = config.shape(kind).head_dim // 2
-        wanted = [math.pow(config.rope_theta(kind), -pair / half) for pair in range(half)]
-        assert frequency.dtype == torch.float64
-        assert np.allclose(frequency.numpy(), wanted, rtol=1e-14, atol=0)
-
-
-class NarrowResults(UncompiledMode):
-    """Notes every op that makes numbers narrower than float64."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-        self.ops = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        given = args[0].data_ptr() if args and isinstance(args[0], Tensor) else None
-        for made in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(made, Tensor) and made.data_ptr() != given:
-                self.ops += 1
-                if made.dtype in {torch.float32, torch.bfloat16, torch.complex64}:
-                    self.found.append(str(func))
-        return result
-
-
-@every_preset
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_no_op_of_the_oracle_rounds_to_less_than_float64(preset: str, dtype: torch.dtype) -> None:
-    """Whatever the dtype of the weights is, and whatever torch makes of whole numbers."""
-    model = Model(PRESETS[preset].tiny, dtype, CPU)
-    draft = Model(draft_config(PRESETS[preset].tiny), dtype, CPU, 1)
-    tokens = request(model)
-    states = torch.ones(len(tokens), model.config.hidden, dtype=dtype)
-    with NarrowResults() as narrow:
-        dense_logits(model, tokens, MROPE_DELTA, ENCODER_LEN, tracked=True)
-        dense_draft_logits(draft, tokens, states)
-    assert narrow.found == []
-    assert narrow.ops > 100

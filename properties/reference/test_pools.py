@@ -5,7 +5,6 @@ import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
 from paritybit.harness.lockstep.bits import bits
-from paritybit.reference.allocator import Allocator
 from paritybit.reference.config import PRESETS, Kind, Role, draft_config
 from paritybit.reference.pool import KVPools, PoolSizes
 
@@ -45,26 +44,6 @@ def test_each_model_has_kv_of_its_own_in_one_storage(preset: str, device: str) -
         assert not any(part.any() for part in beside.values())
         parts = [*seen.values(), *beside.values()]
         assert sum(part.numel() for part in parts) == pools.storage.numel()
-
-
-def test_both_models_share_the_index_tables(device: str) -> None:
-    pools = both_pools("mimo", device)
-    allocator = Allocator(pools[Role.TARGET])
-    request = allocator.alloc_row()
-    assert request is not None
-    full = allocator.extend(request, 0, 3)
-    assert full is not None
-    row, columns = torch.full((3,), request.row), torch.arange(3)
-    slots = torch.tensor(full), torch.tensor(allocator.swa_slots(request, 0, 3))
-    written = [part.to(pools.storage.device) for part in (row, columns, *slots)]
-    pools.tables.write(*written)
-    for role in Role:
-        pool = pools[role]
-        assert pool.req_to_token[request.row, :3].tolist() == full
-        assert torch.equal(pool.full_to_swa_index_mapping[written[2]], written[3])
-    allocator.free(request)
-    for role in Role:
-        assert not pools[role].full_to_swa_index_mapping[written[2]].any()
 
 
 def test_a_reset_fills_both_pools_from_the_seed_and_forgets_every_index(device: str) -> None:
@@ -111,15 +90,3 @@ def test_a_move_copies_k_and_v_of_all_layers_at_once(
             arena[layer, 1, destination] = before[layer, 1, source]
     pools[role].move(kind, sources, destinations)
     assert torch.equal(bits(pools.storage), bits(wanted))
-
-
-@pytest.mark.parametrize("kind", Kind)
-def test_a_move_along_a_chain_of_slots_copies_what_was_there_before(
-    kind: Kind, device: str
-) -> None:
-    """One after the other, the first slot's K and V would reach them all."""
-    pools = both_pools("mimo", device)
-    arena = pools[Role.TARGET].arena[kind]
-    arena[:] = torch.arange(arena.shape[2], device=arena.device)[None, None, :, None, None]
-    pools[Role.TARGET].move(kind, [3, 4, 5, 6], [4, 5, 6, 3])
-    assert arena[-1, 1, 2:8, 0, 0].tolist() == [2, 6, 3, 4, 5, 7]
