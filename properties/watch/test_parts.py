@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from paritybit.watch import attach, bench, journal, settings
-from paritybit.watch.between import ALLOCATED, FILLED, FREED, Changes
 from paritybit.watch.bits import Checksums
 from paritybit.watch.chains import MOST_ALIASES, Chains
 from paritybit.watch.facts import Group, Layer
-from paritybit.watch.ledger import Ledger, Names
 from paritybit.watch.replays import differences
 from properties.support.interpreting import run_interpreted
 from properties.watch.checksums_agree import compare
@@ -64,14 +62,6 @@ def test_a_checksum_sees_that_all_bits_are_flipped() -> None:
     assert (sums.all() != before).tolist() == [False, *[True] * 5, *[False] * 3]
 
 
-def test_a_checksum_reads_tensors_whose_slots_are_not_contiguous() -> None:
-    base = torch.randn(2, 8, 5, 3)
-    strided = checksums(base[0].transpose(1, 2), base[1])
-    plain = checksums(base[0].transpose(1, 2).contiguous(), base[1])
-    assert torch.equal(strided.all(), plain.all())
-    assert torch.equal(strided.of(torch.tensor([7, 2])), plain.all()[[7, 2]])
-
-
 def test_the_kernel_takes_the_same_checksums(device: str) -> None:
     """Compiled where CUDA is, else interpreted."""
     if device == "cuda":
@@ -79,29 +69,6 @@ def test_the_kernel_takes_the_same_checksums(device: str) -> None:
         return
     done = run_interpreted("properties.watch.checksums_agree")
     assert done.returncode == 0, done.stderr
-
-
-def test_equal_tokens_have_equal_hashes() -> None:
-    chains = Chains()
-    one = chains.hashes("a", [1, 2, 3, 4], 4)
-    assert chains.hashes("b", [1, 2, 3, 9], 4)[:3] == one[:3]
-    assert chains.hashes("b", [1, 2, 3, 9], 4)[3] != one[3]
-    assert chains.hashes("c", [2, 1, 3, 4], 4)[1:] != one[1:]
-    assert chains.hashes("d", [1, 2, 3], 3, "space") != one[:3]
-    assert all(value % 2 == 0 and value for value in one)
-
-
-def test_an_unknown_token_is_named_by_request_and_position_until_it_is_known() -> None:
-    chains = Chains()
-    provisional = chains.hashes("a", [1, None, None], 3)
-    assert chains.hashes("b", [1, None, None], 3)[1:] != provisional[1:]
-    assert [value & 1 for value in provisional] == [0, 1, 1]
-    final = chains.hashes("c", [1, 2, 3], 3)
-    chains.hashes("a", [1, 2, None], 3)
-    assert chains.final(provisional[1]) == final[1]
-    assert chains.final(provisional[2]) != final[2]
-    chains.known("a", 2, 3)
-    assert [chains.final(value) for value in provisional] == list(final)
 
 
 def test_a_draft_that_was_accepted_is_known_once_its_token_is() -> None:
@@ -125,30 +92,6 @@ def test_chains_forget_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(len(chain.tokens) for chain in chains.chains.values()) == chains.held <= 100
     assert len(chains.aliases) <= 10 < MOST_ALIASES
     assert chains.hashes("0", list(range(10)), 10) == chains.hashes("49", list(range(10)), 10)
-
-
-def test_changes_are_entered_in_their_order() -> None:
-    ledger = Ledger(Group("full", (Layer("0", (torch.zeros(16, 1),)),), page_size=4), Names())
-    changes = Changes(ledger)
-    assert changes.enter() is None
-    changes.note(FREED, torch.tensor([4, 5, 8]), 3)  # Page 1 and page 2, by their first slots.
-    changes.note(ALLOCATED, torch.tensor([6, 8]))
-    changes.note(FREED, torch.tensor([8]), 5, "cache.py:7")
-    changes.note(FILLED, torch.tensor([9]))
-    changes.note(FREED, torch.tensor([4, 4]), 6)
-    freeing = changes.enter()
-    assert freeing is not None
-    assert ledger.freed.tolist() == [0] * 4 + [3] * 4 + [2, -2, 2, 2] + [0] * 4
-    assert ledger.forward.tolist() == [0] * 9 + [-1] + [0] * 6
-    told = torch.stack([freeing.slots, freeing.call, freeing.before]).T.tolist()
-    assert sorted(told)[:3] == [[4, 1, 0], [4, 3, 1], [4, 3, 3]]
-    assert ledger.freeing(8) == {"forward": 5, "source": "cache.py:7"}
-    assert ledger.freeing(9) is None
-    assert ledger.freeing(9, reused=True) == ledger.freeing(8)
-    changes.note(FREED, torch.tensor([8, 12, 99, -4]), 7)
-    freeing = changes.enter()
-    assert freeing is not None
-    assert freeing.before.tolist() == [2, -2, 2, 2, 0, 0, 0, 0]
 
 
 def test_a_journal_keeps_all_but_a_line_that_a_kill_cut(tmp_path: Path) -> None:

@@ -65,15 +65,9 @@ RADIX, OVERLAP = "disable_radix_cache", "disable_overlap_schedule"
         ("sglang", {}, sglang.Served(page_size=1)),
         (
             "sglang",
-            {"page_size": "16", OVERLAP: "False"},
-            sglang.Served(page_size=16, overlap=True),
+            {"page_size": "16", RADIX: "True", OVERLAP: "False"},
+            sglang.Served(page_size=16, prefix_cache=False, overlap=True),
         ),
-        (
-            "sglang",
-            {"page_size": "16", RADIX: "True"},
-            sglang.Served(page_size=16, prefix_cache=False),
-        ),
-        ("transformers", {"page_size": "8"}, transformers.Served(page_size=8)),
         (
             "transformers",
             {"page_size": "16", RADIX: "True", OVERLAP: "False"},
@@ -84,7 +78,6 @@ RADIX, OVERLAP = "disable_radix_cache", "disable_overlap_schedule"
             {"block_size": "32", "enable_prefix_caching": "False", "async_scheduling": "True"},
             vllm.Served(page_size=32, prefix_cache=False, overlap=True),
         ),
-        ("vllm", {"block_size": "16"}, vllm.Served()),
     ],
 )
 def test_a_script_is_for_the_engine_and_has_its_settings(

@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from paritybit.testing import StaticInput, replays
+from paritybit.testing import StaticInput, UndecidedError, replays
+from paritybit.testing.outcome import reports
+from paritybit.watch.checks import CHECKS
 from properties.watch.toy_graph import ROWS, SLOTS, WIDTH, Toy
 
 Changes = dict[str, Any]
@@ -209,6 +211,35 @@ def test_each_variant_is_judged(variant: Callable[[], tuple[Toy, Changes]]) -> N
         toy.check(**{**changes, "replay": stray})
 
 
+def test_unnamed_groups_and_a_replay_without_outputs_are_judged() -> None:
+    toy = Toy()
+    toy.check(kv=toy.kv, owned_slots=toy.batch["loc"][:, None], replay=toy.replay, run_eager=None)
+    toy.buffers["loc"][toy.live :] = 17
+    toy.prepare = lambda: toy.fill_some(reset=("ids", "lengths", "table"))
+
+    def silent() -> None:
+        toy.replay()
+
+    with pytest.raises(AssertionError, match="the padded tail of loc alone explains it"):
+        toy.check(replay=silent, run_eager=None)
+
+
+def test_what_cannot_be_judged_is_undecided() -> None:
+    def eager() -> None:
+        raise RuntimeError("no eager path")
+
+    with pytest.raises(UndecidedError, match="RuntimeError: no eager path"):
+        Toy().check(run_eager=eager)
+
+
+def test_findings_of_one_key_are_one_report() -> None:
+    found = {"check": "stray write", "text": "slot 7 changed", "key": "stray write | kv"}
+    text = reports([found, {**found, "text": "slot 8 changed"}, {**found, "key": "another"}])
+    assert text.count("ERROR: paritybit: stray write: slot 7 changed") == 2
+    assert text.count("seen: 2 times") == 1
+    assert CHECKS["stray write"].law in text
+
+
 def test_a_replay_on_another_stream_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     toy, queue = Toy(), list[Callable[[], object]]()
 
@@ -230,6 +261,9 @@ SENTENCES: tuple[tuple[Callable[[Toy], Changes], str], ...] = (
     (lambda toy: {"replay": toy.replay()}, "replay is a Tensor: pass the function"),
     (lambda toy: {"run_eager": toy.eager()}, "run_eager is a Tensor: pass the function"),
     (lambda toy: {"kv": {}}, "kv holds no tensors"),
+    (lambda toy: {"owned_slots": torch.empty(0)}, "owned_slots is empty"),
+    (lambda toy: {"owned_slots": {"swa": toy.batch["loc"]}}, "groups that kv lacks: swa"),
+    (lambda toy: {"owned_slots": torch.tensor([0])}, "all reserved"),
     (lambda toy: {"kv": [toy.kv]}, "tensor 0 of kv is a list, not a tensor"),
     (lambda toy: {"kv": [toy.kv[0], toy.kv[1][:5]]}, r"tensor 1 of kv is \[5, 8\]: all are"),
     (lambda toy: {"block_size": 4}, r"tensor 0 of kv is \[32, 8\]: all are \[blocks, 4, ...\]"),

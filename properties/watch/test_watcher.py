@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.watch import watcher as watcher_module
-from paritybit.watch.facts import Forward, IndexList, Replay, StaticInput
-from paritybit.watch.watcher import Watcher
+from paritybit.watch.facts import Forward, IndexList, Replay
 from properties.support.watching import Scene, row
 
 TOKENS = [5, 6, 7, 8, 9, 10, 11, 12]
@@ -23,14 +21,6 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     made = Scene(tmp_path)
     yield made
     made.close()
-
-
-def test_a_request_that_goes_on_is_clean(scene: Scene) -> None:
-    scene.forward("a", TOKENS[:5], 0, SLOTS)
-    scene.forward("a", TOKENS[:6], 5, SLOTS)
-    scene.forward("a", TOKENS[:7], 6, SLOTS)
-    assert scene.checks() == []
-    assert scene.counts()["reads"] == 5 + 6 + 3 + 3  # Within the window: 3 positions each.
 
 
 def test_a_stray_write_is_found_and_explains_who_reads_it(scene: Scene) -> None:
@@ -284,25 +274,6 @@ def test_a_leak_is_a_slot_that_was_used_and_is_neither_free_nor_cached(scene: Sc
     assert scene.checks() == ["leak"] * 2
 
 
-def test_locks_and_rows_that_outlive_all_requests_leak(scene: Scene) -> None:
-    free = {"full": (torch.tensor([5]), torch.tensor([3]))}
-    scene.watcher.idle(free, {"full": 0}, (8, 8))
-    assert scene.checks() == []
-    scene.watcher.idle(free, {"full": 2}, (8, 8))
-    scene.watcher.idle(free, {"full": 0}, (7, 8))
-    assert [line["text"] for line in scene.lines("finding")] == [
-        "no forward pass runs, and 2 slots of the prefix cache are locked (full)",
-        "no forward pass runs, and 1 rows of the request table are not free",
-    ]
-
-
-def test_cached_slots_that_the_cache_does_not_count_leak(scene: Scene) -> None:
-    scene.watcher.cached("full", torch.tensor([3, 4, 4]), 2)
-    assert scene.checks() == []
-    scene.watcher.cached("full", torch.tensor([3, 4, 5]), 2)
-    assert scene.checks() == ["leak"]
-
-
 @pytest.mark.parametrize(("every", "found"), [(1, {"corrupted read"}), (3, set())])
 def test_sampling_does_not_judge_what_slots_held_that_were_allocated_meanwhile(
     tmp_path: Path, every: int, found: set[str]
@@ -356,17 +327,6 @@ def test_sampling_follows_the_writes_of_skipped_forwards(tmp_path: Path) -> None
     scene.watcher.skipped(None)
     scene.forward("a", [*TOKENS, 13], 8, [*SLOTS, 11])
     assert len(scene.checks()) == 2
-    scene.close()
-
-
-def test_sampling_enters_what_was_noted_before_it_is_much(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watcher_module, "MOST_NOTED", 3)
-    scene = Scene(tmp_path, every=100)
-    for number in range(3):
-        scene.watcher.skipped({"full": torch.tensor([SLOTS[number]])})
-        assert len(scene.watcher.changes["full"].noted) == (number + 1) % 3
     scene.close()
 
 
@@ -447,26 +407,6 @@ def test_a_list_of_pages_names_the_pages(scene: Scene, entries: list[int], right
     assert scene.checks() == ([] if right else ["wrong list"])
 
 
-def test_an_input_that_is_not_the_batchs_is_stale(scene: Scene) -> None:
-    scene.watcher.begin(Forward("decode", (row("a", TOKENS[:1], 0, SLOTS),)))
-    held = torch.tensor([5, 6, 0, 0])
-    right, wrong = torch.tensor([5, 6], dtype=torch.int32), torch.tensor([5, 7])
-    scene.watcher.inputs("decode", [StaticInput("input_ids", held, 2, 4, expected=right)])
-    assert scene.checks() == []
-    scene.watcher.inputs("decode", [StaticInput("input_ids", held, 2, 4, expected=wrong)])
-    assert scene.checks() == ["stale input"]
-
-
-def test_a_model_is_given_the_tokens_of_its_rows(scene: Scene) -> None:
-    rows = (row("a", TOKENS[:2], 0, SLOTS), row("b", [1, None], 0, [20, 21]))
-    scene.watcher.begin(Forward("extend", rows))
-    scene.watcher.tokens(torch.tensor([5, 6, 1, 99], dtype=torch.int32))
-    assert scene.checks() == []
-    scene.watcher.tokens(torch.tensor([5, 6, 2, 99]))
-    assert scene.checks() == ["stale input"]
-    assert "holds 2 at live entry 2, not 1" in scene.lines("finding")[0]["text"]
-
-
 def test_ids_that_a_request_does_not_keep_are_not_compared(scene: Scene) -> None:
     rows = (row("a", TOKENS[:2], 0, SLOTS), row("b", [1, None], 0, [20, 21]))
     scene.watcher.begin(Forward("draft extend", rows, model="draft "))
@@ -485,16 +425,6 @@ def test_a_draft_s_ids_are_kept_apart_from_those_of_its_target(scene: Scene) -> 
     later = (row("a", [7, 8, 9], 2, SLOTS),)
     scene.watcher.begin(Forward("draft extend", later, model="draft "))
     assert "stale input" not in scene.checks()
-
-
-def test_a_model_is_given_the_positions_of_its_rows(scene: Scene) -> None:
-    rows = (row("a", TOKENS[:2], 0, SLOTS), row("b", [1, 2], 0, [20, 21]))
-    scene.watcher.begin(Forward("extend", rows))
-    scene.watcher.tokens(torch.tensor([5, 6, 1, 2]), torch.tensor([0, 1, 0, 1]))
-    assert scene.checks() == []
-    scene.watcher.tokens(torch.tensor([5, 6, 1, 2]), torch.tensor([0, 1, 2, 3]))
-    assert scene.checks() == ["stale input"]
-    assert "positions holds 2 at live entry 2, not 0" in scene.lines("finding")[0]["text"]
 
 
 def test_an_id_is_compared_once_its_token_is_known(scene: Scene) -> None:
@@ -558,16 +488,6 @@ def test_an_error_of_the_sanitizer_leaves_the_engines_result_alone(
     assert scene.lines("finding") == []
 
 
-def test_an_error_of_the_engine_reaches_the_engine(scene: Scene) -> None:
-    broken = Replay("graph", "decode", 1, 2, [], lambda: 1 // 0)
-    scene.watcher.begin(Forward("decode", (row("a", TOKENS[:1], 0, SLOTS),)))
-    with pytest.raises(ZeroDivisionError):
-        scene.watcher.replay(broken)
-    scene.watcher.abandon()
-    scene.forward("a", TOKENS[:2], 1, SLOTS)
-    assert scene.checks() == []
-
-
 @pytest.mark.parametrize(("slot", "found"), [(SLOTS[0], []), (SLOTS[4], ["unwritten slot"])])
 def test_a_replay_may_write_what_its_slot_holds(scene: Scene, slot: int, found: list[str]) -> None:
     """As where a padded row wrote it before, at another position."""
@@ -581,48 +501,6 @@ def test_a_replay_may_write_what_its_slot_holds(scene: Scene, slot: int, found: 
     scene.watcher.replay(replay(scene, slot, torch.zeros(())))
     scene.watcher.end()
     assert scene.checks() == found
-
-
-@pytest.mark.parametrize("writes", [True, False])
-def test_padding_that_writes_what_a_slot_holds_is_found(scene: Scene, writes: bool) -> None:
-    """Bytes that do not change say nothing: the slot is written again with others in it."""
-    scene.forward("b", TOKENS[:1], 0, [SLOTS[3]])
-    held = scene.groups[0].layers[0].tensors[0]
-    there = held[SLOTS[3]].clone()
-    out = torch.zeros(())
-    made = replay(scene, SLOTS[0], out)
-    aims = torch.tensor([SLOTS[0], SLOTS[3]])
-    made.inputs = [StaticInput("out_cache_loc", aims, 1, 2, writes="full")]
-    run = made.run
-
-    def stale() -> object:
-        if writes:
-            held[SLOTS[3]] = there
-        return run()
-
-    made.run = stale
-    scene.watcher.begin(Forward("decode", (row("a", TOKENS[:1], 0, {"full": SLOTS}),)))
-    scene.watcher.replay(made)
-    scene.watcher.end()
-    assert scene.checks() == ["stray write"] * writes
-    assert torch.equal(held[SLOTS[3]], there)
-
-
-def test_a_replay_that_may_not_be_repeated_runs_once(scene: Scene) -> None:
-    for repeatable, times in ((False, 1), (True, 2)):
-        calls: list[int] = []
-        made = replay(scene, SLOTS[0], torch.zeros(()), repeatable=repeatable)
-        run = made.run
-
-        def counted(run: Any = run, calls: list[int] = calls) -> object:
-            calls.append(1)
-            return run()
-
-        made.run = counted
-        scene.watcher.begin(Forward("decode", (row("a", TOKENS[:1], 0, {"full": SLOTS}),)))
-        scene.watcher.replay(made)
-        scene.watcher.end()
-        assert len(calls) == times
 
 
 def test_what_the_engine_reports_while_the_sanitizer_runs_it_is_ignored(scene: Scene) -> None:
@@ -646,9 +524,3 @@ def test_only_the_named_checks_run(tmp_path: Path) -> None:
     scene.close()
     with pytest.raises(ValueError, match="no check is named 'corupted'"):
         Scene(tmp_path, checks=("corupted",))
-
-
-def test_a_slot_takes_32_bytes_of_ledger(scene: Scene) -> None:
-    watcher: Watcher = scene.watcher
-    for ledger in watcher.ledgers.values():
-        assert sum(column.nbytes for column in ledger.columns()) == 32 * ledger.slots
