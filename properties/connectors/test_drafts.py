@@ -16,7 +16,6 @@ from paritybit.connectors.sglang.drafts import (
     implied_by_frozen,
     kept_ids,
     reads_ahead,
-    target_pool_of,
 )
 from paritybit.connectors.sglang.lists import lists_of
 from paritybit.connectors.sglang.pools import Pool, described
@@ -77,35 +76,6 @@ def accepted() -> Any:
         extend_seq_lens_cpu=[2, 3],
         extend_seq_lens=None,
     )
-
-
-def test_a_chain_of_steps_has_a_row_per_request_with_its_next_slots() -> None:
-    forward, found, _ = described_by(chain(), 1)
-    assert forward.kind == "draft decode"
-    assert [(row.request, row.cached, row.computed) for row in found.rows] == [
-        ("a", 4, STEPS),
-        ("b", 2, STEPS),
-    ]
-    assert found.rows[0].tokens == [1, 2, 3, 4, None, None, None]
-    assert found.rows[0].spare == 1
-    assert found.rows[1].slots["draft.full"].tolist() == TABLE[2, :5].tolist()
-
-
-def test_each_branch_of_a_tree_of_steps_is_a_row() -> None:
-    _, found, _ = described_by(tree(), 2)
-    assert found.batch_rows == [0, 0, 1, 1]
-    assert [row.slots["draft.full"][row.cached :].tolist() for row in found.rows] == [
-        [70, 71, 72],
-        [73, 74, 75],
-        [76, 77, 78],
-        [79, 80, 81],
-    ]
-
-
-def test_tokens_that_were_accepted_follow_those_that_are_cached() -> None:
-    forward, found, _ = described_by(accepted(), None)
-    assert [(row.cached, row.computed) for row in forward.rows] == [(3, 2), (2, 3)]
-    assert found.rows[0].tokens == [1, 2, 3, 4, None]
 
 
 def test_a_draft_that_is_given_the_next_token_has_rows_without_the_first() -> None:
@@ -268,11 +238,3 @@ def test_the_window_of_a_draft_without_kv_ends_with_a_cached_key(late: int) -> N
         for finding in wrong_list.judge(Lists(1, forward, ledgers[given.group], given))
     ]
     assert bool(wrong) is bool(late)
-
-
-def test_a_draft_without_kv_has_the_pool_of_its_target() -> None:
-    pool = parts.SubPool(100, 1)
-    context = SimpleNamespace(target_token_to_kv_pool=pool)
-    runner = SimpleNamespace(model=SimpleNamespace(kv_context=context))
-    assert target_pool_of(runner) is pool
-    assert target_pool_of(SimpleNamespace(model=SimpleNamespace(kv_context=None))) is None

@@ -158,40 +158,11 @@ def test_the_scope_states_what_the_scheduler_does(toy: Toy, overlaps: bool) -> N
     assert any(stated in text for text in toy.journal.said)
 
 
-def test_a_token_or_a_position_that_is_not_the_requests_is_found(toy: Toy) -> None:
-    toy.prefill()
-    batch = parts.decode([1], [7], toy.request.output_ids[-1:], [26])
-    batch.positions = torch.tensor([6])
-    toy.run(batch)
-    assert toy.found == set()
-    batch = parts.decode([1], [7], toy.request.output_ids[-1:], [26])
-    batch.positions = torch.tensor([5])
-    toy.run(batch)
-    assert toy.found == {"stale input"}
-    assert list(toy.journal.findings) == ["stale input | - | positions"]
-    toy.run(parts.decode([1], [7], [99], [26]))
-    assert "stale input | - | input_ids" in toy.journal.findings
-
-
 def test_a_write_that_nobody_owns_is_found(toy: Toy) -> None:
     toy.prefill()
     toy.fault = functools.partial(toy.write, torch.tensor([22]))
     toy.decode()
     assert "stray write" in toy.found
-
-
-def test_a_wrong_list_is_found(toy: Toy) -> None:
-    toy.prefill()
-    backend = toy.runner.attn_backend
-    build = backend.init_forward_metadata
-
-    def wrong(batch: Any) -> None:
-        build(batch)
-        backend.forward_metadata.window_kv_indices[1] += 1
-
-    backend.init_forward_metadata = wrong
-    toy.decode()
-    assert toy.found == {"wrong list"}
 
 
 @pytest.mark.parametrize("name", ["positions", "input_ids", "seq_lens"])
@@ -212,13 +183,6 @@ def test_a_slot_that_is_freed_while_its_request_runs_is_found(toy: Toy) -> None:
     toy.engine.allocations.free(lambda allocator, index: None, allocator, torch.tensor([23]))
     toy.decode()
     assert toy.found == {"freed in use"}
-
-
-def test_a_slot_that_is_freed_twice_in_one_call_is_found(toy: Toy) -> None:
-    toy.prefill()
-    allocator = toy.allocator.swa_attn_allocator
-    toy.engine.allocations.free(lambda allocator, index: None, allocator, torch.tensor([3, 3]))
-    assert toy.found == {"double free"}
 
 
 def test_pages_are_freed_whole(toy: Toy) -> None:
@@ -496,15 +460,6 @@ def test_a_change_is_of_the_capture_that_makes_it(toy: Toy, within: bool) -> Non
     assert {tuple(key.split(" | ")[::2]) for key in toy.journal.findings} == {
         ("corrupted read", cause)
     }
-
-
-@pytest.mark.parametrize("backend", [None, "a backend"])
-def test_what_builds_lists_is_wrapped_before_forks_serve(toy: Toy, backend: str | None) -> None:
-    hooked: list[object] = []
-    toy.engine.hook_lists = hooked.append  # type: ignore[method-assign,assignment]
-    model = SimpleNamespace(attn_backend=backend)
-    toy.engine.capture(lambda _: None, SimpleNamespace(graphs={}, model_runner=model))
-    assert hooked == ([] if backend is None else [model])
 
 
 def test_the_error_of_the_engine_is_passed_on_and_watching_goes_on(toy: Toy) -> None:

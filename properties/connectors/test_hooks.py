@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paritybit.connectors import hooking
-from paritybit.connectors.sglang import hooks, load
+from paritybit.connectors.sglang import hooks
 from paritybit.connectors.sglang.allocations import Allocations
 from paritybit.connectors.sglang.engine import Engine
 from paritybit.connectors.transformers import hooks as of_transformers
@@ -17,7 +17,6 @@ from paritybit.connectors.transformers.engine import Engine as TransformersEngin
 from paritybit.connectors.vllm import hooks as of_vllm
 from paritybit.connectors.vllm.engine import Engine as VllmEngine
 from paritybit.watch.journal import Journal
-from paritybit.watch.settings import VARIABLE
 
 
 def test_each_target_is_wrapped_by_a_method() -> None:
@@ -65,11 +64,6 @@ def test_nothing_is_imported_while_the_sanitizer_is_off() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={}
     )
     assert out.stdout == "False\n"
-
-
-def test_load_does_nothing_without_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-    load()
 
 
 def fail_before(original: Any, value: int) -> int:

@@ -96,18 +96,6 @@ def test_flash_attention_is_given_the_longest_prompt(
 
 
 @pytest.mark.parametrize(
-    ("mode", "drafts"), [("extend", False), ("draft_extend", True), ("draft_extend_v2", True)]
-)
-def test_the_queries_of_prompts_and_accepted_drafts_are_counted(mode: str, drafts: bool) -> None:
-    for held, found in (([0, 3, 4, 7], []), ([0, 3, 5, 7], ["qo_indptr"])):
-        meta = SimpleNamespace(qo_indptr=torch.tensor(held))
-        given = backend("TritonAttnBackend", forward_metadata=meta)
-        spans = rows((0, 3), (4, 1))
-        inputs = list(metadata_of(given, mode, SimpleNamespace(), spans, False, drafts))
-        assert stale(inputs) == found
-
-
-@pytest.mark.parametrize(
     ("mode", "topk", "lengths"), [("decode", 1, [4]), ("target_verify", 1, [5]),
                                   ("target_verify", 2, [3])]
 )  # fmt: skip

@@ -8,7 +8,7 @@ import torch
 
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sglang.pools import described
-from paritybit.connectors.sglang.rows import forward_of, implied, paths_of
+from paritybit.connectors.sglang.rows import forward_of, paths_of
 from properties.connectors import parts
 
 TABLE = torch.arange(10, 90).view(4, 20)
@@ -18,20 +18,6 @@ def rows_of(batch: Any, *requests: Any) -> Any:
     pool = described(parts.SlidingPool(200), 5)
     forward, found = forward_of(batch, requests, pool, TABLE)
     return forward.rows, found.batch_rows
-
-
-def test_a_decode_row_has_its_tokens_and_slots_in_both_groups() -> None:
-    request = parts.request("a", 1, [1, 2, 3], [4])
-    (row,), _ = rows_of(parts.decode([1], [4], [4], [33]), request)
-    assert (row.request, row.tokens, row.cached, row.computed) == ("a", [1, 2, 3, 4], 3, 1)
-    assert row.slots["full"].tolist() == [30, 31, 32, 33]
-    assert row.slots["swa"].tolist() == [31, 32, 33, 34]
-
-
-def test_a_token_that_the_host_does_not_know_yet_is_none() -> None:
-    """Overlap scheduling prepares a decode before the last token is on the host."""
-    (row,), _ = rows_of(parts.decode([1], [5], [9], [34]), parts.request("a", 1, [1, 2, 3], [4]))
-    assert row.tokens == [1, 2, 3, 4, None]
 
 
 def test_several_prompts_of_one_prefill_have_a_row_each() -> None:
@@ -53,13 +39,6 @@ def test_the_row_of_a_request_is_found_beside_state_that_lacks_it(state: Any) ->
     request.kv = state
     (row,), _ = rows_of(parts.decode([1], [4], [4], [33]), request)
     assert row.request == "a"
-
-
-def test_a_slot_outside_the_window_is_none() -> None:
-    pool = parts.SlidingPool(200)
-    pool.full_to_swa_index_mapping[10] = 0
-    found = described(pool, 5)
-    assert found.slots(torch.tensor([10, 11]))["swa"].tolist() == [-1, 12]
 
 
 def tree(*nodes: tuple[int, int]) -> Any:
@@ -100,14 +79,6 @@ def test_a_mode_that_is_not_known_is_said(name: str) -> None:
         rows_of(batch, parts.request("a", 1, [1, 2, 3], [4]))
 
 
-def test_groups_have_the_layers_the_window_and_the_reserved_page() -> None:
-    pool = described(parts.SlidingPool(8, 4), 5, "draft.")
-    full, swa = pool.groups.values()
-    assert (full.name, full.window, full.reserved) == ("draft.full", None, frozenset(range(4)))
-    assert (swa.name, swa.window, swa.page_size) == ("draft.swa", 5, 4)
-    assert [layer.name for layer in full.layers] == ["layer 0", "layer 1"]
-
-
 @pytest.mark.parametrize("fault", ["layout", "shape", "buffers"])
 def test_a_pool_that_is_not_known_is_said(fault: str) -> None:
     pool: Any = parts.SubPool(8, 1)
@@ -119,20 +90,3 @@ def test_a_pool_that_is_not_known_is_said(fault: str) -> None:
         del pool.k_buffer
     with pytest.raises(NotRecognisedError, match="SubPool"):
         described(pool, None)
-
-
-def test_rows_imply_the_inputs_of_their_batch() -> None:
-    pool = described(parts.SlidingPool(200), 5)
-    requests = [parts.request("a", 1, [1, 2, 3], [4]), parts.request("b", 0, [9, 8], [7])]
-    batch = parts.extend([1, 0], [3, 1], [1, 2], [0, 0, 0])
-    _, found = forward_of(batch, requests, pool, TABLE)
-    values = {name: tensor.tolist() for name, tensor in implied(found, "extend", "full").items()}
-    assert values == {
-        "positions": [3, 1, 2],
-        "seq_lens": [4, 3],
-        "out_cache_loc": [33, 11, 12],
-        "input_ids": [4, 8, 7],
-    }
-    requests[1].output_ids.clear()
-    _, found = forward_of(batch, requests, pool, TABLE)
-    assert "input_ids" not in implied(found, "extend", "full")

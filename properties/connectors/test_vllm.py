@@ -77,14 +77,6 @@ def test_a_layout_without_slots_is_refused() -> None:
         by_slot(torch.zeros(8, 2, 4, 6), 8, 4)  # Each block has heads first.
 
 
-def test_groups_that_share_tensors_are_one() -> None:
-    config, layers, _ = a_pool()
-    pool = described(config, layers)
-    assert pool.windows == (None, WINDOW)
-    assert [layer.name for layer in pool.groups[0].layers] == ["full, slid"]
-    assert pool.slots([2, 0]).tolist() == [8, 9, 10, 11, -1, -1, -1, -1]
-
-
 def test_groups_that_are_not_known_are_refused() -> None:
     config, layers, _ = a_pool()
     spec = ChunkedLocalAttentionSpec(block_size=PAGE)

@@ -1,7 +1,6 @@
 """The connector of vLLM over stand-ins of an engine with a draft model."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +8,9 @@ import pytest
 import torch
 
 from paritybit.connectors.hooking import NotRecognisedError, defined, guarded
-from paritybit.connectors.vllm.drafts import draft_layers
-from paritybit.connectors.vllm.pools import DRAFTED, GROUP, described
+from paritybit.connectors.vllm.pools import described
 from paritybit.watch.journal import read
 from properties.connectors.parts_vllm import (
-    GROUPS,
     PAGE,
     Part,
     Served,
@@ -224,36 +221,6 @@ def test_a_draft_model_near_the_longest_request_is_not_judged_by_its_steps(
     assert served.found() == set()
 
 
-def test_blocks_are_freed_and_allocated_for_the_draft_model_too(
-    served: Served, drafter: Drafter
-) -> None:
-    drafter.draft(0, [*PROMPT[1:], 16], 6)
-    queue = served.scheduler.kv_cache_manager.block_pool.free_block_queue
-    served.engine.frees(lambda *_: None, queue, [served.blocks[1]])
-    served.engine.takes(lambda *_: [served.blocks[1]], queue, 1)
-    verify(served)
-    drafter.draft(6, [17, 18, 5, 5], 8)
-    assert served.found() == set()
-    served.engine.frees(lambda *_: None, queue, [served.blocks[1]])
-    assert served.engine.watcher is not None
-    for ledger in served.engine.watcher.ledgers.values():
-        assert bool((ledger.freed[PAGE : 2 * PAGE] > 0).all())
-    served.engine.takes(lambda *_: [served.blocks[1]], queue, 1)
-    for ledger in served.engine.watcher.ledgers.values():
-        assert bool((ledger.freed[PAGE : 2 * PAGE] <= 0).all())
-
-
-def test_blocks_of_a_draft_model_that_nobody_has_are_a_leak(
-    served: Served, drafter: Drafter
-) -> None:
-    drafter.draft(0, [*PROMPT[1:], 16], 6)
-    served.scheduler.requests.clear()
-    served.free.remove(served.blocks[2])
-    served.engine.idle(lambda *_: None, served.scheduler)
-    lines = [line for line in read(served.journal.path) if line["kind"] == "finding"]
-    assert {line["group"] for line in lines} == {GROUP, DRAFTED}
-
-
 def test_metadata_of_a_draft_model_alone_is_no_capture_of_the_target(served: Served) -> None:
     served.engine.capturing = None
     served.engine.metadata(lambda owner: {"eagle": Part()}, served.runner)
@@ -267,15 +234,6 @@ def test_a_forward_without_metadata_has_no_watched_draft_model(
     guarded(served.engine.execute)(lambda *_: None, served.runner, said)
     drafter.draft(6, [17], 7)
     assert "forwards: draft extend" not in served.journal.counts
-
-
-def test_a_window_of_a_draft_model_limits_what_it_reads(served: Served, drafter: Drafter) -> None:
-    pool = served.engine.pool
-    assert pool is not None
-    assert pool.draft is not None
-    served.engine.pool = replace(pool, draft=replace(pool.draft, window=2))
-    drafter.draft(0, [*PROMPT[1:], 16], 6)
-    assert served.journal.counts["reads"] == 1
 
 
 def test_tokens_that_a_draft_model_leaves_out_are_not_judged(
@@ -409,33 +367,6 @@ def test_warm_ups_are_not_watched(served: Served, drafter: Drafter) -> None:
 # Pools.
 
 
-def test_tensors_of_a_draft_model_are_a_group_of_their_own() -> None:
-    config, layers, _ = a_pool_with_drafts()
-    pool = described(config, layers, {"eagle"})
-    assert pool.names == (GROUP, DRAFTED)
-    assert [[layer.name for layer in group.layers] for group in pool.groups] == [
-        ["full, slid"],
-        ["eagle, more"],
-    ]
-    assert pool.held == ((GROUP,), (GROUP, DRAFTED))
-    assert pool.draft is not None
-    assert (pool.draft.number, pool.draft.layer) == (0, "eagle")
-    assert pool.of_draft({"eagle": 1})
-    assert not pool.of_draft({"eagle": 1, "full": 2, "slid": 3})
-    assert not pool.of_draft([])
-
-
-def test_a_group_of_drafts_alone_has_no_row_of_the_target() -> None:
-    config, layers, _ = a_pool_with_drafts()
-    config.kv_cache_groups[0].layer_names = ["full"]
-    spec = GROUPS[0].kv_cache_spec
-    config.kv_cache_groups.append(Part(layer_names=["eagle"], kv_cache_spec=spec))
-    pool = described(config, layers, {"eagle"})
-    assert pool.numbers == (0, 1)
-    assert pool.draft is not None
-    assert pool.draft.number == 2
-
-
 def test_draft_models_in_several_groups_or_in_all_tensors_are_refused() -> None:
     config, layers, _ = a_pool_with_drafts()
     with pytest.raises(NotRecognisedError, match="several groups"):
@@ -460,12 +391,6 @@ def test_drafts_that_are_not_followed_have_no_verdict(
     served.run(FIRST, TABLE, 0, PROMPT)
     assert [line["what"] for line in read(served.journal.path)] == [f"{why} is not watched"]
     served.journal.end()
-
-
-def test_layers_of_a_draft_model_are_found_in_both_runners() -> None:
-    assert draft_layers(Part(drafter=Part(_draft_attn_layer_names={"a"}))) == {"a"}
-    assert draft_layers(Part(speculator=Part(draft_attn_layer_names={"b"}))) == {"b"}
-    assert draft_layers(Part(drafter=Part())) == draft_layers(Part()) == set()
 
 
 def test_a_function_of_a_module_can_be_a_target() -> None:

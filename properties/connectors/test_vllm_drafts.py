@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from paritybit.connectors.vllm.speculation import Account, drafts_of, tokens_of
-from paritybit.watch.journal import read
 from properties.connectors.parts_vllm import Part, Served, a_request, output
 
 TABLE = [[1, 2, 5], [3, 4, 6]]
@@ -54,14 +53,6 @@ def test_drafts_that_are_accepted_and_rejected_are_no_finding(served: Served) ->
     assert [counts[name] for name in ("drafts", "accepted_drafts", "rejected_drafts")] == [4, 1, 3]
     assert counts["forwards: verify"] == 2
     assert counts["reads"] == (6 + 3) + (8 + 3)
-
-
-def test_drafts_are_counted_from_the_first_forward_on(tmp_path: Path) -> None:
-    served = Served(tmp_path, "ngram")
-    served.scheduler.requests["a"] = a_request(*PROMPT)
-    served.run(FIRST, TABLE, 0, PROMPT)
-    assert served.journal.counts["drafts"] == 0
-    served.journal.end()
 
 
 @pytest.mark.parametrize("computed", [7, 9, 10])
@@ -167,13 +158,3 @@ def test_what_samplers_and_drafters_return_is_read() -> None:
     assert tokens_of(made) == [[5, 6], [7]]
     assert tokens_of((made, torch.tensor([1, 0]), None)) == [[5], []]
     assert drafts_of(torch.tensor([[1, 2]])) == drafts_of([(1, 2)]) == [[1, 2]]
-
-
-def test_other_drafts_are_not_watched(tmp_path: Path) -> None:
-    served = Served(tmp_path, "suffix")
-    served.scheduler.requests["a"] = a_request(*PROMPT)
-    served.run(FIRST, TABLE, 0, PROMPT)
-    assert served.engine.watcher is None
-    undecided = [line["what"] for line in read(served.journal.path)]
-    assert undecided == ["speculation by suffix is not watched"]
-    served.journal.end()
