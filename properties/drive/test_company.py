@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paritybit.drive.company import BYSTANDERS, CHECK, Comparison, Likely, chain_of
+from paritybit.drive.company import CHECK, Comparison, Likely
 from paritybit.drive.player import Orders, PlayedError, Player
 from paritybit.drive.script import Part, Planned, Wave
 from paritybit.drive.stand_ins import attention
@@ -116,16 +116,6 @@ def test_what_is_aborted_or_drawn_at_random_is_not_compared(lines: Journal) -> N
     found, counts = findings(Toy(wrong=1.0), Wave(requests), lines)
     assert found == 0
     assert counts[f"tried: {CHECK}"] == 0
-
-
-def test_a_second_turn_is_served_after_what_it_follows() -> None:
-    first = Planned("a", (Part("a", 1),), 1)
-    second, third = (
-        Planned(name, (Part(name, 1),), 1, follows=before)
-        for name, before in (("b", "a"), ("c", "b"))
-    )
-    assert chain_of(Wave((first, second, third)), third) == (first, second, third)
-    assert len({one.name for one in BYSTANDERS}) == len(BYSTANDERS)
 
 
 def test_noise_is_measured_in_each_wave_and_hides_what_is_no_larger(lines: Journal) -> None:

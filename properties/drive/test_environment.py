@@ -210,9 +210,3 @@ def test_the_graph_runner_of_a_cpu_is_asked_for(tmp_path: Path, known: frozenset
     for graphs in ("cpu", "decode"):
         words = Served("gemma4", graphs=graphs).words(known, tmp_path)
         assert ("--enable-torch-compile" in words) is (graphs == "cpu")
-
-
-def test_the_models_have_a_sliding_window_and_a_vocabulary_of_their_own_size() -> None:
-    for model in MODELS.values():
-        assert model.config.get("sliding_window", 16) == 16
-        assert model.config["vocab_size"] == 256

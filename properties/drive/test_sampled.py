@@ -170,19 +170,6 @@ def test_an_argument_that_changes_what_a_kernel_computes_has_no_stand_in() -> No
         called(**call(4), hint=-1)
 
 
-def test_an_argument_is_not_trusted_where_the_kernel_cannot_be_run(lines: journal.Journal) -> None:
-    def kernel() -> None:
-        raise IndexError
-
-    trial = sampled.Sampled(lines, begun=-1e6)
-    with pytest.raises(NotImplementedError, match="attention with a, b has"):
-        trial.compare("decode", call(4), kernel, frozenset("ba"))
-    for keys in (4, 4, 4):
-        trial.compare("decode", call(keys), lambda: None, frozenset("a"))
-    trial.compare("decode", call(5), kernel, frozenset("a"))
-    assert not lines.findings
-
-
 def test_a_later_difference_with_such_an_argument_is_no_finding(lines: journal.Journal) -> None:
     trial = sampled.Sampled(lines, begun=-1e6)
     for _ in range(sampled.PROVED):

@@ -109,7 +109,7 @@ def test_a_search_ends_when_its_time_is_over() -> None:
 
 
 def test_no_proposal_has_a_request_that_follows_one_that_is_not_there() -> None:
-    script = Script(Served().scope(), drawn(1, 3))
+    script = Script(Served().scope(), drawn(1, 1))
     for proposal in fewer_requests(script.waves):
         script_of(script.settings, [wave_data(wave) for wave in proposal])
 
@@ -193,19 +193,3 @@ def test_a_fork_that_fails_or_takes_too_long_returns_nothing(journals: Path) -> 
 
 def test_a_fork_passes_barriers_for_which_it_has_no_threads() -> None:
     assert in_fork(lambda: [distributed.barrier()], 60.0) == [None]
-
-
-def test_a_fork_writes_a_journal_of_its_own(journals: Path) -> None:
-    held = journal.of_process()
-    assert held is not None
-    held.count(forwards=3)
-
-    def work() -> object:
-        held.finding(Finding("toy", "found", "toy | -", 1))
-        return [held.path.name, held.counts]
-
-    name, counts = in_fork(work, 60.0)
-    assert name != held.path.name
-    assert counts == {}
-    assert "toy | -" in (journals / name).read_text()
-    assert held.findings == {}

@@ -200,11 +200,6 @@ def test_a_stand_in_says_nothing_of_itself_once_modules_are_imported(
         use(stubbed.READY)
 
 
-def test_a_stand_in_is_itself(stubbed: Any) -> None:
-    assert stubbed.READY in {stubbed.READY: 1}
-    assert stubbed.READY in [stubbed.READY]
-
-
 def test_what_is_declared_of_a_stub_answers(
     finder: StubFinder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
