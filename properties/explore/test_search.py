@@ -52,7 +52,7 @@ def test_a_depth_that_was_not_completed_is_not_reported() -> None:
     assert not found.reached
 
 
-@pytest.mark.parametrize("fault", ["", "kept free", "lost", "twice"])
+@pytest.mark.parametrize("fault", ["", "twice"])
 def test_merged_states_have_the_violations_of_all_paths(fault: str) -> None:
     merged, single = search(fault).run(5, 60.0), search(fault, merge=False).run(5, 60.0)
     assert (merged.path, merged.violation) == (single.path, single.violation)
@@ -84,7 +84,7 @@ def test_actions_that_name_what_they_change() -> None:
     assert compared(Search(Naming, Snapshots(())), 8) > found.transitions
 
 
-@pytest.mark.parametrize("place", range(5))
+@pytest.mark.parametrize("place", [0, 4])
 def test_an_object_that_is_not_named_is_found(place: int) -> None:
     with without(Naming, "take", place), pytest.raises(UnnamedError):
         compared(Search(Naming, Snapshots(())), 8)

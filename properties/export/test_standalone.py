@@ -20,7 +20,7 @@ from paritybit.drive.player import Orders, PlayedError, Player
 from paritybit.drive.script import Action, Planned, Setting, Wave
 from paritybit.export import standalone as exporting
 from paritybit.export.forms import FORMS
-from paritybit.export.standalone import MOST_LINES, standalone
+from paritybit.export.standalone import standalone
 from paritybit.watch.checks import CHECKS
 from properties.export import toy_vllm
 from properties.export.scripts import case_of, request
@@ -61,8 +61,10 @@ def unknown_names(code: str) -> set[str]:
     return read - known
 
 
-@pytest.mark.parametrize("engine", BY_NAME)
-@pytest.mark.parametrize("law", ["stray write", "wrong owner", "engine error"])
+@pytest.mark.parametrize(
+    ("engine", "law"),
+    [("sglang", "stray write"), ("vllm", "engine error"), ("transformers", "wrong owner")],
+)
 def test_each_combination_of_features_is_a_whole_test(
     engine: str, law: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,10 +198,6 @@ def test_a_law_that_only_the_sanitizer_sees_is_named(law: str) -> None:
         standalone(case_of("sglang", law), "sglang")
 
 
-def test_each_law_with_a_form_is_one_that_watch_reports() -> None:
-    assert set(FORMS) - {"company"} <= set(CHECKS)
-
-
 @pytest.mark.parametrize(
     ("engine", "settings", "says"),
     [
@@ -227,12 +225,6 @@ def test_a_case_without_comparable_tokens_has_no_test() -> None:
         standalone(case_of("vllm", waves=waves), "vllm")
 
 
-def test_the_shortest_test_of_each_engine_fits() -> None:
-    for engine, law in (("sglang", "stray write"), ("vllm", "wrong owner"), ("transformers", "x")):
-        code = standalone(case_of(engine, "wrong owner" if law == "x" else law), engine)
-        assert len(code.splitlines()) <= MOST_LINES
-
-
 def test_a_test_that_would_be_too_long_is_none() -> None:
     with pytest.raises(CannotRunError, match=r"would have \d+ lines, and may have 80"):
         standalone(case_of("sglang", "stray write", TWO_WAVES), "sglang")
@@ -249,9 +241,8 @@ def test_no_text_of_a_case_becomes_code(monkeypatch: pytest.MonkeyPatch) -> None
         assert "os.abort" not in called
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
-def test_without_a_gpu_a_test_is_skipped(engine: str, tmp_path: Path) -> None:
-    (tmp_path / "test_case.py").write_text(standalone(case_of(engine), engine), encoding="utf-8")
+def test_without_a_gpu_a_test_is_skipped(tmp_path: Path) -> None:
+    (tmp_path / "test_case.py").write_text(standalone(case_of("vllm"), "vllm"), encoding="utf-8")
     kept = {name: value for name, value in os.environ.items() if name != "TEST_DEVICE"}
     done = subprocess.run(
         [sys.executable, "-m", "unittest", "test_case.py"], cwd=tmp_path, check=False,

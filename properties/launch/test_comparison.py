@@ -4,28 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from paritybit.reports.compared.watched import compare_watched
 
 from paritybit.__main__ import main
 from paritybit.launch.record import write
 from paritybit.launch.schema import Watched
-from paritybit.launch.trend import FIXED, GONE, NEW, STAYS
 from properties.support.records import finding, watched
 
 OK, FINDING, CANNOT_RUN = 0, 1, 125
-
-
-def test_each_cause_is_new_gone_fixed_or_still_there() -> None:
-    before = watched([finding("a", 3), finding("b")])
-    after = watched([finding("a", 5), finding("c")])
-    found = [(one.kind, one.cause, one.before, one.after) for one in compare_watched(before, after)]
-    assert found == [
-        (NEW, "c", "", "1 × leak"),
-        (STAYS, "a", "3 × leak", "5 × leak"),
-        (FIXED, "b", "1 × leak", ""),
-    ]
-    other = watched([], ["overlap"])
-    assert {one.kind for one in compare_watched(before, other)} == {GONE}
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from paritybit.drive.legs import Leg
 from paritybit.drive.script import Part, Planned, Script, Wave
 from paritybit.drive.sglang.settings import Served
 from paritybit.launch import matrix
+from paritybit.launch.record import write
 from properties.support.harness.command_line import (
     CANNOT_RUN,
     FINDING,
@@ -34,6 +35,7 @@ from properties.support.harness.command_line import (
 )
 from properties.support.known import STRAY, THREAD, listed
 from properties.support.places import ROOT
+from properties.support.records import watched
 from properties.support.reports.pages import Page
 
 LEGS = (Leg("decode graphs", seconds=1.0), Leg("overlap", ("--overlap",), seconds=1.0))
@@ -68,7 +70,6 @@ if leg in os.environ.get("LACKING", ""):
 if leg in os.environ.get("FAILED", ""):
     print("ValueError: no memory is left\\n\\n", file=sys.stderr)
     raise SystemExit(3)
-time.sleep(0.3)
 journal.end()
 """
 
@@ -156,16 +157,6 @@ def test_a_finding_ends_the_plan_and_its_case_replays(
     assert "name the engine with --engine" in capsys.readouterr().err
 
 
-def test_all_legs_are_run_if_asked_and_findings_of_one_cause_are_one(
-    paritybit: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert paritybit(*WATCH, "--keep-going", BROKEN="decode graphs,overlap") == FINDING
-    data = record()
-    assert [finding["leg"] for finding in data["findings"]] == ["decode graphs", "overlap"]
-    assert len({finding["case"] for finding in data["findings"]}) == 1
-    assert "2 findings with 1 cause" in capsys.readouterr().out
-
-
 def test_a_known_finding_ends_no_plan_and_stands_once_in_sarif(
     paritybit: Run, tmp_path: Path
 ) -> None:
@@ -175,6 +166,7 @@ def test_a_known_finding_ends_no_plan_and_stands_once_in_sarif(
     assert [leg["name"] for leg in data["legs"]] == ["decode graphs", "overlap"]
     assert [finding["known"] for finding in data["findings"]] == [THREAD, THREAD]
     assert paritybit(*WATCH, "--keep-going", BROKEN="decode graphs,overlap") == FINDING
+    assert len({finding["case"] for finding in record()["findings"]}) == 1
     (run,) = json.loads((RUN / "findings.sarif").read_text())["runs"]
     assert len(run["results"]) == 1
 
@@ -279,17 +271,18 @@ def test_a_hostile_case_is_refused_and_starts_nothing(
 
 
 def test_a_record_of_a_wrong_type_or_size_is_refused(
-    paritybit: Run, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert paritybit(*WATCH) == OK
-    data = record()
+    monkeypatch.chdir(tmp_path)
+    write(watched([]), tmp_path / "record.json")
+    data = json.loads((tmp_path / "record.json").read_text())
     for key, value in (("verdict", "good"), ("legs", [{}]), ("counts", {"reads": "1"})):
         Path("changed.json").write_text(json.dumps({**data, key: value}))
-        assert paritybit("report", "changed.json") == MALFORMED
+        assert main(["report", "changed.json"]) == MALFORMED
         assert "is not a complete record of watch" in capsys.readouterr().err
     with Path("large.json").open("wb") as file:
         file.truncate(MOST_BYTES + 1)
-    assert paritybit("report", "large.json") == MALFORMED
+    assert main(["report", "large.json"]) == MALFORMED
 
 
 def test_a_command_starts_before_torch_is_imported() -> None:

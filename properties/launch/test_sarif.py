@@ -12,7 +12,6 @@ import pytest
 from paritybit.harness.cli.watch.finish import way_to
 from paritybit.reports.watched.sarif import sarif_of
 
-from properties.support.known import STRAY, THREAD, listed
 from properties.support.records import shown, watched
 
 Script = Callable[[str], list[str]]
@@ -55,12 +54,6 @@ def test_a_finding_stands_at_the_line_of_its_cause(
     rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
     assert rules == ["leak", "other", "stray-write"]
     assert run["invocations"][0]["executionSuccessful"]
-
-
-def test_a_known_finding_is_suppressed(watch: Watch, script: Script, tmp_path: Path) -> None:
-    watch("--known", listed(tmp_path, STRAY), "--", *script("engine([STRAY])"))
-    (result,) = run_of(tmp_path)["results"]
-    assert result["suppressions"] == [{"kind": "external", "justification": THREAD}]
 
 
 ALLOWED: dict[str, set[str]] = {
