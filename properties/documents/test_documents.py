@@ -21,12 +21,6 @@ from properties.support.places import ROOT
 DOCUMENTS = {str(path.relative_to(ROOT)): path for path in made.documents()}
 CHECKED = {**DOCUMENTS, "CONTRIBUTING.md": ROOT / "CONTRIBUTING.md"}
 
-MOST_LINES = 120
-"""Of the README, so that it is read."""
-
-PENDING_COMMANDS: set[str] = set()
-"""What the documents name before it is merged; a test fails once it is there."""
-
 PLACEHOLDER = re.compile(r"[A-Z…][A-Z…./]*|[.]")
 """A word that stands for what a reader puts there: CASE, BUGS, …, or the folder a reader is in."""
 
@@ -78,8 +72,6 @@ def check(command: str) -> None:
         check_make(command)
         return
     if command.split()[1:] in (["COMMAND", "--help"], ["--help"]):
-        return
-    if command.split()[1:2] and command.split()[1] in PENDING_COMMANDS:
         return
     options = parsed(command)
     if options is not None:
@@ -177,11 +169,6 @@ def test_every_link_leads_somewhere(name: str) -> None:
         assert (ROOT / path).exists(), path
         if not path.endswith(".py"):  # A line of code is made: see `made.remade`.
             assert not anchor or anchor in anchors(path), f"{path}#{anchor}"
-
-
-def test_what_is_pending_is_not_there_yet() -> None:
-    """Else take its name from the set: it is then checked like all others."""
-    assert not PENDING_COMMANDS & set(EXAMPLES)
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
