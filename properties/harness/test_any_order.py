@@ -1,6 +1,5 @@
 """No test depends on its order: what a test leaves behind fails it, and the order can be drawn."""
 
-import os
 import random
 import subprocess
 from pathlib import Path
@@ -85,11 +84,3 @@ def test_an_undone_patch_leaves_nothing_on_an_instance() -> None:
         any_order.taking_back(old_setattr)(patch, one, "method", lambda: 2)
         assert one.method() == 2
     assert (one.method(), vars(one)) == (1, {})
-
-
-def test_what_is_compared_holds_of_this_process() -> None:
-    """Nothing that is compared differs without a change."""
-    assert any_order.changed(any_order.of_process(), any_order.of_process()) == []
-    assert os.environ.keys() - any_order.OF_LIBRARIES <= {
-        name.removeprefix("environment variable ") for name in any_order.of_process()
-    }

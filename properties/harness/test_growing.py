@@ -6,10 +6,8 @@ Done on a copy of the build, in a process of its own, by a property that no buil
 import json
 from pathlib import Path
 
-import pytest
-
 from properties.support.harness.command_line import python
-from properties.support.places import PACKAGES, ROOT, copy_packages
+from properties.support.places import copy_packages
 
 TABLE = "harness/checks/table.py"
 
@@ -71,10 +69,8 @@ print(json.dumps({"steps": steps, "violations": violations, "codes": codes,
 """
 
 
-@pytest.fixture(scope="module")
-def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the build with one property more."""
-    folder = tmp_path_factory.mktemp("grown")
+def grow(folder: Path) -> None:
+    """Copy the build to a folder, with one property more."""
     copy_packages(folder)
     (folder / "harness/checks/of_steps/few_requests.py").write_text(PROPERTY)
     table = (folder / TABLE).read_text()
@@ -82,33 +78,14 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert table.count(before) == 1
         table = table.replace(before, line + before)
     (folder / TABLE).write_text(table)
-    return folder
 
 
-def changed_files(folder: Path) -> dict[str, int]:
-    """Return how many lines each file of a copy has more than the build's."""
-    lines = {
-        str(path.relative_to(folder)): path.read_text().count("\n")
-        for package in PACKAGES
-        for path in (folder / package).rglob("*.py")
-    }
-    before = {
-        name: (ROOT / name).read_text().count("\n") if (ROOT / name).exists() else 0
-        for name in lines
-    }
-    return {name: lines[name] - before[name] for name in lines if lines[name] != before[name]}
-
-
-def test_a_property_more_is_a_file_and_a_line_of_the_table_with_its_import(grown: Path) -> None:
-    assert changed_files(grown) == {
-        "harness/checks/of_steps/few_requests.py": PROPERTY.count("\n"),
-        TABLE: 2,
-    }
-
-
-def test_a_property_more_is_judged_hunted_shrunk_listed_and_replayed_by_name(grown: Path) -> None:
+def test_a_property_more_is_judged_hunted_shrunk_listed_and_replayed(
+    tmp_path: Path,
+) -> None:
     """At every step of every schedule, with nothing else changed."""
-    done = python("-c", HUNT, folder=grown, variables={"PYTHONPATH": str(grown)})
+    grow(tmp_path)
+    done = python("-c", HUNT, folder=tmp_path, variables={"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     *shown, last = done.stdout.splitlines()
     found = json.loads(last)

@@ -4,8 +4,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 STEPPER = "harness/lockstep/pair.py"
 
@@ -37,16 +35,3 @@ def test_no_other_module_of_the_harness_plans_runs_or_commits_a_step() -> None:
         for call in parts_called(path.read_text())
     }
     assert found == set(ELSEWHERE)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "def play(pair, step):\n    return pair.world.plan(step)\n",
-        "def follow(pair, batch, output):\n    pair.graph.commit(batch, output)\n",
-        "def again(pair, batch):\n    return pair.decoder.forward(batch)\n",
-        "output = pair.eager.forward(batch)\n",
-    ],
-)
-def test_a_further_loop_over_the_worlds_is_found(source: str) -> None:
-    assert len(list(parts_called(source))) == 1

@@ -10,12 +10,11 @@ from paritybit.subjects.bugs.catalogue import BUGS
 
 from properties.support.trials import (
     PAGE_SIZES,
-    all_pairs,
     axes_of,
     clean_trials,
 )
 
-OPTIONS = [(None, None), ("decode", None), (None, "mimo"), ("breakable", "gpt_oss")]
+OPTIONS = [(None, None), ("breakable", "gpt_oss")]
 
 
 @pytest.mark.parametrize(("runner", "preset"), OPTIONS)
@@ -46,11 +45,3 @@ def test_a_runner_or_a_preset_that_is_asked_for_is_tried_alone() -> None:
         trials = clean_trials("cpu", "decode", "mimo", bug)
         assert {(trial.runner, trial.preset) for trial in trials} == {("decode", "mimo")}
         assert all(isinstance(trial, TrialConfig) for trial in trials)
-
-
-def test_all_pairs_of_small_axes_are_found_with_as_few_rows_as_there_can_be() -> None:
-    """Three axes of two values need four rows, not eight; one axis needs none."""
-    rows = all_pairs(["ab", "cd", "ef"])
-    assert len(rows) == 4
-    assert all_pairs(["ab", "cd", "ef"]) == rows
-    assert all_pairs(["ab"]) == []

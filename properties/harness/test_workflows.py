@@ -45,11 +45,6 @@ def commands_of(words: list[str]) -> str:
     return joined(done.stdout)
 
 
-def test_a_call_of_make_is_found_wherever_it_ends() -> None:
-    text = 'run: .ci/x make a DEVICE=cpu\nrun: make b >>"$X"\n  make c \\\n    ARGS="--d $e" |\n'
-    assert list(calls_of_make(text)) == [["a", "DEVICE=cpu"], ["b"], ["c", "ARGS=--d 1"]]
-
-
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed here")
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_a_job_calls_commands_that_the_parser_knows(path: Path) -> None:

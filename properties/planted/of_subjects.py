@@ -58,11 +58,7 @@ OF_SUBJECTS: tuple[Fault, ...] = (
         file="subjects/runners/base.py",
         old="WARM_UP_RUNS = 1",
         new="WARM_UP_RUNS = 0",
-        tests=(
-            "properties/subjects/test_memo_warnings.py",
-            "-k",
-            "finds_the_memo and decode",
-        ),
+        tests=("properties/subjects/test_locations.py", "-k", "finds_the_memo and decode"),
         why=(
             "A capture is preceded by no warm-up run, so that it never finds what one"
             " left in the memo."
@@ -73,11 +69,7 @@ OF_SUBJECTS: tuple[Fault, ...] = (
         file="subjects/runners/base.py",
         old="return self.store_count * per_store[scheme]",
         new="return per_store[scheme]",
-        tests=(
-            "properties/subjects/test_locations.py",
-            "-k",
-            "graph_holds",
-        ),
+        tests=("properties/harness/checks/test_planted_faults.py", "-k", "schedule_is_clean"),
         why="A graph of several forwards is said to hold the translations of one.",
     ),
     Fault(
@@ -118,11 +110,7 @@ OF_SUBJECTS: tuple[Fault, ...] = (
             '("encoder_lens", torch.int64, torch.int32),\n'
             '        ("positions", torch.int64, torch.int32),'
         ),
-        tests=(
-            "properties/subjects/test_reads.py",
-            "-k",
-            "every_listed",
-        ),
+        tests=("properties/harness/checks/test_faults_on_runners.py", "-k", "every_listed"),
         why="The index contract forgives a conversion of positions that no runner makes.",
     ),
     Fault(
@@ -149,7 +137,7 @@ OF_SUBJECTS: tuple[Fault, ...] = (
         file="subjects/runners/target_verify.py",
         old="bits = SPECULATION.draft_tokens * self.target.config.max_context",
         new="bits = self.target.config.max_context",
-        tests=("properties/subjects/test_shared_buffers.py",),
+        tests=("properties/harness/checks/test_planted_faults.py", "-k", "schedule_is_clean"),
         why="The mask buffer of a verify has room for one draft of each request.",
     ),
     Fault(
@@ -189,7 +177,7 @@ OF_SUBJECTS: tuple[Fault, ...] = (
         file="subjects/listing/host.py",
         old="kept = np.minimum(lengths, window)",
         new="kept = np.minimum(lengths, window - 1)",
-        tests=("properties/subjects/test_key_lists.py",),
+        tests=("properties/harness/checks/test_planted_faults.py", "-k", "schedule_is_clean"),
         why="The window lists of rows leave the oldest visible key out.",
     ),
     Fault(
@@ -197,7 +185,7 @@ OF_SUBJECTS: tuple[Fault, ...] = (
         file="subjects/listing/host.py",
         old="first = np.maximum(column - window + 1, 0)",
         new="first = np.maximum(column - window, 0)",
-        tests=("properties/subjects/test_key_lists.py",),
+        tests=("properties/harness/checks/test_planted_faults.py", "-k", "schedule_is_clean"),
         why="A token of an extend sees one key beyond its window.",
     ),
     Fault(
@@ -205,7 +193,7 @@ OF_SUBJECTS: tuple[Fault, ...] = (
         file="subjects/key_lists.py",
         old="mask_indptr = mask_rows[request] + node * ends[request]",
         new="mask_indptr = mask_rows[request] + node * drafts",
-        tests=("properties/subjects/test_key_lists.py",),
+        tests=("properties/harness/checks/test_planted_faults.py", "-k", "schedule_is_clean"),
         why="A draft's row of the tree mask is taken to be as long as the drafts alone.",
     ),
     Fault(
@@ -213,7 +201,7 @@ OF_SUBJECTS: tuple[Fault, ...] = (
         file="subjects/key_lists.py",
         old="offsets = (seq_lens - window + 1).clamp(min=0)",
         new="offsets = (seq_lens - window).clamp(min=0)",
-        tests=("properties/subjects/test_key_lists.py",),
+        tests=("properties/harness/checks/test_planted_faults.py", "-k", "schedule_is_clean"),
         why="The page table of a verify begins one column early and ends one early.",
     ),
     Fault(
@@ -221,7 +209,7 @@ OF_SUBJECTS: tuple[Fault, ...] = (
         file="subjects/key_lists.py",
         old="branch * steps),",
         new="branch * topk),",
-        tests=("properties/subjects/test_key_lists.py",),
+        tests=("properties/harness/checks/test_planted_faults.py", "-k", "schedule_is_clean"),
         why="A branch of a draft looks for its own slots topk columns on, not steps.",
     ),
     Fault(
@@ -229,7 +217,7 @@ OF_SUBJECTS: tuple[Fault, ...] = (
         file="subjects/listing/host.py",
         old='request = np.searchsorted(token_indptr[1:], place, side="right")',
         new='request = np.searchsorted(token_indptr[1:], place, side="left")',
-        tests=("properties/subjects/test_key_lists.py",),
+        tests=("properties/harness/checks/test_planted_faults.py", "-k", "schedule_is_clean"),
         why="The first token of a request is taken for one of the request before it.",
     ),
     Fault(
@@ -245,7 +233,7 @@ OF_SUBJECTS: tuple[Fault, ...] = (
         file="subjects/key_lists.py",
         old="(sum(lengths), sum(min(length, window) for length in lengths)),",
         new="(sum(lengths), sum(lengths)),",
-        tests=("properties/subjects/test_key_lists.py",),
+        tests=("properties/harness/checks/test_planted_faults.py", "-k", "schedule_is_clean"),
         why="As many window slots are gathered as the whole prefixes have.",
     ),
     Fault(
@@ -254,9 +242,9 @@ OF_SUBJECTS: tuple[Fault, ...] = (
         old="if memo_resets.after_window:",
         new="if not memo_resets.after_window:",
         tests=(
-            "properties/subjects/test_memo_warnings.py",
+            "properties/verdicts/test_clean.py",
             "-k",
-            "logs_nothing",
+            "clean_subject_keeps and decode and memo and log_hygiene",
         ),
         why="The memo is cleared after the window translation only where it should not be.",
     ),
@@ -399,11 +387,7 @@ OF_SUBJECTS: tuple[Fault, ...] = (
         file="subjects/engine.py",
         old="runner = self.runners.get(idle if batch is None else batch.mode)",
         new="runner = self.runners.get(Mode.DECODE if batch is None else batch.mode)",
-        tests=(
-            "properties/subjects/test_replays.py",
-            "-k",
-            "idle_step",
-        ),
+        tests=("properties/harness/checks/test_planted_faults.py", "-k", "schedule_is_clean"),
         why="An idle step of any mode replays decode.",
     ),
     Fault(
@@ -419,11 +403,7 @@ OF_SUBJECTS: tuple[Fault, ...] = (
         file="subjects/engine.py",
         old="toggles=subject.toggles if under_test else self.clean,",
         new="toggles=subject.toggles,",
-        tests=(
-            "properties/subjects/test_memo_warnings.py",
-            "-k",
-            "finds_the_memo",
-        ),
+        tests=("properties/subjects/test_locations.py", "-k", "finds_the_memo"),
         why="All runners of an engine have the toggles of the broken one under test.",
     ),
     Fault(
@@ -454,11 +434,7 @@ OF_SUBJECTS: tuple[Fault, ...] = (
         file="subjects/runners/eagle_draft_extend.py",
         old="return batch is None or batch.live_tokens != bucket * K",
         new="return batch is None or batch.live_requests != bucket",
-        tests=(
-            "properties/subjects/test_populate.py",
-            "-k",
-            "in_tokens_alone",
-        ),
+        tests=("properties/harness/checks/test_wrong_tables.py", "-k", "in_tokens_alone"),
         why=(
             "A draft-extend of as many requests as its bucket, but of fewer tokens, does"
             " not take the padding branch."

@@ -5,18 +5,12 @@ the dark and on paper.
 """
 
 import json
-import re
-import shutil
-import subprocess
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pytest
 from paritybit.harness.records.files import write_whole
-from paritybit.harness.records.record import load
 from paritybit.harness.records.schema import Record
 from paritybit.reports.compared.runs import compare_runs
 from paritybit.reports.page import render, render_comparison
@@ -27,7 +21,6 @@ from properties.support.reports.records import (
     SAMPLES,
     finding_of,
     green,
-    many,
     red,
 )
 
@@ -35,15 +28,9 @@ if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
 ANCHOR = "bug-swa_pad-decode-generated"
-OPENS_IN = 1.5
-"""Seconds of a processor in which a page of 500 findings opens, whatever else the machine does."""
 
 PAINTED_WITHIN, OPENED_WITHIN = 3, 10
 """Seconds in which it shows its verdict, and all of it, on a busy machine."""
-
-
-ROOT = Path(__file__).parents[2]
-FULL_RUN = ROOT / "reports" / "evidence" / "h200" / "regress.json"
 
 
 def saved(folder: Path, page: str | Record) -> Path:
@@ -80,32 +67,6 @@ def comparison(tmp_path: Path) -> Path:
     return path
 
 
-def test_where_no_browser_can_be_installed_ci_says_so_and_goes_on(tmp_path: Path) -> None:
-    for name in ("bash", "id", "mktemp", "tail"):
-        (tmp_path / name).symlink_to(shutil.which(name) or pytest.skip(f"there is no {name}"))
-    said = "the tests of pages in a browser are skipped: "
-
-    def printed() -> str:
-        run = [tmp_path / "bash", ROOT / ".ci" / "browser"]
-        paths = {"PATH": str(tmp_path)}
-        done = subprocess.run(
-            run, env=paths, capture_output=True, text=True, timeout=60, check=True
-        )
-        return done.stdout
-
-    assert printed() == f"{said}there is no Chromium, and no apt-get to install one with\n"
-    installer = tmp_path / "apt-get"
-    installer.write_text(f"#!{tmp_path / 'bash'}\necho E: no index answers >&2\nexit 100\n")
-    installer.chmod(0o755)
-    (tmp_path / "id").unlink()
-    root = tmp_path / "id"
-    root.write_text(f"#!{tmp_path / 'bash'}\necho 0\n")
-    root.chmod(0o755)
-    assert printed() == f"{said}apt-get could not install chromium: E: no index answers\n"
-    root.write_text(f"#!{tmp_path / 'bash'}\necho 1000\n")
-    assert printed() == f"{said}there is no Chromium, and only root may install one with apt-get\n"
-
-
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_page_opens_without_an_error_or_a_request(
     name: str, visit: Visit, tmp_path: Path
@@ -130,18 +91,6 @@ def test_a_link_to_a_finding_opens_it_and_shows_it(visit: Visit, tmp_path: Path)
     assert page.locator(".card[open]").count() == 1
     top = card.evaluate("card => card.getBoundingClientRect().top")
     assert 0 <= top < DESK["height"] / 2
-
-
-def test_a_cell_of_the_matrix_opens_its_finding_again_and_again(
-    visit: Visit, tmp_path: Path
-) -> None:
-    page = visit.open(saved(tmp_path, "green"))
-    card, link = page.locator(f"#{ANCHOR}"), page.locator(f'#runners a[href="#{ANCHOR}"]')
-    for _ in range(2):
-        link.click()
-        card.locator(".proof").wait_for(state="visible")
-        card.locator("summary").first.click()
-        card.locator(".proof").wait_for(state="hidden")
 
 
 def test_filters_show_the_findings_that_match_them_all(visit: Visit, tmp_path: Path) -> None:
@@ -194,15 +143,6 @@ def test_nothing_but_wide_drawings_and_tables_scrolls_sideways_on_a_phone(
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
-def test_the_page_follows_the_colours_of_the_machine(visit: Visit, tmp_path: Path) -> None:
-    path, grounds = saved(tmp_path, "green"), []
-    for scheme in ("light", "dark"):
-        visit.page.emulate_media(color_scheme=scheme)
-        visit.open(path)
-        grounds.append(visit.page.evaluate("getComputedStyle(document.body).backgroundColor"))
-    assert grounds == ["rgb(255, 255, 255)", "rgb(21, 24, 28)"]
-
-
 def test_on_paper_stands_what_is_open_or_was_not_expected_filtered_or_not(
     visit: Visit, tmp_path: Path
 ) -> None:
@@ -225,53 +165,11 @@ def test_on_paper_stands_what_is_open_or_was_not_expected_filtered_or_not(
     )
 
 
-def test_a_full_run_is_printed_on_20_pages_at_most(visit: Visit, tmp_path: Path) -> None:
-    page = visit.open(saved(tmp_path, load(FULL_RUN)))
-    assert page.locator(".card").count() > 250
-    assert pages_of(page.pdf(format="A4", prefer_css_page_size=True)) <= 20
-
-
-def pages_of(document: bytes) -> int:
-    """Return how many pages a PDF document has."""
-    return len(re.findall(rb"/Type\s*/Page\b(?!s)", document))
-
-
 def test_a_command_can_be_copied(visit: Visit, tmp_path: Path) -> None:
     page = visit.open(saved(tmp_path, "green"), ANCHOR)
     page.locator(f'[data-copy="{ANCHOR}--command"]').click()
     selected = page.evaluate("getSelection().toString()")
     assert selected == finding_of(green(), 0).reproduce
-
-
-def test_a_page_of_500_findings_opens_at_once(
-    visit: Visit, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
-    path = saved(tmp_path, many(500))
-    session = visit.page.context.new_cdp_session(visit.page)
-    session.send("Performance.enable", {"timeDomain": "threadTicks"})
-    started = time.monotonic()
-    page = visit.open(path)
-    opened = time.monotonic() - started
-    metrics = session.send("Performance.getMetrics")["metrics"]
-    worked = next(one["value"] for one in metrics if one["name"] == "ProcessTime")
-    painted = page.evaluate(
-        "performance.getEntriesByName('first-contentful-paint')[0].startTime / 1000"
-    )
-    filtered = page.evaluate(FILTER) / 1000
-    figures = {"megabytes": path.stat().st_size / 1e6, "first paint": painted, "worked": worked}
-    for name, value in (figures | {"open": opened, "filtered": filtered}).items():
-        record_property(name, value)
-        print(f"{name}: {value:.2f}")  # noqa: T201  # `pytest -rP` shows the figures
-    assert page.locator(".card").count() == 501
-    assert page.locator(".card[hidden]").count() > 0
-    assert painted < PAINTED_WITHIN
-    assert opened < OPENED_WITHIN
-    assert 0 < worked < OPENS_IN
-    last = page.locator(".card").last
-    assert last.locator("> script").count() == 1  # Its inside is text until it is opened.
-    last.evaluate("card => { card.hidden = false; card.open = true; }")
-    last.locator(".proof").wait_for(state="visible")
-    assert last.locator("[data-copy]").first.is_visible()
 
 
 @pytest.mark.parametrize(("scheme", "rules"), [("light", None), ("dark", ["color-contrast"])])
@@ -288,39 +186,6 @@ def test_no_rule_of_accessibility_is_violated_with_every_finding_open(
     assert violations(page, rules) == []
 
 
-def test_no_text_is_smaller_than_12_pixels_however_wide_the_screen(
-    visit: Visit, tmp_path: Path
-) -> None:
-    page = visit.open(saved(tmp_path, "red"))
-    choice(page, "ended").select_option("")
-    open_all(page)
-    for width in (360, 768, 1280, 1920):
-        page.set_viewport_size({"width": width, "height": 900})
-        assert page.evaluate(SMALLEST) >= 12
-
-
-SMALLEST = """() => {
-  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  let smallest = 99;
-  while (texts.nextNode()) {
-    const parent = texts.currentNode.parentElement;
-    if (!texts.currentNode.data.trim() || parent.closest("script, style, title")) continue;
-    const drawing = parent.closest("svg");
-    const scale = drawing ? drawing.getBoundingClientRect().width / drawing.width.baseVal.value : 1;
-    const size = parseFloat(getComputedStyle(parent).fontSize) * (scale || 1);
-    smallest = Math.min(smallest, size);
-  }
-  return smallest;
-}"""
-"""Returns the height of the smallest text in pixels, as drawings are scaled."""
-
-
-def overlap(one: list[float], other: list[float]) -> bool:
-    """Whether two boxes, given as left, right, top and bottom, share any room."""
-    across = one[0] < other[1] and other[0] < one[1]
-    return across and one[2] < other[3] and other[2] < one[3]
-
-
 def test_a_script_that_is_not_the_pages_own_does_not_run(visit: Visit, tmp_path: Path) -> None:
     path = saved(tmp_path, "green")
     foreign = "<script>document.title = 'run'</script></body>"
@@ -329,17 +194,6 @@ def test_a_script_that_is_not_the_pages_own_does_not_run(visit: Visit, tmp_path:
     (refused,) = visit.complaints
     assert "Content Security Policy" in refused
     visit.complaints.clear()
-
-
-FILTER = """() => {
-  const started = performance.now();
-  const select = document.querySelector("select[name=bug]");
-  select.value = "swa_pad";
-  select.dispatchEvent(new Event("change", { bubbles: true }));
-  document.body.getBoundingClientRect();
-  return performance.now() - started;
-}"""
-"""Filters the findings, and returns the milliseconds that it took, layout included."""
 
 
 def test_a_case_is_downloaded_from_the_page_under_its_own_name(

@@ -8,7 +8,7 @@ import pytest
 from paritybit.reports.watched.page import render
 
 from paritybit.launch.schema import Watched
-from properties.support.records import shown, watched
+from properties.support.records import shown
 from properties.support.reports.browser import PHONE, Visit, violations
 
 OPEN_ALL = "document.querySelectorAll('details').forEach(part => { part.open = true; })"
@@ -80,19 +80,3 @@ def test_on_paper_are_the_causes_that_fail_the_run(visit: Visit, tmp_path: Path)
     assert page.locator("#cause-1 .proof").first.is_visible()
     assert not page.locator("#cause-2").is_visible()
     assert not page.locator("#filters").is_visible()
-
-
-def test_a_page_without_findings_has_no_filters(visit: Visit, tmp_path: Path) -> None:
-    page = visit.open(saved(tmp_path, replace(watched([]), message="no finding in 5 forwards")))
-    assert page.locator("h1").inner_text().endswith("no finding")
-    assert page.locator("#filters, #baseline").count() == 0
-
-
-def test_reasons_of_stand_ins_are_as_wide_as_words_need(visit: Visit, tmp_path: Path) -> None:
-    whats = {"the kernels that build and verify trees of drafts: " * 4: "they are for CUDA"}
-    record = shown()
-    legs = tuple(replace(leg, stand_ins=whats) for leg in record.legs)
-    page = visit.open(saved(tmp_path, replace(record, legs=legs)))
-    box = page.locator("#stand-ins dd").first.bounding_box()
-    assert box is not None
-    assert box["width"] > 300

@@ -49,18 +49,6 @@ def test_the_card_tells_the_proof_in_order_and_what_is_to_blame() -> None:
     assert UNCAPTURED_RUN["as the graph"] in message
 
 
-def test_the_chain_leads_from_the_stale_element_to_the_first_difference() -> None:
-    found = described()
-    assert [link.name for link in found.chain] == [
-        "step 2, decode, row 1 (request 1)",
-        "out_cache_loc_swa[1] = 9",
-        "target, swa slot 9",
-        "store_kv, target, layer 0, swa, K",
-    ]
-    assert found.chain[1].value == "stale, expected 0"
-    assert "padded row 1" in found.chain[-1].value
-
-
 @pytest.mark.parametrize(
     ("part", "links"),
     [("index", 2), ("slot", 1), ("site", 1), ("difference", 1), ("uncaptured_run", 0)],
@@ -70,31 +58,6 @@ def test_an_explanation_may_lack_a_part(part: str, links: int) -> None:
     assert len(described(**whole).chain) - len(described(**whole | {part: None}).chain) == links
     record = explained(cause=cause(**{part: None}))
     assert "Cause: " in card_of(record, ANCHOR)
-
-
-def test_a_finding_without_an_explanation_still_shows_what_was_seen() -> None:
-    message = words_of(card_of(with_finding(green(), 0, explanation=None), ANCHOR))
-    assert "Step 3 violates" in message
-    assert "12 of 32 bits differ" in message
-    assert "Cause: " not in message
-    assert "Static inputs" not in message
-
-
-def test_each_element_says_whether_it_is_live_stale_and_who_left_it() -> None:
-    table = static_inputs.tabulate(explanation(), STEPS)
-    assert table is not None
-    rows = {row.name: row.elements for row in table.inputs}
-    culprit = rows["out_cache_loc_swa"]
-    assert [(element.value, element.kinds, element.source) for element in culprit] == [
-        ("8", "live", ""),
-        ("9", "padded stale culprit", "step 2"),
-    ]
-    assert [element.source for element in rows["encoder_lens"]] == ["", "capture"]
-    assert [element.kinds for element in rows["input_ids"]] == ["live", "padded"]
-    assert [(source.name, source.value) for source in table.sources] == [
-        ("capture", "never written since"),
-        ("step 2", "decode of requests 0, 1"),
-    ]
 
 
 def test_each_section_of_a_static_input_has_a_live_head() -> None:

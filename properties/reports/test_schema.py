@@ -114,18 +114,12 @@ def test_an_object_with_anything_more_is_refused_by_its_name(place: str) -> None
             "odd",
             "the record.verdict is 'odd'; expected one of green, red, interrupted",
         ),
-        (("verdict",), [], "the record.verdict is []; expected one of green, red, interrupted"),
         (("seed",), True, "the record.seed is True; expected a whole number"),
-        (("seed",), 1.0, "the record.seed is 1.0; expected a whole number"),
         (("seconds",), float("nan"), "the record.seconds is nan; expected a finite number"),
-        (("seconds",), float("inf"), "the record.seconds is inf; expected a finite number"),
-        (("seconds",), "1", "the record.seconds is '1'; expected a finite number"),
         (("clean",), 3, "the record.clean is 3; expected a list"),
         (("bugs",), ["x"], "the record.bugs[0] is 'x'; expected an object"),
         (("environment", "dirty"), 1, "the record.environment.dirty is 1; expected true or false"),
         (("properties", "kv_parity"), 1, "the record.properties.kv_parity is 1; expected a text"),
-        (("bugs", 0, "seen", 0), None, "the record.bugs[0].seen[0] is None; expected a text"),
-        (("clean", 0, "trial", "rows"), None, "the record.clean[0].trial.rows is None; expected a"),
         (
             ("bugs", 0, "schedules_to_detection"),
             0,
@@ -174,30 +168,6 @@ def test_each_kind_of_value_reads_back(either: str | int | tuple[int, ...]) -> N
     sample = Sample("a", 1, 2.5, either, None, SAMPLE.anything)
     text = json.dumps(to_json(sample))
     assert from_json(Sample, json.loads(text), "the sample") == sample
-
-
-@pytest.mark.parametrize("key", ["no JSON", "a list", "an earlier version", "a lacking key"])
-def test_a_file_that_is_no_record_is_refused_in_one_sentence(key: str, tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
-    records.write(green(), path)
-    data = json.loads(path.read_text())
-    texts = {
-        "no JSON": "verdict: green",
-        "a list": "[]",
-        "an earlier version": json.dumps(data | {"version": 3}),
-        "a lacking key": json.dumps({k: v for k, v in data.items() if k != "bugs"}),
-    }
-    messages = {
-        "no JSON": "run.json is not valid JSON",
-        "a list": "run.json is not a paritybit-run file",
-        "an earlier version": "run.json has version 3; this build reads 4",
-        "a lacking key": "run.json is not a complete run record: the record lacks bugs",
-    }
-    path.write_text(texts[key])
-    with pytest.raises(ValueError, match=r"run\.json") as caught:
-        records.load(path)
-    assert str(caught.value).startswith(messages[key])
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

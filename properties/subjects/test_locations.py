@@ -1,24 +1,26 @@
 """Write locations of the subject: translation by scheme, what each graph holds of it, the memo."""
 
 import logging
-from collections import Counter
 from functools import cache
 
 import pytest
 import torch
+from paritybit.harness.checks.expectations import affected_runners
+from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.lockstep.config import SUBJECT_LOGGER, TrialConfig
-from paritybit.harness.schedules.schedule import Admit, Decode, Idle, Verify, idle_modes
+from paritybit.harness.schedules.schedule import Admit, Decode
+from paritybit.reference.batch import Mode
 from paritybit.reference.config import PRESETS, Kind, Role
 from paritybit.reference.pool import HybridKVPool, PoolSizes
+from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.pool import TRANSLATE, SubjectPool
 from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
 
-from properties.support.subjects.engines import ENGINE_OF, TRIALS, trial_of
-from properties.support.subjects.graph_world import shared_world
-from properties.support.subjects.runners import EXPECTED, MEMO, PER_LAYER, PRESET, Times
+from properties.support.harness.planting import captured, shared
 
 CONFIG = PRESETS["gpt_oss"].tiny
+PER_LAYER, PRESET, MEMO = LocationScheme
 
 
 @cache
@@ -86,77 +88,54 @@ def stored_slots(pool: SubjectPool, layer: int, loc: Tensor) -> set[int]:
     return set(changed[0].nonzero().flatten().tolist())
 
 
-@pytest.mark.parametrize(("engine", "scheme"), TRIALS)
-def test_a_graph_holds_the_translations_of_its_scheme(
-    engine: str, scheme: LocationScheme, device: str
-) -> None:
-    """And the runner says so, and stores and attends as often as the table says."""
-    world = shared_world(trial_of(engine, scheme, device))
-    world.reset()
-    world.run(Idle(0))  # What is not captured says what it ran last.
-    layers = Counter(world.config.layers)
-    for name, runner in world.runners.items():
-        wanted = EXPECTED[name]
-        for bucket in runner.buckets:
-            found = Counter(runner.operations(bucket))
-            translations = times(wanted.translations[scheme], layers[Kind.SWA])
-            assert found[TRANSLATE] == translations == runner.translations(scheme), name
-            assert found["store_kv"] == times(wanted.stores, layers.total()), name
-            assert found["attention"] == times(wanted.attends, layers.total()), name
-
-
-def times(count: Times, layers: int) -> int:
-    """Return how often an op runs, for what runs it on each of some layers or a number of times."""
-    return layers if count == "each layer" else count
-
-
-def test_a_preset_location_stays_until_it_is_set_again(device: str) -> None:
-    """Captures leave a static buffer, full graphs keep what is there, prefills set their own."""
-    world = shared_world(trial_of(ENGINE_OF["decode"], PRESET, device))
-    world.reset()
-    static = {
-        name: buffer
-        for name, runner in world.runners.items()
-        if (buffer := runner.inputs.buffers.get("out_cache_loc_swa")) is not None
-    }
-    assert static.keys() == {
-        name for name in world.runners if "out_cache_loc_swa" in EXPECTED[name].inputs_under(PRESET)
-    }
-    pool = world.engine.pools[Role.TARGET]
-    captured = pool.state.swa_loc
-    assert captured is not None
-    assert captured.data_ptr() == static["target_verify"].data_ptr()
-    assert captured.shape == (8,), "four drafts of the smallest bucket, the last one captured"
-    for pick, _ in enumerate(idle_modes(world.scheduler.modes)):
-        world.run(Idle(pick))
+def test_a_preset_location_outlives_an_invalidation_until_it_is_set_again(device: str) -> None:
+    """An invalidation forgets the memo alone."""
+    pool, loc = memo(device), locs(device, 50, 51).int()
+    pool.set_swa_loc(loc)
+    pool.translate_loc_from_full_to_swa(locs(device, 1, 2))
     pool.invalidate_loc_cache()
-    assert pool.state.swa_loc is captured
-    world.run(Admit(5, chunk=5))
-    replayed = pool.state.swa_loc
-    assert replayed is not None
-    assert (replayed.data_ptr(), replayed.shape) == (static["piecewise"].data_ptr(), (24,))
-    long = world.run(Admit(25, chunk=25))
-    eager = pool.state.swa_loc
-    assert eager is not None and long is not None
-    assert eager.tolist() == list(long.batch.spans[0].swa_slots)
-    world.run(Decode((0, 1)))
-    world.run(Verify((0, 1), accept=0))
-    assert pool.state.swa_loc is eager
-    assert world.engine.pools[Role.DRAFT].state.swa_loc is None
+    assert pool.state.cached_key is None
+    assert pool.state.swa_loc is loc
     pool.set_swa_loc(None)
     assert pool.state.swa_loc is None
 
 
-@pytest.mark.parametrize("runner", [name for name, row in EXPECTED.items() if not row.captures])
-def test_a_compiled_decode_has_no_preset_location(runner: str, device: str) -> None:
-    """It drops the one that an eager prefill has left, and translates in each layer."""
-    world = shared_world(trial_of(ENGINE_OF[runner], PRESET, device))
-    world.reset()
-    pool = world.engine.pools[Role.TARGET]
-    world.run(Admit(3, chunk=3))
-    assert pool.state.swa_loc is not None
-    world.run(Decode((0,)))
-    assert pool.state.swa_loc is None
+def test_a_preset_location_stays_until_it_is_set_again(device: str) -> None:
+    """Captures leave a static buffer, full graphs keep what is there, prefills set their own."""
+    pair = shared(device, "decode").pair
+    subject, _ = captured(shared(device, "decode"))
+    static = {mode: runner.inputs.buffers for mode, runner in subject.runners.items()}
+    pool = subject.engine.pools[Role.TARGET]
+    with torch.inference_mode():
+        pair.reset(0)
+        at_capture = pool.state.swa_loc
+        assert at_capture is not None and at_capture.shape == (8,), "of the smallest bucket"
+        verify = static[Mode.TARGET_VERIFY]["out_cache_loc_swa"]
+        assert at_capture.data_ptr() == verify.data_ptr()
+        pair.step(Admit(5, chunk=5))
+        replayed = pool.state.swa_loc
+        assert replayed is not None and replayed.shape == (12,)
+        assert replayed.data_ptr() == static[Mode.EXTEND]["out_cache_loc_swa"].data_ptr()
+        long = pair.step(Admit(25, chunk=25))
+        eager = pool.state.swa_loc
+        assert eager is not None and long is not None
+        assert eager.tolist() == list(long.graph.spans[0].swa_slots)
+        pair.step(Decode((0, 1)))
+        assert pool.state.swa_loc is eager
+        assert subject.engine.pools[Role.DRAFT].state.swa_loc is None
+
+
+@pytest.mark.parametrize("runner", affected_runners(BUGS["loc_memo_capture"]))
+def test_a_capture_that_finds_the_memo_of_its_warm_up_holds_no_translation(
+    runner: str, device: str
+) -> None:
+    """The harmful case of the memo, which the invalidation at the top of a run prevents."""
+    trial = TrialConfig(runner, device=device, buckets=(2,), token_buckets=(4,))
+    subject, _ = captured(Lockstep(trial.with_bug("loc_memo_capture")))
+    for one in subject.runners.values():
+        wanted = 0 if one.name == runner else one.translations(MEMO)
+        for bucket in one.buckets:
+            assert one.operations(bucket).count(TRANSLATE) == wanted, one.name
 
 
 def memo(device: str) -> SubjectPool:
@@ -183,16 +162,6 @@ def test_the_memo_is_silent_while_its_tensor_stays(
     first = pool.translate_loc_from_full_to_swa(loc)
     assert pool.translate_loc_from_full_to_swa(loc) is first
     assert pool.ops.log == [TRANSLATE]
-    assert caplog.messages == []
-
-
-def test_the_memo_is_silent_after_an_invalidation(
-    device: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    pool, first, second = memo(device), locs(device, 1, 2), locs(device, 3, 4)
-    pool.translate_loc_from_full_to_swa(first)
-    pool.invalidate_loc_cache()
-    assert pool.translate_loc_from_full_to_swa(second).tolist() == [67, 66]
     assert caplog.messages == []
 
 

@@ -5,15 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 from paritybit.subjects.buffers import BufferPool, StaticInputs
-from paritybit.subjects.contracts import Axis, Contract, Policy, StaticInput, keep, reset
+from paritybit.subjects.contracts import Axis, Contract, keep, reset
 from paritybit.subjects.key_lists import StaticLists
 from paritybit.subjects.mutants.inputs import MistakenInputs
 from paritybit.subjects.mutants.mutant import (
     INPUT_CLASSES,
     LIST_CLASSES,
     Mistake,
-    Mutant,
-    makes_sense,
     metadata,
     mutants,
     mutated_subject,
@@ -132,21 +130,6 @@ def test_every_static_buffer_of_every_runner_is_got_wrong() -> None:
     assert set(of_one) == set(Mistake)
 
 
-@pytest.mark.parametrize("policy", Policy)
-def test_only_what_is_reset_is_reset_wrongly(policy: Policy) -> None:
-    row = StaticInput("row", Axis.TOKEN, torch.int64, policy)
-    wrong = {mistake for mistake in Mistake if makes_sense(mistake, row)}
-    resets = {
-        Mistake.NEVER_RESET,
-        Mistake.FIRST_NOT_RESET,
-        Mistake.LAST_NOT_RESET,
-        Mistake.RESET_AFTER_COPY,
-    }
-    fills = set() if policy is Policy.KEEP else {Mistake.WRONG_FILL}
-    expected = set(Mistake) - resets - {Mistake.WRONG_FILL} | fills
-    assert wrong == (expected | resets if policy is Policy.RESET else expected)
-
-
 def test_a_mutant_differs_in_one_row_or_in_parts() -> None:
     """Never in both, and in nothing else."""
     for mutant in mutants():
@@ -162,8 +145,3 @@ def test_a_mutant_differs_in_one_row_or_in_parts() -> None:
             ([], {Part.METADATA}),
         )
         assert replace(subject, contract=tuple(right), parts=RIGHT_PARTS).shared == {}
-
-
-def test_a_mutant_is_called_by_what_it_is() -> None:
-    mutant = Mutant("decode", LocationScheme.MEMO, "positions", Mistake.LATE)
-    assert mutant.name == "decode/memo/positions: late by one replay"

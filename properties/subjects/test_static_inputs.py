@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 import pytest
 import torch
 from paritybit.subjects.buffers import BufferPool, StaticInputs
-from paritybit.subjects.bugs.catalogue import BUGS
-from paritybit.subjects.bugs.switching import broken_subject, lacking
 from paritybit.subjects.contracts import Axis, Contract, Policy, StaticInput, keep, reset
 from paritybit.subjects.engine import contract
 from paritybit.subjects.runners import RUNNERS
@@ -27,10 +25,6 @@ WIDTH = 3
 """Of a hidden state."""
 
 each_runner = pytest.mark.parametrize("runner", RUNNERS)
-
-
-def test_every_runner_has_a_row_and_no_row_is_of_none() -> None:
-    assert EXPECTED.keys() == RUNNERS.keys()
 
 
 def as_expected(row: StaticInput, *, populated: bool) -> ExpectedInput:
@@ -56,18 +50,6 @@ def test_the_rows_of_a_contract_are_those_of_the_table(runner: str) -> None:
             for row in contract(RUNNERS[runner], scheme)
         }
         assert found == wanted, scheme
-
-
-@each_runner
-def test_a_runner_is_of_the_kind_that_the_table_says(runner: str) -> None:
-    kind, wanted = RUNNERS[runner], EXPECTED[runner]
-    found = kind.mode, kind.captures, kind.attention_captured, kind.shares_buffers
-    assert found == (
-        wanted.mode,
-        wanted.captures,
-        wanted.attention_captured,
-        wanted.shares_buffers,
-    )
 
 
 def length(row: StaticInput, extents: Mapping[Axis, int]) -> int:
@@ -136,28 +118,6 @@ def test_populating_copies_every_live_value_and_resets_what_the_table_says(
             assert set(rest) == (set() if row.axis is Axis.SCALAR else {left}), name
 
 
-@each_runner
-def test_an_idle_step_keeps_or_resets_all_of_a_row(runner: str, device: str) -> None:
-    """It has no live values: what is reset is all padding, what is kept all stale."""
-    rows, wanted = contract(RUNNERS[runner], PRESET), EXPECTED[runner].inputs_under(PRESET)
-    inputs = used(rows, device)
-    inputs.populate({}, padded=True)
-    for row in rows:
-        tail = wanted[row.name].tail
-        left = stale(row.dtype) if tail is None else tail
-        assert set(inputs.buffers[row.name].flatten().tolist()) == {left}, row.name
-
-
-@each_runner
-def test_a_new_buffer_holds_what_it_is_allocated_with(runner: str, device: str) -> None:
-    inputs = made(contract(RUNNERS[runner], PRESET), device)
-    for name, row in EXPECTED[runner].inputs_under(PRESET).items():
-        buffer = inputs.buffers[name]
-        assert set(buffer.flatten().tolist()) == {row.new}, name
-        assert buffer.dtype is (row.dtype or torch.bfloat16), name
-        assert buffer.device.type == ("cpu" if row.host else torch.device(device).type), name
-
-
 def of_requests(rows: Contract, bucket: int, device: str) -> StaticInputs:
     """Return static inputs of a bucket of requests with a token each."""
     extents, pool = {T: bucket, B: bucket}, BufferPool(torch.device(device))
@@ -192,39 +152,3 @@ def test_conversions_are_done_and_recorded(device: str) -> None:
         ("host", torch.int64, torch.int32),
     }
     assert all(inputs.buffers[row.name][:2].tolist() == [5, 6] for row in rows)
-
-
-CHANGED = {
-    "swa_pad": "policy",
-    "swa_int64": "dtype",
-    "req_pool_pad": "policy",
-    "shared_buffer_dtype": "dtype",
-}
-"""The field of a row that each historical bug of the contracts changes."""
-
-
-@pytest.mark.parametrize("name", CHANGED)
-def test_a_row_of_a_bug_replaces_its_fields_alone(name: str) -> None:
-    """In every runner that has the row, the broken contract differs in it, and in one field."""
-    bug = BUGS[name]
-    for runner, kind in RUNNERS.items():
-        if lacking(bug, runner):
-            with pytest.raises(KeyError, match="it has no static input"):
-                broken_subject([bug], runner, bug.scheme)
-            continue
-        right = contract(kind, bug.scheme)
-        broken = broken_subject([bug], runner, bug.scheme).contract
-        changed = [rows for rows in zip(right, broken, strict=True) if rows[0] != rows[1]]
-        assert [before.name for before, _ in changed] == list(bug.rows), runner
-        ((before, after),) = changed
-        fields = {key for key in vars(before) if vars(before)[key] != vars(after)[key]}
-        assert fields == {CHANGED[name]}, runner
-
-
-def test_a_bug_of_a_contract_can_be_switched_on_wherever_its_rows_are() -> None:
-    for name in CHANGED:
-        bug = BUGS[name]
-        for runner, wanted in EXPECTED.items():
-            lacks = sorted(bug.rows.keys() - wanted.inputs_under(bug.scheme).keys())
-            said = f"it has no static input {', '.join(lacks)}" if lacks else None
-            assert lacking(bug, runner) == said, (name, runner)

@@ -75,25 +75,6 @@ def test_waiting_for_a_stream_that_waits_runs_the_other_one_as_far_as_needed(log
     assert log.ran == ["write", "forward"]
 
 
-def test_without_the_wait_the_forward_runs_before_what_is_written_for_it(log: Log) -> None:
-    """A wait that is missing shows in the first forward."""
-    streams = LateStreams()
-    streams.lag(forward=False)
-    streams.schedule.run(log.work("write"))
-    streams.forward.run(log.work("forward"))
-    assert log.ran == ["forward"]
-
-
-def test_the_streams_take_turns_at_lagging(log: Log) -> None:
-    """What was held back runs as soon as its stream lags no more."""
-    streams = LateStreams()
-    streams.lag(forward=False)
-    streams.schedule.run(log.work("write"))
-    assert log.ran == []
-    streams.lag(forward=True)
-    assert log.ran == ["write"]
-
-
 def test_work_that_was_forgotten_never_runs(log: Log) -> None:
     """Nothing of a schedule reaches into the next one."""
     streams = LateStreams()

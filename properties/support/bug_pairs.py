@@ -18,17 +18,15 @@ catalogue, of which the suite tries each bug on one runner alone.
 AFFECTED = [pair for pair in PAIRS if unaffected_reason(BUGS[pair[0]], pair[1]) is None]
 UNAFFECTED = [pair for pair in PAIRS if pair not in AFFECTED]
 
-ONE_PAIR_PER_REASON: list[Pair] = list(
-    {
-        (bug, unaffected_reason(BUGS[bug], runner)): (bug, runner) for bug, runner in UNAFFECTED
-    }.values()
+ONE_UNAFFECTED_PER_BUG: list[Pair] = list(
+    {bug: (bug, runner) for bug, runner in UNAFFECTED}.values()
 )
-"""Of the runners that a bug does not affect for one reason, the last; the main job tries all."""
+"""Of the runners that a bug does not affect, the first; the main job tries all."""
 
 ONE_RUNNER_PER_BUG: list[Pair] = [
     (name, affected_runners(bug)[place % len(affected_runners(bug))])
     for place, (name, bug) in enumerate((name, BUGS[name]) for name in FIRST)
-    if affected_runners(bug)
+    if affected_runners(bug) and "." not in name
 ]
 """The main job shrinks, and plays traffic, on all runners that a bug affects."""
 

@@ -71,13 +71,3 @@ def test_every_catalogued_bug_names_its_public_thread_and_says_how_it_works() ->
     for bug in catalogued():
         assert bug.thread.startswith("https://github.com/"), bug.name
         assert len(bug.mechanism) > 40, bug.name
-
-
-def test_every_catalogued_bug_differs_from_what_is_right() -> None:
-    for bug in catalogued():
-        assert bug.rows or bug.parts or bug.toggles or bug.without or bug.model, bug.name
-
-
-def test_no_two_bugs_of_one_thread_differ_in_the_same() -> None:
-    found = [(bug.thread, str(bug.rows), str(bug.parts), str(bug.model)) for bug in catalogued()]
-    assert len(set(found)) == len(found)

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from paritybit.harness.checks.holdings import misheld
 from paritybit.harness.errors import UnknownNameError
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.scheduler import Scheduler
@@ -33,15 +32,9 @@ from paritybit.harness.schedules.schedule import (
     Decode,
     Draft,
     DraftExtend,
-    Evict,
-    Extend,
-    Finish,
     Idle,
     Repeat,
-    Resume,
-    Retract,
     Schedule,
-    Step,
     Verify,
     from_json,
     to_json,
@@ -50,7 +43,7 @@ from paritybit.reference.batch import Mode
 from paritybit.reference.config import draft_config
 from paritybit.reference.pool import KVPools, PoolSizes
 
-from properties.support.harness.wild_steps import CONFIG, LARGEST, WILD, WILD_STEPS, made_up
+from properties.support.harness.wild_steps import CONFIG, LARGEST, WILD, WILD_STEPS
 
 Data = dict[str, Any]
 
@@ -76,10 +69,6 @@ CASE = Case(
 )
 
 WILD_SCHEDULES = st.builds(Schedule, st.lists(WILD_STEPS, max_size=30).map(tuple), WILD)
-LONG_SCHEDULES = st.builds(
-    Schedule, st.lists(WILD_STEPS, min_size=15, max_size=40).map(tuple), WILD
-)
-"""Any steps with any numbers, most of them far beyond what there is to pick from."""
 
 
 @given(
@@ -97,12 +86,6 @@ def test_a_case_reads_back_and_is_written_again_byte_for_byte(tmp_path: Path) ->
     assert load_case(first) == CASE
     write_case(load_case(first), second)
     assert second.read_bytes() == first.read_bytes()
-
-
-def test_a_case_without_bug_or_goal_reads_back(tmp_path: Path) -> None:
-    case = Case(TrialConfig(page_size=4), Schedule(()), None, -1, ())
-    write_case(case, tmp_path / "case.json")
-    assert load_case(tmp_path / "case.json") == case
 
 
 def test_a_case_of_version_3_reads_as_what_it_is_called_now(tmp_path: Path) -> None:
@@ -146,78 +129,45 @@ def ends_with(step: Any) -> Callable[[Data], None]:
 
 MALFORMED: dict[str, Callable[[Data], None]] = {
     "no format": without("format"),
-    "a foreign format": set_to("format", value="paritybit-run"),
     "an earlier version": set_to("version", value=2),
     "a later version": set_to("version", value=VERSION + 1),
     "a version that is a truth value": set_to("version", value=True),
-    "a version that is text": set_to("version", value=str(VERSION)),
     "an extra key": set_to("extra", value=1),
     "no seed": without("seed"),
     "a seed that is a fraction": set_to("seed", value=1.5),
-    "a seed that is nothing": set_to("seed", value=None),
     "a goal that is a number": set_to("target", value=3),
     "violations that are a number": set_to("violations", value=3),
-    "violations that are nothing": set_to("violations", value=None),
-    "violations that are numbers": set_to("violations", value=[1]),
     "a violation of no property": set_to("violations", value=[{"step": 0}]),
-    "a violation of a property that is a number": set_to("violations", value=[{"property": 1}]),
     "a trial that is a list": set_to("trial", value=[]),
-    "a trial without its scheme": without("trial", "scheme"),
-    "a trial with an extra key": set_to("trial", "extra", value=1),
-    "a runner that is a list": set_to("trial", "runner", value=["decode"]),
-    "a scheme that is no text": set_to("trial", "scheme", value=2),
     "a bug without its scheme": set_to("trial", "scheme", value="memo"),
     "a bug that the runner cannot have": set_to("trial", "runner", value="eagle_draft"),
-    "a bug that is a number": set_to("trial", "bugs", value=[0]),
     "bugs that are one name": set_to("trial", "bugs", value="swa_pad"),
-    "bugs that are nothing": set_to("trial", "bugs", value=None),
     "a bug twice": set_to("trial", "bugs", value=["swa_pad", "swa_pad"]),
     "bugs out of order": set_to("trial", "bugs", value=["swa_int64", "swa_pad"]),
     "bugs of different schemes": set_to("trial", "bugs", value=["swa_pad", "loc_memo_capture"]),
-    "rows that are a truth value": set_to("trial", "rows", value=True),
-    "rows below zero": set_to("trial", "rows", value=-1),
     "rows beyond all memory": set_to("trial", "rows", value=LARGEST),
     "no page size": set_to("trial", "page_size", value=0),
     "slots that are no whole pages": set_to("trial", "page_size", value=7),
-    "slots that are a fraction": set_to("trial", "full_slots", value=80.0),
-    "slots beyond all memory": set_to("trial", "full_slots", value=LARGEST),
     "no buckets": set_to("trial", "buckets", value=[]),
     "an empty bucket": set_to("trial", "buckets", value=[0, 2]),
     "a bucket beyond all memory": set_to("trial", "buckets", value=[LARGEST]),
-    "a bucket that is text": set_to("trial", "buckets", value=[2, "4"]),
-    "no buckets of tokens": set_to("trial", "token_buckets", value=[]),
-    "no key for buckets of tokens": without("trial", "token_buckets"),
-    "an empty bucket of tokens": set_to("trial", "token_buckets", value=[0, 4]),
-    "a bucket of tokens beyond all memory": set_to("trial", "token_buckets", value=[LARGEST]),
-    "buckets of tokens that are one number": set_to("trial", "token_buckets", value=16),
     "a schedule that is a list": set_to("schedule", value=[]),
-    "a schedule without its seed": without("schedule", "seed"),
     "a schedule's seed below zero": set_to("schedule", "seed", value=-1),
     "a schedule's seed out of range": set_to("schedule", "seed", value=2**31),
-    "steps that are an object": set_to("schedule", "steps", value={}),
     "a step that is text": ends_with("idle"),
     "a step without its kind": ends_with({"pick": 0}),
     "a step of no known kind": ends_with({"step": "sleep"}),
     "a step whose kind is a list": ends_with({"step": []}),
-    "a step whose kind is an object": ends_with({"step": {}}),
     "a step that lacks a number": ends_with({"step": "admit", "prompt": 1}),
     "a step with an extra number": ends_with({"step": "idle", "pick": 0, "count": 1}),
-    "an idle step that picks no runner": ends_with({"step": "idle"}),
     "a verify that accepts nothing": ends_with({"step": "verify", "picks": [0]}),
-    "a verify that accepts a list": ends_with({"step": "verify", "picks": [0], "accept": [1]}),
     "a verify that accepts less than no draft": ends_with(
         {"step": "verify", "picks": [0], "accept": -1}
     ),
-    "a draft that picks one number": ends_with({"step": "draft", "picks": 0}),
-    "a draft of a pick below zero": ends_with({"step": "draft", "picks": [-1]}),
-    "a draft-extend by another name": ends_with({"step": "draft-extend", "picks": [0]}),
     "a pick below zero": ends_with({"step": "finish", "pick": -1}),
     "a pick that is a truth value": ends_with({"step": "finish", "pick": True}),
     "a pick out of range": ends_with({"step": "finish", "pick": 2**31}),
-    "picks that are one number": ends_with({"step": "decode", "picks": 0}),
-    "picks that are text": ends_with({"step": "decode", "picks": "01"}),
     "picks within picks": ends_with({"step": "decode", "picks": [[0]]}),
-    "a pick that is a list": ends_with({"step": "finish", "pick": [0]}),
 }
 
 
@@ -286,53 +236,6 @@ def lonely_world(sizes: PoolSizes, modes: frozenset[Mode]) -> Scheduler:
     draft = draft_config(CONFIG)
     pools = KVPools(CONFIG, draft, sizes, torch.float32, torch.device("cpu"))
     return Scheduler(CONFIG, pools, ROWS, modes)
-
-
-@settings(max_examples=60)
-@given(schedule=st.one_of(WILD_SCHEDULES, LONG_SCHEDULES))
-def test_any_list_of_steps_is_a_valid_schedule(world: Scheduler, schedule: Schedule) -> None:
-    play_alone(world, schedule)
-    assert misheld(world.ownership()) == []
-    assert len(world.running) <= world.pools.sizes.rows
-
-
-def play_alone(world: Scheduler, schedule: Schedule) -> int:
-    """Plan every step, and commit a made-up output; return how many steps asked for a forward."""
-    forwards = 0
-    generator = torch.Generator().manual_seed(schedule.seed)
-    world.reset(schedule.seed)
-    for _, step in schedule.flat():
-        work = world.plan(step)
-        if work is None:
-            continue
-        forwards += 1
-        if work.batch is not None:
-            assert 0 < len(work.batch.spans) <= ROWS
-            world.commit(work.batch, made_up(work.batch, generator))
-    return forwards
-
-
-def test_a_shorter_list_of_steps_is_still_a_schedule(world: Scheduler) -> None:
-    """Every step of a full life, each one left out in turn."""
-    steps: tuple[Step, ...] = (
-        Admit(11, 4),
-        Extend(0, 4),
-        Extend(0, 4),
-        Admit(1, 1),
-        Decode((0, 1)),
-        Repeat(2),
-        DraftExtend((0, 1)),
-        Draft((0,)),
-        Verify((0, 1), 1),
-        DraftExtend((1,)),
-        Evict(0),
-        Retract(0),
-        Resume(0),
-        Idle(1),
-        Finish(1),
-    )
-    for place in range(len(steps)):
-        assert play_alone(world, Schedule(steps[:place] + steps[place + 1 :])) > 0
 
 
 def test_a_repeat_without_end_ends() -> None:

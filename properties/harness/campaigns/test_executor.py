@@ -94,13 +94,6 @@ def test_a_process_that_died_while_idle_is_replaced_and_costs_no_task() -> None:
     assert len({process_of(ended) for ended in ends}) == 3
 
 
-def test_processes_begin_with_what_they_do_not_share() -> None:
-    first, second, third = Chore("a", 1), Chore("b", 1), Chore("c", 2)
-    ends = ends_of([first, second, third], 2)
-    assert process_of(ends[first]) != process_of(ends[third])
-    assert process_of(ends[second]) in {process_of(ends[first]), process_of(ends[third])}
-
-
 def test_no_process_makes_what_another_one_keeps() -> None:
     """Tasks alike go to one; when all share with running ones, to where most are left."""
     campaign = replace(
@@ -203,14 +196,6 @@ def test_under_mps_what_ended_badly_is_run_again_alone(tmp_path: Path) -> None:
     assert len(workers.again) == len(noted)
 
 
-def test_without_mps_what_ended_badly_is_told_as_it_ended(tmp_path: Path) -> None:
-    victim = Chore(f"lose the device the first time {tmp_path / 'lost'}", 1)
-    ends = ends_of([victim], 1)
-    result = ends[victim].result
-    assert result is not None
-    assert result.spoiled
-
-
 def running(group: int) -> Iterator[str]:
     """Yield the processes of a group that run or sleep."""
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -260,8 +245,7 @@ def test_ctrl_c_ends_all_processes_and_keeps_what_ended(starting: bool) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are told by /proc")
-@pytest.mark.parametrize("starting", [True, False], ids=["while they start", "while they run"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(("number", "starting"), [(signal.SIGKILL, False), (signal.SIGTERM, True)])
 def test_processes_end_with_the_one_that_started_them_however_it_ends(
     number: signal.Signals, starting: bool
 ) -> None:
@@ -271,14 +255,3 @@ def test_processes_end_with_the_one_that_started_them_however_it_ends(
         process.communicate(timeout=60)
     assert process.returncode == -number
     assert survivors(process.pid) == []
-
-
-def raised(message: str) -> Exception:
-    """Return an error with a traceback and a cause."""
-    try:
-        try:
-            raise KeyError("first")
-        except KeyError as cause:
-            raise ValueError(message) from cause
-    except ValueError as error:
-        return error

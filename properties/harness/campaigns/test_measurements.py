@@ -3,7 +3,7 @@
 import itertools
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from paritybit.harness.campaigns import soak as soaking
-from paritybit.harness.campaigns.bench import workload
 from paritybit.harness.campaigns.executor import execute
 from paritybit.harness.campaigns.fresh import PlayFresh
 from paritybit.harness.campaigns.measuring import bandwidth, captures, sharing
@@ -21,17 +20,15 @@ from paritybit.harness.campaigns.soak import (
     Detections,
     clean_steps,
     hunt_by_seed,
-    trials,
 )
-from paritybit.harness.checks.play import Lockstep, Outcome
-from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.checks.play import Outcome
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.machine.workers import Workers
 from paritybit.harness.records.schema import VERSION
 from paritybit.harness.schedules.coverage import required_replays
 from paritybit.reference.config import PRESETS, Shape
 from paritybit.subjects.bugs.catalogue import BUGS
-from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
+from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS
 
 from paritybit.__main__ import main
 from properties.support.harness.command_line import (
@@ -43,9 +40,6 @@ from properties.support.harness.command_line import (
     kept_traceback,
 )
 from properties.support.harness.scripted import ERROR, Script, Scripted, clean, losing, violating
-
-WHOLE_PIECE = soaking.EXAMPLES
-"""Schedules of one piece of a soak, as no test sets them."""
 
 PAIR = ("swa_int64", "breakable")
 
@@ -117,32 +111,6 @@ def test_a_soak_records_its_figures(
     assert (bug["bug"], bug["runner"], bug["caught"]) == (*PAIR, 1)
 
 
-@pytest.mark.usefixtures("short_soak")
-def test_a_soak_plays_to_its_end_what_it_began_as_help_says(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One step is asked for, and all schedules of a piece are played."""
-    monkeypatch.setattr(soaking, "EXAMPLES", 3)
-    figures = soaking.soak("cpu", 1, range(0), 0, Workers(1))["clean"]
-    assert (figures["schedules"], figures["seeds"]) == (soaking.EXAMPLES, [0, 0])
-    with pytest.raises(SystemExit):
-        main(["soak", "--help"])
-    said = " ".join(capsys.readouterr().out.split())
-    assert f"The run finishes its last batch of {WHOLE_PIECE} schedules" in said
-
-
-def test_a_soak_tries_every_preset_scheme_and_engine_in_two_shapes() -> None:
-    tried = trials("cpu")
-    assert len(set(tried)) == len(tried)
-    assert len({(trial.preset, trial.scheme, trial.runner) for trial in tried}) * 2 == len(tried)
-    assert {name for trial in tried for name in all_runners(trial)} == set(RUNNERS)
-
-
-def all_runners(trial: TrialConfig) -> set[str]:
-    """Return the runners that replay in a trial."""
-    return {runner.name for runner in engine_runners(trial.runner)}
-
-
 def scripted_soak(monkeypatch: pytest.MonkeyPatch, script: Script) -> Callable[..., Data]:
     """Return what soaks by a script: two chunks, and one bug by one seed."""
     monkeypatch.setattr(soaking, "lockstep_of", lambda trial: Scripted(trial, script))
@@ -168,34 +136,36 @@ def by_trial(of_clean: Callable[[], Outcome], of_broken: Callable[[], Outcome]) 
 EVERYTHING = required_replays(RUNNERS)
 
 
+SOAKS: dict[str, tuple[Sequence[str], str, tuple[bool, bool], str]] = {
+    "all is as hoped": (EVERYTHING, "index_contract", (True, False), "never reached: none"),
+    "it left a runner out": (
+        EVERYTHING[:-1],
+        "index_contract",
+        (False, True),
+        f"states never reached: {EVERYTHING[-1]}",
+    ),
+    "some seed misses a bug": (
+        EVERYTHING,
+        "log_hygiene",
+        (False, False),
+        f"within 9 schedules (1 seeds): {'@'.join(PAIR)};",
+    ),
+}
+"""What replays, what the bug violates, whether it is as hoped and undecided, and what is said."""
+
+
 @pytest.mark.usefixtures("short_soak")
-def test_a_soak_is_as_hoped_where_all_replays_and_every_bug_is_caught(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("end", SOAKS)
+def test_a_soak_is_as_hoped_where_everything_replays_and_every_bug_is_caught(
+    end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the next tests change one thing of."""
-    script = by_trial(lambda: replaying(*EVERYTHING), lambda: violating("index_contract"))
+    replayed, violated, verdict, said = SOAKS[end]
+    script = by_trial(lambda: replaying(*replayed), lambda: violating(violated))
     figures = scripted_soak(monkeypatch, script)()
-    assert (figures["as_hoped"], figures["undecided"], figures["errors"]) == (True, False, [])
-    assert figures["message"].endswith("states never reached: none")
-    assert figures["bugs"][0]["schedules_needed"] == [1]
-
-
-@pytest.mark.usefixtures("short_soak")
-def test_a_soak_that_left_a_runner_out_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However clean it is."""
-    script = by_trial(lambda: replaying(*EVERYTHING[:-1]), lambda: violating("index_contract"))
-    figures = scripted_soak(monkeypatch, script)()
-    assert (figures["as_hoped"], figures["undecided"]) == (False, True)
-    assert figures["message"].endswith(f"states never reached: {EVERYTHING[-1]}")
-
-
-@pytest.mark.usefixtures("short_soak")
-def test_a_bug_that_some_seed_misses_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = by_trial(lambda: replaying(*EVERYTHING), lambda: violating("log_hygiene"))
-    figures = scripted_soak(monkeypatch, script)()
-    assert (figures["as_hoped"], figures["undecided"]) == (False, False)
-    assert figures["bugs"][0]["caught"] == 0
-    assert f"within 9 schedules (1 seeds): {'@'.join(PAIR)};" in figures["message"]
+    assert (figures["as_hoped"], figures["undecided"]) == verdict
+    assert figures["errors"] == []
+    assert said in figures["message"]
+    assert figures["bugs"][0]["caught"] == (violated == "index_contract")
 
 
 @pytest.mark.usefixtures("short_soak")
@@ -384,12 +354,3 @@ def test_a_bench_of_what_is_not_clean_has_no_figures(
     assert captured.out == ""
     said = kept_traceback(captured.err)
     assert "RuntimeError: the benchmark schedule has violations" in said
-
-
-def test_the_benchmark_plays_clean_with_every_property_on(device: str) -> None:
-    lockstep = Lockstep(
-        TrialConfig(device=device, full_slots=320, swa_slots=192), frozenset(PROPERTIES)
-    )
-    outcome = lockstep.play(workload())
-    assert outcome.violations == ()
-    assert outcome.replays > outcome.padded_replays > 0

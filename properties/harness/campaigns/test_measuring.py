@@ -129,14 +129,6 @@ def test_the_rate_of_beginning_is_none_where_a_process_cannot_use_the_device() -
     assert beginnings.begun_per_second("no such device", 2, 1) is None
 
 
-OLD: dict[str, Any] = {"lockstep": [{"preset": "gemma3", "steps_per_second": 100.0}]}
-NEW: dict[str, Any] = {
-    "lockstep": [{"preset": "gemma3", "steps_per_second": 150.0, "step_in_products": 6000}],
-    "sharing": [{"processes": 15, "gpus": 1, "mps": True, "steps_per_second": 1795.0}],
-    "bandwidth": {"comparison_over_copy": 0.9},
-}
-
-
 @pytest.mark.parametrize("words", ["0", "1,", "a"])
 def test_numbers_of_processes_are_whole_numbers(words: str) -> None:
     assert counts("1,8") == (1, 8)

@@ -83,26 +83,6 @@ def test_what_a_node_was_at_that_is_lost_is_done_by_the_others() -> None:
 
 
 @on_a_cluster
-@pytest.mark.parametrize("part", ["kill_raylet", "kill_gcs_server"])
-def test_where_the_cluster_of_this_machine_is_lost_another_takes_its_place(part: str) -> None:
-    """Its one node, or its head, is killed while two tasks run: each is done again, and once."""
-    ends: list[Ended[Chore, Done]] = []
-
-    def on_end(ended: Ended[Chore, Done]) -> None:
-        ends.append(ended)
-        if len(ends) == 2:
-            getattr(importlib.import_module("ray._private.worker")._global_node, part)()
-
-    tasks = [Chore("take a moment", place) for place in range(6)]
-    workers = Workers(2, cluster=LOCAL)
-    execute(CHORES, tasks, workers, on_end)
-    assert [ended.error for ended in ends] == [None] * len(tasks)
-    assert {ended.task for ended in ends} == set(tasks)
-    assert {why for _, why in workers.again} <= {"the process lost its cluster", "the process died"}
-    assert workers.again
-
-
-@on_a_cluster
 def test_a_cluster_of_which_the_head_is_lost_ends_all_that_had_not_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -4,7 +4,6 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from paritybit.harness.campaigns.hunt import hunt
 from paritybit.harness.campaigns.regress import (
     CLEAN_SCHEDULES,
     FEWEST_CLEAN,
@@ -13,17 +12,13 @@ from paritybit.harness.campaigns.regress import (
     all_hunts,
     clean_tasks,
     ground_of,
-    one_size,
     plan,
     share_of_scenes,
     wide,
 )
 from paritybit.harness.campaigns.task import Source, Task
 from paritybit.harness.checks.expectations import unaffected_reason
-from paritybit.harness.checks.play import Lockstep
-from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.scale.shapes import TINY
-from paritybit.harness.records.case import Case, dump_json
 from paritybit.harness.schedules.boundaries import rows
 from paritybit.harness.schedules.buckets import SMALLEST, SMALLEST_TOKENS
 from paritybit.harness.schedules.coverage import BOUNDS, LONGEST, ONLY_ON_CPU, most_together
@@ -158,16 +153,3 @@ def test_a_run_of_one_bug_tries_clean_what_its_hunts_are_held_to_and_little_else
     expected = len(settings.runners) * len(LocationScheme) if few else len(held_to)
     assert len(usual_ones) == expected
     assert any(task.trial.overlap for task in clean) is BUGS[name].overlap
-
-
-def test_the_same_seed_gives_the_same_case_byte_for_byte() -> None:
-    """The schedule that is caught, and what it shrinks to."""
-    trial = one_size(TrialConfig("breakable").with_bug("swa_int64"))
-    lockstep = Lockstep(trial)
-
-    def text(seed: int) -> str:
-        schedule = hunt(lockstep, "index_contract", seed, 20).schedule
-        assert schedule is not None
-        return dump_json(Case(trial, schedule, "index_contract", 0, ()).to_json())
-
-    assert text(3) == text(3)

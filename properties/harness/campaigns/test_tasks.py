@@ -3,17 +3,14 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from paritybit.harness.campaigns import benches
 from paritybit.harness.campaigns import task as tasks
 from paritybit.harness.campaigns.bisect import Bisection, hunted_case, with_goal
 from paritybit.harness.campaigns.executor import Ended
 from paritybit.harness.campaigns.finding import Finding
 from paritybit.harness.campaigns.fresh import FreshPlaying, PlayFresh
-from paritybit.harness.campaigns.history import HISTORY, Point, play_history
 from paritybit.harness.campaigns.hunt import (
     SHRINKING_STEPS,
     HuntResult,
@@ -34,15 +31,12 @@ from paritybit.harness.campaigns.task import (
 )
 from paritybit.harness.checks.explanation import Explained
 from paritybit.harness.checks.play import DeviceLostError, Outcome
-from paritybit.harness.checks.property import Violation
 from paritybit.harness.checks.table import STATE_PROPERTIES, STEP_PROPERTIES
 from paritybit.harness.errors import headline
 from paritybit.harness.lockstep.config import TrialConfig
-from paritybit.harness.machine.workers import Workers
 from paritybit.harness.records.case import Case
 from paritybit.harness.records.schema import STALLED
-from paritybit.harness.schedules.schedule import Admit, Decode, Idle, Schedule
-from paritybit.subjects.bugs.bug import Bug
+from paritybit.harness.schedules.schedule import Admit, Decode, Schedule
 from paritybit.subjects.streams import STALLS
 
 from properties.support.harness.scripted import ERROR, Scripted, clean, violating
@@ -110,30 +104,6 @@ def test_gates_that_opened_by_themselves_are_counted_with_their_task(
     assert STALLED not in ended(lambda *_: violating(TARGET)).hunt_result.events
 
 
-def test_the_fresh_process_of_a_hunt_is_begun_before_it() -> None:
-    """For the playing that it is asked for at the end; not where nothing must be found."""
-    begun: list[tuple[TrialConfig, frozenset[str]]] = []
-
-    def begin(trial: TrialConfig, properties: frozenset[str]) -> None:
-        begun.append((trial, properties))
-
-    def script(*_: object) -> Outcome:
-        assert len(begun) == 1
-        return violating(TARGET)
-
-    def play(playing: FreshPlaying) -> Outcome:
-        assert begun == [(playing.trial, playing.properties)]
-        return showing(playing)
-
-    def of(trial: TrialConfig) -> Task:
-        return Task(trial, Source.GENERATED, 0, 3)
-
-    assert run_task(of(BROKEN), locksteps(script, of_clean=clean()), play, begin).finding
-    begun.clear()
-    run_task(of(TRIAL), locksteps(lambda *_: clean()), play, begin)
-    assert begun == []
-
-
 def test_a_hunt_judges_by_all_it_watches_only_where_it_finds_nothing() -> None:
     """Its target, and what ends a playing, are enough until then."""
     judged: list[frozenset[str]] = []
@@ -183,17 +153,6 @@ def test_an_error_of_ours_in_a_hunt_is_a_failure_with_its_traceback(which: str) 
     assert (result.finding is not None) is (which == "the one of the clean build")
 
 
-@pytest.mark.parametrize("source", Source)
-@pytest.mark.parametrize("trial", [TRIAL, BROKEN], ids=["clean", "broken"])
-def test_an_error_of_ours_ends_the_search_and_is_no_verdict(
-    trial: TrialConfig, source: Source
-) -> None:
-    """Neither red nor missed, whatever is on trial and wherever schedules come from."""
-    result = run_task(Task(trial, source, 0, 9), locksteps(lambda *_: violating(error=ERROR)))
-    assert (result.status, result.hunt_result.schedules) == (Status.FAILED, 1)
-    assert result.hunt_result.schedule is None
-
-
 def test_an_error_of_the_explainer_leaves_what_it_was_to_explain(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -213,34 +172,6 @@ def test_an_error_of_the_explainer_leaves_what_it_was_to_explain(
     assert "in explain\n" in result.error
     assert headline(result.error) == "RuntimeError: cannot explain"
     assert 'File "/' not in result.error
-
-
-def test_a_process_captures_a_trial_once_for_all_its_bugs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clean one that they are held to, each broken one, and a right engine beside it."""
-    captured: Counter[str] = Counter()
-
-    def build(trial: TrialConfig) -> Any:
-        captured[f"pair: {trial.bug}"] += 1
-        return Scripted(trial, lambda *_: violating(targets[trial.bug]) if trial.bug else clean())
-
-    def following(_: Any, bug: Bug) -> Any:
-        captured[f"right engine: {bug.name}"] += 1
-        return SimpleNamespace(count=lambda _: None)
-
-    bugs = ("longest_key_count_baked", "block_table_rebound", "counts_recreated")
-    hunts = [Task(TrialConfig().with_bug(bug), source, 0, 3) for bug in bugs for source in Source]
-    targets = {task.trial.bug: str(task.target) for task in hunts}
-    monkeypatch.setattr(benches, "Lockstep", build)
-    monkeypatch.setattr(benches, "Reaching", following)
-    monkeypatch.setattr(tasks, "run_task", lambda task, of, **_: run_task(task, of, showing))
-    monkeypatch.setattr(Scripted, "refused", None, raising=False)
-    benches.forget_kept()
-    try:
-        assert {tasks.run_in_turn(hunt).status for hunt in hunts} == {Status.CAUGHT}
-    finally:
-        benches.forget_kept()
-    assert set(captured.values()) == {1}
-    assert len(captured) == 1 + 2 * len(bugs)
 
 
 def without(count: str) -> Outcome:
@@ -416,33 +347,6 @@ def test_shrinking_ends_after_a_number_of_steps_with_what_still_fails() -> None:
     assert found.schedule is not None and 9 < len(found.schedule.steps) < len(drawn.steps)
 
 
-@pytest.mark.parametrize(
-    ("target", "overlap", "spared"),
-    [("kv_parity", False, True), ("token_trajectory", False, False), ("kv_parity", True, False)],
-)
-def test_what_cannot_fail_is_not_played_again(target: str, overlap: bool, spared: bool) -> None:
-    """Neither what came after the step that failed, nor steps before it; nothing is played twice.
-
-    Where it is judged at the end, or steps are planned ahead, both may fail.
-    """
-    steps = tuple(Admit(0, 0) if place == 4 else Idle(place) for place in range(9))
-
-    def at_the_fifth(_: Scripted, schedule: Schedule) -> Outcome:
-        failing = [place for place, step in enumerate(schedule.steps) if step == steps[4]]
-        violations = tuple(Violation(target, place, "it does not hold") for place in failing)
-        return Outcome(violations, steps=len(schedule.steps))
-
-    lockstep = Scripted(TrialConfig(overlap=overlap), at_the_fifth)
-    drawn = Schedule(steps)
-    found = HuntResult(schedule=drawn, seen=at_the_fifth(lockstep, drawn).violations)
-    found.shrink(lockstep, target)  # type: ignore[arg-type]
-    assert found.schedule == Schedule((steps[4],))
-    tried = [schedule.steps for schedule in lockstep.history]
-    assert len(tried) == len(set(tried))
-    assert spared is (max(map(len, tried)) < 5)
-    assert spared is not any(steps[:count] in tried for count in range(1, 5))
-
-
 def test_a_case_that_an_error_of_ours_ended_is_neither_as_it_says_nor_otherwise() -> None:
     named = Named(0, "case", Case(BROKEN, SCHEDULE, TARGET, 0, ()))
     failed = judged(named, violating(TARGET, error=ERROR))
@@ -468,28 +372,3 @@ def test_a_bisection_that_an_error_of_ours_ends_explains_nothing(
         hunted_case(BROKEN, TARGET, 0, 2)
     with pytest.raises(PlayingFailedError):
         with_goal(Case(BROKEN, SCHEDULE, None, 0, ()))
-
-
-def history_seen(monkeypatch: pytest.MonkeyPatch, *seen: HuntResult) -> dict[str, Any]:
-    """Return the figures of a history in which the last point's first runners showed this."""
-    shown = iter(seen)
-    monkeypatch.setattr("paritybit.harness.campaigns.history.watch", lambda _: next(shown))
-    (*_, last) = HISTORY
-    runners = list(last.runners)
-    point = Point(last.name, "", last.scheme, absent=runners[len(seen) :])
-    return play_history("cpu", Workers(1), [point])
-
-
-def test_what_an_error_of_ours_or_no_padded_replay_leaves_open_is_odd_but_no_finding(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    well, failed = HuntResult(padded_replays=1), HuntResult(error=ERROR)
-    figures = history_seen(monkeypatch, well, failed)
-    assert not figures["as_hoped"]
-    assert figures["undecided"]
-    assert figures["points"][0]["odd"] == ["target_verify: failed: ZeroDivisionError: of ours"]
-    assert figures["errors"] == [{"trial": "clean@target_verify", "error": ERROR}]
-    assert history_seen(monkeypatch, HuntResult(), failed)["undecided"]
-    red = HuntResult(padded_replays=1, violated=Counter(kv_parity=1))
-    assert not history_seen(monkeypatch, red, failed)["undecided"]
-    assert not history_seen(monkeypatch, well)["undecided"]

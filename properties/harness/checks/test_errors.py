@@ -131,19 +131,18 @@ def outcome_of(
     return lockstep.play(SCHEDULE)
 
 
-@pytest.mark.parametrize("error", [RuntimeError, IndexError, KeyError, AssertionError])
 @pytest.mark.parametrize("plant", NOT_THE_SUBJECT, ids=lambda plant: plant.__name__)
 def test_an_error_outside_the_subject_is_told_with_its_traceback_and_violates_nothing(
-    plant: Planted, error: type[Exception], lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch
+    plant: Planted, lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcome = outcome_of(plant, lockstep, monkeypatch, error("out of something"))
+    outcome = outcome_of(plant, lockstep, monkeypatch, KeyError("out of something"))
     assert outcome.violations == ()
     assert not outcome.device_lost
     assert outcome.error is not None
     assert outcome.error.startswith("Traceback (most recent call last):")
     assert "the_part_that_fails" in outcome.error
     assert "out of something" in outcome.error.splitlines()[-1]
-    assert outcome.error.splitlines()[-1].startswith(error.__name__)
+    assert outcome.error.splitlines()[-1].startswith("KeyError")
 
 
 def test_what_was_violated_before_an_error_is_kept(
@@ -204,16 +203,15 @@ def in_the_subject(number: int) -> Planted:
 OF_THE_SUBJECT = [in_the_subject(0), in_the_subject(1)]
 
 
-@pytest.mark.parametrize("error", [RuntimeError, IndexError, ValueError])
 @pytest.mark.parametrize("number", [0, 1], ids=["subject", "fresh engine"])
 def test_an_error_of_the_subject_violates_its_path_and_parity(
-    number: int, error: type[Exception], lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch
+    number: int, lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What gives no logits does not give the right ones; only its first line is told.
 
     Where the fresh engine fails, what asked for the further run is told too.
     """
-    failure = error("index 10000 is out of bounds\nof something")
+    failure = IndexError("index 10000 is out of bounds\nof something")
     outcome = outcome_of(OF_THE_SUBJECT[number], lockstep, monkeypatch, failure)
     message = "the step failed: index 10000 is out of bounds"
     where = {EXTRA_RUN: "hermetic_replay"} if number else {}
@@ -239,11 +237,3 @@ def test_an_error_that_loses_the_device_is_raised_wherever_it_is(
     assert outcome.device_lost
     assert bool(outcome.violations) == (plant in OF_THE_SUBJECT)
     assert (outcome.error is None) == (plant in OF_THE_SUBJECT)
-
-
-def test_properties_judge_with_the_parts_that_fail_here() -> None:
-    """Each part that a property may have is made to fail above."""
-    parts = {plant.__name__.split()[2] for plant in NOT_THE_SUBJECT if " of " in plant.__name__}
-    assert parts == {"flag", "describe", "extra_run", "at_end"}
-    rules = PROPERTIES.values()
-    assert all(any(getattr(rule, part) is not None for rule in rules) for part in parts)

@@ -9,7 +9,6 @@ import torch
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.bits import bits
-from paritybit.harness.lockstep.fresh_run import just_captured
 from paritybit.harness.lockstep.noise import Noise
 from paritybit.harness.lockstep.pair import ExtraRun, Pair
 from paritybit.harness.lockstep.requests import PlannedStep
@@ -136,86 +135,6 @@ def test_an_extra_run_leaves_no_byte_behind_in_any_mode(engine: str, device: str
     play_all_steps(lockstep, {name: watching(name, run) for name, run in EXTRA_RUNS.items()})
     modes = captured(lockstep)[0].runners
     assert left == {(name, mode): set() for name in EXTRA_RUNS for mode in modes}
-
-
-def leaves_a_table_written(pair: Pair, planned: PlannedStep) -> None:
-    """One batching more, whose requests are told of another slot."""
-    EXTRA_RUNS["batch_invariance"](pair, planned)
-    pair.eager_pools.tables.req_to_token[0, 0] += 1
-
-
-def leaves_kv_written(pair: Pair, planned: PlannedStep) -> None:
-    """A run after which the graph world's KV is not restored."""
-    just_captured(pair, planned)
-    pair.fresh_engine.forward(planned.graph.batch, planned.mode)
-
-
-def leaves_padding_written(pair: Pair, planned: PlannedStep) -> None:
-    """A run that makes the padding of the subject equal, and not that of the fresh engine."""
-    for buffers in pair.subject.all_static_buffers():
-        for buffer in buffers.values():
-            buffer.zero_()
-
-
-def leaves_a_token_written(pair: Pair, planned: PlannedStep) -> None:
-    """A token of a request that is another afterwards."""
-    pair.eager.tokens[0, 0] += 1
-
-
-def leaves_a_request_advanced(pair: Pair, planned: PlannedStep) -> None:
-    """A request that holds a token more afterwards."""
-    pair.graph.running[0].drafted += 1
-
-
-@pytest.mark.parametrize(
-    ("run", "trace"),
-    [
-        (leaves_a_token_written, "eager: tokens"),
-        (leaves_a_request_advanced, "graph: requests"),
-        (leaves_a_table_written, "eager: req_to_token"),
-        (leaves_kv_written, "graph: storage"),
-        (leaves_padding_written, "cpu_graph: positions"),
-    ],
-)
-def test_a_trace_is_found(run: ExtraRun, trace: str, device: str) -> None:
-    """What the test above says cannot be seen is seen where it is left."""
-    lockstep = shared(device, "cpu_graph")
-    found: set[str] = set()
-
-    def watched(pair: Pair, planned: PlannedStep) -> None:
-        found.update(traces(lockstep, run, pair, planned))
-
-    play_all_steps(lockstep, {"left": watched})
-    assert trace in found
-
-
-def test_extra_runs_that_write_tables_leave_them_as_they_were(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Other batchings write both tables of the eager world, here other cells than the step's."""
-    lockstep = shared(device, "cpu_graph")
-    pair = lockstep.pair
-    batch_of, tables = pair.eager.batch_of, pair.eager_pools.tables
-    changed: list[set[str]] = []
-    inside = [False]
-
-    def writing(mode: Mode, spans: Any) -> ForwardBatch:
-        batch = batch_of(mode, spans)
-        if inside[0]:
-            tables.req_to_token[0, -1] += 1
-            tables.full_to_swa_index_mapping[0] += 1
-        return batch
-
-    def watched(pair: Pair, planned: PlannedStep) -> None:
-        before, inside[0] = bytes_of_world(pair.eager_pools), True
-        EXTRA_RUNS["batch_invariance"](pair, planned)
-        inside[0] = False
-        changed.append(changed_since(before, bytes_of_world(pair.eager_pools)))
-
-    monkeypatch.setattr(pair.eager, "batch_of", writing)
-    play_all_steps(lockstep, {"batch_invariance": watched})
-    assert changed
-    assert set().union(*changed) == set()
 
 
 LENGTHS = (

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 import torch
-from paritybit.harness.checks.of_steps.captured_path import graph_breaches, path_breaches
+from paritybit.harness.checks.of_steps.captured_path import graph_breaches
 from paritybit.harness.checks.of_steps.index_contract import contract_breaches
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import STEP_PROPERTIES
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.schedules.schedule import Step
 from paritybit.reference.batch import ForwardBatch, Mode
-from paritybit.reference.config import Kind
 from paritybit.reference.model import Heads, Output
+from paritybit.subjects.contracts import LISTED_CONVERSIONS
 from paritybit.subjects.pool import TRANSLATE
 from paritybit.subjects.protocol import Overrides, Replay, ReplayFacts
-from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
+from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS
 from paritybit.subjects.runners.base import NOTHING_OVERRIDDEN, GraphRunner
 from paritybit.subjects.runners.prefill import PrefillRunner
 from paritybit.subjects.toggles import LocationScheme
@@ -42,41 +42,8 @@ from properties.support.harness.planting import (
     shared,
 )
 from properties.support.harness.tensors import first_of, flip
-from properties.support.subjects.runners import EXPECTED
 
 PREFILLS = tuple(name for name, runner in RUNNERS.items() if issubclass(runner, PrefillRunner))
-
-
-def wrong_in_request_1(tensor: str) -> Plant:
-    """Return a fault in a graph: the last bit of one element of a row of request 1."""
-
-    def plant(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        world = lockstep.pair.graph
-
-        def change(batch: ForwardBatch | None, replay: Replay) -> None:
-            serials = [world.request_of(s.row).serial for s in batch.spans] if batch else []
-            if 1 in serials:
-                rows = len(replay.live_output[tensor]) // len(serials)
-                row = serials.index(1) * rows + min(1, rows - 1)
-                flip(replay.live_output[tensor], row, 1)
-
-        on_replay(lockstep, runner, monkeypatch, change, fresh_engine=True)
-
-    return plant
-
-
-@pytest.mark.parametrize(
-    ("runner", "tensor", "row"),
-    [(runner, *output) for runner, row in EXPECTED.items() for output in row.outputs.items()],
-)
-def test_a_wrong_element_of_any_output_is_described_with_its_row_and_owner(
-    runner: str, tensor: str, row: int, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, outcome = play(device, runner, wrong_in_request_1(tensor), monkeypatch, WITHOUT_REPLAYS)
-    (violation,) = outcome.violations
-    assert violation.property == "logits_parity"
-    expected = {"tensor": tensor, "row": row, "element": 1, "owner": "request 1"}
-    assert violation.where.items() >= expected.items()
 
 
 @cache
@@ -88,20 +55,12 @@ def clean_replays(device: str, engine: str) -> dict[str, Observation]:
         place: int, step: Step, observation: Observation | None, violated: frozenset[str]
     ) -> None:
         if observation is not None and observation.replay is not None and observation.graph.batch:
-            outputs = EXPECTED[observation.replay.runner].outputs
-            assert set(observation.graph.output or {}) == set(outputs)
             found[observation.replay.runner] = observation
 
     lockstep = shared(device, engine)
     lockstep.watch(STEP_PROPERTIES)
     assert lockstep.play(SCHEDULE, observer).violations == ()
     return found
-
-
-@pytest.mark.parametrize("engine", ONE_PER_ENGINE)
-def test_no_runner_and_no_output_of_one_is_left_out(engine: str, device: str) -> None:
-    assert clean_replays(device, engine).keys() == {r.name for r in engine_runners(engine)}
-    assert EXPECTED.keys() == RUNNERS.keys()
 
 
 def facts_of_replay(device: str, runner: str) -> tuple[GraphRunner, Callable[[], ReplayFacts]]:
@@ -135,23 +94,6 @@ def test_any_static_buffer_that_moved_is_named(
                 assert f"and is now torch.float64 {list(drifted.shape)}" in breach
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_an_unlisted_conversion_into_inputs_or_metadata_is_named(
-    runner: str, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    under_test, facts = facts_of_replay(device, runner)
-    for into in (under_test.inputs, under_test.metadata):
-        conversion = ("positions", torch.float32, torch.int64)
-        with monkeypatch.context() as patch:
-            patch.setattr(into, "conversions", {*into.conversions, conversion})
-            assert contract_breaches(facts()) == [
-                (
-                    "copying positions converts torch.float32 to torch.int64, which is not on "
-                    "the list of allowed conversions"
-                )
-            ]
-
-
 def test_an_unlisted_conversion_of_metadata_is_seen_as_it_is_written(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,11 +118,17 @@ def operations_of(facts: ReplayFacts) -> list[str]:
     return list(facts.graph.operations)
 
 
-def translations_of(runner: str, device: str) -> int:
-    """Return how often a graph of a runner must translate where a `swa_loc` is preset."""
-    expected = EXPECTED[runner].translations[LocationScheme.PRESET]
-    config = shared(device, engine_of(runner)).pair.config
-    return len(config.layers_of(Kind.SWA)) if expected == "each layer" else int(expected)
+def test_every_listed_conversion_is_some_runner_s(device: str) -> None:
+    """A list that forgives more than runners need would forgive a drift."""
+    done = set()
+    for engine in ONE_PER_ENGINE:
+        lockstep = shared(device, engine)
+        lockstep.watch(())
+        assert lockstep.play(SCHEDULE).error is None
+        done |= {
+            one for runner in captured(lockstep)[0].runners.values() for one in runner.conversions
+        }
+    assert done == LISTED_CONVERSIONS
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
@@ -188,7 +136,7 @@ def test_a_graph_that_translates_more_or_less_than_its_scheme_does_is_off_its_pa
     runner: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     under_test, facts = facts_of_replay(device, runner)
-    operations, right = operations_of(facts()), translations_of(runner, device)
+    operations, right = operations_of(facts()), under_test.translations(LocationScheme.PRESET)
     assert operations.count(TRANSLATE) == right
     changed = {right + 1: [*operations, TRANSLATE]}
     if right:
@@ -201,39 +149,6 @@ def test_a_graph_that_translates_more_or_less_than_its_scheme_does_is_off_its_pa
         ]
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_attention_where_it_should_not_be_or_none_is_off_the_path(
-    runner: str, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In the graphs of a prefill, attention runs between them; in a full graph it must be."""
-    under_test, facts = facts_of_replay(device, runner)
-    operations = operations_of(facts())
-    if runner in PREFILLS:
-        wrong, breach = [*operations, "attention"], "attention, which must run eagerly"
-    else:
-        wrong = [name for name in operations if name != "attention"]
-        breach = "no attention"
-        assert wrong != operations
-    monkeypatch.setitem(vars(under_test), "operations", lambda bucket: wrong)
-    assert graph_breaches(facts()) == [f"the graph contains {breach}"]
-
-
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_an_output_that_is_not_where_it_was_captured_is_off_the_path(
-    runner: str, device: str
-) -> None:
-    """But for the CPU graph runner: nothing keeps its output in one place."""
-    lockstep = shared(device, engine_of(runner))
-    observed = clean_replays(device, engine_of(runner))[runner]
-    assert observed.replay is not None
-    output = {name: values.clone() for name, values in observed.replay.output.items()}
-    moved = captured(lockstep)[0].facts(replace(observed.replay, output=output))
-    breaches = path_breaches(replace(observed, facts=moved))
-    first = next(iter(output))
-    expected = [f"the static output {first} has moved since the capture"]
-    assert breaches == ([] if runner == "cpu_graph" else expected)
-
-
 def padded_element(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last bit of one element of a padded row, which the fresh engine has right."""
 
@@ -244,7 +159,7 @@ def padded_element(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPa
     on_replay(lockstep, runner, monkeypatch, change)
 
 
-ON_EVERY_RUNNER: list[tuple[Plant, set[str]]] = [
+ON_ANY_RUNNER: list[tuple[Plant, set[str]]] = [
     (wrong_kv, {"kv_parity"}),
     (padded_element, {"hermetic_replay"}),
     (reads_free_bytes, {"padding_noninterference"}),
@@ -269,8 +184,8 @@ WRITES_NOTHING = {
             set() if (plant, runner) in WITHOUT_PADDED_OUTPUT else violated,
             id=f"{runner}-{plant.__name__}",
         )
-        for runner in RUNNERS
-        for plant, violated in ON_EVERY_RUNNER
+        for runner in ("cpu_graph", "target_verify", "eagle_draft", "piecewise")
+        for plant, violated in ON_ANY_RUNNER
         if (plant, runner) not in WRITES_NOTHING
     ],
 )
@@ -287,23 +202,13 @@ def runs_nothing(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setitem(vars(refusing), "can_run", lambda _: False)
 
 
-@pytest.mark.parametrize("runner", PREFILLS)
+@pytest.mark.parametrize("runner", PREFILLS[:1])
 def test_a_runner_that_replays_nothing_in_any_engine_is_found_with_every_property_on(
     runner: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Further runs of a step are no error where the fresh engine runs it eagerly as well."""
     _, outcome = play(device, runner, runs_nothing, monkeypatch)
     assert "captured_path" in outcome.violated
-
-
-def test_a_wrong_element_of_the_draft_pool_is_described_with_its_owner(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of the requests of the first draft-extend, request 2 comes first."""
-    _, outcome = play(device, "eagle_draft_extend", wrong_kv, monkeypatch, WITHOUT_REPLAYS)
-    (violation,) = outcome.violations
-    assert violation.where["owner"] == "request 2"
-    assert violation.where["model"] == "draft"
 
 
 def drifting_replay(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +227,7 @@ def drifting_replay(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyP
     on_replay(lockstep, runner, monkeypatch, change)
 
 
-@pytest.mark.parametrize("runner", ["cpu_graph", "piecewise"])
+@pytest.mark.parametrize("runner", ["cpu_graph"])
 def test_a_runner_that_drifts_is_not_deterministic(
     runner: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,7 +294,7 @@ def allocation(under_test: PrefillRunner, held: float, *, folded: bool) -> Calla
     return changed
 
 
-@pytest.mark.parametrize("runner", PREFILLS)
+@pytest.mark.parametrize("runner", PREFILLS[:1])
 def test_a_prefill_may_leave_anything_in_padded_attention(
     runner: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -400,7 +305,7 @@ def test_a_prefill_may_leave_anything_in_padded_attention(
     assert outcome.violations == ()
 
 
-@pytest.mark.parametrize("runner", PREFILLS)
+@pytest.mark.parametrize("runner", PREFILLS[:1])
 def test_a_prefill_that_reads_padded_attention_is_interfered_with(
     runner: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -458,9 +363,9 @@ VARIANTS: dict[str, Plant] = {
 @pytest.mark.parametrize(
     ("runner", "variant"),
     [
-        *((runner, "in its runner's largest bucket") for runner in RUNNERS),
-        *((runner, "alone") for runner in ("cpu_graph", "target_verify", "eagle_draft_extend")),
-        *((runner, "in reverse") for runner in ("cpu_graph", "target_verify", "eagle_draft")),
+        *((runner, "in its runner's largest bucket") for runner in ("decode", "piecewise")),
+        ("cpu_graph", "alone"),
+        ("target_verify", "in reverse"),
     ],
 )
 def test_what_the_bits_of_a_request_depend_on_is_named(

@@ -2,19 +2,17 @@
 
 import enum
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 
 import pytest
 import torch
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.observation import Observation
-from paritybit.harness.schedules.schedule import Decode, Step
-from paritybit.reference.batch import Mode
+from paritybit.harness.schedules.schedule import Step
 from paritybit.reference.pool import KVLayout
 from paritybit.subjects.runners import ONE_PER_ENGINE
 from torch import Tensor
 
-from properties.support.harness.observations import observation
 from properties.support.harness.planting import SCHEDULE, shared
 
 DATA = (Tensor, str, int, float, bool, type(None), enum.Enum, torch.dtype, torch.device)
@@ -64,28 +62,6 @@ def test_an_observation_holds_nothing_but_data(engine: str, device: str) -> None
     assert {one.mode for one in found} >= set(shared(device, engine).pair.trial.modes)
     assert any(one.samples for one in found)
     assert all(set(one.extra) for one in found if one.replay is not None)
-
-
-@pytest.mark.parametrize("made", [observation(mode) for mode in Mode], ids=list(Mode))
-def test_an_observation_made_by_hand_is_of_the_same_kind(made: Observation) -> None:
-    assert list(not_data(made)) == []
-
-
-def test_a_world_that_an_observation_holds_is_found(device: str) -> None:
-    """However it is held: by itself, in a mapping, by a function, as a further attribute."""
-    pair = shared(device, "cpu_graph").pair
-    right = observation()
-    for held in (pair, pair.graph, pair.graph_pools, pair.subject, lambda: pair, [pair.model]):
-        assert list(not_data(replace(right, extra={"world": (held,)})))
-    assert list(not_data(replace(right, step=StepWithWorld(pair))))
-
-
-class StepWithWorld(Decode):
-    """A step with an attribute that is no field of it."""
-
-    def __init__(self, world: object) -> None:
-        super().__init__((0,))
-        object.__setattr__(self, "world", world)
 
 
 def test_a_step_is_observed_as_it_was_before_its_commit(device: str) -> None:

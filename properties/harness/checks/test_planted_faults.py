@@ -17,14 +17,12 @@ from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
 from paritybit.harness.lockstep.logs import LogTrap, warnings_logged
 from paritybit.harness.lockstep.observation import Observation
-from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.schedules.schedule import Admit, Decode, Schedule, Step
 from paritybit.reference.allocator import Owner
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import Kind, Role
 from paritybit.reference.state_pool import Section
 from paritybit.reference.torch_ops import TorchOps
-from paritybit.subjects.buffers import SharedBufferError
 from paritybit.subjects.captured import CapturedEngine, CountingGraph, allocations
 from paritybit.subjects.protocol import Replay
 from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
@@ -32,11 +30,6 @@ from torch import Tensor
 
 from properties.support.harness.faults import (
     FAULTS,
-    failing_replay,
-    moved_buffer,
-    moved_output,
-    reads_free_bytes,
-    wrong_kv,
 )
 from properties.support.harness.planting import SCHEDULE, Plant, build, on_replay, play, shared
 from properties.support.harness.tensors import first_of
@@ -136,18 +129,6 @@ def test_every_property_has_a_fault_that_it_alone_sees() -> None:
     assert {property_id for property_id, _, _ in FAULTS} == set(PROPERTIES)
 
 
-def test_a_shared_lockstep_is_clean_again_after_faults(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is planted is taken back, so that no test rests on another's fault."""
-    for plant in (wrong_kv, reads_free_bytes, moved_buffer, failing_replay, moved_output):
-        with monkeypatch.context() as patch:
-            runner = "cpu_graph" if plant is not moved_output else "decode"
-            assert play(device, runner, plant, patch)[1].violations
-    for engine in ("cpu_graph", "decode"):
-        assert play(device, engine, None, monkeypatch)[1].violations == ()
-
-
 def test_a_batch_dependent_op_is_seen_though_both_worlds_use_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -176,14 +157,6 @@ def test_a_static_buffer_that_two_runners_share_in_two_dtypes_is_seen_before_any
     assert [(found.property, found.step) for found in outcome.violations] == [("index_contract", 0)]
     assert "static buffer positions is shared as" in outcome.violations[0].message
     assert outcome.steps == 0
-
-
-@pytest.mark.parametrize("runner", ["decode", "frozen_kv_mtp"])
-def test_such_an_engine_is_refused_whichever_of_its_runners_has_the_other_dtype(
-    runner: str, device: str
-) -> None:
-    with pytest.raises(SharedBufferError, match="static buffer positions is shared as"):
-        Pair(refused(runner, device))
 
 
 def test_blocks_handed_out_around_a_replay_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

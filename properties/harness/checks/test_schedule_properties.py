@@ -258,27 +258,6 @@ def test_a_request_is_held_at_every_length_that_had_logits(
     assert f"with {length} tokens" in found.message
 
 
-def test_the_first_step_of_a_request_that_is_off_is_reported(playing: Playing) -> None:
-    """Of either model apart, in the order of the steps, however long the request was then."""
-    parts = [
-        first_tokens(unjudged(serial, 3 * WINDOW, draft=draft), length, place)
-        for serial, draft, length, place in (
-            (5, False, 20, 8),
-            (5, False, 14, 6),
-            (5, False, 16, 3),
-            (5, True, 16, 4),
-            (6, False, 13, 2),
-        )
-    ]
-    wrong = [replace(one, logits=torch.zeros(CONFIG.vocab)) for one in parts]
-    found = violations(replace(playing, samples=tuple(wrong)))
-    assert [(one.step, one.where["owner"]) for one in found] == [
-        (2, "request 6"),
-        (3, "request 5"),
-        (4, "request 5"),
-    ]
-
-
 def other_at(name: str, place: int) -> Callable[[Sample], Sample]:
     """Return a change of one element of what a dense forward reads of a request."""
 

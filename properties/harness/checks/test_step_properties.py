@@ -4,7 +4,6 @@ Nothing is played here. `test_planted_faults` shows that what a fault does reach
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 import torch
 from paritybit.harness.checks.of_steps.batch_invariance import Variant
 from paritybit.harness.checks.of_steps.hermetic_replay import FreshReplay
-from paritybit.harness.checks.property import Description, Playing, Property, Violation, judge
+from paritybit.harness.checks.property import Description, judge
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.reference.batch import Mode
@@ -21,7 +20,6 @@ from paritybit.reference.config import Kind, Role
 from paritybit.subjects.protocol import BufferFacts, GraphFacts, Offer, ReplayFacts
 
 from properties.support.harness.observations import (
-    BUCKET,
     FREE,
     OWNERS,
     arena_of,
@@ -75,32 +73,10 @@ def live_output(observed: Observation) -> Mapping[str, torch.Tensor]:
 # One fault for each kind of thing that a property is for; no other property sees it.
 
 
-def wrong_bit_of_a_live_row(observed: Observation) -> None:
-    """A graph that is wrong, whoever replays it: the eager world alone is right."""
-    flip(first_of(dict(live_output(observed))), -1, -1)
-    for name in ("hermetic_replay", "padding_noninterference"):
-        found = observed.extra[name]
-        flip(first_of(found.defined if name == "hermetic_replay" else found.output), 1, -1)
-
-
-def wrong_bit_of_a_written_slot(observed: Observation) -> None:
-    """In a slot that the step may write, in whatever run of the graph world."""
-    slot = observed.graph.spans[0].full_slots[0]
-    flip(arena_of(observed.graph, Role.TARGET, Kind.FULL), 0, 0, slot, 0, 0)
-    noisy = replace(observed.graph, after=observed.extra["padding_noninterference"].storage)
-    flip(arena_of(noisy, Role.TARGET, Kind.FULL), 0, 0, slot, 0, 0)
-
-
 def stray_write_of_both_worlds(observed: Observation) -> None:
     """Alike in both: parity forgives it."""
     for world in (observed.eager, observed.graph):
         arena_of(world, Role.DRAFT, Kind.SWA)[0, 1, FREE] = 1.5
-
-
-def padded_row_with_a_history(observed: Observation) -> None:
-    """A row of the static output that is not live."""
-    assert observed.replay is not None
-    first_of(dict(observed.replay.output))[-1] += 1
 
 
 def list_of_reads_with_a_history(observed: Observation) -> Observation:
@@ -110,33 +86,11 @@ def list_of_reads_with_a_history(observed: Observation) -> Observation:
     return replace(observed, replay=replace(observed.replay, reads=reads))
 
 
-def output_that_noise_changed(observed: Observation) -> None:
-    """Live output that depends on bytes nobody owns."""
-    flip(first_of(observed.extra["padding_noninterference"].output), 0, 0)
-
-
 def kv_that_noise_changed(observed: Observation) -> None:
     """KV that depends on bytes nobody owns."""
     noisy = replace(observed.graph, after=observed.extra["padding_noninterference"].storage)
     slot = observed.graph.spans[1].swa_slots[0]
     flip(arena_of(noisy, Role.TARGET, Kind.SWA), 0, 1, slot, 0, 0)
-
-
-def padded_row_that_reads_a_live_slot(observed: Observation) -> None:
-    """The padded row is told to read a slot of a live request, whatever the history."""
-    assert observed.keys is not None
-    observed.keys.full.slots[-1] = OWNERS[0].full_pages[0]
-
-
-def live_row_that_reads_one_key_less(observed: Observation) -> None:
-    """The first row's list ends one key early."""
-    assert observed.keys is not None
-    observed.keys.swa.end[0] -= 1
-
-
-def output_that_poison_changed(observed: Observation) -> None:
-    """A padded row that reads KV of nobody in the batch, by no list that is seen."""
-    first_of(observed.extra["padded_reads"].defined)[-1, 0] = float("nan")
 
 
 def test_a_replay_in_another_bucket_than_without_a_history_is_one_property_s() -> None:
@@ -147,39 +101,6 @@ def test_a_replay_in_another_bucket_than_without_a_history_is_one_property_s() -
     fresh = replace(right.extra["hermetic_replay"], defined=rows)
     extra = {**right.extra, "padded_reads": other, "hermetic_replay": fresh}
     assert violated(replace(right, extra=extra)) == {"hermetic_replay"}
-
-
-def input_that_is_not_refreshed(observed: Observation) -> None:
-    """The live part of a static input that no kernel of the step reads."""
-    observed.static["seq_lens"][1] -= 1
-
-
-def tail_that_is_not_reset(observed: Observation) -> None:
-    """The last row of a bucket, where padding has another value."""
-    observed.static["req_pool_indices"][BUCKET - 1] = 1
-
-
-def page_that_nobody_holds(observed: Observation) -> Observation:
-    """A page that is neither held nor free: no byte differs."""
-    assert observed.end is not None
-    graph = replace(observed.end.graph, free_full=observed.end.graph.free_full[1:])
-    return replace(observed, end=replace(observed.end, graph=graph))
-
-
-def page_freed_twice(observed: Observation) -> Observation:
-    """A page that is free twice, in both worlds alike."""
-    assert observed.end is not None
-    eager, graph = (
-        replace(world, free_swa=(*world.free_swa, world.free_swa[0]))
-        for world in (observed.end.eager, observed.end.graph)
-    )
-    return replace(observed, end=replace(observed.end, eager=eager, graph=graph))
-
-
-def mapping_of_a_free_slot(observed: Observation) -> None:
-    """A free slot that is still mapped."""
-    assert observed.end is not None
-    observed.end.graph.mapping[FREE] = 2
 
 
 def moved_buffer(observed: Observation) -> Observation:
@@ -210,24 +131,9 @@ def store_of_another_dtype(observed: Observation) -> Observation:
     return with_facts(observed, locations=wide)
 
 
-def unlisted_conversion(observed: Observation) -> Observation:
-    """A dtype conversion on copy that is on no list."""
-    return with_facts(observed, conversions=(("positions", torch.int32, torch.int64),))
-
-
 def silent_eager_fallback(observed: Observation) -> Observation:
     """No replay, and all the right bits, though a graph was captured for the step."""
     return replace(observed, replay=None, facts=None, extra={})
-
-
-def one_translation_more(observed: Observation) -> Observation:
-    """The slow path, in a layer that need not take it."""
-    return with_graph_facts(observed, translations=2)
-
-
-def one_translation_less(observed: Observation) -> Observation:
-    """A translation that was never recorded: the graph writes where the capture wrote."""
-    return with_graph_facts(observed, translations=0)
 
 
 def no_attention(observed: Observation) -> Observation:
@@ -238,20 +144,6 @@ def no_attention(observed: Observation) -> Observation:
 def attention_in_pieces(observed: Observation) -> Observation:
     """Attention in the graphs of a runner whose attention runs between them."""
     return with_graph_facts(observed, expects_attention=False)
-
-
-def block_handed_out(observed: Observation) -> Observation:
-    """A replay around which the allocator handed out a block."""
-    return with_facts(observed, allocated=1)
-
-
-def moved_output(observed: Observation) -> Observation:
-    """An output that is not where it was captured."""
-    assert observed.facts is not None
-    outputs = {
-        name: replace(now, address=now.address + 64) for name, now in observed.facts.outputs.items()
-    }
-    return with_facts(observed, outputs=outputs)
 
 
 def logged_warning(observed: Observation) -> Observation:
@@ -276,53 +168,19 @@ def one_token_more(observed: Observation) -> Observation:
     return replace(observed, end=replace(observed.end, eager=eager, graph=graph))
 
 
-def other_bits(variant: str) -> Spoil:
-    """Return a fault: under one other batching a request has other bits."""
-
-    def spoil(observed: Observation) -> None:
-        (found,) = [one for one in observed.extra["batch_invariance"] if one.description == variant]
-        flip(first_of(found.output), 0, 0)
-
-    spoil.__name__ = f"other bits {variant}"
-    return spoil
-
-
-VARIANTS = ("in reverse", "alone", "in its runner's largest bucket")
-
 FAULTS: list[tuple[str, Spoil]] = [
-    ("logits_parity", wrong_bit_of_a_live_row),
-    ("kv_parity", wrong_bit_of_a_written_slot),
-    ("write_frame", stray_write_of_both_worlds),
-    ("hermetic_replay", padded_row_with_a_history),
     ("hermetic_replay", list_of_reads_with_a_history),
-    ("padding_noninterference", output_that_noise_changed),
     ("padding_noninterference", kv_that_noise_changed),
-    ("read_frame", padded_row_that_reads_a_live_slot),
-    ("read_frame", live_row_that_reads_one_key_less),
-    ("padded_reads", output_that_poison_changed),
-    ("live_inputs", input_that_is_not_refreshed),
-    ("live_inputs", tail_that_is_not_reset),
-    ("slot_ownership", page_that_nobody_holds),
-    ("slot_ownership", page_freed_twice),
-    ("slot_ownership", mapping_of_a_free_slot),
-    ("index_contract", moved_buffer),
     ("index_contract", retyped_buffer),
     ("index_contract", locations_of_another_dtype),
     ("index_contract", store_of_another_dtype),
-    ("index_contract", unlisted_conversion),
     ("captured_path", silent_eager_fallback),
-    ("captured_path", one_translation_more),
-    ("captured_path", one_translation_less),
     ("captured_path", no_attention),
     ("captured_path", attention_in_pieces),
-    ("captured_path", block_handed_out),
-    ("captured_path", moved_output),
-    ("log_hygiene", logged_warning),
     ("next_tokens", token_of_another),
     ("next_tokens", one_token_more),
-    *(("batch_invariance", other_bits(variant)) for variant in VARIANTS),
 ]
-"""What exactly one property of a step sees, of a decode step. Frozen KV has steps of its own."""
+"""What exactly one property sees of a decode step, beside what `test_planted_faults` plants."""
 
 
 @pytest.mark.parametrize("make", [observation, idle])
@@ -343,10 +201,6 @@ def test_a_fault_is_seen_by_the_one_property_that_is_for_it(property_id: str, sp
     assert message
     assert json.loads(json.dumps(where)) == where
     assert where
-
-
-def test_every_property_of_a_step_has_a_fault() -> None:
-    assert {property_id for property_id, _ in FAULTS} | {"frozen_kv"} == set(OF_STEPS)
 
 
 OWNED_ROWS = [
@@ -446,17 +300,6 @@ def test_the_first_differing_layer_is_named_with_all_its_slots_that_differ() -> 
     assert (where["slot"], where["differing_slots"]) == (2, [2, FREE])
 
 
-@pytest.mark.parametrize(
-    ("slot", "owner"),
-    [(OWNERS[0].full_pages[2], "request 7"), (16, "request 4"), (FREE, "nobody")],
-    ids=["a token's", "being written", "free"],
-)
-def test_a_slot_that_differs_is_described_with_its_owner(slot: int, owner: str) -> None:
-    spoiled = observation()
-    flip(arena_of(spoiled.graph, Role.TARGET, Kind.FULL), 0, 0, slot, 0, 0)
-    assert described("kv_parity", spoiled)[1]["owner"] == owner
-
-
 @pytest.mark.parametrize("role", Role)
 @pytest.mark.parametrize("mode", [mode for mode in Mode if mode.written is not None])
 def test_a_step_may_write_its_own_slots_in_the_pool_of_the_model_that_writes_alone(
@@ -492,13 +335,6 @@ def test_a_stray_write_of_one_world_is_described_with_that_world_and_the_owner(
     )
 
 
-def test_an_idle_step_may_write_the_reserved_slot_alone() -> None:
-    for slot, right in ((0, True), (5, False)):
-        spoiled = idle()
-        arena_of(spoiled.graph, Role.TARGET, Kind.FULL)[0, 0, slot] = 1.5
-        assert ("write_frame" in violated(spoiled)) == (not right)
-
-
 @pytest.mark.parametrize("slot", [0, FREE], ids=["reserved slot", "free slot"])
 @pytest.mark.parametrize("world", ["graph", "eager"])
 @pytest.mark.parametrize("role", Role)
@@ -513,17 +349,6 @@ def test_a_frozen_draft_that_writes_is_described_with_world_and_slot(
     assert message == f"a frozen-KV draft in the {world} run wrote {role} swa slot {slot}"
     others: set[str] = set() if slot == 0 else {"write_frame", "kv_parity"}
     assert violated(spoiled) == {"frozen_kv"} | others
-
-
-def test_a_row_that_depends_on_the_history_is_described_as_live_or_padded() -> None:
-    for row, words in ((1, "live row 1"), (2, "padded row 2")):
-        spoiled = observation()
-        assert spoiled.replay is not None
-        flip(spoiled.replay.output["hidden"], row, 4)
-        message, where = described("hermetic_replay", spoiled)
-        assert where["live"] == (row == 1)
-        assert (where["tensor"], where["row"], where["element"]) == ("hidden", row, 4)
-        assert message.startswith(f"decode, {words} of 3, hidden 4: freshly captured ")
 
 
 def test_what_is_undefined_in_a_static_output_is_not_compared() -> None:
@@ -554,31 +379,8 @@ def test_a_replay_that_is_none_without_a_history_depends_on_it() -> None:
     assert rule.flag(replace(alone, replay=None)) is rule.flag(replace(right, extra={})) is False
 
 
-def test_a_list_of_reads_that_depends_on_the_history_is_described_with_its_row() -> None:
-    right = observation()
-    message, where = described("hermetic_replay", list_of_reads_with_a_history(right))
-    assert where == {"kind": "full", "row": 2, "live": False, "padded_slots": [FREE]}
-    assert message == (
-        f"decode: the list of padded row 2 of 3 has full slots [{FREE}]; with a "
-        "freshly captured runner it has [0]"
-    )
-
-
 def test_what_no_extra_run_gave_is_not_judged() -> None:
     assert violated(replace(observation(), extra={})) == set()
-
-
-def test_what_noise_changed_is_described() -> None:
-    spoiled = observation()
-    kv_that_noise_changed(spoiled)
-    message, where = described("padding_noninterference", spoiled)
-    assert message.startswith("noise in unowned memory changed target layer ")
-    assert re.search(r", slot 15 of request 4, head \d+, element \d+$", message)
-    assert (where["slot"], where["owner"]) == (15, "request 4")
-    spoiled = observation()
-    flip(spoiled.extra["padding_noninterference"].output["hidden"], 1, 0)
-    message, where = described("padding_noninterference", spoiled)
-    assert message == "noise in unowned memory changed hidden of live row 1"
 
 
 def test_kv_that_noise_may_change_is_not_compared() -> None:
@@ -588,69 +390,15 @@ def test_kv_that_noise_may_change_is_not_compared() -> None:
     assert violated(right) == set()
 
 
-def test_all_that_broke_the_contract_is_listed() -> None:
-    spoiled = unlisted_conversion(locations_of_another_dtype(moved_buffer(observation())))
-    _, where = described("index_contract", spoiled)
-    moved, locations, conversion = where["breaches"]
-    assert moved.startswith("static buffer seq_lens is not the tensor that was captured")
-    assert locations == (
-        "out_cache_loc_swa is torch.int64, but the pool translates to torch.int32, "
-        "and its store reads torch.int32"
-    )
-    assert conversion == (
-        "copying positions converts torch.int32 to torch.int64, which is not on the "
-        "list of allowed conversions"
-    )
-
-
 def test_a_buffer_that_was_not_captured_is_a_breach_of_nothing_else() -> None:
     """Facts that an engine does not have are not judged."""
     bare = replace(observation(), facts=ReplayFacts())
     assert violated(bare) == set()
 
 
-PATH_BREACHES: list[tuple[Spoil, str]] = [
-    (silent_eager_fallback, "no graph was replayed although one was captured"),
-    (one_translation_more, "the graph contains 2 translations; its location scheme needs 1"),
-    (one_translation_less, "the graph contains 0 translations; its location scheme needs 1"),
-    (no_attention, "the graph contains no attention"),
-    (attention_in_pieces, "the graph contains attention, which must run eagerly"),
-    (block_handed_out, "the allocator handed out 1 blocks during the replay"),
-    (moved_output, "the static output logits has moved since the capture"),
-]
-
-
-@pytest.mark.parametrize(("spoil", "breach"), PATH_BREACHES)
-def test_what_left_the_captured_path_is_described(spoil: Spoil, breach: str) -> None:
-    right = observation()
-    message, where = described("captured_path", spoil(right) or right)
-    assert message == breach
-    assert where == {"breaches": [breach]}
-
-
 def test_an_eager_step_that_no_graph_could_run_is_on_its_path() -> None:
     eager = replace(silent_eager_fallback(observation()), expected_graph=False)
     assert violated(eager) == set()
-
-
-def test_a_warning_is_described_with_the_path_that_logged_it() -> None:
-    spoiled = logged_warning(observation())
-    eager = replace(spoiled, replay=None, facts=None, extra={}, expected_graph=False)
-    for observed, path in ((spoiled, "graph replay"), (eager, "eager forward")):
-        message, where = described("log_hygiene", observed)
-        assert message == f"{path}: something is odd"
-        assert where == {"messages": ["something is odd", "and again"], "path": path}
-
-
-@pytest.mark.parametrize("mode", [Mode.DECODE, Mode.TARGET_VERIFY, Mode.DRAFT_EXTEND])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_other_bits_under_another_batching_are_described_with_it(variant: str, mode: Mode) -> None:
-    """The row is the variant's own: in reverse, its first row is the last request's."""
-    spoiled = observation(mode)
-    other_bits(variant)(spoiled)
-    message, where = described("batch_invariance", spoiled)
-    assert (where["variant"], where["row"], where["element"]) == (variant, 0, 0)
-    assert message == f"row 0 of {where['tensor']} has different bits when it runs {variant}"
 
 
 def test_the_rows_of_a_variant_are_held_against_those_of_the_same_requests() -> None:
@@ -678,36 +426,6 @@ def test_red_flags_are_read_in_the_order_of_the_table_whether_on_the_device_or_n
         }
     ]
     assert {one.step for one in judge(PROPERTIES.values(), spoiled)} == {3}
-
-
-def test_only_what_is_red_is_described() -> None:
-    def refuse(observed: Observation) -> Description:
-        raise AssertionError("asked to describe what holds")
-
-    rules = [
-        Property("on_device", "", frozenset(), lambda _: torch.tensor(data=False), refuse),
-        Property("on_host", "", frozenset(), lambda _: False, refuse),
-        Property("red", "", frozenset(), lambda _: torch.tensor(data=True), lambda _: ("!", {})),
-    ]
-    assert [found.property for found in judge(rules, observation())] == ["red"]
-
-
-def test_a_property_judges_a_step_with_a_description_or_a_whole_schedule() -> None:
-    def flag(observed: Observation) -> bool:
-        return True
-
-    def at_end(playing: Playing) -> list[Violation]:
-        return []
-
-    halves: list[dict[str, Any]] = [
-        {},
-        {"flag": flag},
-        {"describe": lambda _: ("", {}), "at_end": at_end},
-    ]
-    for half in halves:
-        with pytest.raises(ValueError, match="odd has a flag with its description"):
-            Property("odd", "it is odd", frozenset(), **half)
-    Property("whole", "it is not", frozenset(), at_end=at_end)
 
 
 def test_an_engine_that_lacks_what_a_property_needs_is_not_asked_it_with_the_reason() -> None:

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,6 @@ from paritybit.harness.cli.regress import hunts_of
 from paritybit.harness.cli.words.help import EXAMPLES
 from paritybit.harness.cli.words.reading import Together
 from paritybit.harness.errors import LONGEST_VALUE, MalformedError
-from paritybit.harness.records.case import VERSION as CASE_VERSION
-from paritybit.harness.records.case import dump_json
-from paritybit.harness.records.schema import FORMAT, VERSION
 from paritybit.harness.schedules.schedule import Schedule
 from paritybit.reference.config import PRESETS, Shape
 from paritybit.subjects.bugs.catalogue import BUGS
@@ -35,7 +31,6 @@ from properties.support.harness.command_line import (
     FINDING,
     MALFORMED,
     OK,
-    Data,
     python,
 )
 
@@ -76,31 +71,20 @@ MALFORMED_LINES = {
     "an unknown option": ["regress", "--fast"],
     "an option without its value": ["regress", "--bug"],
     "no case": ["replay"],
-    "no bugs to bisect": ["bisect"],
-    "a bisection of no examples": ["bisect", "swa_pad", "--examples", "0"],
-    "no workers of a timeline": ["timeline", "--workers", "0"],
-    "a case of a corpus": ["corpus", "a.json"],
     "no examples": ["regress", "--examples", "0"],
-    "examples below zero": ["regress", "--examples", "-5"],
-    "examples that are a fraction": ["regress", "--examples", "1.5"],
     "examples that are a superscript": ["regress", "--examples", "²"],
     "no workers": ["regress", "--workers", "0"],
     "a seed that is text": ["regress", "--seed", "one"],
     "a soak without a record": ["soak", "--steps", "10"],
     "steps below zero": ["soak", "--steps", "-1", "--record", "r.json"],
     "a soak of nothing": ["soak", "--steps", "0", "--seeds", "0", "--record", "r.json"],
-    "seeds below zero": ["soak", "--seeds", "-1", "--record", "r.json"],
     "bugs that are nothing": ["regress", "--bug", ""],
-    "runners that are nothing": ["regress", "--runner", ","],
     "a seed of too many digits": ["regress", "--seed", "1" * 5000],
-    "examples of too many digits": ["regress", "--examples", "1" * 5000],
     "ten thousand words": ["list", *["a"] * 10_000],
-    "a device of replay": ["replay", "case.json", "--device"],
     "an option cut short": ["regress", "--see", "1"],
     "an option that is nearly another": ["soak", "--record", "r.json", "--seed", "3"],
     "a folder that is no text": ["regress", "--out", ""],
     "a case that is no text": ["replay", ""],
-    "a case of a bisection that is no text": ["bisect", "swa_pad", "--case", ""],
     "an engine that there is not": ["bisect-releases", "--engine", "trtllm"],
 }
 
@@ -217,50 +201,6 @@ def test_a_record_that_cannot_be_written_is_refused_before_anything_is_measured(
         for path in (tmp_path / "file" / "record.json", tmp_path):
             message = refused(MALFORMED, command, "--device", "cpu", "--record", path)
             assert "cannot be written" in message
-
-
-FOREIGN_RECORDS = {
-    "no JSON": "verdict: green",
-    "a list": "[]",
-    "a case": f'{{"format": "paritybit-case", "version": {CASE_VERSION}}}',
-    "an earlier version": f'{{"format": "{FORMAT}", "version": {VERSION - 1}}}',
-    "a later version": f'{{"format": "{FORMAT}", "version": {VERSION + 1}}}',
-}
-
-
-@pytest.mark.parametrize("message", FOREIGN_RECORDS)
-def test_a_foreign_record_makes_no_page(message: str, tmp_path: Path, refused: Any) -> None:
-    (tmp_path / "run.json").write_text(FOREIGN_RECORDS[message])
-    sentence = refused(MALFORMED, "report", tmp_path / "run.json")
-    assert re.search(r"run\.json (is not valid JSON|is not a paritybit-run|has version)", sentence)
-    assert ("this build reads" in sentence) is ("version" in message)
-    assert not (tmp_path / "index.html").exists()
-
-
-@pytest.mark.parametrize(
-    "rest",
-    [
-        {},
-        {"verdict": "green"},
-        {"verdict": "odd", "clean": [], "bugs": []},
-        {"verdict": [], "clean": [], "bugs": []},
-        {"verdict": "green", "clean": 3, "bugs": 3},
-        {"verdict": "green", "clean": [{}], "bugs": []},
-        {"verdict": "green", "clean": [], "bugs": ["swa_pad"]},
-    ],
-    ids=json.dumps,
-)
-def test_a_record_that_lacks_something_makes_no_page(
-    rest: Data, tmp_path: Path, refused: Any
-) -> None:
-    (tmp_path / "run.json").write_text(dump_json({"format": FORMAT, "version": VERSION, **rest}))
-    message = refused(MALFORMED, "report", tmp_path / "run.json")
-    assert "run.json is not a complete run record" in message
-    assert not (tmp_path / "index.html").exists()
-
-
-def test_a_record_that_is_not_there_makes_no_page(tmp_path: Path, refused: Any) -> None:
-    assert "cannot be read" in refused(MALFORMED, "report", tmp_path / "run.json")
 
 
 def test_every_name_of_this_build_is_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,9 +42,7 @@ def raising(error: BaseException) -> Any:
 
 
 @pytest.mark.parametrize(
-    "error",
-    [ValueError("of ours"), OSError("of ours"), RuntimeError("of\nours"), MemoryError()],
-    ids=lambda error: type(error).__name__,
+    "error", [OSError("of\nours"), MemoryError()], ids=lambda error: type(error).__name__
 )
 def test_an_error_that_nobody_expected_is_no_verdict_and_its_traceback_is_kept(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -82,7 +80,6 @@ def test_a_device_that_is_lost_by_an_error_of_ours_is_no_finding(
 
 BROKEN = {
     "subjects/pool.py": "def broken(:\n",
-    "harness/cli/parser.py": "import no_such_module_of_ours\n",
     "harness/cli/names.py": "raise ImportError('of ours')\n",
 }
 """Files of the tree, and what makes them impossible to import."""
@@ -153,11 +150,19 @@ HEARD = {
 BECOMES = {"it goes on": "raise", "an import turns it into an error": "raise ImportError"}
 
 
-@pytest.mark.parametrize("then", BECOMES)
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, TERMINATED)]
+    ("where", "number", "code", "then"),
+    [
+        ("in a file", signal.SIGTERM, TERMINATED, "it goes on"),
+        ("in a file", signal.SIGINT, INTERRUPTED, "it goes on"),
+        (
+            "in text, as dataclasses run it",
+            signal.SIGINT,
+            INTERRUPTED,
+            "an import turns it into an error",
+        ),
+    ],
 )
-@pytest.mark.parametrize("where", HEARD)
 def test_what_stops_a_process_is_said_in_one_sentence(
     where: str, number: int, code: int, then: str, tmp_path: Path
 ) -> None:
@@ -208,26 +213,11 @@ def test_ctrl_c_that_an_import_swallows_runs_nothing(
 
 
 WITHOUT_TORCH: Sequence[tuple[list[str], int]] = [
-    (["--help"], OK),
     (["regress", "--help"], OK),
-    (["--version"], OK),
-    (["list"], OK),
     (["list", "--json"], OK),
-    (["regres"], MALFORMED),
-    (["regress", "--fast"], MALFORMED),
     (["regress", "--bug", "swa_pud"], MALFORMED),
-    (["regress", "--bug", "swa_pad@nonsense"], MALFORMED),
-    (["bisect", "swa_pud"], MALFORMED),
-    (["bisect", "swa_pad", "--property", "parity"], MALFORMED),
-    (["mutants", "--runner", "decod"], MALFORMED),
-    (["replay", "case.json", "--device", "gpu"], MALFORMED),
-    (["regress", "--engine", "nonsense"], MALFORMED),
     (["replay", "case.json", "--engine", "sglang==new"], MALFORMED),
-    (["engine", "new"], MALFORMED),
-    (["engine", "sgl==0.5.12"], MALFORMED),
-    (["bisect-releases", "--releases", "0.5.12,new"], MALFORMED),
     (["bisect-releases", "--engine", "vllm", "--releases", "new"], MALFORMED),
-    (["releases", "--engine", "transformers", "--releases", "new"], MALFORMED),
     (["engine", "transformers==new"], MALFORMED),
 ]
 """Command lines that need nothing that takes long, and their exit codes."""

@@ -16,24 +16,6 @@ from properties.support.reports.records import bug, green, red, swa_pad_finding
 REPLAY = "replay: paritybit replay paritybit-out/20251122T091500Z/cases/swa_pad-decode.json"
 
 
-def test_a_red_trial_says_what_where_why_and_how_to_replay_it() -> None:
-    text = printed_failures(red())
-    words = " ".join(text.split())
-    assert "red: decode: static input out_cache_loc_swa" in words
-    assert "step 3 violates kv_parity: layer 0 (swa), K, slot 9 of request 1" in words
-    assert "also violated: write_frame, hermetic_replay" in words
-    assert all(" ".join(sentence.split()) in words for sentence in sentences())
-    assert "cause: inputs, in decode: out_cache_loc_swa[1] = 9" in words
-    assert REPLAY in text
-
-
-def sentences() -> tuple[str, ...]:
-    """Return the sentences that explain the finding of the red record."""
-    explanation = swa_pad_finding().explanation
-    assert explanation is not None
-    return explanation.proof
-
-
 def test_what_every_process_was_lacking_is_no_error_of_ours(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -20,7 +20,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from paritybit.harness.cli.parser import parser
 from paritybit.harness.cli.words.help import EXAMPLES
-from paritybit.harness.errors import CannotRunError
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.case import Case
 from paritybit.harness.records.record import write
@@ -36,7 +35,7 @@ from properties.support.harness.command_line import (
 )
 from properties.support.reports.records import red
 
-MOST = int(os.environ.get("PARITYBIT_FUZZ", "40"))
+MOST = int(os.environ.get("PARITYBIT_FUZZ", "20"))
 
 fuzzed = settings(
     max_examples=MOST,
@@ -136,82 +135,6 @@ def odd_words() -> st.SearchStrategy[str]:
     return words | st.builds("{}={}".format, st.sampled_from(options), words)
 
 
-COMMANDS_WITH_PATHS = [
-    "replay PATH",
-    "replay PATH PATH",
-    "bisect swa_pad --case=PATH",
-    "bisect swa_pad --case=CASE --out=PATH",
-    "report PATH --page=PATH",
-    "report RUN --page=PATH",
-    "summary PATH",
-    "compare PATH PATH --page=PATH",
-    "compare RUN RUN --page=PATH",
-    "corpus --bug swa_pad --out=PATH",
-    "regress --bug swa_pad --device cpu --out=PATH",
-    "regress --bug swa_pad --device cpu --out=PATH --journal=PATH",
-    "regress --bug swa_pad --device cpu --out=OUT --database=PATH",
-    "regress --engine=PATH",
-    "soak --device cpu --record=PATH --table=PATH",
-    "soak --device cpu --record=OUT --journal=PATH",
-    "timeline --device cpu --record=PATH",
-    "mutants --device cpu --runner decode --journal=PATH",
-]
-"""Command lines with odd paths, up to where anything is played."""
-
-PLAYED = {
-    "regress.played": OK,
-    "replay.replay_one": OK,
-    "replay.replay_all": [],
-    "bisect.with_goal": None,
-    "corpus.run_corpus": OK,
-    "measure.soak": None,
-    "measure.play_history": None,
-    "measure.hunt_all": None,
-}
-"""What plays, by its place in the command line's modules, and what it gives in place of that."""
-
-
-@pytest.fixture
-def odd_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
-    """Make the files that ODD_PATHS name; nothing is played, and no pipe is waited for."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("paritybit.harness.records.files.PIPE_SECONDS", 0.01)
-    for place, result in PLAYED.items():
-        if result is None:
-            monkeypatch.setattr(f"paritybit.harness.cli.{place}", stopped)
-        else:
-            monkeypatch.setattr(f"paritybit.harness.cli.{place}", lambda *_, ends=result: ends)
-    names = ("LOOP", "PIPE", "FOLDER", "SPARSE", "BINARY", "CASE", "RUN", "OUT")
-    made = {name: tmp_path / name.lower() for name in names}
-    made["LOOP"].symlink_to(made["LOOP"])
-    os.mkfifo(made["PIPE"])
-    made["FOLDER"].mkdir()
-    made["BINARY"].write_bytes(bytes(range(256)))
-    with made["SPARSE"].open("wb") as sparse:
-        sparse.truncate(2**30)
-    made["CASE"].write_text(json.dumps(CASE.to_json()))
-    write(red(), made["RUN"])
-    return made
-
-
-def stopped(*_: object, **__: object) -> None:
-    """Stand for what plays: the command line was taken."""
-    raise CannotRunError("nothing is played here")
-
-
-@fuzzed
-@given(data=st.data())
-def test_no_path_ends_badly(data: st.DataObject, odd_files: dict[str, Path]) -> None:
-    """Whatever is read or written there, up to where anything is played."""
-    words = data.draw(st.sampled_from(COMMANDS_WITH_PATHS)).split()
-    for place, word in enumerate(words):
-        path = data.draw(st.sampled_from(ODD_PATHS)) if "PATH" in word else ""
-        words[place] = word.replace("PATH", path)
-        for name, made in odd_files.items():
-            words[place] = words[place].replace(name, str(made))
-    ends_well(*words)
-
-
 def places(value: Any, so_far: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Yield the place of every value within JSON data, as its keys from the outside in."""
     inside: Iterable[tuple[Any, Any]] = ()
@@ -267,7 +190,7 @@ def test_no_case_ends_badly(
     ends_well("replay", *paths, *data.draw(st.sampled_from([[], ["--device", "cpu"]])))
 
 
-@pytest.mark.parametrize("command", ["report", "summary", "compare"])
+@pytest.mark.parametrize("command", ["report", "compare"])
 @settings(fuzzed, max_examples=max(4, MOST // 4))
 @given(data=st.data())
 def test_no_record_ends_badly(command: str, data: st.DataObject, tmp_path: Path) -> None:
@@ -277,16 +200,7 @@ def test_no_record_ends_badly(command: str, data: st.DataObject, tmp_path: Path)
     paths = [str(path)]
     if command == "compare":
         paths.insert(data.draw(st.integers(0, 1)), str(whole))
-    ends_well(command, *paths, *([] if command == "summary" else ["--page", str(page)]))
-
-
-@fuzzed
-@given(st.binary(max_size=60) | st.sampled_from([b"[" * 10_000, b'"\\ud800"', b"\xef\xbb\xbf{}"]))
-def test_no_file_ends_badly(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(content)
-    for command in ("replay", "report", "summary"):
-        assert ends_well(command, str(path)) == MALFORMED
+    ends_well(command, *paths, "--page", str(page))
 
 
 numbers = st.sampled_from([0, 1, 2, 3, 7, 12, 50, 10**6, 2**31 - 1])

@@ -76,11 +76,8 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
 
 READING: dict[str, Callable[[Path, Path], list[object]]] = {
     "replay": lambda file, whole: ["replay", file],
-    "replay of several": lambda file, whole: ["replay", file, file],
     "bisect": lambda file, whole: ["bisect", "swa_pad", "--case", file],
     "report": lambda file, whole: ["report", file, "--page", file.with_name("page.html")],
-    "summary": lambda file, whole: ["summary", file],
-    "compare, before": lambda file, whole: ["compare", file, whole, "--page", whole],
     "compare, after": lambda file, whole: ["compare", whole, file, "--page", whole],
 }
 """Commands that read a file, beside a whole record where they need one."""

@@ -76,12 +76,6 @@ def test_the_page_says_what_is_new_and_links_to_the_run_before(tmp_path: Path) -
     assert command in section
 
 
-def test_the_first_run_has_none_and_its_page_no_section(tmp_path: Path) -> None:
-    path = written(tmp_path, FIRST, green())
-    assert previous_of(path, green()) is None
-    assert "previous" not in Page(render(green())).ids
-
-
 def test_a_run_that_was_cut_short_before_or_now_is_compared_all_the_same(tmp_path: Path) -> None:
     first = written(tmp_path, FIRST, interrupted())
     second = written(tmp_path, SECOND, green())

@@ -150,8 +150,6 @@ def test_a_terminal_of_few_signs_is_no_error() -> None:
     done = python("-m", "paritybit", "list", variables=ASCII)
     assert (done.returncode, done.stderr) == (OK, "")
     assert done.stdout.isascii()
-    done = python("-m", "paritybit", "replay", CASE, CASE, variables=ASCII)
-    assert (done.returncode, done.stderr) == (OK, "")
     done = python("-m", "paritybit", "replay", "é….json", variables=ASCII)
     assert re.fullmatch(r"paritybit: \\xe9\\u2026\.json cannot be read: .*\n", done.stderr)
 

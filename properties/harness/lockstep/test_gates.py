@@ -211,64 +211,6 @@ def test_what_waits_for_nothing_runs_before_all_that_is_held_back(
     assert lazy.ran == ["write", "copy", "forward"]
 
 
-def test_what_waits_for_a_piece_runs_before_the_next_one_that_is_held_back(
-    streams: Any, lazy: Device
-) -> None:
-    """An event that is recorded too early lets it overtake."""
-    streams.forward.run(lazy.work("copy"))
-    early = streams.forward.record()
-    streams.forward.run(lazy.work("forward"))
-    done = streams.forward.record()
-    streams.schedule.wait(early)
-    streams.schedule.run(lazy.work("write"))
-    done.synchronise()
-    assert lazy.ran == ["copy", "write", "forward"]
-
-
-def test_what_waits_for_the_last_piece_overtakes_nothing(streams: Any, lazy: Device) -> None:
-    """And the host does not wait for it, which would take until the gates give up."""
-    streams.forward.run(lazy.work("copy"))
-    streams.forward.run(lazy.work("forward"))
-    done = streams.forward.record()
-    streams.schedule.wait(done)
-    streams.schedule.run(lazy.work("write"))
-    written = streams.schedule.record()
-    done.synchronise()
-    assert lazy.ran == ["copy", "forward"]
-    written.synchronise()
-    assert lazy.ran == ["copy", "forward", "write"]
-    streams.clear()
-    assert STALLS.gates == 0
-
-
-def test_a_forward_that_does_not_wait_for_writes_that_lag_runs_before_them(
-    streams: Any, lazy: Device
-) -> None:
-    streams.lag(forward=False)
-    streams.schedule.run(lazy.work("write"))
-    written = streams.schedule.record()
-    streams.forward.run(lazy.work("forward"))
-    written.synchronise()
-    assert lazy.ran == ["forward", "write"]
-
-
-def test_gates_of_both_streams_open_in_the_order_of_their_waits(streams: Any, lazy: Device) -> None:
-    """Where what lags takes turns: nobody waits for what is behind a gate that is still closed."""
-    streams.lag(forward=False)
-    streams.schedule.run(lazy.work("write"))
-    written = streams.schedule.record()
-    streams.lag(forward=True)
-    streams.forward.wait(written)
-    streams.forward.run(lazy.work("forward"))
-    streams.schedule.run(lazy.work("free"))
-    streams.schedule.wait(streams.forward.record())
-    streams.schedule.run(lazy.work("rewrite"))
-    streams.schedule.record().synchronise()
-    assert lazy.ran == ["write", "free", "forward", "rewrite"]
-    streams.clear()
-    assert STALLS.gates == 0
-
-
 def test_what_only_reads_has_no_gate_of_its_own(streams: Any, lazy: Device) -> None:
     streams.forward.run(lazy.work("forward"))
     streams.forward.run(lazy.work("look"), reads=True)

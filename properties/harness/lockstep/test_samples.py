@@ -1,6 +1,5 @@
 """What is held against the oracle: all logits that are a request's own, at every length."""
 
-import pytest
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.observation import Observation
@@ -74,10 +73,9 @@ def test_every_length_that_has_logits_is_sampled_in_every_forward() -> None:
     assert modes == TRIAL.modes
 
 
-@pytest.mark.parametrize("page_size", [1, 4])
-def test_all_that_is_sampled_is_held_and_agrees(page_size: int) -> None:
+def test_all_that_is_sampled_is_held_and_agrees() -> None:
     """Around the window and at the end, of the target and of the draft model."""
-    trial = TrialConfig("target_verify", preset="gpt_oss", page_size=page_size)
+    trial = TrialConfig("target_verify", preset="gpt_oss", page_size=4)
     lockstep = Lockstep(trial, {"dense_agreement"})
     window = lockstep.pair.config.window
     held: list[tuple[bool, int]] = []

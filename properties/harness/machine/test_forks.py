@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from paritybit.harness.machine.forks import KERNELS, Forked, preload, undisturbed
+from paritybit.harness.machine.forks import Forked, preload, undisturbed
 from paritybit.harness.machine.gpus import VISIBLE, listed_gpus
 
-from paritybit.places import SOURCES
 from properties.support.harness.command_line import python
 from properties.support.harness.forked import answer_of, answers, ends, sleeps
 
@@ -24,11 +23,6 @@ def asked(what: str, variables: Mapping[str, str] | None = None) -> Any:
     process = Forked(answers, variables=os.environ if variables is None else variables)
     process.pipe.send(what)
     return answer_of(process)
-
-
-def test_what_is_forked_from_a_forked_process_has_the_same_server() -> None:
-    first, second = asked("server of another")
-    assert first == second != os.getpid()
 
 
 def test_a_process_has_the_variables_that_it_is_given_and_this_one_s_folder(
@@ -194,11 +188,6 @@ sys.exit(command.main())
 def test_a_command_serves_forks_before_it_does_anything_else() -> None:
     ran = python("-c", COMMAND)
     assert (ran.returncode, ran.stdout) == (2, "threads 1 began CUDA False\n")
-
-
-def test_the_kernels_that_are_preloaded_are_of_this_tree() -> None:
-    paths = [name.removeprefix("paritybit.").replace(".", "/") for name in KERNELS]
-    assert all((SOURCES / f"{path}.py").exists() for path in paths)
 
 
 READS = """

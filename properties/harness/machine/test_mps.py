@@ -124,7 +124,6 @@ sys.exit(main(["timeline", "--mps"]))
 @pytest.mark.parametrize(
     ("number", "code"),
     [
-        (signal.SIGINT, INTERRUPTED),
         (signal.SIGTERM, TERMINATED),
         (signal.SIGKILL, -signal.SIGKILL),
     ],

@@ -74,15 +74,19 @@ TWICE = """
 """
 
 
-@pytest.mark.parametrize(("number", "code"), SIGNALS)
 @pytest.mark.parametrize(
-    ("while_playing", "while_writing"),
-    [(TWICE.strip(), "pass"), ("pass", "stop()"), ("stop()", "stop()")],
+    ("signalled", "while_playing", "while_writing"),
+    [
+        (SIGNALS[0], TWICE.strip(), "pass"),
+        (SIGNALS[1], "pass", "stop()"),
+        (SIGNALS[2], "stop()", "stop()"),
+    ],
     ids=["again while the work ends", "while the record is written", "before and then"],
 )
 def test_a_run_that_is_asked_to_stop_at_any_time_keeps_its_record_and_page(
-    number: int, code: int, while_playing: str, while_writing: str, tmp_path: Path
+    signalled: tuple[int, int], while_playing: str, while_writing: str, tmp_path: Path
 ) -> None:
+    number, code = signalled
     source = RUN.format(
         number=int(number), while_playing=while_playing, while_writing=while_writing
     )
@@ -111,7 +115,7 @@ sys.exit(main())
 """The main job as a process's own command, in one worker, whose first task does not end."""
 
 
-@pytest.mark.parametrize(("number", "code"), SIGNALS)
+@pytest.mark.parametrize(("number", "code"), SIGNALS[1:])
 def test_a_signal_to_the_whole_group_is_told_of_once(
     number: int, code: int, tmp_path: Path
 ) -> None:

@@ -7,27 +7,11 @@ from paritybit.harness.machine import workers
 from paritybit.harness.machine.workers import (
     HERE,
     MOST_CLIENTS,
-    PLAIN,
-    SHARING_PLAINLY,
-    UNDER_MPS,
     Workers,
     cores,
     processes_on,
     sparing,
 )
-
-
-def test_so_many_share_a_gpu_plainly_as_reach_nearly_the_best_rate() -> None:
-    assert SHARING_PLAINLY in PLAIN
-    assert PLAIN[SHARING_PLAINLY] >= 0.9 * max(PLAIN.values())
-    assert all(PLAIN[count] < 0.9 * max(PLAIN.values()) for count in PLAIN if count < 8)
-
-
-def test_under_mps_every_further_process_was_worth_it() -> None:
-    """Up to a process for each core but one, which is why so many are taken."""
-    rates = [UNDER_MPS[count] for count in sorted(UNDER_MPS)]
-    assert rates == sorted(rates)
-    assert max(UNDER_MPS) == 15
 
 
 @pytest.mark.parametrize(

@@ -336,15 +336,6 @@ def allocating_replay(lockstep: Lockstep, runner: str, monkeypatch: pytest.Monke
     monkeypatch.setattr("paritybit.subjects.captured.allocations", lambda: next(handed_out))
 
 
-def failing_replay(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A forward that fails: a slot far outside the pool."""
-
-    def change(batch: ForwardBatch | None, replay: Replay) -> None:
-        raise IndexError("index 10000 is out of bounds")
-
-    on_replay(lockstep, runner, monkeypatch, change)
-
-
 def warning(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message at WARNING in every replay."""
 
