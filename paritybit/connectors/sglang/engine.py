@@ -260,10 +260,7 @@ class Engine:
         )
 
     def hook_lists(self, runner: Any) -> None:
-        """Wrap the method that builds the index lists of a model's attention backend.
-
-        Each class is wrapped once.
-        """
+        """Wrap the method that builds index lists, once per class of attention backend."""
         kind = type(lists.attending(runner.attn_backend))
         path = f"{kind.__module__}.{kind.__qualname__}.init_forward_metadata"
         if path not in self.hooked:
@@ -381,8 +378,7 @@ class Engine:
     def idle(self, original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         """Judge which slots are free or cached, once each time that no batch can run.
 
-        Requests may be waiting, and a chunk of a prompt may hold slots, for example if nothing can
-        be evicted.
+        Requests may be waiting, and a chunk of a prompt may hold slots.
         """
         if self.watcher is None:
             return original(scheduler, *args, **kwargs)
@@ -398,9 +394,6 @@ class Engine:
         return original(scheduler, *args, **kwargs)
 
     def free_rows(self, scheduler: Any) -> tuple[int, int] | None:
-        """Return the numbers of free rows and of all rows of the request table.
-
-        Returns None if a session is open.
-        """
+        """Return the numbers of free and of all request rows. None if a session is open."""
         sessions = getattr(getattr(scheduler, "session_controller", None), "sessions", None)
         return None if sessions else (rows.free_rows(self.models.rows), self.all_rows)
