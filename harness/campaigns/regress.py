@@ -44,7 +44,7 @@ from paritybit.subjects.bugs.switching import lacking
 from paritybit.subjects.runners import RUNNERS, engine_runners
 from paritybit.subjects.toggles import LocationScheme
 
-CLEAN_SCHEDULES = 24
+CLEAN_SCHEDULES = 16
 """Generated clean schedules that the trials of a run share, each checked deeper than a hunt's."""
 
 FEWEST_CLEAN = 2
@@ -224,11 +224,11 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
     tasks: list[Task] = []
     seed = settings.seed
     for place, runner in enumerate(settings.runners):
-        for turn, scheme in enumerate(schemes):
+        for scheme in schemes:
             trial = trial_of(settings, runner, scheme)
             known = settings.known.by_runner.get(runner, ())
             if settings.shape is Shape.TINY:
-                known = (*known, share_of_scenes(trial, turn, len(schemes)))
+                known = (*known, share_of_scenes(trial))
             few = min(share, settings.examples)
             tasks.append(Task(trial, Source.GENERATED, seed, few, known))
             if scheme is schemes[place % len(schemes)]:
@@ -284,10 +284,11 @@ def ground_of(trial: TrialConfig, mode: Mode | None = None) -> Ground:
     return Ground(trial.model, trial.buckets, trial.token_buckets, trial.modes, own)
 
 
-def share_of_scenes(trial: TrialConfig, place: int, count: int) -> Schedule:
-    """Return the scenes of a runner that one of `count` trials of it plays."""
-    ground = ground_of(trial)
-    return Schedule(scenes(ground, rows(ground)[place::count]), place)
+def share_of_scenes(trial: TrialConfig) -> Schedule:
+    """Return the scenes of a runner that its trial with one location scheme plays: of each size."""
+    ground, schemes = ground_of(trial), list(LocationScheme)
+    place, by_size = schemes.index(trial.scheme), sorted(rows(ground), key=attrgetter("bucket"))
+    return Schedule(scenes(ground, by_size[place :: len(schemes)]), place)
 
 
 def handed_over(trial: TrialConfig) -> Schedule:

@@ -153,14 +153,14 @@ def scene(ground: Ground, row: Row) -> Steps:
     least = max((size + 1 for size in ground.sizes if size < row.bucket), default=1)
     filled = {"full": row.bucket, "short": row.bucket - 1, "least": least, "one": 1}[row.filled]
 
-    def forward(size: int) -> Steps:
+    def forward(size: int, accepted: int = 0) -> Steps:
         """Return a forward of the runner on trial, of so many of the requests or tokens."""
         size = max(size, 1)
         picks = everyone[-size:]
         if mode is Mode.DECODE:
             return (Decode(picks),)
         if mode is Mode.TARGET_VERIFY:
-            return (Verify(picks, 0),)
+            return (Verify(picks, accepted),)
         if mode is Mode.DRAFT_EXTEND:
             return (DraftExtend(picks),)
         if mode.drafts:
@@ -179,7 +179,7 @@ def scene(ground: Ground, row: Row) -> Steps:
     full, short = forward(row.bucket), forward(row.bucket - 1)
     happens = happening(ground, row, everyone, (*full, *short))
     before = (*EVERYONE_LEAVES, *admitted, *caught_up, *full, *lags, *short)
-    return (*before, *happens, *caught_up, *lags, *forward(filled))
+    return (*before, *happens, *caught_up, *lags, *forward(filled, SPECULATION.steps))
 
 
 def came(row: Row, prompts: tuple[int, ...], tokens: int) -> Steps:

@@ -888,7 +888,7 @@ OF_HARNESS: tuple[Fault, ...] = (
     Fault(
         name="scenes-of-random-alone",
         file="harness/campaigns/regress.py",
-        old="known = (*known, share_of_scenes(trial, turn, len(schemes)))",
+        old="known = (*known, share_of_scenes(trial))",
         new="pass",
         tests=("properties/harness/campaigns/test_plan.py", "-k", "scenes_first"),
         why="Whether two boundary conditions meet is left to chance.",
