@@ -54,11 +54,12 @@ def explain(
             cause = cause_of(recorded) or further_cause(recorded, f"when it runs {words}")
         if cause is None:
             return None
+        unfit = recorded.unfit_replay
         at = Situation(
             step=recorded.forward_id.step,
-            runner=recorded.forward_id.runner,
-            bucket=at_fault.bucket,
-            live_size=recorded.live_size,
+            runner=recorded.forward_id.runner if unfit is None else unfit.runner,
+            bucket=at_fault.bucket if unfit is None else unfit.bucket,
+            live_size=recorded.live_size if unfit is None else unfit.live_size,
             failed=at_fault.run.failed,
             further=words,
         )

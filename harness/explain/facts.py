@@ -294,11 +294,11 @@ class Cause:
 
     `blame` is in words: inputs, captured state, captured output, index tables, key lists, what an
     op is given, Python state, kept output, slot bookkeeping, request contents, undeclared state,
-    build, call site, missing wait or copy, narrowed slot number, or not known. `uncaptured_run` is
-    None where that was not tried, or failed, and so is `twin_agrees`: whether an engine just
-    captured does the same wrong. `compared` says which two runs are compared, if others than the
-    worlds' are, and what came before the first difference. `made` is the line that makes what is to
-    blame, and its callers.
+    build, call site, dispatch, missing wait or copy, narrowed slot number, or not known.
+    `uncaptured_run` is None where that was not tried, or failed, and so is `twin_agrees`: whether
+    an engine just captured does the same wrong. `compared` says which two runs are compared, if
+    others than the worlds' are, and what came before the first difference. `made` is the line that
+    makes what is to blame, and its callers.
     """
 
     blame: str

@@ -88,7 +88,9 @@ def _buts(cause: Cause) -> Iterator[str]:
         yield _cell(cause.cell)
     if cause.kept is not None:
         yield _kept(cause.kept)
-    if cause.given is not None and not cause.compared:
+    if cause.blame == "dispatch":
+        yield "But no captured graph can run this batch. Run eagerly, it gives the right result."
+    elif cause.given is not None and not cause.compared:
         yield _given(cause.given, alone=cause.difference is None)
     if cause.index is not None:
         yield _but(cause.index)

@@ -17,6 +17,7 @@ from typing import Any
 
 from paritybit.harness.explain.facts import SourceLine
 from paritybit.harness.explain.origins.log_sites import qualified_name
+from paritybit.reference.state_pool import StatePaths
 from paritybit.subjects.protocol import KeyLists, Keys
 
 from paritybit.places import SOURCES
@@ -28,6 +29,9 @@ HOOKS = frozenset({"overwrite"})
 
 BETWEEN = ("subjects/parts.py", "subjects/captured.py")
 """Files that calls of the engine come through: none of them is a place to look at."""
+
+RECORDS = (KeyLists, Keys, StatePaths)
+"""Records of tensors that the engine makes in a forward."""
 
 MOST_HELD = 64
 """Values of a list that are looked at."""
@@ -177,17 +181,17 @@ def values_of(names: Mapping[str, Any], returned: Any) -> Iterator[Any]:
 
 
 def held_in(value: Any) -> Iterator[Any]:
-    """Yield a value, and what lies in it if it is a collection, or lists of keys."""
+    """Yield a value, and what lies in it if it is a collection, lists of keys, or paths."""
     yield value
     held: Iterable[Any] = ()
     if isinstance(value, dict):
         held = value.values()
     elif isinstance(value, list | tuple):
         held = value[:MOST_HELD]
-    elif isinstance(value, KeyLists | Keys):
+    elif isinstance(value, RECORDS):
         held = vars(value).values()
     for one in held:
-        if isinstance(one, KeyLists | Keys):
+        if isinstance(one, RECORDS):
             yield from held_in(one)
         else:
             yield one

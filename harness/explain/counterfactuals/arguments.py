@@ -17,6 +17,7 @@ from paritybit.harness.explain.counterfactuals.replaced import (
     LISTS,
     LOCATIONS,
     NOT_GIVEN,
+    STORED_AT,
     Replaced,
     as_given,
     full_pair,
@@ -190,7 +191,7 @@ def _of_first(
         return Replaced(call.name, name, right[:0], right.clone(), values)
     if not isinstance(held, Tensor):
         return Replaced(call.name, name, torch.tensor(held), torch.tensor(right), values)
-    shape = held.shape if name == LOCATIONS else usual.inputs[place].shape
+    shape = held.shape if name in STORED_AT else usual.inputs[place].shape
     live = tuple(map(slice, shape))
     return Replaced(call.name, name, held[live].clone(), right[live].clone(), values)
 

@@ -15,7 +15,10 @@ LISTS = ("begin", "end", "slots")
 """The arguments of attention that say which keys each row reads, by one list for all rows."""
 
 LOCATIONS = "loc"
-"""The argument that says where rows store."""
+"""The argument that says where rows store KV."""
+
+STORED_AT = frozenset({LOCATIONS, "rows"})
+"""The arguments of ops that say where rows store."""
 
 LIST = "the list of keys"
 """What these arguments are together."""
@@ -105,7 +108,7 @@ def as_given(held: Any, right: Any, name: str = "") -> Any:
         return None
     changed = held.clone()
     for axis in other:
-        if name == LOCATIONS:
+        if name in STORED_AT:
             changed.zero_()
         changed.narrow(axis, 0, right.shape[axis]).copy_(right)
     if not other:

@@ -17,6 +17,7 @@ from paritybit.harness.explain.counterfactuals.arguments import (
     replacements,
     wrong_arguments,
 )
+from paritybit.harness.explain.counterfactuals.dispatch import wrongly_replayed
 from paritybit.harness.explain.counterfactuals.elements import Element
 from paritybit.harness.explain.counterfactuals.judge import (
     Judge,
@@ -48,6 +49,7 @@ from torch import Tensor
 NOT_KNOWN: Final = "not known"
 STATE: Final = "Python state"
 COMPUTED: Final = "what an op is given"
+DISPATCH: Final = "dispatch"
 BY_COMPARISON: Final = frozenset({COMPUTED, "key lists", "captured state", "captured output"})
 """Blame of what is wrong only by comparison with another run."""
 
@@ -75,7 +77,8 @@ class Search:
             return cause
         found = None
         if not self.holds(self.recorded.again()):  # Else nothing that is changed shows anything.
-            found = self.state(cause) or self.kept(cause) or self.by_changes(cause)
+            found = self.state(cause) or self.dispatch(cause)
+            found = found or self.kept(cause) or self.by_changes(cause)
         if found is not None:
             return found
         return None if cause is None else replace(bare(cause), blame=NOT_KNOWN)
@@ -108,6 +111,16 @@ class Search:
                 lines = set_at(recorded, attribute)
                 return self._blaming(shown, STATE, state=held, made=lines)
         return None
+
+    def dispatch(self, shown: Cause | None) -> Cause | None:
+        """Blame what had a graph replay a batch that it cannot run."""
+        recorded = self.recorded
+        lines = wrongly_replayed(recorded, self.holds)
+        if not lines:
+            return None
+        wrong = wrong_outputs(recorded.eager_output or {}, recorded.run.output)
+        given = value_given(wrong[0]) if wrong else None
+        return self._blaming(shown, DISPATCH, given=given, made=lines)
 
     def kept(self, cause: Cause | None) -> Cause | None:
         """Return a cause that was read off the forward, if what it names is to blame."""
@@ -265,8 +278,8 @@ class Search:
             right = Side(recorded.pair.graph_pools, recorded.graph_before, recorded.run.calls)
             recorded.again()
             wrong = list(wrong_arguments(recorded, calls))
-            if not wrong and first_difference(Side(pools, before, calls), right) is None:
-                wrong = wrong_outputs(recorded.eager_output or {}, recorded.run.output)
+            if first_difference(Side(pools, before, calls), right) is None:
+                wrong += wrong_outputs(recorded.eager_output or {}, recorded.run.output)
             for one in wrong:
                 lines = self.lines.made(one)
                 if lines:
@@ -301,9 +314,7 @@ class Search:
 
     def _told(self, shown: Cause | None, one: Replaced, lines: tuple[SourceLine, ...]) -> Cause:
         """Return the cause that blames an argument, which some lines made."""
-        what = f"{one.argument} of {one.op}"
-        held, right = values_shown(one.held, one.right)
-        given = GivenValue(what, held, right, stale=False, left_by=None, how=None)
+        given = value_given(one)
         if shown is not None and shown.listed is not None:
             index = shown.index if shown.blame == "key lists" else None
             fields = {"listed": shown.listed, "index": index, "made": lines}
@@ -318,6 +329,13 @@ class Search:
         if blame != "key lists":
             seen = replace(seen, listed=None)
         return replace(seen, blame=blame, **fields)
+
+
+def value_given(one: Replaced) -> GivenValue:
+    """Return an argument in words, and the values that it has and ought to have."""
+    held, right = values_shown(one.held, one.right)
+    what = f"{one.argument} of {one.op}"
+    return GivenValue(what, held, right, stale=False, left_by=None, how=None)
 
 
 def values_shown(held: Tensor, right: Tensor) -> tuple[str, str]:

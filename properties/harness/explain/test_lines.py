@@ -15,15 +15,18 @@ from paritybit.harness.explain.facts import Explanation
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.schedules.schedule import (
     Admit,
+    Draft,
     DraftExtend,
     Finish,
     Schedule,
     Verify,
 )
 from paritybit.reference.allocator import Allocator
-from paritybit.subjects import key_lists
+from paritybit.subjects import key_lists, states
 from paritybit.subjects.listing import host
 from paritybit.subjects.overlap import Overlap
+from paritybit.subjects.runners.eagle_draft import EagleDraftRunner
+from paritybit.subjects.runners.eagle_draft_extend import EagleDraftExtendRunner
 from paritybit.subjects.runners.target_verify import TargetVerifyRunner
 
 from properties.support.harness.planting import SCHEDULE
@@ -125,8 +128,35 @@ def explanation_of(
             VERIFYING,
             "target_verify",
         ),
+        (
+            EagleDraftRunner.forward,
+            'request_rows = self.view("req_pool_indices", bucket)',
+            'request_rows = self.view("req_pool_indices", bucket).flip(0).contiguous()',
+            "kv_parity",
+            Schedule((Admit(3, 99), DraftExtend((0,)), Draft((0,))), seed=3),
+            "eagle_draft",
+        ),
+        (
+            states.verify_paths,
+            "rows + 1 + node, parents",
+            "rows + (1 + node) * (node > 0), parents",
+            "kv_parity",
+            Schedule((Admit(5, 99), Verify((0,), 0)), seed=3),
+            "target_verify",
+        ),
+        (
+            EagleDraftExtendRunner.forward,
+            "accepted = ends - counts + ",
+            "accepted = ends - 1 - counts + ",
+            "logits_parity",
+            Schedule((Admit(3, 99), Admit(2, 99), DraftExtend((0, 1))), seed=3),
+            "eagle_draft_extend",
+        ),
     ],
-    ids=["lost page", "mapped", "lost state", "drafts", "window", "padded row", "kept"],
+    ids=[
+        *("lost page", "mapped", "lost state", "drafts", "window", "padded row", "kept"),
+        *("stored elsewhere", "paths", "output"),
+    ],
 )
 def test_the_function_that_is_wrong_comes_first(
     function: Callable[..., Any],
@@ -141,6 +171,23 @@ def test_the_function_that_is_wrong_comes_first(
     found = explanation_of(property_id, schedule, runner)
     lines = [line.what for line in found.sources[:FIRST]]
     assert any(what.endswith(f" {function.__qualname__}") for what in lines), found.sources
+
+
+def test_what_has_a_graph_replay_a_batch_that_it_cannot_run_is_blamed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    function = EagleDraftExtendRunner.can_run
+    on_average = "batch.live_tokens <= K * batch.live_requests"
+    changed(monkeypatch, function, "all(s.end - s.begin <= K for s in batch.spans)", on_average)
+    schedule = Schedule((Admit(6, 99), Admit(1, 99), DraftExtend((0, 1))), seed=3)
+    found = explanation_of("logits_parity", schedule, "eagle_draft_extend")
+    given = found.cause.given
+    assert found.cause.blame == "dispatch"
+    assert given is not None and given.what == "hidden of the forward"
+    assert (found.at.runner, found.at.bucket) == ("eagle_draft_extend", 2)
+    assert found.sources[0].what == f"decided in {function.__qualname__}"
+    assert found.sources[-1].what == "called in Engine.forward"
+    assert "no captured graph can run this batch" in " ".join(found.proof)
 
 
 def test_an_event_that_is_recorded_too_early_goes_before_the_waits_for_it(
