@@ -54,15 +54,7 @@ def explain(
             cause = cause_of(recorded) or further_cause(recorded, f"when it runs {words}")
         if cause is None:
             return None
-        unfit = recorded.unfit_replay
-        at = Situation(
-            step=recorded.forward_id.step,
-            runner=recorded.forward_id.runner if unfit is None else unfit.runner,
-            bucket=at_fault.bucket if unfit is None else unfit.bucket,
-            live_size=recorded.live_size if unfit is None else unfit.live_size,
-            failed=at_fault.run.failed,
-            further=words,
-        )
+        at = _situation(recorded, at_fault, words)
         return Explanation(
             property=property_id,
             at=at,
@@ -72,6 +64,20 @@ def explain(
             slots=slots_of_forward(at_fault),
             sources=source_lines(at_fault.runner, cause),
         )
+
+
+def _situation(
+    recorded: RecordedForward, at_fault: RecordedForward, further: str | None
+) -> Situation:
+    """Return what ran: where the path was the wrong one, what replayed the batch, if anything."""
+    turn, seen = recorded.forward_id, recorded.observation
+    runner, bucket, live_size = turn.runner, at_fault.bucket, recorded.live_size
+    if recorded.off_path and seen is not None:
+        replay = seen.replay
+        runner = None if replay is None else replay.runner
+        bucket = None if replay is None else replay.bucket
+        live_size = None if replay is None else replay.live_size
+    return Situation(turn.step, runner, bucket, live_size, at_fault.run.failed, further)
 
 
 def recorded_for(

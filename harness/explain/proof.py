@@ -48,6 +48,8 @@ def prove(property_id: str, at: Situation, cause: Cause) -> tuple[str, ...]:
         return _about_holding(property_id, cause.held, contents=cause.blame == "request contents")
     if cause.difference is None and cause.state is not None:
         return (_setting(at), *_state(cause.state, cause), f"So {property_id} does not hold.")
+    if cause.blame == "dispatch":
+        return _about_path(property_id, at, cause)
     difference = cause.difference
     if difference is None:
         then, so = _then_alone(at, cause), f"So {property_id} does not hold."
@@ -57,6 +59,15 @@ def prove(property_id: str, at: Situation, cause: Cause) -> tuple[str, ...]:
         then, so = _then(at, difference, cause), _so(at, difference, cause.compared)
     setting = _setting(at) if cause.slot is None else _whose(cause.slot)
     return (setting, then, *_buts(cause), so)
+
+
+def _about_path(property_id: str, at: Situation, cause: Cause) -> tuple[str, ...]:
+    """Tell which path a batch took that it must not take, and where that was chosen."""
+    then = [] if cause.given is None else [_then_alone(at, cause)]
+    path = "no captured graph can run this batch" if at.bucket else "a captured graph must run it"
+    mended = "With the other path, and nothing else changed, the property holds."
+    so = f"So {property_id} does not hold."
+    return (_setting(at), *then, f"But {path}. {mended}", *_where(cause), so)
 
 
 def _then_alone(at: Situation, cause: Cause) -> str:
@@ -88,9 +99,7 @@ def _buts(cause: Cause) -> Iterator[str]:
         yield _cell(cause.cell)
     if cause.kept is not None:
         yield _kept(cause.kept)
-    if cause.blame == "dispatch":
-        yield "But no captured graph can run this batch. Run eagerly, it gives the right result."
-    elif cause.given is not None and not cause.compared:
+    if cause.given is not None and not cause.compared:
         yield _given(cause.given, alone=cause.difference is None)
     if cause.index is not None:
         yield _but(cause.index)

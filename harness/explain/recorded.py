@@ -31,7 +31,7 @@ from paritybit.reference.config import Kind
 from paritybit.reference.model import Output
 from paritybit.reference.ops import OpCall, Ops
 from paritybit.subjects.captured import CapturedEngine
-from paritybit.subjects.protocol import Forward, Overrides, Replay
+from paritybit.subjects.protocol import Forward, Overrides
 from paritybit.subjects.runners.base import NOTHING_OVERRIDDEN, GraphRunner
 from torch import Tensor
 
@@ -135,10 +135,10 @@ class RecordedForward:
         return 0 if batch is None else self.runner.size(batch)
 
     @property
-    def unfit_replay(self) -> Replay | None:
-        """What replayed the batch though no captured graph can run it; None if nothing did."""
-        replay = None if self.observation is None else self.observation.replay
-        return replay if self.runner is None else None
+    def off_path(self) -> bool:
+        """Whether a graph replayed a batch that none can run, or none did one that it can."""
+        seen = self.observation
+        return seen is not None and (seen.replay is None) != (self.runner is None)
 
     @property
     def bucket(self) -> int | None:

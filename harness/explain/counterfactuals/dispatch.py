@@ -1,8 +1,6 @@
-"""Whether a batch that no captured graph can run was replayed, and the lines that decided so."""
+"""Whether a batch took the wrong path, graph or eager, and the lines that chose it."""
 
 from collections.abc import Callable
-from functools import partial
-from operator import delitem
 from types import FrameType
 from typing import Any
 
@@ -10,38 +8,37 @@ from paritybit.harness.explain.facts import SourceLine
 from paritybit.harness.explain.recorded import RecordedForward, Run
 from paritybit.harness.explain.tracing import callers_of, lines_of
 
-CAN_RUN, REPLAY = "can_run", "replay"
-"""Methods of a runner: one says whether a graph can run a batch, one replays it."""
+CAN_RUN = "can_run"
+"""The method of a runner that says whether a captured graph can run a batch."""
 
 Sources = tuple[SourceLine, ...]
 
 
-def wrongly_replayed(recorded: RecordedForward, holds: Callable[[Run], bool]) -> Sources:
-    """Return the lines that chose to replay a batch that no captured graph can run.
+def path_chosen_at(recorded: RecordedForward, holds: Callable[[Run], bool]) -> Sources:
+    """Return the lines that chose a path that the batch must not take.
 
-    The property holds once the engine has no runner for the batch, so that it runs eagerly. There
-    are no lines where that is not so, and where a graph can run the batch.
+    The property holds once the runner says the opposite of whether a graph can run the batch. There
+    are no lines where that is not so, and where the batch took the path that it must.
     """
-    runners, mode = recorded.engine.runners, recorded.planned.mode
-    if recorded.unfit_replay is None:
+    runner = recorded.engine.runners.get(recorded.planned.mode)
+    if runner is None or not recorded.off_path:
         return ()
-    kept = dict(runners)
+    fits = recorded.runner is not None
     try:
-        mended = holds(recorded.again(prepare=partial(delitem, runners, mode)))
+        mended = holds(recorded.again(prepare=lambda: setattr(runner, CAN_RUN, lambda _: fits)))
     finally:
-        runners.clear()
-        runners.update(kept)
+        vars(runner).pop(CAN_RUN, None)
     if not mended:
         return ()
-    deciding = _Deciding()
-    recorded.again(seen=deciding)
-    return deciding.lines
+    choosing = _Choosing()
+    recorded.again(seen=choosing)
+    return choosing.lines
 
 
-class _Deciding:
-    """Takes note of the lines at which a runner said that it can run a batch.
+class _Choosing:
+    """Takes note of the lines at which a runner says whether a graph can run a batch.
 
-    The last one to say so comes first. Then come the functions that it asked, and the callers.
+    The last function to say so comes first. Then come those that it asked, and those that asked it.
     """
 
     def __init__(self) -> None:
@@ -49,10 +46,10 @@ class _Deciding:
         self.lines: Sources = ()
 
     def __call__(self, frame: FrameType, line: int, returned: Any) -> None:
-        """Look at what returns while a runner is asked, and at what replays."""
-        callers = list(callers_of(frame))
-        names = [one.f_code.co_name for one in (frame, *callers)]
-        if CAN_RUN in names and returned is not None and not names[0].startswith("<"):
+        """Look at what returns while a runner is asked, and at the line that asked."""
+        asked = [one.f_code.co_name for one in (frame, *callers_of(frame))]
+        if CAN_RUN not in asked:
+            if self.said and not self.lines:
+                self.lines = (*self.said, *lines_of(frame, line, "decided"))
+        elif returned is not None and not asked[0].startswith("<"):
             self.said = (lines_of(frame, line, "decided")[0], *self.said)
-        if names[0] == REPLAY and not self.lines:
-            self.lines = (*self.said, *lines_of(frame, line, REPLAY)[1:])

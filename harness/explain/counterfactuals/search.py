@@ -17,7 +17,7 @@ from paritybit.harness.explain.counterfactuals.arguments import (
     replacements,
     wrong_arguments,
 )
-from paritybit.harness.explain.counterfactuals.dispatch import wrongly_replayed
+from paritybit.harness.explain.counterfactuals.dispatch import path_chosen_at
 from paritybit.harness.explain.counterfactuals.elements import Element
 from paritybit.harness.explain.counterfactuals.judge import (
     Judge,
@@ -113,9 +113,9 @@ class Search:
         return None
 
     def dispatch(self, shown: Cause | None) -> Cause | None:
-        """Blame what had a graph replay a batch that it cannot run."""
+        """Blame what chose the path, graph or eager, that a batch must not take."""
         recorded = self.recorded
-        lines = wrongly_replayed(recorded, self.holds)
+        lines = path_chosen_at(recorded, self.holds)
         if not lines:
             return None
         wrong = wrong_outputs(recorded.eager_output or {}, recorded.run.output)
@@ -278,8 +278,8 @@ class Search:
             right = Side(recorded.pair.graph_pools, recorded.graph_before, recorded.run.calls)
             recorded.again()
             wrong = list(wrong_arguments(recorded, calls))
-            if first_difference(Side(pools, before, calls), right) is None:
-                wrong += wrong_outputs(recorded.eager_output or {}, recorded.run.output)
+            if not wrong and first_difference(Side(pools, before, calls), right) is None:
+                wrong = wrong_outputs(recorded.eager_output or {}, recorded.run.output)
             for one in wrong:
                 lines = self.lines.made(one)
                 if lines:

@@ -144,18 +144,10 @@ def explanation_of(
             Schedule((Admit(5, 99), Verify((0,), 0)), seed=3),
             "target_verify",
         ),
-        (
-            EagleDraftExtendRunner.forward,
-            "accepted = ends - counts + ",
-            "accepted = ends - 1 - counts + ",
-            "logits_parity",
-            Schedule((Admit(3, 99), Admit(2, 99), DraftExtend((0, 1))), seed=3),
-            "eagle_draft_extend",
-        ),
     ],
     ids=[
         *("lost page", "mapped", "lost state", "drafts", "window", "padded row", "kept"),
-        *("stored elsewhere", "paths", "output"),
+        *("stored elsewhere", "paths"),
     ],
 )
 def test_the_function_that_is_wrong_comes_first(
@@ -173,21 +165,43 @@ def test_the_function_that_is_wrong_comes_first(
     assert any(what.endswith(f" {function.__qualname__}") for what in lines), found.sources
 
 
-def test_what_has_a_graph_replay_a_batch_that_it_cannot_run_is_blamed(
+@pytest.mark.parametrize(
+    ("fits", "longest", "property_id", "bucket", "told"),
+    [
+        (
+            "batch.live_tokens <= K * batch.live_requests",
+            6,
+            "logits_parity",
+            2,
+            "no captured graph can run this batch",
+        ),
+        (
+            "all(s.end - s.begin < K for s in batch.spans)",
+            4,
+            "captured_path",
+            None,
+            "a captured graph must run it",
+        ),
+    ],
+    ids=["replayed", "run eagerly"],
+)
+def test_what_chose_the_wrong_path_is_blamed(
+    fits: str,
+    longest: int,
+    property_id: str,
+    bucket: int | None,
+    told: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     function = EagleDraftExtendRunner.can_run
-    on_average = "batch.live_tokens <= K * batch.live_requests"
-    changed(monkeypatch, function, "all(s.end - s.begin <= K for s in batch.spans)", on_average)
-    schedule = Schedule((Admit(6, 99), Admit(1, 99), DraftExtend((0, 1))), seed=3)
-    found = explanation_of("logits_parity", schedule, "eagle_draft_extend")
-    given = found.cause.given
-    assert found.cause.blame == "dispatch"
-    assert given is not None and given.what == "hidden of the forward"
-    assert (found.at.runner, found.at.bucket) == ("eagle_draft_extend", 2)
-    assert found.sources[0].what == f"decided in {function.__qualname__}"
-    assert found.sources[-1].what == "called in Engine.forward"
-    assert "no captured graph can run this batch" in " ".join(found.proof)
+    changed(monkeypatch, function, "all(s.end - s.begin <= K for s in batch.spans)", fits)
+    schedule = Schedule((Admit(longest, 99), Admit(1, 99), DraftExtend((0, 1))), seed=3)
+    found = explanation_of(property_id, schedule, "eagle_draft_extend")
+    assert (found.cause.blame, found.at.bucket) == ("dispatch", bucket)
+    assert told in " ".join(found.proof)
+    lines = [line.what for line in found.sources]
+    assert lines[0] == f"decided in {function.__qualname__}"
+    assert "decided in Engine.forward" in lines
 
 
 def test_an_event_that_is_recorded_too_early_goes_before_the_waits_for_it(
