@@ -9,6 +9,7 @@ from paritybit.harness.explain.counterfactuals.listed import (
     Pair,
     as_listed,
     lists_of,
+    right_lists,
     row_listed,
     spelled_lists,
 )
@@ -208,6 +209,9 @@ def failing_replacements(recorded: RecordedForward, calls: Sequence[OpCall]) -> 
     if failing.name == "attention":
         # What is listed for later layers is as wrong, and replaced as well.
         rows = len(failing.inputs[2])
+        listed = [(failing, right_lists(failing, one, padded=True))]
+        spelled = tuple(pair for _, _, pair in spelled_lists(listed))
+        whole = spelled[0] if spelled else None
         values = {
             at: as_listed(failing, usual[at], [[0]] * (rows - len(usual[at].inputs[2])))
             for at in range(number, len(usual))
@@ -215,7 +219,16 @@ def failing_replacements(recorded: RecordedForward, calls: Sequence[OpCall]) -> 
         held = failing.inputs[4].flatten().to(torch.int64)
         layers = layers_by_address(recorded.pair.graph_pools)
         windowed = layers[failing.inputs[1].data_ptr()][2] is Kind.SWA
-        yield Replaced("attention", LIST, held, held[:0], values, windowed=windowed)
+        yield Replaced(
+            op="attention",
+            argument=LIST,
+            held=held,
+            right=held[:0],
+            values=values,
+            windowed=windowed,
+            others=spelled[1:],
+            whole=whole,
+        )
         return
     for place, name in enumerate(named_arguments(failing)):
         if name in NOT_GIVEN or place >= min(len(one.inputs), len(failing.inputs)):
@@ -243,14 +256,10 @@ def _lists(
     for number, (one, other) in enumerate(same):
         if one is None:
             continue
-        live = len(one.inputs[2])
-        held = lists_of(other)
-        lists = [*lists_of(one)[: len(held)], *held[live:]]
-        if padded:
-            lists[live:] = [keys if set(keys) <= {0} else [0] for keys in held[live:]]
+        held, lists = lists_of(other), right_lists(other, one, padded=padded)
         if lists == held:
             continue
-        values[number] = as_listed(other, one, lists[live:])
+        values[number] = as_listed(other, one, lists[len(one.inputs[2]) :])
         listed.append((other, lists))
         if at is None or number == at[0]:
             wrong = [row for row, right in enumerate(lists) if held[row] != right]

@@ -95,6 +95,18 @@ def lists_of(call: OpCall) -> list[list[int]]:
     return [keys_of(call, row) for row in range(len(call.inputs[2]))]
 
 
+def right_lists(call: OpCall, usual: OpCall, *, padded: bool) -> list[list[int]]:
+    """Return the keys of each row of an attention, of live rows those of `usual`.
+
+    With `padded` those of padded rows are nothing but the reserved slot.
+    """
+    held, live = lists_of(call), len(usual.inputs[2])
+    further = held[live:]
+    if padded:
+        further = [keys if set(keys) <= {0} else [0] for keys in further]
+    return [*lists_of(usual)[: len(held)], *further]
+
+
 def row_listed(call: OpCall, row: int, right: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Return what is listed for a row, masked keys too, and the same with its keys put right."""
     first, places = int(call.inputs[2][row]), key_places(call, row)

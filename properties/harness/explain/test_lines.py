@@ -15,18 +15,15 @@ from paritybit.harness.explain.facts import Explanation
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.schedules.schedule import (
     Admit,
-    Draft,
     DraftExtend,
     Finish,
     Schedule,
     Verify,
 )
 from paritybit.reference.allocator import Allocator
-from paritybit.subjects import key_lists, states
+from paritybit.subjects import key_lists
 from paritybit.subjects.listing import host
 from paritybit.subjects.overlap import Overlap
-from paritybit.subjects.runners.eagle_draft import EagleDraftRunner
-from paritybit.subjects.runners.eagle_draft_extend import EagleDraftExtendRunner
 from paritybit.subjects.runners.target_verify import TargetVerifyRunner
 
 from properties.support.harness.planting import SCHEDULE
@@ -70,6 +67,14 @@ def explanation_of(
 @pytest.mark.parametrize(
     ("function", "old", "new", "property_id", "schedule", "runner"),
     [
+        (
+            key_lists.verify_lists,
+            "    if toggles.translate_page_table:\n",
+            "    if not toggles.translate_page_table:\n",
+            "captured_path",
+            SCHEDULE,
+            "target_verify",
+        ),
         (
             Allocator.release,
             "        (self.free_full if kind is Kind.FULL else self.free_swa).append(page)\n",
@@ -128,27 +133,8 @@ def explanation_of(
             VERIFYING,
             "target_verify",
         ),
-        (
-            EagleDraftRunner.forward,
-            'request_rows = self.view("req_pool_indices", bucket)',
-            'request_rows = self.view("req_pool_indices", bucket).flip(0).contiguous()',
-            "kv_parity",
-            Schedule((Admit(3, 99), DraftExtend((0,)), Draft((0,))), seed=3),
-            "eagle_draft",
-        ),
-        (
-            states.verify_paths,
-            "rows + 1 + node, parents",
-            "rows + (1 + node) * (node > 0), parents",
-            "kv_parity",
-            Schedule((Admit(5, 99), Verify((0,), 0)), seed=3),
-            "target_verify",
-        ),
     ],
-    ids=[
-        *("lost page", "mapped", "lost state", "drafts", "window", "padded row", "kept"),
-        *("stored elsewhere", "paths"),
-    ],
+    ids=["fails", "lost page", "mapped", "lost state", "drafts", "window", "padded row", "kept"],
 )
 def test_the_function_that_is_wrong_comes_first(
     function: Callable[..., Any],
@@ -163,45 +149,6 @@ def test_the_function_that_is_wrong_comes_first(
     found = explanation_of(property_id, schedule, runner)
     lines = [line.what for line in found.sources[:FIRST]]
     assert any(what.endswith(f" {function.__qualname__}") for what in lines), found.sources
-
-
-@pytest.mark.parametrize(
-    ("fits", "longest", "property_id", "bucket", "told"),
-    [
-        (
-            "batch.live_tokens <= K * batch.live_requests",
-            6,
-            "logits_parity",
-            2,
-            "no captured graph can run this batch",
-        ),
-        (
-            "all(s.end - s.begin < K for s in batch.spans)",
-            4,
-            "captured_path",
-            None,
-            "a captured graph must run it",
-        ),
-    ],
-    ids=["replayed", "run eagerly"],
-)
-def test_what_chose_the_wrong_path_is_blamed(
-    fits: str,
-    longest: int,
-    property_id: str,
-    bucket: int | None,
-    told: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    function = EagleDraftExtendRunner.can_run
-    changed(monkeypatch, function, "all(s.end - s.begin <= K for s in batch.spans)", fits)
-    schedule = Schedule((Admit(longest, 99), Admit(1, 99), DraftExtend((0, 1))), seed=3)
-    found = explanation_of(property_id, schedule, "eagle_draft_extend")
-    assert (found.cause.blame, found.at.bucket) == ("dispatch", bucket)
-    assert told in " ".join(found.proof)
-    lines = [line.what for line in found.sources]
-    assert lines[0] == f"decided in {function.__qualname__}"
-    assert "decided in Engine.forward" in lines
 
 
 def test_an_event_that_is_recorded_too_early_goes_before_the_waits_for_it(
