@@ -49,7 +49,7 @@ class Lines:
         lines = self.made(one)
         if not lines and one.argument == LIST:
             lines = self._kept(one)
-        return lines or called_at(self.recorded, one)
+        return lines or self._ranked(called_at(self.recorded, one))
 
     def made(self, one: Replaced) -> Sources:
         """Return the first line at which an argument, put right there, makes the property hold.
@@ -78,23 +78,34 @@ class Lines:
         First the innermost that was given nothing but inputs, which are right: what it makes of
         them, or asks for, is not. A function that it calls may serve others too. Then the line
         at which what is wrong first stands, and those that made what this uses. Then the callers,
-        the innermost first: the outer ones serve every forward.
+        the innermost first: the outer ones serve every forward. What only gives a view of a static
+        input makes nothing, and comes last.
         """
+        if not lines:
+            return ()
         used = _Used(lines, self._inputs())
         self.again(used)
         asking = lines[used.asking]
         asked = (replace(asking, what=asking.what.replace("called", "asked for", 1)),)
         further = (line for line in lines[1:] if line is not asking)
-        return (*(asked if used.asking else ()), lines[0], *self._made_of(used), *further)
+        ranked = (*(asked if used.asking else ()), lines[0], *self._made_of(used), *further)
+        return tuple(sorted(ranked, key=_gives_view))
 
     def _inputs(self) -> set[int]:
-        """Return where static inputs, the batch and the index tables lie."""
+        """Return where the batch and the index tables lie, and static inputs that are as it has."""
         recorded = self.recorded
         runner, batch = recorded.runner, recorded.planned.graph.batch
-        inputs = [] if runner is None else list(runner.inputs.buffers.values())
+        buffers = {} if runner is None else runner.inputs.buffers
+        inputs = [one for name, one in buffers.items() if self._as_in_batch(name)]
         inputs += [] if batch is None else vars(batch).values()
         inputs += both(recorded.pair.graph_pools.tables)
         return {one.untyped_storage().data_ptr() for one in inputs if isinstance(one, Tensor)}
+
+    def _as_in_batch(self, name: str) -> bool:
+        """Whether a static input begins with what the batch has, if it has that."""
+        batch, held = self.recorded.planned.graph.batch, self.recorded.static[name]
+        live = None if batch is None else batch.value(name)
+        return live is None or held.flatten()[: live.numel()].equal(live.flatten().to(held))
 
     def _static_lists(self) -> set[int]:
         """Return where static lists lie: what these hold was made before it was written there."""
@@ -128,10 +139,27 @@ class Lines:
         found = list[SourceLine]()
         for values, first in used.tensors:
             made: Sources = (first,)
-            if element_at(static_buffers(self.recorded), values, 0) is not None:
+            place = int(values.storage_offset())
+            static = element_at(static_buffers(self.recorded), values, place)
+            if static is not None:
                 made = made_at(Wanted(values.clone(), values[:0]), self.again, self.holds)[:1]
+                made = made or self._not_copied(static[0])[:1]
             found += [one for one in made if one.what != used.lines[0].what]
         return tuple(dict.fromkeys(found))
+
+    def _not_copied(self, name: str) -> Sources:
+        """Return the line at which a list is held last that its static buffer does not hold."""
+        runner = self.recorded.runner
+        if runner is None or name not in runner.metadata.buffers:
+            return ()
+        buffer = runner.metadata.buffers[name]
+
+        def differs(listed: Tensor) -> bool:
+            return listed.data_ptr() != buffer.data_ptr() and not buffer[: len(listed)].equal(
+                listed.to(buffer)
+            )
+
+        return not_written_at(self.recorded, name, differs)
 
     def _kept(self, one: Replaced) -> Sources:
         """Return the first line at which an argument is held that was made before the forward."""
@@ -182,7 +210,13 @@ class _Used(_First):
             whole = [one for one in held if isinstance(one, Tensor) and not one.is_floating_point()]
             self.tensors = [(one, self.first[id(one)][1][0]) for one in whole]
             frames = enumerate((frame, *callers_of(frame)))
-            self.asking = next((at for at, one in frames if given_alone(one, self.inputs)), 0)
+            asking = (at for at, one in frames if given_alone(one, self.inputs))
+            self.asking = next((at for at in asking if not _gives_view(self.lines[at])), 0)
+
+
+def _gives_view(line: SourceLine) -> bool:
+    """Whether a line only writes static inputs, or gives a view of one."""
+    return line.file in INPUTS or line.what.endswith(f".{VIEW}")
 
 
 def given_alone(frame: FrameType, inputs: Collection[int]) -> bool:
@@ -223,20 +257,62 @@ def given_to(
 
 
 def last_held_at(recorded: RecordedForward, name: str) -> Sources:
-    """Return the last line of a forward at which its batch's value of a static input is held.
-
-    That is under the name of the input, beside others.
-    """
-    batch, found = recorded.planned.graph.batch, list[Sources]()
+    """Return the last line of a forward at which its batch's value of a static input is held."""
+    batch = recorded.planned.graph.batch
     value = None if batch is None else batch.value(name)
+    found = _held_at(recorded, name, lambda held: held is value)
+    return found[-1][1] if found else ()
+
+
+def not_written_at(
+    recorded: RecordedForward, name: str, right: Callable[[Tensor], bool]
+) -> Sources:
+    """Return the last line of a forward at which a list that is right for a static one is held.
+
+    Of a function that was given it, if one was: those that made it hold it for longer. Where none
+    is held, it may be that nothing was planned: then the line that would have called for it.
+    """
+    found = _held_at(recorded, name, right)
+    found.sort(key=lambda one: one[0])
+    return found[-1][1] if found else _not_called_at(recorded, PLAN)
+
+
+def _held_at(
+    recorded: RecordedForward, name: str, right: Callable[[Tensor], bool]
+) -> list[tuple[bool, Sources]]:
+    """Return the lines at which a right value is held under a name, beside others, in their order.
+
+    Each with whether its function was given it.
+    """
+    found = list[tuple[bool, Sources]]()
 
     def look(frame: FrameType, line: int, returned: object) -> None:
-        held = (one for one in (*frame.f_locals.values(), returned) if isinstance(one, dict))
-        if value is not None and any(one.get(name) is value for one in held):
-            found[:] = [lines_of(frame, line, "last held")]
+        given = [frame.f_locals.get(one) for one in arguments_of(frame)]
+        for one in (*frame.f_locals.values(), returned):
+            value = one.get(name) if isinstance(one, dict) else None
+            if isinstance(value, Tensor) and right(value):
+                known = any(one is other for other in given)
+                found.append((known, lines_of(frame, line, "last held")))
 
     recorded.again(seen=look)
-    return found[0] if found else ()
+    return found
+
+
+def _not_called_at(recorded: RecordedForward, name: str) -> Sources:
+    """Return the last line of a forward, with its callers, of a function that may call a method.
+
+    None if the method is called.
+    """
+    found, called = list[Sources](), False
+
+    def look(frame: FrameType, line: int, returned: object) -> None:
+        nonlocal called
+        called = called or frame.f_code.co_name == name
+        if name in frame.f_code.co_names:
+            found.append(lines_of(frame, line, f"no {name}"))
+
+    recorded.again(seen=look)
+    return found[-1] if found and not called else ()
 
 
 def called_at(recorded: RecordedForward, one: Replaced) -> Sources:

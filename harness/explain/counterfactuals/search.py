@@ -30,6 +30,7 @@ from paritybit.harness.explain.counterfactuals.lines import (
     Lines,
     handed_on_at,
     last_held_at,
+    not_written_at,
     wrong_outputs,
 )
 from paritybit.harness.explain.counterfactuals.made import Wanted, made_at
@@ -224,10 +225,14 @@ class Search:
     def lines_of_input(self, wrong: WrongInput) -> tuple[SourceLine, ...]:
         """Return the lines that made the values copied into a static input.
 
-        Where what the batch has was not copied, the last line that holds that; none if none does.
+        Where what the batch has, or a list, was not copied, the last line that holds that; none if
+        none does.
         """
         recorded, (name, place, _) = self.recorded, wrong.elements[0]
         write = recorded.ledger.of(static_buffers(recorded)[name])[place]
+        if name in self.stale:
+            right = {element: value for one, element, value in wrong.elements if one == name}
+            return not_written_at(recorded, name, lambda listed: has(listed, right))
         if wrong.held is None or wrong.right is None:
             return ()
         if write.how != "copied" or write.forward_id.forward != recorded.forward_id.forward:
@@ -336,6 +341,12 @@ def value_given(one: Replaced) -> GivenValue:
     held, right = values_shown(one.held, one.right)
     what = f"{one.argument} of {one.op}"
     return GivenValue(what, held, right, stale=False, left_by=None, how=None)
+
+
+def has(listed: Tensor, right: Mapping[int, Tensor]) -> bool:
+    """Whether a list has all the elements that are right at their places."""
+    flat = listed.flatten()
+    return len(flat) > max(right) and all(flat[at] == value for at, value in right.items())
 
 
 def values_shown(held: Tensor, right: Tensor) -> tuple[str, str]:
