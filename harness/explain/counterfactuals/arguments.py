@@ -6,9 +6,12 @@ from typing import Any
 
 import torch
 from paritybit.harness.explain.counterfactuals.listed import (
+    MASK_START,
+    MASK_START_PLACE,
     Pair,
     as_listed,
     lists_of,
+    mask_starts,
     right_lists,
     row_listed,
     spelled_lists,
@@ -267,6 +270,11 @@ def _lists(
             shown = shown or (other, *row_listed(other, row, lists[row]))
     if shown is None:
         return
+    starts = {at: mask_starts(*one) for at, one in zip(values, listed, strict=True)}
+    known = {at: pair for at, pair in starts.items() if pair is not None}
+    if len(known) == len(starts):
+        given = {at: {MASK_START_PLACE: right} for at, (_, right) in known.items()}
+        yield Replaced("attention", MASK_START, *known[min(known)], given)
     layers, mapping = layers_by_address(recorded.pair.graph_pools), recorded.tables[1]
     spelled = [
         (pair, of_slots and layers[call.inputs[1].data_ptr()][2] is Kind.SWA)

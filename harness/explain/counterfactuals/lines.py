@@ -152,21 +152,25 @@ class Lines:
         runner = self.recorded.runner
         if runner is None or name not in runner.metadata.buffers:
             return ()
-        buffer = runner.metadata.buffers[name]
+        held = self.recorded.static[name]
 
         def differs(listed: Tensor) -> bool:
-            return listed.data_ptr() != buffer.data_ptr() and not buffer[: len(listed)].equal(
-                listed.to(buffer)
-            )
+            return len(listed) <= len(held) and not held[: len(listed)].equal(listed.to(held))
 
         return not_written_at(self.recorded, name, differs)
 
     def _kept(self, one: Replaced) -> Sources:
-        """Return the first line at which an argument is held that was made before the forward."""
+        """Return the first line at which an argument is held that was made before the forward.
+
+        Of what lies in a static list, the last at which that is held which ought to be there.
+        """
         buffers = static_buffers(self.recorded)
         held, later = (given_to(self.recorded, one)[0] for _ in range(2))
         for values, again in zip(held[2:5], later[2:5], strict=True):
             at = element_at(buffers, values, int(values.storage_offset()))
+            lines = () if at is None else self._not_copied(at[0])
+            if lines:
+                return lines
             if at is None and values.data_ptr() == again.data_ptr():
                 return handed_on_at(self.again, values)
         return ()

@@ -15,6 +15,9 @@ Pair = tuple[Tensor, Tensor]
 Lists = Sequence[Sequence[int]]
 """The keys of each row of an attention."""
 
+MASK_START, MASK_START_PLACE = "mask_start", 8
+"""The argument of attention that says where the mask of each row begins."""
+
 FURTHEST = 64
 """How many places further on or back it is looked for what a row ought to list."""
 
@@ -88,6 +91,30 @@ def _bounds(call: OpCall, row: int, right: Sequence[int]) -> tuple[int, int] | N
         if bits >= 0 and list(compress(listed[at:last], shown)) == list(right):
             return at, last
     return None
+
+
+def mask_starts(call: OpCall, right: Lists) -> Pair | None:
+    """Return where the mask of each row begins, and where it does if that alone is put right.
+
+    None where no beginning lists what is right, or where rows that begin or end elsewhere do.
+    """
+    *_, begin, end, slots, _, _, mask, held = (*call.inputs, None, None)[:9]
+    if mask is None or held is None or any(_moved(call, right)):
+        return None
+    listed, shown, starts = slots.tolist(), mask.tolist(), held.tolist()
+    for row, keys in enumerate(right):
+        of_row, start = listed[int(begin[row]) : int(end[row])], starts[row]
+        nearest = range(max(start - FURTHEST, 0), start + FURTHEST + 1)
+        places = (
+            at
+            for at in sorted(nearest, key=lambda at: abs(at - start))
+            if list(compress(of_row, shown[at : at + len(of_row)])) == list(keys)
+        )
+        found = next(places, None)
+        if found is None:
+            return None
+        starts[row] = found
+    return held.clone(), torch.tensor(starts).to(held)
 
 
 def lists_of(call: OpCall) -> list[list[int]]:

@@ -33,6 +33,7 @@ from paritybit.harness.explain.counterfactuals.lines import (
     not_written_at,
     wrong_outputs,
 )
+from paritybit.harness.explain.counterfactuals.listed import MASK_START
 from paritybit.harness.explain.counterfactuals.made import Wanted, made_at
 from paritybit.harness.explain.counterfactuals.replaced import LIST, Replaced
 from paritybit.harness.explain.counterfactuals.setters import set_at
@@ -266,7 +267,7 @@ class Search:
         found: Replaced | None = one
         while found is not None:
             run = self.recorded.again(captured=False, given=found.given())
-            if holds(self.recorded, self.judge, run, lists=found.argument == LIST):
+            if holds(self.recorded, self.judge, run, lists=found.argument in {LIST, MASK_START}):
                 return found
             done = run.failed is not None
             found = None if done else extended(self.recorded, left, run.calls, found)
@@ -320,7 +321,7 @@ class Search:
     def _told(self, shown: Cause | None, one: Replaced, lines: tuple[SourceLine, ...]) -> Cause:
         """Return the cause that blames an argument, which some lines made."""
         given = value_given(one)
-        if shown is not None and shown.listed is not None:
+        if one.argument != MASK_START and shown is not None and shown.listed is not None:
             index = shown.index if shown.blame == "key lists" else None
             fields = {"listed": shown.listed, "index": index, "made": lines}
             return self._blaming(shown, "key lists", **fields)

@@ -15,8 +15,10 @@ from paritybit.harness.explain.facts import Explanation
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.schedules.schedule import (
     Admit,
+    Decode,
     DraftExtend,
     Finish,
+    Idle,
     Schedule,
     Verify,
 )
@@ -24,6 +26,8 @@ from paritybit.reference.allocator import Allocator
 from paritybit.subjects import key_lists
 from paritybit.subjects.listing import host
 from paritybit.subjects.overlap import Overlap
+from paritybit.subjects.runners.base import GraphRunner
+from paritybit.subjects.runners.cpu_graph import CpuGraphRunner
 from paritybit.subjects.runners.target_verify import TargetVerifyRunner
 
 from properties.support.harness.planting import SCHEDULE
@@ -133,8 +137,54 @@ def explanation_of(
             VERIFYING,
             "target_verify",
         ),
+        (
+            CpuGraphRunner._run,
+            'self.pool, inputs["out_cache_loc"]',
+            'self.pool, self.view("out_cache_loc", bucket)',
+            "logits_parity",
+            SCHEDULE,
+            "cpu_graph",
+        ),
+        (
+            key_lists.StaticLists.write,
+            "for name, listed in values.items()]\n",
+            "for name, listed in values.items() "
+            "if (self.buffers[name][: len(listed)] != listed)[:: max(len(listed) - 1, 1)].any()]\n",
+            "logits_parity",
+            SCHEDULE,
+            "target_verify",
+        ),
+        (
+            key_lists.tree_keys,
+            "begin - request * width + offsets[request]",
+            "begin - request * width",
+            "logits_parity",
+            VERIFYING,
+            "target_verify",
+        ),
+        (
+            GraphRunner.replay,
+            "self.choose_kernel()\n        self.plan(bucket)\n        overwrite",
+            "self.choose_kernel()\n        batch is None or self.plan(bucket)\n        overwrite",
+            "read_frame",
+            Schedule((Admit(3, 99), Decode((0,)), Idle(0)), seed=1),
+            "decode",
+        ),
     ],
-    ids=["fails", "lost page", "mapped", "lost state", "drafts", "window", "padded row", "kept"],
+    ids=[
+        "fails",
+        "lost page",
+        "mapped",
+        "lost state",
+        "drafts",
+        "window",
+        "padded row",
+        "kept",
+        "view",
+        "not copied",
+        "mask",
+        "not planned",
+    ],
 )
 def test_the_function_that_is_wrong_comes_first(
     function: Callable[..., Any],
