@@ -139,38 +139,17 @@ class Lines:
         found = list[SourceLine]()
         for values, first in used.tensors:
             made: Sources = (first,)
-            place = int(values.storage_offset())
-            static = element_at(static_buffers(self.recorded), values, place)
-            if static is not None:
+            if element_at(static_buffers(self.recorded), values, 0) is not None:
                 made = made_at(Wanted(values.clone(), values[:0]), self.again, self.holds)[:1]
-                made = made or self._not_copied(static[0])[:1]
             found += [one for one in made if one.what != used.lines[0].what]
         return tuple(dict.fromkeys(found))
 
-    def _not_copied(self, name: str) -> Sources:
-        """Return the line at which a list is held last that its static buffer does not hold."""
-        runner = self.recorded.runner
-        if runner is None or name not in runner.metadata.buffers:
-            return ()
-        held = self.recorded.static[name]
-
-        def differs(listed: Tensor) -> bool:
-            return len(listed) <= len(held) and not held[: len(listed)].equal(listed.to(held))
-
-        return not_written_at(self.recorded, name, differs)
-
     def _kept(self, one: Replaced) -> Sources:
-        """Return the first line at which an argument is held that was made before the forward.
-
-        Of what lies in a static list, the last at which that is held which ought to be there.
-        """
+        """Return the first line at which an argument is held that was made before the forward."""
         buffers = static_buffers(self.recorded)
         held, later = (given_to(self.recorded, one)[0] for _ in range(2))
         for values, again in zip(held[2:5], later[2:5], strict=True):
             at = element_at(buffers, values, int(values.storage_offset()))
-            lines = () if at is None else self._not_copied(at[0])
-            if lines:
-                return lines
             if at is None and values.data_ptr() == again.data_ptr():
                 return handed_on_at(self.again, values)
         return ()
@@ -279,6 +258,20 @@ def not_written_at(
     found = _held_at(recorded, name, right)
     found.sort(key=lambda one: one[0])
     return found[-1][1] if found else _not_called_at(recorded, PLAN)
+
+
+def last_listed(recorded: RecordedForward) -> dict[str, Tensor]:
+    """Return what was last handed on in a forward under the name of each static list."""
+    buffers = {} if recorded.runner is None else recorded.runner.metadata.buffers
+    found: dict[str, Tensor] = {}
+
+    def look(frame: FrameType, line: int, returned: object) -> None:
+        given = (frame.f_locals.get(one) for one in arguments_of(frame))
+        for one in (held for held in given if isinstance(held, dict) and held is not buffers):
+            found.update((name, one[name]) for name in buffers.keys() & one)
+
+    recorded.again(seen=look)
+    return {name: one for name, one in found.items() if isinstance(one, Tensor)}
 
 
 def _held_at(

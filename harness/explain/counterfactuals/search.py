@@ -30,6 +30,7 @@ from paritybit.harness.explain.counterfactuals.lines import (
     Lines,
     handed_on_at,
     last_held_at,
+    last_listed,
     not_written_at,
     wrong_outputs,
 )
@@ -103,6 +104,17 @@ class Search:
                 found.setdefault(name, []).append((name, element, value))
         return {name: WrongInput(tuple(elements)) for name, elements in found.items()}
 
+    def _unwritten_lists(self) -> Right:
+        """Return the elements of static lists that are not as this forward listed them."""
+        found: Right = {}
+        for name, listed in last_listed(self.recorded).items():
+            held, right = self.recorded.static[name].flatten(), listed.flatten()
+            right = right[: len(held)].to(held)
+            places = (held[: len(right)] != right).nonzero().flatten().tolist()
+            if places:
+                found[name] = WrongInput(tuple((name, at, right[at].clone()) for at in places))
+        return found
+
     def state(self, shown: Cause | None) -> Cause | None:
         """Blame an attribute that has changed since the schedule began, which no reset undoes."""
         recorded = self.recorded
@@ -153,7 +165,9 @@ class Search:
 
     def by_changes(self, shown: Cause | None) -> Cause | None:
         """Blame what makes the property hold once it is changed: inputs, the capture, arguments."""
-        everything = (*self.inputs.values(), *self.stale.values(), *self._together())
+        lists = (self.stale, self._unwritten_lists())
+        everything = [wrong for found in (self.inputs, *lists) for wrong in found.values()]
+        everything += (wrong for found in (self.inputs, *lists) for wrong in together(found))
         computed = [wrong for wrong in everything if wrong.elements[0][2].is_floating_point()]
         # What is computed may be what an op before made of what it was given.
         found = self._inputs(
@@ -212,12 +226,6 @@ class Search:
                     return self._blaming(shown, "build", site=site)
         return None
 
-    def _together(self) -> Iterator[WrongInput]:
-        """Yield all static inputs that are wrong, if there are several, and all lists."""
-        for found in (self.inputs, self.stale):
-            if len(found) > 1:
-                yield WrongInput(tuple(one for wrong in found.values() for one in wrong.elements))
-
     def _given(self, elements: Sequence[Element]) -> GivenValue:
         name, place, value = elements[0]
         held = self.recorded.static[name].flatten()[place].item()
@@ -231,7 +239,7 @@ class Search:
         """
         recorded, (name, place, _) = self.recorded, wrong.elements[0]
         write = recorded.ledger.of(static_buffers(recorded)[name])[place]
-        if name in self.stale:
+        if recorded.runner is not None and name in recorded.runner.metadata.buffers:
             right = {element: value for one, element, value in wrong.elements if one == name}
             return not_written_at(recorded, name, lambda listed: has(listed, right))
         if wrong.held is None or wrong.right is None:
@@ -342,6 +350,12 @@ def value_given(one: Replaced) -> GivenValue:
     held, right = values_shown(one.held, one.right)
     what = f"{one.argument} of {one.op}"
     return GivenValue(what, held, right, stale=False, left_by=None, how=None)
+
+
+def together(found: Right) -> Iterator[WrongInput]:
+    """Yield all static inputs, or lists, that are wrong as one, if there are several."""
+    if len(found) > 1:
+        yield WrongInput(tuple(one for wrong in found.values() for one in wrong.elements))
 
 
 def has(listed: Tensor, right: Mapping[int, Tensor]) -> bool:
