@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from paritybit.harness.explain.counterfactuals.listed import Pair
+from paritybit.harness.explain.facts import GivenValue
 from paritybit.harness.explain.recorded import Given
 from paritybit.harness.lockstep.bits import bits
 from torch import Tensor
@@ -114,3 +115,47 @@ def as_given(held: Any, right: Any, name: str = "") -> Any:
     if not other:
         changed.copy_(right)
     return None if torch.equal(bits(changed), bits(held)) else changed
+
+
+def value_given(one: Replaced) -> GivenValue:
+    """Return an argument in words, and the values that it has and ought to have."""
+    held, right = values_shown(one.held, one.right)
+    what = f"{one.argument} of {one.op}"
+    return GivenValue(what, held, right, stale=False, left_by=None, how=None)
+
+
+def values_shown(held: Tensor, right: Tensor) -> tuple[str, str]:
+    """Return the first values of two tensors as texts, of two of one form the first that differ."""
+    first = 0
+    if held.shape == right.shape and held.dtype == right.dtype:
+        different = (bits(held) != bits(right)).flatten().nonzero()
+        first = int(different[0]) if len(different) else 0
+    return first_values(held.flatten()[first:]), first_values(right.flatten()[first:])
+
+
+def first_values(values: Tensor) -> str:
+    """Return the first values of a flat tensor as a text."""
+    if values.is_floating_point():
+        return "[" + ", ".join(f"{one:.4g}" for one in values[:4].tolist()) + "]"
+    return str(values[:8].tolist())
+
+
+def overlapping(buffers: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+    """Yield the names of every two buffers that have some memory in common."""
+    there = [(name, one) for name, one in buffers.items() if one.numel()]
+    for (name, one), (other, two) in combinations(there, 2):
+        begins, ends = zip(
+            *((it.data_ptr(), it.data_ptr() + it.numel() * it.element_size()) for it in (one, two)),
+            strict=True,
+        )
+        if max(begins) < min(ends):
+            yield name, other
+
+
+def named_input(cause: Cause) -> str | None:
+    """Return the static buffer that a cause names; None if it names none."""
+    if cause.index is not None:
+        return cause.index.buffer
+    if cause.given is not None and cause.given.left_by is not None:
+        return cause.given.what.partition("[")[0]
+    return None

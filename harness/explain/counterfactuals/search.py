@@ -8,7 +8,6 @@ static inputs that hold what their contract does not accept, the capture, and wh
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import combinations
 from typing import Any, Final
 
 from paritybit.harness.explain.counterfactuals.arguments import (
@@ -36,7 +35,7 @@ from paritybit.harness.explain.counterfactuals.lines import (
 )
 from paritybit.harness.explain.counterfactuals.listed import MASK_START
 from paritybit.harness.explain.counterfactuals.made import Wanted, made_at
-from paritybit.harness.explain.counterfactuals.replaced import LIST, Replaced
+from paritybit.harness.explain.counterfactuals.replaced import LIST, Replaced, value_given
 from paritybit.harness.explain.counterfactuals.setters import set_at
 from paritybit.harness.explain.facts import Cause, GivenValue, HeldState, SourceLine
 from paritybit.harness.explain.first_difference import Side, first_difference
@@ -45,7 +44,6 @@ from paritybit.harness.explain.origins.source_lines import site_of
 from paritybit.harness.explain.origins.tables import differing_cells
 from paritybit.harness.explain.recorded import RecordedForward, Run
 from paritybit.harness.explain.static_origin import stale_elements, static_buffers
-from paritybit.harness.lockstep.bits import bits
 from paritybit.reference.ops import OpCall
 from torch import Tensor
 
@@ -106,7 +104,7 @@ class Search:
 
     def _unwritten_lists(self) -> Right:
         """Return the elements of static lists that are not as this forward listed them."""
-        found: Right = {}
+        found: dict[str, WrongInput] = {}
         for name, listed in last_listed(self.recorded).items():
             held, right = self.recorded.static[name].flatten(), listed.flatten()
             right = right[: len(held)].to(held)
@@ -345,13 +343,6 @@ class Search:
         return replace(seen, blame=blame, **fields)
 
 
-def value_given(one: Replaced) -> GivenValue:
-    """Return an argument in words, and the values that it has and ought to have."""
-    held, right = values_shown(one.held, one.right)
-    what = f"{one.argument} of {one.op}"
-    return GivenValue(what, held, right, stale=False, left_by=None, how=None)
-
-
 def together(found: Right) -> Iterator[WrongInput]:
     """Yield all static inputs, or lists, that are wrong as one, if there are several."""
     if len(found) > 1:
@@ -362,40 +353,3 @@ def has(listed: Tensor, right: Mapping[int, Tensor]) -> bool:
     """Whether a list has all the elements that are right at their places."""
     flat = listed.flatten()
     return len(flat) > max(right) and all(flat[at] == value for at, value in right.items())
-
-
-def values_shown(held: Tensor, right: Tensor) -> tuple[str, str]:
-    """Return the first values of two tensors as texts, of two of one form the first that differ."""
-    first = 0
-    if held.shape == right.shape and held.dtype == right.dtype:
-        different = (bits(held) != bits(right)).flatten().nonzero()
-        first = int(different[0]) if len(different) else 0
-    return first_values(held.flatten()[first:]), first_values(right.flatten()[first:])
-
-
-def first_values(values: Tensor) -> str:
-    """Return the first values of a flat tensor as a text."""
-    if values.is_floating_point():
-        return "[" + ", ".join(f"{one:.4g}" for one in values[:4].tolist()) + "]"
-    return str(values[:8].tolist())
-
-
-def overlapping(buffers: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
-    """Yield the names of every two buffers that have some memory in common."""
-    there = [(name, one) for name, one in buffers.items() if one.numel()]
-    for (name, one), (other, two) in combinations(there, 2):
-        begins, ends = zip(
-            *((it.data_ptr(), it.data_ptr() + it.numel() * it.element_size()) for it in (one, two)),
-            strict=True,
-        )
-        if max(begins) < min(ends):
-            yield name, other
-
-
-def named_input(cause: Cause) -> str | None:
-    """Return the static buffer that a cause names; None if it names none."""
-    if cause.index is not None:
-        return cause.index.buffer
-    if cause.given is not None and cause.given.left_by is not None:
-        return cause.given.what.partition("[")[0]
-    return None
