@@ -18,9 +18,7 @@ catalogue, of which the suite tries each bug on one runner alone.
 AFFECTED = [pair for pair in PAIRS if unaffected_reason(BUGS[pair[0]], pair[1]) is None]
 UNAFFECTED = [pair for pair in PAIRS if pair not in AFFECTED]
 
-ONE_UNAFFECTED_PER_BUG: list[Pair] = list(
-    {bug: (bug, runner) for bug, runner in UNAFFECTED}.values()
-)
+ONE_UNAFFECTED_PER_BUG: list[Pair] = list(dict(reversed(UNAFFECTED)).items())
 """Of the runners that a bug does not affect, the first; the main job tries all."""
 
 ONE_RUNNER_PER_BUG: list[Pair] = [

@@ -138,24 +138,3 @@ def first_values(values: Tensor) -> str:
     if values.is_floating_point():
         return "[" + ", ".join(f"{one:.4g}" for one in values[:4].tolist()) + "]"
     return str(values[:8].tolist())
-
-
-def overlapping(buffers: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
-    """Yield the names of every two buffers that have some memory in common."""
-    there = [(name, one) for name, one in buffers.items() if one.numel()]
-    for (name, one), (other, two) in combinations(there, 2):
-        begins, ends = zip(
-            *((it.data_ptr(), it.data_ptr() + it.numel() * it.element_size()) for it in (one, two)),
-            strict=True,
-        )
-        if max(begins) < min(ends):
-            yield name, other
-
-
-def named_input(cause: Cause) -> str | None:
-    """Return the static buffer that a cause names; None if it names none."""
-    if cause.index is not None:
-        return cause.index.buffer
-    if cause.given is not None and cause.given.left_by is not None:
-        return cause.given.what.partition("[")[0]
-    return None

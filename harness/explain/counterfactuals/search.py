@@ -8,6 +8,7 @@ static inputs that hold what their contract does not accept, the capture, and wh
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 from typing import Any, Final
 
 from paritybit.harness.explain.counterfactuals.arguments import (
@@ -353,3 +354,24 @@ def has(listed: Tensor, right: Mapping[int, Tensor]) -> bool:
     """Whether a list has all the elements that are right at their places."""
     flat = listed.flatten()
     return len(flat) > max(right) and all(flat[at] == value for at, value in right.items())
+
+
+def overlapping(buffers: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+    """Yield the names of every two buffers that have some memory in common."""
+    there = [(name, one) for name, one in buffers.items() if one.numel()]
+    for (name, one), (other, two) in combinations(there, 2):
+        begins, ends = zip(
+            *((it.data_ptr(), it.data_ptr() + it.numel() * it.element_size()) for it in (one, two)),
+            strict=True,
+        )
+        if max(begins) < min(ends):
+            yield name, other
+
+
+def named_input(cause: Cause) -> str | None:
+    """Return the static buffer that a cause names; None if it names none."""
+    if cause.index is not None:
+        return cause.index.buffer
+    if cause.given is not None and cause.given.left_by is not None:
+        return cause.given.what.partition("[")[0]
+    return None
