@@ -219,8 +219,23 @@ def test_the_line_that_raised_is_named_where_no_cause_is_known(
     assert told.sources[0].what == f"{RAISED_IN}_Lists.__init__"
 
 
-class PaddingReads(DecodeRunner):
+class PaddingListed(DecodeRunner):
     """Lists a live request's first key for each padded row."""
+
+    def plan(self, bucket: int) -> None:
+        """List the keys of every row."""
+
+        def wrong(*given: Any) -> key_lists.Lists:
+            lists = key_lists.row_lists(*given)
+            if bucket == 4:
+                lists["kv_indices"][int(lists["kv_indptr"][3])] = lists["kv_indices"][0]
+            return lists
+
+        self.list_rows(bucket, wrong)
+
+
+class PaddingOverwritten(DecodeRunner):
+    """Overwrites what is listed for a padded row."""
 
     def plan(self, bucket: int) -> None:
         """List it last."""
@@ -233,11 +248,19 @@ class PaddingReads(DecodeRunner):
 def test_a_padded_row_that_reads_a_request_is_explained_though_no_op_differs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with_runner(PaddingReads, monkeypatch)
+    with_runner(PaddingListed, monkeypatch)
     told = explained(PADDED, "read_frame")
     assert told.cause.blame == "key lists"
     assert told.cause.listed is not None
     assert told.cause.listed.owner is None
+
+
+def test_a_list_that_is_overwritten_is_a_wrong_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_runner(PaddingOverwritten, monkeypatch)
+    told = explained(PADDED, "read_frame")
+    assert told.cause.blame == "inputs"
+    assert told.cause.given is not None
+    assert told.cause.given.what.startswith("kv_indices[")
 
 
 def test_what_is_changed_between_two_ops_is_wrong_in_each_layer(
