@@ -78,7 +78,7 @@ def test_nothing_must_be_red_or_is_hidden_without_a_bug_behind_it() -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["after 23552", "after 25824", "after 26292"])
+@pytest.mark.parametrize("name", ["before 23552", "after 23552", "after 25824", "after 26292"])
 def test_what_a_runner_shows_at_a_point_is_what_the_table_says(name: str, device: str) -> None:
     """The cheapest runner, which nothing but the changes to all runners has touched."""
     figures = play_history(device, Workers(1), [alone(POINTS[name], "cpu_graph")])

@@ -71,6 +71,7 @@ MALFORMED_LINES = {
     "an unknown option": ["regress", "--fast"],
     "an option without its value": ["regress", "--bug"],
     "no case": ["replay"],
+    "a bisection of no examples": ["bisect", "swa_pad", "--examples", "0"],
     "no examples": ["regress", "--examples", "0"],
     "examples that are a superscript": ["regress", "--examples", "²"],
     "no workers": ["regress", "--workers", "0"],
