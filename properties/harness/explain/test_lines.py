@@ -13,21 +13,27 @@ from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.explain.facts import Explanation
 from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.scheduler import Scheduler
 from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
+    Draft,
     DraftExtend,
     Finish,
     Idle,
+    Repeat,
     Schedule,
     Verify,
 )
 from paritybit.reference.allocator import Allocator
-from paritybit.subjects import key_lists
+from paritybit.subjects import key_lists, states
+from paritybit.subjects.access import ListedKV
 from paritybit.subjects.listing import host
 from paritybit.subjects.overlap import Overlap
 from paritybit.subjects.runners.base import GraphRunner
 from paritybit.subjects.runners.cpu_graph import CpuGraphRunner
+from paritybit.subjects.runners.eagle_draft import EagleDraftRunner
+from paritybit.subjects.runners.eagle_draft_extend import EagleDraftExtendRunner
 from paritybit.subjects.runners.target_verify import TargetVerifyRunner
 
 from properties.support.harness.planting import SCHEDULE
@@ -170,6 +176,46 @@ def explanation_of(
             Schedule((Admit(3, 99), Decode((0,)), Idle(0)), seed=1),
             "decode",
         ),
+        (
+            EagleDraftRunner.forward,
+            'request_rows = self.view("req_pool_indices", bucket)',
+            'request_rows = self.view("req_pool_indices", bucket).flip(0).contiguous()',
+            "kv_parity",
+            Schedule((Admit(3, 99), DraftExtend((0,)), Draft((0,))), seed=3),
+            "eagle_draft",
+        ),
+        (
+            states.verify_paths,
+            "rows + 1 + node, parents",
+            "rows + (1 + node) * (node > 0), parents",
+            "kv_parity",
+            Schedule((Admit(5, 99), Verify((0,), 0)), seed=3),
+            "target_verify",
+        ),
+        (
+            ListedKV.attend,
+            "self.model.layers[layer].sinks,",
+            "None if masked else self.model.layers[layer].sinks,",
+            "logits_parity",
+            VERIFYING,
+            "target_verify",
+        ),
+        (
+            Allocator.free,
+            "        self.free_rows.append(allocation.row)\n",
+            "        self.free_rows += [allocation.row] * (len(self.free_rows) != 2)\n",
+            "slot_ownership",
+            Schedule((*[Admit(2, 99)] * 4, Finish(0), Repeat(3)), seed=2),
+            "decode",
+        ),
+        (
+            Scheduler._enter,
+            "            self.allocator.free(allocation)\n",
+            "            self.allocator.truncate(allocation, 0)\n",
+            "slot_ownership",
+            Schedule((Admit(30, 99), Admit(30, 99), Admit(30, 99)), seed=2),
+            "decode",
+        ),
     ],
     ids=[
         "fails",
@@ -184,6 +230,11 @@ def explanation_of(
         "not copied",
         "mask",
         "not planned",
+        "stored elsewhere",
+        "paths",
+        "no sinks",
+        "repeated",
+        "no room",
     ],
 )
 def test_the_function_that_is_wrong_comes_first(
@@ -199,6 +250,45 @@ def test_the_function_that_is_wrong_comes_first(
     found = explanation_of(property_id, schedule, runner)
     lines = [line.what for line in found.sources[:FIRST]]
     assert any(what.endswith(f" {function.__qualname__}") for what in lines), found.sources
+
+
+@pytest.mark.parametrize(
+    ("fits", "longest", "property_id", "bucket", "told"),
+    [
+        (
+            "batch.live_tokens <= K * batch.live_requests",
+            6,
+            "logits_parity",
+            2,
+            "no captured graph can run this batch",
+        ),
+        (
+            "all(s.end - s.begin < K for s in batch.spans)",
+            4,
+            "captured_path",
+            None,
+            "a captured graph must run it",
+        ),
+    ],
+    ids=["replayed", "run eagerly"],
+)
+def test_what_chose_the_wrong_path_is_blamed(
+    fits: str,
+    longest: int,
+    property_id: str,
+    bucket: int | None,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    function = EagleDraftExtendRunner.can_run
+    changed(monkeypatch, function, "all(s.end - s.begin <= K for s in batch.spans)", fits)
+    schedule = Schedule((Admit(longest, 99), Admit(1, 99), DraftExtend((0, 1))), seed=3)
+    found = explanation_of(property_id, schedule, "eagle_draft_extend")
+    assert (found.cause.blame, found.at.bucket) == ("dispatch", bucket)
+    assert told in " ".join(found.proof)
+    lines = [line.what for line in found.sources]
+    assert lines[0] == f"decided in {function.__qualname__}"
+    assert "decided in Engine.forward" in lines
 
 
 def test_an_event_that_is_recorded_too_early_goes_before_the_waits_for_it(
