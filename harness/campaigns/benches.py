@@ -114,6 +114,9 @@ def explained_small(
         first = trial.page_size + trial.skipped_slots
         numbers = range(first, trial.full_slots + first)
         given, made = wrapped_at(lambda: benches(trial).play(schedule), numbers)
+        if not made:
+            found = explained(benches(trial), schedule, outcome, timeline, target)
+            made = () if found.explanation is None else found.explanation.cause.made
         cause = Cause("narrowed slot number", given=given, made=made)
         return Explained(narrowed_slot(trial, outcome, timeline, target, cause))
     if not wanted & shown:

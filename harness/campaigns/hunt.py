@@ -16,6 +16,7 @@ from paritybit.harness.checks.play import Lockstep, Outcome
 from paritybit.harness.checks.property import Violation
 from paritybit.harness.checks.table import PROPERTIES, STATE_PROPERTIES
 from paritybit.harness.errors import NoVerdictError
+from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.schedules.generate import schedules
 from paritybit.harness.schedules.schedule import Schedule, Step
 from paritybit.harness.schedules.shrink import shrink
@@ -243,7 +244,7 @@ def hunt(
         given = tuple(first)
         for schedule in given:
             search(schedule)
-        draw(lockstep, search, seed_value, examples, scenes_first=not given)
+        draw(lockstep.trial, search, seed_value, examples, scenes_first=not given)
     if shrinks:
         hunt_result.shrink(lockstep, target)
     return hunt_result
@@ -252,12 +253,16 @@ def hunt(
 def play_all(lockstep: Lockstep, seed_value: int, examples: int) -> HuntResult:
     """Draw `examples` schedules and play all of them, whatever they violate."""
     hunt_result = HuntResult()
-    draw(lockstep, lambda schedule: hunt_result.add(lockstep.play(schedule)), seed_value, examples)
+
+    def play(schedule: Schedule) -> None:
+        hunt_result.add(lockstep.play(schedule))
+
+    draw(lockstep.trial, play, seed_value, examples)
     return hunt_result
 
 
 def draw(
-    lockstep: Lockstep,
+    trial: TrialConfig,
     use: Callable[[Schedule], None],
     seed_value: int,
     examples: int,
@@ -265,17 +270,16 @@ def draw(
     scenes_first: bool = True,
 ) -> None:
     """Hand `examples` schedules drawn for a trial to `use`, until one raises."""
-    trial = lockstep.trial
-    under_test = RUNNERS[trial.runner].mode
     drawn = schedules(
-        lockstep.pair.config,
+        trial.model,
         trial.buckets,
         trial.token_buckets,
-        lockstep.pair.modes,
-        under_test,
+        trial.modes,
+        RUNNERS[trial.runner].mode,
         scenes_first=scenes_first,
     )
-    for_each_drawn(drawn, use, seed_value, examples)
+    if examples:
+        for_each_drawn(drawn, use, seed_value, examples)
 
 
 def for_each_drawn(

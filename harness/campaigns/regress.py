@@ -2,12 +2,15 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from functools import cache
 from operator import attrgetter
 
+from paritybit.harness.campaigns.chosen import Candidate, fewest, planned
 from paritybit.harness.campaigns.executor import Campaign
+from paritybit.harness.campaigns.hunt import draw
 from paritybit.harness.campaigns.spreading.backends import execute
 from paritybit.harness.campaigns.spreading.database import Known
 from paritybit.harness.campaigns.task import (
@@ -23,7 +26,7 @@ from paritybit.harness.checks.expectations import unaffected_reason
 from paritybit.harness.lockstep.config import TrialConfig, with_features
 from paritybit.harness.lockstep.scale.shapes import trial_of as trial_of_shape
 from paritybit.harness.machine.workers import HERE, Workers
-from paritybit.harness.schedules.boundaries import Ground, Row, rows, scenes
+from paritybit.harness.schedules.boundaries import Ground, Row, rows, scene, scenes
 from paritybit.harness.schedules.buckets import (
     SKIPPED_SLOTS,
     SMALLEST,
@@ -31,6 +34,7 @@ from paritybit.harness.schedules.buckets import (
     WIDE_CONTEXT,
 )
 from paritybit.harness.schedules.coverage import (
+    OVERLAP_REQUIRED,
     required_at_edges,
     required_events,
     required_replays,
@@ -50,8 +54,8 @@ CLEAN_SCHEDULES = 16
 FEWEST_CLEAN = 2
 """Generated schedules of one clean trial at the least, however many trials there are."""
 
-FEWEST_TRIALS = 4
-"""Clean trials of a run at the least: of fewer, the same number of schedules reaches less."""
+CANDIDATES = 4
+"""Schedules that are drawn for each clean trial of a narrowed run, to choose from."""
 
 OVERLAPPING = 4
 """Generated schedules of a clean trial in which steps overlap."""
@@ -117,13 +121,8 @@ class RunConfig:
 
     @property
     def schemes(self) -> tuple[LocationScheme, ...]:
-        """The location schemes of clean trials: those in which bugs are hunted.
-
-        All of them where these would be too few trials to reach all states.
-        """
+        """The location schemes of clean trials: those in which bugs are hunted."""
         hunted = {BUGS[bug].scheme for bug, _ in self.hunts}
-        if len(self.runners) * len(hunted) < FEWEST_TRIALS:
-            return tuple(LocationScheme)
         return tuple(scheme for scheme in LocationScheme if scheme in hunted)
 
     @property
@@ -149,13 +148,17 @@ class RunConfig:
         return tuple(dict.fromkeys(trials))
 
     @property
+    def whole(self) -> bool:
+        """Whether all bugs are hunted on all runners."""
+        return set(all_hunts(overlap=False)) <= set(self.hunts)
+
+    @property
     def at_edges(self) -> tuple[str, ...]:
         """The runners tried clean with the smallest sizes too: one of each engine.
 
         Only in a run of all hunts, over tiny pools.
         """
-        whole = self.shape is Shape.TINY and set(all_hunts(overlap=False)) <= set(self.hunts)
-        return self.one_of_each_engine if whole else ()
+        return self.one_of_each_engine if self.whole and self.shape is Shape.TINY else ()
 
     @property
     def one_of_each_engine(self) -> tuple[str, ...]:
@@ -171,9 +174,17 @@ class RunConfig:
         """
         if self.shape is not Shape.TINY:
             return required_replays(self.runners, far=self.shape is Shape.REAL)
-        everywhere = required_events(self.runners, overlap=bool(self.overlapping))
-        together = required_together(self.runners)
-        return (*everywhere, *together, *required_at_edges(self.at_edges, self.device))
+        overlapping = OVERLAP_REQUIRED if self.overlapping else ()
+        return (
+            *self.required_in_order,
+            *overlapping,
+            *required_at_edges(self.at_edges, self.device),
+        )
+
+    @property
+    def required_in_order(self) -> tuple[str, ...]:
+        """What tiny trials of the usual sizes must reach where no steps overlap."""
+        return (*required_events(self.runners), *required_together(self.runners))
 
 
 @dataclass
@@ -220,20 +231,26 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
     features is one as well.
     """
     schemes = settings.schemes
-    share = max(FEWEST_CLEAN, CLEAN_SCHEDULES // (len(settings.runners) * len(schemes)))
+    trials = [
+        trial_of(settings, runner, scheme) for runner in settings.runners for scheme in schemes
+    ]
+    narrowed = settings.shape is Shape.TINY and not settings.whole
+    chosen = (
+        chosen_for(tuple(trials), settings.required_in_order, settings.seed) if narrowed else {}
+    )
     tasks: list[Task] = []
-    seed = settings.seed
-    for place, runner in enumerate(settings.runners):
-        for scheme in schemes:
-            trial = trial_of(settings, runner, scheme)
-            known = settings.known.by_runner.get(runner, ())
-            if settings.shape is Shape.TINY:
-                known = (*known, share_of_scenes(trial))
-            few = min(share, settings.examples)
-            tasks.append(Task(trial, Source.GENERATED, seed, few, known))
-            if scheme is schemes[place % len(schemes)]:
-                tasks.append(Task(trial, Source.TRAFFIC, seed, 1))
-            seed += 1
+    for seed, trial in enumerate(trials, settings.seed):
+        first = settings.known.by_runner.get(trial.runner, ())
+        few = max(FEWEST_CLEAN, CLEAN_SCHEDULES // len(trials))
+        if narrowed:
+            first, few = (*first, *chosen[trial]), 0
+        elif settings.shape is Shape.TINY:
+            first = (*first, share_of_scenes(trial))
+        tasks.append(Task(trial, Source.GENERATED, seed, min(few, settings.examples), first))
+        place = settings.runners.index(trial.runner)
+        if trial.scheme is schemes[place % len(schemes)] and not (narrowed and place):
+            tasks.append(Task(trial, Source.TRAFFIC, seed, 1))
+    seed = settings.seed + len(trials)
     for place, runner in enumerate(settings.overlapping):
         trial = replace(trial_of(settings, runner, schemes[place % len(schemes)]), overlap=True)
         few = min(OVERLAPPING, settings.examples)
@@ -289,6 +306,24 @@ def share_of_scenes(trial: TrialConfig) -> Schedule:
     ground, schemes = ground_of(trial), list(LocationScheme)
     place, by_size = schemes.index(trial.scheme), sorted(rows(ground), key=attrgetter("bucket"))
     return Schedule(scenes(ground, by_size[place :: len(schemes)]), place)
+
+
+@cache
+def chosen_for(
+    trials: tuple[TrialConfig, ...], required: tuple[str, ...], seed: int
+) -> Mapping[TrialConfig, tuple[Schedule, ...]]:
+    """Return the schedules of each clean trial of a narrowed run: the fewest, of scenes and drawn.
+
+    Each scene is a schedule here.
+    """
+    candidates: list[Candidate] = []
+    for place, trial in enumerate(trials):
+        ground = ground_of(trial)
+        found = [Schedule(scene(ground, row), seed) for row in rows(ground)]
+        draw(trial, found.append, seed + place, CANDIDATES, scenes_first=False)
+        candidates += planned(trial, found)
+    chosen = fewest(candidates, required)
+    return {trial: tuple(one.schedule for one in chosen if one.trial == trial) for trial in trials}
 
 
 def handed_over(trial: TrialConfig) -> Schedule:

@@ -26,6 +26,7 @@ from paritybit.harness.campaigns.hunt import (
     PlayingFailedError,
     draw,
     ends,
+    failed,
     first_failure,
     hunt,
     hunted,
@@ -40,9 +41,9 @@ from paritybit.harness.checks.explanation import (
     observe,
 )
 from paritybit.harness.checks.of_schedules.dense_agreement import DENSE_AGREEMENT
-from paritybit.harness.checks.play import DeviceLostError, Lockstep
+from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES, asked_of
-from paritybit.harness.explain.facts import Reach
+from paritybit.harness.explain.facts import Reach, TimelineEntry
 from paritybit.harness.explain.reach import AT_CAPTURE
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.scale.shapes import with_small_pools
@@ -279,11 +280,21 @@ def _finding(task: Task, benches: Benches, shown: Confirmed) -> Finding:
     if shown.undeclared is not None:
         return Finding.of_undeclared_state(shown)
     schedule = shown.schedule
-    benches(task.trial).watch(PROPERTIES)
-    outcome, timeline = observe(benches(task.trial), schedule)
-    whole(outcome)
+    outcome, timeline = _seen_whole(task, benches, schedule)
+    if not (failed(outcome, task.target) or task.trial.large):
+        benches = Benches()  # What was played before hides it.
+        outcome, timeline = _seen_whole(task, benches, schedule)
     found = explained_small(benches, task.trial, schedule, outcome, timeline, task.target)
     return Finding.of(schedule, outcome, timeline, found)
+
+
+def _seen_whole(
+    task: Task, benches: Benches, schedule: Schedule
+) -> tuple[Outcome, list[TimelineEntry]]:
+    """Play a schedule with every property on. Raises PlayingFailedError if that fails."""
+    benches(task.trial).watch(PROPERTIES)
+    outcome, timeline = observe(benches(task.trial), schedule)
+    return whole(outcome), timeline
 
 
 def _reach(task: Task, lockstep: Lockstep, finding: Finding | None) -> Reach | None:
@@ -297,7 +308,7 @@ def _reach(task: Task, lockstep: Lockstep, finding: Finding | None) -> Reach | N
         return AT_CAPTURE
     schedules = [] if finding is None else [finding.schedule]
     if finding is None and task.source is Source.GENERATED:
-        draw(lockstep, schedules.append, task.seed, task.examples)
+        draw(task.trial, schedules.append, task.seed, task.examples)
     elif finding is None:
         schedules = pieces_of(task.trial, task.examples, task.seed)
     return kept_reaching(task.trial).count(schedules)

@@ -79,6 +79,24 @@ class HostMemoryKept(Overlap):
         return self._pinned(on_host(listed))
 
 
+class TableValuesKept(Overlap):
+    """What is written to the tables lies in host memory that nothing else uses meanwhile."""
+
+    writing = False
+
+    def write(self, values: Values, work: Callable[[Arrived], None]) -> None:
+        """Write, with memory of its own for what is written."""
+        self.writing = True
+        try:
+            super().write(values, work)
+        finally:
+            self.writing = False
+
+    def fill(self, name: str, listed: Sequence[int]) -> Tensor:
+        """Take memory of its own for the tables, else that of a name."""
+        return self._pinned(on_host(listed)) if self.writing else super().fill(name, listed)
+
+
 class TablesAwaited(Overlap):
     """A forward waits for all that was written to the tables."""
 
@@ -152,6 +170,12 @@ WAITS = (
         Overlap._once,
         "host memory that a copy has yet to read is written again",
         HostMemoryKept,
+    ),
+    SureWait(
+        Overlap.write,
+        "what is written to the tables shares host memory with what is staged",
+        TableValuesKept,
+        "copy",
     ),
     SureWait(
         Overlap.arrive,

@@ -1,9 +1,9 @@
-"""The line of the engine at which a slot number first stands that fewer bits have made negative.
+"""The line of the engine at which a slot number first stands that fewer bits have made another.
 
 Slots have high numbers in a pool that skips numbers, so that sixteen bits or eight do not hold one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
@@ -32,8 +32,7 @@ class _Wrapped:
             if self.found is not None or key in self._seen:
                 continue
             self._seen[key] = frame, value
-            held = lowest(value)
-            right = None if held is None or held >= -1 else widened(held, self.slots)
+            held, right = narrowed(value, self.slots)
             if right is not None:
                 lines = lines_of(frame, line, "made")
                 what = f"a slot number in {qualified_name(frame)}"
@@ -41,18 +40,25 @@ class _Wrapped:
                 self.found = given, lines
 
 
-def lowest(value: Any) -> int | None:
-    """Return the lowest element of whole numbers; None of anything else."""
-    if isinstance(value, Tensor):
-        whole = value.numel() and not value.is_floating_point() and not value.is_complex()
-        return int(value.min()) if whole else None
-    whole = isinstance(value, np.ndarray) and value.size and value.dtype.kind == "i"
-    return int(value.min()) if whole else None
+def narrowed(value: Any, slots: range) -> tuple[int, int | None]:
+    """Return an element of whole numbers that is the last bits of a slot number, and that number.
+
+    None for the number where there is none. A positive one tells nothing in a wide array: it may be
+    the number of anything.
+    """
+    if isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex()):
+        value = value.detach().cpu().numpy()
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu" or not value.size:
+        return 0, None
+    lowest, highest, bits = int(value.min()), int(value.max()), 8 * value.dtype.itemsize
+    if lowest < -1:
+        return lowest, widened(lowest, slots, WIDTHS)
+    return highest, widened(highest, slots, [bits]) if bits in WIDTHS and highest > 0 else None
 
 
-def widened(held: int, slots: range) -> int | None:
+def widened(held: int, slots: range, widths: Iterable[int]) -> int | None:
     """Return the slot number of which a value is the last bits, None if there is none."""
-    for width in WIDTHS:
+    for width in widths:
         first = slots.start + (held - slots.start) % 2**width
         if -(2 ** (width - 1)) <= held and first in slots:
             return int(first)

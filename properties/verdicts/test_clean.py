@@ -79,7 +79,7 @@ def surveyed(trial: TrialConfig, seed: int, played: Counter[str]) -> Survey:
         lockstep = Lockstep(trial, frozenset(PROPERTIES))
         survey = SURVEYS[trial] = Survey(trial)
         draw(
-            lockstep,
+            trial,
             lambda drawn: survey.play(lockstep, drawn, survey.generated),
             seed,
             settings().max_examples,

@@ -161,7 +161,7 @@ def sighting(hunt: MutantHunt, watch: Watch, seed: int) -> Sighting:
     """Hunt a mutant by one seed. What it violates, the clean build must keep."""
     lockstep = watch.lockstep
     with suppress(EnoughDrawn):
-        draw(lockstep, watch.play, seed, hunt.examples)
+        draw(lockstep.trial, watch.play, seed, hunt.examples)
     end = End.SURVIVED
     if watch.seen:
         clean = violated_when_clean(lockstep.trial.clean, watch.latest)

@@ -17,6 +17,7 @@ from paritybit.harness.explain.counterfactuals.listed import (
     spelled_lists,
 )
 from paritybit.harness.explain.counterfactuals.replaced import (
+    CACHE,
     LIST,
     LISTS,
     LOCATIONS,
@@ -59,6 +60,7 @@ def replacements(
     one, other = pairs[difference.call]
     if one is None:
         return
+    yield from _cache(recorded, pairs, other.name)
     if other.name == "attention":
         first = next(at for at, (_, call) in enumerate(attention) if call is other)
         for padded in (False, True):
@@ -71,6 +73,30 @@ def replacements(
         if number > difference.call and reads and call.name not in names:
             names.add(call.name)
             yield from _of_op(recorded, pairs, number, lying=given)
+
+
+def _cache(recorded: RecordedForward, pairs: Pairs, op: str) -> Iterator[Replaced]:
+    """Yield the cache of all ops of one name, if some have another layer's than in the other run.
+
+    It is shown as the number of the layer.
+    """
+    pools = recorded.pair.graph_pools
+    known = {**layers_by_address(recorded.pair.eager_pools), **layers_by_address(pools)}
+    values, wrong = dict[int, dict[int, Any]](), list[tuple[int, int]]()
+    same = [(one, call) for one, call in pairs if call.name == op]
+    for number, (one, call) in enumerate(same):
+        names = list(named_arguments(call))
+        if one is None or CACHE not in names:
+            continue
+        place = names.index(CACHE)
+        held, right = (known.get(given.inputs[place].data_ptr()) for given in (call, one))
+        if held is not None and right is not None and held != right:
+            role, layer, _ = right
+            values[number] = {place: pools[role].cache(layer)}
+            wrong.append((held[1], layer))
+    if wrong:
+        layers = torch.tensor(wrong[0])
+        yield Replaced(op, CACHE, layers[0], layers[1], values, number=min(values))
 
 
 def _of_op(

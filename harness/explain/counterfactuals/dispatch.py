@@ -1,4 +1,7 @@
-"""Whether a batch took the wrong path, graph or eager, and the lines that chose it."""
+"""What a runner decides about a batch: its path, graph or eager, and whatever else is yes or no.
+
+The lines that decided are named where the opposite makes the violated property hold.
+"""
 
 from collections.abc import Callable
 from types import FrameType
@@ -7,9 +10,13 @@ from typing import Any
 from paritybit.harness.explain.facts import SourceLine
 from paritybit.harness.explain.recorded import RecordedForward, Run
 from paritybit.harness.explain.tracing import callers_of, lines_of
+from paritybit.subjects.runners.base import GraphRunner
 
 CAN_RUN = "can_run"
 """The method of a runner that says whether a captured graph can run a batch."""
+
+REPLAY = "replay"
+"""The method that replays one."""
 
 Sources = tuple[SourceLine, ...]
 
@@ -21,34 +28,91 @@ def path_chosen_at(recorded: RecordedForward, holds: Callable[[Run], bool]) -> S
     are no lines where that is not so, and where the batch took the path that it must.
     """
     runner = recorded.engine.runners.get(recorded.planned.mode)
-    if runner is None or not recorded.off_path:
+    if runner is None:
         return ()
-    fits = recorded.runner is not None
+    off_path = recorded.off_path
+    if recorded.run.failed is not None:
+        asked = _Asked(runner)
+        recorded.again(seen=asked)
+        off_path = asked.replayed != (recorded.runner is not None)
+    return _said_at(recorded, runner, CAN_RUN, holds) if off_path else ()
+
+
+def decided_at(recorded: RecordedForward, holds: Callable[[Run], bool]) -> Sources:
+    """Return the lines at which the runner decides wrongly what to do with a batch.
+
+    The property holds once one method of the runner, which says yes or no, says the opposite. What
+    chooses the path is not asked: no static input is wrong where nothing reads it.
+    """
+    runner = recorded.runner
+    if runner is None:
+        return ()
+    asked = _Asked(runner)
+    recorded.again(seen=asked)
+    for name in asked.names:
+        lines = _said_at(recorded, runner, name, holds)
+        if lines:
+            return lines
+    return ()
+
+
+def _said_at(
+    recorded: RecordedForward, runner: GraphRunner, name: str, holds: Callable[[Run], bool]
+) -> Sources:
+    """Return the lines at which a method says yes or no, if the opposite makes a property hold."""
+    says = getattr(runner, name)
+
+    def contradict(*given: Any, **named: Any) -> bool:
+        return not says(*given, **named)
+
     try:
-        mended = holds(recorded.again(prepare=lambda: setattr(runner, CAN_RUN, lambda _: fits)))
+        mended = holds(recorded.again(prepare=lambda: setattr(runner, name, contradict)))
     finally:
-        vars(runner).pop(CAN_RUN, None)
+        vars(runner).pop(name, None)
     if not mended:
         return ()
-    choosing = _Choosing()
+    choosing = _Choosing(name)
     recorded.again(seen=choosing)
     return choosing.lines
 
 
+class _Asked:
+    """Takes note of the methods of a runner that return yes or no in a forward.
+
+    `replayed` says whether the runner is asked to replay.
+    """
+
+    def __init__(self, runner: GraphRunner) -> None:
+        self.runner = runner
+        self.names: dict[str, None] = {}
+        self.replayed = False
+
+    def __call__(self, frame: FrameType, line: int, returned: Any) -> None:
+        """Look at what returns."""
+        if frame.f_locals.get("self") is not self.runner:
+            return
+        name = frame.f_code.co_name
+        self.replayed = self.replayed or name == REPLAY
+        says = isinstance(returned, bool) and callable(getattr(type(self.runner), name, None))
+        if says and name != CAN_RUN:
+            self.names[name] = None
+
+
 class _Choosing:
-    """Takes note of the lines at which a runner says whether a graph can run a batch.
+    """Takes note of the lines at which a method says yes or no.
 
     The last function to say so comes first. Then come those that it asked, and those that asked it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, method: str) -> None:
+        self.method = method
         self.said: Sources = ()
         self.lines: Sources = ()
 
     def __call__(self, frame: FrameType, line: int, returned: Any) -> None:
-        """Look at what returns while a runner is asked, and at the line that asked."""
+        """Look at what returns while the method is asked, and at the line that asked."""
         asked = [one.f_code.co_name for one in (frame, *callers_of(frame))]
-        if CAN_RUN not in asked:
+        if self.method not in asked:
             if self.said and not self.lines:
                 self.lines = (*self.said, *lines_of(frame, line, "decided"))
         elif returned is not None and not asked[0].startswith("<"):

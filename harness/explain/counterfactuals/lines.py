@@ -3,6 +3,7 @@
 A line is named if the property holds once the values are put right there, and nowhere else.
 """
 
+import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from types import FrameType
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from paritybit.harness.explain.counterfactuals.made import Wanted, made_at
+from paritybit.harness.explain.counterfactuals.objects import Attribute
 from paritybit.harness.explain.counterfactuals.replaced import LIST, Replaced
 from paritybit.harness.explain.facts import SourceLine
 from paritybit.harness.explain.origins.tables import both
@@ -18,6 +20,7 @@ from paritybit.harness.explain.static_origin import element_at, static_buffers
 from paritybit.harness.explain.tracing import (
     Seen,
     arguments_of,
+    attributes_used,
     callers_of,
     calling,
     held_in,
@@ -48,7 +51,7 @@ class Lines:
         """Return the lines that made an argument of ops, or took it from elsewhere."""
         lines = self.made(one)
         if not lines and one.argument == LIST:
-            lines = self._kept(one)
+            lines = self._listed(one) or self._kept(one)
         return lines or self._ranked(called_at(self.recorded, one))
 
     def made(self, one: Replaced) -> Sources:
@@ -72,6 +75,17 @@ class Lines:
                     return self._ranked(lines)
         return ()
 
+    def reading(self, attribute: Attribute) -> Sources:
+        """Return the line that reads an attribute of a Python object last, and its callers."""
+        found = list[Sources]()
+
+        def look(frame: FrameType, line: int, returned: object) -> None:
+            if attribute.key in attributes_used(frame.f_code, line):
+                found.append(lines_of(frame, line, "made"))
+
+        self.again(look)
+        return self._ranked(found[-1]) if found else ()
+
     def _ranked(self, lines: Sources) -> Sources:
         """Return the lines to look at, of the line that made something and those that called it.
 
@@ -79,7 +93,8 @@ class Lines:
         them, or asks for, is not. A function that it calls may serve others too. Then the line
         at which what is wrong first stands, and those that made what this uses. Then the callers,
         the innermost first: the outer ones serve every forward. What only gives a view of a static
-        input makes nothing, and comes last.
+        input makes nothing, and comes last. The innermost line in the runner's own file comes third
+        at the latest: what it calls serves others too.
         """
         if not lines:
             return ()
@@ -88,8 +103,13 @@ class Lines:
         asking = lines[used.asking]
         asked = (replace(asking, what=asking.what.replace("called", "asked for", 1)),)
         further = (line for line in lines[1:] if line is not asking)
-        ranked = (*(asked if used.asking else ()), lines[0], *self._made_of(used), *further)
-        return tuple(sorted(ranked, key=_gives_view))
+        ranked = [*(asked if used.asking else ()), lines[0], *self._made_of(used), *further]
+        ranked.sort(key=_gives_view)
+        own = next((line for line in ranked if line.file == own_file(self.recorded)), None)
+        if own is not None and own not in ranked[:3]:
+            ranked.remove(own)
+            ranked.insert(2, own)
+        return tuple(ranked)
 
     def _inputs(self) -> set[int]:
         """Return where the batch and the index tables lie, and static inputs that are as it has."""
@@ -143,6 +163,17 @@ class Lines:
                 made = made_at(Wanted(values.clone(), values[:0]), self.again, self.holds)[:1]
             found += [one for one in made if one.what != used.lines[0].what]
         return tuple(dict.fromkeys(found))
+
+    def _listed(self, one: Replaced) -> Sources:
+        """Return the line that made the static list that attention is given, and its callers."""
+        runner = self.recorded.runner
+        lists = {} if runner is None else runner.metadata.buffers
+        for values in given_to(self.recorded, one)[0][2:5]:
+            at = element_at(lists, values, int(values.storage_offset()))
+            lines = first_held_at(self.recorded, at[0]) if at is not None else ()
+            if lines:
+                return self._ranked(lines)
+        return ()
 
     def _kept(self, one: Replaced) -> Sources:
         """Return the first line at which an argument is held that was made before the forward."""
@@ -240,11 +271,29 @@ def given_to(
 
 
 def last_held_at(recorded: RecordedForward, name: str) -> Sources:
-    """Return the last line of a forward at which its batch's value of a static input is held."""
+    """Return the last line of a forward at which its batch's value of a static input is held.
+
+    Of what the batch has no value of, the first line at which one is: that makes it.
+    """
     batch = recorded.planned.graph.batch
     value = None if batch is None else batch.value(name)
+    if value is None:
+        return first_held_at(recorded, name)
     found = _held_at(recorded, name, lambda held: held is value)
     return found[-1][1] if found else ()
+
+
+def first_held_at(recorded: RecordedForward, name: str) -> Sources:
+    """Return the first line of a forward at which a value is held under a name, beside others."""
+    own = static_buffers(recorded).get(name)
+    found = _held_at(recorded, name, lambda held: held is not own, "made")
+    return found[0][1] if found else ()
+
+
+def own_file(recorded: RecordedForward) -> str | None:
+    """Return the file of the runner of a forward, as it is shown; None without one."""
+    runner = recorded.runner
+    return None if runner is None else shown_file(inspect.getfile(type(runner)))
 
 
 def not_written_at(
@@ -275,7 +324,10 @@ def last_listed(recorded: RecordedForward) -> dict[str, Tensor]:
 
 
 def _held_at(
-    recorded: RecordedForward, name: str, right: Callable[[Tensor], bool]
+    recorded: RecordedForward,
+    name: str,
+    right: Callable[[Tensor], bool],
+    what: str = "last held",
 ) -> list[tuple[bool, Sources]]:
     """Return the lines at which a right value is held under a name, beside others, in their order.
 
@@ -289,7 +341,7 @@ def _held_at(
             value = one.get(name) if isinstance(one, dict) else None
             if isinstance(value, Tensor) and right(value):
                 known = any(one is other for other in given)
-                found.append((known, lines_of(frame, line, "last held")))
+                found.append((known, lines_of(frame, line, what)))
 
     recorded.again(seen=look)
     return found

@@ -18,13 +18,16 @@ LISTS = ("begin", "end", "slots")
 LOCATIONS = "loc"
 """The argument that says where rows store KV."""
 
+CACHE = "cache"
+"""The argument that says which layer's KV an op reads or writes."""
+
 STORED_AT = frozenset({LOCATIONS, "rows"})
 """The arguments of ops that say where rows store."""
 
 LIST = "the list of keys"
 """What these arguments are together."""
 
-NOT_GIVEN = frozenset({"cache", "states", "table", "frequency", "decay", "norm", "weight", "sinks"})
+NOT_GIVEN = frozenset({CACHE, "states", "table", "frequency", "decay", "norm", "weight", "sinks"})
 """Arguments that are memory of an engine's own, or weights: no forward makes them, but may omit."""
 
 

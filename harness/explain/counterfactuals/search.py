@@ -17,7 +17,8 @@ from paritybit.harness.explain.counterfactuals.arguments import (
     replacements,
     wrong_arguments,
 )
-from paritybit.harness.explain.counterfactuals.dispatch import path_chosen_at
+from paritybit.harness.explain.counterfactuals.captured import captured_at, handed_on
+from paritybit.harness.explain.counterfactuals.dispatch import decided_at, path_chosen_at
 from paritybit.harness.explain.counterfactuals.elements import Element
 from paritybit.harness.explain.counterfactuals.judge import (
     Judge,
@@ -28,7 +29,6 @@ from paritybit.harness.explain.counterfactuals.judge import (
 )
 from paritybit.harness.explain.counterfactuals.lines import (
     Lines,
-    handed_on_at,
     last_held_at,
     last_listed,
     not_written_at,
@@ -121,7 +121,7 @@ class Search:
             if self.holds(recorded.again(attributes=[attribute])):
                 change = attribute.change
                 held = HeldState(change.path, change.captured, change.now)
-                lines = set_at(recorded, attribute)
+                lines = set_at(recorded, attribute) or self.lines.reading(attribute)
                 return self._blaming(shown, STATE, state=held, made=lines)
         return None
 
@@ -194,21 +194,17 @@ class Search:
     def _captured(self, shown: Cause | None) -> Cause:
         """Blame what the graph has from its capture, or what is handed on instead of its output."""
         recorded = self.recorded
-        run = recorded.again()
-        replay = None if run.forward is None else run.forward.replay
-        own = recorded.runner.captured.get(recorded.bucket or 0) if recorded.runner else None
-        for name, values in ({} if replay is None or own is None else replay.output).items():
-            right = own.output.get(name) if own is not None else None
-            if right is not None and right.data_ptr() != values.data_ptr():
-                what = f"the output {name}"
-                given = GivenValue(
-                    what, "another tensor", "the graph's own", stale=False, left_by=None, how=None
-                )
-                lines = handed_on_at(lambda seen: recorded.again(seen=seen), values)
-                return self._blaming(shown, "captured output", given=given, made=lines)
+        output = handed_on(recorded)
+        if output is not None:
+            name, held, lines = output
+            given = GivenValue(
+                f"the output {name}", held, "the graph's own", stale=False, left_by=None, how=None
+            )
+            return self._blaming(shown, "captured output", given=given, made=lines)
+        lines = captured_at(recorded)
         if shown is not None and shown.blame == "captured state":
-            return shown
-        return self._blaming(shown, "captured state")
+            return replace(shown, made=lines)
+        return self._blaming(shown, "captured state", made=lines)
 
     def _shared(self, shown: Cause | None) -> Cause | None:
         """Blame two static buffers of a runner that lie in one memory, which ought not to."""
@@ -244,7 +240,7 @@ class Search:
         if wrong.held is None or wrong.right is None:
             return ()
         if write.how != "copied" or write.forward_id.forward != recorded.forward_id.forward:
-            return last_held_at(recorded, name)
+            return decided_at(recorded, self.holds) or last_held_at(recorded, name)
         wanted = Wanted(wrong.held, wrong.right, known=True)
         return made_at(wanted, lambda seen: recorded.again(seen=seen), self.holds)
 

@@ -7,7 +7,6 @@ import pytest
 from paritybit.harness.campaigns.regress import (
     CLEAN_SCHEDULES,
     FEWEST_CLEAN,
-    FEWEST_TRIALS,
     RunConfig,
     all_hunts,
     clean_tasks,
@@ -139,7 +138,7 @@ def test_a_bug_is_hunted_on_the_clean_trial_of_its_runner_and_scheme() -> None:
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_run_of_one_bug_tries_clean_what_its_hunts_are_held_to_and_little_else(name: str) -> None:
-    """With all location schemes only where the bug's own is that of few runners."""
+    """With the location scheme of the bug, and all that a run of its runners must reach."""
     hunts = tuple(pair for pair in all_hunts() if pair[0] == name)
     settings = RunConfig("cpu", hunts)
     clean = [task for task in plan(settings) if task.bug is None]
@@ -148,9 +147,9 @@ def test_a_run_of_one_bug_tries_clean_what_its_hunts_are_held_to_and_little_else
         replace(task.clean_trial, overlap=False) for task in plan(settings) if task.bug is not None
     }
     assert held_to <= in_order
-    few = len(held_to) < FEWEST_TRIALS
     usual_ones = {trial for trial in in_order if not trial.features}
     assert in_order - usual_ones <= held_to
-    expected = len(settings.runners) * len(LocationScheme) if few else len(held_to)
-    assert len(usual_ones) == expected
+    assert usual_ones == {one for one in held_to if not one.features}
+    known = [schedule for task in clean if usual(task) for schedule in task.known]
+    assert known and not any(task.examples for task in clean if usual(task) and task.known)
     assert any(task.trial.overlap for task in clean) is BUGS[name].overlap

@@ -142,7 +142,7 @@ def test_the_modes_of_a_schedule_are_all_that_it_runs(runner: str) -> None:
         assert here & lockstep.pair.modes <= asked
         ran.update(here)
 
-    draw(lockstep, play, 0, 6)
+    draw(lockstep.trial, play, 0, 6)
     assert ran >= lockstep.pair.modes
 
 

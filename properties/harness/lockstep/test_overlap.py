@@ -118,7 +118,7 @@ def test_the_same_bits_come_out_whether_steps_overlap_or_not(runner: str, device
         assert all(torch.equal(one, other) for one, other in zip(left, right, strict=True))
         counted += overlapped.graph.events[OVERLAPPED]
 
-    draw(lockstep, compare, 3, 3)
+    draw(lockstep.trial, compare, 3, 3)
     assert counted > 0
 
 

@@ -5,6 +5,7 @@ from itertools import combinations, product
 
 import pytest
 import torch
+from paritybit.harness.campaigns.chosen import Planned
 from paritybit.harness.campaigns.regress import ground_of, longest, smallest
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES
@@ -18,8 +19,6 @@ from paritybit.harness.schedules.schedule import Schedule, Step
 from paritybit.reference.batch import Mode
 from paritybit.reference.config import PRESETS, Feature
 from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS
-
-from properties.support.harness.planned import Planned
 
 SHORT_OF = {
     Mode.EXTEND: 0,

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from paritybit.harness.campaigns.chosen import Planned
 from paritybit.harness.campaigns.hunt import for_each_drawn, play_all
 from paritybit.harness.campaigns.regress import (
     Run,
@@ -34,8 +35,6 @@ from paritybit.harness.schedules.schedule import (
 from paritybit.reference.batch import Mode
 from paritybit.reference.config import PRESETS
 from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
-
-from properties.support.harness.planned import Planned
 
 DRAWN = 30
 

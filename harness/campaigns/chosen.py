@@ -1,9 +1,12 @@
-"""Schedules planned by one scheduler over made-up outputs: what batches they ask for, fast.
+"""The fewest schedules that reach what a narrowed run must reach, found by planning them.
 
-No model runs. What the real forwards decide (which drafts are accepted) is decided by a seed.
+Planning runs the scheduler without a model. What real forwards decide (which drafts are accepted)
+is made up from a seed, so a state is looked for in two schedules where two reach it.
 """
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,13 +23,70 @@ from paritybit.reference.pool import KVPools
 from paritybit.subjects.runners import engine_runners
 from torch import Tensor
 
+TIMES = 2
+"""Schedules in which each state is looked for, where so many reach it."""
+
+BEGINNING = 2
+"""What it costs to begin a schedule, in forwards."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A schedule of a trial, the events that it is planned to reach, and its forwards."""
+
+    trial: TrialConfig
+    schedule: Schedule
+    events: frozenset[str]
+    forwards: int
+
+
+def planned(trial: TrialConfig, schedules: Iterable[Schedule]) -> list[Candidate]:
+    """Return schedules of a trial with what each is planned to reach."""
+    player = Planned(trial)
+    found = []
+    for schedule in schedules:
+        events = player.play(schedule)
+        found.append(Candidate(trial, schedule, frozenset(+events), player.forwards))
+    return found
+
+
+def fewest(candidates: Sequence[Candidate], required: Iterable[str]) -> list[Candidate]:
+    """Return few candidates that reach the events, those with most new ones a forward first.
+
+    A padded replay of the runner on trial is looked for in each trial.
+    """
+    wanted = frozenset(required)
+    reached = [(one, Counter(_own(one) | (one.events & wanted))) for one in candidates]
+    often = sum((events for _, events in reached), Counter[str]())
+    missing = Counter({event: min(TIMES, count) for event, count in often.items()})
+    chosen: list[Candidate] = []
+    while missing:
+        best = max(
+            reached, key=lambda one: (missing & one[1]).total() / (one[0].forwards + BEGINNING)
+        )
+        reached.remove(best)
+        chosen.append(best[0])
+        missing -= best[1]
+    return chosen
+
+
+def _own(one: Candidate) -> set[str]:
+    """Return the name of a padded replay of a trial's own runner, if one is planned."""
+    padded = f"{one.trial.runner}: padded replay"
+    return {f"{one.trial}: {padded}"} & {f"{one.trial}: {event}" for event in one.events}
+
 
 class Planned:
-    """Plays schedules of a trial on one scheduler, and counts what `Coverage` counts."""
+    """Plans schedules of a trial on one scheduler, and counts what `Coverage` counts.
+
+    `forwards` are those of the last schedule.
+    """
 
     def __init__(self, trial: TrialConfig) -> None:
         self.trial = trial
+        self.forwards = 0
         self.config = trial.model
+        torch.set_num_threads(1)  # Tensors are tiny: more threads only wait for one another.
         pools = KVPools(
             self.config, draft_config(self.config), trial.sizes, torch.float32, torch.device("cpu")
         )
@@ -37,12 +97,14 @@ class Planned:
         """Return the events of a schedule."""
         events: Counter[str] = Counter()
         coverage = Coverage(events)
+        self.forwards = 0
         made_up = torch.Generator().manual_seed(schedule.seed)
         self.scheduler.reset(schedule.seed)
         for _, step in schedule.flat():
             planned = self.scheduler.plan(step)
             if planned is None:
                 continue
+            self.forwards += 1
             replay = self.replay(planned)
             if replay is not None:
                 requests = 0 if planned.batch is None else planned.batch.live_requests

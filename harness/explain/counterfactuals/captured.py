@@ -1,0 +1,73 @@
+"""What a graph has from its capture, or hands on instead of its output, and which lines do so."""
+
+import math
+from functools import partial
+from typing import Any
+
+from paritybit.harness.explain.counterfactuals.lines import Sources, handed_on_at, own_file
+from paritybit.harness.explain.first_difference import Side, first_difference
+from paritybit.harness.explain.origins.arguments import baked_in
+from paritybit.harness.explain.recorded import RecordedForward
+from paritybit.harness.explain.static_origin import static_buffers
+from paritybit.harness.explain.tracing import calling
+from torch import Tensor
+
+
+def handed_on(recorded: RecordedForward) -> tuple[str, str, Sources] | None:
+    """Return the output that a replay hands on and its graph does not write, if there is one.
+
+    With what it is instead, and the lines at which it is taken.
+    """
+    run, runner = recorded.again(), recorded.runner
+    replay = None if run.forward is None else run.forward.replay
+    own = None if runner is None else runner.captured.get(recorded.bucket or 0)
+    if replay is None or own is None:
+        return None
+    for name, values in replay.output.items():
+        right = own.output.get(name)
+        another = right is not None and right.data_ptr() != values.data_ptr()
+        if another or not _written(recorded, name, values):
+            held = "another tensor" if another else "a tensor that the graph does not write"
+            return name, held, handed_on_at(lambda seen: recorded.again(seen=seen), values)
+    return None
+
+
+def _written(recorded: RecordedForward, name: str, values: Tensor) -> bool:
+    """Whether a replay writes a tensor of numbers that it hands on."""
+    if not values.is_floating_point():
+        return True
+    before = values.clone()
+
+    def spoil() -> None:
+        values.fill_(math.nan)
+
+    run = recorded.again(prepare=spoil)
+    written = not bool(run.output.get(name, before).isnan().all())
+    values.copy_(before)
+    return written
+
+
+def captured_at(recorded: RecordedForward) -> Sources:
+    """Return the lines that call the first op that a graph runs otherwise than its function.
+
+    Those that call it as the graph is replayed, where the engine's own code does; else those that
+    call it as the function runs. Those in the file of the runner come first.
+    """
+    runs = list[tuple[Side, dict[int, Sources]]]()
+    for captured in (False, True):
+        called: dict[int, Sources] = {}
+
+        def meet(name: str, arguments: tuple[Any, ...], at: dict[int, Sources]) -> tuple[Any, ...]:
+            at[len(recorded.engine.ops.calls or ())] = calling(f"given to {name}")
+            return arguments
+
+        run = recorded.again(captured=captured, given=partial(meet, at=called))
+        runs.append((Side(recorded.pair.graph_pools, recorded.graph_before, run.calls), called))
+    (function, in_function), (graph, in_graph) = runs
+    baked = baked_in(graph.calls, function.calls, static_buffers(recorded))
+    difference = first_difference(function, graph)
+    places = [] if baked is None else [baked.place]
+    places += [] if difference is None else [difference.call]
+    place = min(places, default=-1)
+    lines = in_graph.get(place) or in_function.get(place) or ()
+    return tuple(sorted(lines, key=lambda line: line.file != own_file(recorded)))
