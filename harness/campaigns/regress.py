@@ -257,7 +257,8 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
         tasks.append(Task(trial, Source.GENERATED, seed, few, (handed_over(trial),)))
         seed += 1
     for trial in settings.featured:
-        tasks.append(Task(trial, Source.GENERATED, seed, min(FEWEST_CLEAN, settings.examples)))
+        few = min(FEWEST_CLEAN, settings.examples)
+        tasks.append(Task(trial, Source.GENERATED, seed, few, (too_long(trial),)))
         seed += 1
     for place, runner in enumerate(settings.at_edges):
         trial = smallest(trial_of(settings, runner, schemes[place % len(schemes)]))
@@ -329,6 +330,12 @@ def chosen_for(
 def handed_over(trial: TrialConfig) -> Schedule:
     """Return a scene in which a request leaves as it is decoded, and a longer one gets its row."""
     row = Row(min(trial.buckets), "short", "replaced")
+    return Schedule(scenes(ground_of(trial, Mode.DECODE), [row]))
+
+
+def too_long(trial: TrialConfig) -> Schedule:
+    """Return a scene with a prompt that is too long for any graph."""
+    row = Row(min(trial.buckets), "longest", "evicted")
     return Schedule(scenes(ground_of(trial, Mode.DECODE), [row]))
 
 

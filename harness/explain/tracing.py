@@ -234,29 +234,16 @@ def names_used(code: CodeType, line: int) -> frozenset[str]:
 
     Of a line that raises, those that decide whether it does.
     """
-    around = statements(code, line)
-    if around and isinstance(around[0], ast.Raise) and isinstance(around[1], ast.If):
-        return frozenset(names_in(around[1].test))
-    return frozenset(names_in(around[0]) if around else ())
-
-
-@cache
-def attributes_used(code: CodeType, line: int) -> frozenset[str]:
-    """Return the attributes that the smallest statement around a line of a function reads."""
-    nodes = (node for statement in statements(code, line)[:1] for node in ast.walk(statement))
-    found = (node for node in nodes if isinstance(node, ast.Attribute))
-    return frozenset(node.attr for node in found if isinstance(node.ctx, ast.Load))
-
-
-def statements(code: CodeType, line: int) -> list[ast.stmt]:
-    """Return the statements around a line of a function, the smallest first."""
     place = line - code.co_firstlineno + 1
     around = [
         node
         for node in ast.walk(tree_of(code))
         if isinstance(node, ast.stmt) and node.lineno <= place <= (node.end_lineno or 0)
     ]
-    return sorted(around, key=lambda node: (node.end_lineno or 0) - node.lineno)
+    around.sort(key=lambda node: (node.end_lineno or 0) - node.lineno)
+    if around and isinstance(around[0], ast.Raise) and isinstance(around[1], ast.If):
+        return frozenset(names_in(around[1].test))
+    return frozenset(names_in(around[0]) if around else ())
 
 
 def names_in(node: ast.AST) -> set[str]:

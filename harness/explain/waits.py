@@ -28,6 +28,35 @@ class CopiesAwaited(Overlap):
         return super().stage(values)
 
 
+class EventBehindCopies(Overlap):
+    """The event behind the copies of a batch is recorded behind them."""
+
+    def launch(
+        self,
+        staged: Staged | None,
+        forward: Callable[[Arrived], Result],
+        follow: Callable[[Result], None],
+        *,
+        asks: bool,
+    ) -> Flight[Result]:
+        """Launch, and record an event behind the first work that is given, which are the copies."""
+        stream, behind = self.streams.forward, list[Event]()
+        run = stream.run
+
+        def recording(work: Callable[[], None], **named: bool) -> None:
+            run(work, **named)
+            behind.append(stream.record())
+
+        stream.run = recording  # type: ignore[method-assign]
+        try:
+            flight = super().launch(staged, forward, follow, asks=asks)
+        finally:
+            stream.run = run  # type: ignore[method-assign]
+        if staged is not None:
+            self.copied = behind[0]
+        return flight
+
+
 class ForwardAwaited(Overlap):
     """What the host writes to the tables waits for the forward in flight, always."""
 
@@ -145,6 +174,11 @@ WAITS = (
         Overlap.stage,
         "the host writes to pinned buffers before the copies for the forward in flight have run",
         CopiesAwaited,
+    ),
+    SureWait(
+        Overlap.launch,
+        "the event behind the copies of a batch is recorded before they have run",
+        EventBehindCopies,
     ),
     SureWait(
         Overlap.finish,

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from paritybit.harness.explain.counterfactuals.lines import Sources, handed_on_at, own_file
+from paritybit.harness.explain.counterfactuals.setters import with_setters
 from paritybit.harness.explain.first_difference import Side, first_difference
 from paritybit.harness.explain.origins.arguments import baked_in
 from paritybit.harness.explain.recorded import RecordedForward
@@ -28,7 +29,8 @@ def handed_on(recorded: RecordedForward) -> tuple[str, str, Sources] | None:
         another = right is not None and right.data_ptr() != values.data_ptr()
         if another or not _written(recorded, name, values):
             held = "another tensor" if another else "a tensor that the graph does not write"
-            return name, held, handed_on_at(lambda seen: recorded.again(seen=seen), values)
+            lines = handed_on_at(lambda seen: recorded.again(seen=seen), values)
+            return name, held, with_setters(runner, lines)
     return None
 
 

@@ -4,7 +4,7 @@ A line is named if the property holds once the values are put right there, and n
 """
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -13,14 +13,15 @@ import numpy as np
 from paritybit.harness.explain.counterfactuals.made import Wanted, made_at
 from paritybit.harness.explain.counterfactuals.objects import Attribute
 from paritybit.harness.explain.counterfactuals.replaced import LIST, Replaced
+from paritybit.harness.explain.counterfactuals.setters import attributes_read
 from paritybit.harness.explain.facts import SourceLine
 from paritybit.harness.explain.origins.tables import both
 from paritybit.harness.explain.recorded import RecordedForward, Run
 from paritybit.harness.explain.static_origin import element_at, static_buffers
 from paritybit.harness.explain.tracing import (
+    RECORDS,
     Seen,
     arguments_of,
-    attributes_used,
     callers_of,
     calling,
     held_in,
@@ -51,7 +52,7 @@ class Lines:
         """Return the lines that made an argument of ops, or took it from elsewhere."""
         lines = self.made(one)
         if not lines and one.argument == LIST:
-            lines = self._listed(one) or self._kept(one)
+            lines = self._kept(one) or self._listed(one)
         return lines or self._ranked(called_at(self.recorded, one))
 
     def made(self, one: Replaced) -> Sources:
@@ -80,7 +81,7 @@ class Lines:
         found = list[Sources]()
 
         def look(frame: FrameType, line: int, returned: object) -> None:
-            if attribute.key in attributes_used(frame.f_code, line):
+            if attribute.key in attributes_read(shown_file(frame.f_code.co_filename) or "", line):
                 found.append(lines_of(frame, line, "made"))
 
         self.again(look)
@@ -187,16 +188,29 @@ class Lines:
 
 
 class _First:
-    """Takes note of the line at which each tensor first stands."""
+    """Takes note of the line at which each tensor, and each record of some, first stands."""
 
     def __init__(self) -> None:
-        self.first: dict[int, tuple[Tensor, Sources]] = {}
+        self.first: dict[int, tuple[Any, Sources]] = {}
 
     def __call__(self, frame: FrameType, line: int, returned: object) -> None:
-        """Look for tensors that stood nowhere before."""
+        """Look for those that stood nowhere before."""
         for value in values_of(frame.f_locals, returned):
-            if isinstance(value, Tensor) and id(value) not in self.first:
+            if isinstance(value, (Tensor, *RECORDS)) and id(value) not in self.first:
                 self.first[id(value)] = value, lines_of(frame, line, "made")
+
+    def of_number(self, number: Any) -> Sources | None:
+        """Return the lines at which the last record that has a number first stands."""
+        found = (
+            lines for value, lines in reversed(self.first.values()) if has_number(value, number)
+        )
+        return next(found, None)
+
+
+def has_number(value: Any, number: Any) -> bool:
+    """Whether a record has a whole number beside its tensors."""
+    held = vars(value).values() if isinstance(value, RECORDS) else ()
+    return any(isinstance(one, int) and one == number for one in held)
 
 
 class _Used(_First):
@@ -368,22 +382,9 @@ def called_at(recorded: RecordedForward, one: Replaced) -> Sources:
     """Return the line at which the tensor that an op is given first stands, else who calls it."""
     place, first = next(iter(one.values[min(one.values)])), _First()
     arguments, lines = given_to(recorded, one, first)
-    made = first.first.get(id(arguments[place])) if arguments else None
+    if not arguments:
+        return lines
+    if isinstance(arguments[place], int):
+        return first.of_number(arguments[place]) or lines
+    made = first.first.get(id(arguments[place]))
     return lines if made is None else made[1]
-
-
-def wrong_outputs(right: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> list[Replaced]:
-    """Return the output whose live rows differ, if one does, and with it the others that do.
-
-    What a forward that failed did not give differs in nothing.
-    """
-    found = []
-    for name, values in right.items():
-        rows = held.get(name, values)[: len(values)]
-        if rows.shape == values.shape and not rows.equal(values):
-            found.append((name, rows.clone(), values.to(rows).clone()))
-    if not found:
-        return []
-    (name, wrong, mended), *others = found
-    pairs = tuple((one, other) for _, one, other in others)
-    return [Replaced("the forward", name, wrong, mended, {}, others=pairs)]

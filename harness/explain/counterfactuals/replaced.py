@@ -1,7 +1,7 @@
 """An argument of ops as another run has it, to be given to them in its stead."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,3 +141,20 @@ def first_values(values: Tensor) -> str:
     if values.is_floating_point():
         return "[" + ", ".join(f"{one:.4g}" for one in values[:4].tolist()) + "]"
     return str(values[:8].tolist())
+
+
+def wrong_outputs(right: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> list[Replaced]:
+    """Return the output whose live rows differ, if one does, and with it the others that do.
+
+    What a forward that failed did not give differs in nothing.
+    """
+    found = []
+    for name, values in right.items():
+        rows = held.get(name, values)[: len(values)]
+        if rows.shape == values.shape and not rows.equal(values):
+            found.append((name, rows.clone(), values.to(rows).clone()))
+    if not found:
+        return []
+    (name, wrong, mended), *others = found
+    pairs = tuple((one, other) for _, one, other in others)
+    return [Replaced("the forward", name, wrong, mended, {}, others=pairs)]

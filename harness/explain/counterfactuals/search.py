@@ -32,12 +32,16 @@ from paritybit.harness.explain.counterfactuals.lines import (
     last_held_at,
     last_listed,
     not_written_at,
-    wrong_outputs,
 )
 from paritybit.harness.explain.counterfactuals.listed import MASK_START
 from paritybit.harness.explain.counterfactuals.made import Wanted, made_at
-from paritybit.harness.explain.counterfactuals.replaced import LIST, Replaced, value_given
-from paritybit.harness.explain.counterfactuals.setters import set_at
+from paritybit.harness.explain.counterfactuals.replaced import (
+    LIST,
+    Replaced,
+    value_given,
+    wrong_outputs,
+)
+from paritybit.harness.explain.counterfactuals.setters import set_at, with_setters
 from paritybit.harness.explain.facts import Cause, GivenValue, HeldState, SourceLine
 from paritybit.harness.explain.first_difference import Side, first_difference
 from paritybit.harness.explain.origins.given import given_element
@@ -242,7 +246,8 @@ class Search:
         if write.how != "copied" or write.forward_id.forward != recorded.forward_id.forward:
             return decided_at(recorded, self.holds) or last_held_at(recorded, name)
         wanted = Wanted(wrong.held, wrong.right, known=True)
-        return made_at(wanted, lambda seen: recorded.again(seen=seen), self.holds)
+        lines = made_at(wanted, lambda seen: recorded.again(seen=seen), self.holds)
+        return with_setters(recorded.runner, lines)
 
     def by_arguments(self, shown: Cause | None) -> Cause | None:
         """Blame what ops are given, where the property holds once that is as in the other run."""
