@@ -50,6 +50,11 @@ class Mode(StrEnum):
         """Whether a forward proposes tokens, `topk` branches of every request at a time."""
         return self in {Mode.DRAFT, Mode.FROZEN_DRAFT}
 
+    @property
+    def speculates(self) -> bool:
+        """Whether a forward proposes tokens, verifies them or prepares for the next proposal."""
+        return self.drafts or self in {Mode.TARGET_VERIFY, Mode.DRAFT_EXTEND}
+
 
 @dataclass(frozen=True)
 class DraftState:

@@ -42,13 +42,55 @@ class Feature(StrEnum):
 
     LORA: each request has an adapter of its own. QUANTISED: K and V are 8 bits wide, with a scale
     for each head of a token beside them. SHARING: a request may share the KV of another's prefix.
-    RECAPTURE: graphs are captured again while requests hold KV.
+    RECAPTURE: graphs are captured again while requests hold KV. CHAINS: a draft keeps one branch.
     """
 
     LORA = "lora"
     QUANTISED = "quantised"
     SHARING = "sharing"
     RECAPTURE = "recapture"
+    CHAINS = "chains"
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How far ahead a draft runs, and how much of it is verified.
+
+    A draft keeps `topk` branches for `steps` tokens; the best of them and the root, the
+    request's last token, make a tree of `draft_tokens` nodes. Of one branch that is all of it:
+    a chain.
+    """
+
+    topk: int = 2
+    steps: int = 3
+    draft_tokens: int = 4
+
+    @property
+    def slots(self) -> int:
+        """Draft KV slots that drafting for one request takes."""
+        return self.topk * self.steps
+
+    @property
+    def forwards(self) -> int:
+        """Forwards of one draft: its last tokens are proposed and never run."""
+        return self.steps - 1
+
+    @property
+    def candidates(self) -> int:
+        """Tokens that one draft proposes, before the best are kept."""
+        return self.topk + self.forwards * self.topk**2
+
+    @property
+    def extend_tokens(self) -> int:
+        """Most tokens of one request in a draft-extend graph: all of a verified path."""
+        return self.steps + 1
+
+
+SPECULATION = Speculation()
+"""The widest speculation of a trial, and that of each without Feature.CHAINS."""
+
+CHAIN = replace(SPECULATION, topk=1)
+"""That of a trial with Feature.CHAINS: it differs in the branches alone."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +132,11 @@ class ModelConfig:
         """Return the elements that a pool holds of each head: one more if it has a scale."""
         return self.shape(kind).head_dim + (Feature.QUANTISED in self.features)
 
+    @property
+    def speculation(self) -> Speculation:
+        """How the engine of this target drafts."""
+        return CHAIN if Feature.CHAINS in self.features else SPECULATION
+
     def rope_theta(self, kind: Kind) -> float:
         """Return the RoPE base of the layers of one kind."""
         return self.full_rope_theta if kind is Kind.FULL else self.swa_rope_theta
@@ -130,42 +177,6 @@ class Preset:
         )
         context = tiny.max_context * MID_CONTEXT
         return replace(tiny, **wider, full=full, swa=swa, max_context=context)
-
-
-@dataclass(frozen=True)
-class Speculation:
-    """How far ahead a draft runs, and how much of it is verified.
-
-    A draft keeps `topk` branches for `steps` tokens; the best of them and the root, the
-    request's last token, make a tree of `draft_tokens` nodes.
-    """
-
-    topk: int = 2
-    steps: int = 3
-    draft_tokens: int = 4
-
-    @property
-    def slots(self) -> int:
-        """Draft KV slots that drafting for one request takes."""
-        return self.topk * self.steps
-
-    @property
-    def forwards(self) -> int:
-        """Forwards of one draft: its last tokens are proposed and never run."""
-        return self.steps - 1
-
-    @property
-    def candidates(self) -> int:
-        """Tokens that one draft proposes, before the best are kept."""
-        return self.topk + self.forwards * self.topk**2
-
-    @property
-    def extend_tokens(self) -> int:
-        """Most tokens of one request in a draft-extend graph: all of a verified path."""
-        return self.steps + 1
-
-
-SPECULATION = Speculation()
 
 
 def draft_config(target: ModelConfig) -> ModelConfig:

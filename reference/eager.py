@@ -305,7 +305,8 @@ class EagerDecoder:
         )
         rows = batch.last_rows
         output = self.draft.forward(self.ops, tokens, access, rows)
-        return likeliest(self.ops, {**output, "hidden": output["hidden"][rows]})
+        topk = self.draft.config.speculation.topk
+        return likeliest(self.ops, {**output, "hidden": output["hidden"][rows]}, topk)
 
     def _draft(self, batch: ForwardBatch) -> Output:
         frozen = batch.mode is Mode.FROZEN_DRAFT

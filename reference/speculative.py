@@ -52,9 +52,9 @@ def propose(
     }
 
 
-def likeliest(ops: Ops, output: Output) -> Output:
+def likeliest(ops: Ops, output: Output, topk: int) -> Output:
     """Return `output` with its likeliest next tokens, `topk_p` and `topk_index` [rows, topk]."""
-    topk_p, topk_index = ops.largest(ops.probabilities(output["logits"]), SPECULATION.topk)
+    topk_p, topk_index = ops.largest(ops.probabilities(output["logits"]), topk)
     return {**output, "topk_p": topk_p, "topk_index": topk_index}
 
 

@@ -60,7 +60,8 @@ class BufferPool:
 class StaticInputs:
     """The static inputs of one runner: one buffer per row of its contract.
 
-    `extents` are those of the largest bucket; `dtype` and the width `hidden` are the model's.
+    `extents` are those of the largest bucket; `dtype` is the model's, `widths` are what widths
+    that stand for others are.
     """
 
     def __init__(
@@ -69,14 +70,13 @@ class StaticInputs:
         extents: Extents,
         pool: BufferPool,
         dtype: torch.dtype,
-        hidden: int,
+        widths: Mapping[int, int],
     ) -> None:
         self.contract = contract
-        self.hidden = hidden
         self.buffers = {
             row.name: pool.get(
                 row.name,
-                row.shape(extents, hidden),
+                row.shape(extents, widths),
                 row.dtype or dtype,
                 row.value if row.allocated is None else row.allocated,
                 host=row.host,

@@ -52,6 +52,9 @@ class Policy(StrEnum):
 HIDDEN = -1
 """Stands for the width of the model's hidden state."""
 
+TOPK = -2
+"""Stands for the branches of a draft."""
+
 
 @dataclass(frozen=True)
 class StaticInput:
@@ -78,14 +81,14 @@ class StaticInput:
             return 1
         return extents[Axis.TOKEN if self.axis is Axis.MROPE else self.axis]
 
-    def shape(self, extents: Extents, hidden: int) -> tuple[int, ...]:
-        """Return the shape of this input for a bucket, the hidden state being `hidden` wide."""
+    def shape(self, extents: Extents, widths: Mapping[int, int]) -> tuple[int, ...]:
+        """Return the shape of this input for a bucket; `widths` has what HIDDEN and TOPK are."""
         length = self.extent(extents)
         if self.axis is Axis.MROPE:
             return MROPE_SECTIONS, length
         if self.width is None:
             return (length,)
-        return length, hidden if self.width == HIDDEN else self.width
+        return length, widths.get(self.width, self.width)
 
     def head(self, buffer: Tensor, length: int) -> Tensor:
         """Return the first `length` elements, or rows, of this input's buffer."""

@@ -180,7 +180,8 @@ class Engine:
             batch.num_token_non_padded,
         )
         output = model.forward(self.ops, tokens, access, rows)
-        output = likeliest(self.ops, {**output, "hidden": output["hidden"][rows]})
+        topk = model.config.speculation.topk
+        output = likeliest(self.ops, {**output, "hidden": output["hidden"][rows]}, topk)
         return Forward(output, None, lists)
 
     def _inputs(self, batch: ForwardBatch) -> TokenInputs:

@@ -107,13 +107,13 @@ def draft_lists(
     window: int,
     pool: SubjectPool,
     memo_resets: MemoResets,
+    topk: int,
 ) -> Lists:
     """Return `row_lists` of all forwards of a draft: [forwards, B, topk] rows, flat.
 
     At forward s a branch sees the request's keys, [B] of them, and its own s + 1 drafts;
     branch b's lie in columns seq_len + b * steps on.
     """
-    topk, steps = SPECULATION.topk, SPECULATION.steps
     requests, device = seq_lens.shape[0], seq_lens.device
     shape = (SPECULATION.forwards, requests, topk)
     drafted = torch.arange(1, SPECULATION.forwards + 1, dtype=torch.int32)[:, None, None]
@@ -129,7 +129,7 @@ def draft_lists(
         window,
         pool,
         memo_resets,
-        (per_row(seq_lens).reshape(-1), branch * steps),
+        (per_row(seq_lens).reshape(-1), branch * SPECULATION.steps),
     )
 
 

@@ -5,23 +5,31 @@ is made up from a seed, so a state is looked for in two schedules where two reac
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from paritybit.harness.campaigns.hunt import draw
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.requests import PlannedForward
 from paritybit.harness.lockstep.scheduler import Scheduler
+from paritybit.harness.schedules.boundaries import Ground, Row, rows, scene, scenes
 from paritybit.harness.schedules.coverage import Coverage
-from paritybit.harness.schedules.schedule import Schedule
+from paritybit.harness.schedules.schedule import Schedule, Step
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import SPECULATION, draft_config
 from paritybit.reference.model import Output
 from paritybit.reference.pool import KVPools
-from paritybit.subjects.runners import engine_runners
+from paritybit.subjects.runners import RUNNERS, engine_runners
+from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
+
+CANDIDATES = 4
+"""Schedules that are drawn for each clean trial of a narrowed run, to choose from."""
 
 TIMES = 2
 """Schedules in which each state is looked for, where so many reach it."""
@@ -38,6 +46,58 @@ class Candidate:
     schedule: Schedule
     events: frozenset[str]
     forwards: int
+
+
+def ground_of(trial: TrialConfig, mode: Mode | None = None) -> Ground:
+    """Return what the scenes of a trial stand on: for a mode, that of its own runner if None."""
+    own = RUNNERS[trial.runner].mode if mode is None else mode
+    return Ground(trial.model, trial.buckets, trial.token_buckets, trial.modes, own)
+
+
+@cache
+def chosen_for(
+    trials: tuple[TrialConfig, ...], required: tuple[str, ...], seed: int
+) -> Mapping[TrialConfig, tuple[Schedule, ...]]:
+    """Return the schedules of each clean trial of a narrowed run: the fewest, of scenes and drawn.
+
+    Each scene is a schedule here.
+    """
+    candidates: list[Candidate] = []
+    for place, trial in enumerate(trials):
+        ground = ground_of(trial)
+        found = [Schedule(scene(ground, row), seed) for row in rows(ground)]
+        draw(trial, found.append, seed + place, CANDIDATES, scenes_first=False)
+        candidates += planned(trial, found)
+    chosen = fewest(candidates, required)
+    return {trial: tuple(one.schedule for one in chosen if one.trial == trial) for trial in trials}
+
+
+def share_of_scenes(trial: TrialConfig) -> Schedule:
+    """Return the scenes of a runner that its trial with one location scheme plays: of each size."""
+    ground, schemes = ground_of(trial), list(LocationScheme)
+    place, by_size = schemes.index(trial.scheme), sorted(rows(ground), key=attrgetter("bucket"))
+    return Schedule(scenes(ground, by_size[place :: len(schemes)]), place)
+
+
+def handed_over(trial: TrialConfig) -> Schedule:
+    """Return a scene in which a request leaves as it is decoded, and a longer one gets its row."""
+    row = Row(min(trial.buckets), "short", "replaced")
+    return Schedule(scenes(ground_of(trial, Mode.DECODE), [row]))
+
+
+def too_long(trial: TrialConfig) -> Schedule:
+    """Return a scene with a prompt that is too long for any graph."""
+    row = Row(min(trial.buckets), "longest", "evicted")
+    return Schedule(scenes(ground_of(trial, Mode.DECODE), [row]))
+
+
+def longest(trial: TrialConfig) -> Schedule:
+    """Return scenes in which forwards of every kind reach as far as a request can grow."""
+    steps: list[Step] = []
+    for mode in sorted(trial.modes | {Mode.EXTEND}):
+        ground, event = ground_of(trial, mode), "resumed" if mode is Mode.DECODE else "evicted"
+        steps += scenes(ground, [Row(max(ground.sizes), "longest", event, "chunks", "one")])
+    return Schedule(tuple(steps))
 
 
 def planned(trial: TrialConfig, schedules: Iterable[Schedule]) -> list[Candidate]:
@@ -96,7 +156,7 @@ class Planned:
     def play(self, schedule: Schedule) -> Counter[str]:
         """Return the events of a schedule."""
         events: Counter[str] = Counter()
-        coverage = Coverage(events)
+        coverage = Coverage(events, self.config.speculation.topk)
         self.forwards = 0
         made_up = torch.Generator().manual_seed(schedule.seed)
         self.scheduler.reset(schedule.seed)
@@ -134,8 +194,9 @@ class Planned:
         """Return an output of a batch that a seed makes up."""
         requests, vocab = batch.live_requests, self.config.vocab
         rows = batch.live_tokens if batch.mode is Mode.TARGET_VERIFY else requests
-        wide = SPECULATION.candidates
-        branches = SPECULATION.forwards * SPECULATION.topk
+        speculation = self.config.speculation
+        topk, wide = speculation.topk, speculation.candidates
+        branches = speculation.forwards * topk
         hidden = requests if batch.mode is Mode.DRAFT_EXTEND else batch.live_tokens
 
         def draw(*shape: int) -> Tensor:
@@ -146,7 +207,7 @@ class Planned:
             "hidden": draw(hidden, self.config.hidden),
             "scores": draw(requests, wide),
             "tokens": torch.randint(vocab, (requests, wide), generator=made_up),
-            "chosen": torch.randint(SPECULATION.topk**2, (requests, branches), generator=made_up),
-            "topk_p": draw(requests, SPECULATION.topk),
-            "topk_index": torch.randint(vocab, (requests, SPECULATION.topk), generator=made_up),
+            "chosen": torch.randint(topk**2, (requests, branches), generator=made_up),
+            "topk_p": draw(requests, topk),
+            "topk_index": torch.randint(vocab, (requests, topk), generator=made_up),
         }

@@ -5,12 +5,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from functools import cache
+from itertools import product
 from operator import attrgetter
 
-from paritybit.harness.campaigns.chosen import Candidate, fewest, planned
+from paritybit.harness.campaigns.chosen import (
+    chosen_for,
+    ground_of,
+    handed_over,
+    longest,
+    share_of_scenes,
+    too_long,
+)
 from paritybit.harness.campaigns.executor import Campaign
-from paritybit.harness.campaigns.hunt import draw
 from paritybit.harness.campaigns.spreading.backends import execute
 from paritybit.harness.campaigns.spreading.database import Known
 from paritybit.harness.campaigns.task import (
@@ -26,7 +32,7 @@ from paritybit.harness.checks.expectations import unaffected_reason
 from paritybit.harness.lockstep.config import TrialConfig, with_features
 from paritybit.harness.lockstep.scale.shapes import trial_of as trial_of_shape
 from paritybit.harness.machine.workers import HERE, Workers
-from paritybit.harness.schedules.boundaries import Ground, Row, rows, scene, scenes
+from paritybit.harness.schedules.boundaries import Row, scenes
 from paritybit.harness.schedules.buckets import (
     SKIPPED_SLOTS,
     SMALLEST,
@@ -37,12 +43,12 @@ from paritybit.harness.schedules.coverage import (
     OVERLAP_REQUIRED,
     required_at_edges,
     required_events,
+    required_of_chains,
     required_replays,
     required_together,
 )
-from paritybit.harness.schedules.schedule import Schedule, Step
-from paritybit.reference.batch import Mode
-from paritybit.reference.config import PRESETS, Shape
+from paritybit.harness.schedules.schedule import Schedule
+from paritybit.reference.config import PRESETS, Feature, Shape
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.bugs.switching import lacking
 from paritybit.subjects.runners import RUNNERS, engine_runners
@@ -53,9 +59,6 @@ CLEAN_SCHEDULES = 16
 
 FEWEST_CLEAN = 2
 """Generated schedules of one clean trial at the least, however many trials there are."""
-
-CANDIDATES = 4
-"""Schedules that are drawn for each clean trial of a narrowed run, to choose from."""
 
 OVERLAPPING = 4
 """Generated schedules of a clean trial in which steps overlap."""
@@ -153,6 +156,17 @@ class RunConfig:
         return set(all_hunts(overlap=False)) <= set(self.hunts)
 
     @property
+    def chained(self) -> Mapping[str, LocationScheme]:
+        """The runners that draft chains in one clean trial, each with the scheme of that trial.
+
+        They speculate, and are tried in the scheme though none of its bugs is hunted on them.
+        """
+        hunted = {(runner, BUGS[bug].scheme) for bug, runner in self.hunts}
+        tried = product(self.runners, reversed(self.schemes))
+        free = [pair for pair in tried if pair not in hunted]
+        return {runner: scheme for runner, scheme in free if RUNNERS[runner].mode.speculates}
+
+    @property
     def at_edges(self) -> tuple[str, ...]:
         """The runners tried clean with the smallest sizes too: one of each engine.
 
@@ -168,9 +182,9 @@ class RunConfig:
 
     @property
     def required_events(self) -> tuple[str, ...]:
-        """What the clean trials, taken together, must reach.
+        """What the clean trials, taken together, must reach: all states if they are tiny.
 
-        All states are asked of tiny trials alone: those of another shape play few schedules.
+        Those of another shape play few schedules.
         """
         if self.shape is not Shape.TINY:
             return required_replays(self.runners, far=self.shape is Shape.REAL)
@@ -184,7 +198,8 @@ class RunConfig:
     @property
     def required_in_order(self) -> tuple[str, ...]:
         """What tiny trials of the usual sizes must reach where no steps overlap."""
-        return (*required_events(self.runners), *required_together(self.runners))
+        everywhere = required_events(self.runners)
+        return (*everywhere, *required_together(self.runners), *required_of_chains(self.chained))
 
 
 @dataclass
@@ -226,13 +241,15 @@ def plan(settings: RunConfig) -> list[Task]:
 def clean_tasks(settings: RunConfig) -> list[Task]:
     """Return the clean trials: generated schedules on all, traffic on one of each runner.
 
-    Steps overlap in one further trial of each engine that can. One has the smallest sizes, and
-    one has these, long contexts and high slot numbers. Each trial of a hunt in which the engine has
-    features is one as well.
+    Drafts are chains in one of each runner that speculates. Steps overlap in one further trial of
+    each engine that can. One has the smallest sizes, and one has these, long contexts and high slot
+    numbers. Each trial of a hunt in which the engine has features is one as well.
     """
     schemes = settings.schemes
     trials = [
-        trial_of(settings, runner, scheme) for runner in settings.runners for scheme in schemes
+        chained(settings, trial_of(settings, runner, scheme))
+        for runner in settings.runners
+        for scheme in schemes
     ]
     narrowed = settings.shape is Shape.TINY and not settings.whole
     chosen = (
@@ -296,56 +313,11 @@ def trial_of(settings: RunConfig, runner: str, scheme: LocationScheme) -> TrialC
     return trial_of_shape(settings.shape, preset, runner, settings.device, scheme, turn)
 
 
-def ground_of(trial: TrialConfig, mode: Mode | None = None) -> Ground:
-    """Return what the scenes of a trial stand on: for a mode, that of its own runner if None."""
-    own = RUNNERS[trial.runner].mode if mode is None else mode
-    return Ground(trial.model, trial.buckets, trial.token_buckets, trial.modes, own)
-
-
-def share_of_scenes(trial: TrialConfig) -> Schedule:
-    """Return the scenes of a runner that its trial with one location scheme plays: of each size."""
-    ground, schemes = ground_of(trial), list(LocationScheme)
-    place, by_size = schemes.index(trial.scheme), sorted(rows(ground), key=attrgetter("bucket"))
-    return Schedule(scenes(ground, by_size[place :: len(schemes)]), place)
-
-
-@cache
-def chosen_for(
-    trials: tuple[TrialConfig, ...], required: tuple[str, ...], seed: int
-) -> Mapping[TrialConfig, tuple[Schedule, ...]]:
-    """Return the schedules of each clean trial of a narrowed run: the fewest, of scenes and drawn.
-
-    Each scene is a schedule here.
-    """
-    candidates: list[Candidate] = []
-    for place, trial in enumerate(trials):
-        ground = ground_of(trial)
-        found = [Schedule(scene(ground, row), seed) for row in rows(ground)]
-        draw(trial, found.append, seed + place, CANDIDATES, scenes_first=False)
-        candidates += planned(trial, found)
-    chosen = fewest(candidates, required)
-    return {trial: tuple(one.schedule for one in chosen if one.trial == trial) for trial in trials}
-
-
-def handed_over(trial: TrialConfig) -> Schedule:
-    """Return a scene in which a request leaves as it is decoded, and a longer one gets its row."""
-    row = Row(min(trial.buckets), "short", "replaced")
-    return Schedule(scenes(ground_of(trial, Mode.DECODE), [row]))
-
-
-def too_long(trial: TrialConfig) -> Schedule:
-    """Return a scene with a prompt that is too long for any graph."""
-    row = Row(min(trial.buckets), "longest", "evicted")
-    return Schedule(scenes(ground_of(trial, Mode.DECODE), [row]))
-
-
-def longest(trial: TrialConfig) -> Schedule:
-    """Return scenes in which forwards of every kind reach as far as a request can grow."""
-    steps: list[Step] = []
-    for mode in sorted(trial.modes | {Mode.EXTEND}):
-        ground, event = ground_of(trial, mode), "resumed" if mode is Mode.DECODE else "evicted"
-        steps += scenes(ground, [Row(max(ground.sizes), "longest", event, "chunks", "one")])
-    return Schedule(tuple(steps))
+def chained(settings: RunConfig, trial: TrialConfig) -> TrialConfig:
+    """Return a clean trial with drafts that are chains, if it is to have them."""
+    if trial.scheme is not settings.chained.get(trial.runner):
+        return trial
+    return replace(trial, features=with_features([Feature.CHAINS]))
 
 
 def smallest(trial: TrialConfig) -> TrialConfig:

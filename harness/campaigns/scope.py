@@ -9,9 +9,8 @@ from paritybit.harness.campaigns.task import Result
 from paritybit.harness.lockstep.config import DEVICES
 from paritybit.harness.records.schema import Scope
 from paritybit.harness.schedules.coverage import CONTEXT, PROMPTS, ROWS, SLOT
-from paritybit.reference.batch import Mode
 from paritybit.reference.config import PRESETS, SPECULATION, Shape
-from paritybit.subjects.runners import RUNNERS, engine_runners
+from paritybit.subjects.runners import RUNNERS
 from paritybit.subjects.toggles import LocationScheme
 
 NARROWED = ("model", "location scheme")
@@ -44,7 +43,6 @@ def scope(run: Run) -> Scope:
 def tried(results: list[Result], most: Counter[str]) -> Iterable[str]:
     """Yield what trials tried, one quantity each."""
     trials = [result.task.trial for result in results]
-    modes = {runner.mode for trial in trials for runner in engine_runners(trial.runner)}
     yield f"runners {listed(dict.fromkeys(trial.runner for trial in trials))}"
     yield f"device {listed(sorted({trial.device for trial in trials}))}"
     yield f"models {listed(sorted({sized(trial.shape, trial.preset) for trial in trials}))}"
@@ -54,13 +52,24 @@ def tried(results: list[Result], most: Counter[str]) -> Iterable[str]:
     if most[PROMPTS]:
         yield f"at most {most[PROMPTS]} prompt{'s' * (most[PROMPTS] > 1)} in one forward"
     yield f"at most {most[ROWS]} request{'s' * (most[ROWS] > 1)} in one forward"
-    if Mode.TARGET_VERIFY in modes:
-        yield f"topk {SPECULATION.topk}, {SPECULATION.draft_tokens} draft tokens"
+    if widths := drafted(results):
+        yield f"topk {listed(widths)}, {SPECULATION.draft_tokens} draft tokens"
     if any(trial.overlap for trial in trials):
         yield "overlapping steps"
     replays = sum(result.hunt_result.replays for result in results)
     padded = sum(result.hunt_result.padded_replays for result in results)
     yield f"{replays:,} replays, {padded:,} padded"
+
+
+def drafted(results: list[Result]) -> list[int]:
+    """Return the widths of drafts, in branches, that runners of speculation replayed."""
+    replays = [f"{name}: replay" for name, runner in RUNNERS.items() if runner.mode.speculates]
+    speculated = [
+        result.task.trial
+        for result in results
+        if any(result.hunt_result.events[event] for event in replays)
+    ]
+    return sorted({trial.model.speculation.topk for trial in speculated})
 
 
 def missing_of(results: list[Result]) -> dict[str, list[str]]:
@@ -86,7 +95,9 @@ def untried(results: list[Result], unreached: tuple[str, ...]) -> Iterable[str]:
         yield f"{axis} {listed(values)}"
     if not any(result.task.trial.overlap for result in results):
         yield "overlapping steps"
-    yield f"topk other than {SPECULATION.topk}, longer contexts and other page sizes"
+    widths = drafted(results)
+    topk = f"topk other than {listed(widths)}" if widths else "any topk"
+    yield f"{topk}, longer contexts and other page sizes"
     if unreached:
         count = f"{len(unreached)} state{'s' * (len(unreached) > 1)}"
         yield f"{count} that a run of everything must reach: {first_of(unreached)}"

@@ -76,6 +76,13 @@ QUANTISED: dict[str, Row] = {
     "scale_slot_stride": seen("logits_parity", DECODE),
 }
 
+BRANCHES: dict[str, Row] = {
+    "draft_lists_of_one_branch": seen("live_inputs", DRAFT, FROZEN),
+    "tree_states_as_chain": seen("logits_parity", VERIFY),
+    "chain_lists_not_rebuilt": seen("logits_parity", DRAFT),
+    "chain_sum_excludes_padding": seen("hermetic_replay", DRAFT),
+}
+
 DUMMIES: dict[str, Row] = {
     "dummy_advances_states": seen("write_frame", DECODE, VERIFY),
     "dummy_drafts_kv": seen("write_frame", DRAFT),
@@ -98,5 +105,6 @@ CATALOGUE: dict[str, Row] = {
     **QUANTISED,
     **DUMMIES,
     **RECAPTURED,
+    **BRANCHES,
 }
 """The rows of the public catalogue, by the name of the bug."""

@@ -262,7 +262,7 @@ class Lockstep:
         recorder: Recorder = NO_RECORDER,
     ) -> None:
         """Play and judge the steps, then the schedule as a whole."""
-        coverage = Coverage(outcome.events)
+        coverage = Coverage(outcome.events, self.pair.config.speculation.topk)
         sampling = any(rule.samples for rule in self._rules)
         keeps_outputs = any(rule.plays_again for rule in self._rules)
         asked_for = {rule.id: rule.extra_run for rule in self._rules if rule.extra_run}

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 import torch
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.reference.batch import ForwardBatch
-from paritybit.reference.config import SPECULATION, ModelConfig
+from paritybit.reference.config import SPECULATION, ModelConfig, Role
 from torch import Tensor
 
 K = SPECULATION.draft_tokens
-TOPK = SPECULATION.topk
 ACCEPTED = SPECULATION.extend_tokens
 
 Live = Callable[[ForwardBatch, Observation], Tensor]
@@ -27,8 +26,9 @@ class Expected:
 
     The live part is what the batch carries by the name of the buffer, or what `live` makes of
     it; None if it is never populated. The tail holds `fill`, None where padding keeps it.
-    A bucket of one has `per_bucket` elements (or rows) of it. `swa` says that there is one only
-    where SWA locations are preset. The elements lie along the last axis if `wide`.
+    A bucket of one has `per_bucket` elements (or rows) of it, for each branch of a draft if
+    `per_branch`. `swa` says that there is one only where SWA locations are preset. The elements
+    lie along the last axis if `wide`.
     """
 
     per_bucket: int
@@ -36,6 +36,11 @@ class Expected:
     live: Live | None
     swa: bool = False
     wide: bool = False
+    per_branch: bool = False
+
+    def of(self, config: ModelConfig, bucket: int) -> int:
+        """Return the elements (or rows) that a bucket has of it."""
+        return bucket * self.per_bucket * (config.speculation.topk if self.per_branch else 1)
 
 
 CONVERTED: Mapping[str, torch.dtype] = dict.fromkeys(
@@ -79,7 +84,8 @@ def per_branch(name: str) -> Live:
     """Return what takes a tensor of the batch's requests once for each branch of a draft."""
 
     def live(batch: ForwardBatch, observation: Observation) -> Tensor:
-        return carried(name)(batch, observation).repeat_interleave(TOPK)
+        topk = observation.layout.configs[Role.DRAFT].speculation.topk
+        return carried(name)(batch, observation).repeat_interleave(topk)
 
     return live
 
@@ -100,9 +106,14 @@ def counts_on_host(batch: ForwardBatch, observation: Observation) -> Tensor:
     return torch.tensor([span.end - span.begin for span in batch.spans], dtype=torch.int32)
 
 
-def rows_of(per_bucket: int, fills: Mapping[str, int | None]) -> dict[str, Expected]:
+def rows_of(
+    per_bucket: int, fills: Mapping[str, int | None], *, per_branch: bool = False
+) -> dict[str, Expected]:
     """Return rows of what the batch carries by their names, with what their tails hold."""
-    return {name: Expected(per_bucket, fill, carried(name)) for name, fill in fills.items()}
+    return {
+        name: Expected(per_bucket, fill, carried(name), per_branch=per_branch)
+        for name, fill in fills.items()
+    }
 
 
 def decode_rows(tokens: int) -> dict[str, Expected]:
@@ -126,9 +137,11 @@ def decode_rows(tokens: int) -> dict[str, Expected]:
     return rows | mrope(tokens, None)
 
 
-def mrope(per_bucket: int, fill: int | None) -> dict[str, Expected]:
+def mrope(per_bucket: int, fill: int | None, *, per_branch: bool = False) -> dict[str, Expected]:
     """Return the row of the multimodal positions."""
-    return {"mrope_positions": Expected(per_bucket, fill, carried("mrope_positions"), wide=True)}
+    live = carried("mrope_positions")
+    row = Expected(per_bucket, fill, live, wide=True, per_branch=per_branch)
+    return {"mrope_positions": row}
 
 
 DRAFT_STATE = ("topk_p", "topk_index", "hidden_states")
@@ -169,10 +182,10 @@ INPUTS: Mapping[str, ExpectedInputs] = {
         {
             **rows_of(1, {"seq_lens": 1, "seq_lens_cpu": 1, "req_pool_indices": 0}),
             **rows_of(1, dict.fromkeys(DRAFT_STATE, 0)),
-            **rows_of(TOPK, {"positions": 0}),
-            **rows_of(SPECULATION.slots, {"out_cache_loc": 0}),
-            "input_ids": Expected(TOPK, None, None),
-            "mrope_positions": Expected(TOPK, None, None, wide=True),
+            **rows_of(1, {"positions": 0}, per_branch=True),
+            **rows_of(SPECULATION.steps, {"out_cache_loc": 0}, per_branch=True),
+            "input_ids": Expected(1, None, None, per_branch=True),
+            "mrope_positions": Expected(1, None, None, wide=True, per_branch=True),
             "extend_seq_lens": Expected(1, None, None),
         }
     ),
@@ -192,12 +205,13 @@ INPUTS: Mapping[str, ExpectedInputs] = {
     ),
     "frozen_kv_mtp": ExpectedInputs(
         {
-            "seq_lens": Expected(TOPK, 1, per_branch("seq_lens")),
-            "seq_lens_cpu": Expected(TOPK, 1, per_branch("seq_lens_cpu")),
-            "req_pool_indices": Expected(TOPK, 0, per_branch("req_pool_indices")),
-            **rows_of(TOPK, {"positions": 0}),
+            **{
+                name: Expected(1, fill, per_branch(name), per_branch=True)
+                for name, fill in {"seq_lens": 1, "seq_lens_cpu": 1, "req_pool_indices": 0}.items()
+            },
+            **rows_of(1, {"positions": 0}, per_branch=True),
             **rows_of(1, dict.fromkeys(DRAFT_STATE)),
-            **mrope(TOPK, None),
+            **mrope(1, None, per_branch=True),
         }
     ),
     "piecewise": PREFILL,
@@ -222,26 +236,30 @@ class Room:
     """How much room a static buffer must have that no batch of tiny pools ever fills.
 
     A bucket of one may need `elements`, and besides so many times the longest context, and so
-    many times the window; `once` are needed whatever the bucket.
+    many times the window; all that for each branch of a draft if `per_branch`. `once` are needed
+    whatever the bucket.
     """
 
     elements: int = 0
     contexts: int = 0
     windows: int = 0
     once: int = 0
+    per_branch: bool = False
 
     def of(self, config: ModelConfig, bucket: int) -> int:
         """Return the elements that a bucket of a model may need."""
         keys = self.contexts * config.max_context + self.windows * config.window
-        return bucket * (self.elements + keys) + self.once
+        topk = config.speculation.topk if self.per_branch else 1
+        return bucket * topk * (self.elements + keys) + self.once
 
 
-def room_of_rows(rows: int) -> dict[str, Room]:
+def room_of_rows(rows: int, *, per_branch: bool = False) -> dict[str, Room]:
     """Return the room for the key lists of so many rows in a bucket of one."""
+    ends = Room(elements=rows, once=1, per_branch=per_branch)
     return {
-        **dict.fromkeys(("kv_indptr", "window_kv_indptr"), Room(elements=rows, once=1)),
-        "kv_indices": Room(contexts=rows),
-        "window_kv_indices": Room(windows=rows),
+        **dict.fromkeys(("kv_indptr", "window_kv_indptr"), ends),
+        "kv_indices": Room(contexts=rows, per_branch=per_branch),
+        "window_kv_indices": Room(windows=rows, per_branch=per_branch),
     }
 
 
@@ -260,12 +278,12 @@ ROOM: Mapping[str, Mapping[str, Room]] = {
         "window_kv_offsets": Room(elements=1),
         **dict.fromkeys(("mask_indptr", "tree_parents"), Room(elements=K)),
     },
-    "eagle_draft": room_of_rows(SPECULATION.forwards * TOPK),
+    "eagle_draft": room_of_rows(SPECULATION.forwards, per_branch=True),
     "eagle_draft_extend": {
         **room_of_tokens(ACCEPTED),
         "window_kv_indices": Room(elements=ACCEPTED - 1, windows=1),
     },
-    "frozen_kv_mtp": room_of_rows(TOPK),
+    "frozen_kv_mtp": room_of_rows(1, per_branch=True),
 }
 """The room that buffers of each runner must have, by its name: of key lists, and of masks."""
 

@@ -15,7 +15,6 @@ from paritybit.harness.explain.origins.tables import MOST_CELLS, TABLES, differi
 from paritybit.harness.explain.provenance import StaticWrite
 from paritybit.harness.explain.recorded import RecordedForward, Run
 from paritybit.harness.lockstep.bits import bits
-from paritybit.reference.config import SPECULATION
 from paritybit.subjects.contracts import Axis
 from torch import Tensor
 
@@ -282,7 +281,8 @@ def request_of(
     if row is None or write.how != "copied":
         return None
     turn = write.forward_id
-    draft_slots = [request for request in turn.requests for _ in range(SPECULATION.slots)]
+    slots = recorded.pair.config.speculation.slots
+    draft_slots = [request for request in turn.requests for _ in range(slots)]
     requests: dict[Axis, Sequence[int]] = {
         Axis.TOKEN: turn.rows,
         Axis.REQUEST: turn.requests,

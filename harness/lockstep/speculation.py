@@ -18,7 +18,7 @@ from paritybit.subjects.protocol import Offer
 
 def branches(book: RequestBook) -> int:
     """Return how many branches a draft keeps: one in an engine that takes chains alone."""
-    return 1 if Offer.TREES in book.lacks else SPECULATION.topk
+    return 1 if Offer.TREES in book.lacks else book.config.speculation.topk
 
 
 def draft(book: RequestBook, picks: Sequence[int]) -> PlannedForward | None:

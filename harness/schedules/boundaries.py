@@ -48,9 +48,11 @@ SHORT: Mapping[Mode, int] = {
 AHEAD: Mapping[Mode, int] = {
     Mode.DECODE: 2,
     Mode.TARGET_VERIFY: SPECULATION.draft_tokens + 1,
-    Mode.DRAFT: SPECULATION.slots,
 }
-"""Tokens that the longest prompt is short of the longest context, where that is not one."""
+"""Tokens that the longest prompt is short of the longest context, where that is not one.
+
+Of a draft they are its slots.
+"""
 
 MANY = 256
 """Replays of one runner after which a counter of a byte begins again."""
@@ -105,12 +107,13 @@ class Ground:
     def length(self, row: Row) -> int:
         """Return the tokens of the last request's prompt."""
         window, context = self.config.window, self.config.max_context
+        ahead = {**AHEAD, Mode.DRAFT: self.config.speculation.slots}
         return {
             "one": 1,
             "short": SHORT.get(self.mode, window + 2),
             "below": window - 1,
             "beyond": window + 1,
-            "longest": context - AHEAD.get(self.mode, 1),
+            "longest": context - ahead.get(self.mode, 1),
         }[row.length]
 
     def fits(self, row: Row) -> bool:

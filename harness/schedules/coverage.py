@@ -57,6 +57,9 @@ SPECULATION_REQUIRED = (
 )
 """What they must reach besides, where the engine on trial speculates."""
 
+OF_ONE_BRANCH = ("replay", "padded replay")
+"""The replays that a runner of speculation must also have had of batches drafted in one branch."""
+
 PREFILL_REQUIRED = ("prefill of several requests",)
 """What they must reach besides, where a runner on trial prefills."""
 
@@ -101,6 +104,16 @@ def required_replays(runners: Iterable[str], *, far: bool = False) -> tuple[str,
     """
     replays = [f"{name}: {what}" for name in runners for what in ("replay", "padded replay")]
     return (*replays, *([FAR_KV] if far else []))
+
+
+def of_one_branch(runner: str, what: str = "replay") -> str:
+    """Return the name of the event that a runner replayed a batch whose drafts have one branch."""
+    return f"{runner}: {what} of one branch"
+
+
+def required_of_chains(runners: Iterable[str]) -> tuple[str, ...]:
+    """Return what the trials of some runners must reach in which drafts have one branch."""
+    return tuple(of_one_branch(runner, what) for runner in runners for what in OF_ONE_BRANCH)
 
 
 def required_events(runners: Iterable[str], *, overlap: bool = False) -> tuple[str, ...]:
@@ -180,10 +193,11 @@ def most_of(replay: Replay, spans: Sequence[Span]) -> Counter[str]:
 
 
 class Coverage:
-    """Counts the events of one schedule's replays into `events`."""
+    """Counts the events of one schedule's replays into `events`; drafts have `topk` branches."""
 
-    def __init__(self, events: Counter[str]) -> None:
+    def __init__(self, events: Counter[str], topk: int) -> None:
         self.events = events
+        self.topk = topk
         self.last: dict[str, Replay] = {}
         self.replays: Counter[str] = Counter()
         self.last_runner: str | None = None
@@ -214,11 +228,19 @@ class Coverage:
         }
         if self.prefills(runner):
             seen[most_together(runner)] = requests == max(BUCKETS)
+        if self.topk == 1 and requests and self.speculates(runner):
+            seen[of_one_branch(runner)] = True
+            seen[of_one_branch(runner, "padded replay")] = replay.padded
         for how, reached in fillings(replay, last).items():
             seen[filling(runner, bucket, how)] = reached
         self.events.update(event for event, reached in seen.items() if reached)
         self.last[runner] = replay
         self.last_runner = runner
+
+    @staticmethod
+    def speculates(runner: str) -> bool:
+        """Whether a runner of ours, by its name, drafts, verifies drafts, or prepares to draft."""
+        return runner in RUNNERS and RUNNERS[runner].mode.speculates
 
     @staticmethod
     def prefills(runner: str) -> bool:

@@ -21,7 +21,7 @@ OPTIONS = [(None, None), ("breakable", "gpt_oss")]
 def test_every_two_values_of_different_axes_meet_in_a_trial(
     runner: str | None, preset: str | None
 ) -> None:
-    """Runner, preset, location scheme, dtype and page size, as far as options leave them open."""
+    """Runner, preset, scheme, dtype, page size, width of drafts, as far as options leave open."""
     trials = clean_trials("cpu", runner, preset, None)
     axes = axes_of(runner, preset)
     for (one, values), (other, others) in combinations(axes.items(), 2):

@@ -299,8 +299,8 @@ OF_HARNESS: tuple[Fault, ...] = (
     Fault(
         name="tail-is-judged-one-short",
         file="harness/checks/of_steps/live_inputs.py",
-        old="padded = bucket * row.per_bucket - live",
-        new="padded = bucket * row.per_bucket - live - 1",
+        old="padded = row.of(observation.layout.configs[Role.DRAFT], bucket) - live",
+        new="padded = row.of(observation.layout.configs[Role.DRAFT], bucket) - live - 1",
         tests=(
             "properties/harness/checks/test_wrong_tables.py",
             "-k",

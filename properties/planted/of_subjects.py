@@ -207,7 +207,7 @@ OF_SUBJECTS: tuple[Fault, ...] = (
     Fault(
         name="branch-shifted-by-topk",
         file="subjects/key_lists.py",
-        old="branch * steps),",
+        old="branch * SPECULATION.steps),",
         new="branch * topk),",
         tests=("properties/harness/checks/test_planted_faults.py", "-k", "schedule_is_clean"),
         why="A branch of a draft looks for its own slots topk columns on, not steps.",

@@ -5,10 +5,11 @@ Held against their definitions in plain Python.
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paritybit.reference.batch import Mode, Span
-from paritybit.reference.config import SPECULATION
+from paritybit.reference.config import CHAIN, SPECULATION
 from paritybit.reference.speculative import Tree, accepted_path, tree_of
 
 from properties.support.subjects.trees import parents_of, path_to
@@ -71,6 +72,13 @@ def test_a_child_whose_parent_was_dropped_hangs_below_the_next_one_above(
         assert parent == (0 if nearest is None else kept.index(nearest) + 1)
         assert 0 <= parent < node
         assert token == tokens[place]
+
+
+@pytest.mark.parametrize("scores", [[0.5, 0.25, 0.125], [1.0, 1.0, 1.0]])
+def test_of_one_branch_the_tree_is_the_chain_that_was_drafted(scores: list[float]) -> None:
+    """All of it, in as many slots as it has drafts."""
+    assert tree_of(7, scores, [3, 1, 4], [0, 0]) == ((7, -1), (3, 0), (1, 1), (4, 2))
+    assert (CHAIN.candidates, CHAIN.slots) == (CHAIN.draft_tokens - 1, CHAIN.steps)
 
 
 @st.composite

@@ -9,7 +9,16 @@ from collections.abc import Callable, Mapping
 import pytest
 import torch
 from paritybit.subjects.buffers import BufferPool, StaticInputs
-from paritybit.subjects.contracts import Axis, Contract, Policy, StaticInput, keep, reset
+from paritybit.subjects.contracts import (
+    HIDDEN,
+    TOPK,
+    Axis,
+    Contract,
+    Policy,
+    StaticInput,
+    keep,
+    reset,
+)
 from paritybit.subjects.engine import contract
 from paritybit.subjects.runners import RUNNERS
 from paritybit.subjects.toggles import LocationScheme
@@ -21,7 +30,7 @@ from properties.support.subjects.static_inputs import ExpectedInput, stale
 T, B, M = Axis.TOKEN, Axis.REQUEST, Axis.MROPE
 WIDEST = {T: 6, B: 5, Axis.DRAFT_SLOT: 12, Axis.MASK: 20}
 LIVE = {T: 4, B: 2, Axis.DRAFT_SLOT: 6, Axis.MASK: 9}
-WIDTH = 3
+WIDTHS = {HIDDEN: 3, TOPK: 2}
 """Of a hidden state."""
 
 each_runner = pytest.mark.parametrize("runner", RUNNERS)
@@ -59,7 +68,7 @@ def length(row: StaticInput, extents: Mapping[Axis, int]) -> int:
 
 def made(rows: Contract, device: str) -> StaticInputs:
     """Return new static inputs."""
-    return StaticInputs(rows, WIDEST, BufferPool(torch.device(device)), torch.bfloat16, WIDTH)
+    return StaticInputs(rows, WIDEST, BufferPool(torch.device(device)), torch.bfloat16, WIDTHS)
 
 
 def used(rows: Contract, device: str) -> StaticInputs:
@@ -74,7 +83,7 @@ def live_values(rows: Contract, device: str) -> dict[str, Tensor]:
     """Return live values for each row, each element its own: 4, 5, … or False."""
     values = {}
     for row in rows:
-        shape = row.shape(LIVE, WIDTH)
+        shape = row.shape(LIVE, WIDTHS)
         counted = torch.arange(4, 4 + torch.Size(shape).numel()).view(shape)
         value = torch.zeros(shape) if row.dtype is torch.bool else counted
         values[row.name] = value.to("cpu" if row.host else device, row.dtype or torch.bfloat16)
@@ -121,7 +130,7 @@ def test_populating_copies_every_live_value_and_resets_what_the_table_says(
 def of_requests(rows: Contract, bucket: int, device: str) -> StaticInputs:
     """Return static inputs of a bucket of requests with a token each."""
     extents, pool = {T: bucket, B: bucket}, BufferPool(torch.device(device))
-    return StaticInputs(rows, extents, pool, torch.float32, WIDTH)
+    return StaticInputs(rows, extents, pool, torch.float32, WIDTHS)
 
 
 def test_what_is_filled_once_is_filled_at_allocation_and_stale_ever_after(device: str) -> None:

@@ -13,13 +13,15 @@ from typing import Any
 from paritybit.harness.checks.expectations import affected_runners
 from paritybit.harness.lockstep.config import DTYPES, TrialConfig
 from paritybit.harness.lockstep.scale.shapes import pools_of
-from paritybit.reference.config import PRESETS, Shape
+from paritybit.reference.config import PRESETS, Feature, Shape
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.bugs.switching import lacking
 from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS
 from paritybit.subjects.toggles import LocationScheme
 
 PAGE_SIZES = (1, 4)
+
+FEATURES = ((), (Feature.CHAINS.value,))
 
 ORDERS = 24
 """In how many orders few rows are looked for."""
@@ -65,6 +67,7 @@ def axes_of(runner: str | None, preset: str | None) -> Mapping[str, Sequence[Any
         "scheme": list(LocationScheme),
         "dtype": list(DTYPES),
         "page_size": PAGE_SIZES,
+        "features": FEATURES,
     }
 
 
@@ -129,4 +132,4 @@ def name(trial: TrialConfig) -> str:
     """Return a trial in a test id."""
     shape = [] if trial.shape == Shape.TINY else [str(trial.shape)]
     parts = [*shape, trial.preset, str(trial.scheme), trial.dtype, f"page{trial.page_size}"]
-    return "-".join([trial.runner, *parts, *([trial.bug] if trial.bug else [])])
+    return "-".join([trial.runner, *parts, *trial.features, *trial.bugs])

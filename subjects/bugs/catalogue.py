@@ -15,7 +15,14 @@ from paritybit.subjects.bugs import (
     workspace,
 )
 from paritybit.subjects.bugs.bug import Bug
-from paritybit.subjects.bugs.features import adapters, dummies, prefix, quantised, recapture
+from paritybit.subjects.bugs.features import (
+    adapters,
+    branches,
+    dummies,
+    prefix,
+    quantised,
+    recapture,
+)
 
 _FAMILIES = (
     stale_input,
@@ -33,6 +40,7 @@ _FAMILIES = (
     quantised,
     dummies,
     recapture,
+    branches,
 )
 
 FIRST = (

@@ -18,7 +18,7 @@ from paritybit.reference.ops import Ops
 from paritybit.reference.state_pool import StatePool
 from paritybit.subjects.access import ListedKV
 from paritybit.subjects.buffers import BufferPool, Conversions, StaticInputs
-from paritybit.subjects.contracts import Axis, Contract, Extents
+from paritybit.subjects.contracts import HIDDEN, TOPK, Axis, Contract, Extents
 from paritybit.subjects.graphs.capture import Capture
 from paritybit.subjects.graphs.protocol import Graph
 from paritybit.subjects.key_lists import Lists, StaticLists
@@ -93,7 +93,7 @@ class GraphRunner(ABC):
             self.extents(self.buckets[-1]),
             spec.buffers,
             self.target.dtype,
-            config.hidden,
+            {HIDDEN: config.hidden, TOPK: self.topk},
         )
         self.metadata = spec.parts.of(Part.METADATA, StaticLists)(
             self.metadata_sizes(self.buckets[-1]), spec.buffers
@@ -219,6 +219,11 @@ class GraphRunner(ABC):
         self, held: tuple[dict[int, Capture[Any]], list[LocState], list[Tensor]]
     ) -> None:
         self.captured, self.captured_states, self.mixed = held
+
+    @property
+    def topk(self) -> int:
+        """How many branches a draft keeps."""
+        return self.target.config.speculation.topk
 
     @property
     def window(self) -> int:

@@ -4,13 +4,23 @@ The draft model shares the request table and the slot numbers with the target an
 of its own. A forward writes one column of the slots that were allocated for drafting.
 """
 
+from functools import partial
+
 import torch
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import SPECULATION, Role
 from paritybit.reference.eager import draft_inputs
 from paritybit.reference.model import Output
 from paritybit.reference.speculative import keep_candidates, propose
-from paritybit.subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
+from paritybit.subjects.contracts import (
+    HIDDEN,
+    SEQ_LEN_FILL_VALUE,
+    TOPK,
+    Axis,
+    Extents,
+    keep,
+    reset,
+)
 from paritybit.subjects.key_lists import draft_lists, row_keys, row_sizes
 from paritybit.subjects.protocol import KeyLists
 from paritybit.subjects.runners.base import GraphRunner, request_extents
@@ -32,8 +42,8 @@ class EagleDraftRunner(GraphRunner):
         reset("seq_lens_cpu", Axis.REQUEST, torch.int32, SEQ_LEN_FILL_VALUE, host=True),
         reset("out_cache_loc", Axis.DRAFT_SLOT, torch.int64),
         reset("positions", Axis.TOKEN, torch.int64),
-        reset("topk_p", Axis.REQUEST, torch.float32, width=SPECULATION.topk),
-        reset("topk_index", Axis.REQUEST, torch.int64, width=SPECULATION.topk),
+        reset("topk_p", Axis.REQUEST, torch.float32, width=TOPK),
+        reset("topk_index", Axis.REQUEST, torch.int64, width=TOPK),
         reset("hidden_states", Axis.REQUEST, None, width=HIDDEN),
         reset("req_pool_indices", Axis.REQUEST, torch.int64),
     )
@@ -41,13 +51,13 @@ class EagleDraftRunner(GraphRunner):
 
     def extents(self, bucket: int) -> Extents:
         """Return the extents of a bucket of requests: `topk` rows and all draft slots a request."""
-        rows = request_extents(bucket, SPECULATION.topk)
-        return {**rows, Axis.DRAFT_SLOT: bucket * SPECULATION.slots}
+        slots = bucket * self.draft.config.speculation.slots
+        return {**request_extents(bucket, self.topk), Axis.DRAFT_SLOT: slots}
 
     def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
         """Return the buffers of one key list per branch and forward."""
         config = self.draft.config
-        rows = SPECULATION.forwards * SPECULATION.topk * bucket
+        rows = SPECULATION.forwards * self.topk * bucket
         return row_sizes(rows, config.max_context, config.window)
 
     def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
@@ -57,11 +67,11 @@ class EagleDraftRunner(GraphRunner):
 
     def plan(self, bucket: int) -> None:
         """List the keys of every branch, for every forward."""
-        self.list_rows(bucket, draft_lists)
+        self.list_rows(bucket, partial(draft_lists, topk=self.topk))
 
     def keys(self, bucket: int) -> KeyLists:
         """Return the static key lists of every branch, forward after forward."""
-        rows = SPECULATION.forwards * SPECULATION.topk * bucket
+        rows = SPECULATION.forwards * self.topk * bucket
         return row_keys(self.metadata.buffers, 0, rows)
 
     def forward(self, bucket: int) -> Output:
@@ -69,7 +79,7 @@ class EagleDraftRunner(GraphRunner):
 
         Scores and tokens are scattered into the requests' rows of the draft table as well.
         """
-        rows = bucket * SPECULATION.topk
+        rows = bucket * self.topk
         positions = self.view("positions", bucket)
         slots = self.view("out_cache_loc", bucket).view(rows, SPECULATION.steps)
         by_step = slots.T.contiguous()

@@ -110,7 +110,7 @@ class EagleDraftExtendRunner(GraphRunner):
             "logits": self.draft.logits(self.ops, hidden[ends - 1]),
             "hidden": hidden[accepted],
         }
-        return likeliest(self.ops, output)
+        return likeliest(self.ops, output, self.topk)
 
     def query_ends(self, counts: Tensor) -> Tensor:
         """Return the row after the last of each request with `counts` rows: they lie packed."""

@@ -6,11 +6,18 @@ last. The rows of its index inputs are branches; the rows of its drafting state 
 
 import torch
 from paritybit.reference.batch import ForwardBatch, Mode
-from paritybit.reference.config import SPECULATION
 from paritybit.reference.eager import draft_inputs, frozen_layers
 from paritybit.reference.model import Output
 from paritybit.reference.speculative import keep_candidates, propose
-from paritybit.subjects.contracts import HIDDEN, SEQ_LEN_FILL_VALUE, Axis, Extents, keep, reset
+from paritybit.subjects.contracts import (
+    HIDDEN,
+    SEQ_LEN_FILL_VALUE,
+    TOPK,
+    Axis,
+    Extents,
+    keep,
+    reset,
+)
 from paritybit.subjects.key_lists import row_keys, row_lists, row_sizes
 from paritybit.subjects.protocol import KeyLists
 from paritybit.subjects.runners.base import GraphRunner, request_extents
@@ -30,26 +37,26 @@ class FrozenKvMtpRunner(GraphRunner):
         reset("seq_lens_cpu", Axis.TOKEN, torch.int32, SEQ_LEN_FILL_VALUE, host=True),
         reset("positions", Axis.TOKEN, torch.int64),
         reset("req_pool_indices", Axis.TOKEN, torch.int64),
-        keep("topk_p", Axis.REQUEST, torch.float32, width=SPECULATION.topk),
-        keep("topk_index", Axis.REQUEST, torch.int64, width=SPECULATION.topk),
+        keep("topk_p", Axis.REQUEST, torch.float32, width=TOPK),
+        keep("topk_index", Axis.REQUEST, torch.int64, width=TOPK),
         keep("hidden_states", Axis.REQUEST, None, width=HIDDEN),
         keep("mrope_positions", Axis.MROPE, torch.int64),
     )
 
     def extents(self, bucket: int) -> Extents:
         """Return the extents of a bucket of requests, `topk` rows a request."""
-        return request_extents(bucket, SPECULATION.topk)
+        return request_extents(bucket, self.topk)
 
     def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
         """Return the buffers of one key list per branch."""
         config = self.target.config
-        return row_sizes(bucket * SPECULATION.topk, config.max_context, config.window)
+        return row_sizes(bucket * self.topk, config.max_context, config.window)
 
     def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
         """Return the batch's tensors, those per request repeated for every branch."""
         found = {} if batch is None else self.batch_inputs(batch)
         return {
-            name: values[:, None].expand(-1, SPECULATION.topk).reshape(-1)
+            name: values[:, None].expand(-1, self.topk).reshape(-1)
             if name in PER_BRANCH
             else values
             for name, values in found.items()
@@ -61,14 +68,14 @@ class FrozenKvMtpRunner(GraphRunner):
 
     def keys(self, bucket: int) -> KeyLists:
         """Return the static key lists of every branch, the same for every forward of a draft."""
-        return row_keys(self.metadata.buffers, 0, bucket * SPECULATION.topk)
+        return row_keys(self.metadata.buffers, 0, bucket * self.topk)
 
     def forward(self, bucket: int) -> Output:
         """Return every candidate of every request: `scores`, `tokens` and `chosen`.
 
         Scores and tokens are scattered into the requests' rows of the draft table as well.
         """
-        rows = bucket * SPECULATION.topk
+        rows = bucket * self.topk
         borrowed = frozen_layers(self.target, self.draft)
         access = self.listed_kv(self.ops, self.draft, self.pool, None, self.keys(bucket), borrowed)
 
@@ -91,7 +98,7 @@ class FrozenKvMtpRunner(GraphRunner):
             self.view("hidden_states", bucket),
             run,
         )
-        of_branches = self.view("req_pool_indices", bucket).view(bucket, SPECULATION.topk)
+        of_branches = self.view("req_pool_indices", bucket).view(bucket, self.topk)
         request_rows = of_branches[:, 0].contiguous()
         keep_candidates(self.ops, self.states.draft_table, request_rows, output)
         return output

@@ -159,7 +159,7 @@ def _parts_of(observation: Observation, name: str, row: Expected, bucket: int) -
         live = right.shape[axis]
         held = buffer[..., :live] if row.wide else buffer[:live]
         yield Part(name, True, 0, held, right)
-    padded = bucket * row.per_bucket - live
+    padded = row.of(observation.layout.configs[Role.DRAFT], bucket) - live
     if row.fill is not None and padded > 0:
         held = buffer[..., live : live + padded] if row.wide else buffer[live : live + padded]
         right = filled(row.fill, held.shape, buffer.dtype, buffer.device)

@@ -196,7 +196,8 @@ def most_listed(observation: Observation, blocks: Iterable[Block]) -> int:
     few = [block.columns.width for block in blocks if block.columns.slots is not None]
     if few:
         return max(few) + SPECULATION.draft_tokens
-    return observation.layout.configs[Role.TARGET].max_context + SPECULATION.slots
+    config = observation.layout.configs[Role.TARGET]
+    return config.max_context + config.speculation.slots
 
 
 def flag(observation: Observation) -> Flag:

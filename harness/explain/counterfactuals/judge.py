@@ -76,6 +76,7 @@ def inputs_seen(recorded: RecordedForward) -> Observation:
         replay = Replay(runner.name, bucket, recorded.live_size or 0, padded, {}, 0, {}, {})
     extends = batch is not None and batch.extends
     seen = SimpleNamespace(
+        layout=recorded.pair.layout,
         replay=replay,
         static=recorded.static,
         eager=SimpleNamespace(batch=batch, mapping=recorded.eager_tables[1]),

@@ -4,15 +4,14 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+from paritybit.harness.campaigns.chosen import ground_of, share_of_scenes
 from paritybit.harness.campaigns.regress import (
     CLEAN_SCHEDULES,
     FEWEST_CLEAN,
     RunConfig,
     all_hunts,
     clean_tasks,
-    ground_of,
     plan,
-    share_of_scenes,
     wide,
 )
 from paritybit.harness.campaigns.task import Source, Task
@@ -20,24 +19,42 @@ from paritybit.harness.checks.expectations import unaffected_reason
 from paritybit.harness.lockstep.scale.shapes import TINY
 from paritybit.harness.schedules.boundaries import EVERYONE_LEAVES, rows
 from paritybit.harness.schedules.buckets import SMALLEST, SMALLEST_TOKENS
-from paritybit.harness.schedules.coverage import BOUNDS, LONGEST, ONLY_ON_CPU, most_together
-from paritybit.reference.config import PRESETS, Shape
+from paritybit.harness.schedules.coverage import (
+    BOUNDS,
+    LONGEST,
+    OF_ONE_BRANCH,
+    ONLY_ON_CPU,
+    most_together,
+    of_one_branch,
+)
+from paritybit.reference.config import PRESETS, Feature, Shape
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
 from paritybit.subjects.toggles import LocationScheme
 
+CHAINS = (Feature.CHAINS.value,)
 
-def usual(task: Task) -> bool:
-    """Whether a task's steps do not overlap, its engine has no features, and sizes are usual."""
-    return not (task.trial.overlap or task.trial.features or task.trial.buckets == SMALLEST)
+SPECULATING = {"target_verify", "eagle_draft", "eagle_draft_extend", "frozen_kv_mtp"}
+
+
+def usual(task: Task, settings: RunConfig) -> bool:
+    """Whether a task's steps do not overlap, sizes are usual, and drafts at most are chains.
+
+    They are in one trial of a runner that speculates.
+    """
+    trial = task.trial
+    chained = settings.chained.get(trial.runner) is trial.scheme
+    in_order = not trial.overlap and trial.buckets != SMALLEST
+    return in_order and trial.features == (CHAINS if chained else ())
 
 
 def test_a_run_plans_every_runner_scheme_and_preset() -> None:
     """Clean ones first, each runner with every location scheme and preset once, then every hunt."""
-    tasks = plan(RunConfig("cpu"))
+    settings = RunConfig("cpu")
+    tasks = plan(settings)
     clean = [task for task in tasks if task.bug is None]
     assert tasks[: len(clean)] == clean
-    in_order = [task for task in clean if usual(task)]
+    in_order = [task for task in clean if usual(task, settings)]
     generated = [task.trial for task in in_order if task.source is Source.GENERATED]
     assert sorted((trial.runner, trial.scheme) for trial in generated) == sorted(
         product(RUNNERS, LocationScheme)
@@ -77,14 +94,28 @@ def test_a_run_of_all_runners_tries_one_of_each_engine_at_the_edges() -> None:
     assert not one.at_edges and LONGEST not in one.required_events
 
 
+@pytest.mark.parametrize("hunted", ["everything", "tree_states_as_chain", "loc_memo_capture"])
+def test_drafts_are_chains_in_one_clean_trial_of_each_runner_that_speculates(hunted: str) -> None:
+    """Where nothing is hunted, if there is such a scheme; and its replays are required then."""
+    hunts = tuple(pair for pair in all_hunts() if hunted in {"everything", pair[0]})
+    settings = RunConfig("cpu", hunts)
+    clean = [task for task in clean_tasks(settings) if task.trial.features == CHAINS and task.known]
+    free = {"everything": SPECULATING, "tree_states_as_chain": {"target_verify"}}.get(hunted, set())
+    assert sorted(task.trial.runner for task in clean) == sorted(free)
+    asked = {event for event in settings.required_events if event.endswith("of one branch")}
+    assert asked == {of_one_branch(name, what) for name in free for what in OF_ONE_BRANCH}
+    on_trial = {(name, BUGS[bug].scheme) for bug, name in hunts}
+    assert not on_trial & {(task.trial.runner, task.trial.scheme) for task in clean}
+
+
 def test_the_clean_trials_of_a_runner_play_all_scenes_first() -> None:
     """And the run must have prefilled as many requests as a batch holds, by each runner."""
     settings = RunConfig("cpu")
     for runner in settings.runners:
         tasks = [task for task in clean_tasks(settings) if task.trial.runner == runner]
-        trials = {task.trial: task.known for task in tasks if task.known and usual(task)}
+        trials = {task.trial: task.known for task in tasks if task.known and usual(task, settings)}
         assert trials == {trial: (share_of_scenes(trial),) for trial in trials}
-        (every,) = {rows(ground_of(trial)) for trial in trials}
+        (every,) = {rows(ground_of(replace(trial, features=()))) for trial in trials}
         begun = sum(share_of_scenes(trial).steps.count(EVERYONE_LEAVES[1]) for trial in trials)
         assert begun == len(every)
         if RUNNERS[runner].token_buckets:
@@ -102,7 +133,7 @@ def test_a_clean_trial_plays_no_more_schedules_than_a_hunt_was_asked_for() -> No
         (alone, 50, CLEAN_SCHEDULES // len(LocationScheme)),
     ):
         settings = RunConfig("cpu", hunts, examples=asked)
-        tasks = [task for task in plan(settings) if task.bug is None and usual(task)]
+        tasks = [task for task in plan(settings) if task.bug is None and usual(task, settings)]
         generated = [task for task in tasks if task.source is Source.GENERATED]
         assert {task.examples for task in generated} == {played}
         assert len({task.seed for task in generated}) == len(generated)
@@ -110,11 +141,12 @@ def test_a_clean_trial_plays_no_more_schedules_than_a_hunt_was_asked_for() -> No
 
 def test_a_bug_is_hunted_on_the_clean_trial_of_its_runner_and_scheme() -> None:
     """What a hunt is held against was itself tried, with nothing but the bug changed."""
-    tasks = plan(RunConfig("cpu"))
+    settings = RunConfig("cpu")
+    tasks = plan(settings)
     clean = {
         (task.trial.runner, task.trial.scheme, task.trial.features): task.trial
         for task in tasks
-        if task.bug is None and (usual(task) or task.trial.features)
+        if task.bug is None and (usual(task, settings) or task.trial.features)
     }
     hunts = [task for task in tasks if task.bug is not None]
     assert hunts
@@ -147,9 +179,9 @@ def test_a_run_of_one_bug_tries_clean_what_its_hunts_are_held_to_and_little_else
         replace(task.clean_trial, overlap=False) for task in plan(settings) if task.bug is not None
     }
     assert held_to <= in_order
-    usual_ones = {trial for trial in in_order if not trial.features}
+    usual_ones = {task.trial for task in clean if usual(task, settings)}
     assert in_order - usual_ones <= held_to
-    assert usual_ones == {one for one in held_to if not one.features}
-    known = [schedule for task in clean if usual(task) for schedule in task.known]
-    assert known and not any(task.examples for task in clean if usual(task) and task.known)
+    assert len(usual_ones) == len(settings.runners)
+    generated = [task for task in clean if usual(task, settings) and task.source != Source.TRAFFIC]
+    assert all(task.known and not task.examples for task in generated)
     assert any(task.trial.overlap for task in clean) is BUGS[name].overlap

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from paritybit.harness.campaigns.hunt import HuntResult
-from paritybit.harness.campaigns.regress import Run, RunConfig, plan
+from paritybit.harness.campaigns.regress import Run, RunConfig, all_hunts, plan
 from paritybit.harness.campaigns.scope import scope
 from paritybit.harness.campaigns.task import Result, Status, Task
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.record import load
-from paritybit.harness.schedules.coverage import CONTEXT, PROMPTS, ROWS, SLOT
+from paritybit.harness.schedules.coverage import CONTEXT, PROMPTS, ROWS, SLOT, of_one_branch
 from paritybit.harness.schedules.schedule import Admit, Decode, Prefill, Schedule
 from paritybit.reports.summary import summarise, text
 
@@ -45,15 +45,24 @@ def test_a_run_of_everything_leaves_no_state_unreached() -> None:
     assert found.unreached == ()
     clean = sum(task.bug is None for task in plan(settings))
     assert f"{3 * clean} replays, {2 * clean} padded" in found.tried
-    for said in ("contexts up to 30 tokens", "pages of 1 and 4 slots", "topk 2", "overlapping"):
+    for said in (
+        "contexts up to 30 tokens",
+        "pages of 1 and 4 slots",
+        "topk 1 and 2",
+        "overlapping",
+    ):
         assert said in found.tried
-    assert found.untried.startswith("device cuda; shape mid and real; topk other than 2")
+    assert found.untried.startswith("device cuda; shape mid and real; topk other than 1 and 2")
 
 
 @pytest.mark.parametrize(
     ("narrowed", "missing"),
     [
         (RunConfig("cpu", (("swa_pad", "decode"),)), "prefill of several requests"),
+        (
+            RunConfig("cpu", tuple(pair for pair in all_hunts() if pair[0] == "loc_memo_capture")),
+            of_one_branch("eagle_draft"),
+        ),
     ],
 )
 def test_a_narrowed_run_lists_the_states_of_a_run_of_everything(
@@ -64,6 +73,27 @@ def test_a_narrowed_run_lists_the_states_of_a_run_of_everything(
     assert missing in found.unreached
     assert not set(found.unreached) & set(narrowed.required_events)
     assert f"{len(found.unreached)} states that a run of everything must reach" in found.untried
+
+
+@pytest.mark.parametrize(
+    ("replayed", "tried", "untried"),
+    [
+        (("eagle_draft", "decode"), "topk 1 and 2, 4 draft tokens", "topk other than 1 and 2"),
+        (("decode",), None, "any topk"),
+    ],
+)
+def test_a_width_of_drafts_was_tried_where_a_runner_of_drafts_replayed(
+    replayed: tuple[str, ...], tried: str | None, untried: str
+) -> None:
+    """Not wherever the engine could have."""
+    settings = RunConfig("cpu", (("draft_state_pad", "eagle_draft"),))
+    run = Run(settings)
+    run.results += [
+        green(task, [f"{name}: replay" for name in replayed]) for task in plan(settings)
+    ]
+    found = scope(run)
+    assert ("topk" in found.tried) is (tried is not None) and (tried or "") in found.tried
+    assert f"{untried}, longer contexts" in found.untried
 
 
 def test_what_did_not_replay_was_not_tried() -> None:

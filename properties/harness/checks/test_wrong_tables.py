@@ -143,7 +143,7 @@ def test_what_is_expected_of_static_inputs_is_what_the_tests_know_of_the_runner(
     extents = EXPECTED[runner].extents(1) | {Axis.MROPE: EXPECTED[runner].extents(1)[Axis.TOKEN]}
     for name, row in rows.items():
         if row.fill is not None:
-            assert row.per_bucket == extents[known[name].axis]
+            assert row.of(TrialConfig().model, 1) == extents[known[name].axis]
 
 
 @pytest.mark.parametrize("make", [observation, idle])

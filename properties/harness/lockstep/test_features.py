@@ -2,10 +2,13 @@
 
 import itertools
 import json
+from collections import defaultdict
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from paritybit.harness.checks.expectations import expectation
 from paritybit.harness.checks.holdings import claimed, misheld, right_cells, wrong_cells
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES
@@ -15,6 +18,7 @@ from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
+    Draft,
     DraftExtend,
     Evict,
     Finish,
@@ -29,10 +33,12 @@ from paritybit.harness.schedules.schedule import (
     Verify,
 )
 from paritybit.reference.allocator import Allocator, PageAllocation
+from paritybit.reference.batch import Mode, Span
 from paritybit.reference.config import PRESETS, Feature
 from paritybit.reference.model import Model
 from paritybit.reference.pool import HybridKVPool, PoolSizes
 from paritybit.reference.torch_ops import TorchOps
+from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.captured import CapturedEngine
 from paritybit.subjects.graphs.protocol import Graph
 from torch import Tensor
@@ -83,6 +89,61 @@ def test_a_bug_brings_the_features_it_is_about() -> None:
     trial = TrialConfig().with_bug("scale_of_capture", "adapters_pad")
     assert trial.features == ("lora", "quantised")
     assert trial.clean.features == trial.features
+
+
+CHAINS = (Feature.CHAINS.value,)
+
+SPECULATE: tuple[Step, ...] = (
+    *(Admit(5, 5), Admit(9, 9), DraftExtend((0, 1)), Draft((0, 1)), Verify((0, 1), 1)),
+    *(DraftExtend((0, 1)), Draft((1,)), Verify((1,), 0), *[Verify((0, 1), 1)] * 3),
+)
+"""Two requests that are drafted for and verified, padded and in each other's company."""
+
+
+@pytest.mark.parametrize(("features", "topk"), [((), 2), (CHAINS, 1)])
+@pytest.mark.parametrize(("runner", "slots"), [("eagle_draft", 3), ("frozen_kv_mtp", 0)])
+def test_a_draft_keeps_one_branch_where_drafts_are_chains(
+    runner: str, slots: int, features: tuple[str, ...], topk: int
+) -> None:
+    """Otherwise two: in what is allocated, drafted, verified and accepted."""
+    lockstep = Lockstep(TrialConfig(runner, features=features, page_size=4), PROPERTIES)
+    spans, widths = defaultdict[Mode, list[Span]](list), set[int]()
+
+    def seen(place: int, step: Step, observation: Any, new: Any) -> None:
+        spans[observation.mode] += observation.graph.spans
+        widths.update(observation.static[name].shape[1] for name in named(observation.static))
+
+    outcome = lockstep.play(Schedule(SPECULATE, seed=3), seen)
+    assert (outcome.error, outcome.violations) == (None, ())
+    assert widths == {topk}
+    drafts = [span for mode, found in spans.items() if mode.drafts for span in found]
+    assert {span.end - span.begin for span in drafts} == {slots * topk}
+    assert {span.branches for span in drafts} == {topk}
+    parents = {tuple(parent for _, parent in span.tree) for span in spans[Mode.TARGET_VERIFY]}
+    assert (parents == {(-1, 0, 1, 2)}) is (topk == 1)
+    assert bool(outcome.events["accepted beside the first branch"]) is (topk == 2)
+
+
+def named(static: dict[str, Tensor]) -> set[str]:
+    """Return which static inputs hold a value of each branch of a request."""
+    return {"topk_p", "topk_index"} & set(static)
+
+
+@pytest.mark.parametrize(
+    ("bug", "runner"),
+    [
+        ("draft_lists_of_one_branch", "eagle_draft"),
+        ("draft_lists_of_one_branch", "frozen_kv_mtp"),
+        ("tree_states_as_chain", "target_verify"),
+    ],
+)
+def test_what_takes_drafts_for_chains_is_right_where_they_are(bug: str, runner: str) -> None:
+    trial = TrialConfig(runner, buckets=(8,)).with_bug(bug)
+    for features in ((), CHAINS):
+        outcome = Lockstep(replace(trial, features=features), PROPERTIES).play(Schedule(SPECULATE))
+        assert outcome.error is None
+        target = expectation(BUGS[bug], runner).detected_by
+        assert outcome.violated == set() if features else target in outcome.violated
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

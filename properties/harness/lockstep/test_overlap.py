@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from paritybit.harness.campaigns.chosen import handed_over
 from paritybit.harness.campaigns.hunt import HuntResult, draw
 from paritybit.harness.campaigns.regress import (
     OVERLAPPING,
     RunConfig,
     all_hunts,
     clean_tasks,
-    handed_over,
 )
 from paritybit.harness.campaigns.task import Source, Status, Task, judge_task
 from paritybit.harness.checks.explanation import explained, observe

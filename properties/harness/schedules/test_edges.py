@@ -5,8 +5,8 @@ from itertools import combinations, product
 
 import pytest
 import torch
-from paritybit.harness.campaigns.chosen import Planned
-from paritybit.harness.campaigns.regress import ground_of, longest, smallest
+from paritybit.harness.campaigns.chosen import Planned, ground_of, longest
+from paritybit.harness.campaigns.regress import smallest
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig

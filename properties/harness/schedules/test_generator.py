@@ -21,7 +21,7 @@ from paritybit.harness.campaigns.task import Source, Status, Task, run_task
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.schedules.buckets import BUCKETS, FILLINGS
-from paritybit.harness.schedules.coverage import Coverage, required_events
+from paritybit.harness.schedules.coverage import Coverage, of_one_branch, required_events
 from paritybit.harness.schedules.generate import schedules
 from paritybit.harness.schedules.schedule import (
     Decode,
@@ -117,7 +117,7 @@ def replay(runner: str, bucket: int, live_size: int) -> Any:
 
 def test_what_a_replay_reaches_is_counted() -> None:
     events: Counter[str] = Counter()
-    coverage = Coverage(events)
+    coverage = Coverage(events, topk=2)
     for (bucket, live_size), requests, reached, filled_as in REPLAYS:
         events.clear()
         coverage.see(replay("decode", bucket, live_size), requests)
@@ -129,6 +129,26 @@ def test_what_a_replay_reaches_is_counted() -> None:
         assert named == {f"decode: bucket {bucket}", "decode: replay"} | padded | filled
     coverage.see(replay("cpu_graph", 2, 2), 1)
     assert events["runner after another"] == 1
+
+
+@pytest.mark.parametrize(
+    ("topk", "runner", "requests", "reached"),
+    [
+        (1, "eagle_draft", 2, {"replay", "padded replay"}),
+        (1, "target_verify", 4, {"replay"}),
+        (1, "eagle_draft_extend", 0, set()),
+        (1, "decode", 2, set()),
+        (2, "frozen_kv_mtp", 2, set()),
+    ],
+)
+def test_a_replay_of_drafts_of_one_branch_is_counted(
+    topk: int, runner: str, requests: int, reached: set[str]
+) -> None:
+    """Of a runner of speculation, and not where it idles."""
+    events: Counter[str] = Counter()
+    Coverage(events, topk).see(replay(runner, 4, requests), requests)
+    found = {event for event in events if event.endswith("of one branch")}
+    assert found == {of_one_branch(runner, what) for what in reached}
 
 
 def filled(runner: str) -> list[str]:

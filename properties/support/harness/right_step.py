@@ -12,7 +12,7 @@ from paritybit.reference.batch import ForwardBatch, Mode, Span
 from paritybit.reference.config import SPECULATION, Kind, ModelConfig
 from paritybit.reference.eager import columns_of
 from paritybit.reference.pool import PoolSizes, Tables
-from paritybit.subjects.contracts import HIDDEN, Axis
+from paritybit.subjects.contracts import HIDDEN, TOPK, Axis
 from paritybit.subjects.protocol import KeyLists, Keys
 from torch import Tensor
 
@@ -116,7 +116,8 @@ def right_static(
 
 def emptied(expected: ExpectedInput, length: int, bucket: int, hidden: int) -> Tensor:
     """Return a buffer with stale elements, its part up to the bucket's end reset if it ever is."""
-    width = hidden if expected.width == HIDDEN else expected.width
+    widths = {HIDDEN: hidden, TOPK: SPECULATION.topk, None: None}
+    width = widths[expected.width]
     sections = 3 if expected.axis is Axis.MROPE else width
     shape = (length,) if sections is None else (sections, length)
     buffer = torch.full(shape, stale(expected.dtype), dtype=expected.dtype or torch.float32)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from paritybit.reference.batch import Mode
 from paritybit.subjects.contracts import HIDDEN, Axis
+from paritybit.subjects.contracts import TOPK as BRANCHES
 from paritybit.subjects.toggles import LocationScheme
 
 from properties.support.subjects.static_inputs import ExpectedInput
@@ -120,8 +121,8 @@ EXPECTED: Mapping[str, ExpectedRunner] = {
             "seq_lens_cpu": SEQ_LENS_CPU,
             "out_cache_loc": ExpectedInput(Axis.DRAFT_SLOT, I64, 0),
             "positions": ExpectedInput(T, I64, 0),
-            "topk_p": ExpectedInput(B, F32, 0, width=TOPK),
-            "topk_index": ExpectedInput(B, I64, 0, width=TOPK),
+            "topk_p": ExpectedInput(B, F32, 0, width=BRANCHES),
+            "topk_index": ExpectedInput(B, I64, 0, width=BRANCHES),
             "hidden_states": ExpectedInput(B, MODEL, 0, width=HIDDEN),
             "req_pool_indices": ExpectedInput(B, I64, 0),
             "input_ids": ExpectedInput(T, I64, populated=False),
@@ -154,8 +155,8 @@ EXPECTED: Mapping[str, ExpectedRunner] = {
             "seq_lens_cpu": ExpectedInput(T, I32, 1, 1, host=True),
             "positions": ExpectedInput(T, I64, 0),
             "req_pool_indices": ExpectedInput(T, I64, 0),
-            "topk_p": ExpectedInput(B, F32, width=TOPK),
-            "topk_index": ExpectedInput(B, I64, width=TOPK),
+            "topk_p": ExpectedInput(B, F32, width=BRANCHES),
+            "topk_index": ExpectedInput(B, I64, width=BRANCHES),
             "hidden_states": ExpectedInput(B, MODEL, width=HIDDEN),
             "mrope_positions": ExpectedInput(M, I64),
         },

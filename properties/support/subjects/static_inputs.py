@@ -13,8 +13,9 @@ class ExpectedInput:
 
     `dtype` None is the model's. `tail` is what padding leaves beyond the live part, None for
     what was there before; `new` is what a newly made buffer holds. `width` is the length of
-    each element where that is a row, `HIDDEN` for the model's. What is not `populated` is
-    never written at all; what has a `scheme` exists under that one alone.
+    each element where that is a row, `HIDDEN` for the model's, `TOPK` for a draft's branches.
+    What is not `populated` is never written at all; what has a `scheme` exists under that one
+    alone.
     """
 
     axis: Axis

@@ -1,0 +1,124 @@
+"""How many branches a draft keeps: code for one where there are several, and for a chain alone."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from paritybit.reference.batch import Mode
+from paritybit.reference.config import SPECULATION, Feature
+from paritybit.reference.state_pool import StatePaths
+from paritybit.subjects.bugs.bug import Bug, pull
+from paritybit.subjects.key_lists import Lists
+from paritybit.subjects.parts import Part
+from paritybit.subjects.runners.base import GraphRunner, RunnerSpec
+from paritybit.subjects.runners.eagle_draft import EagleDraftRunner
+from paritybit.subjects.runners.target_verify import TargetVerifyRunner
+from paritybit.subjects.toggles import LocationScheme
+
+FAMILY = "branches of drafts"
+
+CHAINS = frozenset({Feature.CHAINS})
+
+
+class ListsOneBranch(GraphRunner):
+    """A runner whose list of slots has room for one branch of each request."""
+
+    def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
+        """Return the buffers of one key list per branch, without its factor in the slots."""
+        sizes = super().metadata_sizes(bucket)  # type: ignore[safe-super]  # the runner's come next
+        slots, dtype = sizes["kv_indices"]
+        return {**sizes, "kv_indices": (slots // self.topk, dtype)}
+
+
+class AdvancesStatesAsChain(TargetVerifyRunner):
+    """A runner whose recurrent states know no parents: each draft continues the one before it."""
+
+    def state_paths(self, bucket: int) -> StatePaths:
+        """Return where the states of draft tokens come from, as if each request had a chain."""
+        paths = super().state_paths(bucket)
+        place = torch.arange(len(paths.parents), device=paths.parents.device)
+        root = place % SPECULATION.draft_tokens == 0
+        parents = torch.where(root, -1, place - 1)
+        return StatePaths(paths.sources, paths.targets, parents, paths.longest)
+
+
+class PlansFirstForward(EagleDraftRunner):
+    """A runner that makes the lists of a draft's first forward anew, and those of no other."""
+
+    def __init__(self, spec: RunnerSpec) -> None:
+        super().__init__(spec)
+        self.of_capture: dict[int, Lists] = {}
+
+    def list_rows(self, bucket: int, lists: Callable[..., Lists]) -> None:
+        """Write the key lists of a bucket's rows: after the first forward, those of its capture."""
+        super().list_rows(bucket, partial(self.first_anew, bucket, lists))
+
+    def first_anew(self, bucket: int, lists: Callable[..., Lists], *given: Any) -> Lists:
+        """Return the lists of the first forward, and behind them those kept of all others."""
+        found, rows = lists(*given), bucket * self.topk
+        kept = self.of_capture.setdefault(bucket, found)
+        joined: Lists = {}
+        for kind in ("", "window_"):
+            indptr, slots = f"{kind}kv_indptr", f"{kind}kv_indices"
+            end, kept_end = found[indptr][rows], kept[indptr][rows]
+            later = kept[indptr][rows + 1 :] - kept_end + end
+            joined[indptr] = torch.cat([found[indptr][: rows + 1], later])
+            joined[slots] = torch.cat([found[slots][: int(end)], kept[slots][int(kept_end) :]])
+        return joined
+
+
+BUGS = (
+    Bug(
+        name="draft_lists_of_one_branch",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("sgl-project/sglang", 27338),
+        mechanism=(
+            "The buffer of the slots that a draft reads has room for one branch of each request, "
+            "but each branch has its own list. Long requests write beyond its end. Chains fit."
+        ),
+        parts={Part.RUNNER: ListsOneBranch},
+        modes=frozenset({Mode.DRAFT, Mode.FROZEN_DRAFT}),
+        in_traffic=False,
+    ),
+    Bug(
+        name="tree_states_as_chain",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("sgl-project/sglang", 27463),
+        mechanism=(
+            "The kernel of recurrent states is not told the parents of drafts and verifies a tree "
+            "as a chain. A draft of another branch continues the state of a draft it does not "
+            "follow. Chains are right."
+        ),
+        parts={Part.RUNNER: AdvancesStatesAsChain},
+        modes=frozenset({Mode.TARGET_VERIFY}),
+    ),
+    Bug(
+        name="chain_lists_not_rebuilt",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("vllm-project/vllm", 38311),
+        mechanism=(
+            "A replay of a chain of drafts rebuilds the attention metadata of its first forward "
+            "only. The later ones read what was listed at the capture, so later drafts are bad."
+        ),
+        parts={Part.RUNNER: PlansFirstForward},
+        modes=frozenset({Mode.DRAFT}),
+        features=CHAINS,
+    ),
+    Bug(
+        name="chain_sum_excludes_padding",
+        family=FAMILY,
+        scheme=LocationScheme.MEMO,
+        thread=pull("sgl-project/sglang", 26880),
+        mechanism=(
+            "The slots that a chain of drafts reads are cut off at the sum of the lengths of the "
+            "batch without padding. Padded rows read what an earlier batch left in the buffer."
+        ),
+        rows={"seq_lens_cpu": {"value": 0}},
+        modes=frozenset({Mode.DRAFT}),
+        features=CHAINS,
+    ),
+)
