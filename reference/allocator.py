@@ -7,7 +7,7 @@ allocated again, because a stale slot hurts only once re-owned; a freed state is
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
@@ -37,7 +37,8 @@ class PageAllocation:
 class Allocator:
     """Allocates slots of one pool. `on_change` is called whenever a slot may change its owner.
 
-    `order` runs the writes of the mapping, and is told before anything is freed.
+    `order` runs the writes of the mapping, and is told before anything is freed. `refilled` are the
+    SWA pages that replace some that left the window, see `refill`.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Allocator:
         for free in (self.free_full, self.free_swa, self.free_rows, self.free_states):
             shuffle.shuffle(free)
         self.sharers: Counter[tuple[Kind, int]] = Counter()
+        self.refilled: set[int] = set()
         self.on_change()
 
     def alloc_row(self) -> PageAllocation | None:
@@ -93,8 +95,7 @@ class Allocator:
         """
         size = self.page_size
         for pages in range(tokens // size, 0, -1):
-            seen = max(pages * size - window + 1, 0) // size
-            if None in donor.swa_pages[seen:pages]:
+            if not self.sees_all(donor, pages, window):
                 continue
             allocation.full_pages += donor.full_pages[:pages]
             allocation.swa_pages += self.swa_pages_of(donor, pages)
@@ -107,6 +108,92 @@ class Allocator:
             return pages * size
         return 0
 
+    def sees_all(self, donor: PageAllocation, pages: int, window: int) -> bool:
+        """Whether the SWA pages are there that the token behind the first `pages` pages sees."""
+        return None not in donor.swa_pages[self.first_seen(pages * self.page_size, window) : pages]
+
+    def first_seen(self, length: int, window: int) -> int:
+        """Return the first page that a token behind the first `length` tokens sees in a window."""
+        return max(length - window + 1, 0) // self.page_size
+
+    def refill(
+        self,
+        allocation: PageAllocation,
+        donor: PageAllocation,
+        pages: int,
+        holders: Iterable[PageAllocation],
+    ) -> bool:
+        """Let an allocation have the first pages of another, which hold the same tokens as its own.
+
+        Its own pages are free then, from the first one on up to one that a further request
+        shares. But where none of `holders` has the SWA page beside the other's full page any more,
+        the allocation's own SWA page stays, and is beside that full page from now on. Returns
+        whether one stays.
+        """
+        self.order.freeing()
+        freed, refilled = dict[int, int](), dict[int, int]()
+        for index, full in enumerate(donor.full_pages[:pages]):
+            if allocation.full_pages[index] == full:
+                continue
+            if self.sharers[Kind.FULL, allocation.full_pages[index]]:
+                break
+            beside = {held.swa_pages[index] for held in holders if full in held.full_pages}
+            swa = next((page for page in beside if page is not None), None)
+            recomputed = self.computed(allocation, index) if swa is None else None
+            if recomputed is not None:
+                refilled[index] = recomputed
+                freed[index] = self.refill_page(allocation, donor, index, recomputed)
+            else:
+                freed[index] = self._share_page(allocation, full, index, swa)
+        if freed:
+            allocation.shared = max(allocation.shared, max(freed) + 1)
+            self.order.write({"slot": self._slots(freed.values())}, self._unmap)
+        if refilled:
+            full_slots = self._slots(donor.full_pages[index] for index in refilled)
+            swa_slots = self._slots(refilled.values())
+            self.order.write({"slot": full_slots, "swa_slot": swa_slots}, self._map)
+        self.on_change()
+        return bool(refilled)
+
+    def computed(self, allocation: PageAllocation, index: int) -> int | None:
+        """Return the SWA page that a request computed at an index; None if it left its window."""
+        return allocation.swa_pages[index]
+
+    def kept(self, allocation: PageAllocation, donor: PageAllocation, index: int) -> int:
+        """Return which of two full pages of the same tokens stays: the donor's; its row has it."""
+        return donor.full_pages[index]
+
+    def refill_page(
+        self, allocation: PageAllocation, donor: PageAllocation, index: int, swa: int
+    ) -> int:
+        """Let both requests share a full and a SWA page; free the other full page and return it."""
+        full = self.kept(allocation, donor, index)
+        (freed,) = {allocation.full_pages[index], donor.full_pages[index]} - {full}
+        for one in (allocation, donor):
+            one.full_pages[index], one.swa_pages[index] = full, swa
+        self.sharers[Kind.FULL, full] += 1
+        self.sharers[Kind.SWA, swa] += 1
+        self.refilled.add(swa)
+        self.release(Kind.FULL, freed)
+        return freed
+
+    def _share_page(
+        self, allocation: PageAllocation, full: int, index: int, swa: int | None
+    ) -> int:
+        """Let an allocation share a full page, and the SWA page beside it if it has its own.
+
+        Its own pages are free then. Returns its full page.
+        """
+        freed, own = allocation.full_pages[index], allocation.swa_pages[index]
+        allocation.full_pages[index] = full
+        self.sharers[Kind.FULL, full] += 1
+        self.release(Kind.FULL, freed)
+        if own is not None and swa is not None:
+            allocation.swa_pages[index] = swa
+            self.sharers[Kind.SWA, swa] += 1
+            self.release(Kind.SWA, own)
+        return freed
+
     def swa_pages_of(self, donor: PageAllocation, pages: int) -> list[int | None]:
         """Return the first SWA pages of an allocation that is shared; None for those gone."""
         return donor.swa_pages[:pages]
@@ -117,6 +204,8 @@ class Allocator:
             self.sharers[kind, page] -= 1
             return False
         (self.free_full if kind is Kind.FULL else self.free_swa).append(page)
+        if kind is Kind.SWA:
+            self.refilled.discard(page)
         return True
 
     def full_slots(self, allocation: PageAllocation, begin: int, end: int) -> list[int]:
@@ -178,16 +267,21 @@ class Allocator:
                 free.insert(0, index)
             allocation.swa_pages[index] = None
         if free:
-            size = self.page_size
-            unmapped = [
-                allocation.full_pages[i] * size + offset for i in free for offset in range(size)
-            ]
+            unmapped = self._slots([allocation.full_pages[index] for index in free])
             self.order.write({"slot": unmapped}, self._unmap)
         self.on_change()
+
+    def _slots(self, pages: Iterable[int]) -> list[int]:
+        """Return the slots of some pages, one page after the other."""
+        size = self.page_size
+        return [page * size + offset for page in pages for offset in range(size)]
 
     def _unmap(self, arrived: Arrived) -> None:
         # Filled, not assigned: a number that is assigned crosses to the device, and the host waits.
         self.pool.full_to_swa_index_mapping.index_fill_(0, arrived["slot"], 0)
+
+    def _map(self, arrived: Arrived) -> None:
+        self.pool.full_to_swa_index_mapping.index_copy_(0, arrived["slot"], arrived["swa_slot"])
 
 
 @dataclass(frozen=True)

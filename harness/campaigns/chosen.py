@@ -19,6 +19,7 @@ from paritybit.harness.lockstep.requests import PlannedForward
 from paritybit.harness.lockstep.scheduler import Scheduler
 from paritybit.harness.schedules.boundaries import Ground, Row, rows, scene, scenes
 from paritybit.harness.schedules.coverage import Coverage
+from paritybit.harness.schedules.generate import SCENES
 from paritybit.harness.schedules.schedule import Schedule, Step
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import SPECULATION, draft_config
@@ -85,10 +86,11 @@ def handed_over(trial: TrialConfig) -> Schedule:
     return Schedule(scenes(ground_of(trial, Mode.DECODE), [row]))
 
 
-def too_long(trial: TrialConfig) -> Schedule:
-    """Return a scene with a prompt that is too long for any graph."""
-    row = Row(min(trial.buckets), "longest", "evicted")
-    return Schedule(scenes(ground_of(trial, Mode.DECODE), [row]))
+def with_too_long(trial: TrialConfig) -> Schedule:
+    """Return the first scenes of a runner, and one with a prompt that is too long for any graph."""
+    ground, row = ground_of(trial), Row(min(trial.buckets), "longest", "evicted")
+    long = scenes(ground_of(trial, Mode.DECODE), [row])
+    return Schedule((*scenes(ground, rows(ground)[:SCENES]), *long))
 
 
 def longest(trial: TrialConfig) -> Schedule:

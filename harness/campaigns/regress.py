@@ -14,7 +14,7 @@ from paritybit.harness.campaigns.chosen import (
     handed_over,
     longest,
     share_of_scenes,
-    too_long,
+    with_too_long,
 )
 from paritybit.harness.campaigns.executor import Campaign
 from paritybit.harness.campaigns.spreading.backends import execute
@@ -41,6 +41,7 @@ from paritybit.harness.schedules.buckets import (
 )
 from paritybit.harness.schedules.coverage import (
     OVERLAP_REQUIRED,
+    SHARING_REQUIRED,
     required_at_edges,
     required_events,
     required_of_chains,
@@ -189,9 +190,11 @@ class RunConfig:
         if self.shape is not Shape.TINY:
             return required_replays(self.runners, far=self.shape is Shape.REAL)
         overlapping = OVERLAP_REQUIRED if self.overlapping else ()
+        shares = any(Feature.SHARING in trial.features for trial in self.featured)
         return (
             *self.required_in_order,
             *overlapping,
+            *(SHARING_REQUIRED if shares else ()),
             *required_at_edges(self.at_edges, self.device),
         )
 
@@ -274,8 +277,7 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
         tasks.append(Task(trial, Source.GENERATED, seed, few, (handed_over(trial),)))
         seed += 1
     for trial in settings.featured:
-        few = min(FEWEST_CLEAN, settings.examples)
-        tasks.append(Task(trial, Source.GENERATED, seed, few, (too_long(trial),)))
+        tasks.append(Task(trial, Source.GENERATED, seed, 1, (with_too_long(trial),)))
         seed += 1
     for place, runner in enumerate(settings.at_edges):
         trial = smallest(trial_of(settings, runner, schemes[place % len(schemes)]))

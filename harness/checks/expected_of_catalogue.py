@@ -58,6 +58,10 @@ PREFIX: dict[str, Row] = {
     "shared_pages_freed": seen("slot_ownership", DECODE),
     "evicted_window_matched": seen("slot_ownership", DECODE),
     "shared_mapping_cleared": seen("slot_ownership", DECODE),
+    "refill_frees_held_pages": seen("slot_ownership", DECODE),
+    "refilled_window_freed": seen("slot_ownership", DECODE),
+    "refill_beyond_eviction": seen("slot_ownership", DECODE),
+    "tombstone_in_window": seen("slot_ownership", DECODE),
     "prefix_row_unwritten": seen("slot_ownership", DECODE),
     "prefix_slots_width": seen("slot_ownership", DECODE),
 }

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from paritybit.reference.allocator import Owner, PageAllocation
 from paritybit.reference.batch import ENCODER_ROWS, DraftState, ForwardBatch, Mode, Span
@@ -40,6 +41,13 @@ class Request:
     def kind(self) -> int:
         """What its inputs beside tokens follow from: its number, or that of whom it shares with."""
         return self.serial if self.donor is None else self.donor.kind
+
+    def cached_alike(self, other: "Request") -> int:
+        """Return how many first tokens of its prompt another's has too, and both in the pool."""
+        pairs = zip(
+            self.prompt_tokens[: self.length], other.prompt_tokens[: other.length], strict=False
+        )
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     @property
     def mrope_delta(self) -> int:

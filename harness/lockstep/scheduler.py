@@ -12,6 +12,12 @@ from paritybit.harness.lockstep import speculation
 from paritybit.harness.lockstep.observation import Sample
 from paritybit.harness.lockstep.request_book import RequestBook
 from paritybit.harness.lockstep.requests import PlannedForward, Request
+from paritybit.harness.schedules.coverage import (
+    REFILLED,
+    REFILLED_READ,
+    SHARED,
+    SHARED_BEYOND_WINDOW,
+)
 from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
@@ -23,6 +29,7 @@ from paritybit.harness.schedules.schedule import (
     Idle,
     Prefill,
     Recapture,
+    Refill,
     Resume,
     Retract,
     Share,
@@ -70,6 +77,7 @@ class Scheduler(RequestBook):
             Retract: lambda step: self._leave(step.pick, finished=False),
             Evict: self._evict_one,
             Share: self._share,
+            Refill: self._refill,
             Recapture: lambda _: None,
         }
         return plans[type(step)](step)
@@ -153,6 +161,12 @@ class Scheduler(RequestBook):
             return False
         if begin:
             self._link(allocation, begin)
+            first = self.allocator.first_seen(begin, self.config.window)
+            self.events[SHARED] += 1
+            self.events[SHARED_BEYOND_WINDOW] += None in allocation.swa_pages
+            self.events[REFILLED_READ] += not self.allocator.refilled.isdisjoint(
+                allocation.swa_pages[first:]
+            )
         request.allocation = allocation
         request.length = begin
         request.prefilling = True
@@ -167,8 +181,25 @@ class Scheduler(RequestBook):
             tables.link(row, arrived["slot"])
 
         self.order.write({"slot": self.allocator.full_slots(allocation, 0, tokens)}, write)
-        self.events["prefix shared"] += 1
-        self.events["prefix shared that left the window"] += None in allocation.swa_pages
+
+    def _refill(self, step: Refill) -> None:
+        """Refill what left the window of whom a request shares with, from what it computed again.
+
+        What the draft model has of a request is in the request's own slots, which it then keeps.
+        """
+        able = [
+            (request.allocation, request.donor.allocation, request.cached_alike(request.donor))
+            for request in self.running
+            if request.allocation and request.donor and request.donor.allocation
+            if not request.drafted
+        ]
+        if not able:
+            return
+        held, donor, tokens = able[step.pick % len(able)]
+        holders = [request.allocation for request in self.running if request.allocation]
+        pages = tokens // self.pools.sizes.page_size
+        self.events[REFILLED] += self.allocator.refill(held, donor, pages, holders)
+        self._link(held, pages * self.pools.sizes.page_size)
 
     def _extend(self, request: Request, tokens: int) -> PlannedForward | None:
         return self.planned(Mode.EXTEND, [self._next(request, tokens)])

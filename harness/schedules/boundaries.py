@@ -22,6 +22,7 @@ from paritybit.harness.schedules.schedule import (
     Idle,
     Prefill,
     Recapture,
+    Refill,
     Repeat,
     Resume,
     Retract,
@@ -65,7 +66,10 @@ LAST = 839
 
 FACTORS: Mapping[str, tuple[str, ...]] = {
     "length": ("short", "below", "beyond", "one", "longest"),
-    "event": ("shared", "recaptured", "evicted", "again", "replaced", "resumed", "others"),
+    "event": (
+        *("shared", "refilled", "recaptured"),
+        *("evicted", "again", "replaced", "resumed", "others"),
+    ),
     "prompts": ("whole", "together", "chunks"),
     "filled": ("full", "short", "least", "one"),
 }
@@ -74,6 +78,14 @@ FACTORS: Mapping[str, tuple[str, ...]] = {
 That is how long the last request is, what happens after its first replays, how the prompts come,
 and how the bucket is filled at the end.
 """
+
+
+NEEDED: Mapping[str, Feature] = {
+    "shared": Feature.SHARING,
+    "refilled": Feature.SHARING,
+    "recaptured": Feature.RECAPTURE,
+}
+"""The feature that an engine must have for an event."""
 
 
 class Row(NamedTuple):
@@ -118,7 +130,7 @@ class Ground:
 
     def fits(self, row: Row) -> bool:
         """Whether the engine can do what happens in a scene, and the pools have room for it."""
-        needed = {"shared": Feature.SHARING, "recaptured": Feature.RECAPTURE}.get(row.event)
+        needed = NEEDED.get(row.event)
         if needed is not None and needed not in self.config.features:
             return False
         large = row.bucket > max(self.sizes) // 2
@@ -206,6 +218,8 @@ def happening(ground: Ground, row: Row, everyone: tuple[int, ...], replays: Step
         again = (Finish(last), *again, Admit(length, length))
     rounds = Decode(everyone), DraftExtend(everyone), Draft(everyone), Verify(everyone, 1)
     share, on = Share(LAST, 2 * window, 2), (Decode((*everyone, last + 1)), *evicted)
+    one, two, three = last + 1, last + 2, last + 3  # Those that come in and share.
+    whole = Extend(LAST, 2 * window)
     everything: Mapping[str, Steps] = {
         "evicted": (*evicted, own) if mode is Mode.EXTEND else (*evicted, own, *on),
         "again": again,
@@ -215,6 +229,13 @@ def happening(ground: Ground, row: Row, everyone: tuple[int, ...], replays: Step
         "shared": (
             *(Finish(last), Admit(2 * window, 2 * window), Evict(last), share, *on, *on),
             *(share, *on, Finish(last), share, *on),
+        ),
+        "refilled": (
+            *(Finish(last), Admit(2 * window, 2 * window), Evict(last)),
+            *(Share(LAST, window - 2, 3), whole, Evict(one), Refill(LAST)),
+            *(Share(LAST - 1, window + window // 2, 2), whole, Evict(two), Refill(LAST)),
+            *(Share(LAST, 2 * window, 1), whole),
+            *(Decode((three, two, one, last)), *evicted, Evict(one), Decode((three, two))),
         ),
         "recaptured": (Recapture(),),
         "many": (

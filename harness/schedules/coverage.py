@@ -83,6 +83,17 @@ and `KEY_TILE`. Tiles of a model's widths are below those of the shapes mid and 
 ONLY_ON_CPU = frozenset({"slot number beyond 16 bits"})
 """Those of BOUNDS that need slot numbers that are skipped."""
 
+SHARED = "prefix shared"
+SHARED_BEYOND_WINDOW = "prefix shared that left the window"
+REFILLED = "tombstone refilled"
+REFILLED_READ = "tombstone refilled, then read"
+
+SHARING_REQUIRED = (SHARED, SHARED_BEYOND_WINDOW, REFILLED, REFILLED_READ)
+"""What they must reach besides, where requests share prefixes.
+
+A tombstone is a full page whose SWA page left the window. It is read by a further request.
+"""
+
 OVERLAPPED = "step planned while a forward was in flight"
 FREED_IN_FLIGHT = "freed while a forward was in flight"
 HANDED_OVER_IN_FLIGHT = "tokens written where a forward in flight keeps its own"
@@ -116,12 +127,11 @@ def required_of_chains(runners: Iterable[str]) -> tuple[str, ...]:
     return tuple(of_one_branch(runner, what) for runner in runners for what in OF_ONE_BRANCH)
 
 
-def required_events(runners: Iterable[str], *, overlap: bool = False) -> tuple[str, ...]:
+def required_events(runners: Iterable[str]) -> tuple[str, ...]:
     """Return what the schedules of trials of some runners must reach, taken together.
 
     The runners on trial must have replayed each of their buckets full, one short of it, and
-    padded right after it was full. The other runners of their engines must have replayed. With
-    `overlap`, steps overlap in some of the trials.
+    padded right after it was full. The other runners of their engines must have replayed.
     """
     on_trial = [RUNNERS[runner] for runner in dict.fromkeys(runners)]
     engines = [other for runner in on_trial for other in engine_runners(runner.name)]
@@ -135,8 +145,7 @@ def required_events(runners: Iterable[str], *, overlap: bool = False) -> tuple[s
     ]
     speculation = SPECULATION_REQUIRED if speculates else ()
     prefilled = PREFILL_REQUIRED if any(runner.token_buckets for runner in on_trial) else ()
-    overlapped = OVERLAP_REQUIRED if overlap else ()
-    always = (*ALWAYS_REQUIRED, *speculation, *prefilled, *overlapped)
+    always = (*ALWAYS_REQUIRED, *speculation, *prefilled)
     return (*always, *required_replays(names), *filled)
 
 

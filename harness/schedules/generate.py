@@ -18,6 +18,7 @@ from paritybit.harness.schedules.schedule import (
     Finish,
     Idle,
     Recapture,
+    Refill,
     Repeat,
     Resume,
     Retract,
@@ -133,7 +134,7 @@ def _step(ground: Ground, modes: Collection[Mode]) -> st.SearchStrategy[tuple[St
     ]
     if Feature.SHARING in config.features:
         shared = st.integers(1, 3 * config.window), st.integers(1, config.window)
-        weighted += [(8, st.builds(Share, pick, *shared))]
+        weighted += [(8, st.builds(Share, pick, *shared)), (2, st.builds(Refill, pick))]
     if Feature.RECAPTURE in config.features:
         weighted += [(2, st.just(Recapture()))]
     alone = [st.tuples(kind) for weight, kind in weighted for _ in range(weight)]

@@ -146,6 +146,18 @@ class Share(Step):
 
 
 @dataclass(frozen=True)
+class Refill(Step):
+    """Let a request's SWA slots replace those that left the window of whom it shares tokens with.
+
+    The two have the same first tokens, and the request has computed these again. Both share the
+    other's full slots from now on, and a request to come can share them too.
+    """
+
+    name = "refill"
+    pick: int
+
+
+@dataclass(frozen=True)
 class Recapture(Step):
     """Capture the graphs of the runner on trial again, while requests hold KV."""
 
@@ -214,6 +226,7 @@ STEPS: dict[str, type[Step]] = {
         Resume,
         Idle,
         Share,
+        Refill,
         Recapture,
         Repeat,
     )

@@ -383,7 +383,10 @@ OF_LABORATORY: tuple[LaboratoryFault, ...] = (
         "sharers-counted-once",
         "reference count",
         "reference/allocator.py",
-        ("self.sharers[Kind.FULL, full] += 1", "self.sharers[Kind.FULL, full] = 1"),
+        (
+            "                self.sharers[Kind.FULL, full] += 1\n                if swa",
+            "                self.sharers[Kind.FULL, full] = 1\n                if swa",
+        ),
         r"full.page|free_full|sharers",
         "A full page that a third request shares has no reference more than with the second.",
     ),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from paritybit.harness.campaigns.chosen import ground_of
 from paritybit.harness.checks.expectations import expectation
 from paritybit.harness.checks.holdings import claimed, misheld, right_cells, wrong_cells
 from paritybit.harness.checks.play import Lockstep
@@ -15,6 +16,8 @@ from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.errors import MalformedError
 from paritybit.harness.lockstep.config import TrialConfig, trial_from_json
 from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.schedules.boundaries import Row, scenes
+from paritybit.harness.schedules.coverage import REFILLED, REFILLED_READ
 from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
@@ -25,6 +28,7 @@ from paritybit.harness.schedules.schedule import (
     Idle,
     Prefill,
     Recapture,
+    Refill,
     Resume,
     Retract,
     Schedule,
@@ -51,7 +55,7 @@ STEPS: tuple[Step, ...] = (
     *(Prefill((12, 5), 12), Evict(0), Share(0, 12, 3), Decode(ROWS), Recapture()),
     *(Verify(ROWS, 1), Evict(0), Evict(2), Idle(0), Share(1, 4, 5), Recapture(), Decode(ROWS)),
     *(DraftExtend(ROWS), Finish(0), Decode(ROWS), Retract(1), Share(0, 8, 2), Resume(0)),
-    *(Recapture(), Decode((1, 0)), Finish(1), Finish(0)),
+    *(Refill(0), Refill(1), Recapture(), Decode((1, 0)), Finish(1), Finish(0)),
 )
 """Everything that features add, with requests that leave before those that they share with."""
 
@@ -240,6 +244,84 @@ def test_a_shared_page_is_free_once_nobody_has_it(first: int) -> None:
     pages.free(both[1 - first])
     assert sorted(pages.free_full) == sorted(pages.free_swa) == list(range(1, 25))
     assert not mapping[full].any()
+
+
+COMPUTED_AGAIN: tuple[tuple[int, int, dict[int, str]], ...] = (
+    (1, 4, {0: "own", 1: "own", 2: "own", 3: "own"}),
+    (1, 9, {**dict.fromkeys(range(6), "own"), **dict.fromkeys(range(6, 9), "donor's")}),
+    (4, 4, {0: "own"}),
+    (4, 9, {0: "own", 1: "donor's"}),
+    (4, 3, {}),
+)
+"""Page size, tokens that two requests have alike, and of each page whose SWA page stays."""
+
+
+@pytest.mark.parametrize("evicted", [0, 1])
+@pytest.mark.parametrize(("page_size", "alike", "stays"), COMPUTED_AGAIN)
+def test_swa_pages_that_are_gone_are_refilled_by_who_computes_them_again(
+    page_size: int, alike: int, stays: dict[int, str], evicted: int
+) -> None:
+    """Both have the donor's full pages then, and what either has beside them is mapped."""
+    pages = allocator(page_size)
+    donor, other = admitted(pages, 9), admitted(pages, 9)
+    pages.evict(donor, 6)
+    pages.evict(other, evicted * page_size)
+    full, theirs, own = list(donor.full_pages), list(donor.swa_pages), list(other.swa_pages)
+    refilled = {index for index, whose in stays.items() if whose == "own"} - {*range(evicted)}
+    count = alike // page_size
+    assert pages.refill(other, donor, count, [donor, other]) is bool(refilled)
+    assert donor.full_pages == full and other.full_pages[:count] == full[:count]
+    assert not {*other.full_pages[count:]} & {*full} and other.shared == count
+    held = [own[i] if i in refilled else theirs[i] for i in range(len(full))]
+    assert donor.swa_pages == held
+    assert other.swa_pages[evicted:count] == held[evicted:count]
+    assert pages.refilled == {own[index] for index in refilled}
+    mapping = pages.pool.full_to_swa_index_mapping
+    for index in refilled:
+        slots = [
+            page * page_size + torch.arange(page_size) for page in (full[index], held[index] or 0)
+        ]
+        assert torch.equal(mapping[slots[0]], slots[1])
+    for one in (donor, other):
+        pages.free(one)
+    assert sorted(pages.free_full) == sorted(pages.free_swa) == list(range(1, 24 // page_size + 1))
+    assert not mapping[:-1].any() and not pages.refilled
+
+
+@pytest.mark.parametrize("holds", ["a full page of its own", "the SWA page"])
+def test_what_a_third_request_holds_is_not_refilled(holds: str) -> None:
+    pages = allocator()
+    donor, other, third = admitted(pages, 4), admitted(pages, 4), pages.alloc_row()
+    assert third is not None
+    pages.share(third, donor if holds == "the SWA page" else other, 4, window=8)
+    pages.evict(donor, 4)
+    assert not pages.refill(other, donor, 4, [donor, other, third])
+    assert donor.swa_pages == [None] * 4
+    assert (third.full_pages == other.full_pages) and third.swa_pages == other.swa_pages
+
+
+REFILLS: tuple[Step, ...] = scenes(
+    ground_of(TrialConfig(features=("sharing",))), [Row(4, "short", "refilled")]
+)
+REFILL_BUGS = (
+    *("refill_frees_held_pages", "refilled_window_freed"),
+    *("refill_beyond_eviction", "tombstone_in_window"),
+)
+
+
+@pytest.mark.parametrize("bug", [None, *REFILL_BUGS])
+def test_a_refilled_prefix_is_read_right_and_bugs_show_in_it_alone(bug: str | None) -> None:
+    """Without the refills, the same schedule shows no bug."""
+    trial = TrialConfig(features=("sharing",))
+    lockstep = Lockstep(trial.with_bug(bug) if bug else trial, PROPERTIES)
+    outcome = lockstep.play(Schedule(REFILLS, seed=2))
+    assert outcome.error is None
+    assert bool(outcome.violations) is (bug is not None)
+    assert bug or outcome.events[REFILLED_READ]
+    left_out = tuple(step for step in REFILLS if not isinstance(step, Refill))
+    outcome = lockstep.play(Schedule(left_out, seed=2))
+    assert (outcome.error, outcome.violations) == (None, ())
+    assert not outcome.events[REFILLED]
 
 
 def shared_world(pair: Pair) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,12 @@ from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.schedules.boundaries import FACTORS, MANY, Row, rows, scenes
 from paritybit.harness.schedules.buckets import FILLINGS, filling
-from paritybit.harness.schedules.coverage import LONGEST, MANY_REPLAYS
+from paritybit.harness.schedules.coverage import (
+    LONGEST,
+    MANY_REPLAYS,
+    REFILLED_READ,
+    SHARED_BEYOND_WINDOW,
+)
 from paritybit.harness.schedules.schedule import Schedule, Step
 from paritybit.reference.batch import Mode
 from paritybit.reference.config import PRESETS, Feature
@@ -35,7 +40,8 @@ REACHED = {
     "one": "prompt of one token",
     "below": "length window - 1",
     "beyond": "length window + 1",
-    "shared": "prefix shared that left the window",
+    "shared": SHARED_BEYOND_WINDOW,
+    "refilled": REFILLED_READ,
     "evicted": "evicted",
     "again": "slot issued again",
     "replaced": "finished",

@@ -21,7 +21,12 @@ from paritybit.harness.campaigns.task import Source, Status, Task, run_task
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.schedules.buckets import BUCKETS, FILLINGS
-from paritybit.harness.schedules.coverage import Coverage, of_one_branch, required_events
+from paritybit.harness.schedules.coverage import (
+    SHARING_REQUIRED,
+    Coverage,
+    of_one_branch,
+    required_events,
+)
 from paritybit.harness.schedules.generate import schedules
 from paritybit.harness.schedules.schedule import (
     Decode,
@@ -178,6 +183,23 @@ def test_every_bucket_is_full_one_short_and_padded_after_it_was_full(runner: str
     often = planned_events(runner, others, page_size)
     assert [event for event in filled(runner) if often[event] < OFTEN] == []
     assert len(filled(runner)) == len(BUCKETS) * len(FILLINGS)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_the_first_schedule_of_a_trial_with_sharing_refills_a_prefix_and_reads_it(
+    seed: int,
+) -> None:
+    """And a run without such a trial does not ask for it."""
+    settings = RunConfig("cpu", all_hunts(("decode",)), seed=seed)
+    (trial,) = (trial for trial in settings.featured if trial.features == ("sharing",))
+    ground = trial.model, trial.buckets, trial.token_buckets, trial.modes
+    first: list[Schedule] = []
+    for_each_drawn(schedules(*ground, RUNNERS[trial.runner].mode), first.append, seed, 1)
+    reached = Planned(trial).play(first[0])
+    assert [event for event in SHARING_REQUIRED if not reached[event]] == []
+    assert set(SHARING_REQUIRED) <= set(settings.required_events)
+    without = RunConfig("cpu", (("swa_pad", "decode"),))
+    assert not set(SHARING_REQUIRED) & set(without.required_events)
 
 
 @pytest.mark.parametrize("runner", ONE_PER_ENGINE)

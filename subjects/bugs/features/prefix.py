@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from paritybit.reference.allocator import Allocator, PageAllocation
+from paritybit.reference.allocator import NEVER_SEEN, Allocator, PageAllocation
 from paritybit.reference.batch import Mode
 from paritybit.reference.config import Feature, Kind
 from paritybit.reference.pool import Tables
@@ -64,6 +64,48 @@ class UnmapsSharedPages(Allocator):
         size = self.page_size
         slots = [allocation.full_pages[i] * size + place for i in pages for place in range(size)]
         self.order.write({"slot": slots}, self._unmap)
+
+
+class FreesHeldPages(Allocator):
+    """An allocator that refills with the new full pages, and frees those that a row still names."""
+
+    def kept(self, allocation: PageAllocation, donor: PageAllocation, index: int) -> int:
+        """Return the full page of the request that computed the tokens again."""
+        return allocation.full_pages[index]
+
+
+class FreesRefilledWindows(Allocator):
+    """An allocator that gives a full page back together with the SWA page that was beside it."""
+
+    def refill_page(
+        self, allocation: PageAllocation, donor: PageAllocation, index: int, swa: int
+    ) -> int:
+        """Refill a page, and give back its SWA page, which the prefix has just taken."""
+        freed = super().refill_page(allocation, donor, index, swa)
+        self.release(Kind.SWA, swa)
+        return freed
+
+
+class RefillsBeyondEviction(Allocator):
+    """An allocator that takes all SWA slots of a request for live ones as it refills."""
+
+    def computed(self, allocation: PageAllocation, index: int) -> int | None:
+        """Return the SWA page that the mapping leads to, which is page 0 for one evicted."""
+        return super().computed(allocation, index) or 0
+
+
+class MatchesAcrossTombstones(Allocator):
+    """An allocator that counts the SWA pages before a tombstone as if they followed it."""
+
+    def sees_all(self, donor: PageAllocation, pages: int, window: int) -> bool:
+        """Whether so many pages are there, a tombstone behind fewer than a window left out."""
+        there, least = NEVER_SEEN, window - 1
+        for page in donor.swa_pages[:pages]:
+            if page is not None:
+                there += self.page_size
+            elif there >= least:
+                there = 0
+        return there >= least
 
 
 class LinksNothing(Tables):
@@ -129,6 +171,38 @@ BUGS = (
         "a request that shares the prefix are still allocated, but nothing leads to them.",
         Part.ALLOCATOR,
         UnmapsSharedPages,
+    ),
+    prefix_bug(
+        "refill_frees_held_pages",
+        pull("sgl-project/sglang", 29352),
+        "As a request refills a prefix whose SWA slots were evicted, the prefix takes its full "
+        "slots too. The old ones are freed although the row of a running request names them.",
+        Part.ALLOCATOR,
+        FreesHeldPages,
+    ),
+    prefix_bug(
+        "refilled_window_freed",
+        pull("sgl-project/sglang", 27586),
+        "A refill frees full slots that are no longer needed together with the SWA slots that "
+        "they were mapped to. The refilled prefix has just taken these, and they are freed twice.",
+        Part.ALLOCATOR,
+        FreesRefilledWindows,
+    ),
+    prefix_bug(
+        "refill_beyond_eviction",
+        pull("sgl-project/sglang", 29350),
+        "A request refills a prefix without saying how far its own SWA slots were evicted. Slots "
+        "that it no longer has count as live, and the mapping leads to slot 0.",
+        Part.ALLOCATOR,
+        RefillsBeyondEviction,
+    ),
+    prefix_bug(
+        "tombstone_in_window",
+        pull("sgl-project/sglang", 17061),
+        "A match counts the tokens since the last evicted SWA slots, and does not start again at "
+        "evicted ones behind a short refilled stretch. The next query sees evicted slots.",
+        Part.ALLOCATOR,
+        MatchesAcrossTombstones,
     ),
     prefix_bug(
         "prefix_row_unwritten",
