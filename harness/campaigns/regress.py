@@ -19,6 +19,7 @@ from paritybit.harness.campaigns.chosen import (
 from paritybit.harness.campaigns.executor import Campaign
 from paritybit.harness.campaigns.spreading.backends import execute
 from paritybit.harness.campaigns.spreading.database import Known
+from paritybit.harness.campaigns.spreading.order import order
 from paritybit.harness.campaigns.task import (
     GOOD,
     OPEN,
@@ -349,12 +350,8 @@ def one_size(trial: TrialConfig) -> TrialConfig:
 
 
 def run_tasks(tasks: Sequence[Task], workers: Workers, on_result: Callable[[Result], None]) -> None:
-    """Run tasks spread over workers, handing on each result as it comes.
-
-    Clean trials come first, and within these and the hunts those whose steps overlap: they take
-    longest, and a run is over when its last task is.
-    """
-    first = sorted(tasks, key=lambda task: (task.bug is not None, not task.trial.overlap))
+    """Run tasks spread over workers in their order, handing on each result as it comes."""
+    first = sorted(tasks, key=order)
     execute(TASKS, first, workers, lambda ended: on_result(result_of(ended)))
 
 

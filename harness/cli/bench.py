@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,14 +10,18 @@ from paritybit.harness.campaigns.bench import bench
 from paritybit.harness.campaigns.measuring.bandwidth import bandwidths
 from paritybit.harness.campaigns.measuring.before import against, beginning_of, committed, spread_of
 from paritybit.harness.campaigns.measuring.beginnings import beginnings
+from paritybit.harness.campaigns.measuring.budgets import COLUMNS, Held, held
 from paritybit.harness.campaigns.measuring.captures import share_of_captures
-from paritybit.harness.campaigns.measuring.commands import commands
+from paritybit.harness.campaigns.measuring.commands import against_tree, commands, module_of
+from paritybit.harness.campaigns.measuring.profile import profiles
 from paritybit.harness.campaigns.measuring.sharing import sharing_rates
 from paritybit.harness.cli.exit_codes import OK
 from paritybit.harness.cli.folders import shown
 from paritybit.harness.lockstep.config import resolve_device
 from paritybit.harness.records import record as run_record
 from paritybit.harness.records.typed_json import to_json
+from rich.console import Console
+from rich.table import Table
 
 from paritybit.watch.bench import measured
 
@@ -34,6 +39,8 @@ def run_bench(options: argparse.Namespace) -> int:
     device = resolve_device(options.device or "auto")
     if options.record is not None:
         run_record.require_writable(options.record)
+    if options.against is not None:
+        module_of(options.against)
     figures = bench(device)
     for row in figures["lockstep"]:
         print_preset(row)
@@ -54,7 +61,20 @@ def run_bench(options: argparse.Namespace) -> int:
     figures["commands"] = list(commands())
     for row in figures["commands"]:
         print(f"{row['command']}: {row['cpu_seconds']} CPU seconds")
-    figures["before"] = compared(to_json(run_record.environment(device)), figures)
+    figures["profile"] = []
+    for row in profiles(device):
+        figures["profile"].append(row)
+        print(profile_line(row))
+    figures["against"] = []
+    for row in against_tree(options.against) if options.against is not None else ():
+        figures["against"].append(row)
+        print(against_line(row))
+    environment = to_json(run_record.environment(device))
+    found = committed(environment, figures)
+    figures["before"] = compared(environment, figures, found)
+    budgets = held(figures, None if found is None else found[1])
+    figures["budgets"] = [row.data for row in budgets]
+    Console().print(budget_table(budgets))
     if options.record is not None:
         run_record.write_evidence("bench", device, figures, options.record)
     return OK
@@ -126,9 +146,33 @@ def beginning_line(row: Data) -> str:
     return f"{beginning_of(row)}: {row['begun_per_second']} processes/s"
 
 
-def compared(environment: Data, figures: Data) -> Data | None:
+def profile_line(row: Data) -> str:
+    """Return the largest costs of a hunt or a clean trial."""
+    costs = ", ".join(f"{name} {share:.0%}" for name, share in row["parts"].items())
+    files = ", ".join(f"{name} {share:.0%}" for name, share in row["files"].items())
+    return f"profile of {row['task']}: {row['cpu_seconds']} CPU seconds: {costs}; by file: {files}"
+
+
+def against_line(row: Data) -> str:
+    """Return what a command costs here and in another tree."""
+    return (
+        f"paritybit {row['command']}: {row['cpu_seconds']} CPU seconds, in the other tree "
+        f"{row['other_cpu_seconds']} (ratio {row['ratio']})"
+    )
+
+
+def budget_table(rows: Sequence[Held]) -> Table:
+    """Return the table of figures and their bounds."""
+    table = Table(title="bounds", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in COLUMNS:
+        table.add_column(name, justify="right" if name in {"now", "record"} else "left")
+    for row in rows:
+        table.add_row(*row.cells)
+    return table
+
+
+def compared(environment: Data, figures: Data, found: tuple[Path, Data] | None) -> Data | None:
     """Print the figures beside those of a committed record, and return both; None without one."""
-    found = committed(environment, figures)
     if found is None:
         print(f"cannot compare: no committed record for {environment['device_name']}")
         return None

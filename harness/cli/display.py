@@ -7,7 +7,7 @@ from operator import attrgetter
 from string import ascii_uppercase
 from typing import Any, Protocol
 
-from paritybit.harness.campaigns.task import GOOD, Result
+from paritybit.harness.campaigns.task import GOOD, Result, Status
 from paritybit.harness.cli.exit_codes import CANNOT_RUN
 from paritybit.harness.errors import CannotRunError, headline, kept, refused
 from paritybit.harness.records.schema import BugOnRunner, BugRow, Record, TrialRow
@@ -30,7 +30,7 @@ class Advance(Protocol):
 
 @contextmanager
 def progress(console: Console, total: int) -> Iterator[Advance]:
-    """Show a bar over `total` tasks, and a line for every task that did not end well."""
+    """Show a bar over `total` tasks, and a line for each detection and each unexpected result."""
     columns = (
         TextColumn("[progress.description]{task.description}"),
         BarColumn(),
@@ -42,11 +42,20 @@ def progress(console: Console, total: int) -> Iterator[Advance]:
 
         def advance(result: Result) -> None:
             bar.update(line, advance=1, description=f"{result.task.label}: {result.status}")
-            if result.status not in GOOD:
+            if result.status is Status.CAUGHT:
+                console.print(detection_line(result), soft_wrap=True, highlight=False, markup=False)
+            elif result.status not in GOOD:
                 said = escape(said_of(result))
                 console.print(f"{result.task.label}: [bold red]{result.status}[/] {said}")
 
         yield advance
+
+
+def detection_line(result: Result) -> str:
+    """Return which bug was detected by which property, after how many schedules and seconds."""
+    count = result.hunt_result.schedules
+    after = f"after {count} schedule{'s' * (count > 1)}" if count else "at capture"
+    return f"{result.task.label}: {result.task.target} {after}, {result.seconds:.1f} s"
 
 
 def said_of(result: Result) -> str:

@@ -314,6 +314,8 @@ def add_bench(commands: Commands) -> None:
     numbers = "Comma-separated process counts to measure (default: chosen for this machine)"
     bench.add_argument("--processes", type=counts, default=(), help=numbers)
     bench.add_argument("--record", type=file, help="Write the results to this JSON file")
+    against = "Also compare the CPU time of regress with that in this tree of another commit"
+    bench.add_argument("--against", type=file, metavar="FOLDER", help=against)
     add_device(bench)
 
 

@@ -14,10 +14,13 @@ LISTS = ("pairs", "contracts", "required_events", "properties", "engine_runners"
 """What a record says of the catalogue, and of each trial."""
 
 
-def shortened(record: Mapping[str, Any], *, head: bool = False) -> dict[str, Any]:
+def shortened(
+    record: Mapping[str, Any], *, head: bool = False, only: str | None = None
+) -> dict[str, Any]:
     """Return a record without findings, events of hunts, and changes that were detected.
 
     With `head`, no list is left, and no page can be made of it: it has the verdict and its message.
+    With `only`, no other figure than the one of this name is left.
     """
     short = dict(record)
     for trials in set(short) & {"bugs", "clean"}:
@@ -31,6 +34,8 @@ def shortened(record: Mapping[str, Any], *, head: bool = False) -> dict[str, Any
         figures["clean"] = {
             name: figures["clean"][name] for name in figures["clean"] if name != "trials"
         }
+    if only is not None:
+        figures = {only: figures[only]}
     if figures:
         short["figures"] = figures
     if head:
@@ -44,9 +49,10 @@ def main() -> None:
     parser.add_argument("record", type=Path)
     parser.add_argument("file", type=Path)
     parser.add_argument("--head", action="store_true", help="Leave out all lists")
+    parser.add_argument("--only", metavar="FIGURE", help="Leave out all other figures")
     asked = parser.parse_args()
     record = json.loads(asked.record.read_text(encoding="utf-8"))
-    text = json.dumps(shortened(record, head=asked.head), separators=(",", ":"))
+    text = json.dumps(shortened(record, head=asked.head, only=asked.only), separators=(",", ":"))
     asked.file.write_text(text + "\n", encoding="utf-8")
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from paritybit.harness.campaigns.measuring.budgets import held
 from paritybit.harness.campaigns.replay import lockstep_of
 from paritybit.harness.checks.expectations import affected_runners, detected_by
 from paritybit.harness.checks.explanation import explained, observe
@@ -43,6 +44,7 @@ PICTURE = DOCS / "swa_pad.svg"
 CASE = "properties/corpus/swa_pad@decode.json"
 BISECTED = "properties/corpus/loc_memo_warning.entry+before_window@cpu_graph.json"
 RUN = ROOT / "reports/evidence/h200/regress.json"
+BENCH = ROOT / "reports/evidence/cpu-bench.json"
 TIMELINE = ROOT / "reports/evidence/h200/timeline.json"
 
 FOREMOST = ("swa_pad", "swa_int64", "req_pool_pad", "loc_memo_warning")
@@ -144,6 +146,12 @@ def timeline() -> str:
     return fenced(printed(history_table(figures), figures["message"]))
 
 
+def bounds() -> str:
+    """Return the table of bounds on speed, and how committed records keep them."""
+    cells = (row.cells for row in held({}, json.loads(BENCH.read_text(encoding="utf-8"))))
+    return rows("figure|bound|record|verdict", (row[:2] + row[3:] for row in cells))
+
+
 def spread() -> str:
     """Return over how many processes and GPUs the run was spread."""
     facts = {fact.name: fact.value for fact in review(run()).environment}
@@ -242,6 +250,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     **findings.BLOCKS,
     "result": result,
     "tables": tables,
+    "bounds": bounds,
     "timeline": timeline,
     "spread": spread,
     "glossary": glossary,

@@ -19,3 +19,8 @@ def test_all_records_together_are_small() -> None:
 def test_the_record_that_documents_show_is_shortened() -> None:
     record = json.loads(RUN.read_text(encoding="utf-8"))
     assert shortened(record) == record
+
+
+def test_one_figure_of_a_record_can_be_kept_alone() -> None:
+    record = {"format": "paritybit-bench", "figures": {"profile": [1], "clean": {}, "rows": []}}
+    assert shortened(record, only="profile") == {**record, "figures": {"profile": [1]}}

@@ -1,11 +1,15 @@
-"""What commands cost that only print something: the seconds of the CPU until they have ended."""
+"""What commands cost: the seconds of the CPU until they, and all their processes, have ended."""
 
 import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
+
+from paritybit.harness.errors import MalformedError
 
 from paritybit.places import IMPORT_FOLDER
 
@@ -16,14 +20,30 @@ ROUNDS = 5
 """How often each is measured; the median counts."""
 
 
-def cpu_seconds(words: Sequence[str]) -> float:
-    """Return the seconds of the CPU that a command took in a process of its own."""
+RUNS: Sequence[tuple[str, ...]] = (("regress", "--bug", "swa_pad"), ("regress",))
+"""Commands that are measured in this tree and in another, if one is given."""
+
+MODULES = "paritybit", "harness"
+"""How a tree calls the package of its command line; older ones are called by the second name."""
+
+
+def cpu_seconds(
+    words: Sequence[str],
+    folder: Path = IMPORT_FOLDER,
+    module: str = MODULES[0],
+    *,
+    check: bool = False,
+) -> float:
+    """Return the seconds of the CPU that a command of a tree took in a process of its own.
+
+    With `check`, raises CalledProcessError for a command that does not end with 0.
+    """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
-        [sys.executable, "-m", "paritybit", *words],
-        cwd=IMPORT_FOLDER,
+        [sys.executable, "-m", module, *words],
+        cwd=folder,
         capture_output=True,
-        check=False,
+        check=check,
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -35,3 +55,34 @@ def commands() -> Iterator[dict[str, Any]]:
     for words in COMMANDS:
         seconds = statistics.median(cpu_seconds(words) for _ in range(ROUNDS))
         yield {"command": " ".join(("paritybit", *words)), "cpu_seconds": round(seconds, 3)}
+
+
+def module_of(tree: Path) -> str:
+    """Return what a tree of paritybit calls the package of its command line.
+
+    Raises MalformedError for any other folder.
+    """
+    module = next((name for name in MODULES if (tree / name / "__main__.py").exists()), None)
+    if module is None:
+        raise MalformedError(f"{tree.name} has no command line of paritybit")
+    return module
+
+
+def against_tree(tree: Path) -> Iterator[dict[str, Any]]:
+    """Yield what each of RUNS costs here and in another tree, on a CPU, and here over there.
+
+    Raises MalformedError for a folder that is no tree of paritybit, CalledProcessError for a
+    command that does not end with 0.
+    """
+    module = module_of(tree)
+    for words in RUNS:
+        with tempfile.TemporaryDirectory(prefix="paritybit-") as out:
+            asked = *words, "--device", "cpu", "--out", out
+            here = cpu_seconds(asked, check=True)
+            there = cpu_seconds(asked, tree, module, check=True)
+        yield {
+            "command": " ".join(words),
+            "cpu_seconds": round(here, 2),
+            "other_cpu_seconds": round(there, 2),
+            "ratio": round(here / there, 3),
+        }

@@ -13,7 +13,7 @@ import torch
 from paritybit.harness.campaigns import soak as soaking
 from paritybit.harness.campaigns.executor import execute
 from paritybit.harness.campaigns.fresh import PlayFresh
-from paritybit.harness.campaigns.measuring import bandwidth, captures, sharing
+from paritybit.harness.campaigns.measuring import bandwidth, captures, profile, sharing
 from paritybit.harness.campaigns.regress import one_size
 from paritybit.harness.campaigns.soak import (
     CleanSteps,
@@ -289,10 +289,9 @@ def test_the_exit_code_of_a_soak_follows_from_its_figures(
     assert evidence(path, "soak") == figures
 
 
-def test_a_bench_records_its_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One measured repetition of one preset, of a shorter workload, and one process beside none.
+@pytest.fixture
+def short_bench(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One measured repetition of one preset, of a shorter workload, and a profile of a hunt alone.
 
     The clock of the CPU goes on by one second whenever it is read, on a busy machine as well.
     """
@@ -307,7 +306,13 @@ def test_a_bench_records_its_figures(
     monkeypatch.setattr("paritybit.harness.campaigns.measuring.commands.ROUNDS", 1)
     monkeypatch.setattr(sharing, "SECONDS", 0.01)
     monkeypatch.setattr(captures, "HUNTS", (("window_one_short", "decode"),))
+    hunt, _ = profile.tasks("cpu")
+    monkeypatch.setattr(profile, "tasks", lambda _: [hunt])
     monkeypatch.setitem(bandwidth.BYTES, "cpu", 2**20)
+
+
+@pytest.mark.usefixtures("short_bench")
+def test_a_bench_records_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "bench.json"
     words = ["bench", "--device", "cpu", "--processes", "1", "--record", str(path)]
     assert main(words) == OK
@@ -324,6 +329,14 @@ def test_a_bench_records_its_figures(
     assert hunts["hunts"] == ["window_one_short@decode"]
     assert 0 < hunts["share_of_captures"] < 1
     assert any(row.endswith("CPU seconds in 1 hunts") for row in shown_rows)
+    (costs,) = figures["profile"]
+    assert costs["task"].startswith("swa_pad@decode")
+    for shares in (costs["parts"], costs["files"]):
+        assert len(shares) == profile.LARGEST
+        assert 1 > sum(shares.values()) > 0
+    budget = figures["budgets"][0]
+    assert budget["now"] == hunts["seconds"]
+    assert any(row.split()[-1] == budget["verdict"] and "of a hunt" in row for row in shown_rows)
     for row in figures["commands"]:
         assert f"{row['command']}: {row['cpu_seconds']} CPU seconds" in shown_rows
         assert row["cpu_seconds"] > 0

@@ -1,13 +1,17 @@
-"""What bench measures of processes that share a device, and how it is held against before."""
+"""What bench measures beside a step, and how its figures are held to bounds."""
 
+import signal
 import threading
+import time
 from argparse import ArgumentTypeError
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import Any
 
 import pytest
 from paritybit.harness.campaigns.executor import Campaign
-from paritybit.harness.campaigns.measuring import beginnings, sharing
+from paritybit.harness.campaigns.measuring import beginnings, commands, profile, sharing
+from paritybit.harness.campaigns.measuring.budgets import BUDGETS, Budget, Held, held
 from paritybit.harness.campaigns.measuring.sharing import (
     Rate,
     Share,
@@ -19,6 +23,8 @@ from paritybit.harness.cli.words.values import counts
 from paritybit.harness.machine import mps
 from paritybit.harness.machine.workers import HERE, Workers
 
+from paritybit.__main__ import main
+from properties.support.harness.command_line import MALFORMED
 from properties.support.harness.fake_gpus import FakeGpus
 
 
@@ -134,3 +140,97 @@ def test_numbers_of_processes_are_whole_numbers(words: str) -> None:
     assert counts("1,8") == (1, 8)
     with pytest.raises(ArgumentTypeError):
         counts(words)
+
+
+@pytest.mark.parametrize(
+    ("now", "recorded", "at_least", "expected"),
+    [
+        (0.8, 0.9, False, ("≤ 0.8", "0.8", "0.9", "within")),
+        (0.81, None, False, ("≤ 0.8", "0.81", "–", "over")),
+        (0.7, 0.9, True, ("≥ 0.8", "0.7", "0.9", "over")),
+        (None, 0.9, True, ("≥ 0.8", "–", "0.9", "within at 15ad347")),
+        (None, 0.9, False, ("≤ 0.8", "–", "0.9", "over at 15ad347")),
+        (None, None, False, ("≤ 0.8", "–", "–", "not measured here")),
+    ],
+)
+def test_a_figure_is_held_to_its_bound_by_what_is_measured_else_by_the_record(
+    now: float | None, recorded: float | None, at_least: bool, expected: tuple[str, ...]
+) -> None:
+    row = Held(Budget("a figure", 0.8, at_least=at_least), now, recorded, "15ad347")
+    assert row.cells == ("a figure", *expected)
+    assert row.data["verdict"] == expected[-1].removesuffix(" at 15ad347")
+
+
+def test_each_bound_has_a_figure_of_bench_or_of_a_record_or_none_at_all() -> None:
+    """What no bench and no record holds is not measured, and nothing is made up for it."""
+    ratios = [{"command": " ".join(words), "ratio": 0.25} for words in commands.RUNS]
+    figures = {"captures": {"seconds": 3.0, "hunts": ["a", "b"]}, "against": ratios}
+    rows = held(figures, None)
+    assert [row.budget for row in rows] == list(BUDGETS)
+    assert [row.now for row in rows] == [1.5, 0.25, 0.25] + [None] * 6
+    of_records = [row.recorded is not None for row in rows]
+    assert of_records == [False] * 3 + [True] * 3 + [False] * 3
+    record = {"environment": {"commit": "0123456789"}, "figures": figures}
+    rows = held({}, record)[:3]
+    assert [(row.now, row.recorded) for row in rows] == [(None, 1.5), (None, 0.25), (None, 0.25)]
+    assert {row.commit for row in rows} == {"0123456"}
+
+
+def tree(folder: Path, package: str, code: str) -> Path:
+    """Make a tree of paritybit whose command line runs some code."""
+    (folder / package).mkdir(parents=True)
+    (folder / package / "__init__.py").touch()
+    (folder / package / "__main__.py").write_text(code)
+    return folder
+
+
+def test_commands_are_measured_here_and_in_another_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the other one calls its package; one that fails has no figure."""
+    monkeypatch.setattr(commands, "RUNS", (("--help",),))
+    busy = "import time\nwhile time.process_time() < 0.5: pass\n"
+    for package in commands.MODULES:
+        (row,) = commands.against_tree(tree(tmp_path / package, package, busy))
+        assert row["command"] == "--help"
+        assert row["other_cpu_seconds"] >= 0.5
+        assert row["cpu_seconds"] > 0
+        assert row["ratio"] == pytest.approx(row["cpu_seconds"] / row["other_cpu_seconds"], abs=0.1)
+    failing = commands.against_tree(tree(tmp_path / "failing", "harness", "raise SystemExit(1)"))
+    with pytest.raises(CalledProcessError):
+        next(failing)
+
+
+def test_a_folder_that_is_no_tree_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("paritybit.harness.cli.bench.bench", lambda _: 1 / 0)
+    assert main(["bench", "--device", "cpu", "--against", str(tmp_path)]) == MALFORMED
+    assert "has no command line of paritybit" in capsys.readouterr().err
+
+
+def busy(seconds: float) -> None:
+    """Use the CPU for so long."""
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+def busy_twice() -> int:
+    """Use the CPU in another function most of the time."""
+    busy(0.4)
+    return 7
+
+
+def test_a_profile_names_the_inner_part_of_what_takes_longest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = {busy.__code__: "inner", busy_twice.__code__: "outer"}
+    monkeypatch.setattr(profile, "PARTS", parts)
+    before = signal.getsignal(signal.SIGPROF)
+    result, costs = profile.profiled(busy_twice)
+    assert signal.getsignal(signal.SIGPROF) is before
+    assert result == 7
+    assert costs["cpu_seconds"] >= 0.4
+    assert costs["parts"]["inner"] > 0.8
+    assert costs["files"] == {}, "no file of this project took time"

@@ -1,7 +1,11 @@
 """What a run plans: the clean trials first, every runner, scheme and preset, then every hunt."""
 
+import json
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
+from typing import Any
 
 import pytest
 from paritybit.harness.campaigns.chosen import ground_of, share_of_scenes
@@ -12,11 +16,14 @@ from paritybit.harness.campaigns.regress import (
     all_hunts,
     clean_tasks,
     plan,
+    run_tasks,
     wide,
 )
+from paritybit.harness.campaigns.spreading import order
 from paritybit.harness.campaigns.task import Source, Task
 from paritybit.harness.checks.expectations import unaffected_reason
 from paritybit.harness.lockstep.scale.shapes import TINY
+from paritybit.harness.machine.workers import HERE
 from paritybit.harness.schedules.boundaries import EVERYONE_LEAVES, rows
 from paritybit.harness.schedules.buckets import SMALLEST, SMALLEST_TOKENS
 from paritybit.harness.schedules.coverage import (
@@ -185,3 +192,53 @@ def test_a_run_of_one_bug_tries_clean_what_its_hunts_are_held_to_and_little_else
     generated = [task for task in clean if usual(task, settings) and task.source != Source.TRAFFIC]
     assert all(task.known and not task.examples for task in generated)
     assert any(task.trial.overlap for task in clean) is BUGS[name].overlap
+
+
+NEEDED = [
+    {"bug": "swa_pad", "runner": "decode", "median": 4.5},
+    {"bug": "swa_int64", "runner": "decode", "median": None},
+]
+"""What a record says of two bugs: one needs several schedules, one was never detected."""
+
+CLEAN = ["clean, overlap", "clean", "clean, traffic"]
+RARE = ["swa_pad@decode"]
+QUICK = ["swa_pad@decode, traffic", "swa_int64@decode", "swa_int64@decode, traffic"]
+SLOW = ["evicted_in_flight@decode, overlap", "evicted_in_flight@decode, traffic, overlap"]
+NEVER = ["loc_memo_warning.entry@decode"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (NEEDED, [*CLEAN, *QUICK, *SLOW, *RARE, *NEVER]),
+        (None, [*CLEAN, *RARE, *QUICK, *SLOW, *NEVER]),
+    ],
+    ids=["recorded", "not recorded"],
+)
+def test_a_run_begins_with_the_hunts_that_cost_least_for_each_detection(
+    rows: Sequence[Any] | None,
+    expected: Sequence[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After the clean trials, and before the bugs that cannot affect their runner."""
+    record = tmp_path / "detections.json"
+    if rows is not None:
+        record.write_text(json.dumps({"figures": {"bugs": rows}}))
+    monkeypatch.setattr(order, "DETECTIONS", record)
+    monkeypatch.setattr(order, "schedules_needed", order.schedules_needed.__wrapped__)
+    names = ("loc_memo_warning.entry", "evicted_in_flight", "swa_pad", "swa_int64")
+    hunts = tuple((name, "decode") for name in names)
+    handed: list[Task] = []
+    monkeypatch.setattr(
+        "paritybit.harness.campaigns.regress.execute", lambda _, given, *__: handed.extend(given)
+    )
+    run_tasks(plan(RunConfig("cpu", hunts)), HERE, lambda _: None)
+    assert list(dict.fromkeys(map(kind_of, handed))) == expected
+
+
+def kind_of(task: Task) -> str:
+    """Return what a task tries, in words: which bug on which runner, if any, and how."""
+    tried = f"{task.bug.name}@{task.trial.runner}" if task.bug is not None else "clean"
+    traffic = ", traffic" * (task.source is Source.TRAFFIC)
+    return f"{tried}{traffic}{', overlap' * task.trial.overlap}"

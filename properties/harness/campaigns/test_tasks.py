@@ -82,9 +82,10 @@ def ended(
 
 
 def test_a_bug_that_is_seen_alone_is_caught() -> None:
-    """What the other tests change one thing of."""
+    """What the other tests change one thing of. The hunt ends at its first case, once shrunk."""
     result = ended(lambda *_: violating(TARGET), of_clean=clean())
     assert (result.status, result.error, result.spoiled) == (Status.CAUGHT, None, False)
+    assert result.hunt_result.schedules == 1
     assert result.finding is not None
     assert result.finding.schedule.steps == ()
 

@@ -64,7 +64,10 @@ def test_a_whole_run_leaves_a_record_a_page_and_cases_that_name_nobody(
     assert main(words) == OK
     captured = capfd.readouterr()
     assert captured.err == ""
-    assert "loc_memo_warning" in captured.out
+    detected = (
+        r"^loc_memo_warning@cpu_graph \(gpt_oss, .*\): log_hygiene after \d+ schedules?, [\d.]+ s$"
+    )
+    assert len(re.findall(detected, captured.out, re.MULTILINE)) == 2
     green = (
         r" green: (\d+) of \1 clean trials passed;"
         r" (\d+) of \2 hunts ended as expected"
