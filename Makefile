@@ -1,4 +1,4 @@
-# Named commands for people. Scripts call `paritybit` itself: make turns every failure into 2.
+# Commands for people. Scripts should call `paritybit`, because make exits with 2 for every failure.
 PYTHON ?= python3
 BUG ?=
 BUGS ?=
@@ -16,15 +16,15 @@ MODEL ?=
 MPS ?=
 VERSION ?=
 
-# The interpreter is used as it is where it already has what pyproject.toml asks for (a GPU
-# runner's own torch and triton are never replaced); else one is set up in .venv.
+# If the interpreter has all dependencies in pyproject.toml, it is used unchanged, so a GPU machine
+# keeps its own torch and triton. Otherwise .venv is created.
 READY := $(shell $(PYTHON) .ci/satisfied.py 2>/dev/null)
 RUN := $(if $(READY),$(PYTHON),.venv/bin/python)
 SETUP := $(if $(READY),,.venv/ready)
 
-# What each target reads. A setting on the command line that none of a call's targets reads is an
-# error: `make test CASE=…` would be green without it. Where another make calls this one nothing is
-# refused, since it hands down all of its own settings.
+# The settings that each target reads. A setting that no target of the call reads is an error, because
+# `make test CASE=…` would ignore it. There is no error in a recursive make, which passes on all of
+# its settings.
 READ_BY_regress := ENGINE BUG RUNNER PRESET SHAPE DEVICE MPS SEED EXAMPLES ARGS
 READ_BY_engine := VERSION
 READ_BY_bisect-releases := ENGINE SEED ARGS
@@ -56,11 +56,11 @@ GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin
 UNREAD := $(if $(filter 0,$(MAKELEVEL)),$(filter-out $(READ) READY,$(GIVEN)))
 $(if $(UNREAD),$(error make $(GOALS) does not read $(UNREAD); it reads $(READ)))
 
-# MPS=1 lets processes share GPUs by an MPS daemon of the run's own.
+# MPS=1 starts an MPS daemon for the run, so that processes can share GPUs.
 $(if $(filter-out 0 1,$(MPS)),$(error MPS=$(MPS) must be 1 or 0))
 SHARED := $(if $(filter 1,$(MPS)),--mps)
 
-# A setting as one word of the shell, whatever it holds; ARGS alone may be several.
+# Quotes a setting as one word for the shell. Only ARGS may be several words.
 quoted = '$(subst ','\'',$(1))'
 
 .DEFAULT_GOAL := help
@@ -163,5 +163,5 @@ check: .venv/ready ## Run linters, the type checker and the CI workflow checks
 	@$(PYTHON) -m venv .venv
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" 2>.venv/log || { cat .venv/log; exit 1; }
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab]' hatchling 2>.venv/log || { cat .venv/log; exit 1; }
-	@.venv/bin/paritybit list >.venv/log # This keeps all names: later commands look them up without torch.
+	@.venv/bin/paritybit list >.venv/log # Caches all names, so later commands look them up without torch.
 	@touch $@

@@ -1,6 +1,6 @@
-"""Why a command ends as it does, in one sentence; what is no verdict keeps its traceback in a file.
+"""Errors that end a command, and the sentences that report them.
 
-Imports nothing of ours, so that an import that fails elsewhere is reported like any other error.
+This module imports nothing of paritybit, so that a failing import is reported like other errors.
 """
 
 import sys
@@ -12,13 +12,13 @@ from importlib import import_module
 from pathlib import Path
 
 LONGEST_VALUE = 200
-"""So many characters at most are repeated of a value that is wrong."""
+"""The maximum number of characters that a message quotes from a wrong value."""
 
 MOST_LISTED = 12
-"""A message about an unknown name lists so many valid ones at most."""
+"""The maximum number of valid names that a message lists."""
 
 NEAREST = 3
-"""So many of the valid names it suggests where there are more."""
+"""The number of valid names that a message suggests if there are more."""
 
 PLURALS = {
     "bug": "bugs",
@@ -27,56 +27,56 @@ PLURALS = {
     "shape": "shapes",
     "property": "properties",
 }
-"""What `paritybit list` calls each kind of names."""
+"""The name of each kind of names in `paritybit list`."""
 
 
 class MalformedError(ValueError):
-    """A command line or a file that no build could make sense of. The message says what is valid.
+    """A malformed command line or file. The message says what is valid.
 
-    Any other ValueError is an error of ours.
+    Any other ValueError is an internal error.
     """
 
 
 class UnknownNameError(MalformedError):
-    """A name that no build has. The message lists valid ones."""
+    """An unknown name. The message lists valid ones."""
 
 
 class CannotRunError(Exception):
-    """Well-formed, but cannot run here. The message says what is missing."""
+    """A valid request that cannot run here. The message says what is missing."""
 
 
 class NoVerdictError(Exception):
-    """An error of ours left no verdict. The message is its traceback, with no absolute path."""
+    """An internal error, so there is no verdict. The message is its traceback."""
 
 
 class DeviceError(BaseException):
-    """The device can no longer be used; `finding` says whether that is a finding.
+    """The device can no longer be used. `finding` is whether that is a finding.
 
-    It is no Exception, so that no handler catches it and goes on with a dead device.
+    It is not an Exception, so that no handler catches it and continues with a lost device.
     """
 
     finding: bool
 
 
 def cut(text: str) -> str:
-    """Return a text for a message, cut short."""
+    """Return a text shortened for a message."""
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
 
 
 def quoted(value: object) -> str:
-    """Return any value for a message, as Python writes it, cut short."""
+    """Return the repr of a value, shortened for a message."""
     return cut(repr(value))
 
 
 def printable(text: str) -> str:
-    """Return a text on one line, with what would steer a terminal escaped."""
+    """Return a text on one line with control characters escaped."""
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
 def known(what: str, name: str, names: Iterable[str]) -> None:
     """Raise UnknownNameError unless `name` is one of `names`.
 
-    The message lists all names where they are few, else the NEAREST ones.
+    The message lists all names if they are few, else the NEAREST ones.
     """
     valid = list(names)
     if name in valid:
@@ -92,20 +92,20 @@ def known(what: str, name: str, names: Iterable[str]) -> None:
 
 
 def meant(name: str, names: Iterable[str]) -> str:
-    """Return a question after the likeliest of `names` for a message; nothing if none is like."""
+    """Return "did you mean" with the most similar of `names`, or '' if none is similar."""
     likeliest = closest(name, list(names), 1)
     return f" (did you mean {likeliest[0]}?)" if likeliest else ""
 
 
 def closest(name: str, names: list[str], most: int, cutoff: float = 0.6) -> list[str]:
-    """Return so many of `names` at most that are like `name`, the likeliest first."""
-    difflib = import_module("difflib")  # Only a wrong name needs it.
+    """Return at most `most` of `names` that are similar to `name`, the most similar first."""
+    difflib = import_module("difflib")  # Imported late, because only a wrong name needs it.
     near: list[str] = difflib.get_close_matches(name[:LONGEST_VALUE], names, most, cutoff)
     return near
 
 
 def headline(error: str) -> str:
-    """Return the one line of a traceback that says what was raised, or an error's first line."""
+    """Return the line of a traceback that names the error, or the first line of a message."""
     lines = error.strip().splitlines() or ["unknown error"]
     frames = [place for place, line in enumerate(lines) if line.startswith("  File ")]
     rest = lines[frames[-1] + 1 :] if frames else lines
@@ -113,22 +113,22 @@ def headline(error: str) -> str:
 
 
 def refused(reason: object, code: int) -> int:
-    """Say on stderr, in one sentence, why a command ends early; return its exit code."""
-    with suppress(OSError):  # Whoever closed it, or filled its disk, has the exit code.
+    """Print to stderr why a command ends early, and return its exit code."""
+    with suppress(OSError):  # If stderr is closed or full, the exit code must do.
         sys.stderr.write(f"paritybit: {printable(str(reason))}\n")
         sys.stderr.flush()
     return code
 
 
 def no_verdict(error: BaseException) -> str:
-    """Return the sentence about an error of ours that ends a command."""
+    """Return the message for an internal error that ends a command."""
     return f"no verdict: {kept([''.join(traceback.format_exception(error))])}"
 
 
 def kept(errors: Iterable[str]) -> str:
-    """Return one sentence about tracebacks, each a text, and write them to a file that it names.
+    """Write tracebacks to a file, and return a sentence that names the file.
 
-    What could not be written stands in the sentence itself.
+    If the file cannot be written, the sentence has the tracebacks.
     """
     different = list(dict.fromkeys(error.rstrip() for error in errors))
     more = f", and {len(different) - 1} more" if len(different) > 1 else ""

@@ -1,1 +1,1 @@
-"""The review: one run record becomes one HTML page."""
+"""Makes HTML pages, summaries and other files from records."""

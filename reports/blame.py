@@ -1,7 +1,6 @@
-"""Who is to blame for a finding, in words: the runner whose forward fails, what did it, and where.
+"""Describes the cause of a finding: the runner whose forward fails, what caused it, and where.
 
-Knows a finding's explanation and its time line. Said in the same words on the terminal, on the
-page and in the Markdown summary.
+The terminal, the page and the Markdown summary use the same words.
 """
 
 import re
@@ -23,7 +22,7 @@ from paritybit.reports.drawings.static_inputs import source_text
 from paritybit.reports.texts import Piece
 
 RACES = frozenset({"missing wait", "missing copy"})
-"""The blame of what no forward shows alone: the host of steps that overlap."""
+"""Causes in the host of overlapping steps, which no single forward shows."""
 
 EAGER = "an eager forward"
 
@@ -33,9 +32,9 @@ NOT_KNOWN = "not known"
 def failing_runner(
     explanation: Explanation | None, timeline: Sequence[TimelineEntry], step: int
 ) -> str:
-    """Return whose forward fails: a runner's replay, an eager one, or none.
+    """Return the runner whose forward fails, an eager forward, or none.
 
-    `step` is that of the violation, of which an explanation may know better.
+    `step` is the place of the violation. An explanation may have a more exact one.
     """
     if explanation is not None and explanation.cause.blame in RACES:
         return "the host, which runs ahead"
@@ -51,26 +50,26 @@ def failing_runner(
 
 
 def runner_of(finding: Finding | None, tried: str) -> str:
-    """Return whose forward fails in a finding of a trial of `tried`, which without one is it."""
+    """Return the runner whose forward fails. Without a finding it is `tried`."""
     if finding is None or not finding.violations:
         return tried
     return failing_runner(finding.explanation, finding.timeline, finding.violations[0].step)
 
 
 def runner_words(finding: Finding | None, tried: str) -> str:
-    """Name the runner that fails, and the one on trial where that is another."""
+    """Name the runner that fails, and the runner under test if it is another."""
     found = runner_of(finding, tried)
     return found if found == tried else f"{found}, in a trial of {tried}"
 
 
 def to_blame(explanation: Explanation, runner: str) -> str:
-    """Return what is to blame, never alone: which element, table or code, and in whose forward."""
+    """Return the cause with its element, table or code, and the runner."""
     cause = explanation.cause
     return f"{cause.blame}, in {runner}: {next(reasons(cause), 'the element is not known')}"
 
 
 def culprits(cause: Cause) -> Iterator[str]:
-    """Yield the buffer, table, code or argument that a cause names, the nearest first."""
+    """Yield the buffers, tables, code and arguments of a cause, the most direct first."""
     if cause.site is not None:
         yield f"{cause.site.function} in {cause.site.file}"
     if cause.state is not None:
@@ -92,7 +91,7 @@ def culprits(cause: Cause) -> Iterator[str]:
 
 
 def reasons(cause: Cause) -> Iterator[str]:
-    """Yield what is wrong, with its element and its step, what is nearest to the cause first."""
+    """Yield descriptions of what is wrong, with element and step, the most direct first."""
     if cause.site is not None:
         yield f"{cause.site.function}: {cause.site.message}"
     if cause.state is not None:
@@ -152,7 +151,7 @@ def _of_given(given: GivenValue) -> str:
 
 
 def _left(writer: Writer, how: How, *, stale: bool) -> str:
-    """Say since when an element has held what it holds."""
+    """Describe when an element got its value."""
     if stale or how == "capture":
         return f"left there by {writer_words(writer, how)}"
     if how == "equalized":
@@ -166,13 +165,13 @@ HOW: dict[How, str] = {
     "equalized": "the harness's poison value",
     "capture": "unchanged since the capture",
 }
-"""How a static element came to hold what it holds."""
+"""How a static element got its value."""
 
 
 def writer_words(writer: Writer, how: How | None = None) -> str:
-    """Name a step, its runner and its row: a live request's, or padding where that is known.
+    """Name a step, its runner, and whether its row is live or padding, if known.
 
-    `how` says how a static element was written, None of what an op's row wrote.
+    `how` is how a static element was written, or None for the row of an op.
     """
     if writer.step == CAPTURE:
         return source_text(writer.step)
@@ -185,14 +184,14 @@ def writer_words(writer: Writer, how: How | None = None) -> str:
 
 
 def lines_of(finding: Finding | None) -> tuple[SourceLine, ...]:
-    """Return the lines of the code that a finding is about, the nearest to its cause first."""
+    """Return the lines of code for a finding, the nearest to its cause first."""
     if finding is None or finding.explanation is None:
         return ()
     return finding.explanation.sources
 
 
 def linked_line(line: SourceLine, environment: Environment) -> Piece:
-    """Return a line as `file:line`, linked to the commit where it and its repository are known."""
+    """Return a line as `file:line`, with a link if commit and repository are known."""
     text, commit = f"{line.file}:{line.line}", environment.commit or ""
     repository = environment.repository or ""
     known = re.fullmatch("[0-9a-f]{7,64}", commit) and REPOSITORY.fullmatch(repository)
@@ -201,4 +200,4 @@ def linked_line(line: SourceLine, environment: Environment) -> Piece:
 
 
 REPOSITORY = re.compile(r"https://[\w.-]+(?::\d+)?(?:/[\w.~-]+)+")
-"""The address of a repository for people: no user, no query, nothing that markup reads."""
+"""A public repository address: no user, no query, no characters with a meaning in markup."""

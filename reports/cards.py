@@ -1,7 +1,6 @@
-"""Cards: one hunt of one bug, or one finding on the clean subject, at full length.
+"""Cards: one hunt of a bug, or one finding in a clean trial, in full.
 
-Knows the record's rows of hunts and findings. Does not know markup, and judges
-nothing: a status is the record's, only explained here.
+This module has no markup and judges nothing. Statuses come from the record.
 """
 
 import json
@@ -39,12 +38,12 @@ from paritybit.reports.texts import (
 from paritybit.reports.verdicts import STATUSES
 
 ROOM = 6400
-"""Boxes in all time lines of a page together: what keeps it below a megabyte."""
+"""The maximum number of boxes in all time lines of a page. It keeps the page below 1 MB."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One violation, and the two bit patterns if it names them."""
+    """One violation, and its two bit patterns if it has them."""
 
     property: str
     step: int
@@ -74,10 +73,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Card:
-    """One hunt of one bug, or one finding on the clean subject, at full length.
+    """One hunt of a bug, or one finding in a clean trial, in full.
 
-    `runner` was on trial; `fails_in` is the runner whose forward fails, and `where` says so in
-    words where it is another, '' where it is not.
+    `runner` was under test. `fails_in` is the runner whose forward fails. `where` describes it if
+    it is another runner, else it is ''.
     """
 
     anchor: str
@@ -102,7 +101,7 @@ class Card:
 
     @property
     def violated(self) -> tuple[str, ...]:
-        """The properties that the finding violates, the one to read first first."""
+        """The properties that the finding violates, starting with the one to read first."""
         if self.finding is None or not self.finding.violated:
             return ()
         seen = (self.finding.lead, *self.finding.others)
@@ -111,7 +110,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Filter:
-    """What findings can be filtered by, and the values that they have of it."""
+    """A filter for findings: its name and its values."""
 
     name: str
     values: tuple[str, ...]
@@ -154,7 +153,7 @@ def _bug_counts(bug: BugRow) -> Iterator[Fact]:
 
 
 def _reach(bug: BugRow) -> Iterator[Fact]:
-    """Yield how far the bug got in the schedules that were followed: reached, then triggered."""
+    """Yield how far the bug got in the observed schedules: reached, then triggered."""
     reach = bug.reach
     if reach is None:
         return
@@ -203,7 +202,7 @@ def clean_cards(record: Record) -> Iterator[Card]:
 
 
 def filters(cards: Sequence[Card]) -> Iterator[Filter]:
-    """Yield what tells the cards apart: what all have in common filters nothing."""
+    """Yield the filters with several values. A value that all cards share filters nothing."""
     values: Mapping[str, Iterable[str]] = {
         "bug": (card.bug for card in cards),
         "runner": (card.runner for card in cards),
@@ -219,19 +218,19 @@ def filters(cards: Sequence[Card]) -> Iterator[Filter]:
 
 
 def _elsewhere(finding: RecordedFinding | None, tried: str) -> str:
-    """Say whose forward fails where that is not the runner on trial, '' where it is."""
+    """Describe the runner whose forward fails, or return '' if it is the runner under test."""
     return "" if runner_of(finding, tried) == tried else runner_words(finding, tried)
 
 
 def _sources(finding: RecordedFinding | None, record: Record) -> Iterator[Piece]:
-    """Yield the lines of the code that a finding is about, each with what stands there."""
+    """Yield the lines of code for a finding, with their text."""
     for line in lines_of(finding):
         piece = linked_line(line, record.environment)
         yield Piece(f"{piece.text}, {line.what}", piece.href)
 
 
 def setting(row: CleanRow) -> str:
-    """Name a clean trial by what tells it from the others."""
+    """Return a name for a clean trial that is different from the others."""
     trial = row.trial
     return (
         f"clean {trial.runner}, {sized(trial)}, {trial.scheme},"
@@ -271,7 +270,7 @@ def _finding(record: Record, row: TrialRow, anchor: str, expected: str | None) -
 
 
 def _contract(record: Record, row: TrialRow) -> Contract | None:
-    """Return the right contract of the runner whose forward fails; None of one without."""
+    """Return the correct contract of the runner whose forward fails, or None."""
     runner = runner_of(row.finding, row.trial.runner)
     wanted = runner, row.trial.scheme
     return next((one for one in record.contracts if (one.runner, one.scheme) == wanted), None)
@@ -285,9 +284,10 @@ def finding_view(
     room: int,
     contract: Contract | None = None,
 ) -> Finding:
-    """Return a counterexample; `case` is the text of its file, `expected` the property to lead.
+    """Return a counterexample.
 
-    Its time line has at most `room` boxes. `contract` is the right one of the runner that fails.
+    `case` is the text of its file, and `expected` the property to show first. The time line has at
+    most `room` boxes. `contract` is the correct contract of the runner that fails.
     """
     seen = [_seen(violation) for violation in finding.violations]
     nothing = Seen(
@@ -325,12 +325,9 @@ def _seen(violation: Violation) -> Seen:
 
 
 def case_text(trial: TrialSettings, finding: RecordedFinding) -> str:
-    """Return the case file of a finding, a step or a violation a line.
-
-    The record holds apart what a case shares with its finding.
-    """
+    """Return the text of a finding's case file, with one line per step and violation."""
     settings = asdict(trial)
-    for one in fields(trial):  # As a case file leaves them out.
+    for one in fields(trial):  # A case file leaves them out too.
         if one.metadata == LATER and settings[one.name] == one.default:
             del settings[one.name]
     case = asdict(finding.case) | {
@@ -345,7 +342,7 @@ def case_text(trial: TrialSettings, finding: RecordedFinding) -> str:
 
 
 def _lines(value: Any) -> str:
-    """Return JSON text in which a list of objects has a line for each."""
+    """Return JSON text with one line per object of a list."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(k)}: {_lines(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple) and any(isinstance(item, dict) for item in value):
@@ -354,6 +351,6 @@ def _lines(value: Any) -> str:
 
 
 def _room(record: Record) -> int:
-    """Return how many boxes each time line may draw."""
+    """Return the maximum number of boxes per time line."""
     hunts = (*record.clean, *record.bugs)
     return ROOM // max(10, sum(hunt.finding is not None for hunt in hunts))

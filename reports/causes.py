@@ -1,7 +1,4 @@
-"""What failed in a run, grouped by what is to blame: said once, for the page and the terminal.
-
-Knows the record. Does not know markup or a console.
-"""
+"""Groups the failures of a run by cause, for the page and the terminal."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,40 +18,40 @@ from paritybit.reports.texts import Piece, sized
 from paritybit.reports.verdicts import STATUSES, all_rows, sound, tried
 
 MOST_NAMED = 6
-"""Failures of one cause that are named beside the one that is told at length."""
+"""The number of further failures that a cause lists by name."""
 
 MOST_LINES = 3
-"""Lines of the code that are named of one cause."""
+"""The number of lines of code that a cause lists."""
 
 LONGEST_MESSAGE = 200
-"""Letters of a violation's message that are told where there is little room."""
+"""The length limit of a violation's message in a short answer."""
 
 LONGEST = 10**9
-"""More steps than a schedule has: what has none comes last."""
+"""The number of steps for a failure without a schedule, so that it comes last."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A trial or hunt that did not end as it should. `row` is the record's."""
+    """A trial or hunt with an unexpected result. `row` is from the record."""
 
     title: str
     row: CleanRow | BugRow
 
     @property
     def status(self) -> str:
-        """How it ended."""
+        """The status."""
         return self.row.status
 
     @property
     def steps(self) -> int:
-        """How many steps show it."""
+        """The number of steps in its schedule."""
         finding = self.row.finding
         return len(finding.schedule.steps) if finding is not None else LONGEST
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a reader asks of a failure, in one word, and the answer; pieces may be links."""
+    """A short answer about a failure: a keyword, and text that may have links."""
 
     name: str
     pieces: tuple[Piece, ...]
@@ -67,11 +64,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Group:
-    """Failures of one cause that ended alike, the one with the shortest schedule first.
+    """Failures with one cause and status, the one with the shortest schedule first.
 
-    `told` are sentences about that one: what it violates, why, and who is to blame. `replay` is
-    the command that replays it, '' where there is none. `answers` are short ones, to what a
-    reader asks first: what failed, on which runner, why, where in the source.
+    - `told`: sentences about the first failure: what it violates, why, and the cause.
+    - `answers`: short answers: what failed, on which runner, why, where in the source.
+    - `replay`: the command that replays it, or ''.
     """
 
     status: str
@@ -84,18 +81,18 @@ class Group:
 
     @property
     def first(self) -> Failure:
-        """The failure that is told at length."""
+        """The failure that is described in full."""
         return self.failures[0]
 
     @property
     def count(self) -> str:
-        """How many trials failed so, in words."""
+        """The number of trials as text."""
         many = len(self.failures)
         return "1 trial" if many == 1 else f"{many} trials"
 
     @property
     def others(self) -> str:
-        """The other failures by name, '' if there are none."""
+        """The names of the other failures, or ''."""
         rest = self.failures[1:]
         names = [failure.title for failure in rest[:MOST_NAMED]]
         names += [f"and {len(rest) - MOST_NAMED} more"] if len(rest) > MOST_NAMED else []
@@ -104,7 +101,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Failed:
-    """Failures of one cause, and the card of the one that is told at length, '' without one."""
+    """Failures of one cause, and the anchor of the first failure's card, or ''."""
 
     group: Group
     anchor: str
@@ -113,9 +110,9 @@ class Failed:
 def failed(
     record: Record, clean_cards: Sequence[Card], bug_cards: Sequence[Card]
 ) -> Iterator[Failed]:
-    """Yield what failed by its cause, each with the card that shows it.
+    """Yield the failures by cause, each with its card.
 
-    Of clean trials those with a finding have a card, and every hunt has one.
+    All hunts have a card, and clean trials with a finding.
     """
     found = [row for row in record.clean if row.finding is not None]
     rows: tuple[TrialRow, ...] = (*found, *record.bugs)
@@ -126,7 +123,7 @@ def failed(
 
 
 def groups(record: Record) -> tuple[Group, ...]:
-    """Return what of a run is not as it should be, by its cause, in the order of the record."""
+    """Return the failures of a run by cause, in the order of the record."""
     found: dict[tuple[str, str], list[Failure]] = {}
     for failure in failures(record):
         found.setdefault((failure.status, cause_of(failure.row)), []).append(failure)
@@ -134,7 +131,7 @@ def groups(record: Record) -> tuple[Group, ...]:
 
 
 def failures(record: Record) -> Iterator[Failure]:
-    """Yield what of a run is not as it should be, in the order of its record."""
+    """Yield the failures of a run in the order of the record."""
     for row in all_rows(record):
         if not sound(row.status):
             yield Failure(title_of(row), row)
@@ -155,7 +152,7 @@ def _group(record: Record, status: str, cause: str, members: Iterable[Failure]) 
 
 
 def title_of(row: CleanRow | BugRow) -> str:
-    """Name a clean trial or a hunt by what it tried, on which runner and model."""
+    """Return a title for a clean trial or a hunt, with runner and model."""
     trial = row.trial
     name = row.bug if isinstance(row, BugRow) else "clean"
     overlap = ", steps overlap" if trial.overlap else ""
@@ -163,7 +160,7 @@ def title_of(row: CleanRow | BugRow) -> str:
 
 
 def cause_of(row: TrialRow) -> str:
-    """Name what is to blame and in whose forward, so that findings of one cause have one name."""
+    """Return the name of the cause with its runner. Findings with the same name share a cause."""
     if row.finding is None:
         return row.raised or "nothing was found"
     runner, explanation = runner_of(row.finding, row.trial.runner), row.finding.explanation
@@ -174,7 +171,7 @@ def cause_of(row: TrialRow) -> str:
 
 
 def told(row: CleanRow | BugRow) -> Iterator[str]:
-    """Yield what is said of one failure: what must see it, what is violated, why, and by whom."""
+    """Yield sentences about a failure: the expected property, the violations, and the cause."""
     finding = row.finding
     if isinstance(row, BugRow):
         yield STATUSES[row.status][1]
@@ -212,7 +209,7 @@ def _answers(failure: Failure, environment: Environment) -> Iterator[Answer]:
 
 
 def _what(failure: Failure) -> str:
-    """Say what failed: the trial, and the property at its step, or how it ended."""
+    """Describe what failed: the trial, and the violated property and step, or the status."""
     finding = failure.row.finding
     if finding is None or not finding.violations:
         wanted = failure.row.detected_by if isinstance(failure.row, BugRow) else None
@@ -226,7 +223,7 @@ def _what(failure: Failure) -> str:
 
 
 def _why(row: CleanRow | BugRow) -> str:
-    """Say what is to blame, as far as it is known."""
+    """Describe the cause as far as it is known."""
     finding = row.finding
     if finding is not None and finding.explanation is not None:
         return to_blame(finding.explanation, runner_of(finding, row.trial.runner))
@@ -240,7 +237,7 @@ def _why(row: CleanRow | BugRow) -> str:
 
 
 def run_answers(record: Record, group: Group) -> Iterator[Answer]:
-    """Yield what a reader of a red run asks, of one cause of it: the last are how and what else."""
+    """Yield the short answers about a cause of a red run, including replay and other failures."""
     yield from group.answers
     yield Answer(
         "replay", (Piece(group.replay or f"no case was saved; run again: {record.command}"),)

@@ -1,8 +1,4 @@
-"""From red to root cause: what the record tells of why the two worlds differ, in order.
-
-Knows the facts of an explanation and the words for them. Does not know markup, and explains
-nothing itself.
-"""
+"""Presents the explanation in a record: why the two runs differ, step by step."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -43,15 +39,17 @@ UNCAPTURED_RUN: Mapping[UncapturedRun | None, str] = {
         " differ from both the eager and the graph run."
     ),
 }
-"""What a run of the captured function, eagerly, says of the blame."""
+"""The conclusion from an eager run of the captured function."""
 
 
 @dataclass(frozen=True)
 class ExplanationView:
-    """Why the worlds differ. `chain` leads from what went wrong to the first differing bits.
+    """An explanation for the page.
 
-    `blame` says who did what, `situation` names the step, its runner and its bucket. `slots` are
-    the maps of the sub-pools that matter.
+    - `blame`: the cause.
+    - `chain`: the facts from the cause to the first differing bits.
+    - `situation`: the step, its runner and its bucket.
+    - `slots`: the maps of relevant sub-pools.
     """
 
     blame: str
@@ -69,9 +67,9 @@ def describe(
     timeline: Sequence[TimelineEntry],
     contract: Contract | None = None,
 ) -> ExplanationView | None:
-    """Return what a finding's explanation tells, None where there is none.
+    """Return a finding's explanation for the page, or None without one.
 
-    `contract` is the right one of the runner that replayed, None where it is not known.
+    `contract` is the correct contract of the runner that replayed, or None if it is not known.
     """
     if explanation is None:
         return None
@@ -93,7 +91,7 @@ def describe(
 
 
 def _that_matter(explanation: Explanation) -> tuple[SlotMap, ...]:
-    """Return the sub-pool that a slot was taken from wrongly; of none, those that differ."""
+    """Return the sub-pool with the slot used by mistake, or all sub-pools that differ."""
     cause, pools = explanation.cause, explanation.slots
     wanted = [
         (found.model, found.kind)
@@ -105,7 +103,7 @@ def _that_matter(explanation: Explanation) -> tuple[SlotMap, ...]:
 
 
 def _taken(cause: Cause, pool: SlotMap) -> SlotTaken | None:
-    """Return the slot of a sub-pool that was taken wrongly, None if it is another's or unknown."""
+    """Return the slot of a sub-pool that was used by mistake, or None."""
     found, slot, index = cause.taken, cause.slot, cause.index
     if found is None and slot is not None and index is not None:
         found = SlotTaken(slot.model, slot.kind, index.row, index.key, index.read, index.read_right)
@@ -118,7 +116,7 @@ def _taken(cause: Cause, pool: SlotMap) -> SlotTaken | None:
 
 
 def _sentence(text: str) -> Fact:
-    """Return a sentence of the proof with its first word apart: let, then, but, so."""
+    """Split a sentence of the proof into its first word (let, then, but, so) and the rest."""
     first, _, rest = text.partition(" ")
     return Fact(first, rest)
 
@@ -130,7 +128,7 @@ def _situation(at: Situation) -> str:
 
 
 def _chain(cause: Cause) -> Iterator[Fact]:
-    """Yield the links that are known: who left what where, whose slot it is, what differs."""
+    """Yield the known facts: who wrote what where, the owner of the slot, and what differs."""
     yield from _led_there(cause)
     if cause.index is not None:
         yield _left(cause.index.left_by, cause.index.how)
@@ -147,7 +145,7 @@ def _chain(cause: Cause) -> Iterator[Fact]:
 
 
 def _led_there(cause: Cause) -> Iterator[Fact]:
-    """Yield what else led there: a table, an output, a value, a list, the capture, a step."""
+    """Yield other causes: a table, an output, a value, a list, the capture, a step."""
     if cause.cell is not None:
         cell = cause.cell
         place, since = ", ".join(map(str, cell.place)), source_text(cell.since)
@@ -182,14 +180,14 @@ def _led_there(cause: Cause) -> Iterator[Fact]:
 
 
 def _left(writer: Writer, how: How) -> Fact:
-    """Return the link of who left an element: what the harness equalizes, no runner wrote."""
+    """Return who wrote an element. Poison values come from the harness and not from a runner."""
     if how == "equalized":
         return Fact(f"the harness, in {source_text(writer.step)}", HOW[how])
     return Fact(writer_words(writer, how), HOW[how])
 
 
 def _element(index: IndexOrigin) -> str:
-    """Name the static element that led to an index, or the slot that the graph itself holds."""
+    """Name the static element that led to a slot, or the slot recorded in the graph."""
     if index.buffer is None:
         return f"slot {index.value}, in no static input"
     return f"{index.buffer}[{index.element}] = {index.value}"
@@ -208,14 +206,14 @@ def _right(index: IndexOrigin) -> str:
 
 
 def _what(difference: FirstDifference) -> str:
-    """Name the op, and of what it works on all that is known."""
+    """Name the op, and what is known about its operands."""
     layer = None if difference.layer is None else f"layer {difference.layer}"
     parts = (difference.model, layer, difference.kind, difference.tensor)
     return ", ".join([difference.op, *(part for part in parts if part is not None)])
 
 
 def _where(difference: FirstDifference) -> str:
-    """Say where within a tensor the first difference is."""
+    """Describe the place of the first difference in a tensor."""
     liveness = "live" if difference.live else "padded"
     row = [] if difference.row is None else [f"{liveness} {difference.rows} {difference.row}"]
     places = {"slot": difference.slot, "head": difference.head, "element": difference.element}

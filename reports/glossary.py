@@ -1,7 +1,4 @@
-"""The words of this project that a reader of its output meets, each in a sentence.
-
-`docs/glossary.md` has the same lines, which a test holds.
-"""
+"""The glossary of the page. `docs/glossary.md` is generated from it."""
 
 from collections.abc import Mapping
 
@@ -48,4 +45,4 @@ GLOSSARY: Mapping[str, str] = {
         " report, compare and summary read it."
     ),
 }
-"""Ten words or pairs of words, those first that the others need."""
+"""The terms and their definitions. A term comes after those that its definition uses."""

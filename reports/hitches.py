@@ -1,4 +1,4 @@
-"""What did not go smoothly while a run was carried out: it took time, and changed no verdict."""
+"""Problems during a run that took time and did not change the verdict."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,11 +6,11 @@ from paritybit.harness.records.schema import STALLED, Record, RunAgain
 from paritybit.reports.texts import Fact
 
 NAMED = 3
-"""How many tasks are named; the record has them all."""
+"""The number of tasks that are listed. The record has all."""
 
 
 def hitches(record: Record) -> Iterator[Fact]:
-    """Yield what took a run longer than its tasks take."""
+    """Yield the problems that delayed a run."""
     if record.environment.again:
         yield Fact("run again", run_again(record.environment.again))
     stalled = sum(row.events.get(STALLED, 0) for row in (*record.clean, *record.bugs))
@@ -23,7 +23,7 @@ def hitches(record: Record) -> Iterator[Fact]:
 
 
 def run_again(again: Sequence[RunAgain]) -> str:
-    """Return in one sentence which tasks were run again, and how each ended at first."""
+    """Return a sentence with the tasks that were run again, and their first ends."""
     count, named = len(again), "; ".join(f"{one.task} ({one.error})" for one in again[:NAMED])
     tasks = "1 task was" if count == 1 else f"{count} tasks were"
     more = f"; and {count - NAMED} more" if count > NAMED else ""

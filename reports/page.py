@@ -1,7 +1,6 @@
-"""One HTML page from one run record, or from two of them.
+"""Renders HTML pages from one or two run records.
 
-Knows where the templates lie and how numbers are written. Does not know what a run
-is. The page asks nothing of anybody: no script, style, font or image from elsewhere.
+A page is self-contained: it loads no script, style, font or image from elsewhere.
 """
 
 from base64 import b64encode
@@ -23,20 +22,20 @@ from paritybit.reports.texts import duration
 
 
 def render(record: Record, previous: Previous | None = None) -> str:
-    """Return the page of a record, beside the run before it. Equal records give equal pages."""
+    """Return the page of a record. `previous` is the run before it. Equal input, equal page."""
     page = environment().get_template("page.html.j2")
     return page.render(record=record, review=review(record), previous=previous)
 
 
 def render_comparison(before: Record, after: Record, comparison: Comparison) -> str:
-    """Return the page of two records side by side."""
+    """Return the page that compares two records."""
     page = environment().get_template("compare.html.j2")
     return page.render(before=before, after=after, comparison=comparison)
 
 
 @cache
 def environment() -> Environment:
-    """Return the templates, everything escaped that they do not spell out themselves."""
+    """Return the template environment. All inserted values are escaped."""
     environment = Environment(
         loader=PackageLoader("paritybit.reports", package_path="templates"),
         autoescape=True,
@@ -64,5 +63,5 @@ def environment() -> Environment:
 
 
 def draw(explanation: Explanation) -> str:
-    """Return the picture of a stale index, as a file of its own. Raises as `lay_out` does."""
+    """Return the picture of a stale index as a separate SVG file. Raises as `lay_out` does."""
     return environment().get_template("picture.svg.j2").render(p=lay_out(explanation))

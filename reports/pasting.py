@@ -1,7 +1,4 @@
-"""Replaying a case without its file: the same command, with the case as a here-document.
-
-Knows shells and JSON. Does not know markup, and replays nothing.
-"""
+"""Shell commands that replay a case without its file, as a here-document."""
 
 import re
 import shlex
@@ -9,20 +6,20 @@ from contextlib import suppress
 from pathlib import PurePosixPath
 
 LONGEST = 6000
-"""Characters of a case that is small enough to be pasted into a shell."""
+"""The length limit of a case that can be pasted into a shell."""
 
 END = "EOF"
-"""The line that ends a here-document. No case has it: its lines begin with a mark or a space."""
+"""The line that ends a here-document. No case contains it."""
 
 
 def opening(command: str, case_file: str, case: str) -> str:
-    """Return the line that opens a here-document of a case; `command` replays its file.
+    """Return the first line of a here-document with a case. `command` replays the case's file.
 
-    '' for a case that is too long, that a shell or a terminal would not take as it stands, or
-    that the command does not name.
+    Returns '' if the case is too long, if it has characters that a shell or terminal could change,
+    or if the command does not name the file.
     """
     plain = re.fullmatch(r"[ -~\n]*", case) is not None and END not in case.splitlines()
-    with suppress(ValueError):  # Of a record that was edited: quotes that do not close.
+    with suppress(ValueError):  # An edited record can have unclosed quotes.
         words = shlex.split(command)
         ours = ["/dev/stdin" if word.endswith(case_file) else word for word in words]
         if plain and len(case) <= LONGEST and ours != words:
@@ -31,13 +28,14 @@ def opening(command: str, case_file: str, case: str) -> str:
 
 
 def pastable(case: str) -> str:
-    """Return the text of a case without exclamation marks, which in JSON stand in strings alone.
+    """Return the text of a case with exclamation marks escaped.
 
-    An interactive shell may take one for its history, in a here-document too.
+    An interactive shell may expand them from its history, even in a here-document. In JSON they
+    only occur in strings.
     """
     return case.replace("!", "\\u0021")
 
 
 def file_name(case_file: str) -> str:
-    """Return what a case is called when it is downloaded."""
+    """Return the file name of a downloaded case."""
     return PurePosixPath(case_file).name

@@ -1,7 +1,6 @@
-"""What the page shows, read off a run record: one small value per table row or card.
+"""The content of the page from a run record: one small value per table row or card.
 
-Knows the record and the words for it. Does not know markup, and
-judges nothing: verdict and statuses are the record's, only gathered here.
+This module has no markup and judges nothing. Verdict and statuses come from the record.
 """
 
 import re
@@ -43,7 +42,7 @@ VERDICTS: Mapping[str, tuple[str, str, str]] = {
     "red": ("Red", "bad", "✕"),
     "interrupted": ("Interrupted", "warn", "‖"),
 }
-"""Of each verdict: the word, the tone, the sign."""
+"""Word, tone and sign of each verdict."""
 
 MARKS: Mapping[str, tuple[str, str]] = {
     "caught": ("●", "must detect it and did"),
@@ -51,21 +50,21 @@ MARKS: Mapping[str, tuple[str, str]] = {
     "missed": ("✕", "must detect it but did not, or an error ended the hunt"),
     "none": ("·", "did not detect it"),
 }
-"""Of each kind of mark: the sign, the words."""
+"""Sign and meaning of each kind of mark."""
 
 MOST_OPEN = 3
-"""Causes of failures that a page shows at once; the others are folded."""
+"""The number of causes that a page shows at once. The others are folded."""
 
 MOST_WHOLE = 40
-"""Findings that a page holds as markup; more are text until they are opened, so that it is fast."""
+"""The number of findings with markup. Further ones are text until opened, to keep the page fast."""
 
 Hunts = list[tuple[BugRow, Card]]
-"""Hunts as the record has them, each with its card."""
+"""Hunts from the record, each with its card."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """One cell of the matrix. `count` is of the hunts that saw it, '' where none did."""
+    """One cell of the matrix. `count` is the number of hunts that detected it, or ''."""
 
     kind: str
     sign: str
@@ -75,9 +74,10 @@ class Mark:
 
 @dataclass(frozen=True)
 class MatrixRow:
-    """The hunts of one bug, on one runner or on all; `target` of them had to detect it.
+    """The hunts of one bug on one runner or on all.
 
-    `reached`, `triggered` and `detected` count the hunts in which it got so far.
+    `target` is the number of hunts that had to detect it. `reached`, `triggered` and `detected`
+    count the hunts in which it got that far.
     """
 
     name: str
@@ -93,7 +93,7 @@ class MatrixRow:
 
 @dataclass(frozen=True)
 class Pair:
-    """One bug on one runner: whether it was caught, or why it cannot be. `anchor` may be ''."""
+    """One bug on one runner: whether it was detected, or why it cannot be. `anchor` may be ''."""
 
     kind: str
     sign: str
@@ -111,9 +111,9 @@ class RunnerRow:
 
 @dataclass(frozen=True)
 class CleanTrial:
-    """One trial on the clean subject. `anchor` is its card's, '' if nothing was found.
+    """One clean trial. `anchor` is that of its card, or '' without a finding.
 
-    `fails_in` is the runner whose forward fails, '' where that is the one on trial.
+    `fails_in` is the runner whose forward fails, or '' if it is the runner under test.
     """
 
     facts: TrialSettings
@@ -137,7 +137,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Review:
-    """Everything on the page that is not the record's word for word."""
+    """The content of the page that is not copied from the record."""
 
     word: str
     tone: str
@@ -166,13 +166,13 @@ class Review:
 
     @property
     def more_causes(self) -> str:
-        """How many causes are folded, in words."""
+        """The number of folded causes as text."""
         more = len(self.failed) - self.most_open
         return f"{more} more cause{'s' * (more > 1)}"
 
 
 def review(record: Record) -> Review:
-    """Return what the page shows."""
+    """Return the content of the page."""
     word, tone, sign = VERDICTS[record.verdict]
     bugs, clean = tuple(bug_cards(record)), tuple(clean_cards(record))
     events = tuple(_events(record))
@@ -215,7 +215,7 @@ def _figures(record: Record) -> Iterator[Fact]:
 
 
 def _attention(record: Record, cards: Iterable[Card], events: Iterable[Event]) -> Iterator[Piece]:
-    """Yield what speaks against a green run beside what failed."""
+    """Yield problems of a run other than failures."""
     for card in cards:
         if card.finding is not None and card.finding.error:
             yield Piece(f"{card.title} ({card.source}): the explainer failed", card.anchor)
@@ -250,7 +250,7 @@ def _environment(environment: Environment) -> Iterator[Fact]:
 
 
 def _spread(environment: Environment) -> str:
-    """Return in words how many processes shared the work, and which GPUs."""
+    """Describe the processes and GPUs that shared the work."""
     count, gpus = environment.processes or 1, environment.gpus
     processes = f"{count} process{'es' * (count > 1)}{' of a Ray cluster' * bool(environment.ray)}"
     if not gpus:
@@ -260,7 +260,7 @@ def _spread(environment: Environment) -> str:
 
 
 def _commit(commit: str | None, *, dirty: bool | None) -> str:
-    """Return a commit in words, a full one shortened to 12 digits."""
+    """Return a commit as text, shortened to 12 digits."""
     if commit is None:
         return "not recorded"
     short = commit[:12] if re.fullmatch("[0-9a-f]{40,}", commit) else commit
@@ -286,7 +286,7 @@ def _matrix(record: Record, groups: Mapping[str, Hunts]) -> Iterator[MatrixRow]:
 
 
 def _hunt(hunt: BugRow, card: Card) -> Piece:
-    """Return the link to a hunt: its source, and the schedules it drew until it found its bug."""
+    """Return the link to a hunt, with its source and its schedules to detection."""
     drawn = hunt.schedules_to_detection
     return Piece(card.source if drawn is None else f"{card.source} {drawn}", card.anchor)
 
@@ -308,7 +308,7 @@ def _by_bug_and_runner(record: Record, cards: Sequence[Card]) -> dict[str, Hunts
 
 
 def _mark(hunts: Sequence[BugRow], name: str) -> Mark:
-    """Return what the hunts of a bug on a runner saw by one property."""
+    """Return the mark of one property for the hunts of a bug."""
     count, kind = sum(name in hunt.seen for hunt in hunts), mark(hunts, name)
     sign, message = MARKS[kind]
     of_hunts = f"{count} of {len(hunts)} hunts"
@@ -316,7 +316,7 @@ def _mark(hunts: Sequence[BugRow], name: str) -> Mark:
 
 
 def _runner_rows(record: Record, cards: Sequence[Card]) -> Iterator[RunnerRow]:
-    """Yield a row for each bug of the build that was tried on any runner."""
+    """Yield a row for each bug that was tested on any runner."""
     hunts = _by_bug_and_runner(record, cards)
     for name in dict.fromkeys(hunt.bug for hunt in record.bugs):
         pairs = [pair for pair in record.pairs if pair.bug == name]
@@ -367,7 +367,7 @@ def _trials(record: Record, cards: Sequence[Card]) -> Iterator[CleanTrial]:
 
 
 def _property_sets(record: Record) -> Iterator[Fact]:
-    """Yield each different set of properties that clean trials were checked for, once."""
+    """Yield the distinct sets of properties that were checked in clean trials."""
     sets = dict.fromkeys(trial.properties for trial in record.clean)
     for names in sets:
         yield Fact(f"{len(names)} of {len(record.properties)}", words(names))
@@ -376,8 +376,7 @@ def _property_sets(record: Record) -> Iterator[Fact]:
 def _events(record: Record) -> Iterator[Event]:
     """Yield the required events in the record's order, then the others by name.
 
-    The bars grow with the logarithm of the count: one padded replay and a thousand
-    must both be visible, and one more matters most where there are few.
+    The length of a bar is logarithmic in the count, so that small counts are visible too.
     """
     counts: Counter[str] = Counter()
     for trial in record.clean:

@@ -1,7 +1,4 @@
-"""What a run does not prove: what was stubbed where it ran, and what it did not try.
-
-Knows the record and why a device or a build cannot show something. Judges nothing.
-"""
+"""What a run does not prove: what was replaced on its device, and what it did not try."""
 
 from collections.abc import Iterator
 
@@ -20,7 +17,7 @@ ON_A_CPU = (
 
 
 def skipped(record: Record) -> Iterator[Fact]:
-    """Yield what was stubbed, cannot be tried, or was not asked for."""
+    """Yield what was replaced, cannot be tested, or was not selected."""
     pairs = record.pairs
     hunted = {(bug.bug, bug.runner) for bug in record.bugs}
     on_trial = {hunt.trial.runner for hunt in (*record.clean, *record.bugs)}

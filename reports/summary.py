@@ -1,8 +1,4 @@
-"""A Markdown summary of a run, fit for the summary of a CI job.
-
-Knows the record and Markdown. Every text of the record is escaped: it is shown, and makes
-no markup.
-"""
+"""A Markdown summary of a run, for example for a CI job. Texts from the record are escaped."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +8,7 @@ from paritybit.reports.causes import Group
 from paritybit.reports.review import Review, review
 
 MOST_LINES = 50
-"""Lines of what needs attention, at most: the page has them all."""
+"""The maximum number of lines per section. The page has all."""
 
 
 def summarise(record: Record) -> str:
@@ -67,7 +63,7 @@ def _lines(record: Record, shown: Review) -> Iterator[str]:
 
 
 def _told(group: Group) -> Iterator[str]:
-    """Yield one cause: how it ended, its shortest failure, why, and how to replay it."""
+    """Yield one cause: status, shortest failure, explanation and replay command."""
     name = f"{text(group.status)}**: {text(group.cause)} ({group.count})"
     yield f"- **{name}: {text(group.first.title)}"
     yield from (f"  - {text(sentence)}" for sentence in group.told)
@@ -78,7 +74,7 @@ def _told(group: Group) -> Iterator[str]:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table. The cells of its rows are shown, and make no markup."""
+    """Yield the lines of a table. The cells of its rows are escaped."""
     yield _row(head)
     yield _row(["---"] * len(head))
     yield from (_row([text(cell) for cell in row]) for row in rows)
@@ -89,5 +85,5 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def text(value: str) -> str:
-    """Return a text on one line, with every character escaped that Markdown or HTML may read."""
+    """Return a text on one line with all special characters of Markdown and HTML escaped."""
     return re.sub(r"([\\`*_{}\[\]()<>#|!&~@])", r"\\\1", " ".join(value.split()))

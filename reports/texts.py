@@ -1,7 +1,4 @@
-"""Words for values: durations, lists, links, ids.
-
-Knows how the page writes a value. Does not know what the value is of.
-"""
+"""Formats values as text: durations, lists, links, ids."""
 
 import json
 import re
@@ -11,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 TINY = "tiny"
-"""The shape of models of which nothing is said."""
+"""The shape that is not mentioned."""
 
 LINK = re.compile(r"https?://[^\s<>\"',;]+")
 MOST_VALUES = 16
@@ -19,7 +16,7 @@ MOST_VALUES = 16
 
 @dataclass(frozen=True)
 class Piece:
-    """Some text, and where it leads ('' for nowhere)."""
+    """A text and its link, or ''."""
 
     text: str
     href: str = ""
@@ -27,14 +24,14 @@ class Piece:
 
 @dataclass(frozen=True)
 class Fact:
-    """A name and its value, in words."""
+    """A name and its value as text."""
 
     name: str
     value: str
 
 
 class Sized(Protocol):
-    """What has a model of some size."""
+    """A value with a model and a shape."""
 
     @property
     def preset(self) -> str:
@@ -43,7 +40,7 @@ class Sized(Protocol):
 
     @property
     def shape(self) -> str:
-        """How large it is."""
+        """The shape."""
         ...
 
 
@@ -63,7 +60,7 @@ def or_dash(value: Any) -> str:
 
 
 def value_text(value: Any) -> str:
-    """Return a JSON value in words."""
+    """Return a JSON value as text."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
@@ -74,7 +71,7 @@ def value_text(value: Any) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time in words: seconds with one decimal, or minutes and seconds."""
+    """Return a duration as text: seconds with one decimal, or minutes and seconds."""
     if seconds < 120:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -82,7 +79,7 @@ def duration(seconds: float) -> str:
 
 
 def anchors(names: Iterable[str]) -> Iterator[str]:
-    """Yield an id for each name, safe in a link, a number making repeated ones different."""
+    """Yield a unique id for each name that is safe in a link."""
     used: Counter[str] = Counter()
     for name in names:
         slug = re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-")
@@ -91,7 +88,7 @@ def anchors(names: Iterable[str]) -> Iterator[str]:
 
 
 def linked(text: str) -> tuple[Piece, ...]:
-    """Split a text at its web addresses; nothing but http and https becomes a link."""
+    """Split a text at its web addresses. Only http and https addresses become links."""
     pieces: list[Piece] = []
     end = 0
     for match in LINK.finditer(text):
@@ -101,6 +98,6 @@ def linked(text: str) -> tuple[Piece, ...]:
 
 
 def _short(address: str) -> str:
-    """Return an address as people cite it: owner/project#number, or without its scheme."""
+    """Return the short form of an address: owner/project#number, or without its scheme."""
     found = re.fullmatch(r"https?://github\.com/([\w.-]+/[\w.-]+)/(?:pull|issues)/(\d+)", address)
     return f"{found[1]}#{found[2]}" if found else address.split("://", 1)[1]

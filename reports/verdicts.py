@@ -1,8 +1,4 @@
-"""What a run comes to, counted once: the page, the terminal and the summary say the same.
-
-Knows the statuses of a record's rows, and what each means. Judges nothing: a status is the
-record's.
-"""
+"""The meaning of statuses and the totals of a run, for the page, the terminal and the summary."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
@@ -31,24 +27,23 @@ STATUSES: Mapping[str, tuple[bool, str]] = {
     "affected after all": (False, "A property detected the bug, although none was expected to."),
     "vacuous": (False, "No replay could have shown the bug, so the hunt proves nothing."),
 }
-"""Of each status of a hunt: whether it is as expected, and what it means."""
+"""For each status of a hunt: whether it is expected, and its meaning."""
 
 GREEN = "green"
-"""The one status of a clean trial that is as expected."""
+"""The expected status of a clean trial."""
 
 MarkKind = Literal["caught", "also", "missed", "none"]
 
 
 def sound(status: str) -> bool:
-    """Whether a clean trial or a hunt that ended so is as it should be."""
+    """Whether a status of a clean trial or a hunt is expected."""
     return status == GREEN or STATUSES.get(status, (False, ""))[0]
 
 
 def together(rows: Iterable[TrialRow]) -> str:
-    """Return how trials or hunts ended, taken together: the first that is not as it should be.
+    """Return the common status of trials or hunts: the first unexpected one, if there is one.
 
-    Where all are, `caught` goes before `unaffected`: hunts of a bug on all runners say that it
-    was caught where it can be.
+    If all are expected, `caught` takes precedence over `unaffected`.
     """
     statuses = [row.status for row in rows]
     wrong = [status for status in statuses if not sound(status)]
@@ -56,49 +51,49 @@ def together(rows: Iterable[TrialRow]) -> str:
 
 
 def clean_green(record: Record) -> str:
-    """Return how many clean trials are green, of how many."""
+    """Return the number of green clean trials out of all, as text."""
     return f"{sum(row.status == GREEN for row in record.clean)} of {len(record.clean)}"
 
 
 def hunts_sound(record: Record) -> str:
-    """Return how many hunts ended as expected, of how many."""
+    """Return the number of hunts that ended as expected out of all, as text."""
     return f"{sum(sound(row.status) for row in record.bugs)} of {len(record.bugs)}"
 
 
 def tried(record: Record) -> str:
-    """Say what was tried, and how much of it ended as it should."""
+    """Describe how many clean trials and hunts ended as expected."""
     parts = [f"{clean_green(record)} clean trials passed"] if record.clean else []
     parts += [f"{hunts_sound(record)} hunts as expected"] if record.bugs else []
     return f"{', '.join(parts)}; {extent(record)}"
 
 
 def extent(record: Record) -> str:
-    """Say how much was played."""
+    """Describe how much was played."""
     schedules = sum(row.schedules for row in all_rows(record))
     replays = sum(row.replays for row in all_rows(record))
     return f"{schedules:,} schedules, {replays:,} replays"
 
 
 def all_rows(record: Record) -> tuple[CleanRow | BugRow, ...]:
-    """Return every clean trial and every hunt, in the order of the record."""
+    """Return all clean trials and hunts in the order of the record."""
     return (*record.clean, *record.bugs)
 
 
 def judges_coverage(record: Record) -> bool:
-    """Whether a state that was never reached speaks against a run.
+    """Whether unreached states count against a run.
 
-    It does not where no clean trial was asked for, nor where the run was cut short.
+    They do not if there was no clean trial, or if the run was interrupted.
     """
     return bool(record.clean) and record.verdict != "interrupted"
 
 
 def that_can(rows: Sequence[BugRow]) -> Sequence[BugRow]:
-    """Return the hunts of a bug that had to detect it; where none had, all of them."""
+    """Return the hunts that had to detect their bug, or all hunts if none had to."""
     return [row for row in rows if row.detected_by is not None] or rows
 
 
 def mark(rows: Sequence[BugRow], name: str) -> MarkKind:
-    """Return whether hunts that had to be seen by a property were, or others were as well."""
+    """Return the kind of mark of a property for some hunts."""
     must = [row for row in rows if row.detected_by == name]
     if must:
         return "caught" if all(name in row.seen for row in must) else "missed"
@@ -106,9 +101,10 @@ def mark(rows: Sequence[BugRow], name: str) -> MarkKind:
 
 
 def pair_mark(pair: BugOnRunner, rows: Sequence[BugRow]) -> str:
-    """Return what became of a bug on a runner: `missed`, `also`, `lacking`, `unasked`, `caught`.
+    """Return the result for a bug on a runner: `missed`, `also`, `lacking`, `unasked` or `caught`.
 
-    `also` is tried and cannot affect the runner, `lacking` cannot be switched on in it.
+    `also` was tested and cannot affect the runner, `lacking` cannot be switched on in it, and
+    `unasked` was not selected.
     """
     if any(not sound(row.status) for row in rows):
         return "missed"
@@ -118,6 +114,6 @@ def pair_mark(pair: BugOnRunner, rows: Sequence[BugRow]) -> str:
 
 
 def to_detection(rows: Iterable[BugRow]) -> str:
-    """Return how many schedules each hunt drew until it found its bug."""
+    """Return the schedules to detection of each hunt as text."""
     drawn = (row.schedules_to_detection for row in rows)
     return "/".join("–" if count is None else str(count) for count in drawn)

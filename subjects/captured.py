@@ -1,4 +1,4 @@
-"""Our own engine as the harness takes it: with a record of how it was when just captured."""
+"""The built-in engine with the interface of the harness, and a reset to its state after capture."""
 
 import gc
 import logging
@@ -49,11 +49,11 @@ DECLARED = {
     "Capture.breaks": "data passed from one graph segment to the next",
     "SegmentCalls": "graph data that explanations read",
 }
-"""What of our engine's Python objects may differ after a reset, and why."""
+"""The Python state of the built-in engine that may differ after a reset, with reasons."""
 
 
 class CountingGraph:
-    """A graph that counts the blocks the CUDA allocator hands out around its replays."""
+    """A graph that counts the blocks that the CUDA allocator hands out during its last replay."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -68,12 +68,13 @@ class CountingGraph:
 
 
 class CapturedEngine:
-    """An engine under test that keeps what it was when its graphs had just been captured.
+    """The built-in engine. It keeps its state after capture, and `reset` restores it.
 
-    Its KV lies in `pools`, so that there is nothing to read or to write elsewhere. With
-    `records_ops`, graphs keep what each of their ops was given and gave. The runners of `modes`
-    are captured at once, others by `capture`; each capture runs inside a `capturing()`, and
-    `capturing_seconds` is what they have taken of the CPU.
+    - `pools`: the graph world's pools, which hold its KV. `read_kv` and `write_kv` do nothing.
+    - `records_ops`: graphs keep the inputs and outputs of their ops.
+    - `modes`: the modes whose runners are captured at once. `capture` captures others.
+    - `capturing`: returns a context for each capture.
+    - `capturing_seconds`: the CPU seconds of all captures so far.
     """
 
     missing: Mapping[Offer, str] = {}
@@ -109,17 +110,17 @@ class CapturedEngine:
         self._kept = {mode: self._kept_buffers(runner) for mode, runner in self.runners.items()}
 
     def lacks(self, modes: Collection[Mode]) -> frozenset[Mode]:
-        """Return those of some modes whose runner is not captured yet."""
+        """Return the modes whose runner is not captured yet."""
         return frozenset(self.runners).intersection(modes) - self.engine.captured
 
     def capture(self, modes: Collection[Mode]) -> None:
-        """Capture the runners of some modes that are not yet; the engine is then just captured."""
+        """Capture the missing runners of some modes. This also resets the engine."""
         if self.lacks(modes):
             self.recapture()
             self._capture(modes)
 
     def _capture(self, modes: Collection[Mode]) -> None:
-        """Capture, and keep what the engine is now."""
+        """Capture, and keep the state of the engine."""
         started = time.process_time()
         self._capture_by(partial(self.engine.capture, modes))
         self._states = self.state()
@@ -130,7 +131,7 @@ class CapturedEngine:
         self.capturing_seconds += time.process_time() - started
 
     def _capture_by(self, capture: Callable[[], None]) -> None:
-        """Capture, and keep the facts of what graphs read and write."""
+        """Capture, and keep the facts about static buffers and outputs."""
         self.ops.calls = [] if self.records_ops else None
         with uncollected(), self._capturing():
             capture()
@@ -147,19 +148,19 @@ class CapturedEngine:
         }
 
     def reset(self) -> None:
-        """Start again just captured: who owns what stands in the world's tables alone."""
+        """Restore the state after capture. Owners of slots are only in the world's tables."""
         self.recapture()
 
     def forward(self, batch: ForwardBatch | None, mode: Mode) -> Forward:
-        """Run one forward by replay where a graph can, else eagerly."""
+        """Run one forward, by replay if a graph can run it, else eagerly."""
         return self.engine.forward(batch, mode)
 
     def forward_overridden(
         self, batch: ForwardBatch | None, mode: Mode, overrides: Overrides
     ) -> Forward:
-        """Run one forward by replay, with something of it done otherwise.
+        """Run one forward by replay with overrides.
 
-        In its largest bucket a runner replays whatever the engine would choose.
+        With `overrides.largest` the runner replays even if the engine would run eagerly.
         """
         if not overrides.largest:
             return self.engine.forward(batch, mode, overrides)
@@ -167,21 +168,21 @@ class CapturedEngine:
         return Forward(replay.live_output, replay, replay.keys)
 
     def runner_name(self, mode: Mode) -> str | None:
-        """Return what replays batches of a mode, or None where nothing does."""
+        """Return the name of the runner of a mode, or None."""
         runner = self.runners.get(mode)
         return None if runner is None else runner.name
 
     def static_buffers(self, mode: Mode) -> Mapping[str, Tensor]:
-        """Return every static buffer of the runner of a mode, by name; none without a runner."""
+        """Return the static buffers of the runner of a mode, by name. Empty without a runner."""
         runner = self.runners.get(mode)
         return {} if runner is None else runner.static_buffers()
 
     def all_static_buffers(self) -> Sequence[Mapping[str, Tensor]]:
-        """Return the static buffers of every runner."""
+        """Return the static buffers of each runner."""
         return [runner.static_buffers() for runner in self.runners.values()]
 
     def facts(self, replay: Replay) -> ReplayFacts:
-        """Return what the replay that just ran relied on."""
+        """Return facts about the last replay: buffers, outputs, dtypes, ops and allocations."""
         runner = self._by_name[replay.runner]
         buffers = runner.static_buffers()
         outputs = self.outputs.get((runner.name, replay.bucket), {})
@@ -208,11 +209,11 @@ class CapturedEngine:
         )
 
     def capture_again(self) -> None:
-        """Capture the runner under test again; a reset brings the first graphs back."""
+        """Capture the runner under test again. A reset restores the first graphs."""
         self._capture_by(self.engine.capture_again)
 
     def recapture(self) -> None:
-        """Give every static buffer, and the Python state, what they held after capture."""
+        """Restore all static buffers and the Python state to their state after capture."""
         for buffers, captured in self._captured:
             torch._foreach_copy_(buffers, captured)
         self.restore(self._states)
@@ -220,7 +221,7 @@ class CapturedEngine:
             runner.forget_conversions()
 
     def python_objects(self) -> PythonObjects:
-        """Return the engine's Python objects, and what is declared of them."""
+        """Return the engine's Python objects, with its declarations about them."""
         pools = self.engine.pools[Role.TARGET].pool
         outputs = [
             values
@@ -236,18 +237,15 @@ class CapturedEngine:
         )
 
     def equalize_padding(self, mode: Mode, values: Mapping[str, int]) -> None:
-        """Give the tails of KEEP and FILL_ONCE buffers the value of their name, 0 if there is none.
+        """Fill the KEEP and FILL_ONCE buffers of a runner with `values`, by name. The default is 0.
 
-        By the right contract, not the subject's: padded rows are then equal in both of two runs.
+        The policies are those of the correct contract, so padded rows are equal in different runs.
         """
         for name, buffer in self._kept.get(mode, {}).items():
             buffer.fill_(values.get(name, 0))
 
     def state(self) -> Any:
-        """Return the Python state about write locations of every pool, and every runner's own.
-
-        The graphs are part of it, and the facts of what they read and write.
-        """
+        """Return the Python state: locations of pools, state of runners, graphs and facts."""
         return {
             "pools": {role: pool.state for role, pool in self.engine.pools.items()},
             "runners": {mode: runner.state for mode, runner in self.runners.items()},
@@ -256,7 +254,7 @@ class CapturedEngine:
         }
 
     def restore(self, state: Any) -> None:
-        """Bring back a Python state."""
+        """Restore a Python state."""
         for role, pool in self.engine.pools.items():
             pool.state = state["pools"][role]
         for mode, runner in self.runners.items():
@@ -265,20 +263,20 @@ class CapturedEngine:
         self.buffers, self.outputs = state["facts"]
 
     def ownership(self) -> None:
-        """Return nothing: the world's tables are its own."""
+        """Return None, because the world's tables are the engine's."""
 
     def ownership_changed(self) -> None:
-        """Follow a change of slot ownership, as the engine's allocator reports it to the pool."""
+        """Report a change of slot owners to the pool, as the engine's allocator does."""
         self.engine.allocator_changed()
 
     def read_kv(self) -> None:
-        """Do nothing: the engine's KV lies in the world's storage."""
+        """Do nothing, because the engine's KV is in the world's storage."""
 
     def write_kv(self) -> None:
-        """Do nothing: the engine's KV lies in the world's storage."""
+        """Do nothing, because the engine's KV is in the world's storage."""
 
     def count_allocations(self) -> None:
-        """Count the allocator's blocks around every graph's replay from now on."""
+        """Count the allocator's blocks during each replay from now on."""
         self.counts = True
         for runner in self.runners.values():
             for captured in runner.captured.values():
@@ -288,7 +286,7 @@ class CapturedEngine:
                 ]
 
     def _kept_buffers(self, runner: GraphRunner) -> dict[str, Tensor]:
-        """Return what the runner's right contract does not reset, by name."""
+        """Return the buffers that the runner's correct contract does not reset, by name."""
         return {
             row.name: runner.inputs.buffers[row.name]
             for row in contract(RUNNERS[runner.name], self.scheme)
@@ -296,7 +294,7 @@ class CapturedEngine:
         }
 
     def _translated_dtype(self) -> torch.dtype:
-        """Return the dtype that the pool's own translation returns."""
+        """Return the dtype of the pool's translation."""
         pool = self.engine.pools[Role.TARGET]
         pool.invalidate_loc_cache()
         loc = torch.zeros(1, dtype=torch.int64, device=pool.pool.device)
@@ -307,7 +305,7 @@ class CapturedEngine:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Look for no garbage until the end: what is captured meanwhile stays, and there is much."""
+    """Disable the garbage collector in this context. A capture creates many permanent objects."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -318,14 +316,14 @@ def uncollected() -> Iterator[None]:
 
 
 def facts_of(buffers: Mapping[str, Tensor]) -> dict[str, BufferFacts]:
-    """Return the facts of some buffers, by name."""
+    """Return the facts about buffers, by name."""
     return {name: BufferFacts.of(buffer) for name, buffer in buffers.items()}
 
 
 def facts_since(
     captured: Mapping[str, BufferFacts], buffers: Mapping[str, Tensor]
 ) -> dict[str, BufferFacts]:
-    """Return the facts of some buffers, by name: those of the capture where they still hold."""
+    """Return the facts about buffers, by name, reusing those of the capture if they still hold."""
     return {
         name: facts
         if (facts := captured.get(name)) is not None and facts.hold_of(buffer)
@@ -335,7 +333,7 @@ def facts_since(
 
 
 def grouped(buffers: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Return the buffers in groups of one dtype and device, which one call copies together."""
+    """Group buffers by dtype and device. One call can copy a group."""
     groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for buffer in buffers:
         groups.setdefault((buffer.dtype, buffer.device), []).append(buffer)
@@ -343,7 +341,7 @@ def grouped(buffers: Iterable[Tensor]) -> list[list[Tensor]]:
 
 
 def whole_storages(runners: Iterable[Mapping[str, Tensor]]) -> list[Tensor]:
-    """Return each storage under the buffers of all runners once, flat: buffers may be shared."""
+    """Return each distinct storage of the runners' buffers as a flat tensor."""
     found: dict[int, Tensor] = {}
     for buffer in (buffer for buffers in runners for buffer in buffers.values()):
         flat = buffer.view(-1)
@@ -354,7 +352,7 @@ def whole_storages(runners: Iterable[Mapping[str, Tensor]]) -> list[Tensor]:
 
 
 def allocations() -> int:
-    """Return how many blocks the CUDA caching allocator has handed out so far."""
+    """Return the number of blocks that the CUDA caching allocator has handed out so far."""
     if not torch.cuda.is_initialized():
         return 0
     stats = torch.cuda.memory.memory_stats_as_nested_dict()

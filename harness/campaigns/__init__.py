@@ -1,1 +1,1 @@
-"""Runs of many schedules: hunts, the main job, history, soak, replays; their cases and records."""
+"""Campaigns that play many schedules: regress, hunts, history, soak, mutants and replays."""

@@ -1,9 +1,8 @@
-"""Measuring lockstep: what a differential step costs with the per-step checks on, and its parts.
+"""Measures the cost of a differential step and of its parts.
 
-The same schedule is played in turn with all checks, without those of what was read, held and
-owned, with the just-captured replay alone, and with no check. Times are a process's own on the
-CPU; a step's is also told in products of small tensors measured beside it, which says the same
-on any machine.
+The same schedule is played with all checks, without the checks of reads, static inputs and slot
+ownership, with hermetic_replay only, and without checks. Times are CPU times of the process. The
+time of a step is also given in products of small tensors, which is comparable between machines.
 """
 
 import statistics
@@ -34,14 +33,14 @@ EVICT_EVERY = 6
 REPEATS = 7
 SCHEDULES = 4
 PRODUCTS = 20_000
-"""Products of small tensors that are measured before and after each playing."""
+"""The number of products of small tensors measured before and after each playing."""
 
 HELD_CHECKS = frozenset({"read_frame", "live_inputs", "slot_ownership"})
-"""The per-step checks of index lists, static inputs and slots, whose share is measured."""
+"""The checks of index lists, static inputs and slots, whose share of the time is measured."""
 
 
 def workload() -> Schedule:
-    """Return decodes of 8 rows, full and padded in turn, as requests come and go."""
+    """Return a schedule of decodes with 8 rows, alternately full and padded."""
     steps: list[Step] = [Admit(6, 99)] * ROWS
     for turn in range(DECODES):
         rows = ROWS if turn % 2 else ROWS - 1 - turn % 3
@@ -54,27 +53,27 @@ def workload() -> Schedule:
 
 @dataclass
 class Stopwatch(Recorder):
-    """Adds up what the parts of each step take, in seconds of this process on the CPU."""
+    """Adds up the CPU seconds of this process for each part of a step."""
 
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     since: float = 0.0
 
     def planned(self, pair: Pair, planned: PlannedStep) -> None:
-        """Follow a step that both worlds have planned and none has run."""
+        """Measure the planning, which is over."""
         self.seconds["planning"] += time.process_time() - self.since
 
     def eager(self) -> Any:
-        """Follow the eager forward."""
+        """Measure the eager forward."""
         return self._timed("eager")
 
     def forwarding(self) -> Any:
-        """Follow the subject's forward."""
+        """Measure the subject's forward."""
         return self._timed("replay")
 
     def observe(
         self, place: int, step: Step, observation: Observation | None, violated: frozenset[str]
     ) -> None:
-        """Begin the next step."""
+        """Start to measure the next step."""
         self.since = time.process_time()
 
     @contextmanager
@@ -86,7 +85,7 @@ class Stopwatch(Recorder):
 
 @dataclass(frozen=True)
 class Played:
-    """One playing of the schedule: how long it took in all, and on the CPU, and what it gave."""
+    """One playing of the schedule: wall seconds, CPU seconds and outcome."""
 
     elapsed: float
     seconds: float
@@ -99,7 +98,7 @@ class Played:
 
     @property
     def step(self) -> float:
-        """Seconds of the CPU that a step takes."""
+        """CPU seconds per step."""
         return self.seconds / self.outcome.steps
 
 
@@ -109,9 +108,9 @@ def played(
     properties: frozenset[str] = STEP_PROPERTIES,
     stopwatch: Stopwatch | None = None,
 ) -> Played:
-    """Return how one playing of a schedule went, judged by some properties.
+    """Play a schedule and check some properties.
 
-    Raises RuntimeError for one that is not clean, or replays no padded batch.
+    Raises RuntimeError if a property is violated or no padded batch is replayed.
     """
     lockstep.watch(properties)
     watch = stopwatch or Stopwatch()
@@ -126,7 +125,7 @@ def played(
 
 
 def product_seconds() -> float:
-    """Return the seconds of one call of torch.mul(a, b, out=c) on 8 x 64 floats of the CPU."""
+    """Return the seconds of one torch.mul(a, b, out=c) with 8 x 64 floats on the CPU."""
     one, other, result = torch.rand(8, 64), torch.rand(8, 64), torch.empty(8, 64)
     started = time.process_time()
     for _ in range(PRODUCTS):
@@ -135,17 +134,17 @@ def product_seconds() -> float:
 
 
 def in_products(play: Callable[[], Played]) -> tuple[Played, float]:
-    """Return a playing, and how many products a step of it is worth, measured on both sides."""
+    """Return a playing, and its time per step in products, measured before and after it."""
     before = product_seconds()
     one = play()
     return one, 2 * one.step / (before + product_seconds())
 
 
 def parts_of(lockstep: Lockstep, schedule: Schedule, step: float) -> dict[str, float]:
-    """Return the seconds of a step's parts, of which all together are `step`.
+    """Return the seconds of a step's parts. Their sum is `step`.
 
-    Planning includes what is kept before a forward. The just-captured replay is what that adds,
-    the checks are what all others add, and bookkeeping is the rest of a step without checks.
+    Planning includes the copies made before a forward. `just-captured replay` is the time that
+    hermetic_replay adds, `checks` the time that all other checks add, and bookkeeping is the rest.
     """
     bare, with_fresh = [], []
     watches = [Stopwatch() for _ in range(REPEATS)]
@@ -167,7 +166,7 @@ def parts_of(lockstep: Lockstep, schedule: Schedule, step: float) -> dict[str, f
 
 
 def captured_graphs(lockstep: Lockstep) -> int:
-    """Return how many sizes of runners both engines of a lockstep have captured."""
+    """Return the number of graphs that both engines of a lockstep have captured."""
     engines = lockstep.pair.subject, lockstep.pair.fresh_engine
     return sum(
         len(runner.captured)
@@ -178,7 +177,7 @@ def captured_graphs(lockstep: Lockstep) -> int:
 
 
 def bench_trial(preset: str, device: str) -> TrialConfig:
-    """Return the trial that is measured: decode, a preset's tiny size, float32."""
+    """Return the trial to measure: decode, a preset's tiny size, float32."""
     return TrialConfig(
         preset=preset,
         device=device,
@@ -189,7 +188,7 @@ def bench_trial(preset: str, device: str) -> TrialConfig:
 
 
 def measured(preset: str, device: str, schedule: Schedule) -> dict[str, Any]:
-    """Return the figures of a preset's trial."""
+    """Return the measured figures for a preset's trial."""
     started = time.process_time()
     lockstep = Lockstep(bench_trial(preset, device))
     capturing = time.process_time() - started
@@ -223,7 +222,7 @@ def measured(preset: str, device: str, schedule: Schedule) -> dict[str, Any]:
 
 
 def bench(device: str) -> dict[str, Any]:
-    """Return the figures of each preset, measured in one process."""
+    """Return the measured figures for each preset."""
     schedule = workload()
     return {
         "rows": ROWS,

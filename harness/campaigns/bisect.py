@@ -1,7 +1,7 @@
-"""Which of several bugs explain a failing schedule: delta debugging over the set of them.
+"""Finds the smallest set of bugs that makes a schedule fail, by delta debugging.
 
-A bug here is a toggle, on or off; another set of them is another build of the same trial. An
-error of ours raises PlayingFailedError, for then no set can be judged.
+Each set of bugs is a variant of the same trial. An internal error raises PlayingFailedError,
+because no set can be judged then.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,10 +24,10 @@ OnPlayed = Callable[[BugSet, Outcome], None]
 
 
 class Bisection:
-    """Plays a case's schedule with whatever set of its trial's bugs is asked for.
+    """Plays a case's schedule with subsets of its trial's bugs.
 
-    A set fails if it violates the case's target. `on_played` is called once for each set,
-    when it has been played.
+    A set fails if the schedule violates the case's target with it. `on_played` is called once for
+    each set, after it was played.
     """
 
     def __init__(self, case: Case, on_played: OnPlayed) -> None:
@@ -38,7 +38,7 @@ class Bisection:
         self.outcomes: dict[BugSet, Outcome] = {}
 
     def fails(self, bug_set: BugSet) -> bool:
-        """Whether the schedule violates the target with these bugs on and no other."""
+        """Whether the schedule violates the target with exactly these bugs."""
         wanted = catalogued(bug_set)
         if wanted not in self.outcomes:
             trial = replace(self.case.trial, bugs=wanted)
@@ -51,7 +51,7 @@ class Bisection:
         return self.target in self.outcomes[wanted].violated
 
     def explain(self) -> Case | None:
-        """Return the case with a smallest set of its bugs; None if all together do not fail."""
+        """Return the case with a smallest set of its bugs, or None if all bugs do not fail."""
         all_bugs = self.case.trial.bugs
         if not self.fails(all_bugs):
             return None
@@ -62,15 +62,15 @@ class Bisection:
 
 
 def hunted_case(trial: TrialConfig, target: str | None, seed: int, examples: int) -> Case | None:
-    """Return a case of what a hunt finds on a trial, None if it finds nothing."""
+    """Return the case that a hunt finds on a trial, or None."""
     schedule = without_error(hunt(Lockstep(trial), target, seed, examples)).schedule
     return Case(trial, schedule, target, seed, ()) if schedule is not None else None
 
 
 def with_goal(case: Case | None) -> Case | None:
-    """Return a case that has a target: the first property violated if it had none.
+    """Return a case with a target. The default target is the first property violated.
 
-    None if there is no case, or nothing is violated.
+    Returns None without a case, or if nothing is violated.
     """
     if case is None or case.target is not None:
         return case
@@ -79,7 +79,7 @@ def with_goal(case: Case | None) -> Case | None:
 
 
 def likeliest_runner(bugs: Sequence[str]) -> str:
-    """Return the first runner that most of the bugs affect, of those that can have them all."""
+    """Return the runner that most of the bugs affect, among those that can have all of them."""
 
     def promise(runner: str) -> tuple[bool, int]:
         able = not any(lacking(BUGS[bug], runner) for bug in bugs)
@@ -89,9 +89,9 @@ def likeliest_runner(bugs: Sequence[str]) -> str:
 
 
 def smallest(bug_set: BugSet, fails: Fails) -> BugSet:
-    """Return a smallest set that fails, of `bug_set`, which fails: no smaller set does.
+    """Return a smallest failing subset of `bug_set`, which must fail.
 
-    ddmin alone gives a set of which no bug can be left out; a smaller one may lie elsewhere.
+    ddmin alone only gives a set from which no single bug can be removed.
     """
     if fails(()):
         return ()
@@ -101,7 +101,7 @@ def smallest(bug_set: BugSet, fails: Fails) -> BugSet:
 
 
 def ddmin(bug_set: BugSet, fails: Fails) -> BugSet:
-    """Return a set that fails and of which no bug can be left out. `bug_set` fails."""
+    """Return a failing subset from which no bug can be removed. `bug_set` must fail."""
     kept, parts = bug_set, 2
     while len(kept) > 1:
         chunks = split(kept, parts)
@@ -120,6 +120,6 @@ def ddmin(bug_set: BugSet, fails: Fails) -> BugSet:
 
 
 def split(bug_set: Sequence[str], parts: int) -> list[BugSet]:
-    """Return `bug_set` in `parts` chunks of nearly one length, none empty."""
+    """Split `bug_set` into `parts` chunks of nearly equal length. No chunk is empty."""
     ends = [len(bug_set) * place // parts for place in range(parts + 1)]
     return [tuple(bug_set[begin:end]) for begin, end in pairwise(ends)]

@@ -1,4 +1,4 @@
-"""Whether a finding shows in a fresh process, or depends on state that no one declared."""
+"""Checks whether a finding reproduces in a fresh process or depends on undeclared state."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -17,11 +17,14 @@ DEPENDS = "the finding depends on undeclared state because a fresh process does 
 
 @dataclass(frozen=True)
 class Confirmed:
-    """What of a hunt's finding shows in a fresh process.
+    """A hunt's finding after fresh processes tried to reproduce it.
 
-    Where `undeclared` is None, `schedule` shows the finding there. Otherwise no fresh process
-    does: `schedule` is then as it was drawn, unshrunk, `history` the schedules to be played before
-    it in one process, `seen` what it violated in the hunt, and `undeclared` says all this.
+    If `undeclared` is None, `schedule` reproduces the finding. Otherwise no fresh process does:
+
+    - `schedule`: the schedule as it was drawn, not shrunk.
+    - `history`: the schedules to play before it in the same process.
+    - `seen`: the violations in the hunt.
+    - `undeclared`: a violation that states the dependence.
     """
 
     schedule: Schedule
@@ -31,7 +34,7 @@ class Confirmed:
 
     @property
     def violations(self) -> tuple[Violation, ...]:
-        """What was seen of a finding that a fresh process does not show."""
+        """The violations of a finding that a fresh process does not reproduce."""
         return self.seen if self.undeclared is None else (*self.seen, self.undeclared)
 
 
@@ -42,13 +45,12 @@ def confirmed(
     watched: Iterable[str],
     play: PlayFresh,
 ) -> Confirmed:
-    """Return a schedule that shows the target in a fresh process; None is any of `watched`.
+    """Find a schedule that violates the target in a fresh process. None means any of `watched`.
 
-    That is the shrunk one, else the drawn one, shrunk in fresh processes. A process that has
-    captured only what its schedules need and does not show it does not decide: one that has
-    captured everything does. A playing that does not show it while gates opened by themselves is
-    repeated once; the hunt's events count these gates. Raises PlayingFailedError for a playing that
-    an error of ours ended.
+    The first candidate is the shrunk schedule, the second the drawn one, which is then shrunk in
+    fresh processes. If a process that captured only what the schedules need does not reproduce the
+    finding, one that captured everything decides. A playing without the violation is repeated once
+    if a timeout opened gates in it. Raises PlayingFailedError for an internal error.
     """
     until, properties = ends(target), hunted(target, watched)
     drawn, shrunk = hunt_result.drawn, hunt_result.schedule
@@ -80,7 +82,7 @@ def confirmed(
 
 
 def ever_more(schedules: tuple[Schedule, ...]) -> Iterator[tuple[Schedule, ...]]:
-    """Yield the last one, two, four … of some schedules, at last all of them."""
+    """Yield the last 1, 2, 4, … schedules, and finally all of them."""
     count = 1
     while count < len(schedules):
         yield schedules[-count:]
@@ -90,7 +92,7 @@ def ever_more(schedules: tuple[Schedule, ...]) -> Iterator[tuple[Schedule, ...]]
 
 
 def told(hunt_result: HuntResult, history: tuple[Schedule, ...] | None) -> Violation:
-    """Return the violation of a finding that shows after `history` alone, if even then."""
+    """Return the violation for a finding that only recurs after `history`, or not at all."""
     count = len(hunt_result.before) if history is None else len(history)
     if history is None:
         ending = f"it did not recur even after the {count} schedules that were played before it"

@@ -1,4 +1,4 @@
-"""The regression corpus: the minimal case of every bug on every runner that it affects."""
+"""The regression corpus: a minimal case for each bug on each runner that it affects."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from paritybit.harness.records.case import write_case
 
 
 def corpus_tasks(hunts: Sequence[tuple[str, str]]) -> list[Task]:
-    """Return the hunts whose cases the corpus keeps: those that must catch, on a CPU, seed 0."""
+    """Return the hunts for the corpus, on a CPU with seed 0. Each must detect its bug."""
     return [
         replace(task, trial=one_size(task.trial))
         for task in plan(RunConfig("cpu", tuple(hunts)))
@@ -28,7 +28,7 @@ def corpus_name(task: Task) -> str:
 def make_corpus(
     tasks: Sequence[Task], folder: Path, workers: Workers, on_result: Callable[[Result], None]
 ) -> list[Result]:
-    """Hunt, and write a case for each bug caught into `folder`; return the results without one."""
+    """Hunt, and write a case to `folder` per bug caught. Returns the results without a case."""
     without_case: list[Result] = []
 
     def keep(result: Result) -> None:

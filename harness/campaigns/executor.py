@@ -1,8 +1,7 @@
-"""The one executor of every campaign: independent tasks, spread over worker processes.
+"""The executor of all campaigns. It runs independent tasks in worker processes.
 
-A task is plain data and `run` a function of a module, so that both can be handed to a fresh
-process. Whatever happens to one task, the rest finishes. What a task is about (trials,
-properties, devices) is not known here.
+A task is plain data and `run` is a module-level function, so both can be sent to a new process. If
+one task fails, the others still finish. The executor knows nothing about trials or devices.
 """
 
 import gc
@@ -26,15 +25,15 @@ from paritybit.harness.machine.gpus import VISIBLE
 from paritybit.harness.machine.workers import Workers
 
 JOIN_SECONDS = 10.0
-"""How long a process that was killed may take to go."""
+"""Seconds that a killed process may take to end."""
 
 
 class Reported(Protocol):
-    """What running a task gives. After `spoiled` its process must not run another task."""
+    """The result of a task. If `spoiled`, its process must not run another task."""
 
     @property
     def spoiled(self) -> bool:
-        """Whether the process is of no use any more: it lost its device, or an error was raised."""
+        """Whether the process is no longer usable because of a lost device or an error."""
         ...
 
 
@@ -44,15 +43,16 @@ R = TypeVar("R", bound=Reported)
 
 @dataclass(frozen=True)
 class Campaign(Generic[T, R]):
-    """What is done with every task of a campaign.
+    """How to run the tasks of a campaign.
 
-    `run` carries a task out. `shared` names what a process keeps from one task to the next, such
-    as a captured trial: tasks of one name go to one process where possible. `own` is a finer name,
-    of what is kept for some of these tasks only; where it is None, `shared` serves as it.
-    `seconds` is how long a task may take; one that takes longer is taken to hang. `variables` is a
-    pattern of the environment variables that its processes are given; None gives them all. With a
-    pattern they are started afresh, since a fork would still have the others in its memory.
-    `label` says what a task is called.
+    - `run`: runs a task.
+    - `shared`: the key of what a process keeps between tasks, such as a captured trial. Tasks with
+      one key go to one process if possible.
+    - `own`: a finer key, for what only some of these tasks share. None means `shared`.
+    - `seconds`: the time limit of a task, after which it counts as hung.
+    - `variables`: a pattern of the environment variables that processes get. None means all. With
+      a pattern, processes are not forked, because a fork keeps all variables in its memory.
+    - `label`: the name of a task in messages.
     """
 
     run: Callable[[T], R]
@@ -65,7 +65,7 @@ class Campaign(Generic[T, R]):
 
 @dataclass(frozen=True)
 class Ended(Generic[T, R]):
-    """How one task ended: with a result, or with an error, which holds no absolute path."""
+    """The end of a task: a result, or an error as a traceback without absolute paths."""
 
     task: T
     seconds: float
@@ -74,9 +74,9 @@ class Ended(Generic[T, R]):
 
 
 def variables_of(variables: re.Pattern[str] | None, gpu: str | None = None) -> dict[str, str]:
-    """Return of this process's environment what a pattern matches as a whole; None is all.
+    """Return the environment variables whose whole name matches a pattern. None means all.
 
-    With `gpu` a process that is given it sees that one alone by CUDA.
+    With `gpu`, a process with these variables only sees this GPU.
     """
     pinned = {} if gpu is None else {VISIBLE: gpu}
     given = {
@@ -89,7 +89,7 @@ def variables_of(variables: re.Pattern[str] | None, gpu: str | None = None) -> d
 
 @contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Let this process's environment be another, until the end."""
+    """Replace this process's environment within this context."""
     before = dict(os.environ)
     os.environ.clear()
     os.environ.update(variables)
@@ -101,7 +101,7 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def outcome_of(run: Callable[[T], R], task: T) -> tuple[R | None, str | None]:
-    """Return what a task gives, or the traceback of what it raises."""
+    """Return the result of a task, or the traceback of its error."""
     try:
         return run(task), None
     except KeyboardInterrupt:
@@ -111,8 +111,8 @@ def outcome_of(run: Callable[[T], R], task: T) -> tuple[R | None, str | None]:
 
 
 def _serve(pipe: connection.Connection, run: Callable[[Any], Any]) -> None:
-    """Run the tasks that come through a pipe, in a worker process, and send back what they give."""
-    with suppress(EOFError, BrokenPipeError):  # The process that started this one is gone.
+    """Run the tasks that come through a pipe, and send back their outcomes."""
+    with suppress(EOFError, BrokenPipeError):  # The parent process is gone.
         while True:
             task = pipe.recv()
             result, error = outcome_of(run, task)
@@ -125,19 +125,19 @@ def _serve(pipe: connection.Connection, run: Callable[[Any], Any]) -> None:
 def _serve_apart(pipe: connection.Connection, run: Callable[[Any], Any]) -> None:
     """Serve in a process that was not forked."""
     end_with_asker(pipe)
-    gc.freeze()  # What was imported is never garbage: the collector passes over it.
+    gc.freeze()  # Imported objects are never garbage, so the collector skips them.
     _serve(pipe, run)
 
 
 def _started_apart(
     run: Callable[[Any], Any], variables: Mapping[str, str]
 ) -> tuple[process.BaseProcess, connection.Connection]:
-    """Return a process that has never had any other variable, and the pipe to it."""
+    """Return a new process that only ever had these variables, and the pipe to it."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    # No daemon: a task may start processes of its own.
+    # Not a daemon, because a task may start processes.
     started = context.Process(target=_serve_apart, args=(theirs, run))
-    # Starting it, the first process would let SIGINT through again.
+    # The tracker must run already, because its start would unblock SIGINT.
     resource_tracker.ensure_running()
     with undisturbed(), environment(variables):
         started.start()
@@ -146,7 +146,7 @@ def _started_apart(
 
 
 class _Worker(Generic[T, R]):
-    """A process of its own that runs one task at a time and leaves Ctrl-C to this process."""
+    """A worker process that runs one task at a time. It ignores Ctrl-C."""
 
     task: T
 
@@ -164,19 +164,19 @@ class _Worker(Generic[T, R]):
 
     @property
     def gone(self) -> bool:
-        """Whether the process, which is idle, has ended: it says nothing else meanwhile."""
+        """Whether the idle process has ended. An idle process sends nothing else."""
         return self.pipe.poll() or not self.process.is_alive()
 
     def give(self, task: T, seconds: float) -> None:
-        """Have the process run a task, for so many seconds at most."""
+        """Send the process a task, with a time limit in seconds."""
         self.task, self.busy = task, True
         self.started = time.monotonic()
         self.deadline = self.started + seconds
-        with suppress(OSError):  # It has just died: `collect` says so.
+        with suppress(OSError):  # It has just died; `collect` reports it.
             self.pipe.send(task)
 
     def collect(self) -> Ended[T, R]:
-        """Return how the task ended, of a process that has answered, has died or is overdue."""
+        """Return the end of the task. The process has answered, has died or is overdue."""
         result: R | None = None
         error: str | None = None
         try:
@@ -195,14 +195,14 @@ class _Worker(Generic[T, R]):
         return Ended(self.task, time.monotonic() - self.started, result, error)
 
     def end(self) -> None:
-        """End the process at once, whatever it does."""
+        """Kill the process."""
         self.process.kill()
         self.pipe.close()  # By which it ends, too, if it is forked only later.
         self.process.join(JOIN_SECONDS)
 
 
 class Waiting(Generic[T, R]):
-    """The tasks that no process has been given yet, in order."""
+    """The tasks that have not started, in order."""
 
     def __init__(self, campaign: Campaign[T, R], tasks: Iterable[T]) -> None:
         self.shared, self.own = campaign.shared, campaign.own or campaign.shared
@@ -212,12 +212,15 @@ class Waiting(Generic[T, R]):
         return bool(self.tasks)
 
     def take(self, last: T | None, running: Sequence[T]) -> T:
-        """Take the task for which a process that last ran `last` has to build the least anew.
+        """Take the task for which a process that last ran `last` has to build the least.
 
-        First choice is a task with the `shared` and `own` of the last one; then one with the same
-        `shared`, whose `own` no running task has; then one whose `shared` no running task has.
-        Else one whose `own` no running task has, if there is one, from the group with the most
-        tasks left for each process that is busy with it. What two processes need is built twice.
+        In order of preference:
+
+        1. the same `shared` and `own` as the last task;
+        2. the same `shared`, with an `own` that no running task has;
+        3. a `shared` that no running task has;
+        4. an `own` that no running task has, from the group with the most waiting tasks per
+           process that works on it.
         """
         shared = Counter(self.shared(task) for task in running)
         own = {self.own(task) for task in running}
@@ -238,15 +241,15 @@ class Waiting(Generic[T, R]):
         return self.tasks.pop(place)[2]
 
     def put_back(self, task: T) -> None:
-        """Have a task wait again, before all others."""
+        """Put a task back, before all others."""
         self.tasks.insert(0, self._keyed(task))
 
     def _keyed(self, task: T) -> tuple[Hashable, Hashable, T]:
-        """Return what a task shares, what it has of its own, and the task."""
+        """Return the `shared` key and the `own` key of a task, and the task."""
         return self.shared(task), self.own(task), task
 
     def _first(self, fits: Callable[[Hashable, Hashable], bool]) -> int | None:
-        """Return the place of the first task of which that fits what it shares and has."""
+        """Return the place of the first task whose keys satisfy `fits`, or None."""
         keys = enumerate(self.tasks)
         return next((place for place, (group, own, _) in keys if fits(group, own)), None)
 
@@ -257,7 +260,7 @@ def _hand_out(
     waiting: Waiting[T, R],
     pin: Callable[[int], str | None],
 ) -> None:
-    """Give every idle process a task, while there are tasks; start those that are not there."""
+    """Give each idle process a task while there are tasks. Start missing processes."""
     for place, worker in enumerate(workers):
         if not waiting or (worker is not None and worker.busy):
             continue
@@ -269,7 +272,7 @@ def _hand_out(
 
 
 def _ready(busy: Sequence[_Worker[T, R]]) -> list[_Worker[T, R]]:
-    """Wait for the processes that have answered, have died or are overdue."""
+    """Wait for processes, and return those that have answered, have died or are overdue."""
     soonest = min(worker.deadline for worker in busy)
     answered = connection.wait(
         [worker.pipe for worker in busy], max(0.0, soonest - time.monotonic())
@@ -279,12 +282,12 @@ def _ready(busy: Sequence[_Worker[T, R]]) -> list[_Worker[T, R]]:
 
 
 class _TooLongError(BaseException):
-    """A task of this process took too long. No Exception, so that nothing swallows it."""
+    """A task in this process took too long. Not an Exception, so that no handler catches it."""
 
 
 @contextmanager
 def alarm(seconds: float) -> Iterator[None]:
-    """Raise what ends a task once it has taken too long; signals reach the main thread alone."""
+    """Raise _TooLongError after some seconds. It needs the main thread, which gets the signal."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -315,16 +318,15 @@ def execute(
     workers: Workers,
     on_end: Callable[[Ended[T, R]], None],
 ) -> None:
-    """Run every task, in the processes of `workers` or, if these are none, in this one.
+    """Run all tasks in the processes of `workers`, or in this process if there are none.
 
-    `on_end` is called with each end as it comes. A task that takes too long is ended, and one
-    whose process dies is lost: both end with an error, and so does one that raises, whose
-    error is its whole traceback. Such a process is replaced. In this process a hang outside
-    Python, or its death, cannot be helped. Ctrl-C ends all processes at once, and so
-    does whatever ends this process.
+    `on_end` is called with the end of each task. A task ends with an error if it raises, takes too
+    long, or its process dies. Such a process is replaced. Without workers, a hang outside Python
+    or the death of the process cannot be handled. All processes end on Ctrl-C, and when this
+    process ends.
 
-    Under MPS a task that spoiled its process may be another one's victim: it is run again, with
-    no other beside it, and ends as it ends then.
+    Under MPS, a task can spoil the processes of others. A task whose process was spoiled is run
+    again alone, and the second end counts.
     """
     again_under_mps(_spread, campaign, tasks, workers, on_end)
 
@@ -336,9 +338,9 @@ def again_under_mps(
     workers: Workers,
     on_end: Callable[[Ended[T, R]], None],
 ) -> None:
-    """Run every task by `spread`; under MPS, what spoiled its process a second time and alone.
+    """Run all tasks with `spread`. Under MPS, rerun alone those whose process was spoiled.
 
-    The workers take note of these.
+    `workers.again` records the tasks that were rerun.
     """
     again: list[T] = []
 
@@ -355,7 +357,7 @@ def again_under_mps(
 
 
 def why_spoiled(ended: Ended[T, R]) -> str:
-    """Return in one line what spoiled the process of a task that has ended."""
+    """Return in one line why the process of a task was spoiled."""
     error = ended.error or getattr(ended.result, "error", None)
     return headline(error) if error else "its process lost the device"
 
@@ -366,7 +368,7 @@ def _spread(
     spread_over: Workers,
     on_end: Callable[[Ended[T, R]], None],
 ) -> None:
-    """Run every task, in as many processes as there are to be, and end these."""
+    """Run all tasks in worker processes, then end the processes."""
     waiting = Waiting(campaign, tasks)
     if spread_over.processes == 0:
         last = None

@@ -1,4 +1,4 @@
-"""What a task found: a shrunk schedule, what it violates, and why."""
+"""The finding of a task: a shrunk schedule, its violations, and their cause."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,11 +13,12 @@ from paritybit.harness.schedules.schedule import Schedule
 
 @dataclass(frozen=True)
 class Finding:
-    """A shrunk schedule that violates something, and every violation with all properties on.
+    """A shrunk schedule, and all its violations with all properties on.
 
-    `explanation` is the root cause, where one was found; `error` is the traceback of an
-    explainer that failed. Of one that no fresh process shows, which is `undeclared`, `schedule`
-    is as it was drawn, and `history` what must be played before it.
+    - `explanation`: the root cause, or None if none was found.
+    - `error`: the traceback of the explainer, if it failed.
+    - `undeclared`: no fresh process reproduces it. `schedule` is then not shrunk, and `history` has
+      the schedules to play before it.
     """
 
     schedule: Schedule
@@ -36,12 +37,12 @@ class Finding:
         timeline: Sequence[TimelineEntry] = (),
         found: Explained = NOT_EXPLAINED,
     ) -> "Finding":
-        """Return the finding of one playing."""
+        """Return the finding from one playing."""
         violations = tuple(violation.to_json() for violation in outcome.violations)
         return cls(schedule, violations, tuple(timeline), found.explanation, found.error)
 
     @classmethod
     def of_undeclared_state(cls, confirmed: Confirmed) -> "Finding":
-        """Return the finding that no fresh process shows: nothing of it can be explained."""
+        """Return the finding that no fresh process reproduces. It has no explanation."""
         violations = tuple(violation.to_json() for violation in confirmed.violations)
         return cls(confirmed.schedule, violations, (), undeclared=True, history=confirmed.history)

@@ -1,9 +1,8 @@
-"""Playing a schedule in a fresh process: one that has captured its trial and played nothing.
+"""Plays schedules in a fresh process, which has captured a trial and played nothing else.
 
-It captures what its schedules need, as whoever hunted did, or everything where it is asked to.
-Such a process is forked from the server that all are forked from, which has touched no device.
-On a CPU it stays, and each playing is a fork of it; on CUDA, which no fork survives, it plays
-once and ends.
+The process captures what the schedules need, as in the hunt, or everything. It is forked from the
+fork server, which has used no device. On a CPU it stays, and each playing is a fork of it. CUDA
+does not survive a fork, so on a GPU the process plays once and ends.
 """
 
 import gc
@@ -25,30 +24,30 @@ from paritybit.harness.schedules.schedule import Schedule
 from paritybit.subjects.protocol import Offer
 
 ON_DEVICE = {"cuda": KERNELS}
-"""What the server imports besides, for the processes that play on a device."""
+"""Modules that the fork server imports in addition for a device."""
 
 ONE_CONNECTION = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-"""What lets a process begin CUDA sooner, unless its environment says otherwise.
+"""Environment variables with which a process initialises CUDA faster.
 
-A driver begins processes one after the other, and takes long for the connections of each: more
-than one are for streams that run beside each other.
+The driver initialises processes one after the other, and each connection takes long. Only parallel
+streams need more than one.
 """
 
 END_SECONDS = 60.0
-"""How long a process may take to end: a driver frees tens of GiB in a few seconds."""
+"""Seconds that a process may take to end. A driver frees tens of GiB in a few seconds."""
 
 DIED = "a fresh process died"
 
 Build = Callable[[TrialConfig, Collection[str]], Lockstep]
-"""Builds the lockstep of a trial that is judged by some properties: a function of a module."""
+"""A module-level function that builds the lockstep of a trial with some properties."""
 
 
 @dataclass(frozen=True)
 class FreshPlaying:
-    """What a fresh process plays: schedules in turn, of which the last one's outcome counts.
+    """Schedules for a fresh process to play in turn. The outcome of the last one counts.
 
-    It is judged by `properties` alone, and ends with the first violation of one of `until`. With
-    `captures_all` every runner is captured before, whatever the schedules need.
+    Only `properties` are checked. The play ends with the first violation of a property in `until`.
+    With `captures_all`, all runners are captured first.
     """
 
     trial: TrialConfig
@@ -59,16 +58,16 @@ class FreshPlaying:
 
 
 PlayFresh = Callable[[FreshPlaying], Outcome]
-"""Plays in a fresh process; raises PlayingFailedError if that process gives no outcome."""
+"""Plays in a fresh process. Raises PlayingFailedError if the process returns no outcome."""
 
 BeginFresh = Callable[[TrialConfig, frozenset[str]], None]
-"""Starts the process for a playing of a trial, judged by some properties, that is to come."""
+"""Starts the process for a later playing of a trial with some properties."""
 
 
 def built(trial: TrialConfig, properties: Collection[str]) -> Lockstep:
-    """Return a new lockstep, without a fresh engine where no property asks for one.
+    """Return a new lockstep.
 
-    Nor is kept, where none asks for it, what the engines hold when they are just captured.
+    It has no fresh engine, and keeps no Python state, unless a property needs it.
     """
     asked = [PROPERTIES[name] for name in properties]
     needs_both = any(Offer.FRESH_ENGINE in rule.needs for rule in asked)
@@ -81,12 +80,12 @@ def built(trial: TrialConfig, properties: Collection[str]) -> Lockstep:
 
 
 def begin_fresh(trial: TrialConfig, properties: frozenset[str], build: Build = built) -> None:
-    """Start the process for a playing to come, which begins its device and builds meanwhile."""
+    """Start the process for a later playing. It initialises its device and captures meanwhile."""
     _captured(build, trial, properties, captures_all=False)
 
 
 def play_fresh(playing: FreshPlaying, build: Build = built) -> Outcome:
-    """Play in a fresh process. Raises PlayingFailedError if it gives no outcome."""
+    """Play in a fresh process. Raises PlayingFailedError if it returns no outcome."""
     trial, properties = playing.trial, playing.properties
     process = _captured(build, trial, properties, captures_all=playing.captures_all)
     try:
@@ -98,9 +97,9 @@ def play_fresh(playing: FreshPlaying, build: Build = built) -> Outcome:
 
 
 class _Captured:
-    """A process that has captured a trial. It plays in forks of itself, where its device lets it.
+    """A process that has captured a trial. On a CPU it plays in forks of itself.
 
-    What the schedules of a playing need captured in addition, it captures before that fork.
+    It captures further runners that the schedules need before it forks.
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class _Captured:
         """Return the outcome of the last schedule."""
         self.usable = False
         allowed = time_limit(len(playing.schedules))
-        with suppress(OSError):  # It has ended, and may have said why.
+        with suppress(OSError):  # It has ended, and may have sent a reason.
             self.pipe.send(playing)
         try:
             if not self.pipe.poll(allowed):
@@ -132,14 +131,14 @@ class _Captured:
         return outcome
 
     def end(self, *, wait: bool) -> None:
-        """End the process; if asked to, wait until it holds no memory of its device any more."""
+        """End the process. With `wait`, wait until it has released its device memory."""
         self.pipe.close()
         if wait:
             self.process.join(END_SECONDS)
 
 
 _captured = lru_cache(maxsize=1)(_Captured)
-"""The last trial that was captured so. A process whose pipe is closed here ends by itself."""
+"""The process of the last trial. It ends when its pipe is closed."""
 
 
 def _serve(
@@ -151,7 +150,7 @@ def _serve(
     lasts: bool,
 ) -> None:
     """Capture a trial, then play what comes through the pipe until it is closed."""
-    gc.disable()  # What is captured here stays, and what plays ends.
+    gc.disable()  # Captured objects stay, and the forks that play end.
     with suppress(EOFError, BrokenPipeError):
         try:
             lockstep = build(trial, properties)
@@ -173,7 +172,7 @@ def _serve(
                 return
             child = os.fork()
             if child == 0:
-                end_with_asker(pipe)  # No thread of a process is in a fork of it.
+                end_with_asker(pipe)  # A fork has no threads of its parent.
                 pipe.send(_outcome(lockstep, playing))
                 os._exit(0)
             _, status = os.waitpid(child, 0)
@@ -182,7 +181,7 @@ def _serve(
 
 
 def _outcome(lockstep: Lockstep, playing: FreshPlaying) -> Outcome | str:
-    """Return the outcome of the last schedule, or the traceback of an error outside a playing."""
+    """Return the outcome of the last schedule, or the traceback of an error outside the play."""
     *history, last = playing.schedules
     try:
         for schedule in history:

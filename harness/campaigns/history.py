@@ -1,7 +1,7 @@
-"""The upstream history: what was wrong at each point of it, and which properties show it.
+"""The upstream history: the bugs at each point, and the properties that must detect them.
 
-The table is data, from the reports of the five changes. Playing it asks whether this
-build's properties are red where the reports say that something was wrong, and nowhere else.
+The table comes from the reports of five upstream changes. The campaign checks that the properties
+are violated where the reports describe a bug, and nowhere else.
 """
 
 import time
@@ -27,10 +27,10 @@ from rich.progress import Progress
 SEED = 0
 SCHEDULES = 3
 PIECES = 1
-"""Generated schedules and pieces of traffic that each runner plays at each point."""
+"""The numbers of generated schedules and slices of traffic per runner and point."""
 
 SECONDS = time_limit(SCHEDULES + PIECES)
-"""How long one runner at one point may take."""
+"""The time limit in seconds for one runner at one point."""
 
 TOLD_TWICE = frozenset({"read_frame", "live_inputs"})
 
@@ -38,32 +38,33 @@ CONSEQUENCES: Mapping[str, frozenset[str]] = {
     "kv_parity": TOLD_TWICE | {"write_frame", "logits_parity", "token_trajectory"},
     "hermetic_replay": TOLD_TWICE,
 }
-"""What may be red wherever a property must be: the same wrong bytes, seen from other sides."""
+"""Properties that may be violated in addition to a given one, because of the same wrong bytes."""
 
 SCATTERED = frozenset({"kv_parity", "write_frame", "frozen_kv"})
-"""What may be red besides where a draft's padded rows follow a stale request row.
+"""Properties that may be violated in addition if padded rows of a draft use a stale request row.
 
-They scatter their candidates into that request's row of the draft table.
+They write their candidates to that request's row of the draft table.
 """
 
 DECODE = ("decode", "target_verify")
-"""One class upstream, which the two share with all its faults."""
+"""Runners that are one class upstream, and share its bugs."""
 
 PREFILL = ("piecewise", "breakable")
 
 PADDED = (*DECODE, "cpu_graph", "eagle_draft_extend")
-"""What 26292 mended, less `frozen_kv_mtp`, which was not there from the start."""
+"""The runners that 26292 fixed, except `frozen_kv_mtp`, which did not exist from the start."""
 
 EVERY = tuple(RUNNERS)
 
 
 @dataclass(frozen=True)
 class Point:
-    """The engine as one change left it.
+    """The engine after one upstream change.
 
-    `bugs` says on which runners each bug was then, `red` on which runners each property must
-    be violated; on those of `hidden` it would be, but another bug makes the worlds diverge
-    before it can show. `absent` are runners that were not there yet.
+    - `bugs`: the runners that had each bug.
+    - `red`: the runners on which each property must be violated.
+    - `hidden`: the runners on which another bug makes the worlds diverge first.
+    - `absent`: the runners that did not exist yet.
     """
 
     name: str
@@ -76,17 +77,17 @@ class Point:
 
     @property
     def runners(self) -> tuple[str, ...]:
-        """The runners that were there."""
+        """The runners that existed."""
         return tuple(name for name in RUNNERS if name not in self.absent)
 
     def trial(self, runner: str, device: str) -> TrialConfig:
-        """Return the trial of a runner as it was then."""
+        """Return the trial of a runner at this point."""
         bugs = catalogued(bug for bug, runners in self.bugs.items() if runner in runners)
         trial = trial_of(RunConfig(device), runner, self.scheme)
         return replace(one_size(trial), bugs=bugs)
 
     def expected(self, runner: str) -> frozenset[str]:
-        """Return what must be violated on a runner."""
+        """Return the properties that must be violated on a runner."""
         return frozenset(name for name, runners in self.red.items() if runner in runners)
 
 
@@ -145,14 +146,14 @@ HISTORY = (
 )
 """The engine before and after the five changes.
 
-`frozen_kv_mtp` is there with 24743: the first release that has the one has the other. The
-store of this build reinterprets an int64 location, so that with swa_int64 the worlds diverge
-in the first prefill, which hides what the stale rows of decode do.
+`frozen_kv_mtp` exists since 24743, because the same release has both first. The built-in engine's
+store reinterprets an int64 location. With swa_int64 the worlds therefore diverge in the first
+prefill, which hides the stale rows of decode.
 """
 
 
 def watch(trial: TrialConfig) -> HuntResult:
-    """Play a trial's schedules and pieces of traffic, whatever they violate."""
+    """Play all schedules and slices of traffic of a trial, even after a violation."""
     lockstep = Lockstep(trial, STEP_PROPERTIES)
     hunt_result = HuntResult()
     try:
@@ -167,9 +168,9 @@ def watch(trial: TrialConfig) -> HuntResult:
 def play_history(
     device: str, workers: Workers, history: Sequence[Point] = HISTORY
 ) -> dict[str, Any]:
-    """Watch every runner at every point, and hold what was red against what must be.
+    """Play each runner at each point, and compare the violated properties with the table.
 
-    Points that a runner went through unchanged are one trial, played once.
+    Points at which a runner is unchanged are one trial, which is played once.
     """
     started = time.perf_counter()
     trials = dict.fromkeys(
@@ -207,7 +208,7 @@ def play_history(
 
 
 def _errors(seen: Mapping[TrialConfig, HuntResult]) -> list[dict[str, str]]:
-    """Return the tracebacks of the trials that an error of ours kept from being played whole."""
+    """Return the tracebacks of the trials that an internal error ended early."""
     return [
         {"trial": f"{'+'.join(trial.bugs) or 'clean'}@{trial.runner}", "error": hunt_result.error}
         for trial, hunt_result in seen.items()
@@ -216,7 +217,7 @@ def _errors(seen: Mapping[TrialConfig, HuntResult]) -> list[dict[str, str]]:
 
 
 def _point(point: Point, device: str, seen: Mapping[TrialConfig, HuntResult]) -> dict[str, Any]:
-    """Return what was seen at a point as JSON data."""
+    """Return the results at a point as JSON data."""
     found = {runner: seen[point.trial(runner, device)] for runner in point.runners}
     red = {
         name: {
@@ -253,12 +254,12 @@ def _point(point: Point, device: str, seen: Mapping[TrialConfig, HuntResult]) ->
 
 
 def _left_open(hunt_result: HuntResult) -> bool:
-    """Whether playings say nothing: an error of ours ended them, or nothing padded was replayed."""
+    """Whether a result is open: an internal error, or no padded replay."""
     return bool(hunt_result.error) or not (hunt_result.padded_replays or hunt_result.violated)
 
 
 def _odd(point: Point, runner: str, hunt_result: HuntResult) -> str:
-    """Say how what a runner showed is not what the table says; nothing if it is."""
+    """Describe how a runner's result differs from the table. Empty if it does not."""
     if hunt_result.error is not None:
         return f"failed: {headline(hunt_result.error)}"
     if not hunt_result.padded_replays:

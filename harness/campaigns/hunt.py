@@ -1,7 +1,6 @@
-"""Hunting: Hypothesis draws schedules, lockstep judges them, and what fails is shrunk.
+"""Hunts. Hypothesis draws schedules, a lockstep plays them, and a failing one is shrunk.
 
-The hunter is seeded explicitly: the same seed and the same library versions give
-the same schedules, and the same shrunk counterexample.
+The same seed and the same library versions give the same schedules and counterexample.
 """
 
 from collections import Counter
@@ -24,33 +23,33 @@ from paritybit.subjects.runners import RUNNERS
 
 START_SECONDS = 600.0
 SECONDS_PER_SCHEDULE = 60.0
-"""How long a task may take: its start, captures and compilation included, and a schedule of it.
+"""Time limits in seconds for the start of a task, captures included, and for each schedule.
 
-Many times what they take on a slow machine: whatever takes longer hangs.
+They are many times the time on a slow machine. A task that takes longer hangs.
 """
 
 
 SHRINKING_STEPS = 1500
-"""After so many steps a schedule is shrunk no further: some thirty seconds on a slow machine."""
+"""The limit of steps played to shrink a schedule: about 30 seconds on a slow machine."""
 
 FEW_STEPS = 150
-"""Likewise over pools too large to be copied: a minute on a fast GPU."""
+"""The same limit for pools too large to be copied: a minute on a fast GPU."""
 
 
 def time_limit(count: int) -> float:
-    """Return the seconds in which a task that plays `count` schedules must end."""
+    """Return the time limit in seconds for a task with `count` schedules."""
     return START_SECONDS + SECONDS_PER_SCHEDULE * count
 
 
 class PlayingFailedError(NoVerdictError):
-    """An error of ours (the eager run, a check, an extra run) ended a playing: no verdict.
+    """An internal error in the eager run, a check or an extra run ended a playing: no verdict.
 
-    Its message is the whole traceback of that error, with no absolute path.
+    The message is the whole traceback without absolute paths.
     """
 
 
 def whole(outcome: Outcome) -> Outcome:
-    """Return the outcome of a playing. Raises PlayingFailedError for one that failed."""
+    """Return an outcome. Raises PlayingFailedError if it has an error."""
     if outcome.error is not None:
         raise PlayingFailedError(outcome.error)
     return outcome
@@ -58,16 +57,18 @@ def whole(outcome: Outcome) -> Outcome:
 
 @dataclass
 class HuntResult:
-    """What a hunt did. `schedules` counts those drawn until the first that fails, or all of them.
+    """The result of a hunt. Counts include drawn schedules only, not those played to shrink.
 
-    One that violates declared_state alone is kept, and more are drawn: what is wrong besides says
-    whether any bit depends on that state. `telling` says that the one kept violates more.
-    `violated` counts, by property, the drawn schedules that violated it. `most` are the largest
-    numbers that any of their replays reached, by the names of `coverage.MOST`.
-    `schedule` is the shrunk counterexample, if one was found; `drawn` is what it was shrunk
-    from, `seen` what that violated, `before` what the same worlds had played before it. The
-    counts of steps and replays are of the drawn schedules; shrinking does not add to them.
-    `error` is the traceback of the first playing that an error of ours ended.
+    - `schedules`: schedules drawn until the first that fails, or all.
+    - `events`, `most`: see `Outcome`.
+    - `violated`: how many drawn schedules violated each property.
+    - `schedule`: the shrunk counterexample, or None.
+    - `drawn`: the schedule that it was shrunk from.
+    - `seen`: the violations of `drawn`.
+    - `before`: the schedules that the same worlds played before `drawn`.
+    - `error`: the traceback of the first playing that an internal error ended.
+    - `telling`: whether `drawn` violates more than declared_state. A schedule that only violates
+      declared_state is kept while more are drawn, to see whether any bit depends on that state.
     """
 
     schedules: int = 0
@@ -87,12 +88,12 @@ class HuntResult:
 
     @property
     def spoiled(self) -> bool:
-        """Whether the process that hunted must not go on."""
+        """Whether the process of the hunt must not continue."""
         return self.device_lost or self.error is not None
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is drawn: a schedule failed, or an error of ours ended one."""
+        """Whether no further schedule is drawn, because one failed or had an internal error."""
         return self.telling or self.error is not None
 
     def add(self, outcome: Outcome) -> None:
@@ -108,7 +109,7 @@ class HuntResult:
         self.device_lost = self.device_lost or outcome.device_lost
 
     def ends_with(self, lockstep: Lockstep, schedule: Schedule, target: str | None) -> bool:
-        """Play one drawn schedule, and keep it if it fails; return whether the hunt is over."""
+        """Play one drawn schedule, and keep it if it fails. Returns whether the hunt is over."""
         before = tuple(lockstep.history)
         outcome = lockstep.play(schedule, until=ends(target))
         self.add(outcome)
@@ -119,9 +120,9 @@ class HuntResult:
         return self.over
 
     def shrink(self, lockstep: Lockstep, target: str | None) -> None:
-        """Shrink the schedule that was found, looking for nothing but the target.
+        """Shrink the schedule that was found. Only the target is checked.
 
-        Once SHRINKING_STEPS steps are played, or FEW_STEPS over large pools, it is left as it is.
+        Shrinking ends after SHRINKING_STEPS steps, or FEW_STEPS with large pools.
         """
         if self.schedule is None:
             return
@@ -152,21 +153,21 @@ class HuntResult:
 
 
 def ends(target: str | None) -> frozenset[str]:
-    """Return the properties whose first violation ends a playing besides what always does."""
+    """Return further properties whose first violation ends a playing."""
     return frozenset() if target is None else frozenset({target})
 
 
 def hunted(target: str | None, watched: Iterable[str]) -> frozenset[str]:
-    """Return what is judged while a target is hunted: it, and what ends a playing; else all."""
+    """Return the properties to check for a target: it and those that end a playing, or all."""
     return frozenset(watched) if target is None else STATE_PROPERTIES | ends(target)
 
 
 def narrowed(
     lockstep: Lockstep, target: str | None, search: Callable[[Lockstep], HuntResult]
 ) -> HuntResult:
-    """Return what a search for a target gives, judging by little else, which is faster.
+    """Return the result of a search for a target, with few properties checked, which is faster.
 
-    A search that finds nothing is repeated with everything judged that is watched.
+    A search that finds nothing is repeated with all watched properties.
     """
     watched = lockstep.properties
     if target is not None:
@@ -181,11 +182,10 @@ def narrowed(
 def holding_steps(
     lockstep: Lockstep, schedule: Schedule, seen: Iterable[Violation], target: str | None
 ) -> tuple[Step, ...]:
-    """Return the steps of a failing schedule before the one that violates the target.
+    """Return the steps of a failing schedule before the step that violates the target.
 
-    No schedule that consists of the first few of them fails, so none of these need be played.
-    There are no such steps where later ones have a say: where the target is judged at the end of a
-    schedule, or where steps overlap, since these are planned ahead.
+    Prefixes of them do not fail, so the shrinker need not play them. The result is empty if later
+    steps matter: if the target is checked at the end of a schedule, or if steps overlap.
     """
     if target is None or PROPERTIES[target].at_end or lockstep.trial.overlap:
         return ()
@@ -194,28 +194,28 @@ def holding_steps(
 
 
 def without_error(hunt_result: HuntResult) -> HuntResult:
-    """Return a hunt's result. Raises PlayingFailedError if an error of ours ended a playing."""
+    """Return a hunt's result. Raises PlayingFailedError if it has an error."""
     if hunt_result.error is not None:
         raise PlayingFailedError(hunt_result.error)
     return hunt_result
 
 
 def failed(outcome: Outcome, target: str | None) -> bool:
-    """Whether an outcome violates the target; None is any property. An error violates nothing."""
+    """Whether an outcome violates the target. None means any property."""
     if outcome.error is not None:
         return False
     return target in outcome.violated if target else bool(outcome.violations)
 
 
 def telling(outcome: Outcome, target: str | None) -> bool:
-    """Whether an outcome fails by more than undeclared state, where that is not what is hunted."""
+    """Whether an outcome violates the target or, without a target, more than declared_state."""
     return failed(outcome, target) and (target is not None or outcome.violated != {UNDECLARED})
 
 
-class EnoughDrawn(BaseException):  # No error: nothing went wrong.
-    """Raised inside what uses drawn schedules so that Hypothesis draws no further one.
+class EnoughDrawn(BaseException):  # Not an error.
+    """Raised by the user of drawn schedules so that Hypothesis draws no further one.
 
-    No Exception: of those Hypothesis runs the last example again, and prints it at length.
+    Not an Exception, because Hypothesis would run the last example again and print it.
     """
 
 
@@ -230,9 +230,9 @@ def hunt(
 ) -> HuntResult:
     """Draw up to `examples` schedules until one violates `target` (None: anything), and shrink it.
 
-    Those given as `first` are played before any is drawn, and take the place of the scenes that are
-    drawn first otherwise. Violations of other properties are counted and not hunted; while
-    shrinking, they are not looked for. An error of ours ends the hunt too.
+    The schedules in `first` are played before any is drawn, in place of the scenes that are drawn
+    first otherwise. Violations of other properties are counted, and not checked while shrinking.
+    An internal error ends the hunt.
     """
     hunt_result = HuntResult()
 
@@ -251,7 +251,7 @@ def hunt(
 
 
 def play_all(lockstep: Lockstep, seed_value: int, examples: int) -> HuntResult:
-    """Draw `examples` schedules and play all of them, whatever they violate."""
+    """Draw `examples` schedules and play all of them, even after a violation."""
     hunt_result = HuntResult()
 
     def play(schedule: Schedule) -> None:
@@ -269,7 +269,7 @@ def draw(
     *,
     scenes_first: bool = True,
 ) -> None:
-    """Hand `examples` schedules drawn for a trial to `use`, until one raises."""
+    """Call `use` with `examples` schedules drawn for a trial, until it raises."""
     drawn = schedules(
         trial.model,
         trial.buckets,
@@ -288,7 +288,7 @@ def for_each_drawn(
     seed_value: int,
     examples: int,
 ) -> None:
-    """Hand `examples` schedules that Hypothesis draws to `use`, until one raises."""
+    """Call `use` with `examples` schedules that Hypothesis draws, until it raises."""
 
     @seed(seed_value)
     @settings(

@@ -1,4 +1,7 @@
-"""The main job: the clean build first, then every bug, and what it all comes to."""
+"""The `regress` campaign: clean trials first, then a hunt for each bug, and the verdict.
+
+`plan` makes the tasks, `run_tasks` runs them, and `verdict` judges the results.
+"""
 
 import time
 from collections import Counter
@@ -57,22 +60,22 @@ from paritybit.subjects.runners import RUNNERS, engine_runners
 from paritybit.subjects.toggles import LocationScheme
 
 CLEAN_SCHEDULES = 16
-"""Generated clean schedules that the trials of a run share, each checked deeper than a hunt's."""
+"""The number of generated schedules that all clean trials of a run share."""
 
 FEWEST_CLEAN = 2
-"""Generated schedules of one clean trial at the least, however many trials there are."""
+"""The minimum of generated schedules per clean trial."""
 
 OVERLAPPING = 4
-"""Generated schedules of a clean trial in which steps overlap."""
+"""Generated schedules per clean trial with overlapping steps."""
 
 NAMED = 3
-"""States that were never reached and that a verdict names; the page has them all."""
+"""The number of unreached states that a verdict lists. The page lists all."""
 
 UNAFFECTED_SHARE = 16
-"""A bug that cannot affect a runner is tried on this fraction of a hunt's schedules."""
+"""The divisor of a hunt's schedules for a bug that cannot affect the runner."""
 
 TRAFFIC_SHARE = 12
-"""Pieces of traffic that a trial plays, as the fraction of a hunt's schedules."""
+"""The divisor of a hunt's schedules for its slices of traffic."""
 
 TASKS = Campaign(
     run_in_turn,
@@ -81,15 +84,15 @@ TASKS = Campaign(
     seconds=attrgetter("seconds"),
     label=attrgetter("label"),
 )
-"""How the tasks of a run are run: those of a trial share it with the clean build it is held to."""
+"""Runs the tasks. Tasks with one clean trial go to one process if possible, which keeps it."""
 
 
 def all_hunts(
     runners: Iterable[str] = tuple(RUNNERS), *, overlap: bool = True
 ) -> tuple[tuple[str, str], ...]:
-    """Return every (bug, runner) that can be switched on, whether the bug affects it or not.
+    """Return each (bug, runner) such that the bug can be switched on in the runner.
 
-    Without `overlap` those that show where steps overlap are left out.
+    Without `overlap`, bugs that need overlapping steps are left out.
     """
     return tuple(
         (name, runner)
@@ -101,11 +104,12 @@ def all_hunts(
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What a run was asked for, and over which workers it is spread.
+    """The settings of a run.
 
-    `hunts` are (bug, runner); their runners are tried clean too, as far as a hunt may depend on
-    it, by the `known` schedules of other runs before any others. `shape` says how large models
-    and pools are.
+    - `hunts`: pairs (bug, runner). Their runners get clean trials too.
+    - `examples`: schedules per hunt.
+    - `known`: schedules from other runs, which the clean trials play first.
+    - `shape`: the size of models and pools.
     """
 
     device: str
@@ -120,22 +124,22 @@ class RunConfig:
 
     @property
     def runners(self) -> tuple[str, ...]:
-        """The runners on trial, in the order of their table."""
+        """The runners of the hunts, in the order of their table."""
         under_test = {runner for _, runner in self.hunts}
         return tuple(name for name in RUNNERS if name in under_test)
 
     @property
     def schemes(self) -> tuple[LocationScheme, ...]:
-        """The location schemes of clean trials: those in which bugs are hunted."""
+        """The location schemes of clean trials: those of the bugs."""
         hunted = {BUGS[bug].scheme for bug, _ in self.hunts}
         return tuple(scheme for scheme in LocationScheme if scheme in hunted)
 
     @property
     def overlapping(self) -> tuple[str, ...]:
-        """The runners on trial of which steps overlap in a clean trial: one of each engine.
+        """The runners that get a clean trial with overlapping steps: one of each engine.
 
-        Only where bugs are hunted that need it, in an engine that launches its forwards, and over
-        pools that can be copied.
+        Empty unless a bug of the run needs overlapping steps and the pools can be copied. Runners
+        that capture nothing are left out.
         """
         if self.shape is Shape.REAL or not any(BUGS[bug].overlap for bug, _ in self.hunts):
             return ()
@@ -143,7 +147,7 @@ class RunConfig:
 
     @property
     def featured(self) -> tuple[TrialConfig, ...]:
-        """The trials with features, without the bugs that are hunted in them."""
+        """The clean versions of the trials whose bugs need features."""
         hunts = ((BUGS[bug], runner) for bug, runner in self.hunts)
         trials = (
             replace(trial_of(self, runner, bug.scheme), features=with_features(bug.features))
@@ -170,23 +174,23 @@ class RunConfig:
 
     @property
     def at_edges(self) -> tuple[str, ...]:
-        """The runners tried clean with the smallest sizes too: one of each engine.
+        """The runners that get a clean trial with the smallest sizes: one of each engine.
 
-        Only in a run of all hunts, over tiny pools.
+        Empty unless the run has all hunts and the shape is tiny.
         """
         return self.one_of_each_engine if self.whole and self.shape is Shape.TINY else ()
 
     @property
     def one_of_each_engine(self) -> tuple[str, ...]:
-        """The first runner on trial of each engine."""
+        """The first runner of each engine."""
         firsts = {engine_runners(name): name for name in reversed(self.runners)}
         return tuple(reversed(firsts.values()))
 
     @property
     def required_events(self) -> tuple[str, ...]:
-        """What the clean trials, taken together, must reach: all states if they are tiny.
+        """The states that the clean trials together must reach.
 
-        Those of another shape play few schedules.
+        Shapes other than tiny play few schedules, and must only reach replays.
         """
         if self.shape is not Shape.TINY:
             return required_replays(self.runners, far=self.shape is Shape.REAL)
@@ -208,7 +212,7 @@ class RunConfig:
 
 @dataclass
 class Run:
-    """A run as it goes: results in the order they came, and how it ended."""
+    """A run in progress. `results` are in the order in which they arrived."""
 
     settings: RunConfig
     results: list[Result] = field(default_factory=list)
@@ -218,15 +222,12 @@ class Run:
 
     @property
     def lost(self) -> int:
-        """How many trials and hunts were planned and gave no result."""
+        """The number of planned tasks without a result."""
         return len(plan(self.settings)) - len(self.results)
 
     @property
     def undecided(self) -> bool:
-        """Whether nothing that the run tried is wrong, and yet something of it is open.
-
-        That is what ended without a verdict, what gave no result and what was never reached.
-        """
+        """Whether no result is wrong, but a task has no verdict or a state was never reached."""
         wrong = [result for result in self.results if result.status not in GOOD]
         if any(result.status not in OPEN or result.finding is not None for result in wrong):
             return False
@@ -234,20 +235,22 @@ class Run:
 
 
 def plan(settings: RunConfig) -> list[Task]:
-    """Return the tasks of a run, clean ones first.
-
-    Each runner is tried clean with the run's location schemes, and each bug on the trial of its
-    runner and scheme.
-    """
+    """Return the tasks of a run: clean trials, then hunts."""
     return clean_tasks(settings) + hunting_tasks(settings)
 
 
 def clean_tasks(settings: RunConfig) -> list[Task]:
-    """Return the clean trials: generated schedules on all, traffic on one of each runner.
+    """Return the clean trials of a run.
 
-    Drafts are chains in one of each runner that speculates. Steps overlap in one further trial of
-    each engine that can. One has the smallest sizes, and one has these, long contexts and high slot
-    numbers. Each trial of a hunt in which the engine has features is one as well.
+    | trials | schedules |
+    |---|---|
+    | each runner with each location scheme | scenes and generated; traffic for one scheme |
+    | `overlapping`: one runner of each engine | generated, with overlapping steps |
+    | `featured`: each engine with features | scenes and generated |
+    | `at_edges`: one runner of each engine | generated, with the smallest sizes |
+    | the same, with long contexts and high slot numbers | generated |
+    Drafts are chains in one trial of each speculating runner. A narrowed run plays the fewest
+    schedules of the first kind that reach all required states.
     """
     schemes = settings.schemes
     trials = [
@@ -256,9 +259,8 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
         for scheme in schemes
     ]
     narrowed = settings.shape is Shape.TINY and not settings.whole
-    chosen = (
-        chosen_for(tuple(trials), settings.required_in_order, settings.seed) if narrowed else {}
-    )
+    required = settings.required_in_order
+    chosen = chosen_for(tuple(trials), required, settings.seed) if narrowed else {}
     tasks: list[Task] = []
     for seed, trial in enumerate(trials, settings.seed):
         first = settings.known.by_runner.get(trial.runner, ())
@@ -293,7 +295,7 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
 
 
 def hunting_tasks(settings: RunConfig) -> list[Task]:
-    """Return the hunts of a run, each of a bug on a runner."""
+    """Return the hunts of a run. Bugs that traffic can show are also hunted with traffic."""
     tasks: list[Task] = []
     for bug, runner in settings.hunts:
         trial = trial_of(settings, runner, BUGS[bug].scheme).with_bug(bug)
@@ -309,7 +311,7 @@ def hunting_tasks(settings: RunConfig) -> list[Task]:
 def trial_of(settings: RunConfig, runner: str, scheme: LocationScheme) -> TrialConfig:
     """Return the trial of a runner with a location scheme.
 
-    Presets, page sizes and dtypes take turns.
+    Runner and scheme together select preset, page size and dtype, so that all of them occur.
     """
     turn = list(RUNNERS).index(runner) + list(LocationScheme).index(scheme)
     preset = settings.presets[turn % len(settings.presets)]
@@ -342,24 +344,26 @@ def wide(trial: TrialConfig) -> TrialConfig:
 
 
 def one_size(trial: TrialConfig) -> TrialConfig:
-    """Return the trial with one captured size a runner, for a campaign of few schedules a trial.
+    """Return the trial with one captured size per runner.
 
-    Most of its time is the capture, and every bug shows on one size.
+    It is for campaigns with few schedules per trial, where most of the time goes to captures. Each
+    bug shows with one size.
     """
     return replace(trial, buckets=(4,), token_buckets=(12,))
 
 
 def run_tasks(tasks: Sequence[Task], workers: Workers, on_result: Callable[[Result], None]) -> None:
-    """Run tasks spread over workers in their order, handing on each result as it comes."""
+    """Run tasks with `workers`, in their order. `on_result` is called with each result."""
     first = sorted(tasks, key=order)
     execute(TASKS, first, workers, lambda ended: on_result(result_of(ended)))
 
 
 def verdict(run: Run) -> tuple[str, str]:
-    """Return green, red or interrupted, and one sentence that says why.
+    """Return green, red or interrupted, and a sentence with the reason.
 
-    What was never reached is named where no clean trial failed: one that does ends early. A task
-    that was planned and gave no result, whoever lost it, is no part of a green run.
+    A run is green if all planned tasks ended as expected and all required states were reached. If
+    all clean trials pass, the sentence lists the states that were never reached. A failing trial
+    stops early, so its coverage is incomplete.
     """
     clean = [result for result in run.results if result.task.bug is None]
     bugs = [result for result in run.results if result.task.bug is not None]
@@ -382,7 +386,7 @@ def verdict(run: Run) -> tuple[str, str]:
 
 
 def first_of(names: Sequence[str]) -> str:
-    """Return the first names, and how many there are besides."""
+    """Return the first NAMED names, and the number of the others."""
     rest = len(names) - NAMED
     return ", ".join(names[:NAMED]) + (f" and {rest} more" if rest > 0 else "")
 

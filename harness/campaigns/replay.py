@@ -1,4 +1,4 @@
-"""Replaying many case files, each against what it says."""
+"""Replays case files, and compares each with its recorded result."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from paritybit.harness.campaigns.benches import LARGE
 from paritybit.harness.campaigns.executor import Campaign, Ended
 from paritybit.harness.campaigns.hunt import time_limit, whole
+from paritybit.harness.campaigns.locksteps import LARGE
 from paritybit.harness.checks.of_schedules.declared_state import DECLARED_STATE
 from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
 from paritybit.harness.checks.table import PROPERTIES
@@ -19,7 +19,7 @@ from paritybit.harness.records.case import Case, case_of, read_json
 
 @dataclass(frozen=True)
 class Named:
-    """A case, the name of its file, and its place among those that are replayed."""
+    """A case, the name of its file, and its place among the cases to replay."""
 
     place: int
     name: str
@@ -28,9 +28,9 @@ class Named:
 
 @dataclass(frozen=True)
 class Replayed:
-    """How one of many cases ended: whether as it says, and in words.
+    """The result of one case. `as_said` is whether it reproduced its recorded result.
 
-    `error` is the traceback of an error of ours, which leaves it without a verdict.
+    `error` is the traceback of an internal error. The case has no verdict then.
     """
 
     name: str
@@ -41,12 +41,12 @@ class Replayed:
 
     @property
     def spoiled(self) -> bool:
-        """Whether the process that replayed it must not replay another."""
+        """Whether the process must not replay another case."""
         return self.device_lost or self.error is not None
 
 
 def files_of(paths: Iterable[Path]) -> list[Path]:
-    """Return the case files named, a folder's in order. Raises ValueError for an empty one."""
+    """Return the case files of files and folders. Raises MalformedError for an empty folder."""
     found: list[Path] = []
     for path in paths:
         inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
@@ -57,15 +57,15 @@ def files_of(paths: Iterable[Path]) -> list[Path]:
 
 
 def load_here(path: Path, device: str | None) -> Case:
-    """Return the case of a file that can run here. Raises as `read_json` and `case_here` do."""
+    """Load a case that can run here. Raises as `read_json` and `case_here` do."""
     return case_here(read_json(path), path.name, device)
 
 
 def case_here(data: Any, name: str, device: str | None) -> Case:
-    """Return the case of a file's JSON data that can run here, on `device` if one is named.
+    """Return the case from a file's JSON data.
 
-    Raises MalformedError for a malformed one, CannotRunError for one that this build or machine
-    cannot run.
+    Raises MalformedError for malformed data, CannotRunError for a case that this build or machine
+    cannot run, or whose device is not `device`, if one is given.
     """
     try:
         case = case_of(data, name)
@@ -80,21 +80,21 @@ def case_here(data: Any, name: str, device: str | None) -> Case:
 
 
 def vacuous(outcome: Outcome) -> bool:
-    """Whether an outcome proves nothing: no forward ran, and the build was not refused."""
+    """Whether an outcome proves nothing: no forward ran, and the engine could be captured."""
     return not outcome.steps and not outcome.violations
 
 
 @lru_cache(maxsize=1)
 def kept_lockstep(trial: TrialConfig) -> Lockstep:
-    """Return a lockstep of a trial with all properties on, captured once for all its cases."""
+    """Return the lockstep of a trial with all properties on, kept for all its cases."""
     return Lockstep(trial, frozenset(PROPERTIES))
 
 
 def lockstep_of(case: Case) -> Lockstep:
-    """Return a lockstep with all properties on that has played what a case has before it.
+    """Return a lockstep with all properties on that has played the history of a case.
 
-    Without such a history it is one that other cases were played on. Raises
-    PlayingFailedError for a playing that failed.
+    A case without a history gets the kept lockstep. Raises PlayingFailedError for an internal
+    error.
     """
     if not case.history:
         if not case.trial.large:
@@ -109,7 +109,7 @@ def lockstep_of(case: Case) -> Lockstep:
 
 
 def replay(named: Named) -> Replayed:
-    """Replay a case with all properties on, and hold what it violates against what it says."""
+    """Replay a case with all properties on, and compare the result with the recorded one."""
     try:
         return judged(named, lockstep_of(named.case).play(named.case.schedule))
     except DeviceLostError as lost:
@@ -117,7 +117,7 @@ def replay(named: Named) -> Replayed:
 
 
 def judged(named: Named, outcome: Outcome) -> Replayed:
-    """Hold what a case's schedule violated against what it says."""
+    """Compare the violations of a case's schedule with the recorded ones."""
     error = outcome.error
     if error is not None:
         return failed(named, error)
@@ -134,12 +134,12 @@ def judged(named: Named, outcome: Outcome) -> Replayed:
 
 
 def failed(named: Named, error: str) -> Replayed:
-    """Return how a case ended that an error of ours kept from a verdict."""
+    """Return the result of a case with an internal error."""
     return Replayed(named.name, as_said=False, message=headline(error), error=error)
 
 
 def replayed(ended: Ended[Named, Replayed]) -> Replayed:
-    """Return how a case ended, of a task that may have given no result."""
+    """Return the result of a case from a task that may have failed."""
     return ended.result or failed(ended.task, ended.error or "")
 
 
@@ -149,4 +149,4 @@ REPLAYS = Campaign(
     seconds=lambda named: time_limit(1 + len(named.case.schedule.steps) + len(named.case.history)),
     label=lambda named: named.name,
 )
-"""How many cases are replayed: those of a trial by one process, if possible."""
+"""Replays cases. Those of one trial go to one process if possible."""

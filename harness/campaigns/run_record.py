@@ -1,4 +1,4 @@
-"""The record of a run of the main job, and the case file of each of its findings."""
+"""Makes the record of a `regress` run, and the case file of each finding."""
 
 import shlex
 import time
@@ -22,11 +22,11 @@ from paritybit.subjects.runners import RUNNERS, engine_runners
 from paritybit.subjects.toggles import LocationScheme
 
 CASES = "cases"
-"""The folder of a run's case files, beside its record."""
+"""The folder of a run's case files, next to its record."""
 
 
 def record(run: Run, shown: str) -> schema.Record:
-    """Return the record of a run. `shown` is the folder of its cases as a command names it."""
+    """Return the record of a run. `shown` is the folder of its cases for use in commands."""
     outcome, message = verdict(run)
     results = ordered(run)
     return schema.Record(
@@ -53,13 +53,13 @@ def record(run: Run, shown: str) -> schema.Record:
 
 
 def ordered(run: Run) -> list[Result]:
-    """Return the results in the order of the plan, whatever order they came in."""
+    """Return the results in the order of the plan."""
     place = {task: index for index, task in enumerate(plan(run.settings))}
     return sorted(run.results, key=lambda result: place[result.task])
 
 
 def _pairs() -> tuple[schema.BugOnRunner, ...]:
-    """Return every bug of the build on every runner of it."""
+    """Return all pairs of a bug and a runner."""
     return tuple(
         schema.BugOnRunner(
             bug=name,
@@ -73,7 +73,7 @@ def _pairs() -> tuple[schema.BugOnRunner, ...]:
 
 
 def _contracts() -> tuple[schema.Contract, ...]:
-    """Return the contract of every runner under every location scheme."""
+    """Return the contract of each runner in each location scheme."""
     return tuple(
         schema.Contract(
             runner=name,
@@ -94,7 +94,7 @@ def _contracts() -> tuple[schema.Contract, ...]:
 
 
 def _counts(result: Result, shown: str) -> dict[str, Any]:
-    """Return the fields of schema.TrialRow, by name."""
+    """Return the fields of `schema.TrialRow` by name."""
     hunt_result = result.hunt_result
     trial = to_json(result.task.trial)
     return {
@@ -166,7 +166,7 @@ def _finding(result: Result, shown: str) -> schema.Finding | None:
 
 
 def cases_of(run: Run) -> dict[str, Case]:
-    """Return the case of every finding of a run, by the name of its file."""
+    """Return the cases of all findings of a run, by file name."""
     return {
         f"{case_name(result.task)}.json": case_of(result.task, result.finding)
         for result in ordered(run)
@@ -175,7 +175,7 @@ def cases_of(run: Run) -> dict[str, Case]:
 
 
 def case_name(task: Task) -> str:
-    """Return the file name of a task's case, without its ending."""
+    """Return the file name of a task's case without its suffix."""
     trial = task.trial
     parts = [trial.bug or "clean", trial.runner, trial.preset, str(trial.scheme), str(task.source)]
     if trial.bug is None:

@@ -1,4 +1,4 @@
-"""What a run tried and what it did not: one line each, for terminal, record and page."""
+"""The scope of a run: what it tried and what it did not, for terminal, record and page."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -14,11 +14,11 @@ from paritybit.subjects.runners import RUNNERS
 from paritybit.subjects.toggles import LocationScheme
 
 NARROWED = ("model", "location scheme")
-"""Axes whose values are states, besides `required_events`, that a run of everything reaches."""
+"""Axes whose values count as states that a full run reaches, in addition to `required_events`."""
 
 
 def scope(run: Run) -> Scope:
-    """Return what the clean trials of a run tried. A trial without a replay tried nothing."""
+    """Return the scope of a run's clean trials. A trial without a replay tried nothing."""
     results = [r for r in run.results if r.task.bug is None and r.hunt_result.replays]
     events, most = Counter[str](), Counter[str]()
     for result in results:
@@ -41,7 +41,7 @@ def scope(run: Run) -> Scope:
 
 
 def tried(results: list[Result], most: Counter[str]) -> Iterable[str]:
-    """Yield what trials tried, one quantity each."""
+    """Yield what the trials tried, one quantity at a time."""
     trials = [result.task.trial for result in results]
     yield f"runners {listed(dict.fromkeys(trial.runner for trial in trials))}"
     yield f"device {listed(sorted({trial.device for trial in trials}))}"
@@ -73,7 +73,7 @@ def drafted(results: list[Result]) -> list[int]:
 
 
 def missing_of(results: list[Result]) -> dict[str, list[str]]:
-    """Return the values of each axis that no trial had, for the axes of which some are missing."""
+    """Return the values that no trial had, for each axis with missing values."""
     trials = [result.task.trial for result in results]
     axes: dict[str, tuple[Iterable[str], set[str]]] = {
         "runner": (RUNNERS, {trial.runner for trial in trials}),
@@ -90,7 +90,7 @@ def missing_of(results: list[Result]) -> dict[str, list[str]]:
 
 
 def untried(results: list[Result], unreached: tuple[str, ...]) -> Iterable[str]:
-    """Yield what a run did not try, of what this build can and of what it cannot."""
+    """Yield what a run did not try, including what this build does not support."""
     for axis, values in missing_of(results).items():
         yield f"{axis} {listed(values)}"
     if not any(result.task.trial.overlap for result in results):
@@ -100,15 +100,15 @@ def untried(results: list[Result], unreached: tuple[str, ...]) -> Iterable[str]:
     yield f"{topk}, longer contexts and other page sizes"
     if unreached:
         count = f"{len(unreached)} state{'s' * (len(unreached) > 1)}"
-        yield f"{count} that a run of everything must reach: {first_of(unreached)}"
+        yield f"{count} that a full run must reach: {first_of(unreached)}"
 
 
 def sized(shape: str, preset: str) -> str:
-    """Return a model with its shape, where that is not the usual one."""
+    """Return a model's name, with its shape unless it is tiny."""
     return preset if shape == Shape.TINY else f"{shape} {preset}"
 
 
 def listed(values: Iterable[object]) -> str:
-    """Return values in one text."""
+    """Return values as text with commas and "and"."""
     texts = [str(value) for value in values]
     return ", ".join(texts[:-1]) + " and " + texts[-1] if len(texts) > 1 else "".join(texts)

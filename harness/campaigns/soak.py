@@ -1,4 +1,4 @@
-"""Endurance: false alarms over many clean steps, and how soon each bug is caught, seed by seed."""
+"""The soak test: counts false alarms over many clean steps, and schedules to detection by seed."""
 
 import statistics
 import time
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from paritybit.harness.campaigns.benches import LARGE
 from paritybit.harness.campaigns.confirm import confirmed
 from paritybit.harness.campaigns.executor import Campaign, Ended
 from paritybit.harness.campaigns.fresh import play_fresh
 from paritybit.harness.campaigns.hunt import hunt, play_all, time_limit, without_error
+from paritybit.harness.campaigns.locksteps import LARGE
 from paritybit.harness.campaigns.spreading.backends import execute
 from paritybit.harness.campaigns.task import watched_for
 from paritybit.harness.checks.expectations import affected_runners, detected_by
@@ -31,27 +31,27 @@ from paritybit.subjects.toggles import LocationScheme
 from rich.progress import Progress
 
 EXAMPLES = 50
-"""Schedules of one clean hunt."""
+"""Schedules per clean hunt."""
 
 HUNT_EXAMPLES = 100
-"""Schedules within which every bug must be caught, whatever the seed."""
+"""The number of schedules within which each seed must detect each bug."""
 
 MEDIAN = 8
-"""Schedules within which every bug must be caught by half of the seeds."""
+"""The number of schedules within which half of the seeds must detect each bug."""
 
 SEEDS_AT_ONCE = 5
-"""Seeds of one piece of work: a bug takes minutes by all of them where its steps overlap."""
+"""Seeds per task. With overlapping steps, all seeds of a bug together take minutes."""
 
 KEPT = 8
-"""Locksteps that a process keeps: those of a bug."""
+"""The number of locksteps that a process keeps: those for one bug."""
 
 CHUNK_STEPS = 2000
-"""Clean steps that one piece of work is asked for at most: it plays all schedules of each seed.
+"""The maximum number of clean steps per task. A task finishes the schedules of its last seed.
 
-A soak of fewer steps than so many for each trial shares them out evenly."""
+A soak with fewer steps per trial divides them evenly."""
 
 MOST_SCHEDULES = 500
-"""More schedules than a piece of work plays, alarms and their shrinking included."""
+"""An upper bound of the schedules that a task plays, including alarms and shrinking."""
 
 
 NOT_SEEN_AGAIN = (
@@ -61,7 +61,7 @@ NOT_SEEN_AGAIN = (
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of work: clean steps of one trial, drawn from `seed` on."""
+    """A task: clean steps of one trial, with seeds from `seed` on."""
 
     trial: TrialConfig
     seed: int
@@ -69,13 +69,13 @@ class Chunk:
 
     @property
     def label(self) -> str:
-        """What the piece of work is called beside its error."""
+        """The name of the task in an error message."""
         return f"clean steps from seed {self.seed}"
 
 
 @dataclass
 class CleanSteps:
-    """What a chunk gave: its counts, and every violation, shrunk."""
+    """The result of a chunk: its counts, and all violations with shrunk schedules."""
 
     counts: Counter[str] = field(default_factory=Counter)
     alarms: list[dict[str, Any]] = field(default_factory=list)
@@ -83,7 +83,7 @@ class CleanSteps:
 
     @property
     def spoiled(self) -> bool:
-        """Whether its process can use its device no more."""
+        """Whether the process can no longer use its device."""
         return self.device_lost
 
     def alarm(
@@ -94,7 +94,7 @@ class CleanSteps:
         shrunk: Schedule | None,
         undeclared: str | None = None,
     ) -> None:
-        """Take note of a false alarm; `undeclared` says so of one that no fresh process shows."""
+        """Record a false alarm. `undeclared` is set if no fresh process reproduces it."""
         self.alarms.append(
             {
                 "trial": trial.to_json(),
@@ -108,7 +108,7 @@ class CleanSteps:
 
 @dataclass(frozen=True)
 class SeededHunts:
-    """A piece of work: hunts of one bug on one runner by some seeds, each on another trial."""
+    """A task: hunts of one bug on one runner with several seeds, each on another trial."""
 
     device: str
     bug: str
@@ -118,13 +118,13 @@ class SeededHunts:
 
     @property
     def label(self) -> str:
-        """What the piece of work is called beside its error."""
+        """The name of the task in an error message."""
         return f"{self.bug}@{self.runner}"
 
 
 @dataclass(frozen=True)
 class Detections:
-    """How many schedules each seed needed that caught a bug, on so many different trials."""
+    """The schedules needed by each seed that detected the bug, and the number of trials."""
 
     trials: int
     needed: tuple[int, ...]
@@ -138,9 +138,9 @@ class Detections:
 
 @dataclass
 class Soaked:
-    """What has ended of a soak by so many `seeds`; its clean steps took `seconds`.
+    """The finished part of a soak.
 
-    `planned` counts the pieces of work that were to end.
+    `planned` is the number of tasks. `seconds` is the time of the clean steps.
     """
 
     device: str
@@ -162,9 +162,9 @@ def soak(
     workers: Workers,
     shape: Shape = Shape.TINY,
 ) -> dict[str, Any]:
-    """Play at least `steps` clean steps over all trials, then hunt each bug by seed.
+    """Play at least `steps` clean steps over all trials, then hunt each bug with each seed.
 
-    Interrupted, it returns the figures of what has ended.
+    If interrupted, return the figures of the tasks that have ended.
     """
     all_trials = trials(device, shape)
     chunk_steps = min(CHUNK_STEPS, -(-steps // len(all_trials))) or 1
@@ -198,9 +198,9 @@ def soak(
 
 
 def all_hunts(device: str, seeds: Sequence[int], shape: Shape = Shape.TINY) -> list[SeededHunts]:
-    """Return the hunts of every bug on every runner by all seeds, those that take longest first.
+    """Return the hunts of all bugs on all runners with all seeds, the slowest first.
 
-    Of a shape whose steps cannot overlap, without the bugs that show there alone.
+    Bugs that need overlapping steps are left out for a shape without them.
     """
     slowest_first = sorted(BUGS.values(), key=lambda bug: not bug.overlap)
     return [
@@ -213,7 +213,7 @@ def all_hunts(device: str, seeds: Sequence[int], shape: Shape = Shape.TINY) -> l
 
 
 def _figures(soaked: Soaked) -> dict[str, Any]:
-    """Return the figures of a soak: its `seconds` are those of the clean steps."""
+    """Return the figures of a soak. `seconds` is the time of the clean steps."""
     cleans, detections, seeds = soaked.cleans, soaked.detections, soaked.seeds
     played = [ended.result for ended in cleans if ended.result is not None]
     counts = sum((clean.counts for clean in played), Counter[str]())
@@ -260,7 +260,7 @@ def _figures(soaked: Soaked) -> dict[str, Any]:
 
 
 def trials(device: str, shape: Shape = Shape.TINY) -> list[TrialConfig]:
-    """Return the clean trials: every preset, location scheme and engine, in two page sizes."""
+    """Return the clean trials: all presets, location schemes and engines, with two page sizes."""
     if shape is Shape.TINY:
         return [
             TrialConfig(runner, preset, dtype, device, scheme, page_size)
@@ -280,17 +280,17 @@ def trials(device: str, shape: Shape = Shape.TINY) -> list[TrialConfig]:
 
 @lru_cache(maxsize=KEPT)
 def lockstep_of(trial: TrialConfig) -> Lockstep:
-    """Return the lockstep of a trial, built once in a process for as long as it is in use."""
+    """Return the lockstep of a trial. The process keeps it."""
     return Lockstep(trial)
 
 
-def bench_of(trial: TrialConfig) -> Lockstep:
-    """Return the lockstep of a trial: the only one of this process if its pools are large."""
+def kept_lockstep(trial: TrialConfig) -> Lockstep:
+    """Return the lockstep of a trial. With large pools it is the only one of this process."""
     return LARGE(trial) if trial.large else lockstep_of(trial)
 
 
 def clean_steps(chunk: Chunk) -> CleanSteps:
-    """Play a chunk. Raises PlayingFailedError for an error of ours."""
+    """Play a chunk. Raises PlayingFailedError for an internal error."""
     clean = CleanSteps()
     seed = chunk.seed
     while clean.counts["steps"] < chunk.steps and not clean.device_lost:
@@ -304,16 +304,16 @@ def clean_steps(chunk: Chunk) -> CleanSteps:
 
 
 def _play_clean(clean: CleanSteps, trial: TrialConfig, seed: int) -> None:
-    """Play the schedules of one seed on one trial; count them, and shrink what fails."""
+    """Play and count the schedules of one seed on one trial, and shrink those that fail."""
     examples = FEW_EXAMPLES.get(Shape(trial.shape), EXAMPLES)
-    hunt_result = without_error(play_all(bench_of(trial), seed, examples))
+    hunt_result = without_error(play_all(kept_lockstep(trial), seed, examples))
     clean.counts["steps"] += hunt_result.steps
     clean.counts["schedules"] += hunt_result.schedules
     clean.counts.update(
         {event: count for event, count in hunt_result.events.items() if event.endswith("replay")}
     )
     if hunt_result.violated:
-        found = without_error(hunt(bench_of(trial), None, seed, examples))
+        found = without_error(hunt(kept_lockstep(trial), None, seed, examples))
         if found.schedule is None:
             clean.alarm(trial, seed, hunt_result.violated, None, NOT_SEEN_AGAIN)
             return
@@ -324,7 +324,7 @@ def _play_clean(clean: CleanSteps, trial: TrialConfig, seed: int) -> None:
 
 
 def hunt_by_seed(hunts: SeededHunts) -> Detections:
-    """Hunt a bug once for each seed. Raises PlayingFailedError for an error of ours."""
+    """Hunt a bug with each seed. Raises PlayingFailedError for an internal error."""
     bug = BUGS[hunts.bug]
     target = detected_by(bug, hunts.runner)
     varied = [
@@ -340,7 +340,7 @@ def hunt_by_seed(hunts: SeededHunts) -> Detections:
     varied = list(dict.fromkeys(varied))
     needed: list[int] = []
     for seed in hunts.seeds:
-        lockstep = bench_of(varied[seed % len(varied)])
+        lockstep = kept_lockstep(varied[seed % len(varied)])
         lockstep.watch(watched_for(target))
         try:
             hunt_result = hunt(lockstep, target, seed, HUNT_EXAMPLES, shrinks=False)
@@ -352,7 +352,7 @@ def hunt_by_seed(hunts: SeededHunts) -> Detections:
 
 
 def _bug_rows(ends: Iterable[Ended[SeededHunts, Detections]]) -> list[dict[str, Any]]:
-    """Return what the seeds of each bug on each runner needed, in the catalogue's order."""
+    """Return the schedules needed per seed for each bug and runner, in the catalogue's order."""
     rows = []
     for name, bug in BUGS.items():
         for runner in affected_runners(bug):
@@ -367,7 +367,7 @@ def _bug_rows(ends: Iterable[Ended[SeededHunts, Detections]]) -> list[dict[str, 
 
 
 def _bug_row(parts: Sequence[tuple[SeededHunts, Detections]]) -> dict[str, Any]:
-    """Return what the seeds of one bug on one runner needed, as JSON data."""
+    """Return the schedules needed per seed for one bug and runner, as JSON data."""
     hunts = parts[0][0]
     needed = [schedules for _, detections in parts for schedules in detections.needed]
     return {
@@ -395,4 +395,4 @@ HUNTS = Campaign(
     seconds=lambda hunts: time_limit(HUNT_EXAMPLES * len(hunts.seeds)),
     label=lambda hunts: hunts.label,
 )
-"""How the two kinds of work are run."""
+"""Run the two kinds of tasks."""

@@ -1,7 +1,7 @@
-"""Tasks: the independent pieces of a run, how one is run, and how it is judged.
+"""Tasks of a `regress` run: how one runs, and how its result is judged.
 
-A task is a trial, where its schedules come from, and a goal. It is plain data, so that it
-can be handed to a worker process; so is its result.
+A task is a trial and a source of schedules. Tasks and results are plain data, so they can be sent
+to worker processes.
 """
 
 import time
@@ -9,14 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from paritybit.harness.campaigns.benches import (
-    LARGE,
-    Benches,
-    explained_small,
-    forget_kept,
-    kept_lockstep,
-    kept_reaching,
-)
 from paritybit.harness.campaigns.confirm import Confirmed, confirmed
 from paritybit.harness.campaigns.executor import Ended
 from paritybit.harness.campaigns.finding import Finding
@@ -34,6 +26,14 @@ from paritybit.harness.campaigns.hunt import (
     time_limit,
     whole,
     without_error,
+)
+from paritybit.harness.campaigns.locksteps import (
+    LARGE,
+    Locksteps,
+    explained_small,
+    forget_kept,
+    kept_lockstep,
+    kept_reaching,
 )
 from paritybit.harness.checks.expectations import expectation, unaffected_reason
 from paritybit.harness.checks.explanation import (
@@ -69,10 +69,10 @@ class Source(StrEnum):
 
 
 class Status(StrEnum):
-    """How a task ended. GREEN, UNAFFECTED and CAUGHT are as they should be.
+    """How a task ended. GREEN, UNAFFECTED and CAUGHT are expected.
 
-    UNDECLARED_STATE is a finding that no fresh process shows. After DEVICE_LOST its process can
-    use its device no more. FAILED is an error of ours, and no verdict on the trial.
+    UNDECLARED_STATE is a finding that no fresh process reproduces. After DEVICE_LOST the process
+    can no longer use its device. FAILED is an internal error, without a verdict on the trial.
     """
 
     GREEN = "green"
@@ -92,19 +92,19 @@ class Status(StrEnum):
 
 
 LARGE_SLOWER = 4
-"""How many times as long a task over large pools may take."""
+"""The factor by which tasks with large pools may take longer."""
 
 GOOD = frozenset({Status.GREEN, Status.CAUGHT, Status.UNAFFECTED})
 
 OPEN = frozenset({Status.FAILED, Status.VACUOUS})
-"""What says nothing of what was tried: an error of ours ended it, or it tried too little."""
+"""Statuses without a verdict: an internal error, or too little was tried."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """Play up to `examples` schedules of `source` on `trial`, drawn by `seed`.
+    """Play up to `examples` schedules from `source` on `trial`, with `seed`.
 
-    `known` are schedules that failed elsewhere, which are played before any is drawn.
+    The schedules in `known` are played before any is drawn.
     """
 
     trial: TrialConfig
@@ -115,7 +115,7 @@ class Task:
 
     @property
     def bug(self) -> Bug | None:
-        """The bug that is switched on, if one is."""
+        """The bug that is switched on, or None."""
         return BUGS[self.trial.bug] if self.trial.bug is not None else None
 
     @property
@@ -125,23 +125,23 @@ class Task:
 
     @property
     def unaffected(self) -> str | None:
-        """Why the bug cannot affect the runner on trial, if there is a bug and it cannot."""
+        """Why the bug cannot affect the runner. None if it can, or without a bug."""
         return unaffected_reason(self.bug, self.trial.runner) if self.bug is not None else None
 
     @property
     def target(self) -> str | None:
-        """The property that must be violated, if one must be."""
+        """The property that must be violated, or None."""
         return expectation(self.bug, self.trial.runner).detected_by if self.bug else None
 
     @property
     def seconds(self) -> float:
-        """How long the task may take."""
+        """The time limit in seconds."""
         slower = LARGE_SLOWER if self.trial.large else 1
         return slower * time_limit(self.examples + len(self.known))
 
     @property
     def label(self) -> str:
-        """What the task is called in a progress line."""
+        """The name of the task in a progress line."""
         what = f"{self.trial.bug or 'clean'}@{self.trial.runner}"
         overlap = ", overlap" * self.trial.overlap + ", wide" * bool(self.trial.max_context)
         overlap += "".join(f", {feature}" for feature in self.trial.features)
@@ -151,10 +151,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Result:
-    """What a task gave. `capture_warnings` were logged while its graphs were captured.
+    """The result of a task.
 
-    `error` is the traceback of what made it fail, with no absolute path. `reach` says how far
-    a bug got that must be detected.
+    - `capture_warnings`: the number of warnings logged while its graphs were captured.
+    - `error`: the traceback of an internal error, without absolute paths.
+    - `reach`: how far a bug that must be detected got.
     """
 
     task: Task
@@ -168,12 +169,12 @@ class Result:
 
     @property
     def spoiled(self) -> bool:
-        """Whether the process that ran the task must not run another."""
+        """Whether the process must not run another task."""
         return self.status in {Status.DEVICE_LOST, Status.FAILED}
 
 
 def result_of(ended: Ended[Task, Result]) -> Result:
-    """Return the result of a task that has ended; one that gave none has failed."""
+    """Return the result of a task that has ended. Without a result, its status is FAILED."""
     if ended.result is not None:
         return ended.result
     hunt_result = HuntResult()
@@ -181,14 +182,14 @@ def result_of(ended: Ended[Task, Result]) -> Result:
 
 
 def watched_for(target: str | None) -> frozenset[str]:
-    """Return the properties that a hunt for `target` checks: those of each step, and that one."""
+    """Return the properties that a hunt for `target` checks: those of steps, and the target."""
     return STEP_PROPERTIES | ends(target)
 
 
 def run_in_turn(task: Task) -> Result:
-    """Run one of many tasks of this process, keeping its trial for the next one.
+    """Run a task, and keep its lockstep for the next task of this process.
 
-    The result of a hunt whose bug must be detected also says how far that bug got.
+    If a bug must be detected, the result also has its `reach`.
     """
     result = run_task(task, LARGE if task.trial.large else kept_lockstep, begin=begin_fresh)
     if result.spoiled:
@@ -197,7 +198,7 @@ def run_in_turn(task: Task) -> Result:
         if task.trial.large:
             return replace(result, reach=_reach_small(task, result.finding))
         return replace(result, reach=_reach(task, kept_lockstep(task.trial), result.finding))
-    except Exception as error:  # What was found stays in the result, beside the error.
+    except Exception as error:  # The result keeps the finding.
         return replace(result, status=Status.FAILED, error=traceback_of(error))
 
 
@@ -207,35 +208,35 @@ def run_task(
     play: PlayFresh = play_fresh,
     begin: BeginFresh | None = None,
 ) -> Result:
-    """Run one task. The clean build is checked for every property, a broken one as it is hunted.
+    """Run one task. A clean trial is checked for all properties, a hunt as in `watched_for`.
 
-    What it finds is played again by `play`, in a fresh process. Where something must be found,
-    `begin` starts that process beforehand, to initialise its device and build during the hunt.
+    `play` repeats a finding in a fresh process. If a bug must be detected, `begin` starts that
+    process in advance, so that it initialises its device and captures during the hunt.
     """
     started, stalled = time.monotonic(), STALLS.gates
-    benches = lockstep_of if isinstance(lockstep_of, Benches) else Benches(lockstep_of)
+    locksteps = lockstep_of if isinstance(lockstep_of, Locksteps) else Locksteps(lockstep_of)
     try:
-        benches(task.trial)
+        locksteps(task.trial)
     except SubjectFailedError as failure:
         return _unbuilt(task, failure, time.monotonic() - started)
     watched = frozenset(PROPERTIES) if task.bug is None else watched_for(task.target)
     if begin is not None and task.target is not None and not task.trial.large:
         begin(task.trial, hunted(task.target, watched))
-    benches(task.trial).watch(watched)
-    warnings = len(benches(task.trial).capture_warnings)
+    locksteps(task.trial).watch(watched)
+    warnings = len(locksteps(task.trial).capture_warnings)
     hunt_result, finding, error = HuntResult(), None, None
     try:
-        hunt_result = narrowed(benches(task.trial), task.target, partial(_search, task))
-        warnings = len(benches(task.trial).capture_warnings)
+        hunt_result = narrowed(locksteps(task.trial), task.target, partial(_search, task))
+        warnings = len(locksteps(task.trial).capture_warnings)
         without_error(hunt_result)
         if hunt_result.schedule is not None:
-            benches.release()
+            locksteps.release()
             shown = confirmed(task.trial, hunt_result, task.target, watched, play)
-            finding = _finding(task, benches, shown)
+            finding = _finding(task, locksteps, shown)
             error = finding.error
         status = Status.FAILED
         if error is None:
-            status = judge_task(task, hunt_result, finding, warnings, benches)
+            status = judge_task(task, hunt_result, finding, warnings, locksteps)
     except DeviceLostError as lost:
         hunt_result.add(lost.outcome)
         finding = Finding.of(lost.schedule, lost.outcome)
@@ -256,7 +257,7 @@ def run_task(
 
 
 def _unbuilt(task: Task, failure: SubjectFailedError, seconds: float) -> Result:
-    """Return the result of a task whose engine could not be captured: no step was played."""
+    """Return the result of a task whose engine could not be captured. No step was played."""
     outcome, found = explained_unbuilt(task.trial.runner, failure)
     finding = Finding.of(Schedule(()), outcome, found=found)
     wanted = Status.CAUGHT if task.target in outcome.violated else Status.WRONG_PROPERTY
@@ -265,42 +266,42 @@ def _unbuilt(task: Task, failure: SubjectFailedError, seconds: float) -> Result:
 
 
 def _search(task: Task, lockstep: Lockstep) -> HuntResult:
-    """Play the task's schedules until one violates its target, and shrink that one."""
+    """Play the task's schedules until one violates the target, and shrink it."""
     if task.source is Source.GENERATED:
         return hunt(lockstep, task.target, task.seed, task.examples, first=task.known)
     return first_failure(lockstep, pieces_of(task.trial, task.examples, task.seed), task.target)
 
 
-def _finding(task: Task, benches: Benches, shown: Confirmed) -> Finding:
-    """Play a schedule that a fresh process shows with every property on, and explain it.
+def _finding(task: Task, locksteps: Locksteps, shown: Confirmed) -> Finding:
+    """Play a confirmed schedule with all properties on, and explain the violation.
 
-    Raises PlayingFailedError for a playing that failed. An explainer that fails leaves its
-    traceback in the finding.
+    Raises PlayingFailedError for an internal error. If the explainer fails, the finding has its
+    traceback.
     """
     if shown.undeclared is not None:
         return Finding.of_undeclared_state(shown)
     schedule = shown.schedule
-    outcome, timeline = _seen_whole(task, benches, schedule)
+    outcome, timeline = _seen_whole(task, locksteps, schedule)
     if not (failed(outcome, task.target) or task.trial.large):
-        benches = Benches()  # What was played before hides it.
-        outcome, timeline = _seen_whole(task, benches, schedule)
-    found = explained_small(benches, task.trial, schedule, outcome, timeline, task.target)
+        locksteps = Locksteps()  # What was played before hides it.
+        outcome, timeline = _seen_whole(task, locksteps, schedule)
+    found = explained_small(locksteps, task.trial, schedule, outcome, timeline, task.target)
     return Finding.of(schedule, outcome, timeline, found)
 
 
 def _seen_whole(
-    task: Task, benches: Benches, schedule: Schedule
+    task: Task, locksteps: Locksteps, schedule: Schedule
 ) -> tuple[Outcome, list[TimelineEntry]]:
     """Play a schedule with every property on. Raises PlayingFailedError if that fails."""
-    benches(task.trial).watch(PROPERTIES)
-    outcome, timeline = observe(benches(task.trial), schedule)
+    locksteps(task.trial).watch(PROPERTIES)
+    outcome, timeline = observe(locksteps(task.trial), schedule)
     return whole(outcome), timeline
 
 
 def _reach(task: Task, lockstep: Lockstep, finding: Finding | None) -> Reach | None:
-    """Say how far a bug that must be detected got: in what was found, else in all that was drawn.
+    """Return how far a bug that must be detected got, in the finding or in all drawn schedules.
 
-    None where nothing must be detected.
+    Returns None if no bug must be detected.
     """
     if task.bug is None or task.target is None:
         return None
@@ -315,9 +316,9 @@ def _reach(task: Task, lockstep: Lockstep, finding: Finding | None) -> Reach | N
 
 
 def _reach_small(task: Task, finding: Finding | None) -> Reach | None:
-    """Say how far a bug got as `_reach` does, over small pools where the trial's own are large.
+    """Do the same as `_reach`, with small pools for a trial whose pools are large.
 
-    None where a finding does not show there.
+    Returns None if the finding does not occur with small pools.
     """
     if task.target is None:
         return None
@@ -337,7 +338,7 @@ def _reach_small(task: Task, finding: Finding | None) -> Reach | None:
 
 
 def pieces_of(trial: TrialConfig, count: int, seed: int) -> list[Schedule]:
-    """Return pieces of traffic that drive the runner on trial, idle replays of it included."""
+    """Return slices of traffic that use the runner under test, including its idle replays."""
     config, under_test = trial.model, RUNNERS[trial.runner].mode
     idle = idle_modes(trial.modes)
     pick = idle.index(under_test) if under_test in idle else 0
@@ -351,11 +352,10 @@ def judge_task(
     capture_warnings: int,
     lockstep_of: Callable[[TrialConfig], Lockstep] = Lockstep,
 ) -> Status:
-    """Say how a task ended. Raises PlayingFailedError if the clean build could not be played.
+    """Return the status of a task. Raises PlayingFailedError if the clean subject cannot be played.
 
-    Nothing counts that replayed no graph, or none with padding, or, on the clean build, held
-    nothing against the oracle where that is asked. Nor does a trial of overlapping steps of which
-    none did.
+    A task is vacuous if it had no replay, no padded replay or, with overlapping steps, no overlap.
+    A clean trial is also vacuous if no sample was compared with the oracle, although it was asked.
     """
     target = task.target
     if finding is not None:
@@ -375,7 +375,7 @@ def judge_task(
 def _judge_found(
     task: Task, finding: Finding, lockstep_of: Callable[[TrialConfig], Lockstep]
 ) -> Status:
-    """Say whether a finding is what was hunted, and a shrunk schedule shows the bug alone."""
+    """Return the status of a finding: whether it is the target, and only occurs with the bug."""
     target = task.target
     if finding.undeclared:
         return Status.UNDECLARED_STATE

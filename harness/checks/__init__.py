@@ -1,1 +1,1 @@
-"""The properties: a file for each, their table, and how schedules are played and judged."""
+"""The properties, one file each, their table, and the code that plays and checks schedules."""

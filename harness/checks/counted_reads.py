@@ -1,6 +1,6 @@
-"""How often the rows of a forward read each slot, counted from their key lists in one pass.
+"""Counts in one pass how often each row of a forward reads each slot, from the key lists.
 
-Both sub-pools are counted together: on a GPU each op is a launch.
+Both sub-pools are counted together, because on a GPU each op is a kernel launch.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,37 +19,37 @@ from torch import Tensor
 Slots = NDArray[np.int64]
 
 AS_OFTEN = 2**30
-"""Stands in a table of required counts for "any number of times": more than a row can ever read."""
+"""A required count that means "any number of times". It is larger than any real count."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The slots that are counted, in ascending order, None for all `count` of a sub-pool."""
+    """The slots that are counted, in ascending order. None means all `count` of a sub-pool."""
 
     count: int
     slots: Slots | None = None
 
     @property
     def width(self) -> int:
-        """How many slots are counted. Whatever is none of them has cells of its own besides."""
+        """The number of counted slots. Other values have two further cells per row."""
         return self.count if self.slots is None else len(self.slots)
 
     def of(self, slots: Slots) -> Slots:
-        """Return the columns of slots, all of them counted; what is no slot has one too high."""
+        """Return the columns of slots, which must be counted. An invalid slot gets the last + 1."""
         return slots if self.slots is None else np.searchsorted(self.slots, slots)
 
     def of_found(self, slots: Tensor) -> Tensor:
-        """Return the columns of any slots; what is not counted has a negative one, or the width."""
+        """Return the columns of any slots. Others get a negative column or `width`."""
         if self.slots is None:
             return slots
         number = torch.full((self.count + 1,), self.width, device=slots.device)
         listed = torch.from_numpy(self.slots).to(slots.device)
         number[listed] = torch.arange(self.width, device=slots.device)
-        # What is negative is an index from behind: the last number too is of no slot.
+        # -1 indexes the last number, which stands for no slot.
         return number[slots.clamp(-1, self.count)]
 
     def slot(self, column: int) -> int:
-        """Return the slot of a column; `count` is what is not counted."""
+        """Return the slot of a column, or `count` if the column has none."""
         if self.slots is None or column == self.width:
             return min(column, self.count)
         return int(self.slots[column])
@@ -57,11 +57,12 @@ class Columns:
 
 @dataclass(frozen=True)
 class Block:
-    """The rows of one sub-pool among those that are counted: from row `first` on.
+    """The counted rows of one sub-pool, from row `first` on.
 
-    `listed` of them have a list. A step of `forwards` forwards has `of_forward` rows of each, of
-    which the last ones have no list where there are fewer. `columns` are the slots that are
-    counted of them.
+    - `listed`: how many of them have a key list.
+    - `forwards`, `of_forward`: the forwards of the step, and the rows of each. If there are fewer
+      lists, the last rows have none.
+    - `columns`: the counted slots.
     """
 
     kind: Kind
@@ -73,12 +74,12 @@ class Block:
 
     @property
     def rows(self) -> int:
-        """How many rows there are, with a list or without."""
+        """The number of rows, with or without a list."""
         return max(self.listed, self.forwards * self.of_forward)
 
 
 def width_of(blocks: Iterable[Block]) -> int:
-    """Return how many cells a row has: negative numbers, the slots that are counted, any other."""
+    """Return the cells per row: one for negative numbers, the counted slots, one for the rest."""
     return max(block.columns.width for block in blocks) + 2
 
 
@@ -88,11 +89,12 @@ def keys_of(keys: KeyLists, kind: Kind) -> Keys:
 
 
 class Cells:
-    """Where what rows of lists read is counted, as tensors of one device that nobody writes.
+    """The cells in which reads are counted, as read-only tensors on one device.
 
-    `place` int64 [keys] numbers the keys of a row; `lowest` int64 [rows, keys] and `highest`
-    [rows, 1] bound the columns of its slots, so that the last key is no slot whatever it is;
-    `shift` [rows, 1] is what a column of a row is counted at, less the column.
+    - `place`: int64 [keys], the numbers of a row's keys.
+    - `lowest`, `highest`: int64 [rows, keys] and [rows, 1], bounds of the columns. The last key is
+      always out of bounds.
+    - `shift`: [rows, 1], the cell of a row's column minus the column.
     """
 
     def __init__(self, blocks: Sequence[Block], most: int, device: torch.device) -> None:
@@ -110,15 +112,14 @@ class Cells:
 
 @lru_cache(maxsize=256)
 def _known_cells(blocks: tuple[Block, ...], most: int, device: torch.device) -> Cells:
-    """Return the cells of blocks of which all slots are counted: they recur step after step."""
+    """Return the cells of blocks that count all slots. They are cached, because they recur."""
     return Cells(blocks, most, device)
 
 
 def counted(keys: KeyLists, blocks: Sequence[Block], most: int) -> Tensor:
-    """Return how often each row of the lists reads what each of its cells counts.
+    """Count the reads of each row, int32 [rows, cells]: see `CountedReads`.
 
-    That is int32 [rows, cells], see `CountedReads`. Of a row with more than `most` keys the first
-    are counted, and further ones as no slot.
+    Only the first `most` keys of a row are counted. The others count as invalid slots.
     """
     lists = [keys_of(keys, block.kind) for block in blocks]
     device = lists[0].begin.device
@@ -143,7 +144,7 @@ def counted(keys: KeyLists, blocks: Sequence[Block], most: int) -> Tensor:
 
 
 def _mask(listed: Tensor, mask: Tensor, lists: Sequence[Keys], place: Tensor) -> None:
-    """Leave, of the keys that rows list, bool [rows, keys], those that they read."""
+    """Clear the keys that the attention mask excludes from `listed`, bool [rows, keys]."""
     first = 0
     for one in lists:
         read = listed[first : first + one.begin.shape[0]]
@@ -155,11 +156,11 @@ def _mask(listed: Tensor, mask: Tensor, lists: Sequence[Keys], place: Tensor) ->
 
 @dataclass(frozen=True)
 class CountedReads:
-    """How often rows read what their cells count, and how often they must, int32 [rows, cells].
+    """The reads of each row and the required reads, both int32 [rows, cells].
 
-    `blocks` are the rows of each sub-pool. The first cell of a row counts negative numbers, the
-    next ones its columns, and the one behind them what is no slot that is counted. Where `right`
-    is AS_OFTEN, it may be read as often as it is.
+    `blocks` has the rows of each sub-pool. The first cell of a row counts negative numbers, the
+    next ones its columns, and the last one everything else. A cell whose `right` is AS_OFTEN may
+    have any count.
     """
 
     read: Tensor
@@ -168,17 +169,17 @@ class CountedReads:
 
     @property
     def wrong(self) -> Tensor:
-        """What a row reads too often or not often enough, bool [rows, cells]."""
+        """The cells with wrong counts, bool [rows, cells]."""
         return (self.read != self.right) & (self.right != AS_OFTEN)
 
     def of(self, block: Block) -> "CountedReads":
-        """Return those of the rows of one sub-pool."""
+        """Return the counts for the rows of one sub-pool."""
         rows = slice(block.first, block.first + block.rows)
         return CountedReads(self.read[rows], self.right[rows], [block])
 
 
 def counted_on_host(lists: Mapping[Kind, Sequence[Any]], blocks: Sequence[Block]) -> Numbers:
-    """Return how often each of some lists has each slot, in the cells of `counted`."""
+    """Count how often each list has each slot, in the cells of `counted`."""
     counts = np.zeros((sum(block.rows for block in blocks), width_of(blocks)), dtype=np.int32)
     for block in blocks:
         for row, listed in enumerate(lists[block.kind], block.first):

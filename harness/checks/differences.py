@@ -1,4 +1,4 @@
-"""Where two tensors of bits first differ, and how such a place is described."""
+"""Finds and describes the first difference of two storages or outputs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,19 +12,19 @@ from paritybit.reference.state_pool import Section
 from torch import Tensor
 
 Sections = Mapping[Section, Tensor]
-"""The state beside KV of one world, or a mask of it."""
+"""The other state of one world, or a mask of it, by section."""
 
 PLACE_NAMES = {Section.RECURRENT: "recurrent state slot", Section.DRAFT_TABLE: "draft table row"}
-"""What a place of each section of state beside KV is called."""
+"""The name of a place in each section of other state."""
 
 
 def first_kv_difference(
     layout: KVLayout, left: Tensor, right: Tensor, mask: Tensor
 ) -> dict[str, Any]:
-    """Say where two storages of a layout first differ, in execution order, slot 0 apart.
+    """Return the place where two storages of a layout first differ, ignoring slot 0.
 
-    The target before the draft, layers in model order, K before V, slots ascending; then the
-    state beside KV. `mask`, bool in the storage's layout, limits where to look. Raises
+    The order is: target before draft, layers in model order, K before V, slots ascending, then
+    other state. Only elements in `mask`, bool in the storage's layout, are compared. Raises
     ValueError if they do not differ.
     """
     views = [
@@ -49,7 +49,7 @@ def first_kv_difference(
 
 
 def kv_place(role: Role, kind: Kind, layer: int, index: Sequence[int]) -> dict[str, Any]:
-    """Say where an element of KV is: `index` is its plane, slot, head and element in a layer."""
+    """Return the place of an element of KV. `index` has its plane, slot, head and element."""
     plane, slot, head, element = index
     return {
         "model": str(role),
@@ -65,9 +65,9 @@ def kv_place(role: Role, kind: Kind, layer: int, index: Sequence[int]) -> dict[s
 def first_state_difference(
     ones: Sections, others: Sections, masks: Sections | None = None
 ) -> dict[str, Any]:
-    """Say where the state beside KV of two worlds first differs, place 0 apart.
+    """Return the place where the other state of two worlds first differs, ignoring place 0.
 
-    Raises ValueError if it does not.
+    Raises ValueError if it does not differ.
     """
     for section, one in ones.items():
         other = others[section]
@@ -90,7 +90,7 @@ def first_state_difference(
 
 
 def first_output_difference(left: Output, right: Output) -> dict[str, Any]:
-    """Say where two outputs, [rows, columns] each, first differ: in bits, or in form.
+    """Return where two outputs, [rows, columns] each, first differ in bits, shape or dtype.
 
     Raises ValueError if they do not differ.
     """
@@ -111,14 +111,14 @@ def first_output_difference(left: Output, right: Output) -> dict[str, Any]:
 
 
 def owner_at(where: dict[str, Any], world: Snapshot) -> str:
-    """Say in words whose the place is that `first_kv_difference` found."""
+    """Describe the owner of a place that `first_kv_difference` found."""
     if "section" in where:
         return world.owner_of_place(Section(where["section"]), where["place"])
     return world.owner_of(Kind(where["kind"]), where["slot"])
 
 
 def describe_slot(where: dict[str, Any]) -> str:
-    """Return a place in a pool, or in the state beside KV, in words."""
+    """Describe a place in a pool or in other state."""
     if "section" in where:
         node = f", draft node {where['row'] - 1}" if where["row"] else ""
         name = PLACE_NAMES[Section(where["section"])]

@@ -1,7 +1,7 @@
-"""Which property must see which bug on which runner, or why none can: one row per bug.
+"""The table of bugs and runners: which property must detect a bug on a runner, or why none can.
 
-The table is written before a bug is hunted. A column is a kind of runner, so that a further
-runner of a kind needs no edit here.
+There is a row per bug, written before the bug is hunted. The columns are kinds of runners, so a
+new runner of a known kind needs no change here.
 """
 
 from dataclasses import dataclass
@@ -30,9 +30,9 @@ from paritybit.subjects.runners import RUNNERS
 
 @dataclass(frozen=True)
 class Expectation:
-    """What is expected of one bug on one runner. One of the two is None, the other is not.
+    """The expected result for one bug on one runner. Exactly one field is not None.
 
-    `detected_by` is the property that must be violated, `unaffected` the reason why none is.
+    `detected_by` is the property that must be violated. `unaffected` is the reason why none is.
     """
 
     detected_by: str | None
@@ -44,7 +44,7 @@ TABLE: dict[str, Row] = {
         "kv_parity",
         DECODE,
         VERIFY,
-        # Attention is narrowed to the real tokens there: the padded locations are wrong, unread.
+        # Prefill attention reads real tokens only, so the wrong padded locations stay unread.
         instead={PREFILL: "live_inputs"},
     ),
     "swa_int64": seen("index_contract", DECODE, VERIFY, PREFILL),
@@ -126,13 +126,13 @@ TABLE: dict[str, Row] = {
     **CATALOGUE,
     **GRAPHS,
 }
-"""The committed table, by the name of the bug."""
+"""The rows by the name of the bug."""
 
 
 def expectation(bug: Bug, runner: str) -> Expectation:
-    """Return what is expected of `bug` on `runner`.
+    """Return the expected result for `bug` on `runner`.
 
-    Raises KeyError for a bug without a row, and for a pair that nobody has decided.
+    Raises KeyError for a bug without a row, and if the row has no cell for this kind of runner.
     """
     row = _row(bug)
     lacks = lacking(bug, runner)
@@ -157,10 +157,10 @@ def affected_runners(bug: Bug) -> tuple[str, ...]:
 
 
 def detected_by(bug: Bug, runner: str | None = None) -> str | None:
-    """Return the property that must see `bug` on a runner, None if none can.
+    """Return the property that must detect `bug` on a runner, or None if none can.
 
-    Without a runner it is that of most runners, None if nothing shows it on any. Raises KeyError
-    for a bug without a row, and with a runner as `expectation` does.
+    Without a runner, return that of most runners, or None if no runner is affected. Raises
+    KeyError for a bug without a row, and with a runner as `expectation` does.
     """
     return _row(bug).detected_by if runner is None else expectation(bug, runner).detected_by
 

@@ -1,4 +1,4 @@
-"""What a row of the table of expectations says, and the kinds of runner that are its columns."""
+"""Rows and columns of the table of expectations. A column is a kind of runner."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,9 +8,9 @@ from paritybit.reference.batch import Mode
 
 @dataclass(frozen=True)
 class RunnerKind:
-    """What runners have in common that a bug affects alike: the mode, and whether it is captured.
+    """The mode of a runner, and whether it captures graphs.
 
-    A runner of a mode that captures nothing meets other bugs than one that does.
+    A bug has the same effect on all runners of a kind.
     """
 
     mode: Mode
@@ -19,10 +19,10 @@ class RunnerKind:
 
 @dataclass(frozen=True)
 class Row:
-    """One bug: the property that must see it on the kinds it affects, and why the others are not.
+    """One bug: the property that must detect it on `affected` kinds, and why other kinds are not.
 
-    A pair of a bug and a runner that lacks what it is about needs no cell. `instead` names the
-    property on kinds where it is another one.
+    `instead` has the kinds on which another property must detect it. A kind of runner in which the
+    bug cannot be switched on needs no cell.
     """
 
     detected_by: str | None
@@ -48,19 +48,19 @@ def seen(
     but: Mapping[RunnerKind, str] | None = None,
     instead: Mapping[RunnerKind, str] | None = None,
 ) -> Row:
-    """Return the row of a bug that shows on the kinds `affected`, and not on those of `but`.
+    """Return the row of a bug that affects the kinds `affected`, and not those of `but`.
 
-    On the kinds of `instead` it shows too, and another property must see it.
+    It also affects the kinds of `instead`, where another property must detect it.
     """
     others = instead or {}
     return Row(detected_by, frozenset((*affected, *others)), but or {}, others)
 
 
 def masked(reason: str) -> Row:
-    """Return the row of a bug that shows on no runner, since something else hides it."""
+    """Return the row of a bug that affects no runner, because something else hides it."""
     return Row(None, frozenset(), dict.fromkeys(KINDS, reason))
 
 
 def always_replayed(reason: str) -> dict[RunnerKind, str]:
-    """Return one reason for the kinds of which every forward is the replay of one graph."""
+    """Return one reason for the kinds in which each forward replays a single graph."""
     return dict.fromkeys((DECODE, VERIFY, DRAFT, FROZEN), reason)

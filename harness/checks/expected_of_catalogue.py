@@ -1,4 +1,4 @@
-"""What is expected of the bugs that other engines had, in padding and in the sliding window."""
+"""Expectations for bugs of other engines, in padding and in the sliding window."""
 
 from paritybit.harness.checks.expected import (
     DECODE,

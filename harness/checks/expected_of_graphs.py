@@ -1,4 +1,4 @@
-"""What is expected of the bugs that other engines had in indices, captured state and caches."""
+"""Expectations for bugs of other engines, in indices, captured state and caches."""
 
 from paritybit.harness.checks.expected import (
     COMPILED,

@@ -1,6 +1,6 @@
-"""From a violation to its explanation: the property's own file says how its cause is found.
+"""Explains violations. The file of a property defines how its cause is found.
 
-An error of the explainer is kept, and hides no violation.
+An error of the explainer is recorded, and does not hide the violation.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ from paritybit.subjects.parts import Part
 
 @dataclass(frozen=True)
 class Explained:
-    """What explaining gave: an explanation, the traceback of an error, or neither."""
+    """The result of explaining: an explanation, the traceback of an error, or neither."""
 
     explanation: Explanation | None = None
     error: str | None = None
@@ -46,11 +46,11 @@ class Explained:
 NOT_EXPLAINED = Explained()
 
 MOST_EXPLAINED = 4
-"""Properties that are explained at most, until the cause of one is known."""
+"""The maximum number of properties to explain until a cause is known."""
 
 
 def observe(lockstep: Lockstep, schedule: Schedule) -> tuple[Outcome, list[TimelineEntry]]:
-    """Play a schedule; return its outcome and an entry for each step played."""
+    """Play a schedule. Returns its outcome and an entry for each step played."""
     entries: list[TimelineEntry] = []
 
     def see(
@@ -69,12 +69,11 @@ def explanation(
     timeline: Sequence[TimelineEntry],
     target: str | None,
 ) -> Explanation | None:
-    """Explain what playing a schedule violated: `target`, or else what tells a cause.
+    """Explain a violation of `target`, or without it of the property with the clearest cause.
 
-    Of several properties the first one whose cause is known is explained, else the first of which
-    anything is known. `timeline` has an entry for each step played. A pair that does not keep what
-    its ops did is built again. Returns None where nothing was violated, where no single forward
-    tells the cause, and where no cause was found.
+    That is the first property whose cause is known, else the first with a partial explanation.
+    `timeline` has an entry for each step played. A pair that does not record its ops is built
+    again. Returns None without a violation, and if no cause was found.
     """
     asked = [target] if target is not None and target in outcome.violated else order_of(outcome)
     first = None
@@ -93,9 +92,9 @@ def violation_of(outcome: Outcome, property_id: str) -> Violation:
 
 
 def with_lines_raised(found: Explanation | None, violation: Violation) -> Explanation | None:
-    """Return an explanation with the lines that raised, where a step failed.
+    """Return an explanation with the lines that raised, if a step failed.
 
-    They come last if the cause is known, and are all there is where nothing else was found.
+    They come last if the cause is known. Without another explanation, they are all of it.
     """
     lines = tuple(SourceLine(*line) for line in violation.where.get(RAISED, ()))
     if not lines:
@@ -108,7 +107,7 @@ def with_lines_raised(found: Explanation | None, violation: Violation) -> Explan
 
 
 def explained_unbuilt(runner: str, failure: SubjectFailedError) -> tuple[Outcome, Explained]:
-    """Return what a build violates whose engine of `runner` cannot be captured, explained."""
+    """Return outcome and explanation for an engine that cannot be captured."""
     message = f"the engine could not be captured: {failure}"
     violation = Violation(CAPTURED_PATH.id, 0, message)
     explanation = explain_unbuilt(CAPTURED_PATH.id, runner, failure.__cause__ or failure)
@@ -116,16 +115,16 @@ def explained_unbuilt(runner: str, failure: SubjectFailedError) -> tuple[Outcome
 
 
 def order_of(outcome: Outcome) -> list[str]:
-    """Return what was violated in the order it is to be explained: the earliest step first.
+    """Return the violated properties in the order in which to explain them, earliest step first.
 
-    Undeclared state comes last: what a step did wrong says more.
+    declared_state comes last, because an error in a step says more.
     """
     found = sorted(outcome.violations, key=lambda one: (one.property == ID, one.step))
     return list(dict.fromkeys(violation.property for violation in found))
 
 
 def failing_rule(outcome: Outcome, property_id: str) -> Property:
-    """Return what a violation is explained by: where a further run failed, what asked for that."""
+    """Return the property that explains a violation: that of the extra run, if one failed."""
     return PROPERTIES[violation_of(outcome, property_id).where.get(EXTRA_RUN, property_id)]
 
 
@@ -136,7 +135,7 @@ def _explained(
     timeline: Sequence[TimelineEntry],
     property_id: str,
 ) -> Explanation | None:
-    """Explain one property that was violated."""
+    """Explain one violated property."""
     rule = failing_rule(outcome, property_id)
     if lockstep.trial.overlap:
         watched = lockstep.properties | {property_id, ID}
@@ -145,7 +144,7 @@ def _explained(
         if not outcome.violated:
             return _race(lockstep, schedule, property_id)
         if property_id not in outcome.violated:
-            # No race: what is wrong in order too may show elsewhere where steps overlap.
+            # Not a race. An error without overlap may appear elsewhere with overlapping steps.
             return explanation(in_order, schedule, outcome, timeline, None)
         lockstep = in_order
     if rule.flag is None and rule.cause_in_play is None:
@@ -163,11 +162,10 @@ def _explained(
 
 
 def recording_pairs(lockstep: Lockstep) -> Iterator[tuple[Lockstep, frozenset[str]]]:
-    """Yield locksteps that keep what their ops did, and what these cannot be trusted to blame.
+    """Yield locksteps that record their ops, each with the causes not to trust from it.
 
-    They are this one, and a new one, whose pair is new. A pair that has played may hold what no
-    reset takes back. It then comes last: what it shows may be that state's doing, unless what it
-    blames is wrong by itself.
+    They are this one and a new one. A pair that has played may have state that no reset removes.
+    It then comes last, and only causes that are wrong in themselves are trusted.
     """
     with torch.inference_mode():
         undeclared = bool(lockstep.pair.captures.undeclared())
@@ -185,9 +183,9 @@ def _explained_by(
     timeline: Sequence[TimelineEntry],
     violated: tuple[str, Property],
 ) -> Explanation | None:
-    """Explain a violation by playing the schedule on a pair that keeps what its ops do.
+    """Explain a violation by playing the schedule on a pair that records its ops.
 
-    It is of a property, and explained by one, which is another where that one's further run failed.
+    `violated` has the violated property and the property that explains it: see `failing_rule`.
     """
     property_id, rule = violated
     if rule.cause_in_play is not None:
@@ -199,7 +197,7 @@ def _explained_by(
 
 
 def judge_of(rule: Property) -> Judge:
-    """Return what judges a forward that is run again by a property."""
+    """Return a function that checks a repeated forward for one property."""
     assert rule.flag is not None
     flag = rule.flag
     extra = rule.extra_run if isinstance(rule.extra_run, FreshRun) else None
@@ -207,10 +205,10 @@ def judge_of(rule: Property) -> Judge:
 
 
 def _race(lockstep: Lockstep, schedule: Schedule, property_id: str) -> Explanation | None:
-    """Explain what is violated only where steps overlap, by making sure of one wait at a time.
+    """Explain a violation that only occurs with overlapping steps, by adding one wait at a time.
 
-    None where the schedule does not violate it once more, or no one wait makes it hold. A wait
-    makes it hold if it is violated again without that wait.
+    A wait is the cause if the violation disappears with it and returns without it. Returns None if
+    the violation does not recur, or if there is no such wait.
     """
     overlapped, watched = lockstep.pair.overlapped, lockstep.properties
     assert overlapped is not None
@@ -242,7 +240,7 @@ def explained(
     timeline: Sequence[TimelineEntry],
     target: str | None,
 ) -> Explained:
-    """Explain as `explanation` does; return an error of the explainer as its traceback."""
+    """Explain as `explanation` does. An error of the explainer becomes a traceback."""
     try:
         return Explained(explanation(lockstep, schedule, outcome, timeline, target))
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What is held wrongly once a step is over: by whom, and what the index tables say of it."""
+"""Checks the owners of slots and rows, and the index tables, after a step."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -16,11 +16,11 @@ from paritybit.reference.pool import PoolSizes
 from torch import Tensor
 
 RIGHT, ALSO, KNOWN = range(3)
-"""Of each cell of the tables: what it must hold, what it may hold as well, if that is known."""
+"""Per cell of the tables: the required value, another permitted value, and whether it is known."""
 
 
 def misheld(world: Ownership) -> list[str]:
-    """List what of one world is not held once or free once, and which request holds too much."""
+    """List the pages and rows without exactly one owner or free entry, and oversized requests."""
     holders, every = world.holders, world.all
     full, swa = claimed("full_pages", holders), claimed("swa_pages", holders)
     kinds = (
@@ -38,7 +38,7 @@ def misheld(world: Ownership) -> list[str]:
 
 
 def claimed(pages: str, holders: Sequence[Owner]) -> list[tuple[int | None, ...]]:
-    """Return the pages of each request; what several share is that of the first of them alone."""
+    """Return the pages of each request. A shared page belongs to the first request only."""
     every: list[tuple[int | None, ...]] = [getattr(owner, pages) for owner in holders]
     if not any(owner.shared for owner in holders):
         return every
@@ -57,19 +57,19 @@ def claimed(pages: str, holders: Sequence[Owner]) -> list[tuple[int | None, ...]
 
 
 def _all_once(held: list[int | None], free: tuple[int, ...], every: tuple[int, ...]) -> bool:
-    """Whether each of `every` is either held or free, and that once. None is held by nobody."""
+    """Whether each of `every` is either held or free, exactly once. None in `held` is no page."""
     count = len(held) - held.count(None) + len(free)
     return count == len(every) and {None, *held, *free} == _with_none(every)
 
 
 @lru_cache(maxsize=64)
 def _with_none(every: tuple[int, ...]) -> frozenset[int | None]:
-    """Return some numbers, and None, which is no number."""
+    """Return the numbers and None."""
     return frozenset((None, *every))
 
 
 def holding(world: Ownership) -> list[int]:
-    """Return the requests that hold anything: those that are running, then those retracted."""
+    """Return the requests that hold anything: running ones, then retracted ones."""
     return [*(owner.serial for owner in world.holders), *(serial for serial, _ in world.retracted)]
 
 
@@ -88,7 +88,7 @@ def _misheld(
     free: tuple[int, ...],
     every: Collection[int],
 ) -> Iterator[str]:
-    """Yield, in words, each of `every` that is not held once or free once, and any other."""
+    """Yield a message for each of `every` not held or free exactly once, and for any other."""
     held = [
         (serial, number)
         for serial, numbers in zip(serials, by_owner, strict=False)
@@ -109,7 +109,7 @@ def _misheld(
 
 
 def oversized(holders: Iterable[Owner]) -> Iterator[str]:
-    """Yield, in words, which requests hold a page without a token, or lack one."""
+    """Yield a message for each request that has a page too many or too few."""
     for owner in holders:
         needed = -(-owner.length // owner.page_size)
         for kind, pages in (("full", owner.full_pages), ("swa", owner.swa_pages)):
@@ -121,7 +121,7 @@ def oversized(holders: Iterable[Owner]) -> Iterator[str]:
 
 
 def _given_away(holders: Iterable[Owner]) -> Iterator[str]:
-    """Yield, in words, which SWA pages have left requests whose next query can see them."""
+    """Yield a message for each SWA page that was freed although the next query can see it."""
     for owner in holders:
         for place in left_early(owner):
             yield (
@@ -131,7 +131,7 @@ def _given_away(holders: Iterable[Owner]) -> Iterator[str]:
 
 
 def left_early(owner: Owner) -> list[int]:
-    """Return the places of SWA pages that a request has no more and that its next query can see."""
+    """Return the places of SWA pages that were freed although the next query can see them."""
     if None not in owner.swa_pages:
         return []
     first = owner.seen_from // owner.page_size
@@ -140,13 +140,13 @@ def left_early(owner: Owner) -> list[int]:
 
 
 def columns_of(owner: Owner, place: int) -> str:
-    """Return the columns of a page in words."""
+    """Describe the columns of a page."""
     first = place * owner.page_size
     return str(first) if owner.page_size == 1 else f"{first} to {first + owner.page_size - 1}"
 
 
 def owners_differ(end: StepEnd) -> str | None:
-    """Say which request the two worlds' owners differ in; None if they are the same."""
+    """Describe the first difference between the two worlds' owners, or return None."""
     if end.graph.holders == end.eager.holders:
         return None
     eager = {owner.serial: owner for owner in end.eager.holders}
@@ -165,12 +165,12 @@ def owners_differ(end: StepEnd) -> str | None:
 
 
 def right_cells(world: Ownership, sizes: PoolSizes) -> Numbers:
-    """Return what the tables of one world must hold, int32 [3, cells]: RIGHT, ALSO, KNOWN.
+    """Return the required cells of one world's tables, int32 [3, cells]: RIGHT, ALSO, KNOWN.
 
-    The cells of the mapping come first, then those of `req_to_token`. A slot that is held maps
-    to the SWA slot beside it, or to 0 where that left the window or no token was written yet.
-    KNOWN is 0 where a cell may hold anything: beyond a request's tokens in its row, and in the
-    mapping for slots that no request may ever hold, those of the reserved page excepted.
+    The cells of the mapping come first, then those of `req_to_token`. A held slot maps to its SWA
+    slot, or to 0 if that left the window or no token was written yet. KNOWN is 0 for cells that
+    may have any value: those after a request's tokens in its row, and those of slots that no
+    request can hold, except the reserved page.
     """
     mapped, table_shape = world.mapping.shape[0], world.req_to_token.shape
     cells = cells_of_nobody(mapped, table_shape, world.all, sizes.page_size).copy()
@@ -182,12 +182,12 @@ def right_cells(world: Ownership, sizes: PoolSizes) -> Numbers:
     swa_pages = [-1 if page is None else page for owner in holders for page in owner.swa_pages]
     swa = np.maximum(slots_of_pages(swa_pages, size), 0)
     if any(owner.shared for owner in holders):
-        # Of those that share a full page, some may have given back the SWA page beside it.
+        # Some of the requests that share a full page may have freed its SWA page.
         most = np.zeros(mapped, dtype=swa.dtype)
         np.maximum.at(most, full, swa)
         swa = most[full]
     cells[RIGHT, full] = swa
-    # Of each request, which of the slots its tokens are written to, and by which cells of its row.
+    # Per request: the slots of its tokens, and the cells of its row.
     written, numbers, first = [], numbered(cells.shape[1]), 0
     for owner in holders:
         held, row = len(owner.full_pages) * size, mapped + owner.row * table_shape[1]
@@ -205,7 +205,7 @@ def right_cells(world: Ownership, sizes: PoolSizes) -> Numbers:
 
 @lru_cache(maxsize=8)
 def numbered(count: int) -> NDArray[np.int64]:
-    """Return the numbers of so many cells, which nobody writes."""
+    """Return 0 to count - 1 as a cached read-only array."""
     return np.arange(count)
 
 
@@ -213,7 +213,7 @@ def numbered(count: int) -> NDArray[np.int64]:
 def cells_of_nobody(
     mapped: int, table_shape: torch.Size, every: AllNumbers, page_size: int
 ) -> Numbers:
-    """Return what `right_cells` does where no request holds a page, which nobody writes."""
+    """Return `right_cells` for a world without requests, as a cached read-only array."""
     cells = np.zeros((3, mapped + table_shape.numel()), dtype=np.int32)
     cells[KNOWN, slots_of_pages([0, *every.full_pages], page_size)] = 1
     cells[:, mapped - 1] = -1, -1, 1
@@ -222,7 +222,7 @@ def cells_of_nobody(
 
 
 def slots_of_pages(pages: Sequence[int], page_size: int) -> NDArray[np.int64]:
-    """Return the slots of some pages, one page after the other; of page -1 none is above 0."""
+    """Return the slots of pages, one page after the other. Those of page -1 are at most 0."""
     numbers = np.array(pages, dtype=np.int64)
     if page_size == 1:
         return numbers
@@ -230,9 +230,9 @@ def slots_of_pages(pages: Sequence[int], page_size: int) -> NDArray[np.int64]:
 
 
 def wrong_cells(worlds: Sequence[Ownership], cells: Tensor) -> Tensor:
-    """Return which cells of the worlds' tables are not as they must be, bool [worlds, cells].
+    """Return which cells of the worlds' tables are wrong, bool [worlds, cells].
 
-    `cells` are as they must be, int32 [worlds, 3, cells], or [1, 3, cells] for all worlds alike.
+    `cells` has the required cells, int32 [worlds, 3, cells], or [1, 3, cells] for all worlds.
     """
     tables = [table for world in worlds for table in (world.mapping, world.req_to_token.view(-1))]
     held = torch.cat(tables).view(len(worlds), -1)

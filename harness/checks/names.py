@@ -1,4 +1,4 @@
-"""Every name of this build, each with a sentence about it."""
+"""All names of this build, each with a description."""
 
 import ast
 import inspect
@@ -16,13 +16,13 @@ SHAPES = {
 }
 
 Names = dict[str, dict[str, str]]
-"""Kinds of names, in order; each name with a sentence about it."""
+"""Names and their descriptions, by kind."""
 
 OVERLAPPING = "tested with overlapping steps: two streams on CUDA, emulated on a CPU"
 
 
 def listed() -> Names:
-    """Return every name of this build, by kind, each with a sentence about it."""
+    """Return all names of this build with their descriptions, by kind."""
     return {
         "bugs": {
             name: bug.mechanism + (f" ({OVERLAPPING})" if bug.overlap else "")
@@ -41,12 +41,12 @@ def listed() -> Names:
 
 
 def docstring(kind: type) -> str:
-    """Return the docstring of a class as its source has it: the interpreter may drop it."""
+    """Return the docstring of a class from its source, because the interpreter may drop it."""
     (definition,) = ast.parse(inspect.getsource(kind)).body
     assert isinstance(definition, ast.ClassDef)
     return ast.get_docstring(definition) or ""
 
 
 def described(unaffected: str | None, detected_by: str | None) -> str:
-    """Say what a bug does to a runner."""
+    """Describe the effect of a bug on a runner."""
     return f"detected by {detected_by}" if unaffected is None else f"cannot affect it: {unaffected}"

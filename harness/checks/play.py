@@ -1,8 +1,7 @@
-"""Playing a schedule on a pair of worlds, every step judged by the properties asked for.
+"""Play a schedule on a pair of worlds and check the properties at each step.
 
-Play stops after the first step in which the worlds diverge: from there on they differ,
-and nothing more is credited. What leaves both worlds equal is reported once, and play
-goes on.
+The play stops at the first violation that makes the worlds diverge, because every later step
+would differ too. Any other violation is reported once, and the play continues.
 """
 
 from collections import Counter, deque
@@ -43,13 +42,15 @@ from torch import Tensor
 
 @dataclass
 class Outcome:
-    """What playing one schedule gave. `steps` counts forwards that both worlds ran.
+    """The result of playing one schedule.
 
-    The replays are those of the runner under test; `events` count every runner's, and `most` holds
-    the largest numbers that any replay reached, by the names of `coverage.MOST`. `error` is
-    the traceback of what went wrong outside the subject: the playing then proves nothing.
-    After `device_lost` this process can do nothing more on its device. `stalled` counts gates
-    that opened by themselves, so that overlapping steps may not have shown a race.
+    - `steps`: forwards that both worlds ran.
+    - `replays`, `padded_replays`: replays of the runner under test.
+    - `events`: how often each state was reached, by any runner.
+    - `most`: the largest values that any replay reached, by the names in `coverage.MOST`.
+    - `error`: the traceback of an error outside the subject. The playing then proves nothing.
+    - `device_lost`: the process can no longer use its device.
+    - `stalled`: gates that a timeout opened. With overlapping steps a race may have been missed.
     """
 
     violations: tuple[Violation, ...] = ()
@@ -63,7 +64,7 @@ class Outcome:
     stalled: int = 0
 
     def count(self, observation: Observation) -> None:
-        """Count one step's forward."""
+        """Count the forward of one step."""
         replay = observation.replay
         under_test = replay is not None and replay.runner == observation.under_test
         self.steps += 1
@@ -77,9 +78,9 @@ class Outcome:
 
 
 class DeviceLostError(DeviceError):
-    """A device assert or an illegal access, after which the process must end.
+    """A device assert or an illegal memory access. The process must end.
 
-    It is a finding of what was played, unless an error of ours came first.
+    It is a finding, unless an internal error occurred first.
     """
 
     def __init__(self, schedule: Schedule, outcome: Outcome) -> None:
@@ -90,31 +91,31 @@ class DeviceLostError(DeviceError):
         self.finding = bool(outcome.violations)
 
     def __reduce__(self) -> tuple[type["DeviceLostError"], tuple[Schedule, Outcome]]:
-        """Cross from a worker process whole."""
+        """Keep schedule and outcome when pickled by a worker process."""
         return type(self), (self.schedule, self.outcome)
 
 
 HISTORY = 250
-"""How many of the schedules that it has played a lockstep remembers."""
+"""The number of schedules that a lockstep remembers."""
 
 EXTRA_RUN, RAISED = "extra_run", "raised"
-"""Where a step failed: what asked for the further run that did, and the lines that raised."""
+"""Keys of a violation's `where`: the property whose extra run failed, and the lines that raised."""
 
 NO_EXTRA_RUNS: Mapping[str, ExtraRun] = {}
 
 Observer = Callable[[int, Step, Observation | None, frozenset[str]], None]
-"""Called after each step: its place, the step, what was observed of it, what it violated."""
+"""Called after each step with its place, the step, its observation, and the new violations."""
 
 
 def unobserved(
     place: int, step: Step, observation: Observation | None, violated: frozenset[str]
 ) -> None:
-    """Observe nothing."""
+    """Do nothing."""
 
 
 @dataclass
 class Judged:
-    """What the steps of one playing have shown so far."""
+    """Results of the steps that one playing has run so far."""
 
     violations: list[Violation] = field(default_factory=list)
     violated: set[str] = field(default_factory=set)
@@ -123,7 +124,7 @@ class Judged:
     place: int = 0
 
     def add(self, found: Collection[Violation]) -> frozenset[str]:
-        """Keep the violations of properties that were not violated before; return which."""
+        """Add the violations of properties not violated before, and return these properties."""
         new = [violation for violation in found if violation.property not in self.violated]
         self.violations += new
         self.violated.update(violation.property for violation in new)
@@ -131,13 +132,14 @@ class Judged:
 
 
 class Lockstep:
-    """Plays schedules on the pair of one trial and judges them by the properties given.
+    """Plays schedules on the pair of one trial and checks properties.
 
-    With `records_ops`, what a forward did inside can be explained. `engines` builds the
-    engines under test, our own unless given; `draft` says which draft model a target has.
-    `refused` says why ours cannot be captured with the trial's bugs, if it cannot: the pair is
-    then that of the clean build. `unasked` says which properties the engine cannot be asked,
-    and why. `history` are the last schedules played. `keeps_state`: see `Captures`.
+    The arguments after `property_ids` are those of `Pair`.
+
+    - `refused`: why the built-in engine cannot be captured with the trial's bugs, or None. If it
+      is set, the pair is that of the trial without bugs.
+    - `unasked`: the properties that do not apply to this engine, each with the reason.
+    - `history`: the last schedules played.
     """
 
     def __init__(
@@ -167,13 +169,13 @@ class Lockstep:
         self.capture_warnings = self.pair.captures.warnings
         missing = self.pair.subject.missing
         self.unasked = not_asked(missing) | (dict(NOT_OF_LARGE_POOLS) if trial.large else {})
-        # With arithmetic of its own an engine's world has other bits from the first forward on:
-        # it diverges nowhere, and what is judged of it is judged to the end.
+        # An engine with its own arithmetic has other bits from the first forward on. The worlds
+        # cannot diverge any further, so the play never stops early.
         self.ending = frozenset() if Offer.ARITHMETIC in missing else STATE_PROPERTIES
         self.watch(property_ids)
 
     def watch(self, property_ids: Collection[str]) -> None:
-        """Judge by these properties from now on, as far as the engine can be asked them."""
+        """Check these properties from now on, except those that do not apply to the engine."""
         self.properties = frozenset(property_ids)
         self._rules = [
             rule
@@ -191,13 +193,18 @@ class Lockstep:
     ) -> Outcome:
         """Play a schedule from equal bytes until its end or until the worlds diverge.
 
-        With an engine whose arithmetic is its own they never do. Play also ends with the first
-        violation of a property of `until`. `observer` is called after every step; it also sees
-        what `extra_runs` of its own gave. `recorder` follows the parts of each step. A step in
-        which the subject fails violates captured_path and logits_parity; any other error ends the
-        playing with its traceback in the outcome. One that loses the device raises
-        DeviceLostError. A build whose runners disagree on a shared buffer cannot be captured: that
-        violates index_contract at the first forward.
+        - `observer`: called after every step.
+        - `until`: further properties whose first violation ends the play.
+        - `extra_runs`: extra runs of each step, for the observer.
+        - `recorder`: called around the parts of each step.
+
+        | what fails | result |
+        |---|---|
+        | the subject, in a step | violations of captured_path and logits_parity |
+        | the capture, because runners disagree on a shared buffer | one of index_contract |
+        | anything else | `Outcome.error` has the traceback |
+
+        Raises DeviceLostError if the device can no longer be used.
         """
         outcome, judged, stalled = Outcome(), Judged(), STALLS.gates
         self.history.append(schedule)
@@ -211,7 +218,7 @@ class Lockstep:
                     self._rehearse(schedule, ending, extra_runs)
                     self._play(schedule, outcome, judged, observer, ending, extra_runs, recorder)
             except SubjectFailedError as error:
-                # What gives no logits does not give the right ones.
+                # A step without logits also has no correct logits.
                 message, where = f"the step failed: {error}", where_failed(error)
                 judged.add(
                     [
@@ -220,7 +227,7 @@ class Lockstep:
                     ]
                 )
                 outcome.device_lost = isinstance(error.__cause__, torch.AcceleratorError)
-            except Exception as error:  # Not the subject's: whoever reads it needs all of it.
+            except Exception as error:  # Not caused by the subject: keep the whole traceback.
                 outcome.error = traceback_of(error)
                 outcome.device_lost = isinstance(error, torch.AcceleratorError)
         self._hold_nothing_back()
@@ -232,7 +239,7 @@ class Lockstep:
         return outcome
 
     def capture(self, schedule: Schedule) -> None:
-        """Capture what a schedule may need and no schedule before it did."""
+        """Capture the runners that a schedule may need and that are not captured yet."""
         asked = modes_of(schedule.steps, self.pair.modes)
         if self.pair.captures.lacks(asked):
             self.pair.capture(asked)
@@ -241,13 +248,13 @@ class Lockstep:
     def _rehearse(
         self, schedule: Schedule, ending: Collection[str], extra_runs: Mapping[str, ExtraRun]
     ) -> None:
-        """Play a schedule of overlapping steps beforehand, if the streams of its device need it."""
+        """With overlapping steps, play a schedule once in advance if the streams need it."""
         if self.pair.overlapped is not None:
             words = schedule, Outcome(), Judged(), unobserved, ending, extra_runs
             self.pair.overlapped.rehearse(lambda: self._play(*words))
 
     def _hold_nothing_back(self) -> None:
-        """Let all go on that overlapping steps hold back: what follows was never rehearsed."""
+        """Release all delayed streams. The work that follows was not rehearsed."""
         if self.pair.overlapped is not None:
             self.pair.overlapped.overlap.streams.open()
 
@@ -261,7 +268,7 @@ class Lockstep:
         extra_runs: Mapping[str, ExtraRun],
         recorder: Recorder = NO_RECORDER,
     ) -> None:
-        """Play and judge the steps, then the schedule as a whole."""
+        """Play and check the steps, then check the schedule as a whole."""
         coverage = Coverage(outcome.events, self.pair.config.speculation.topk)
         sampling = any(rule.samples for rule in self._rules)
         keeps_outputs = any(rule.plays_again for rule in self._rules)
@@ -299,7 +306,7 @@ class Lockstep:
         judged.violations += self._judge_schedule(schedule, outcome.steps, judged)
 
     def _refusal(self, schedule: Schedule, message: str) -> tuple[Violation, ...]:
-        """Return the violation of a build that cannot be captured; none if no step would ask it."""
+        """Return the violation for an engine that cannot be captured, if any step needs it."""
         self.pair.begin(schedule)
         for place, step in schedule.flat():
             if self.pair.plan(step, place) is not None:
@@ -307,7 +314,7 @@ class Lockstep:
         return ()
 
     def _judge_schedule(self, schedule: Schedule, steps: int, judged: Judged) -> list[Violation]:
-        """Judge what is judged once a schedule, over the steps that were played."""
+        """Check the properties of whole schedules, over the steps that were played."""
         rules: list[Property] = [rule for rule in self._rules if rule.at_end is not None]
         if not rules:
             return []
@@ -335,7 +342,7 @@ class Lockstep:
         return [violation for rule in rules if rule.at_end for violation in rule.at_end(playing)]
 
     def _play_again(self, schedule: Schedule, steps: int) -> Playback:
-        """Play the first `steps` forwards of a schedule, and judge nothing."""
+        """Play the first `steps` forwards of a schedule without checks."""
         outputs: list[Tensor] = []
         self.pair.begin(schedule)
         for place, step, upcoming in schedule.ahead():
@@ -353,14 +360,14 @@ class Lockstep:
 
 
 def where_failed(error: SubjectFailedError) -> dict[str, Any]:
-    """Return which extra run failed, if one did, and the lines that raised, the innermost first."""
+    """Return the extra run that failed, if any, and the lines that raised, innermost first."""
     lines = raised_at(error.__cause__ or error)
     where = {} if error.extra_run is None else {EXTRA_RUN: error.extra_run}
     return {**where, RAISED: [list(astuple(line)) for line in lines]} if lines else where
 
 
 def live_outputs(observation: Observation) -> list[Tensor]:
-    """Return copies of all that a step gave for live rows, the eager world's first."""
+    """Return copies of a step's outputs for live rows, the eager world's first."""
     return [
         values.clone()
         for output in (observation.eager.output, observation.graph.output)

@@ -1,7 +1,8 @@
-"""What a property is, and how a step is judged.
+"""The protocol of a property, and the check of one step.
 
-Each has a flag, cheap and on the device where it can be, and a description, asked for only
-if the flag is raised. Flags on the device are read by the host together, once a step.
+A property has a `flag` and a `describe`. The flag is cheap and stays on the device if possible.
+The host reads all flags of a step in one synchronisation. `describe` is called only if the flag
+is set.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,15 +21,12 @@ from paritybit.subjects.protocol import Offer
 from torch import Tensor
 
 Description = tuple[str, dict[str, Any]]
-"""A violation in words, and exactly where: layer, tensor, slot, owner, row, bits … as they apply.
-
-The places are JSON values.
-"""
+"""A message, and the exact place as JSON values: layer, tensor, slot, owner, row, bits, …"""
 
 
 @dataclass(frozen=True)
 class Violation:
-    """One property that did not hold: at which step, in which words, and exactly where."""
+    """A property that did not hold: its id, the place of the step, a message, and the location."""
 
     property: str
     step: int
@@ -42,9 +40,9 @@ class Violation:
 
 @dataclass(frozen=True)
 class Playback:
-    """The bits one playing of a schedule left: every step's live outputs, and both storages.
+    """The bits that one playing of a schedule left: each step's live outputs, and both storages.
 
-    Of storages too large to be copied they are digests.
+    For storages too large to be copied, `eager` and `graph` are digests.
     """
 
     outputs: tuple[Tensor, ...]
@@ -54,12 +52,14 @@ class Playback:
 
 @dataclass(frozen=True)
 class Playing:
-    """What the steps of a schedule left, for the properties that judge it as a whole.
+    """The input of properties that judge a schedule as a whole.
 
-    `place` is that of the last step played. Tokens are int64 [token rows, max_context] of each
-    world. `samples` are all logits of the requests' own, the target's and the draft model's.
-    `first` and `again` are two playings of the same steps, None unless a property asks for them.
-    `undeclared` is what the engines hold after a reset and did not when just captured.
+    - `place`: the place of the last step played.
+    - `eager_tokens`, `graph_tokens`: int64 [token rows, max_context].
+    - `samples`: the logits of each request, from the target and the draft model.
+    - `first`, `again`: two playings of the same steps. None unless a property has `plays_again`.
+    - `undeclared`: how the Python state of the engines after a reset differs from that after
+      capture. Empty unless a property has `after_reset`.
     """
 
     place: int
@@ -75,7 +75,7 @@ class Playing:
 
 @dataclass(frozen=True)
 class EndOfStep:
-    """How a property judges what a step left, even if the step ran no forward."""
+    """Flag and description for the state after a step, even if the step ran no forward."""
 
     flag: Callable[[StepEnd], Flag]
     describe: Callable[[StepEnd], Description]
@@ -83,16 +83,24 @@ class EndOfStep:
 
 @dataclass(frozen=True)
 class Property:
-    """One property: its statement, what it needs observed, and how it is judged and explained.
+    """One property: a statement, the checks for it, and the search for the cause of a violation.
 
-    A property of a step has `flag` and `describe`, a property of a whole schedule `at_end`; one
-    that also judges steps without a forward has `end_of_step`.
-    `every_step` says that it is cheap enough for every step of every schedule; `worlds_diverge`
-    that once it is violated both worlds differ, so that nothing later is credited.
-    `extra_run` is a further run of each step that it judges. `samples` asks for what requests
-    sampled, `plays_again` for a second playing of the schedule, `after_reset` for what the engines
-    hold once they are reset. `needs` is what an engine must offer for it to be asked. `cause` finds
-    why it was violated where one forward tells, `cause_in_play` where the schedule must be played.
+    | field | meaning |
+    |---|---|
+    | `needs` | what an engine must offer; else the property does not apply to it |
+    | `flag`, `describe` | check a step that ran a forward |
+    | `end_of_step` | check the state after any step |
+    | `at_end` | check a whole schedule |
+    | `every_step` | cheap enough for each step of each schedule |
+    | `worlds_diverge` | a violation leaves the worlds different, so the play stops |
+    | `extra_run` | an extra run of each step; its result is in `Observation.extra` |
+    | `samples` | needs the samples of requests |
+    | `plays_again` | needs a second playing of the schedule |
+    | `after_reset` | needs the Python state of the engines after a reset |
+    | `cause` | finds the cause of a violation from one recorded forward |
+    | `cause_in_play` | finds the cause by playing the schedule again |
+
+    Raises ValueError if one of `flag` and `describe` is missing, or if all three checks are.
     """
 
     id: str
@@ -112,17 +120,17 @@ class Property:
     cause_in_play: PlayCauseFinder | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a property that judges nothing."""
+        """Raise ValueError for an incomplete property."""
         if (self.flag is None) != (self.describe is None) or not (self.flag or self.at_end):
             raise ValueError(f"{self.id} has a flag with its description, or judges at the end")
 
     def not_asked(self, missing: Mapping[Offer, str]) -> str | None:
-        """Return why an engine that lacks `missing` cannot be asked this; None if it can."""
+        """Return why the property does not apply to an engine that lacks `missing`, or None."""
         return next((missing[offer] for offer in sorted(self.needs) if offer in missing), None)
 
 
 def do_nothing() -> None:
-    """Do nothing before a violation is described."""
+    """Do nothing."""
 
 
 def judge(
@@ -130,7 +138,10 @@ def judge(
     observation: Observation,
     before_describing: Callable[[], None] = do_nothing,
 ) -> tuple[Violation, ...]:
-    """Return the violations of one step, reading the device once unless there are any."""
+    """Return the violations of one step.
+
+    If there are none, the device is read once. Else `before_describing` is called first.
+    """
     rules = {rule.id: rule for rule in properties if rule.flag is not None}
     raised = read_flags({name: rule.flag(observation) for name, rule in rules.items() if rule.flag})
     if any(raised.values()):
@@ -147,7 +158,7 @@ def judge_end(
     end: StepEnd,
     before_describing: Callable[[], None],
 ) -> tuple[Violation, ...]:
-    """Return the violations of a step that ran no forward, as `judge` does."""
+    """Return the violations of a step that ran no forward. Arguments are as in `judge`."""
     rules = {rule.id: rule.end_of_step for rule in properties if rule.end_of_step is not None}
     raised = read_flags({name: rule.flag(end) for name, rule in rules.items()})
     if any(raised.values()):

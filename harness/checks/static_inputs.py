@@ -1,7 +1,7 @@
-"""What each runner's static inputs must hold: their live part and, if they are reset, their tail.
+"""The required content of each runner's static inputs: the live part, and the tail if it is reset.
 
-Said a second time on purpose, from what is known of the engine's runners and by nothing of the
-subject's: a row that its contract gets wrong is not forgiven by that contract.
+This is independent of the contracts in `subjects/`, on purpose, so that an error in a contract is
+detected.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,18 +17,19 @@ K = SPECULATION.draft_tokens
 ACCEPTED = SPECULATION.extend_tokens
 
 Live = Callable[[ForwardBatch, Observation], Tensor]
-"""What the live part of a static input holds of the eager world's batch, in the batch's dtype."""
+"""Returns the required live part of a static input in the batch's dtype."""
 
 
 @dataclass(frozen=True)
 class Expected:
     """One static input: its live part, and its tail up to the end of a bucket.
 
-    The live part is what the batch carries by the name of the buffer, or what `live` makes of
-    it; None if it is never populated. The tail holds `fill`, None where padding keeps it.
-    A bucket of one has `per_bucket` elements (or rows) of it, for each branch of a draft if
-    `per_branch`. `swa` says that there is one only where SWA locations are preset. The elements
-    lie along the last axis if `wide`.
+    - `per_bucket`: elements or rows for a bucket of size 1.
+    - `fill`: the value of the tail, or None if padding keeps it.
+    - `live`: returns the live part. None if the input is never populated.
+    - `swa`: the input only exists if SWA locations are preset.
+    - `wide`: the elements are along the last axis.
+    - `per_branch`: `per_bucket` counts for each branch of a draft.
     """
 
     per_bucket: int
@@ -46,21 +47,22 @@ class Expected:
 CONVERTED: Mapping[str, torch.dtype] = dict.fromkeys(
     ("seq_lens", "seq_lens_cpu", "encoder_lens"), torch.int32
 )
-"""The dtypes of the static inputs that a batch brings in another dtype, by name.
+"""The dtypes of the static inputs whose copy from the batch converts, by name.
 
-A copy into such an input converts. If its dtype became the one that the batch brings, in every
-runner, then no copy would convert and no two runners would disagree: this table alone shows it.
+If such an input had the batch's dtype in all runners, no copy would convert and no two runners
+would disagree, so only this table can detect it.
 """
 
 
 @dataclass(frozen=True)
 class ExpectedInputs:
-    """The static inputs of one runner, by name.
+    """The static inputs of one runner.
 
-    With `only_padded` a replay without padding reads none of them. `bucket_tokens` are the tokens
-    of a bucket of one, where the runner has its token counts as static inputs. `dtypes` are those
-    of the inputs that a copy may convert. Runners differ in them, so that a conversion, which is
-    legitimate, would hide that a runner has the input of another one.
+    - `rows`: the inputs by name.
+    - `only_padded`: a replay without padding reads none of them.
+    - `bucket_tokens`: tokens of a bucket of size 1, if token counts are static inputs.
+    - `dtypes`: the dtypes of inputs that a copy may convert. They differ between runners, so a
+      legitimate conversion could hide that a runner has the input of another one.
     """
 
     rows: Mapping[str, Expected]
@@ -70,7 +72,7 @@ class ExpectedInputs:
 
 
 def carried(name: str) -> Live:
-    """Return what takes a tensor of the batch as it is."""
+    """Return a `Live` that takes a tensor of the batch unchanged."""
 
     def live(batch: ForwardBatch, observation: Observation) -> Tensor:
         values = batch.value(name)
@@ -81,7 +83,7 @@ def carried(name: str) -> Live:
 
 
 def per_branch(name: str) -> Live:
-    """Return what takes a tensor of the batch's requests once for each branch of a draft."""
+    """Return a `Live` that repeats a tensor of the batch for each branch of a draft."""
 
     def live(batch: ForwardBatch, observation: Observation) -> Tensor:
         topk = observation.layout.configs[Role.DRAFT].speculation.topk
@@ -91,25 +93,25 @@ def per_branch(name: str) -> Live:
 
 
 def swa_locations(batch: ForwardBatch, observation: Observation) -> Tensor:
-    """Return the SWA slots of what the batch writes, by the eager world's mapping."""
+    """Return the SWA slots of the batch's locations, by the eager world's mapping."""
     return observation.eager.mapping[batch.out_cache_loc]
 
 
 def payload(batch: ForwardBatch, observation: Observation) -> Tensor:
-    """Return what the target adds to the embeddings of the batch's tokens."""
+    """Return the tensor that the target adds to the embeddings of the batch's tokens."""
     assert observation.payload is not None
     return observation.payload
 
 
 def counts_on_host(batch: ForwardBatch, observation: Observation) -> Tensor:
-    """Return how many tokens each request runs."""
+    """Return the number of tokens per request."""
     return torch.tensor([span.end - span.begin for span in batch.spans], dtype=torch.int32)
 
 
 def rows_of(
     per_bucket: int, fills: Mapping[str, int | None], *, per_branch: bool = False
 ) -> dict[str, Expected]:
-    """Return rows of what the batch carries by their names, with what their tails hold."""
+    """Return rows for tensors of the batch, by name, with the fill values of their tails."""
     return {
         name: Expected(per_bucket, fill, carried(name), per_branch=per_branch)
         for name, fill in fills.items()
@@ -117,7 +119,7 @@ def rows_of(
 
 
 def decode_rows(tokens: int) -> dict[str, Expected]:
-    """Return what the decode runner and, with more tokens a request, the verify runner have."""
+    """Return the rows of the decode runner or, with more tokens per request, the verify runner."""
     rows = {
         **rows_of(tokens, {"input_ids": None, "positions": 0, "out_cache_loc": 0}),
         **rows_of(
@@ -217,7 +219,7 @@ INPUTS: Mapping[str, ExpectedInputs] = {
     "piecewise": PREFILL,
     "breakable": PREFILL,
 }
-"""What is expected of each runner, by its name. A new runner needs an entry."""
+"""The expected static inputs of each runner. A new runner needs an entry."""
 
 METADATA: Mapping[str, torch.dtype] = {
     **dict.fromkeys(("kv_indptr", "window_kv_indptr", "swa_page_table"), torch.int32),
@@ -225,19 +227,15 @@ METADATA: Mapping[str, torch.dtype] = {
     **dict.fromkeys(("kv_indices", "window_kv_indices", "window_kv_offsets"), torch.int64),
     **dict.fromkeys(("mask_indptr", "tree_parents"), torch.int64),
 }
-"""Static buffers of index lists, by name, with the dtypes that the engine's kernels take.
-
-What they hold is judged by what is read by them.
-"""
+"""The dtypes of static buffers for key lists. Their content is checked by read_frame."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """How much room a static buffer must have that no batch of tiny pools ever fills.
+    """The required size of a static buffer, which no batch of tiny pools fills.
 
-    A bucket of one may need `elements`, and besides so many times the longest context, and so
-    many times the window; all that for each branch of a draft if `per_branch`. `once` are needed
-    whatever the bucket.
+    A bucket of size 1 needs `elements` plus `contexts` longest contexts plus `windows` windows, for
+    each branch of a draft if `per_branch`. `once` elements are needed in addition for any bucket.
     """
 
     elements: int = 0
@@ -247,14 +245,14 @@ class Room:
     per_branch: bool = False
 
     def of(self, config: ModelConfig, bucket: int) -> int:
-        """Return the elements that a bucket of a model may need."""
+        """Return the elements that a bucket needs."""
         keys = self.contexts * config.max_context + self.windows * config.window
         topk = config.speculation.topk if self.per_branch else 1
         return bucket * topk * (self.elements + keys) + self.once
 
 
 def room_of_rows(rows: int, *, per_branch: bool = False) -> dict[str, Room]:
-    """Return the room for the key lists of so many rows in a bucket of one."""
+    """Return the sizes of key lists with a number of rows in a bucket of size 1."""
     ends = Room(elements=rows, once=1, per_branch=per_branch)
     return {
         **dict.fromkeys(("kv_indptr", "window_kv_indptr"), ends),
@@ -264,7 +262,7 @@ def room_of_rows(rows: int, *, per_branch: bool = False) -> dict[str, Room]:
 
 
 def room_of_tokens(tokens: int) -> dict[str, Room]:
-    """Return the room for where the keys of so many tokens of a request begin and end."""
+    """Return the sizes of the bounds of keys for a number of tokens per request."""
     ends = ("key_begin", "key_end", "window_key_begin", "window_key_end")
     return {**dict.fromkeys(ends, Room(elements=tokens)), "kv_indices": Room(contexts=1)}
 
@@ -285,7 +283,7 @@ ROOM: Mapping[str, Mapping[str, Room]] = {
     },
     "frozen_kv_mtp": room_of_rows(1, per_branch=True),
 }
-"""The room that buffers of each runner must have, by its name: of key lists, and of masks."""
+"""The required sizes of buffers for key lists and masks, by runner."""
 
 OUTPUTS = "attention_output_"
-"""Static buffers of this name are written by attention, and are nobody's input."""
+"""The prefix of static buffers that attention writes. They are not inputs."""

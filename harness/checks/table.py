@@ -50,30 +50,30 @@ PROPERTIES: Mapping[str, Property] = {rule.id: rule for rule in _ORDER}
 """Every property of this build, by id."""
 
 STATEMENTS: Mapping[str, str] = {rule.id: rule.statement for rule in _ORDER}
-"""What must hold, by the property's id."""
+"""The statement of each property, by id."""
 
 STEP_PROPERTIES = frozenset(rule.id for rule in _ORDER if rule.every_step)
-"""The properties cheap enough to be checked at every step of every schedule."""
+"""The properties that are cheap enough for each step of each schedule."""
 
 STATE_PROPERTIES = frozenset(rule.id for rule in _ORDER if rule.worlds_diverge)
-"""The properties of the worlds' own bytes: once one is violated the worlds have diverged.
+"""The properties whose violation leaves the worlds different.
 
-Any other speaks of the build or of a further run, and leaves both worlds equal.
+The others judge the engine's build or an extra run, and leave both worlds equal.
 """
 
 
 NOT_OF_LARGE_POOLS: Mapping[str, str] = {
     DENSE_AGREEMENT.id: "the float64 model takes too long with pools of this size"
 }
-"""The properties that are not asked where pools are too large to be copied, and why."""
+"""The properties that are not checked for pools too large to be copied, each with the reason."""
 
 
 def asked_of(*, large: bool) -> tuple[str, ...]:
-    """Return the properties that our own engine is asked, over pools too large to copy or not."""
+    """Return the properties that are checked for the built-in engine. `large`: see TrialConfig."""
     return tuple(name for name in PROPERTIES if not large or name not in NOT_OF_LARGE_POOLS)
 
 
 def not_asked(missing: Mapping[Offer, str]) -> dict[str, str]:
-    """Return the properties that an engine which lacks `missing` cannot be asked, and why."""
+    """Return the properties that do not apply to an engine that lacks `missing`, with reasons."""
     reasons = {rule.id: rule.not_asked(missing) for rule in _ORDER}
     return {name: reason for name, reason in reasons.items() if reason is not None}

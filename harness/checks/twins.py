@@ -1,7 +1,7 @@
-"""What is judged of two worlds of which no copy is kept: each was the other's before the step.
+"""Checks of two worlds without copies, which were equal before the step.
 
-The eager world changed what differs from the graph world before that one ran, and nothing else
-outside its frame. So what differs outside both frames once both ran, the graph world changed.
+Differences after the eager forward are changes of the eager world. Further differences outside both
+frames, after both forwards, are changes of the graph world.
 """
 
 from typing import Any
@@ -14,18 +14,18 @@ from paritybit.reference.pool import KVLayout
 from torch import Tensor
 
 WORLDS = ("graph", "eager")
-"""In the order in which a world that strayed is looked for."""
+"""The worlds in the order in which stray writes are searched."""
 
 
 def twins_differ(twins: Compared) -> Tensor:
-    """Whether any bit that is compared differs between the worlds after the step."""
+    """Whether any compared bit differs between the worlds after the step."""
     ones, others = (twins.after[world].sections for world in ("eager", "graph"))
     beside = [any_set(bits(one[1:]) != bits(others[name][1:])) for name, one in ones.items()]
     return torch.stack([*(found.anywhere for found in twins.graph.values()), *beside]).any()
 
 
 def first_twin_difference(layout: KVLayout, twins: Compared) -> dict[str, Any]:
-    """Say where the worlds first differ after the step, as `first_kv_difference` does."""
+    """Return where the worlds first differ after the step, as `first_kv_difference` does."""
     places: dict[tuple[Arena, int], tuple[int, ...]] = {}
     for arena, found in twins.graph.items():
         if found.anywhere:
@@ -45,22 +45,23 @@ def first_twin_difference(layout: KVLayout, twins: Compared) -> dict[str, Any]:
 
 
 def changed_beside(twins: Compared, world: str) -> Sections:
-    """Return which state beside KV a world changed in the step, bool."""
+    """Return masks of the other state that a world changed in the step."""
     before, after = twins.before[world].sections, twins.after[world].sections
     return {name: bits(places) != bits(before[name]) for name, places in after.items()}
 
 
 def twins_wrote_outside(twins: Compared) -> Tensor:
-    """Whether either world changed KV outside the step's frame, the reserved slots apart."""
+    """Whether either world changed KV outside the step's frame, ignoring reserved slots."""
     differences = [found.outside for found in (*twins.eager.values(), *twins.graph.values())]
     strayed = [any_set(slots.contiguous()) for slots in twins.strayed.values()]
     return torch.stack([*differences, *strayed]).any()
 
 
 def first_slot_outside(twins: Compared, world: str) -> tuple[Arena, int] | None:
-    """Return the first slot that a world changed outside the step's frame, if it did.
+    """Return the first slot that a world changed outside the step's frame, or None.
 
-    What the eager world strayed into differs after the step too, and is not the graph world's.
+    Stray writes of the eager world also differ after the step, and do not count for the graph
+    world.
     """
     by_eager = {
         arena: found.first(outside=True)[2] for arena, found in twins.eager.items() if found.outside
@@ -77,6 +78,6 @@ def first_slot_outside(twins: Compared, world: str) -> tuple[Arena, int] | None:
 
 
 def changed_reserved(twins: Compared, world: str) -> dict[Arena, Tensor]:
-    """Return which elements of the reserved slots a world changed, bool, by sub-pool."""
+    """Return masks of the elements of reserved slots that a world changed, by sub-pool."""
     before, after = twins.before[world].reserved, twins.after[world].reserved
     return {arena: bits(slot) != bits(before[arena]) for arena, slot in after.items()}

@@ -1,1 +1,1 @@
-"""The commands, a file for each: with the parser they are where harness and reports meet."""
+"""The commands, one file each, and the parser. They use both harness and reports."""

@@ -1,4 +1,4 @@
-"""Measuring speed, and holding it against a committed record of the same kind of machine."""
+"""The command `bench`: measures speed, and compares it with a committed record."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -28,14 +28,14 @@ from paritybit.watch.bench import measured
 Data = Mapping[str, Any]
 
 CPU_GIB, MOST_GIB, POOL_SHARE = 0.1, 60.0, 0.8
-"""GiB of the pool that the sanitizer is measured on: on a CPU, at most, and of a GPU's memory."""
+"""Pool size for the sanitizer: GiB on a CPU, the maximum in GiB, and the share of GPU memory."""
 
 REPEATS = 3
-"""Calls of the sanitizer of which the median counts."""
+"""The number of measured calls of the sanitizer. The result is the median."""
 
 
 def run_bench(options: argparse.Namespace) -> int:
-    """Measure and print; write the figures where asked to."""
+    """Measure and print. Write the figures if requested."""
     device = resolve_device(options.device or "auto")
     if options.record is not None:
         run_record.require_writable(options.record)
@@ -81,7 +81,7 @@ def run_bench(options: argparse.Namespace) -> int:
 
 
 def gib_for(device: str) -> float:
-    """Return how large a pool the sanitizer is measured on, in GiB: as large as fits a GPU."""
+    """Return the pool size for the sanitizer in GiB. On a GPU it is as large as fits."""
     if device != "cuda":
         return CPU_GIB
     free, _ = torch.cuda.mem_get_info()
@@ -89,7 +89,7 @@ def gib_for(device: str) -> float:
 
 
 def sanitizer_line(row: Data) -> str:
-    """Return how fast the sanitizer takes checksums, next to a copy in the same run."""
+    """Return the line about the sanitizer's checksums, relative to a copy in the same run."""
     return (
         f"sanitizer: checksums of a {row['pool_gib']} GiB pool: all slots at "
         f"{row['frame_gb_per_s']} GB/s, listed slots at {row['reads_gb_per_s']} GB/s (ratio to a "
@@ -99,7 +99,7 @@ def sanitizer_line(row: Data) -> str:
 
 
 def print_preset(row: Data) -> None:
-    """Print what was measured of one preset's steps."""
+    """Print the figures of one preset."""
     print(
         f"{row['preset']:8} {row['steps_per_second']:7.0f} differential steps/s; "
         f"{row['share_of_held_checks']:.0%} of the time goes to checks of reads, index tables "
@@ -117,13 +117,13 @@ def print_preset(row: Data) -> None:
 
 
 def captures_line(row: Data) -> str:
-    """Return what captures take of hunts."""
+    """Return the line about the share of captures."""
     count, seconds = len(row["hunts"]), row["seconds"]
     return f"captures take {row['share_of_captures']:.0%} of {seconds} CPU seconds in {count} hunts"
 
 
 def print_bandwidth(found: Data) -> None:
-    """Print how fast storages are compared and copied."""
+    """Print the bandwidths of comparing and copying storages."""
     print(
         f"storages: compared at {found['comparison_gb_per_second']} GB/s, copied at "
         f"{found['copy_gb_per_second']} GB/s (ratio {found['comparison_over_copy']:.0%})"
@@ -131,7 +131,7 @@ def print_bandwidth(found: Data) -> None:
 
 
 def sharing_line(row: Data) -> str:
-    """Return what so many processes do together, or why that is not known."""
+    """Return the line about the rate of several processes, or why it was not measured."""
     if "processes" not in row:
         return f"not measured under MPS: {row['error']}"
     if row["error"] is not None:
@@ -140,7 +140,7 @@ def sharing_line(row: Data) -> str:
 
 
 def beginning_line(row: Data) -> str:
-    """Return how many of some processes begin CUDA in a second, or that one of them cannot."""
+    """Return the line about processes that initialise CUDA per second, or about a failure."""
     if row["begun_per_second"] is None:
         return f"{beginning_of(row)}: failed because a process did not answer"
     return f"{beginning_of(row)}: {row['begun_per_second']} processes/s"
@@ -172,7 +172,7 @@ def budget_table(rows: Sequence[Held]) -> Table:
 
 
 def compared(environment: Data, figures: Data, found: tuple[Path, Data] | None) -> Data | None:
-    """Print the figures beside those of a committed record, and return both; None without one."""
+    """Print the figures next to those of a committed record. Returns both, or None without one."""
     if found is None:
         print(f"cannot compare: no committed record for {environment['device_name']}")
         return None

@@ -1,4 +1,4 @@
-"""Bisecting over toggles."""
+"""The command `bisect`: finds the smallest set of bugs that explains a failing schedule."""
 
 import argparse
 from dataclasses import replace
@@ -66,7 +66,7 @@ def run_bisect(options: argparse.Namespace) -> int:
 
 
 def case_to_bisect(options: argparse.Namespace, data: Any) -> Case | None:
-    """Return the case of a file's `data`, with the bugs asked for, or one hunted with all on."""
+    """Return the case from a file's `data` with the requested bugs, or from a hunt with all."""
     if options.case is not None:
         case = case_here(data, options.case.name, options.device)
         trial = replace(case.trial, bugs=catalogued(options.bugs))

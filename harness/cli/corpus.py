@@ -1,4 +1,4 @@
-"""Making the regression corpus again."""
+"""The command `corpus`."""
 
 import argparse
 
@@ -14,7 +14,7 @@ from rich.console import Console
 
 
 def run_corpus(options: argparse.Namespace) -> int:
-    """Make the regression corpus again."""
+    """Regenerate the regression corpus."""
     tasks = corpus_tasks(hunts_of(options.bug or FIRST, ()))
     if not tasks:
         raise MalformedError(

@@ -1,4 +1,4 @@
-"""What a person sees on the terminal: progress while a run goes on, and the matrix at its end."""
+"""Terminal output of `regress` and `timeline`: progress during the run, and tables at its end."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,16 +21,16 @@ from rich.table import Table
 
 
 class Advance(Protocol):
-    """Takes note of results as they come."""
+    """Records results as they arrive."""
 
     def __call__(self, result: Result) -> None:
-        """Take note of one result."""
+        """Record one result."""
         ...
 
 
 @contextmanager
 def progress(console: Console, total: int) -> Iterator[Advance]:
-    """Show a bar over `total` tasks, and a line for each detection and each unexpected result."""
+    """Show a bar over `total` tasks, and a line per detection and per unexpected result."""
     columns = (
         TextColumn("[progress.description]{task.description}"),
         BarColumn(),
@@ -59,7 +59,7 @@ def detection_line(result: Result) -> str:
 
 
 def said_of(result: Result) -> str:
-    """Return the first thing that a result shows: an error, or what is violated and where."""
+    """Describe a result by its error, or by its first violation."""
     if result.error is not None:
         return headline(result.error)
     violations = result.finding.violations if result.finding is not None else ()
@@ -73,14 +73,14 @@ def said_of(result: Result) -> str:
 
 
 LACKING = f"{CannotRunError.__module__}.{CannotRunError.__qualname__}: "
-"""How the last line of a traceback begins if something was missing: no error of our code."""
+"""The beginning of a traceback's last line if something was missing, which is not a defect."""
 
 
 def print_errors(errors: Iterable[str]) -> None:
-    """Say in one sentence on stderr what left something without a verdict.
+    """Print to stderr in one sentence which errors left tasks without a verdict.
 
-    If each is a CannotRunError, as where the processes of another machine lack something, the
-    first one's own sentence is printed, as it is where this process lacks it.
+    If all are a CannotRunError, for example because another machine lacks something, the message
+    of the first one is printed.
     """
     found = list(errors)
     lines = [headline(error) for error in found]
@@ -91,9 +91,9 @@ def print_errors(errors: Iterable[str]) -> None:
 
 
 def matrix(record: Record) -> Table:
-    """Return the bug × property matrix of a run record, over all runners that a bug can affect.
+    """Return the bug × property matrix of a run record, over all runners.
 
-    Columns are lettered as the properties are listed below it.
+    The letters of the columns are explained below the table.
     """
     names = list(record.properties)
     count = f"{len(record.bugs)} hunts"
@@ -144,11 +144,11 @@ RUNNER_SIGNS: Mapping[str, str] = {
     "unasked": "",
     "also": "○",
 }
-"""What stands in a cell for what became of a bug."""
+"""The content of a cell by the result for a bug."""
 
 
 def _lettered(title: str, names: Sequence[str], legend: str) -> Table:
-    """Return a table with a column per name, lettered as the names are listed below it."""
+    """Return a table with a lettered column per name. The names are listed below it."""
     table = _table(title)
     table.add_column("bug", overflow="fold", min_width=32)
     for letter in LETTERS[: len(names)]:
@@ -159,7 +159,7 @@ def _lettered(title: str, names: Sequence[str], legend: str) -> Table:
 
 
 def _folded(name: str) -> str:
-    """Return the name of a bug, on two lines between two words where it is too long for one."""
+    """Return the name of a bug, split over two lines if it is long."""
     if len(name) <= LONGEST_NAME:
         return name
     end = max(name.rfind(mark, 0, LONGEST_NAME) for mark in "+._") + 1
@@ -174,7 +174,7 @@ LETTERS = ascii_uppercase
 LONGEST_NAME = 32
 HEADS = {"schedules": "sched-\nules", "replays": "re-\nplays", "padded_replays": "pad-\nded"}
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-"""What is short enough for 80 columns."""
+"""Short names that fit into 80 columns."""
 
 OVERLAPS = " *"
 LEGEND = (
@@ -189,13 +189,13 @@ RUNNER_LEGEND = (
 
 
 def _verdict(rows: Sequence[TrialRow]) -> str:
-    """Return how trials or hunts ended, taken together."""
+    """Return the common verdict of trials or hunts."""
     status = together(rows)
     return f"[green]{status}[/]" if sound(status) else f"[bold red]{status}[/]"
 
 
 def clean_table(record: Record) -> Table:
-    """Return the clean trials of a run record, generated schedules and traffic together."""
+    """Return the table of clean trials, with generated schedules and traffic together."""
     count = f"{len(record.clean)} clean trials, all properties checked"
     table = _table(f"{count}; counts include generated schedules and traffic")
     for name in ("runner", "model", "scheme", "page", "dtype"):
@@ -218,10 +218,10 @@ def clean_table(record: Record) -> Table:
 
 
 def history_table(figures: Mapping[str, Any]) -> Table:
-    """Return the points of a history × the properties that were, or must have been, red at one.
+    """Return a table of the points of a history × the properties violated or expected at any.
 
-    A cell holds the letters of the runners on which the property was violated; small letters
-    are those on which another bug hides it.
+    A cell has the letters of the runners on which the property was violated. Lower case means that
+    another bug hides it.
     """
     points = figures["points"]
     letter = dict(zip(figures["runners"], LETTERS, strict=False))

@@ -1,4 +1,4 @@
-"""Fetching a release of an engine, and watching it where a run of the laboratory was asked for."""
+"""The command `engine`, which downloads a release, and `regress --engine`, which watches one."""
 
 import argparse
 
@@ -22,11 +22,11 @@ OF_THE_LABORATORY = (
     "strict",
     "whole_engines",
 )
-"""Options that belong to the engine that is built in."""
+"""Options of `regress` that only apply to the built-in engine."""
 
 
 def run_engine(options: argparse.Namespace) -> int:
-    """Fetch a release with what it imports. A version alone is one of sglang."""
+    """Download a release and its imports. A version without a name means sglang."""
     engine, version = released(options.version)
     found = engine.starter.prepare(f"{engine.package.name}=={version}")
     print(f"{found.name} is in {fetch.folder()}")
@@ -34,9 +34,9 @@ def run_engine(options: argparse.Namespace) -> int:
 
 
 def watch_engine(options: argparse.Namespace) -> int:
-    """Watch the engine that `regress` was asked to test; return the exit code.
+    """Watch the engine of `regress --engine`, and return the exit code.
 
-    Raises MalformedError for an option that belongs to the engine that is built in.
+    Raises MalformedError for an option that only applies to the built-in engine.
     """
     given = [name for name in (*OF_THE_LABORATORY, "database") if getattr(options, name)]
     if options.shape != "tiny":

@@ -7,16 +7,16 @@ OK = 0
 FINDING = 1
 MALFORMED = 2
 CANNOT_RUN = 125
-"""Cannot run here, or an error of ours left no verdict: what `git bisect run` skips."""
+"""No verdict: it cannot run here, or an internal error. `git bisect run` skips this code."""
 
 INTERRUPTED = 130
 TERMINATED = 143
 HUNG_UP = 129
-"""By Ctrl-C, by SIGTERM, and by a terminal that is gone: what has ended until then is kept."""
+"""Ended by Ctrl-C, SIGTERM, or a closed terminal. Finished results are saved."""
 
 
 def code_of(figures: Mapping[str, Any]) -> int:
-    """Return the exit code of a campaign's figures."""
+    """Return the exit code for a campaign's figures."""
     if figures["as_hoped"]:
         return OK
     return CANNOT_RUN if figures["undecided"] else FINDING

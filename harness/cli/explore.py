@@ -1,4 +1,4 @@
-"""Exploring an engine's allocator and prefix cache, and replaying what was found."""
+"""The command `explore`, and the replay of its cases."""
 
 import argparse
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from paritybit.explore.engines import search_of
 from paritybit.explore.search import Explored, SnapshotError
 
 NEEDED = "evictions", "shared prefixes", "tombstones"
-"""What a search must have reached to mean anything."""
+"""Events that a search must have reached for a verdict."""
 
 
 def run_explore(options: argparse.Namespace) -> int:
-    """Explore an engine up to a bound, print the result and return the exit code."""
+    """Explore an engine up to a bound, print the result, and return the exit code."""
     bound = Bound(
         slots=options.slots,
         requests=options.requests,
@@ -57,7 +57,7 @@ def run_explore(options: argparse.Namespace) -> int:
 
 
 def without(found: Explored, console: Console) -> int:
-    """Print the verdict of a search that found no violation; return the exit code."""
+    """Print the verdict of a search without a violation, and return the exit code."""
     if found.interrupted:
         console.print("interrupted, no violation until then", style="bold")
         return INTERRUPTED
@@ -78,7 +78,7 @@ def without(found: Explored, console: Console) -> int:
 
 
 def show(console: Console, actions: Sequence[str], violation: str) -> None:
-    """Print a schedule and what it violates."""
+    """Print a schedule and its violation."""
     for number, action in enumerate(actions, 1):
         console.print(f"{number:3}. {action}")
     console.print(violation, style="bold", markup=False)
@@ -93,7 +93,7 @@ def sizes(bound: Bound) -> str:
 
 
 def replay_explored(data: Any, name: str, options: argparse.Namespace) -> int:
-    """Replay a case of `explore`; return 1 if a law is violated, else 0."""
+    """Replay a case of `explore`. Returns 1 if a law is violated, else 0."""
     case = case_of(data, name)
     if options.engine is None:
         raise MalformedError(

@@ -1,7 +1,7 @@
-"""What failed, on the terminal: one block for each cause, with why it is and how to replay it.
+"""Prints failures on the terminal: one block per cause, with an explanation and a replay command.
 
-Last stands what to look at first, so that the end of a log says all that a reader asks. Where
-GitHub Actions runs, each cause is also an annotation of the line of the code that it is about.
+The most important cause is repeated at the end, so the end of a log is enough. In GitHub Actions,
+each cause is also an annotation at its line of code.
 """
 
 import os
@@ -17,23 +17,23 @@ INDENT = " " * 3
 REPLAY = "replay: "
 
 NAMES = 8
-"""Letters of the name of an answer, with the space behind it."""
+"""The width of an answer's name, including a space."""
 
 MOST_LINES: Mapping[str, int] = {"what": 2, "why": 3, "source": 2, "tried": 2}
-"""Lines that an answer may take of the last ones, where it may take more than one."""
+"""The maximum number of lines for a long answer."""
 
 ON_GITHUB = "GITHUB_ACTIONS"
-"""The variable of the environment that is `true` where GitHub Actions runs."""
+"""The environment variable that is `true` in GitHub Actions."""
 
 ESCAPED: Mapping[str, str] = {"%": "%25", "\r": "%0D", "\n": "%0A"}
 ESCAPED_IN_PROPERTY: Mapping[str, str] = {**ESCAPED, ":": "%3A", ",": "%2C"}
-"""What an annotation writes for a letter that it reads otherwise, in its text and before it."""
+"""Escapes in the text of an annotation, and in its properties."""
 
 
 def print_failures(console: Console, record: Record) -> None:
-    """Print each cause of what failed: its shortest finding at length, the others by name.
+    """Print each cause with its shortest finding in full and the names of the others.
 
-    Then what to look at first, once more and in short.
+    Then print a summary of the most important cause.
     """
     found = groups(record)
     if not found:
@@ -55,7 +55,7 @@ def print_failures(console: Console, record: Record) -> None:
 
 
 def lines_of(group: Group) -> Iterator[str]:
-    """Yield what is said of failures of one cause: what, where, why, how to replay it, who else."""
+    """Yield the lines about failures of one cause: what, where, why, replay command, others."""
     yield group.first.title
     yield from group.told
     if group.replay:
@@ -65,7 +65,7 @@ def lines_of(group: Group) -> Iterator[str]:
 
 
 def put(console: Console, line: str) -> None:
-    """Print a line, indented and folded between words; a command stays whole, to be copied."""
+    """Print a line, indented and wrapped. A command is not wrapped, so it can be copied."""
     width = max(console.width - len(INDENT), len(INDENT))
     folded = [line] if line.startswith(REPLAY) else wrap(line, width, break_long_words=False)
     for part in folded:
@@ -73,7 +73,7 @@ def put(console: Console, line: str) -> None:
 
 
 def print_first(console: Console, record: Record, group: Group) -> None:
-    """Print what a reader asks of one cause, with the answers: few lines, the last of a run."""
+    """Print the short answers about one cause. They are the last lines of a run."""
     console.print(f"\n[bold]first: {escape(group.status)}: {escape(group.cause)}[/]")
     for answer in run_answers(record, group):
         width = max(console.width - NAMES, NAMES)
@@ -90,7 +90,7 @@ def print_first(console: Console, record: Record, group: Group) -> None:
 
 
 def annotation(group: Group) -> str:
-    """Return the workflow command that shows a cause beside the line of the code it is about."""
+    """Return the workflow command that shows a cause at its line of code."""
     where = {"file": group.lines[0].file, "line": group.lines[0].line} if group.lines else {}
     answers = [f"{answer.name}: {answer.text}" for answer in group.answers]
     answers += [f"{REPLAY}{group.replay}"] if group.replay else []
@@ -103,7 +103,7 @@ def on_github() -> bool:
 
 
 def github_error(message: str, **properties: object) -> str:
-    """Return the workflow command that shows an error with properties: its file, line, title."""
+    """Return the workflow command for an error with properties such as file, line and title."""
     named = (
         f"{name}={_escaped(str(value), ESCAPED_IN_PROPERTY)}" for name, value in properties.items()
     )

@@ -1,4 +1,4 @@
-"""Folders of runs, and what of a command line a record may hold."""
+"""Folders of runs, and command lines without absolute paths for records."""
 
 import re
 from collections.abc import Iterator
@@ -10,20 +10,20 @@ from pathlib import Path
 from paritybit.harness.errors import CannotRunError, MalformedError
 
 OUT = Path("paritybit-out")
-"""Where what a run writes goes, if nothing else is said."""
+"""The default folder for runs."""
 
 LATEST = "latest"
-"""The link to the folder of the last run, beside it."""
+"""The name of the link to the folder of the last run."""
 
 CORPUS = Path("properties/corpus")
-"""Where the regression corpus lies."""
+"""The folder of the regression corpus."""
 
 
 def shown(word: str, keep: int = 1) -> str:
-    """Return a word of a command line as a record may hold it: with no absolute path.
+    """Return a word of a command line without an absolute path, for a record.
 
-    A path below the current folder becomes relative to it; of any other, a relative one that
-    leaves it too, the last `keep` parts stay.
+    A path below the current folder becomes relative to it. Of any other path, the last `keep`
+    parts are kept.
     """
     if word.startswith("--") and "=" in word:
         option, _, value = word.partition("=")
@@ -38,26 +38,26 @@ def shown(word: str, keep: int = 1) -> str:
 
 @contextmanager
 def run_folder(out: Path) -> Iterator[Path]:
-    """Make a folder for this run under `out`, as `new_folder` does.
+    """Create a folder for this run under `out`, as `new_folder` does.
 
-    If an error ends the run before it has written anything, as with a journal or a cluster that
-    cannot be used, the folder is removed, and so are those above it that had to be made.
+    If an error ends the run before it has written anything, the folder and its new parents are
+    removed.
     """
     above = [folder for folder in (out, *out.parents) if not folder.exists()]
     folder = new_folder(out)
     try:
         yield folder
     except BaseException:
-        with suppress(OSError):  # A folder that holds something is kept.
+        with suppress(OSError):  # A folder with content is kept.
             for empty in (folder / "cases", folder, *above):
                 empty.rmdir()
         raise
 
 
 def new_folder(out: Path) -> Path:
-    """Make a folder for this run under `out`, whoever else makes one at the same time.
+    """Create a folder for this run under `out`. Several processes may do so at the same time.
 
-    Raises MalformedError where it cannot be made.
+    Raises MalformedError if it cannot be created.
     """
     stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S")
     try:
@@ -70,7 +70,7 @@ def new_folder(out: Path) -> Path:
 
 
 def _made(folder: Path) -> bool:
-    """Make a folder; False for one that is there already, maybe since a moment ago."""
+    """Create a folder. Returns False if it exists already."""
     try:
         folder.mkdir()
     except FileExistsError:
@@ -79,10 +79,10 @@ def _made(folder: Path) -> bool:
 
 
 def swap_link(folder: Path) -> None:
-    """Point the link `latest` beside `folder` at it, in one move.
+    """Point the link `latest` next to `folder` at it, atomically.
 
-    A folder of that name, as a copy of the runs has, is kept under the next free one. Raises
-    CannotRunError where the link cannot be made.
+    An existing folder with that name, as in a copy of the runs, is renamed. Raises CannotRunError
+    if the link cannot be created.
     """
     link = folder.parent / LATEST
     fresh = folder.parent / f".{LATEST}-{folder.name}"
@@ -97,11 +97,11 @@ def swap_link(folder: Path) -> None:
 
 
 RUN_FOLDER = re.compile(r"(\d{8}T\d{6})(?:-(\d+))?Z")
-"""What `new_folder` calls folders of runs: by the second, those of one second by number."""
+"""The names that `new_folder` gives: the time in seconds, and a number if it is taken."""
 
 
 def earlier_records(path: Path) -> list[Path]:
-    """Return the records before one, of the same file name in earlier folders, the last first."""
+    """Return the records in earlier folders with the same file name, the latest first."""
     mine = order_of(path.parent)
     if mine is None:
         return []
@@ -115,6 +115,6 @@ def earlier_records(path: Path) -> list[Path]:
 
 
 def order_of(folder: Path) -> tuple[str, int] | None:
-    """Return when the run of a folder began, and which of that second it is; None for others."""
+    """Return start time and number from the name of a run's folder, or None for other folders."""
     found = RUN_FOLDER.fullmatch(folder.name)
     return None if found is None else (found[1], int(found[2] or 0))

@@ -1,4 +1,4 @@
-"""Measuring endurance and how many mutants are seen, and playing the upstream history."""
+"""The commands `soak`, `mutants` and `timeline`."""
 
 import argparse
 import time
@@ -32,11 +32,11 @@ from rich.progress import Progress
 from rich.table import Table
 
 STEPS, SEEDS = 20_000, 20
-"""Clean steps, and hunter seeds of each bug, if nothing else is asked for."""
+"""The default number of clean steps, and of seeds per bug."""
 
 
 def run_soak(options: argparse.Namespace) -> int:
-    """Play many clean steps and many seeds of every bug; write the figures."""
+    """Play many clean steps, hunt each bug with many seeds, and write the figures."""
     steps = STEPS if options.steps is None else options.steps
     seeds = SEEDS if options.seeds is None else options.seeds
     if not (steps or seeds):
@@ -59,7 +59,7 @@ def run_soak(options: argparse.Namespace) -> int:
 
 
 def detection_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the Markdown table of how many schedules the seeds needed for each bug on a runner."""
+    """Return a Markdown table of the schedules that the seeds needed for each bug and runner."""
     lines = [
         "| bug | runner | detected by | seeds | detected | median | most |",
         "| --- | --- | --- | ---: | ---: | ---: | ---: |",
@@ -72,7 +72,7 @@ def detection_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def run_timeline(options: argparse.Namespace) -> int:
-    """Play the upstream history and show what was red at each point."""
+    """Play the upstream history, and show the violated properties at each point."""
     device = resolve_device(options.device or "auto")
     workers = workers_asked_for(options, device)
     if options.record is not None:
@@ -92,7 +92,7 @@ def run_timeline(options: argparse.Namespace) -> int:
 
 
 def run_mutants(options: argparse.Namespace) -> int:
-    """Hunt the mutants asked for; print the score, write the record."""
+    """Hunt the requested mutants, print the score, and write the record."""
     for name in options.runner:
         known("runner", name, RUNNERS)
     device = resolve_device(options.device or "auto")
@@ -132,7 +132,7 @@ def run_mutants(options: argparse.Namespace) -> int:
 
 
 def score_table(rows: list[dict[str, Any]]) -> Table:
-    """Return how many mutants are seen, or cannot matter, of all: a row for each mistake."""
+    """Return a table of detected and harmless mutants out of all, one row per mistake."""
     runners = [name for name in RUNNERS if any(row["runner"] == name for row in rows)]
     table = Table(title="mutants of static buffers: detected + harmless / all", show_lines=False)
     table.add_column("mistake")
@@ -149,7 +149,7 @@ def score_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def cell(rows: list[dict[str, Any]]) -> str:
-    """Return the score of some mutants; – where there is none."""
+    """Return the score of some mutants, or – if there are none."""
     ends = Counter(row["end"] for row in rows)
     if not rows:
         return "–"

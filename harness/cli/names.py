@@ -1,7 +1,7 @@
-"""The names of this build, known without importing what takes long.
+"""The names of this build, without slow imports, and the command `list`.
 
-They are listed once and kept in the user's cache folder, with a digest of the sources that they
-were listed from. Any change of a source lists them again.
+The names are listed once and cached in the user's cache folder with a digest of the sources. After
+a change of any source they are listed again.
 """
 
 import argparse
@@ -26,23 +26,23 @@ from paritybit.places import SOURCES, cache_folder
 DEVICES = ("auto", "cpu", "cuda")
 
 MOST_LINES, LINE_WIDTH, INDENT = 4, 80, "  "
-"""How the names of a kind are shown in the list of all kinds."""
+"""The layout of a kind's names in the list of all kinds."""
 
 MORE = "'paritybit list bugs' prints each bug with a sentence; so do the other kinds."
 
 Names = dict[str, dict[str, str]]
-"""Kinds of names, in order; each name with a sentence about it."""
+"""Names and their descriptions, by kind."""
 
 
 def names_file() -> Path:
-    """Return the file that keeps the names of this build, for this interpreter."""
+    """Return the cache file with the names of this build and interpreter."""
     build = hashlib.sha256(f"{SOURCES}\0{sys.version}".encode()).hexdigest()
     return cache_folder() / "names" / f"{build[:16]}.json"
 
 
 @cache
 def catalogue() -> Names:
-    """Return every name of this build."""
+    """Return all names of this build."""
     now = digest()
     path = names_file()
     with suppress(OSError, ValueError, LookupError, TypeError):
@@ -51,14 +51,14 @@ def catalogue() -> Names:
             names: Names = kept["names"]
             return names
     names = importlib.import_module("paritybit.harness.checks.names").listed()
-    with suppress(OSError, CannotRunError):  # Without it, the next command takes as long.
+    with suppress(OSError, CannotRunError):  # Without the cache, the next command is slow too.
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps({"digest": now, "names": names}))
     return names
 
 
 def asked_for(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    """Yield what every name of a command line is of, and the name."""
+    """Yield the kind and the text of each name on a command line."""
     values = vars(options)
     bugs = (*(values.get("bug") or ()), *(values.get("bugs") or ()))
     for bug in bugs:
@@ -73,14 +73,14 @@ def asked_for(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
 
 
 def check_names(options: argparse.Namespace) -> None:
-    """Raise MalformedError for what is no name, UnknownNameError for one that this build lacks."""
+    """Raise MalformedError for malformed names, UnknownNameError for unknown ones."""
     check_engine(options)
     for kind, name in asked_for(options):
         known(kind, name, DEVICES if kind == "device" else catalogue()[PLURALS[kind]])
 
 
 def check_engine(options: argparse.Namespace) -> None:
-    """Raise MalformedError if the engine that is named is none, or a version has no such form."""
+    """Raise MalformedError for an unknown engine or a malformed version."""
     values = vars(options)
     engine, version, versions = (values.get(name) for name in ("engine", "version", "releases"))
     if engine is None and version is None:
@@ -95,7 +95,7 @@ def check_engine(options: argparse.Namespace) -> None:
 
 
 def run_list(options: argparse.Namespace) -> int:
-    """Print the names of this build: of one kind with a sentence each, or of all in short."""
+    """Print the names of one kind with descriptions, or a summary of all kinds."""
     names = catalogue()
     if options.kind is not None:
         kind = options.kind.replace("-", " ")
@@ -114,7 +114,7 @@ def run_list(options: argparse.Namespace) -> int:
 
 
 def in_short(names: Iterable[str]) -> list[str]:
-    """Return names as indented lines, MOST_LINES at most."""
+    """Return names as at most MOST_LINES indented lines."""
     return wrap(
         ", ".join(names),
         LINE_WIDTH,

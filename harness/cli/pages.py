@@ -1,4 +1,4 @@
-"""Pages and summaries of run records."""
+"""The commands `report`, `compare` and `summary`."""
 
 import argparse
 import shlex
@@ -31,11 +31,11 @@ from paritybit.launch.schema import Watched
 from paritybit.launch.trend import GONE, NEW
 
 PAGE = "index.html"
-"""The page of a run, beside its record."""
+"""The page of a run, next to its record."""
 
 
 def run_report(options: argparse.Namespace) -> int:
-    """Make the page of a run record."""
+    """Write the page of a run record."""
     page = options.page or options.record.parent / PAGE
     found = json_asked_for(options.record)
     if reading.is_record(found):
@@ -53,12 +53,12 @@ def run_report(options: argparse.Namespace) -> int:
 
 
 def record_asked_for(path: Path) -> Record:
-    """Return the record of a run of regress, or of the last one. Raises MalformedError for none."""
+    """Load the record of a `regress` run. Raises MalformedError if there is none."""
     return run_record.record_of(json_asked_for(path), path.name)
 
 
 def json_asked_for(path: Path) -> Any:
-    """Return the JSON data of a record, or of the last run's. Raises MalformedError for none."""
+    """Return the JSON data of a record. Raises MalformedError if there is none."""
     if path == RECORD and not path.exists():
         raise MalformedError(
             f"{path} does not exist: name the record of a run (run.json), or run "
@@ -68,7 +68,7 @@ def json_asked_for(path: Path) -> Any:
 
 
 def run_compare(options: argparse.Namespace) -> int:
-    """Show two records side by side: of runs, also as a page, or of the sanitizer."""
+    """Compare two records of `regress`, also as a page, or two of `watch`."""
     pair = [(read_json(path), path.name) for path in (options.before, options.after)]
     of_engines = [reading.is_record(data) for data, _ in pair]
     if all(of_engines):
@@ -88,7 +88,7 @@ def run_compare(options: argparse.Namespace) -> int:
 
 
 def require_comparable(data: Any, name: str) -> None:
-    """Raise MalformedError for a file of this project whose findings cannot be compared."""
+    """Raise MalformedError for other kinds of paritybit files."""
     kind = data.get("format") if isinstance(data, dict) else None
     ours = isinstance(kind, str) and kind.startswith("paritybit-")
     if ours and kind != RUN:
@@ -99,7 +99,7 @@ def require_comparable(data: Any, name: str) -> None:
 
 
 def compare_engines(before: Watched, after: Watched) -> int:
-    """Print what became of the causes of findings, and return the exit code."""
+    """Print the changes between two records of `watch`, and return the exit code."""
     changes = list(compare_watched(before, after))
     for change in changes:
         counts = " → ".join(filter(None, (change.before, change.after)))
@@ -117,8 +117,8 @@ def compare_engines(before: Watched, after: Watched) -> int:
 def show_comparison(comparison: Comparison, tables: Sequence[Table], text: str, page: Path) -> int:
     """Print a comparison, and write its page.
 
-    Return 1 for anything new or worse, 125 where the later run leaves open what the earlier
-    one could tell, else 0.
+    Returns 1 if anything is new or worse, 125 if the later run has no verdict where the earlier
+    one had one, else 0.
     """
     console = Console()
     console.print(*tables, sep="\n")
@@ -142,9 +142,9 @@ def run_summary(options: argparse.Namespace) -> int:
 
 
 def previous_of(path: Path, record: Record) -> Previous | None:
-    """Return the run before the one with this record, which is or will be in this file, if any.
+    """Return the run before the one whose record is or will be at `path`, if there is one.
 
-    A record that cannot be read, as one of an older build, is reported and not passed over.
+    If its record cannot be read, for example because it is too old, the result says so.
     """
     path = path.resolve()
     earlier = next(iter(earlier_records(path)), None)
@@ -162,7 +162,7 @@ def previous_of(path: Path, record: Record) -> Previous | None:
 
 
 def print_previous(console: Console, previous: Previous | None) -> None:
-    """Say in a line what differs from the run before, if there is one."""
+    """Print in one line what differs from the previous run, if there is one."""
     if previous is not None:
         compared = previous.comparison
         run = f"{previous.name} ({compared.names[0]})" if compared is not None else previous.name

@@ -1,4 +1,4 @@
-"""The parser of the command line, a function for each command."""
+"""The parser of the command line, with a function per command."""
 
 import argparse
 from textwrap import fill
@@ -22,9 +22,9 @@ from paritybit.harness.machine.workers import LOCAL
 from paritybit import __version__
 
 Command = tuple[str, str]
-"""A module, and the function in it that runs a command: imported when that is run.
+"""A module and a function in it that runs a command. The module is imported when it is needed.
 
-So that help, and what is wrong with a command line, need not wait for what takes long.
+Help and errors in a command line therefore do not wait for slow imports.
 """
 
 run_bisect: Command = "paritybit.harness.cli.bisect", "run_bisect"
@@ -45,10 +45,10 @@ run_replay: Command = "paritybit.harness.cli.replay", "run_replay"
 HELP_WIDTH = 80
 
 KINDS = (*PLURALS.values(), "bugs-on-runners")
-"""Kinds of names that `list` prints."""
+"""The kinds of names for `list`."""
 
 RECORD = OUT / "latest" / "run.json"
-"""The record that a command about one reads, if nothing else is said."""
+"""The default record."""
 
 
 class Commands:
@@ -67,14 +67,14 @@ class Commands:
             description="\n\n".join(paragraphs).rstrip(),
             epilog=f"examples:{lines}",
             formatter_class=Formatter,
-            allow_abbrev=False,  # soak has --seeds but no --seed, which must be an error.
+            allow_abbrev=False,  # Otherwise --seed would mean --seeds in soak.
         )
         command.set_defaults(run=run, parser=command)
         return command  # type: ignore[no-any-return]
 
 
 def parser() -> Parser:
-    """Return the parser of the command line. It leaves the command to run in `run`."""
+    """Return the parser of the command line. It stores the selected command in `run`."""
     formatter = argparse.RawTextHelpFormatter
     top = Parser(
         prog="paritybit", description=DESCRIPTION, formatter_class=formatter, allow_abbrev=False
@@ -106,18 +106,18 @@ def add_names(command: Parser, flag: str, what: str, default: str = "all") -> No
 
 
 def add_seed(command: Parser) -> None:
-    """Add the option that seeds the schedules."""
+    """Add the option with the random seed of schedules."""
     about = "Random seed for the schedules (default: 0)"
     command.add_argument("--seed", type=number, default=0, help=about)
 
 
 def add_device(command: Parser) -> None:
-    """Add the option that says which device the worlds live on."""
+    """Add the option for the device."""
     command.add_argument("--device", help="Device: auto, cpu or cuda (default: auto)")
 
 
 def add_shape(command: Parser) -> None:
-    """Add the option that says how large models and pools are."""
+    """Add the option for the size of models and pools."""
     command.add_argument(
         "--shape",
         default="tiny",
@@ -126,14 +126,14 @@ def add_shape(command: Parser) -> None:
 
 
 def add_workers(command: Parser) -> None:
-    """Add the options that say how many processes share the work, and how these share GPUs."""
+    """Add the options for the number of workers, and for MPS."""
     chosen = "(default: chosen from the cores, GPUs and MPS daemon found; see docs/gpu.md)"
     command.add_argument("--workers", type=count, help=f"Number of worker processes {chosen}")
     add_mps(command)
 
 
 def add_mps(command: Parser) -> None:
-    """Add the option that lets processes share GPUs by an MPS daemon of their own."""
+    """Add the option that starts a private MPS daemon."""
     command.add_argument(
         "--mps",
         action="store_true",
@@ -142,7 +142,7 @@ def add_mps(command: Parser) -> None:
 
 
 def add_cluster(command: Parser) -> None:
-    """Add the options that spread work over machines, and that keep what has ended."""
+    """Add the options for a Ray cluster and for the journal."""
     cluster = "Spread the work over a Ray cluster: a local one, or the one at ADDRESS"
     command.add_argument("--ray", nargs="?", const=LOCAL, metavar="ADDRESS", help=cluster)
     journal = (
@@ -153,7 +153,7 @@ def add_cluster(command: Parser) -> None:
 
 
 def add_regress(commands: Commands) -> None:
-    """Add the main job."""
+    """Add `regress`."""
     regress = commands.add("regress", run_regress)
     add_names(regress, "--bug", "bugs, each BUG or BUG@RUNNER")
     add_names(regress, "--runner", "runners")
@@ -169,9 +169,9 @@ def add_regress(commands: Commands) -> None:
         "engine play these schedules first"
     )
     regress.add_argument("--database", type=file, help=database)
-    strict = "Exit with 125 if the run did not reach all states that a run of everything must reach"
+    strict = "Exit with 125 if the run did not reach all states that a full run must reach"
     regress.add_argument("--strict", action="store_true", help=strict)
-    whole = "Also watch the downloaded engines that are known; with --bug, those that have the bug"
+    whole = "Also watch the downloaded engines; with --bug, only those that are known to have it"
     regress.add_argument("--whole-engines", action="store_true", help=whole)
     add_out(regress)
     regress.add_argument(
@@ -183,13 +183,13 @@ def add_regress(commands: Commands) -> None:
 
 
 def add_watch(commands: Commands) -> None:
-    """Add the sanitizer's commands."""
+    """Add the commands of the sanitizer."""
     for name, run, add_options in WATCHING:
         add_options(commands.add(name, run))
 
 
 def add_replay(commands: Commands) -> None:
-    """Add the replay of case files."""
+    """Add `replay`."""
     replay = commands.add("replay", run_replay)
     replay.add_argument("case", type=file, nargs="+", help="Case file or folder of case files")
     replay.add_argument(
@@ -200,7 +200,7 @@ def add_replay(commands: Commands) -> None:
 
 
 def add_bisect(commands: Commands) -> None:
-    """Add the bisection over bugs."""
+    """Add `bisect`."""
     bisect = commands.add("bisect", run_bisect)
     bisect.add_argument(
         "bugs",
@@ -230,7 +230,7 @@ def add_bisect(commands: Commands) -> None:
 
 
 def add_timeline(commands: Commands) -> None:
-    """Add the upstream history."""
+    """Add `timeline`."""
     timeline = commands.add("timeline", run_timeline)
     add_workers(timeline)
     add_cluster(timeline)
@@ -239,7 +239,7 @@ def add_timeline(commands: Commands) -> None:
 
 
 def add_corpus(commands: Commands) -> None:
-    """Add the making of the regression corpus."""
+    """Add `corpus`."""
     corpus = commands.add("corpus", run_corpus)
     add_names(corpus, "--bug", "bugs, each BUG or BUG@RUNNER")
     corpus.add_argument(
@@ -251,7 +251,7 @@ def add_corpus(commands: Commands) -> None:
 
 
 def add_list(commands: Commands) -> None:
-    """Add the list of names."""
+    """Add `list`."""
     listing = commands.add("list", run_list)
     about = "Kind of names to list in full (default: a summary of all kinds)"
     listing.add_argument("kind", nargs="?", choices=KINDS, help=about)
@@ -259,7 +259,7 @@ def add_list(commands: Commands) -> None:
 
 
 def add_pages(commands: Commands) -> None:
-    """Add what makes pages and summaries of run records."""
+    """Add `report`, `compare` and `summary`."""
     report = commands.add("report", run_report)
     add_record(report)
     page = "Output file (default: index.html next to the record)"
@@ -275,13 +275,13 @@ def add_pages(commands: Commands) -> None:
 
 
 def add_record(command: Parser) -> None:
-    """Add the record that a command reads."""
+    """Add the argument with the record to read."""
     about = f"Record of a regress run (default: {RECORD})"
     command.add_argument("record", type=file, nargs="?", default=RECORD, help=about)
 
 
 def add_soak(commands: Commands) -> None:
-    """Add the measurement of endurance."""
+    """Add `soak`."""
     soak = commands.add("soak", run_soak)
     steps = (
         "Steps to play without a bug (default: 20000). The run finishes its last batch of 50"
@@ -309,7 +309,7 @@ def add_soak(commands: Commands) -> None:
 
 
 def add_bench(commands: Commands) -> None:
-    """Add the measurement of speed."""
+    """Add `bench`."""
     bench = commands.add("bench", run_bench)
     numbers = "Comma-separated process counts to measure (default: chosen for this machine)"
     bench.add_argument("--processes", type=counts, default=(), help=numbers)
@@ -320,7 +320,7 @@ def add_bench(commands: Commands) -> None:
 
 
 def add_mutants(commands: Commands) -> None:
-    """Add the hunt of contract mutants."""
+    """Add `mutants`."""
     mutants = commands.add("mutants", run_mutants)
     add_names(mutants, "--runner", "runners")
     mutants.add_argument(
@@ -339,7 +339,7 @@ def add_mutants(commands: Commands) -> None:
 
 
 def add_engine(commands: Commands) -> None:
-    """Add the fetching of a released engine."""
+    """Add `engine`."""
     engine = commands.add("engine", run_engine)
     engine.add_argument(
         "version",

@@ -1,4 +1,4 @@
-"""The main job."""
+"""The command `regress`."""
 
 import argparse
 import shlex
@@ -29,7 +29,7 @@ from paritybit.harness.cli.spreading import (
     fitting,
     workers_asked_for,
 )
-from paritybit.harness.cli.watch.beside import Beside, at_hand, table, watched
+from paritybit.harness.cli.watch.whole_engines import KnownEngine, downloaded, table, watched
 from paritybit.harness.errors import MalformedError, known, refused
 from paritybit.harness.lockstep.config import TrialConfig, resolve_device
 from paritybit.harness.lockstep.scale.shapes import FEW_EXAMPLES
@@ -52,14 +52,14 @@ WORDS = (
     "A trial plays one runner on one model. A hunt is a trial with one bug switched on. "
     "docs/glossary.md defines all terms."
 )
-"""The words of the tables to come."""
+"""Explains the words in the tables that follow."""
 
 EXAMPLES = 50
-"""Schedules per hunt, if nothing else is asked for."""
+"""The default number of schedules per hunt."""
 
 
 def run_regress(options: argparse.Namespace) -> int:
-    """Run the main job, or watch an engine."""
+    """Test the built-in engine, or watch an engine."""
     if options.engine is not None:
         return watch_engine(options)
     shape = Shape(options.shape)
@@ -78,9 +78,9 @@ def run_regress(options: argparse.Namespace) -> int:
         shape=shape,
     )
     settings = replace(settings, workers=fitting(settings.workers, trials_of(settings)))
-    beside = at_hand(options.bug) if options.whole_engines else []
+    engines = downloaded(options.bug) if options.whole_engines else []
     with run_folder(options.out) as folder:
-        return played(settings, folder, options.database, strict=options.strict, beside=beside)
+        return played(settings, folder, options.database, strict=options.strict, engines=engines)
 
 
 def played(
@@ -89,11 +89,11 @@ def played(
     database: Path | None,
     *,
     strict: bool = False,
-    beside: Sequence[Beside] = (),
+    engines: Sequence[KnownEngine] = (),
 ) -> int:
-    """Play a run whose results go into a folder, and its cases into a database, if one is named.
+    """Run the tasks, and write results to a folder and cases to a database, if there is one.
 
-    The engines `beside` the replica are watched after it.
+    `engines` are watched afterwards. Returns the exit code.
     """
     console, run, tasks = Console(), Run(settings), plan(settings)
     console.print(f"paritybit regress on {run_record.device_name(settings.device)}")
@@ -109,11 +109,11 @@ def played(
     except KeyboardInterrupt:
         run.interrupted = True
     whole: tuple[WholeEngine, ...] = ()
-    if beside and not run.interrupted:
-        console.print(f"watch {', '.join(one.engine for one in beside)}")
+    if engines and not run.interrupted:
+        console.print(f"watch {', '.join(one.engine for one in engines)}")
         stops = Stops()
         with stops.heard():
-            whole = watched(beside, folder / "whole", stops)
+            whole = watched(engines, folder / "whole", stops)
         run.interrupted = stops.received is not None
     with heard_at_the_end():
         code = finish(console, run, folder, strict=strict, whole=whole)
@@ -123,7 +123,7 @@ def played(
 
 
 def with_engines(data: Record, whole: tuple[WholeEngine, ...]) -> Record:
-    """Return a record with whole engines. One that is not as expected makes a green run red."""
+    """Return a record with whole engines. An unexpected result makes a green run red."""
     if not whole:
         return data
     good = sum(one.verdict == "as expected" for one in whole)
@@ -134,7 +134,7 @@ def with_engines(data: Record, whole: tuple[WholeEngine, ...]) -> Record:
 
 
 def known_of(database: Path | None) -> Known:
-    """Return what an example database holds, if one is named; say what cannot be read of it."""
+    """Return the content of an example database, if there is one. Reports unreadable cases."""
     if database is None:
         return Known()
     found = known_cases(database)
@@ -151,11 +151,11 @@ def trials_of(settings: RunConfig) -> list[TrialConfig]:
 def hunts_of(
     bugs: Sequence[str], runners: Sequence[str], shape: Shape = Shape.TINY
 ) -> tuple[tuple[str, str], ...]:
-    """Return the (bug, runner) asked for: a bug without a runner is tried on all it affects.
+    """Return the requested pairs (bug, runner). A bug without a runner gets all runners it affects.
 
-    Without bugs, all there are that can show in a shape. Raises UnknownNameError for a bug or a
-    runner that is not known, ValueError for a bug on a runner that lacks what it is about, or one
-    that cannot show.
+    Without bugs, return all pairs that are possible in a shape. Raises UnknownNameError for an
+    unknown bug or runner, and ValueError for a bug that cannot be switched on in the runner or that
+    needs another shape.
     """
     overlap = shape is not Shape.REAL
     for runner in runners:
@@ -192,9 +192,9 @@ def finish(
     strict: bool = False,
     whole: tuple[WholeEngine, ...] = (),
 ) -> int:
-    """Show a run; write its cases, record and page; return the exit code.
+    """Print the results of a run, write cases, record and page, and return the exit code.
 
-    With `strict` a green run that did not reach all states of a run of everything is no verdict.
+    With `strict`, a green run that did not reach all states of a full run has no verdict.
     """
     here = str(folder / CASES)
     data = with_engines(record(run, shown(here, keep=3)), whole)

@@ -1,11 +1,11 @@
-"""Replaying one case file, or many."""
+"""The command `replay`."""
 
 import argparse
 
-from paritybit.harness.campaigns.benches import LARGE, Benches, explained_small
 from paritybit.harness.campaigns.confirm import DEPENDS
 from paritybit.harness.campaigns.executor import Ended, execute
 from paritybit.harness.campaigns.hunt import whole
+from paritybit.harness.campaigns.locksteps import LARGE, Locksteps, explained_small
 from paritybit.harness.campaigns.replay import (
     REPLAYS,
     Named,
@@ -35,7 +35,7 @@ from paritybit.launch.reading import is_case
 
 
 def run_replay(options: argparse.Namespace) -> int:
-    """Replay one case file, or many, with all properties on."""
+    """Replay case files with all properties on."""
     if len(options.case) > 1 or options.case[0].is_dir():
         if options.engine is None:
             return replay_many(options)
@@ -57,7 +57,7 @@ def run_replay(options: argparse.Namespace) -> int:
 
 
 def replay_one(case: Case, name: str) -> int:
-    """Replay a case; print its violations and why the first of them came about."""
+    """Replay a case, and print its violations with an explanation of the first."""
     lockstep = lockstep_of(case)
     outcome, timeline = observe(lockstep, case.schedule)
     if vacuous(whole(outcome)):
@@ -77,10 +77,12 @@ def replay_one(case: Case, name: str) -> int:
     else:
         if case.trial.large:
             del lockstep
-            benches = LARGE
+            locksteps = LARGE
         else:
-            benches = Benches(lambda _: lockstep)
-        found = explained_small(benches, case.trial, case.schedule, outcome, timeline, case.target)
+            locksteps = Locksteps(lambda _: lockstep)
+        found = explained_small(
+            locksteps, case.trial, case.schedule, outcome, timeline, case.target
+        )
     if found.error is not None:
         print("  no explanation: the explainer failed")
         print_errors([found.error])
@@ -95,7 +97,7 @@ def replay_one(case: Case, name: str) -> int:
 
 
 def replay_many(options: argparse.Namespace) -> int:
-    """Replay case files, one line each; hold each against what it says."""
+    """Replay case files, and compare each with its recorded result. Prints one line per case."""
     console, work, skipped = Console(soft_wrap=True), list[Named](), 0
     for path in files_of(options.case):
         try:
@@ -118,7 +120,7 @@ def replay_many(options: argparse.Namespace) -> int:
 
 
 def replay_all(console: Console, work: list[Named]) -> list[Replayed]:
-    """Replay cases and print a line for each, in their order; return how they ended."""
+    """Replay cases, print a line for each in order, and return the results."""
     trials = {named.case.trial for named in work}
     device = "cuda" if any(trial.device == "cuda" for trial in trials) else "cpu"
     workers = workers_for(device).at_most(len(trials))
@@ -140,7 +142,7 @@ def replay_all(console: Console, work: list[Named]) -> list[Replayed]:
 
 
 def mark_of(replay: Replayed) -> str:
-    """Return what a case's line begins with."""
+    """Return the beginning of a case's line."""
     if replay.error is not None:
         return "[bold red]failed[/]        "
     return "[green]reproduced[/]    " if replay.as_said else "[bold red]not reproduced[/]"

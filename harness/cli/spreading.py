@@ -1,4 +1,4 @@
-"""Over which workers a command's tasks are spread, by its options."""
+"""The workers of a command, from its options."""
 
 import argparse
 from collections.abc import Sequence
@@ -15,10 +15,9 @@ from paritybit.reports.hitches import run_again
 
 
 def workers_asked_for(options: argparse.Namespace, device: str) -> Workers:
-    """Return the workers that the options of a command ask for.
+    """Return the workers from the options of a command. Also creates the journal.
 
-    Begins the journal, before anything is printed or run. Raises MalformedError for a cluster of
-    which nobody says how much is to be used, and as `begun` does.
+    Raises MalformedError for a cluster without --workers, and as `begun` does.
     """
     if options.ray not in {None, LOCAL} and options.workers is None:
         raise MalformedError(
@@ -31,10 +30,10 @@ def workers_asked_for(options: argparse.Namespace, device: str) -> Workers:
 
 
 def fitting(workers: Workers, trials: Sequence[TrialConfig]) -> Workers:
-    """Return as many of some workers as the memory holds, each with the largest of some trials.
+    """Return as many of the workers as fit into memory, each with the largest of the trials.
 
-    Nothing is asked of tiny ones, nor of this machine for a cluster of others. Raises
-    CannotRunError where it does not hold one.
+    Tiny trials, and workers on other machines, are not limited. Raises CannotRunError if not even
+    one fits.
     """
     largest = max(trials, key=lambda trial: sum(needs_of(trial).values()))
     if largest.shape == Shape.TINY or workers.cluster not in {None, LOCAL}:

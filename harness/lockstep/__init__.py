@@ -1,1 +1,1 @@
-"""Every step twice, once eagerly and once through the graph, and what was observed of it."""
+"""Runs each step twice, once eagerly and once through the graph, and observes both runs."""

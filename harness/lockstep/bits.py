@@ -1,4 +1,4 @@
-"""Comparing bits: the integer view of a tensor, so that NaN equals itself and -0.0 is not 0.0."""
+"""Bitwise comparison of tensors. NaN equals itself, and -0.0 differs from 0.0."""
 
 from collections.abc import Iterable, Mapping
 
@@ -11,15 +11,15 @@ _INTEGER = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 
 
 def bits(values: Tensor) -> Tensor:
-    """Return the bits of a float32 or bfloat16 tensor as integers of its width; integers as is."""
+    """Return the bits of a float tensor as integers of the same width. Integers stay unchanged."""
     integer = _INTEGER.get(values.dtype)
     return values if integer is None else values.contiguous().view(integer)
 
 
 def unequal(left: Tensor, right: Tensor) -> Tensor:
-    """Return which elements of two tensors of one shape and dtype have other bits.
+    """Return a mask of the elements whose bits differ. The tensors have one shape and dtype.
 
-    On a CPU by numpy, which takes a quarter of the time.
+    On a CPU, numpy computes it in a quarter of the time.
     """
     one, other = bits(left), bits(right)
     if one.device.type == "cpu":
@@ -33,11 +33,11 @@ def same(left: Tensor, right: Tensor) -> bool:
 
 
 def differ(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return whether any bit of any pair of tensors differs, bool [], unread by the host.
+    """Return whether any bit of any pair of tensors differs, bool []. The host does not wait.
 
-    The two of a pair have one shape and one dtype; all pairs, of which there is one at least, are
-    on one device. Those of one dtype are laid end to end, since a comparison for each would take
-    longer: of several dtypes, a GPU would copy each by itself.
+    `pairs` has at least one pair. The tensors of a pair have one shape and dtype, and all pairs
+    are on one device. Tensors of one dtype are concatenated, which is faster than one comparison
+    per pair.
     """
     groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for left, right in pairs:
@@ -49,17 +49,17 @@ def differ(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def _flat(values: Tensor) -> Tensor:
-    """Return values in one dimension. To ask costs less than a reshape that does nothing."""
+    """Return values in one dimension. The check is cheaper than a reshape without effect."""
     return values if values.ndim == 1 else values.reshape(-1)
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
-    """Return flat tensors laid end to end."""
+    """Return flat tensors concatenated."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def outputs_differ(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Tensor:
-    """Return whether two outputs differ in any bit, name, shape or dtype, unread by the host."""
+    """Return whether two outputs differ in any bit, name, shape or dtype, bool []."""
     if form(left) != form(right):
         device = next(iter(left.values())).device
         return torch.ones((), dtype=torch.bool, device=device)
@@ -72,9 +72,9 @@ def form(output: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtyp
 
 
 def any_set(mask: Tensor) -> Tensor:
-    """Return whether any element of a contiguous bool tensor is true, unread by the host.
+    """Return whether any element of a contiguous bool tensor is true, bool [].
 
-    As a maximum of bytes: on a CPU that takes a tenth of what `any` does.
+    It is computed as a maximum of bytes, which on a CPU takes a tenth of the time of `any`.
     """
     if mask.numel() == 0:
         return torch.zeros((), dtype=torch.bool, device=mask.device)
@@ -93,5 +93,5 @@ def first_index(mask: Tensor) -> tuple[int, ...]:
 
 
 def cloned(output: Output) -> Output:
-    """Return an output that later replays leave alone."""
+    """Return a copy of an output, which later replays do not change."""
     return {name: values.clone() for name, values in output.items()}

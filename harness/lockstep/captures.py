@@ -1,4 +1,4 @@
-"""What both engines of a pair were when they had just been captured, and what is left of it."""
+"""The Python state of both engines of a pair after capture, and how it differs after a reset."""
 
 import sys
 from collections import Counter, deque
@@ -33,11 +33,14 @@ from torch import Tensor
 
 
 class Captures:
-    """What both engines of a pair were when they had just been captured.
+    """The captures of both engines of a pair.
 
-    `just_captured` is what their Python objects held then. `executed` says whether code of a bug
-    on trial ran while they were built and captured: `counted` counts its calls. `warnings` are
-    what `log` trapped meanwhile. An engine of others has captured everything once it is built.
+    - `just_captured`: the contents of their Python objects after capture.
+    - `executed`: whether a bug's code ran while they were built and captured. `counted` counts
+      its calls.
+    - `warnings`: the messages that `log` collected meanwhile.
+
+    Only built-in engines capture on demand. Any other engine is captured when it is built.
     """
 
     def __init__(
@@ -60,23 +63,23 @@ class Captures:
 
     @property
     def engines(self) -> list[CapturedEngine]:
-        """Those of both engines that are ours, each once."""
+        """The built-in engines among both, without duplicates."""
         both = dict.fromkeys((self.subject, self.fresh))
         return [engine for engine in both if isinstance(engine, CapturedEngine)]
 
     @property
     def nothing_ran(self) -> bool:
-        """Whether both engines are ours and have captured nothing, so that no step has run."""
+        """Whether both engines are built in and have captured nothing. No step has run then."""
         return bool(self.engines) and not any(one.engine.captured for one in self.engines)
 
     def lacks(self, modes: Collection[Mode]) -> list[CapturedEngine]:
-        """Return those of our engines in which the runner of one of these modes is not captured."""
+        """Return the built-in engines in which a runner of these modes is not captured."""
         return [engine for engine in self.engines if engine.lacks(modes)]
 
     def capture(self, modes: Collection[Mode]) -> None:
-        """Capture the runners of these modes that are not captured yet, over worlds just reset.
+        """Capture the runners of these modes that are not captured yet. Reset the worlds first.
 
-        What steps before have left on Python objects stays undeclared.
+        State that earlier steps left on Python objects still counts as undeclared.
         """
         self.left = self.undeclared() if self._keeps_state else []
         before = self._counted.total()
@@ -88,9 +91,9 @@ class Captures:
         self.warnings += self._log.take()
 
     def undeclared(self) -> list[Change]:
-        """Reset both engines; return what they hold and did not when they were just captured.
+        """Reset both engines. Returns how their Python state differs from that after capture.
 
-        Raises RuntimeError if that was not kept.
+        Raises RuntimeError if the state after capture was not kept.
         """
         if self.nothing_ran:
             return []
@@ -103,11 +106,11 @@ class Captures:
         return [*self.left, *changes(self.just_captured, now)]
 
     def python_state(self) -> Held:
-        """Reset both engines; return what their objects and all of their modules hold."""
+        """Reset both engines, and return the contents of their objects and modules."""
         return held(self._reset())
 
     def _keep(self) -> None:
-        """Reset both engines, and keep what they hold as what they held when just captured."""
+        """Reset both engines, and keep their contents as the state after capture."""
         if not self._keeps_state:
             return
         walk = walked(self._reset(), None)
@@ -115,7 +118,7 @@ class Captures:
         self._unchanged = Unchanged(walk, self.just_captured)
 
     def _reset(self) -> dict[str, PythonObjects]:
-        """Reset both engines; return the Python objects of those that offer theirs."""
+        """Reset both engines, and return the Python objects of those that offer them."""
         objects: dict[str, PythonObjects] = {}
         if Offer.PYTHON_STATE not in self.subject.missing:
             self.subject.reset()
@@ -127,17 +130,17 @@ class Captures:
 
 
 SETTLED = (*FOREIGN, Tensor, tuple, frozenset, MethodType, classmethod, staticmethod)
-"""What goes on holding the same objects for as long as it lives, and tensors."""
+"""Types whose instances hold the same objects for their whole lifetime, and tensors."""
 
 Parts = Callable[[Any], tuple[Any, ...]]
-"""Gives the objects that another one holds, and the names it holds them by."""
+"""Returns the objects that an object holds, and their names."""
 
 
 class Unchanged:
-    """The very objects that were held where a walk had come by, and the bits of tensors.
+    """A fast check for whether any object that a walk visited has changed.
 
-    Whether each of them still holds the same is known ten times as fast as what they hold. What
-    holds equal objects that are others counts as changed: it takes another walk to know.
+    It compares the identities of the objects held and the bits of tensors, which is ten times as
+    fast as a new walk. An equal but different object counts as changed; a new walk then decides.
     """
 
     def __init__(self, walk: Walk, held_then: Held) -> None:
@@ -161,13 +164,13 @@ class Unchanged:
                 self._copies.append((tensor, copy))
             elif not (tensor.is_floating_point() or tensor.is_complex()):
                 self._equal.append((tensor, copy))
-            elif tensor.is_contiguous():  # Equal floats may have other bits.
+            elif tensor.is_contiguous():  # Equal floats can have different bits.
                 self._equal.append((flat(tensor), flat(copy)))
             else:
                 self._copies.append((tensor, copy))
 
     def holds(self) -> bool:
-        """Whether all of them hold what they held."""
+        """Whether all visited objects are unchanged."""
         for value, parts, before in self._held:
             now = parts(value)
             if len(now) != len(before) or not all(map(is_, now, before)):
@@ -179,7 +182,7 @@ class Unchanged:
         return not any_unlike((copy, comparable(tensor)) for tensor, copy in self._copies)
 
     def _parts(self, value: Any) -> Parts | None:
-        """Return what gives the parts of a value, None of one whose parts stay or do not count."""
+        """Return a function for the parts of a value. None if its parts are fixed or ignored."""
         if isinstance(value, FunctionType):
             return of_function if self._walk.own(value) else None
         if isinstance(value, type):
@@ -190,13 +193,13 @@ class Unchanged:
         return self._parts_of[kind]
 
     def _parts_by_kind(self, kind: type) -> Parts | None:
-        """Return the same for all objects of a class that are no functions and no classes."""
+        """Return the same for all instances of a class, functions and classes excepted."""
         if issubclass(kind, Mapping):
             return of_mapping
         if issubclass(kind, list | set | deque):
             return tuple
         if issubclass(kind, torch.Generator):
-            return lambda generator: (generator.get_state(),)  # Always another: a walk looks at it.
+            return lambda generator: (generator.get_state(),)  # A new tensor each time.
         if issubclass(kind, SETTLED) or kind.__name__ in self._walk.declared:
             return None
         if not self._walk.own(kind):
@@ -229,13 +232,13 @@ def of_variables(value: Any) -> tuple[Any, ...]:
 
 
 def of_function(function: FunctionType) -> tuple[Any, ...]:
-    """Return what a function holds by its closure, its default arguments and its attributes."""
+    """Return the closure, the default arguments and the attributes of a function."""
     cells = map(contents, function.__closure__ or ())
     return (*cells, function.__defaults__, function.__kwdefaults__, *of_variables(function))
 
 
 def place_of(tensor: Tensor) -> tuple[Any, ...]:
-    """Return where a tensor lies, and its form."""
+    """Return the address, shape, strides and dtype of a tensor."""
     at = address_of(tensor), tensor.storage_offset(), tensor.stride()
     return (*at, tensor.shape, tensor.dtype)
 
@@ -246,7 +249,7 @@ def flat(tensor: Tensor) -> Tensor:
 
 
 def any_unlike(pairs: Iterable[tuple[Tensor, Tensor]]) -> bool:
-    """Return whether any bit of any pair of tensors differs, reading the device once."""
+    """Return whether any bit of any pair of tensors differs. Reads the device once."""
     flags = [unlike(*pair) for pair in pairs]
     on_device = [flag for flag in flags if isinstance(flag, Tensor)]
     if any(flag is True for flag in flags):

@@ -1,4 +1,4 @@
-"""Errors of an engine that is built or captured: whether they are its own."""
+"""Attributes errors while an engine is built or captured to that engine."""
 
 import traceback
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ from paritybit.subjects.buffers import SharedBufferError
 
 @contextmanager
 def capture_runs() -> Iterator[None]:
-    """Turn an error of an engine of ours that is built or captured within into SubjectFailedError.
+    """Turn an error that code in `subjects/` raises in this context into SubjectFailedError.
 
-    What its runners refuse by themselves stays as it is: see `Lockstep`.
+    SharedBufferError stays as it is: see `Lockstep.refused`.
     """
     try:
         with SUBJECT_RUNS:

@@ -1,4 +1,4 @@
-"""A trial's settings: which subject, on which model, pool and device."""
+"""The settings of a trial: subject, model, pools and device."""
 
 import importlib
 import logging
@@ -35,23 +35,28 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DEVICES = ("cpu", "cuda")
 
 COPIED_BYTES = 2**31
-"""The largest KV of one world that is copied at each step, and more often to explain a finding."""
+"""The size limit in bytes for a world's KV to be copied at each step."""
 
 
 LATER: Mapping[str, Any] = {"shape": "tiny", "max_context": 0, "skipped_slots": 0, "features": ()}
-"""Settings that older cases lack, and their values there."""
+"""Settings that older cases lack, with the values that they imply."""
 
 
 @dataclass(frozen=True)
 class TrialConfig:
-    """One trial: its subject, model, pools and device. No `bugs` is the clean subject.
+    """One trial: its subject, model, pools and device.
 
-    They are names of the catalogue, in its order, and bring their location scheme. Sizes are
-    in slots, `buckets` in requests, `token_buckets` in tokens. With `overlap` the graph world
-    plans a step while the forward before it is in flight. `shape` says how large the model is;
-    the sizes are what they are whatever it is, see `harness/lockstep/scale/shapes.py`.
-    `max_context` is the longest request in tokens, 0 for the model's own; slot numbers begin
-    behind `skipped_slots`, see `PoolSizes`. `features` are values of `Feature`, in their order.
+    - `full_slots`, `swa_slots`: slots of the two sub-pools, independent of `shape`.
+    - `buckets`, `token_buckets`: captured sizes in requests and in tokens.
+    - `bugs`: names of the catalogue in its order; empty for the clean subject. All of them must
+      exist in `scheme` and `runner`.
+    - `overlap`: the graph world plans a step while the previous forward is in flight.
+    - `shape`: the size of the model, see `Shape`.
+    - `max_context`: the longest request in tokens; 0 for the model's own limit.
+    - `skipped_slots`: slot numbers that are never used, see `PoolSizes`.
+    - `features`: values of `Feature` in their order.
+
+    Raises UnknownNameError for an unknown name, MalformedError for settings that do not fit.
     """
 
     runner: str = "decode"
@@ -73,7 +78,7 @@ class TrialConfig:
     features: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse names that this build lacks, and a bug out of its location scheme or runner."""
+        """Raise MalformedError for settings that cannot be combined."""
         known("runner", self.runner, RUNNERS)
         known("preset", self.preset, PRESETS)
         known("dtype", self.dtype, DTYPES)
@@ -113,10 +118,10 @@ class TrialConfig:
             )
 
     def with_bug(self, *names: str) -> "TrialConfig":
-        """Return this trial with bugs switched on, in the location scheme that all can live in.
+        """Return this trial with bugs switched on.
 
-        Steps overlap if one of them is about that, and it has the features they are about.
-        Raises ValueError for bugs that no scheme has together.
+        Location scheme, overlap and features become those that the bugs need. Raises ValueError
+        for bugs that no location scheme has in common.
         """
         for name in names:
             known("bug", name, BUGS)
@@ -178,27 +183,27 @@ class TrialConfig:
 
     @property
     def modes(self) -> frozenset[Mode]:
-        """What the engine on trial can do: what it has runners for."""
+        """The modes for which the engine has runners."""
         return frozenset(runner.mode for runner in engine_runners(self.runner))
 
     @property
     def captures_all(self) -> bool:
-        """Whether the engine captures every runner before any step, as it does without bugs.
+        """Whether the engine captures all runners before the first step.
 
-        Otherwise it captures those that a schedule may need, before that is played.
+        Otherwise it captures the runners that a schedule may need before it plays the schedule.
         """
         return not self.bugs or any(BUGS[name].captures_all for name in self.bugs)
 
     @property
     def captured_first(self) -> frozenset[Mode]:
-        """The modes whose runners are captured before any schedule is known."""
+        """The modes whose runners are captured before the first schedule."""
         return self.modes if self.captures_all else frozenset()
 
     def expects_graph(self, batch: ForwardBatch) -> bool:
-        """Whether a captured graph must run a batch: there is a runner and a bucket for it.
+        """Whether a captured graph must run a batch, because a runner has a bucket for it.
 
-        Written a second time on purpose, beside each runner's own `can_run`: a runner that
-        silently falls back to eager forwards would otherwise say itself that it may.
+        This is independent of each runner's `can_run`, so that a runner that silently falls back
+        to eager forwards is detected.
         """
         if batch.mode not in self.modes:
             return False
@@ -209,7 +214,7 @@ class TrialConfig:
         return batch.live_requests <= max(self.buckets) and not too_long
 
     def ops(self) -> Ops:
-        """Return the op set of the trial's device. Raises CannotRunError where it has none."""
+        """Return the op set of the trial's device. Raises CannotRunError if it is not available."""
         if self.device == "cpu":
             return TorchOps()
         require_cuda()
@@ -226,15 +231,15 @@ class TrialConfig:
         return streams
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings as JSON data, without those of LATER that are as they were."""
+        """Return the settings as JSON data, without settings of LATER that have their old value."""
         data = asdict(self)
         return {key: data[key] for key in data if key not in LATER or data[key] != LATER[key]}
 
 
 def trial_from_json(data: Any) -> TrialConfig:
-    """Return the settings of JSON data. Raises ValueError, saying what is wrong, for any other.
+    """Return the settings from JSON data. Raises ValueError for malformed data.
 
-    In data without `overlap`, which is older, no steps overlap; the settings of LATER may lack.
+    Settings of LATER and `overlap` may be missing.
     """
     expected = asdict(TrialConfig())
     if isinstance(data, dict):
@@ -266,13 +271,13 @@ def trial_from_json(data: Any) -> TrialConfig:
 
 
 def with_features(*named: Iterable[str]) -> tuple[str, ...]:
-    """Return features of some lists in the order of `Feature`, each once."""
+    """Return the features of all lists in the order of `Feature`, without duplicates."""
     wanted = set(chain(*named))
     return tuple(str(feature) for feature in Feature if feature in wanted)
 
 
 def shared_scheme(names: Iterable[str]) -> LocationScheme:
-    """Return the location scheme that all bugs can live in. Raises MalformedError for none."""
+    """Return a location scheme in which all bugs exist. Raises MalformedError for none."""
     try:
         return common_scheme(BUGS[name] for name in names)
     except ValueError as error:
@@ -280,7 +285,7 @@ def shared_scheme(names: Iterable[str]) -> LocationScheme:
 
 
 def catalogued(names: Iterable[str]) -> tuple[str, ...]:
-    """Return names of bugs in the catalogue's order, each once."""
+    """Return names of bugs in the catalogue's order, without duplicates."""
     wanted = set(names)
     return tuple(name for name in BUGS if name in wanted)
 
@@ -292,7 +297,7 @@ def require_cuda() -> None:
 
 
 def resolve_device(asked: str) -> str:
-    """Return cpu or cuda for auto, cpu or cuda. Raises as `known` and `require_cuda` do."""
+    """Return `cpu` or `cuda` for `auto`, `cpu` or `cuda`. Raises as `known` and `require_cuda`."""
     known("device", asked, ("auto", *DEVICES))
     if asked == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"

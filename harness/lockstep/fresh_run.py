@@ -1,4 +1,4 @@
-"""Further runs of a step on the fresh engine: among other bytes, or in another bucket."""
+"""Extra runs of a step on the fresh engine, with other surrounding bytes or in another bucket."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,17 +13,18 @@ from paritybit.subjects.protocol import Forward, Overrides
 from paritybit.subjects.runners.base import NOTHING_OVERRIDDEN
 
 Show = Callable[[Forward], Any]
-"""Returns what a property is shown of a forward that has just run."""
+"""Returns the result of an extra run, from a forward that has just run."""
 
 
 @dataclass(frozen=True)
 class FreshRun:
-    """A further run of a step, on the fresh engine, that leaves no trace in either world.
+    """An extra run of a step on the fresh engine. It leaves both worlds unchanged.
 
-    `prepare` gives the engine and the graph world what the run starts from. It returns what shows
-    the run to the property that asks for it, or None where the step is not run further.
-    `suspect` says that this run is at fault where what it shows is wrong, and not the step's own.
-    `words` say in which circumstances it runs.
+    - `prepare`: sets up the engine and the graph world. It returns a function that makes the
+      result for the property from the forward, or None to skip the run.
+    - `words`: describes the conditions of the run.
+    - `suspect`: whether an unexpected result is the fault of this run rather than of the step.
+    - `overrides`: what the replay does differently.
     """
 
     prepare: Callable[[Pair, PlannedStep], Show | None]
@@ -32,7 +33,7 @@ class FreshRun:
     overrides: Overrides = NOTHING_OVERRIDDEN
 
     def __call__(self, pair: Pair, planned: PlannedStep) -> Any:
-        """Run a planned step further; return what the property is shown, None if it is not run."""
+        """Run a planned step. Returns the result for the property, or None if it was skipped."""
         fresh, batch = pair.fresh_engine, planned.graph.batch
         with tables_kept(pair.graph_pools.tables):
             show = self.prepare(pair, planned)
@@ -49,7 +50,7 @@ class FreshRun:
 
 @contextmanager
 def tables_kept(tables: Tables) -> Iterator[None]:
-    """Bring the index tables back to what they hold now once this is left."""
+    """Restore the index tables at the end of this context."""
     both = tables.req_to_token, tables.full_to_swa_index_mapping
     kept = [(table, table.clone()) for table in both]
     try:
@@ -60,6 +61,6 @@ def tables_kept(tables: Tables) -> Iterator[None]:
 
 
 def just_captured(pair: Pair, planned: PlannedStep) -> None:
-    """Give the fresh engine its just-captured bytes back, with padded rows made equal."""
+    """Reset the fresh engine to its state after capture, and equalize its padded rows."""
     pair.fresh_engine.recapture()
     pair.equalize_padding(pair.fresh_engine, planned)

@@ -1,4 +1,4 @@
-"""Trapping what is logged at WARNING or above, the fresh engine's own log apart."""
+"""Collects log messages at WARNING or above, except those of the fresh engine."""
 
 import logging
 import warnings
@@ -17,15 +17,15 @@ FRESH_LOGGER.addHandler(logging.NullHandler())
 
 
 HEARD = UserWarning, RuntimeWarning
-"""Categories of Python's warnings that tell whoever runs an engine something, as a log does."""
+"""Categories of Python warnings that are meant for the users of an engine."""
 
 
 @contextmanager
 def warnings_logged(engine: EngineUnderTest) -> Iterator[None]:
-    """Let what our own engine says by `warnings.warn` be logged, each time, deprecations apart.
+    """Log each warning of the built-in engine from `warnings.warn`, except deprecations.
 
-    Of a released engine nothing is changed. Numpy's warnings of floats are silenced: they are no
-    engine's, but of Triton's interpreter, which computes in numpy what a GPU would.
+    Warnings of a released engine are not changed. Floating-point warnings of numpy are silenced,
+    because they come from Triton's interpreter and not from the engine.
     """
     if not isinstance(engine, CapturedEngine):
         yield

@@ -1,7 +1,7 @@
-"""Noise where nobody in the batch owns a byte: any float bits, indices over valid values.
+"""Noise for all bytes that no request in the batch owns.
 
-Padded rows execute, so index-typed bytes stay valid: an embedding id out of range
-would be a device assert, not a finding.
+Floats get random bits. Indices get valid values, because padded rows execute too: an embedding id
+out of range would be a device assert and not a finding.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ from torch import Tensor
 
 
 def index_bounds(config: ModelConfig, sizes: PoolSizes) -> Mapping[str, int]:
-    """Return, per static buffer of indices that noise may fill, the first value not valid.
+    """Return the exclusive upper bound of valid values, per static buffer of indices.
 
-    For buffers of SLOTS that is the number of slots that are stored.
+    For buffers of SLOTS, the bound is the number of slots that are stored.
     """
     return {
         "input_ids": config.vocab,
@@ -46,17 +46,17 @@ def index_bounds(config: ModelConfig, sizes: PoolSizes) -> Mapping[str, int]:
 SLOTS = frozenset(
     {"swa_page_table", "out_cache_loc", "out_cache_loc_swa", "kv_indices", "window_kv_indices"}
 )
-"""Static buffers of slots: what is drawn for them are places of an arena."""
+"""Static buffers of slots. Their noise is drawn as places in an arena."""
 
 
 COUNTS = frozenset(
     {"num_correct_drafts", "num_accept_tokens", "extend_seq_lens", "extend_seq_lens_cpu"}
 )
-"""Static buffers of token counts, of which a request has at least one."""
+"""Static buffers of token counts. A request has at least one token."""
 
 
 class Noise:
-    """Noise for one pool and its static buffers, the same for the same seed."""
+    """Noise for one pool and its static buffers. Equal seeds give equal noise."""
 
     def __init__(self, config: ModelConfig, pools: KVPools) -> None:
         self.pools = pools
@@ -64,7 +64,7 @@ class Noise:
         self.generator = torch.Generator()
 
     def owned(self, world: Scheduler, batch: ForwardBatch | None) -> Tensor:
-        """Return a bool tensor of the storage's layout: true where a request of `batch` owns."""
+        """Return a mask in the storage's layout: true if a request of `batch` owns the element."""
         storage = self.pools.storage
         mask = torch.zeros(storage.shape, dtype=torch.bool, device=storage.device)
         places = self.owned_places(world, batch)
@@ -75,7 +75,7 @@ class Noise:
         return mask
 
     def owned_places(self, world: Scheduler, batch: ForwardBatch | None) -> Places:
-        """Return the slots, and the places beside KV, that requests of `batch` own."""
+        """Return the slots, and the places of other state, that requests of `batch` own."""
         slots: dict[Kind, list[int]] = {Kind.FULL: [], Kind.SWA: []}
         spans = batch.spans if batch is not None else ()
         for span in spans:
@@ -83,7 +83,7 @@ class Noise:
             slots[Kind.FULL] += [*full, *span.full_slots]
             slots[Kind.SWA] += [*swa, *span.swa_slots]
         beside = {
-            # The reserved slot is all that an engine without states is given.
+            # An engine without recurrent states only has the reserved slot.
             Section.RECURRENT: [span.track_index for span in spans if span.track_index],
             Section.DRAFT_TABLE: [span.row for span in spans],
         }
@@ -96,7 +96,7 @@ class Noise:
         return torch.tensor(found, dtype=torch.int64, device=self.pools.storage.device)
 
     def fill_buffers(self, buffers: Mapping[str, Tensor], seed: int) -> None:
-        """Fill every buffer drawn from `seed`: of floats with any, of indices with valid ones."""
+        """Fill all buffers: floats with random bits, indices with random valid values."""
         self.generator.manual_seed(seed)
         for name, buffer in buffers.items():
             if buffer.dtype.is_floating_point:
@@ -108,16 +108,16 @@ class Noise:
                 buffer.copy_(self.pools.sizes.numbers(drawn) if name in SLOTS else drawn)
 
     def fill_pool(self, world: Scheduler, owned: Tensor, seed: int) -> None:
-        """Fill unowned storage with any bits, NaN too, and unused index cells with valid slots."""
+        """Fill unowned storage with random bits, NaN too, and unused index cells with slots."""
         self.generator.manual_seed(seed)
         storage = self.pools.storage
         storage.copy_(torch.where(owned, storage, self._any_bits(storage)))
         self._fill_tables(world)
 
     def fill_large_pool(self, world: Scheduler, owned: Rows, seed: int) -> None:
-        """Do what `fill_pool` does where a mask of the storage has no room: `owned` is put back.
+        """Do the same as `fill_pool` without a mask of the storage, for large pools.
 
-        The noise is drawn on the device, over all of it, in 32 bits at a time.
+        The noise overwrites the whole storage, and `owned` is restored afterwards.
         """
         self.generator.manual_seed(seed)
         words = self.pools.storage.view(torch.int32)
@@ -149,7 +149,7 @@ class Noise:
         table.copy_(torch.where(used, table, self.pools.sizes.numbers(drawn).to(table)))
 
     def _any_bits(self, like: Tensor) -> Tensor:
-        """Return noise of any bits, NaN too, with the elements of `like`, flat."""
+        """Return random bits, including NaN, as a flat tensor with the size of `like`."""
         words = torch.empty(-(-like.nbytes // 8), dtype=torch.int64)
         noise = words.random_(-(2**63), None, generator=self.generator)
         return noise.view(like.dtype)[: like.numel()].to(like.device)

@@ -1,7 +1,7 @@
-"""What was observed of one step, as data: the checks see nothing else.
+"""Observations. An observation has all data about one step, and is the only input of checks.
 
-An observation holds tensors, tables and owners, and no world. Its storages are the pair's own
-snapshots: they are valid until the pair's next step.
+Its storages are snapshots that belong to the pair. They are valid until the pair's next step. A
+storage has KV and *other state*: recurrent states and the draft table.
 """
 
 from collections.abc import Mapping
@@ -23,11 +23,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One world around its forward: all KV and other state before and after it, its tables.
+    """One world before and after its forward.
 
-    `before` and `after` are empty for pools too large to be copied: see `Observation.twins`.
-    `mapping` is as the forward found it. `batch` and `output`, that of live rows, are None for an
-    idle step. `owners` are the running requests.
+    - `before`, `after`: KV and other state. Empty for pools too large to be copied: see
+      `Observation.twins`.
+    - `mapping`: the full-to-SWA mapping right before the forward.
+    - `owners`: the running requests.
+    - `batch`, `output`: the batch and its live output. None for an idle step.
     """
 
     before: Tensor
@@ -39,7 +41,7 @@ class Snapshot:
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """What the batch runs; nothing if the step is idle."""
+        """The spans of the batch. Empty for an idle step."""
         return self.batch.spans if self.batch is not None else ()
 
     def serial_at(self, row: int) -> int:
@@ -47,22 +49,24 @@ class Snapshot:
         return serial_at(row, self.owners)
 
     def owner_of(self, kind: Kind, slot: int) -> str:
-        """Say in words whose slot it is, what is being written included."""
+        """Describe the owner of a slot. Slots that the batch writes have owners too."""
         return owner_of(kind, slot, self.spans, self.owners)
 
     def owner_of_place(self, section: Section, place: int) -> str:
-        """Say in words whose place of a section of state beside KV it is."""
+        """Describe the owner of a place in a section of other state."""
         return owner_of_place(section, place, self.owners)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The logits [vocab] after a request's first tokens, int64 [L], which were in the pool.
+    """The logits [vocab] after the first tokens, int64 [L], of one request.
 
-    Of a draft model, the tokens run one ahead and `hidden_states` [L, H] go with them.
-    `tracked` says whether its recurrent state enters its input, `lora_id` which adapter it has.
-    `arithmetic` is that of the engine that gave the logits, None for the eager world's.
-    The first `prefilled` tokens were prefilled. `place` is that of the step in its schedule.
+    - `hidden_states`: [L, H] for a draft model, whose tokens are shifted by one. Else None.
+    - `tracked`: whether the request's recurrent state enters its input.
+    - `lora_id`: the adapter of the request.
+    - `arithmetic`: that of the engine that computed the logits. None for the eager world.
+    - `prefilled`: how many of the first tokens were prefilled.
+    - `place`: the place of the step in its schedule.
     """
 
     serial: int
@@ -85,9 +89,9 @@ class Sample:
 
 @dataclass(frozen=True)
 class StepEnd:
-    """What a step left to both worlds, whether it ran a forward or none.
+    """The owners in both worlds after a step, with or without a forward.
 
-    `place` is the step's in its schedule, `sizes` are those of either world's pools.
+    `place` is the place of the step in its schedule. `sizes` are the sizes of each world's pools.
     """
 
     place: int
@@ -98,20 +102,23 @@ class StepEnd:
 
 @dataclass(frozen=True)
 class Observation:
-    """One step of both worlds.
+    """One step in both worlds.
 
-    `place` is the step's in its schedule. `compared` is a bool tensor of the storages' layout:
-    false where no bit is compared. `replay` and `facts` are of the graph world, None where no
-    graph was replayed; `expected_graph` says whether a captured graph could have run the step.
-    `end` is what the step left once both worlds had followed what it gave, None where no world
-    was played. `keys` are the index
-    lists that the graph world's forward read by, None where they are not seen; `static` are the
-    static buffers of the mode's runner, by name, as the replay left them; `payload` [T, H] is
-    what an extend adds to its embeddings. All three are valid until the pair's next step.
-    `padding` is what padded tokens held in a forward that ran eagerly, by static input.
-    `extra` holds what further runs of the step gave, by the property that asked for them.
-    `warnings` are what the step logged at WARNING or above. `samples` are empty unless asked for.
-    `twins` says how the worlds' KV came out of the step where no copy of it is kept.
+    - `place`: the place of the step in its schedule.
+    - `compared`: mask in the storages' layout. False for elements that are not compared.
+    - `replay`, `facts`: of the graph world. None if no graph was replayed.
+    - `expected_graph`: whether a captured graph must run the step.
+    - `end`: the owners after the step. None if no world was played.
+    - `keys`: the key lists of the graph world's forward. None if they cannot be observed.
+    - `static`: the static buffers of the runner after the replay, by name.
+    - `payload`: [T, H], added to the embeddings in an extend.
+    - `padding`: values of padded tokens in a forward that ran eagerly, by static input.
+    - `extra`: results of extra runs, by the property that asked for them.
+    - `warnings`: messages at WARNING or above that the step logged.
+    - `samples`: empty unless asked for.
+    - `twins`: the comparison of the worlds' KV if no copies are kept.
+
+    `keys`, `static` and `payload` are valid until the pair's next step.
     """
 
     place: int

@@ -1,6 +1,6 @@
-"""The graph world's scheduler where steps overlap: it plans on while a forward is in flight.
+"""The graph world's scheduler with overlapping steps: it plans while a forward is in flight.
 
-The device work of its decisions runs in the engine's own order, see `subjects/overlap.py`.
+The device work of its decisions runs in the engine's own order: see `subjects/overlap.py`.
 """
 
 from collections import deque
@@ -33,16 +33,16 @@ from paritybit.subjects.protocol import Forward
 from torch import Tensor
 
 TURN, FORWARDS_LAG = 8, 6
-"""In the first FORWARDS_LAG of every TURN forwards the forwards' stream lags.
+"""The forward stream lags in the first FORWARDS_LAG of every TURN forwards.
 
-In the others, two in a row, the schedule's stream does: a table that is written too late shows in
-the next forward only if that one does not lag either.
+In the other two the schedule stream lags. There are two in a row, because a table that is written
+too late shows in the next forward only if the forward stream does not lag there either.
 """
 
 
 @dataclass(frozen=True)
 class RanForward:
-    """What the subject's forward gave and found: the mapping right before it, and its batch."""
+    """A forward of the subject, the full-to-SWA mapping right before it, and its batch."""
 
     forward: Forward
     mapping: Tensor
@@ -55,20 +55,20 @@ class RanForward:
 
 
 Keep = Callable[[ForwardBatch, Output], None]
-"""Keeps on the device what a forward of a batch gave."""
+"""Stores on the device the results of a forward of a batch."""
 
 READ_BY_HOST = frozenset(COMMITS) - {Mode.DRAFT_EXTEND}
-"""Modes whose outcome the host must read before it goes on: it decides which slots are free."""
+"""Modes whose outcome the host must read before it continues, because it decides what is free."""
 
 StepOver = Callable[[], Ownership]
-"""Returns who held what when a step was over, once the device got there."""
+"""Returns the owners after a step. Waits until the device has finished the step."""
 
 
 @dataclass(frozen=True)
 class StagedForward(PlannedForward):
-    """A forward planned ahead of the device: what it runs, and its values as the host staged them.
+    """A forward planned ahead of the device, with the values that the host staged for it.
 
-    Its batch is there once it was made on the device.
+    `batch` is None until the batch was made on the device.
     """
 
     listed: tuple[Span, ...]
@@ -76,14 +76,14 @@ class StagedForward(PlannedForward):
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """What the forward runs."""
+        """The spans of the forward."""
         return self.listed
 
 
 def watched(overlap: Overlap) -> Overlap:
-    """Return an order of work in which what is written to the tables fails as the subject's.
+    """Return `overlap`, changed so that an error in a table write counts as the subject's.
 
-    What it writes may be another batch's by then, and out of bounds.
+    Staged values may have been overwritten by another batch and be out of bounds.
     """
     write = type(overlap).write
 
@@ -97,7 +97,7 @@ def watched(overlap: Overlap) -> Overlap:
 class OverlappedScheduler(Scheduler):
     """A scheduler whose device work is ordered by `overlap`.
 
-    Arguments are `Scheduler`'s. A step that `plan` is asked for may have been planned ahead.
+    Other arguments are as in `Scheduler`. `plan` returns the plan made ahead, if there is one.
     """
 
     def __init__(self, *args: Any, overlap: Overlap) -> None:
@@ -112,9 +112,9 @@ class OverlappedScheduler(Scheduler):
         self.overlap = self.order = self.allocator.order = watched(overlap)
 
     def rehearse(self, play: Callable[[], object]) -> None:
-        """Play what is to be played beforehand, if the streams of the device need it.
+        """Call `play` once in advance if the streams of the device need it.
 
-        What it finds does not count, and what goes wrong in it goes wrong again.
+        Results and errors of this call are ignored. An error occurs again in the real play.
         """
         with self.overlap.streams.rehearsal() as needed:
             if needed:
@@ -122,7 +122,7 @@ class OverlappedScheduler(Scheduler):
                     play()
 
     def reset(self, seed: int) -> None:
-        """Start again with nothing in flight and nothing planned."""
+        """Reset as `Scheduler` does, with no forward in flight and no step planned ahead."""
         self.overlap.clear()
         self.ahead.clear()
         self.kept_in_flight.clear()
@@ -132,17 +132,17 @@ class OverlappedScheduler(Scheduler):
 
     @property
     def observed_tokens(self) -> Tensor:
-        """All tokens as the last step that was run left them: what is planned may write more."""
+        """All tokens after the last step that was run. Planned steps may write more."""
         return self.observed
 
     def ownership(self) -> Ownership:
-        """Return who held what when the last step that was run was over."""
+        """Return the owners after the last step that was run."""
         return self.over()
 
     def plan(self, step: Step) -> PlannedForward | None:
         """Return the plan of a step, made now or ahead.
 
-        Raises RuntimeError if another step was planned ahead in its place.
+        Raises RuntimeError if a different step was planned ahead.
         """
         if not self.ahead:
             self._plan(step)
@@ -152,9 +152,9 @@ class OverlappedScheduler(Scheduler):
         return forward
 
     def plan_ahead(self, steps: Iterable[Step]) -> bool:
-        """Plan the steps up to the next forward; return whether there was one to plan.
+        """Plan the steps up to the next forward. Returns whether one was planned.
 
-        A verify is not planned ahead: the root of its tree is a token that the host must read.
+        A verify is not planned ahead, because the host must read the root token of its tree.
         """
         for step in steps:
             if isinstance(step, Verify):
@@ -167,9 +167,9 @@ class OverlappedScheduler(Scheduler):
     def _add(
         self, asked: int, chunk: int, donor: Request | None = None, shared: int = 0
     ) -> Request | None:
-        """Admit a request; count it if its tokens reach beyond where a forward's is yet to be kept.
+        """Admit a request. Count the event if a forward in flight still has to write to its row.
 
-        That is, in its token row, which the forward in flight still knows as another request's.
+        That forward runs an earlier request with this row, and writes inside the new tokens.
         """
         request = super()._add(asked, chunk, donor, shared)
         if request is not None:
@@ -178,13 +178,13 @@ class OverlappedScheduler(Scheduler):
         return request
 
     def _plan(self, step: Step) -> PlannedForward | None:
-        """Plan a step, and keep the plan for when it is played."""
+        """Plan a step, and keep the plan until the step is played."""
         forward = super().plan(step)
         self.ahead.append((step, forward, self._over()))
         return forward
 
     def _over(self) -> StepOver:
-        """Keep who holds what now; the tables are read when the device gets here."""
+        """Record the owners now. The tables are read when the device reaches this point."""
         held, found = super().ownership(), list[tuple[Tensor, Tensor]]()
         tables, schedule = self.pools.tables, self.overlap.streams.schedule
         schedule.run(
@@ -203,7 +203,7 @@ class OverlappedScheduler(Scheduler):
         return over
 
     def forward_of(self, mode: Mode, spans: Iterable[Span]) -> PlannedForward:
-        """Return the forward over some spans, staged; their slots go to the tables in order."""
+        """Return the staged forward over some spans. Their slots go to the tables in order."""
         found = tuple(spans)
         values = batch_values(mode, found, self.config.max_context)
         slots = {name: values[name] for name in SLOT_VALUES}
@@ -213,8 +213,8 @@ class OverlappedScheduler(Scheduler):
     def begin(self, forward: int) -> bool:
         """Choose the stream that lags while forward number `forward` runs.
 
-        Returns whether it is the forwards' stream. Only then may extra runs of the step come
-        first: the schedule's stream does not lag, so that all they read is written already.
+        Returns whether it is the forward stream. Extra runs of the step are possible only then:
+        the schedule stream does not lag, so everything that they read has been written.
         """
         forwards_lag = forward % TURN < FORWARDS_LAG
         self.overlap.streams.follow_host()
@@ -222,7 +222,7 @@ class OverlappedScheduler(Scheduler):
         return forwards_lag
 
     def filled(self, work: PlannedForward) -> PlannedForward:
-        """Return a planned forward with its batch, made once all tables are written."""
+        """Return a planned forward with its batch. Waits until all tables are written."""
         if not isinstance(work, StagedForward):
             return work
         if self.overlap.written is not None:
@@ -235,10 +235,10 @@ class OverlappedScheduler(Scheduler):
         forward: Callable[[ForwardBatch | None, ForwardBatch | None], RanForward],
         upcoming: Iterable[Step],
     ) -> RanForward:
-        """Run a planned forward, and meanwhile plan the next one; return what it gave.
+        """Run a planned forward, plan the next one meanwhile, and return the result of the forward.
 
-        `forward` gets the batch that arrived on the device, and the one that was staged. Nothing
-        is planned ahead of a forward that the host must read before it goes on.
+        `forward` gets the batch as it arrived on the device, and the batch as it was staged. If
+        the host must read the result before it continues, nothing is planned meanwhile.
         """
         staged = work if isinstance(work, StagedForward) else None
         batches: list[ForwardBatch | None] = [None]
@@ -271,9 +271,9 @@ class OverlappedScheduler(Scheduler):
         return flight.result
 
     def _followed(self, work: StagedForward) -> Keep | None:
-        """Follow on the host what a forward will give; return what is left for the device.
+        """Update the host's state in advance for a forward. Returns the update left for the device.
 
-        None if the host must read what it gives.
+        Returns None if the host must read the result first.
         """
         if work.mode in READ_BY_HOST:
             return None
@@ -284,7 +284,7 @@ class OverlappedScheduler(Scheduler):
         return lambda batch, output: keep_sampled(self, batch, output, rows)
 
     def commit(self, batch: ForwardBatch, output: Output) -> list[int]:
-        """Follow a forward as `Scheduler` does, unless that was done while it was in flight."""
+        """Commit a forward as `Scheduler` does, unless that was done while it was in flight."""
         if batch.mode not in READ_BY_HOST:
             return list(range(batch.live_requests))
         said = super().commit(batch, output)

@@ -1,10 +1,11 @@
-"""What the harness writes where nothing is defined: tails before a replay, outputs after it.
+"""Values that the harness writes to undefined memory: tails before a replay, outputs after it.
 
-Padded rows are equal if their tails are. In turn they are level, and one value of a request that
-is alive: an index that padding keeps, and should not, then leads to that request's slots.
+The tails of padded rows get equal values in all engines. In some forwards these are fixed values,
+in others those of a live request: an index that padding must not keep then leads to the slots of
+that request.
 
-The fresh engine's graphs also fill what they allocate: a row that no kernel writes is then not
-what the memory held, which in a graph on CUDA is the same at every replay.
+Graphs of the fresh engine also fill the memory that they allocate. A row that no kernel writes
+then differs from the subject's, whose graph on CUDA finds the same old bytes at each replay.
 """
 
 import math
@@ -22,27 +23,27 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 LEVEL: Mapping[str, int] = {"custom_mask": 1}
-"""Values of level tails, by the name of a static buffer; 0 where none is said.
+"""The fixed values of tails, by static buffer. The default is 0.
 
-A mask is set, not cleared: padded rows must go on reading what their indices say.
+A mask is set and not cleared, so that padded rows still read what their indices name.
 """
 
 ONE = ("hidden_states", "topk_p", "input_embeds")
-"""Static buffers of floats: where padding is not level, each element of their tails is 1."""
+"""Static buffers of floats. With values of a live request, each element of their tails is 1."""
 
 
 def padding_values(world: Scheduler, spans: Sequence[Span], forwards: int) -> Mapping[str, int]:
-    """Return what the kept tails of a forward over `spans` hold, by the name of a static buffer.
+    """Return the values of kept tails for a forward over `spans`, by static buffer.
 
-    `forwards` counts the schedule's forwards before it. The turns have no period, so that no
-    cycle of steps meets the same one always.
+    `forwards` counts the earlier forwards of the schedule. The choice is not periodic, so no cycle
+    of steps always gets the same one.
     """
     request = _someone(world, spans) if forwards.bit_count() % 2 else None
     return LEVEL if request is None else {**_values_of(world, request), **LEVEL}
 
 
 def _someone(world: Scheduler, spans: Sequence[Span]) -> Request | None:
-    """Return a request with KV: one that the batch leaves out, if there is one."""
+    """Return a request with KV, if possible one that is not in the batch."""
     rows = {span.row for span in spans}
     alive = [request for request in world.running if request.allocation and request.length]
     parked = [
@@ -52,7 +53,7 @@ def _someone(world: Scheduler, spans: Sequence[Span]) -> Request | None:
 
 
 def _values_of(world: Scheduler, request: Request) -> Mapping[str, int]:
-    """Return what static buffers hold of a request's last token, by name."""
+    """Return the values that static buffers have for a request's last token, by name."""
     assert request.allocation is not None
     position = request.length - 1
     full, swa = (world.owner(request).slot(kind, position) for kind in Kind)
@@ -75,19 +76,19 @@ def _values_of(world: Scheduler, request: Request) -> Mapping[str, int]:
 
 
 def spoil(output: Output) -> None:
-    """Overwrite an output that was read: whoever keeps a view of it, and no copy, has NaN.
+    """Overwrite an output with NaN, so that an engine that kept a view of it is detected.
 
-    Whole numbers become 0, which is valid wherever they are used as an index.
+    Integers become 0, which is a valid index.
     """
     for values in output.values():
         values.fill_(math.nan if values.is_floating_point() else 0)
 
 
 class SpoiledMemory(TorchFunctionMode):
-    """Fills new tensors of floating point that nothing has written with NaN, while entered.
+    """Fills newly allocated floating-point tensors with NaN while entered.
 
-    A CUDA graph that is captured meanwhile does so at each replay, into memory that it shares. A
-    tape does not: its memory is its own, and holds what was last written there.
+    A CUDA graph that is captured meanwhile repeats this at each replay, because its memory is
+    shared. A tape does not: it owns its memory, which keeps the last values.
     """
 
     def __torch_function__(
@@ -97,7 +98,7 @@ class SpoiledMemory(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call the function, and fill what it only allocated."""
+        """Call the function, and fill its result if it only allocates memory."""
         made = func(*args, **(kwargs or {}))
         if func in ALLOCATORS and made.is_floating_point():
             with _disable_current_modes():  # A tape records it otherwise.

@@ -1,8 +1,10 @@
-"""The pair of worlds of one trial, and the one place where a step is played in both.
+"""The two worlds of a trial. `Pair.step` plays each step in both.
 
-The eager world has our reference, the graph world the engine under test. Beside it lies a
-fresh engine: the same engine over the same KV, captured apart and given its just-captured
-bytes back before each use, so that no runner of it has a history.
+A world is a KV pool, a scheduler and an engine that runs forwards. The eager world runs the
+eager reference, the graph world the engine under test. The two pools start with equal bits.
+
+A third engine, the fresh engine, is a second copy of the engine under test over the same KV. It
+is reset to its state after capture before each use, so its results depend on no earlier step.
 """
 
 import logging
@@ -40,31 +42,31 @@ from paritybit.subjects.protocol import EngineUnderTest, Forward
 DRAFT_SEED = 1
 
 Engines = tuple[EngineUnderTest, EngineUnderTest]
-"""The subject, and the fresh engine beside it."""
+"""The subject and the fresh engine."""
 
 ExtraRun = Callable[["Pair", PlannedStep], Any]
-"""A further run of a step, before the step itself, that leaves no trace in either world."""
+"""Runs a planned step once more, before the step itself. It leaves both worlds unchanged."""
 
 
 class Recorder:
-    """Follows the parts of a step as they run. This one records nothing."""
+    """Callbacks around the parts of a step. This class does nothing."""
 
     def planned(self, pair: "Pair", planned: PlannedStep) -> None:
-        """Follow a step that both worlds have planned and none has run."""
+        """Receive a step that both worlds have planned and neither has run."""
 
     def eager(self) -> AbstractContextManager[Any]:
-        """Follow the eager forward."""
+        """Return a context for the eager forward."""
         return nullcontext()
 
     def eager_gave(self, output: Output | None) -> None:
-        """Follow what the eager forward gave."""
+        """Receive the output of the eager forward."""
 
     def equalizing(self) -> AbstractContextManager[Any]:
-        """Follow the harness as it makes padded rows equal."""
+        """Return a context in which the harness equalizes the padded rows."""
         return nullcontext()
 
     def forwarding(self) -> AbstractContextManager[Any]:
-        """Follow the subject's forward."""
+        """Return a context for the subject's forward."""
         return nullcontext()
 
 
@@ -72,12 +74,13 @@ NO_RECORDER = Recorder()
 
 
 class Pair:
-    """Everything that plays one trial; reset it to a seed before each schedule.
+    """The two worlds of one trial. Call `begin` before each schedule.
 
-    With `records_ops`, graphs keep what each op was given and gave; on a CPU all do. `engines`
-    builds the engines under test over the graph world's pools; SharedBufferError is raised if ours
-    cannot be built. `draft` says which draft model a target has, `keeps_state` is for `Captures`.
-    Ours captures what a schedule needs, or everything: see `TrialConfig.captures_all`.
+    With `records_ops`, graphs keep the inputs and outputs of each op; on a CPU they always do.
+    `engines` builds the subject and the fresh engine over the graph world's pools; the default is
+    the built-in engine. `draft` returns the configuration of a target's draft model. For
+    `keeps_state` see `Captures`. Raises SharedBufferError if the runners of the built-in engine
+    disagree on a shared buffer.
     """
 
     def __init__(
@@ -134,18 +137,18 @@ class Pair:
 
     @property
     def models(self) -> Mapping[Role, Model]:
-        """The target and the draft model as they are; `run_models` is how both worlds run them."""
+        """The correct target and draft model. The worlds run `run_models`, which may have bugs."""
         return {Role.TARGET: self.model, Role.DRAFT: self.draft}
 
     def begin(self, schedule: Schedule) -> None:
-        """Capture what a schedule may need, if that is missing, and reset the pair to its seed."""
+        """Capture the runners that a schedule may need, and reset the pair to its seed."""
         self.capture(modes_of(schedule.steps, self.modes))
         self.reset(schedule.seed)
 
     def capture(self, modes: Collection[Mode]) -> None:
-        """Capture the runners of some modes, where our engines have not captured them yet.
+        """Capture the runners of some modes, unless they are captured.
 
-        The worlds then have no requests, and the engines are just captured.
+        A capture resets the pair: the worlds then have no requests.
         """
         if self.captures.lacks(modes):
             with torch.inference_mode(), capture_runs():
@@ -153,7 +156,7 @@ class Pair:
                 self.captures.capture(modes)
 
     def reset(self, seed: int) -> None:
-        """Make both worlds equal, byte for byte, and the subject just captured."""
+        """Make both worlds equal, byte for byte, and reset the subject to its captured state."""
         self.log.take()
         self.forwards, self._consumed = 0, {}
         self.eager.reset(seed)
@@ -161,9 +164,9 @@ class Pair:
         self.subject.reset()
 
     def plan(self, step: Step, place: int = 0) -> PlannedStep | None:
-        """Plan a step in both worlds; None if it asks for no forward.
+        """Plan a step in both worlds. Returns None if the step needs no forward.
 
-        Raises SubjectFailedError if it asks for one in one world alone.
+        Raises SubjectFailedError if only one of the worlds needs a forward.
         """
         eager, graph = self.eager.plan(step), self.graph.plan(step)
         if isinstance(step, Recapture):
@@ -190,10 +193,10 @@ class Pair:
     ) -> Observation | None:
         """Play one step in both worlds: plan, run, observe, commit. None if it runs no forward.
 
-        `extra_runs` run first, where a graph can run the step, by the name of what asks for
-        them. With `sampling`, each request that sampled is observed. Where steps overlap, the
-        graph world plans `upcoming` ones while a forward is in flight, and extra runs only run
-        before one that lags. Raises SubjectFailedError if the subject fails.
+        `extra_runs`, by name, run before the step if a graph can run it, and with overlapping
+        steps only if the forward stream lags. With overlapping steps, the graph world plans the
+        `upcoming` steps while the forward is in flight. With `sampling`, the observation has
+        samples. Raises SubjectFailedError if the subject fails.
         """
         with self.log:
             spoil(self._consumed)
@@ -242,7 +245,7 @@ class Pair:
     def _run_extra(
         self, planned: PlannedStep, extra_runs: Mapping[str, ExtraRun]
     ) -> dict[str, Any]:
-        """Return what further runs of a step give, by name; nothing if no graph can run it."""
+        """Return the results of the extra runs by name. Empty if no graph can run the step."""
         if not (planned.expected_graph and extra_runs):
             return {}
         planned = planned.given(self.graph.filled(planned.graph).batch)
@@ -256,24 +259,24 @@ class Pair:
         return found
 
     def end(self, place: int) -> StepEnd:
-        """Return who holds what in both worlds now that the step at `place` is over."""
+        """Return the owners of all slots in both worlds after the step at `place`."""
         graph = self.subject.ownership() or self.graph.ownership()
         return StepEnd(place, self.graph_pools.sizes, self.eager.ownership(), graph)
 
     def equalize_padding(self, engine: EngineUnderTest, planned: PlannedStep) -> None:
-        """Make the padded rows of a planned forward equal, alike on whichever engine runs it."""
+        """Write the same values to the padded rows of a planned forward, on any engine."""
         values = padding_values(self.graph, planned.graph.spans, planned.forwards)
         engine.equalize_padding(planned.mode, values)
 
     def run_subject(self, planned: PlannedStep, recorder: Recorder = NO_RECORDER) -> Forward:
-        """Run a planned forward on the subject, whose padded rows were made equal."""
+        """Run a planned forward on the subject. Call `equalize_padding` first."""
         with recorder.forwarding(), subject_runs(), warnings_logged(self.subject):
             forward = self.subject.forward(planned.graph.batch, planned.mode)
         self.subject.read_kv()
         return forward
 
     def _run_eager(self, planned: PlannedStep, recorder: Recorder) -> Output | None:
-        """Run the eager world's forward, if it runs one."""
+        """Run the eager world's forward. Returns None for an idle step."""
         batch = planned.eager.batch
         with recorder.eager():
             output = self.decoder.forward(batch) if batch is not None else None
@@ -285,9 +288,9 @@ class Pair:
     def _run_graph(
         self, planned: PlannedStep, recorder: Recorder, upcoming: Iterable[Step]
     ) -> RanForward:
-        """Run the subject's forward, with padded rows made equal first.
+        """Equalize the padded rows, and run the subject's forward.
 
-        Where steps overlap, what follows is planned meanwhile.
+        With overlapping steps, `upcoming` steps are planned meanwhile.
         """
         with recorder.equalizing():
             self.equalize_padding(self.subject, planned)
@@ -303,7 +306,7 @@ class Pair:
         return run(planned.graph.batch, planned.graph.batch)
 
     def restore_graph(self) -> None:
-        """Give the graph world's KV the bytes that it had before this step's forwards."""
+        """Restore the graph world's KV to its bytes before this step's forwards."""
         self.kept.restore_graph()
         self.subject.write_kv()
 
@@ -314,7 +317,7 @@ class Pair:
         ran: RanForward,
         graph_owners: tuple[Owner, ...],
     ) -> tuple[Snapshot, Snapshot]:
-        """Return what both worlds are right after their forwards."""
+        """Return snapshots of both worlds right after their forwards, the eager world's first."""
         kept = self.kept
         eager = Snapshot(
             before=kept.eager_before,
@@ -337,7 +340,7 @@ class Pair:
     def _commit(
         self, planned: PlannedStep, eager_output: Output | None, forward: Forward, *, sampling: bool
     ) -> tuple[Sample, ...]:
-        """Let both worlds follow what their forwards gave; return what requests sampled."""
+        """Pass the outputs to both schedulers. Returns the samples if `sampling`, else none."""
         batch = planned.eager.batch
         if batch is None or planned.graph.batch is None:
             return ()
@@ -355,7 +358,7 @@ class Pair:
 
 
 def captured_engines(pair: Pair) -> Engines:
-    """Return our own engine, captured twice: no Python object of the one is the other's."""
+    """Return the built-in engine as subject and as fresh engine. They share no Python object."""
     subject = captured_engine(pair, pair.on_trial, SUBJECT_LOGGER, pair.trial.captured_first)
     broken, modes = pair.trial.subject(), pair.trial.captured_first
     fresh = captured_engine(pair, broken, FRESH_LOGGER, modes, SpoiledMemory)
@@ -364,7 +367,7 @@ def captured_engines(pair: Pair) -> Engines:
 
 
 def subject_alone(pair: Pair) -> Engines:
-    """Return our own engine in both places, for what asks for no fresh engine."""
+    """Return one built-in engine in both roles. Use it if nothing needs the fresh engine."""
     subject = captured_engine(pair, pair.on_trial, SUBJECT_LOGGER, pair.trial.captured_first)
     subject.count_allocations()
     return subject, subject
@@ -377,9 +380,9 @@ def captured_engine(
     modes: Collection[Mode],
     capturing: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> CapturedEngine:
-    """Return our own engine with some subject over the graph world's KV, with `modes` captured.
+    """Return the built-in engine over the graph world's KV, with the runners of `modes` captured.
 
-    It shares KV, tables and weights with the pair, and no object of the pair's.
+    It shares the storage of KV, tables and weights with the pair, but no Python object.
     """
     trial = pair.trial
     ops = subject.parts.of(Part.OPS, type(trial.ops()))

@@ -1,8 +1,8 @@
-"""What an engine's Python objects hold, and how that differs from what they once held.
+"""The Python state of an engine, and how it differs from an earlier state.
 
-Followed from the engine: attributes, items, closures and default arguments, the attributes of
-the classes met, and the variables of its modules. An object, a class or a function that is not
-of the engine's packages is taken by its text; what the engine declares to change is left out.
+A walk from the engine follows attributes, items, closures, default arguments, the attributes of
+classes, and the variables of the engine's modules. Objects, classes and functions from other
+packages are compared by their text. State that the engine declares as changing is left out.
 """
 
 import logging
@@ -23,17 +23,17 @@ from paritybit.subjects.protocol import PythonObjects
 from torch import Tensor
 
 PLAIN = (bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device, type(None))
-"""What holds nothing but itself."""
+"""Types whose instances hold no other objects."""
 
 FOREIGN = (ModuleType, BuiltinFunctionType, logging.Logger, logging.Handler)
-"""What is never an engine's own."""
+"""Types whose instances never belong to an engine."""
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that is held and was not: by what holds it, and by the whole path to it."""
+    """One difference: the name of the holder, the full path, and both values as text."""
 
     name: str
     path: str
@@ -43,7 +43,7 @@ class Change:
 
 @dataclass
 class Held:
-    """What was found, by path: the text of what is plain, and tensors; and what each is called."""
+    """The state that a walk found, by path: texts of plain values, tensors, and names."""
 
     texts: dict[str, str] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -51,29 +51,29 @@ class Held:
     modules: frozenset[str] = frozenset()
 
     def copied(self) -> "Held":
-        """Return the same with tensors that nobody changes: of large ones, digests."""
+        """Return the same state with copies of tensors, or digests of large ones."""
         tensors = {path: comparable(tensor).clone() for path, tensor in self.tensors.items()}
         return Held(self.texts, tensors, self.names, self.modules)
 
 
 COPIED_ELEMENTS = 2**24
-"""So many elements of a tensor are not copied: weights of real size fill much of a device."""
+"""Tensors with more elements are not copied, because large weights fill much of a device."""
 
 
 def comparable(tensor: Tensor) -> Tensor:
-    """Return what tells a tensor from one with other values: itself, or digests of its rows."""
+    """Return a tensor for comparisons: itself, or digests of its rows if it is large."""
     if tensor.numel() < COPIED_ELEMENTS:
         return tensor
     return digests(bits(tensor).reshape(-1, tensor.shape[-1]))
 
 
 NOTHING = "nothing"
-"""What stands in a Change for a value that was not there."""
+"""The text in a Change for a value that did not exist."""
 
 
 def changes(captured: Held, now: Held) -> list[Change]:
-    """Return what differs, reading the device once."""
-    # Comparing dictionaries as a whole is faster than looking for what differs in them.
+    """Return the differences between two states. Reads the device once."""
+    # Comparing whole dictionaries is faster than searching for differences in them.
     same = captured.texts == now.texts
     paths = () if same else dict.fromkeys((*captured.texts, *now.texts))
     found = [
@@ -101,20 +101,20 @@ def changes(captured: Held, now: Held) -> list[Change]:
 def unlike(one: Tensor, other: Tensor) -> Tensor | bool:
     """Return whether any bit differs between two tensors of one shape and dtype.
 
-    On a GPU that is a tensor, which the host has not read.
+    On a GPU the result is a tensor, and the host does not wait.
     """
     left, right = (tensor.contiguous().view(-1).view(torch.uint8) for tensor in (one, other))
     return not torch.equal(left, right) if left.is_cpu else (left != right).any()
 
 
 def held(engines: Mapping[str, PythonObjects], modules: frozenset[str] | None = None) -> Held:
-    """Return what the objects of engines hold; of their modules, all loaded or those given."""
+    """Return the Python state of engines and of their modules. None means all loaded modules."""
     return walked(engines, modules).found
 
 
 @dataclass(frozen=True)
 class Objects:
-    """One engine's Python objects, what they hold, and what holds each path, by which name."""
+    """The Python state of one engine, its objects, and the holder and attribute name of a path."""
 
     held: Held
     objects: tuple[Any, ...]
@@ -122,13 +122,13 @@ class Objects:
 
 
 def objects_of(name: str, engine: PythonObjects) -> Objects:
-    """Return the objects of an engine, whose paths begin with `name`."""
+    """Return the objects of an engine. Their paths begin with `name`."""
     walk = walked({name: engine}, None)
     return Objects(walk.found, tuple(walk.seen.values()), walk.holders)
 
 
 def walked(engines: Mapping[str, PythonObjects], modules: frozenset[str] | None) -> "Walk":
-    """Follow the objects of engines."""
+    """Return a finished walk over the objects of engines."""
     walk, found = Walk(), set[str]()
     for who, objects in engines.items():
         walk.declared.update(objects.declared)
@@ -143,25 +143,25 @@ def walked(engines: Mapping[str, PythonObjects], modules: frozenset[str] | None)
 
 
 def of_engine(module: str, objects: PythonObjects) -> bool:
-    """Whether a module is of an engine's packages, and of no other engine's."""
+    """Whether a module belongs to the packages of this engine and of no other."""
     return within(module, objects.packages)
 
 
 @cache
 def within(module: str, packages: frozenset[str]) -> bool:
-    """Whether a module is one of these packages, or lies in one."""
+    """Whether a module is one of these packages or is inside one."""
     return any(f"{module}.".startswith(f"{package}.") for package in packages)
 
 
 Follow = Callable[["Walk", Any, str, str], None]
-"""Takes note of a value of some kind: given the walk, the value, its path and its name."""
+"""Records a value of some kind. Arguments are the walk, the value, its path and its name."""
 
 
 class Walk:
-    """Follows objects, each once, so that what two engines share is taken note of once.
+    """Follows objects, each once, even if two engines share it.
 
-    `follows` says how values of the classes that it met are followed. `holders` has, by path, what
-    holds an attribute, and the attribute's name.
+    `follows` has the handler for each class that was met. `holders` has, by path, the holder of an
+    attribute and the attribute's name.
     """
 
     def __init__(self) -> None:
@@ -174,7 +174,7 @@ class Walk:
         self.holders: dict[str, tuple[Any, str]] = {}
 
     def visit(self, value: Any, path: str, name: str) -> None:
-        """Take note of a value and of what it holds. `name` says what holds it, briefly."""
+        """Record a value and everything that it holds. `name` is a short name of its holder."""
         kind = type(value)
         follow = self.follows.get(kind)
         if follow is None:
@@ -188,7 +188,7 @@ class Walk:
         follow(self, value, path, name)
 
     def module(self, name: str) -> None:
-        """Follow the variables of a module, and what it defines."""
+        """Follow the variables of a module and the classes and functions that it defines."""
         for key, value in tuple(vars(sys.modules[name]).items()):
             own = getattr(value, "__module__", name) == name
             if not key.startswith("__") and (own or not isinstance(value, FunctionType | type)):
@@ -196,7 +196,7 @@ class Walk:
                 self.visit(value, f"{name}.{key}", f"{name}.{key}")
 
     def own(self, value: Any) -> bool:
-        """Whether a class or a function is of the engine's packages."""
+        """Whether a class or function is defined in the engine's packages."""
         return within(str(value.__module__), self.packages)
 
     def _note(self, path: str, name: str, text: str) -> None:
@@ -207,7 +207,7 @@ class Walk:
         self._note(path, name, repr(value))
 
     def _foreign(self, value: Any, path: str, name: str) -> None:
-        """Leave alone what is never an engine's own."""
+        """Ignore a value that never belongs to an engine."""
 
     def _tensor(self, tensor: Tensor, path: str, name: str) -> None:
         if address_of(tensor) in self.changing:
@@ -300,12 +300,12 @@ class Walk:
 
 
 def path_of(kind: type) -> str:
-    """Return the path of a class's own attributes, wherever it is met."""
+    """Return the path of a class's own attributes."""
     return f"class {kind.__module__}.{kind.__qualname__}"
 
 
 def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of an object, those in slots too."""
+    """Yield the attributes of an object, including those in `__slots__`."""
     yield from tuple(getattr(value, "__dict__", {}).items())
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ())
@@ -315,7 +315,7 @@ def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def contents(cell: Any) -> Any:
-    """Return what a closure's cell holds, None if nothing yet."""
+    """Return the content of a closure's cell, or None if it is empty."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -323,10 +323,10 @@ def contents(cell: Any) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """Return the text of a value, without its address."""
+    """Return the text of a value without its address."""
     return value.name if isinstance(value, Enum) else ADDRESS.sub("", repr(value))
 
 
 def address_of(tensor: Tensor) -> int:
-    """Return where a tensor's storage begins."""
+    """Return the address of a tensor's storage."""
     return tensor.untyped_storage().data_ptr()

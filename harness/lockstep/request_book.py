@@ -1,4 +1,4 @@
-"""The requests of one world: their rows, slots and tokens, and the batches made of them."""
+"""The requests of one world with their rows, slots and tokens, and the batches made of them."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -17,12 +17,14 @@ from torch import Tensor
 
 
 class RequestBook:
-    """Requests, their pages and the tokens they have, over one world's pools.
+    """The requests of one world, their pages and their tokens.
 
-    `max_bs` requests run in a batch at most; the engine has runners for `modes`, and does not
-    take the work of `lacks`. `on_change` is called by whatever may change a slot's owner, and
-    `allocator` is the class of what hands out slots; `order` runs the device work of the host's
-    decisions.
+    - `max_bs`: the largest number of requests in a batch.
+    - `modes`: the modes for which the engine has runners.
+    - `on_change`: called after anything that may change the owner of a slot.
+    - `lacks`: the kinds of work that the engine does not support.
+    - `allocator`: the class that hands out slots.
+    - `order`: runs the device work of the host's decisions.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class RequestBook:
         self.reset(seed=0)
 
     def reset(self, seed: int) -> None:
-        """Start again from the bytes and the slot order of `seed`."""
+        """Remove all requests. `seed` determines the pool's bytes and the order of free slots."""
         self.seed = seed
         self.pools.reset(seed)
         self.allocator.clear(seed)
@@ -69,26 +71,26 @@ class RequestBook:
 
     @property
     def observed_tokens(self) -> Tensor:
-        """All tokens as the last step that was run left them, int64 [token rows, max_context]."""
+        """All tokens after the last step that was run, int64 [token rows, max_context]."""
         return self.tokens
 
     def batch_of(self, mode: Mode, spans: Sequence[Span]) -> ForwardBatch:
-        """Return the batch of some spans, their slots written to the tables."""
+        """Write the slots of some spans to the tables, and return the batch."""
         self.events.update(crossed(spans))
         return prepare(mode, spans, self.tokens, self.hidden_states, self.pools.tables)
 
     def filled(self, work: PlannedForward) -> PlannedForward:
-        """Return a planned forward with its batch, where that is not there yet."""
+        """Return a planned forward with its batch."""
         return work
 
     def owners(self) -> tuple[Owner, ...]:
-        """Return who owns which pages now, in the order the requests were admitted."""
+        """Return the owners of pages in the order in which the requests were admitted."""
         return tuple(
             self.owner(request) for request in self.running if request.allocation is not None
         )
 
     def owner(self, request: Request) -> Owner:
-        """Return the owner that a request with an allocation is now."""
+        """Return the owner for a request with an allocation."""
         held = request.allocation
         assert held is not None
         return Owner(
@@ -106,10 +108,10 @@ class RequestBook:
         )
 
     def seen_from(self, request: Request) -> int:
-        """Return the first column that a query to come of a request can see on SWA layers.
+        """Return the first column that a future query of a request can see on SWA layers.
 
-        Its own next one stands at its length, the draft model's where that has come to. One of a
-        frozen-KV draft stands one before. Said a second time on purpose, beside `evict`.
+        The request's next query is at its length, that of the draft model at `drafted`. A query
+        of a frozen-KV draft is one column before. This is independent of `evict`, on purpose.
         """
         stands = request.drafted if 0 < request.drafted < request.length else request.length
         if Mode.FROZEN_DRAFT in self.modes:
@@ -117,7 +119,7 @@ class RequestBook:
         return max(stands + 1 - self.config.window, 0)
 
     def ownership(self) -> Ownership:
-        """Return who holds which slots and rows now, and which are free."""
+        """Return the owners of slots and rows, and which are free."""
         free, tables = self.allocator, self.pools.tables
         return Ownership(
             holders=self.owners(),
@@ -159,12 +161,12 @@ class RequestBook:
         return [request for request in self.running if not request.prefilling and able(request)]
 
     def choose(self, ready: Sequence[Request], picks: Sequence[int]) -> list[Request]:
-        """Return the requests picked, each once, as many as a batch holds."""
+        """Return the picked requests without duplicates, as many as fit in a batch."""
         chosen = dict.fromkeys(pick % len(ready) for pick in picks) if ready else {}
         return [ready[place] for place in chosen][: self.max_bs]
 
     def planned(self, mode: Mode, spans: Iterable[Span | None]) -> PlannedForward | None:
-        """Return the forward over the spans there are, None if there are none."""
+        """Return the forward over the spans that are not None, or None if there are none."""
         found = [span for span in spans if span is not None]
         if not found:
             return None
@@ -173,18 +175,18 @@ class RequestBook:
         return self.forward_of(mode, found)
 
     def forward_of(self, mode: Mode, spans: Sequence[Span]) -> PlannedForward:
-        """Return the forward over some spans, their slots written to the tables."""
+        """Write the slots of some spans to the tables, and return the forward over them."""
         return PlannedForward(mode, self.batch_of(mode, spans))
 
     def span(self, request: Request, count: int) -> Span | None:
-        """Return the next `count` tokens of `request` as a span, if there are slots for them."""
+        """Return the next `count` tokens of `request` as a span, or None without free slots."""
         begin, end = request.length, request.length + count
         if request.allocation is None or not self.make_room(request.allocation, begin, count):
             return None
         return self.allocated_span(request, begin, end)
 
     def allocated_span(self, request: Request, begin: int, end: int) -> Span:
-        """Return tokens begin .. end-1 of `request`, which have their slots, as a span."""
+        """Return tokens begin to end - 1 of `request` as a span. They must have slots."""
         allocation = request.allocation
         assert allocation is not None
         return Span(
@@ -204,23 +206,23 @@ class RequestBook:
     def tracked(self, request: Request) -> bool:
         """Whether the recurrent state of `request` enters its input in this engine.
 
-        One that shares a prefix has no state behind it: where prefixes are shared, few have any.
+        A request that shares a prefix has no state for it.
         """
         few = Feature.SHARING in self.config.features
         return request.tracked is not few and Offer.TRACKED_STATE not in self.lacks
 
     def mrope_delta(self, request: Request) -> int:
-        """Return how far sections of positions of `request` run apart, 0 in an engine without."""
+        """Return the offset between the mrope sections of `request`, 0 without support for them."""
         return 0 if Offer.SECTIONS in self.lacks else request.mrope_delta
 
     def encoder_len(self, request: Request) -> int:
-        """Return the cross-attention length of `request`, 0 in an engine without."""
+        """Return the cross-attention length of `request`, 0 without support for it."""
         return 0 if Offer.CROSS_ATTENTION in self.lacks else request.encoder_len
 
     def make_room(self, allocation: PageAllocation, length: int, count: int) -> bool:
-        """Give `allocation` slots for `count` more tokens; say whether there was room.
+        """Give `allocation` slots for `count` more tokens. Returns whether there were enough.
 
-        Where there is none at first, what left the windows of running requests is evicted.
+        If there are not enough, pages that left the windows of running requests are evicted first.
         """
         slots = self.allocator.extend(allocation, length, count)
         if slots is None:
@@ -261,10 +263,10 @@ class RequestBook:
             self.freed_slots.update(slots[kept:])
 
     def evict(self, request: Request) -> None:
-        """Free the SWA pages that no query to come can see, the draft model's neither."""
+        """Free the SWA pages that no future query of target or draft model can see."""
         if request.allocation is not None:
             needed = min(request.length, request.drafted or request.length)
-            # A frozen-KV draft stands where the target wrote last, one short of the next query.
+            # A frozen-KV draft queries at the target's last write, one before the next query.
             needed -= Mode.FROZEN_DRAFT in self.modes
             unseen = max(0, needed - self.config.window + 1)
             self.events["evicted"] += self.allocator.evict(request.allocation, unseen) > 0

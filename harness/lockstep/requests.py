@@ -14,13 +14,15 @@ from paritybit.reference.state_pool import Section
 
 @dataclass
 class Request:
-    """One request. `known` tokens have a value, the first `length` of them are in the pool.
+    """One request.
 
-    The first `prefilled` of them were prefilled when they were last computed. The draft model
-    has KV of the first `drafted` tokens. `state` is what the draft model makes
-    of them once it has caught up, and `tree` what it proposed last; both are void as soon as
-    the request advances. `donor` is the request whose prefix it shared; whatever adds to tokens
-    is then the same.
+    - `known`: the number of tokens whose value is known.
+    - `length`: how many of them are in the pool.
+    - `prefilled`: how many of them were prefilled when they were last computed.
+    - `drafted`: how many tokens the draft model has KV for.
+    - `state`: the draft model's state after these tokens, once it has caught up.
+    - `tree`: the draft model's last proposal. It and `state` are invalid once `length` grows.
+    - `donor`: the request whose prefix it shares. Its inputs other than tokens are then the same.
     """
 
     serial: int
@@ -39,7 +41,7 @@ class Request:
 
     @property
     def kind(self) -> int:
-        """What its inputs beside tokens follow from: its number, or that of whom it shares with."""
+        """The number that determines its inputs other than tokens: its own, or its donor's."""
         return self.serial if self.donor is None else self.donor.kind
 
     def cached_alike(self, other: "Request") -> int:
@@ -72,22 +74,24 @@ class Request:
 
 @dataclass(frozen=True)
 class PlannedForward:
-    """One planned forward of a mode: a batch, or None for an idle replay."""
+    """One planned forward of a mode. `batch` is None for an idle replay."""
 
     mode: Mode
     batch: ForwardBatch | None
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """What the forward runs; nothing if it is idle."""
+        """The spans of the forward. Empty if it is idle."""
         return self.batch.spans if self.batch is not None else ()
 
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """One step as both worlds planned it. `expected_graph`: a captured graph must run it.
+    """One step as both worlds planned it.
 
-    `forwards` counts the schedule's forwards before it.
+    - `place`: the place of the step in its schedule.
+    - `forwards`: the number of earlier forwards in the schedule.
+    - `expected_graph`: whether a captured graph must run it.
     """
 
     place: int
@@ -102,19 +106,19 @@ class PlannedStep:
         return self.graph.mode
 
     def given(self, batch: ForwardBatch | None) -> "PlannedStep":
-        """Return this step with another batch for the graph world, itself if it is that one."""
+        """Return this step with another batch for the graph world."""
         if batch is self.graph.batch:
             return self
         return replace(self, graph=replace(self.graph, batch=batch))
 
 
 def serial_at(row: int, owners: Iterable[Owner]) -> int:
-    """Return the request at `row` of req_to_token. Raises StopIteration if nobody is."""
+    """Return the request at `row` of req_to_token. Raises StopIteration if there is none."""
     return next(owner.serial for owner in owners if owner.row == row)
 
 
 def owner_of(kind: Kind, slot: int, spans: Iterable[Span], owners: Sequence[Owner]) -> str:
-    """Say in words whose slot it is, what `spans` are writing included."""
+    """Describe the owner of a slot. Slots that `spans` write have owners too."""
     for span in spans:
         if slot in (span.full_slots if kind is Kind.FULL else span.swa_slots):
             return f"request {serial_at(span.row, owners)}"
@@ -125,6 +129,6 @@ def owner_of(kind: Kind, slot: int, spans: Iterable[Span], owners: Sequence[Owne
 
 
 def owner_of_place(section: Section, place: int, owners: Iterable[Owner]) -> str:
-    """Say in words whose place of a section of state beside KV it is."""
+    """Describe the owner of a place in a section of other state."""
     found = (owner.serial for owner in owners if owner.place(section) == place)
     return next((f"request {serial}" for serial in found), "nobody")

@@ -1,7 +1,7 @@
-"""A scheduler: it plans the steps of one world on the host, and follows what forwards gave.
+"""The scheduler of one world. It plans steps on the host and processes the outputs of forwards.
 
-Both worlds of a pair have one, of one class, each with what its own forwards gave. A
-scheduler has no globals, so that many live in one process. It samples greedily on the device.
+Both worlds use the same class, each with the outputs of its own forwards. A scheduler has no
+globals, so a process can have many. It samples greedily on the device.
 """
 
 import random
@@ -51,18 +51,14 @@ COMMITS: dict[Mode, Callable[[RequestBook, ForwardBatch, Output], list[int]]] = 
     Mode.FROZEN_DRAFT: speculation.propose,
     Mode.DRAFT_EXTEND: speculation.catch_up,
 }
-"""How a scheduler follows a forward of each mode that speculates; it samples after others."""
+"""How a scheduler commits a forward, by speculative mode. Other modes sample."""
 
 
 class Scheduler(RequestBook):
-    """State and scheduling of one world.
-
-    Speculation is in the modes that the engine has runners for, an idle replay in one of
-    `idle_modes`.
-    """
+    """State and scheduling of one world. Arguments are as in `RequestBook`."""
 
     def plan(self, step: Step) -> PlannedForward | None:
-        """Carry out the host part of a step; return the forward it asks for, if any."""
+        """Run the host part of a step. Returns the forward that it needs, or None."""
         plans: dict[type[Step], Callable[[Any], PlannedForward | None]] = {
             Admit: self._admit,
             Extend: self._extend_next,
@@ -83,10 +79,10 @@ class Scheduler(RequestBook):
         return plans[type(step)](step)
 
     def commit(self, batch: ForwardBatch, output: Output) -> list[int]:
-        """Follow a forward: its tokens are in the pool, what it says of the next ones is known.
+        """Process the output of a forward, whose tokens are now in the pool.
 
-        Returns the row of the logits that say each request's next token; none if no request's
-        next token is said.
+        Returns, per request, the row of the logits that give its next token. Empty if the forward
+        gives no next token.
         """
         return COMMITS.get(batch.mode, sample)(self, batch, output)
 
@@ -99,7 +95,7 @@ class Scheduler(RequestBook):
         if not donors:
             return None
         donor = donors[step.pick % len(donors)]
-        longest = self.config.max_context - 2  # So that a token of its own has room.
+        longest = self.config.max_context - 2  # Leaves room for a token of its own.
         shared = min(step.tokens, donor.length, donor.prompt, longest)
         request = self._add(shared + max(step.own, 1), step.own, donor, shared)
         return self._extend(request, step.own) if request is not None else None
@@ -107,9 +103,9 @@ class Scheduler(RequestBook):
     def _add(
         self, asked: int, chunk: int, donor: Request | None = None, shared: int = 0
     ) -> Request | None:
-        """Admit a request that has room for its first `chunk` tokens; None if there is none.
+        """Admit a request with slots for its first `chunk` tokens. None if there are too few.
 
-        It shares with `donor` as much as it can of its first `shared` tokens, which are the same.
+        It shares as many as possible of its first `shared` tokens with `donor`. They are equal.
         """
         if not self.free_token_rows:
             return None
@@ -145,9 +141,10 @@ class Scheduler(RequestBook):
         return self._extend(request, request.known)
 
     def _enter(self, request: Request, tokens: int, shared: int = 0) -> bool:
-        """Give `request` a row, if there is one and room for its first tokens, and what it shares.
+        """Give `request` a row, slots for `tokens` tokens and the slots that it shares.
 
-        Its own are those behind what its donor's first `shared` tokens give.
+        The shared slots are those of its donor's first `shared` tokens. Returns False if there is
+        no free row or too few slots.
         """
         allocation, begin = self.allocator.alloc_row(), 0
         if allocation is None:
@@ -174,7 +171,7 @@ class Scheduler(RequestBook):
         return True
 
     def _link(self, allocation: PageAllocation, tokens: int) -> None:
-        """Write the slots of the first tokens of a request, which another one wrote, to its row."""
+        """Write the slots of a request's shared tokens to its row."""
         tables, row = self.pools.tables, allocation.row
 
         def write(arrived: Arrived) -> None:
@@ -205,7 +202,7 @@ class Scheduler(RequestBook):
         return self.planned(Mode.EXTEND, [self._next(request, tokens)])
 
     def _next(self, request: Request, tokens: int) -> Span | None:
-        """Return the next `tokens` known tokens of a request, or all, if there are slots."""
+        """Return the next `tokens` known tokens of a request, or fewer. None without free slots."""
         return self.span(request, min(max(tokens, 1), request.known - request.length))
 
     def _extend_next(self, step: Extend) -> PlannedForward | None:
@@ -213,7 +210,7 @@ class Scheduler(RequestBook):
         return self._extend(waiting[step.pick % len(waiting)], step.tokens) if waiting else None
 
     def _prefill(self, step: Prefill) -> PlannedForward | None:
-        """Plan what is waiting: one request alone for an engine that takes no more at a time."""
+        """Plan the prefill of waiting requests, or of one if the engine takes one at a time."""
         most = 1 if Offer.JOINT_PREFILL in self.lacks else self.max_bs
         waiting = [request for request in self.running if request.prefilling][:most]
         for prompt in step.prompts[: most - len(waiting)]:
@@ -235,7 +232,7 @@ class Scheduler(RequestBook):
             self.evict(self.running[step.pick % len(self.running)])
 
     def _leave(self, pick: int, *, finished: bool) -> None:
-        """Take the slots of a running request; forget it if it has finished."""
+        """Free the slots of a running request. If it has not finished, it is retracted."""
         if not self.running:
             return
         request = self.running.pop(pick % len(self.running))
@@ -253,9 +250,9 @@ class Scheduler(RequestBook):
 
 
 def sample(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
-    """Append each request's most likely next token, where its known tokens are all in the pool.
+    """Append the most likely next token of each request whose known tokens are all in the pool.
 
-    Returns the rows of the logits that say a request's next token.
+    Returns the rows of the logits that give a request's next token.
     """
     rows = count_sampled(book, batch.mode, batch.spans)
     keep_sampled(book, batch, output, rows)
@@ -263,7 +260,7 @@ def sample(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
 
 
 def count_sampled(book: RequestBook, mode: Mode, spans: Sequence[Span]) -> list[int]:
-    """Follow on the host what `sample` does, which asks nothing of the device."""
+    """Do the host's part of `sample`. It needs nothing from the device."""
     rows = []
     requests = book.requests_by_row()
     for row, span in enumerate(spans):
@@ -283,7 +280,7 @@ def count_sampled(book: RequestBook, mode: Mode, spans: Sequence[Span]) -> list[
 def keep_sampled(
     book: RequestBook, batch: ForwardBatch, output: Output, rows: Sequence[int]
 ) -> None:
-    """Keep on the device what `sample` does: hidden states, and the next tokens that `rows` say."""
+    """Do the device's part of `sample`: store hidden states and the next tokens at `rows`."""
     book.hidden_states[batch.token_rows, batch.positions] = output["hidden"]
     if not rows:
         return
@@ -299,10 +296,10 @@ def keep_sampled(
 def samples_of(
     world: Scheduler, batch: ForwardBatch, output: Output, rows: Sequence[int]
 ) -> list[Sample]:
-    """Return what `output` gave the requests of a batch, wherever it has logits of their own.
+    """Return the samples in `output` for the requests of a batch.
 
-    They are those of each request's last token and, if a tree was verified, of all tokens of
-    the path accepted, of which `rows` has the last; of no draft, which says no token.
+    There is a sample for the last token of each request and, after a verify, for each token of the
+    accepted path. `rows` has the last one. A draft gives no samples.
     """
     if batch.mode.drafts:
         return []
@@ -326,7 +323,7 @@ def samples_of(
 def sample_of(
     world: Scheduler, request: Request, length: int, logits: Tensor, *, draft: bool
 ) -> Sample:
-    """Return the logits that the target, or its draft, gave after the first `length` tokens."""
+    """Return the sample of target or draft model after the first `length` tokens."""
     tokens = world.tokens[request.token_row]
     return Sample(
         serial=request.serial,

@@ -1,6 +1,6 @@
-"""Speculation, as the scheduler sees it: what is drafted, verified, accepted and freed again.
+"""The scheduler's part of speculation: drafting, verifying, accepting and freeing.
 
-Both worlds do it alike, each with what its own forwards gave.
+Both worlds use it, each with the outputs of its own forwards.
 """
 
 import random
@@ -17,12 +17,12 @@ from paritybit.subjects.protocol import Offer
 
 
 def branches(book: RequestBook) -> int:
-    """Return how many branches a draft keeps: one in an engine that takes chains alone."""
+    """Return the number of branches of a draft. It is 1 in an engine that supports chains only."""
     return 1 if Offer.TREES in book.lacks else book.config.speculation.topk
 
 
 def draft(book: RequestBook, picks: Sequence[int]) -> PlannedForward | None:
-    """Plan drafting for the requests picked of those that the draft model has caught up on."""
+    """Plan a draft for the picked requests that the draft model has caught up on."""
     if book.draft_mode is None:
         return None
     count = branches(book) * SPECULATION.steps if book.draft_mode is Mode.DRAFT else 0
@@ -40,7 +40,7 @@ def draft(book: RequestBook, picks: Sequence[int]) -> PlannedForward | None:
 
 
 def verify(book: RequestBook, picks: Sequence[int], accept: int) -> PlannedForward | None:
-    """Plan to verify the trees of the requests picked; at least `accept` drafts will pass."""
+    """Plan to verify the trees of the picked requests. At least `accept` drafts will pass."""
     if Mode.TARGET_VERIFY not in book.modes:
         return None
     count = SPECULATION.draft_tokens
@@ -57,7 +57,7 @@ def verify(book: RequestBook, picks: Sequence[int], accept: int) -> PlannedForwa
 
 
 def draft_extend(book: RequestBook, picks: Sequence[int]) -> PlannedForward | None:
-    """Plan to let the draft model catch up on the requests picked of those that it may."""
+    """Plan a draft extend, in which the draft model catches up on the picked requests."""
     if Mode.DRAFT_EXTEND not in book.modes:
         return None
     ready = book.ready(lambda request: _may_catch_up(book, request))
@@ -69,9 +69,9 @@ def draft_extend(book: RequestBook, picks: Sequence[int]) -> PlannedForward | No
 
 
 def accept(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
-    """Keep each request's accepted path: its tokens, KV moved up, state; free the other slots.
+    """Keep each request's accepted path: tokens, KV and state. Free the other slots.
 
-    Returns the row of the logits that say each request's next token.
+    Returns, per request, the row of the logits that give its next token.
     """
     said = []
     drafts = SPECULATION.draft_tokens
@@ -80,7 +80,7 @@ def accept(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
         request, first = book.request_of(span.row), place * drafts
         path = accepted_path(span.tree, greedy[first : first + drafts], span.accept)
         _move_kv(book, span, path)
-        if span.track_index:  # The reserved slot is kept by nobody.
+        if span.track_index:  # Slot 0 is reserved and has no owner.
             book.pools.state.accept(span.track_index, path[-1])
         known = [span.tree[node][0] for node in path] + [greedy[first + path[-1]]]
         end = span.begin + len(path)
@@ -100,7 +100,7 @@ def accept(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
 
 
 def propose(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
-    """Keep each request's tree, and free the slots that it was drafted in. It says no token."""
+    """Keep each request's tree, and free the slots of the draft. Returns no rows."""
     lists = [output[name].tolist() for name in ("scores", "tokens", "chosen")]
     for span, scores, tokens, chosen in zip(batch.spans, *lists, strict=True):
         request = book.request_of(span.row)
@@ -111,15 +111,15 @@ def propose(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]
 
 
 def catch_up(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
-    """Keep what the draft model makes of each request it has caught up on. It says no token."""
+    """Keep the draft model's state of each request that it caught up on. Returns no rows."""
     keep_caught_up(count_caught_up(book, batch.spans), output)
     return []
 
 
 def count_caught_up(book: RequestBook, spans: Sequence[Span]) -> list[tuple[int, DraftState]]:
-    """Follow on the host what `catch_up` does, which asks nothing of the device.
+    """Do the host's part of `catch_up`. It needs nothing from the device.
 
-    Returns the new states, of which nothing is known yet, and which of the batch they are of.
+    Returns pairs of a request's index in the batch and its new state, which is still empty.
     """
     states, like = [], book.hidden_states
     for place, span in enumerate(spans):
@@ -137,7 +137,7 @@ def count_caught_up(book: RequestBook, spans: Sequence[Span]) -> list[tuple[int,
 
 
 def keep_caught_up(states: Sequence[tuple[int, DraftState]], output: Output) -> None:
-    """Keep on the device what `catch_up` does: where drafting starts."""
+    """Do the device's part of `catch_up`: fill the states from which drafting starts."""
     for place, state in states:
         state.topk_p.copy_(output["topk_p"][place, : len(state.topk_p)])
         state.topk_index.copy_(output["topk_index"][place, : len(state.topk_index)])
@@ -145,7 +145,7 @@ def keep_caught_up(states: Sequence[tuple[int, DraftState]], output: Output) -> 
 
 
 def _move_kv(book: RequestBook, span: Span, path: Sequence[int]) -> None:
-    """Move the KV of an accepted path to the columns that its tokens now have."""
+    """Move the KV of an accepted path to the new columns of its tokens."""
     moved = [(node, column) for column, node in enumerate(path) if node != column]
     pool = book.pools[Role.TARGET]
     for kind, slots in ((Kind.FULL, span.full_slots), (Kind.SWA, span.swa_slots)):
@@ -154,9 +154,9 @@ def _move_kv(book: RequestBook, span: Span, path: Sequence[int]) -> None:
 
 
 def _may_catch_up(book: RequestBook, request: Request) -> bool:
-    """Whether the draft model lags, and all that its windows need still has SWA slots.
+    """Whether the draft model lags and all tokens in its windows still have SWA slots.
 
-    What is shared has no KV of the draft model's, and is not the request's to write.
+    A shared prefix has no KV of the draft model, and the request may not write it.
     """
     end, size = min(request.length, request.known - 1), book.pools.sizes.page_size
     needed = max(0, request.drafted - book.config.window + 1)
@@ -166,10 +166,10 @@ def _may_catch_up(book: RequestBook, request: Request) -> bool:
 
 
 def _tree_of_the_harness(book: RequestBook, request: Request, accept: int) -> Tree:
-    """Return a tree of random drafts, two branches of which the second is longer.
+    """Return a tree of random drafts with two branches, of which the second is longer.
 
-    It is a chain for an engine that takes no branches, and where no branch is as long as the
-    path that will be accepted.
+    It is a chain if the engine supports chains only, or if no branch is as long as the path that
+    will be accepted.
     """
     draw = random.Random(book.seed * 100_003 + request.serial * 1009 + request.length)
     root = int(book.tokens[request.token_row, request.length])

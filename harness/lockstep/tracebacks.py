@@ -1,7 +1,4 @@
-"""Errors of the subject, kept apart from ours, and tracebacks as a record may hold them.
-
-Such a traceback is whole, and has no absolute path.
-"""
+"""Errors of the subject, in contrast to internal errors, and tracebacks without absolute paths."""
 
 import re
 import traceback
@@ -13,30 +10,29 @@ from typing import Any
 from paritybit.places import SOURCES
 
 SUBJECTS = SOURCES / "subjects"
-"""Where the engine on trial lies."""
+"""The folder of the built-in engine."""
 
 OUTSIDE_PARTS = 3
-"""Last parts that stay of the path of a source file outside this tree."""
+"""The number of last parts kept from the path of a source file outside this tree."""
 
 
 class SubjectFailedError(Exception):
-    """The subject, or the fresh engine, could not run a step.
+    """The subject or the fresh engine failed in a step.
 
-    `extra_run` is what asked for the further run that failed; None if the step itself did.
+    `extra_run` is the property whose extra run failed, or None if the step itself failed.
     """
 
     extra_run: str | None = None
 
 
 class SubjectRuns(ContextDecorator):
-    """Turns an error of what runs within into SubjectFailedError: it is the subject's.
+    """A context that turns errors of the subject's code into SubjectFailedError.
 
-    It has no state, so that one object serves all: a generator for each use would make planning a
-    step some percent slower.
+    It has no state, so one object is enough. A new generator per use would slow down planning.
     """
 
     def __enter__(self) -> None:
-        """Begin to run it."""
+        """Enter the context."""
 
     def __exit__(
         self,
@@ -44,7 +40,7 @@ class SubjectRuns(ContextDecorator):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Raise SubjectFailedError for an error of a kind that a subject's mistakes have."""
+        """Raise SubjectFailedError for the kinds of errors that a faulty subject can cause."""
         if isinstance(error, IndexError | RuntimeError | ValueError):
             said = str(error).strip().splitlines() or [type(error).__name__]
             raise SubjectFailedError(without_paths(said[0])) from error
@@ -54,22 +50,22 @@ SUBJECT_RUNS = SubjectRuns()
 
 
 def subject_runs() -> SubjectRuns:
-    """Return what turns an error of what runs in it into SubjectFailedError."""
+    """Return the context that turns errors of the subject's code into SubjectFailedError."""
     return SUBJECT_RUNS
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return the whole traceback of an error, with no absolute path of a file."""
+    """Return the whole traceback of an error, without absolute paths."""
     text: str = without_paths(without_absolute_paths("".join(traceback.format_exception(error))))
     return text
 
 
 PATH = re.compile(r"(?:(?:file://|(?<![\w./:-]))/|(?:\.\./)+)[\w.+@-]+(?:/[\w.+@-]+)+/?")
-"""A path of two names at least that is absolute, or leaves the current folder."""
+"""A path with at least two names that is absolute or leaves the current folder."""
 
 
 def without_paths(value: Any) -> Any:
-    """Return JSON data, of each path in a text of it no more than the name it ends in."""
+    """Return JSON data in which each path in a text is shortened to its last name."""
     if isinstance(value, str):
         return PATH.sub(lambda found: Path(found[0]).name, value)
     if isinstance(value, dict):
@@ -80,7 +76,7 @@ def without_paths(value: Any) -> Any:
 
 
 def without_absolute_paths(text: str) -> str:
-    """Return the text of a traceback with paths below this tree, or the end of any other path."""
+    """Return the text of a traceback with paths relative to this tree, or the end of the path."""
 
     def shown(found: re.Match[str]) -> str:
         path = Path(found[1])

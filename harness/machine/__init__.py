@@ -1,1 +1,1 @@
-"""What this machine has, and how work is spread over it: cores, GPUs, NVIDIA's MPS."""
+"""Processes, GPUs, MPS, signals and output streams of this machine."""

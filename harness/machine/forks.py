@@ -1,8 +1,8 @@
-"""Processes that are forked from one server, which has imported what they need and done no more.
+"""The fork server, a process that has imported all modules and forks other processes.
 
-The server touches no device, plays nothing and has one thread. Whoever was forked from it has
-its further processes forked there too, so that what takes seconds to import is imported once.
-It ends with the process that started it, and with all that it has forked.
+The server uses no device, plays nothing and has one thread. Its forks ask the same server for their
+own processes, so slow modules are imported only once. It ends with the process that started it, and
+ends all its forks.
 """
 
 import atexit
@@ -35,41 +35,41 @@ KERNELS = (
     "paritybit.subjects.listing.paths",
     "paritybit.reference.kernels.known",
 )
-"""What processes that use a GPU import as well. `known` is last: it hashes the others' kernels."""
+"""Further modules for processes that use a GPU. `known` is last: it hashes the others' kernels."""
 
 FORK, IMPORT, END = b"f", b"i", b"e"
-"""What the server can be asked: to fork a process, to import modules first, to end all of them."""
+"""Requests to the server: fork a process, import modules, end all processes."""
 
 GARBAGE = 50_000, 20, 20
-"""When forked processes look for garbage: a captured engine is 30,000 objects and stays.
+"""Thresholds of the garbage collector in forks. A captured engine has 30,000 permanent objects.
 
-By Python's own numbers that takes an eighth of their time.
+With Python's default thresholds, the collector takes an eighth of the time.
 """
 
 NUMBER = struct.Struct("q")
 STOPPING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 FORK_SECONDS = 120.0
-"""How long a server may take to fork a process: it may have to import much before."""
+"""The time limit in seconds for a server to fork a process. It may have to import first."""
 
 END_SECONDS = 60.0
-"""How long a server may take to end with all that it has forked: a driver can hold a process."""
+"""The time limit in seconds for a server to end with its forks. A driver can delay a process."""
 
 LOST = 255
-"""The exit code of a process whose server died before it."""
+"""The exit code of a process whose server died first."""
 
 
 class _Server:
-    """Where this process asks for forks: the socket to its server, once it has one."""
+    """The socket from this process to its server, or None if it has none yet."""
 
     asked: socket.socket | None = None
 
 
 @contextmanager
 def undisturbed(*signals: signal.Signals) -> Iterator[None]:
-    """Hold SIGINT, or other signals, back until the end; a process started in here hears none."""
+    """Block SIGINT, or other signals, in this context and in processes started in it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    try:  # What was heard just before may be raised as soon as signals are held back.
+    try:  # A signal that arrived just before may be raised once signals are blocked.
         signal.pthread_sigmask(signal.SIG_BLOCK, signals or {signal.SIGINT})
         yield
     finally:
@@ -77,28 +77,28 @@ def undisturbed(*signals: signal.Signals) -> Iterator[None]:
 
 
 def end_with_asker(pipe: Connection) -> None:
-    """Let this process end at once when the other end of a pipe is closed, whatever it does.
+    """End this process as soon as the other end of a pipe is closed.
 
-    Whoever asked for this process holds that end, and the system closes it when that is no more,
-    however it ended and even before this is called.
+    The process that asked for this one holds that end. The system closes it when that process
+    ends in any way, even before this call.
     """
     poller = select.poll()
-    poller.register(pipe.fileno(), 0)  # For nothing that is sent: a closed end is told always.
+    poller.register(pipe.fileno(), 0)  # No data events; a hangup is always reported.
     threading.Thread(target=_end_after, args=(poller,), daemon=True).start()
 
 
 def _end_after(poller: select.poll) -> None:
-    """Wait until a pipe is closed, and end this process: nobody reads what it does."""
+    """Wait until a pipe is closed, then end this process, because no one reads its results."""
     poller.poll()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Forked:
-    """A process forked from the server, in which `run` is given an end of a pipe and `words`.
+    """A process forked from the server. It calls `run` with one end of a pipe and `words`.
 
-    `run` is a function of a module and `words` can be pickled. The process has `variables` as its
-    environment, hears no SIGINT, and ends when `pipe`, the other end, is closed. It can be
-    waited for and ended as one of `multiprocessing`.
+    `run` is a module-level function, and `words` can be pickled. The process has `variables` as its
+    environment, ignores SIGINT, and ends when `pipe`, the other end, is closed. It has the methods
+    of a `multiprocessing` process.
     """
 
     def __init__(self, run: Callable[..., None], *words: Any, variables: Mapping[str, str]) -> None:
@@ -113,24 +113,24 @@ class Forked:
         finally:
             theirs.close()
             os.close(status)
-        with suppress(OSError):  # It has died already: whoever reads from it is told so.
+        with suppress(OSError):  # It has died already, which the reader will notice.
             self.pipe.send_bytes(given)
 
     def __del__(self) -> None:
-        """Close what tells how the process ended."""
+        """Close the pipe with the exit code."""
         with suppress(AttributeError, OSError):
             os.close(self._status)
 
     @property
     def pid(self) -> int | None:
-        """The number of the process, once it is forked; None if its server is gone, or hangs."""
+        """The process id. Waits for the fork. None if the server is gone or hangs."""
         if self._pid is None and self._exit_code is None and wait([self._status], FORK_SECONDS):
             self._hear()
         return self._pid
 
     @property
     def exitcode(self) -> int | None:
-        """How the process ended, as of `multiprocessing`; None as long as it runs."""
+        """The exit code as in `multiprocessing`, or None while the process runs."""
         self.join(0)
         return self._exit_code
 
@@ -139,13 +139,13 @@ class Forked:
         return self.exitcode is None
 
     def kill(self) -> None:
-        """End the process at once, whatever it does: if it is not forked yet, once it is."""
+        """Kill the process. If it is not forked yet, wait for the fork first."""
         if self.pid is not None and self.exitcode is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
     def join(self, seconds: float) -> None:
-        """Wait so many seconds at most until the process has ended."""
+        """Wait until the process has ended, or until a timeout in seconds."""
         deadline = time.monotonic() + seconds
         while self._exit_code is None:
             if not wait([self._status], max(0.0, deadline - time.monotonic())):
@@ -153,10 +153,10 @@ class Forked:
             self._hear()
 
     def _hear(self) -> None:
-        """Take note of what the server says next: the process's number, then how it ended.
+        """Record the next answer of the server: first the process id, then the exit code.
 
-        No signal may come between reading and noting it: what comes next would be taken for the
-        number of the process, which then could neither be ended nor be waited for.
+        Signals are blocked between reading and recording. Otherwise the exit code could be taken
+        for the process id.
         """
         with undisturbed(*STOPPING):
             said = self._said()
@@ -168,7 +168,7 @@ class Forked:
                 self._exit_code = said
 
     def _said(self) -> int | None:
-        """Return the next number that the server says of the process; None if it is gone."""
+        """Return the next number from the server, or None if the server is gone."""
         said = b""
         while len(said) < NUMBER.size:
             more = os.read(self._status, NUMBER.size - len(said))
@@ -180,7 +180,7 @@ class Forked:
 
 
 def preload(modules: Iterable[str]) -> None:
-    """Have the server import modules, where there are such, before it forks the next process."""
+    """Make the server import modules before the next fork. Missing modules are ignored."""
     names, ours = os.pipe()
     try:
         os.write(ours, " ".join(modules).encode())
@@ -191,15 +191,15 @@ def preload(modules: Iterable[str]) -> None:
 
 
 def serve_from_here() -> None:
-    """Let this process's server be a fork of it: what it has imported is not imported again.
+    """Make a fork of this process its server, so nothing is imported twice.
 
-    It must have done nothing else: where it has other threads, the server is started afresh, when
-    it is first asked.
+    This process must only have imported modules. If it has other threads, a new server is started
+    at the first request instead.
     """
     if _Server.asked is not None or threading.active_count() > 1:
         return
     ours, theirs = socket.socketpair()
-    sys.stdout.flush()  # What waits to be written is written once.
+    sys.stdout.flush()  # Otherwise both processes would write the buffer.
     sys.stderr.flush()
     with theirs, undisturbed():
         pid = os.fork()
@@ -216,10 +216,10 @@ def serve_from_here() -> None:
 
 
 def _let_go_of_all_but(kept: int) -> None:
-    """Point every open file of this process, but `kept`, stdout and stderr, at /dev/null.
+    """Redirect each open file except `kept`, stdout and stderr to /dev/null.
 
-    They belong to the process that this one was forked from, which must be able to close them for
-    good. Objects here that still hold their numbers can go on writing to them and close them.
+    The files belong to the parent process, which must be able to close them for good. Objects here
+    that still have their numbers can write to them and close them.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in [int(file.name) for file in Path("/dev/fd").iterdir()]:
@@ -228,12 +228,12 @@ def _let_go_of_all_but(kept: int) -> None:
 
 
 def _ask(kind: bytes, *files: int) -> None:
-    """Ask the server for something, of which files are part; start one if there is none."""
+    """Send the server a request with open files. Starts a server if there is none."""
     for lost in (False, True):
         if _Server.asked is None or lost:
             _start()
             assert _Server.asked is not None
-        with suppress(BrokenPipeError, ConnectionResetError):  # It has died: another is started.
+        with suppress(BrokenPipeError, ConnectionResetError):  # It has died. A new one is started.
             asked = _Server.asked
             mine = [asked.fileno()] if kind == FORK else []
             socket.send_fds(asked, [kind], [*files, *mine])
@@ -242,7 +242,7 @@ def _ask(kind: bytes, *files: int) -> None:
 
 
 def _start() -> None:
-    """Start a server afresh, which imports this tree whatever the folder here holds."""
+    """Start a new server. It imports this tree, independent of the current folder."""
     ours, theirs = socket.socketpair()
     with theirs:
         theirs.set_inheritable(True)
@@ -258,31 +258,31 @@ def _start() -> None:
 
 
 def _keep(asked: socket.socket, pid: int) -> None:
-    """Ask this server from now on, and wait for its end as this process ends.
+    """Use this server from now on, and wait for its end when this process ends.
 
-    So what its processes have used of the processor is counted as used by this one's children.
+    The CPU time of its processes then counts as that of this process's children.
     """
     _Server.asked = asked
     atexit.register(_end, asked, pid)
 
 
 def _end(asked: socket.socket, pid: int) -> None:
-    """End a server and wait a while until it has, with all that it has forked."""
+    """End a server with all its forks, and wait for it up to a time limit."""
     with undisturbed(), suppress(OSError):
         asked.sendall(END)
-        if wait([asked], END_SECONDS):  # Its end of the socket is closed as it ends.
+        if wait([asked], END_SECONDS):  # Its end of the socket closes when it ends.
             os.waitpid(pid, 0)
 
 
 def main(number: int) -> None:
-    """Serve on the socket of a number, which this process was started with."""
+    """Serve on the socket with a file descriptor that this process has inherited."""
     asked = socket.socket(fileno=number)
     asked.set_inheritable(False)
     serve(asked)
 
 
 def serve(asked: socket.socket) -> None:
-    """Fork a process for each that is asked for; end this one when nobody is left to ask."""
+    """Fork processes on request. Ends this process when all clients are gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.set_threshold(*GARBAGE)
     woken, wakes = os.pipe()
@@ -303,7 +303,7 @@ def serve(asked: socket.socket) -> None:
             _import(files[0])
         elif kind == FORK:
             pipe, status, server = files
-            gc.freeze()  # What was imported is never garbage: the collector passes over it.
+            gc.freeze()  # Imported objects are never garbage, so the collector skips them.
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
@@ -312,7 +312,7 @@ def serve(asked: socket.socket) -> None:
                     os.close(number)
                 _become(pipe, server)
             statuses[pid] = status
-            with suppress(BrokenPipeError):  # Whoever asked is gone.
+            with suppress(BrokenPipeError):  # The client is gone.
                 os.write(status, NUMBER.pack(pid))
             os.close(pipe)
             os.close(server)
@@ -321,7 +321,7 @@ def serve(asked: socket.socket) -> None:
 
 
 def _end_all(pids: Iterable[int]) -> NoReturn:
-    """End processes that were forked from this one, and this one."""
+    """End all forks of this process, and this process."""
     forked = list(pids)
     for pid in forked:
         os.kill(pid, signal.SIGKILL)
@@ -331,7 +331,7 @@ def _end_all(pids: Iterable[int]) -> NoReturn:
 
 
 def _tell_ends(statuses: dict[int, int]) -> None:
-    """Tell those who asked for them how processes have ended."""
+    """Send the exit codes of ended processes to their clients."""
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             status = statuses.pop(ended[0])
@@ -341,8 +341,8 @@ def _tell_ends(statuses: dict[int, int]) -> None:
 
 
 def _import(file: int) -> None:
-    """Import the modules that a file names. One that fails here fails where it is needed."""
-    gc.disable()  # What is imported stays.
+    """Import the modules that a file names. An import that fails here fails again when needed."""
+    gc.disable()  # Imported objects stay.
     with open(file, encoding="utf-8") as names:
         for name in names.read().split():
             with suppress(Exception):
@@ -351,7 +351,7 @@ def _import(file: int) -> None:
 
 
 def _become(pipe_file: int, server_file: int) -> None:
-    """Be the process that was asked for, until its function returns."""
+    """Run as the requested process until its function returns."""
     code = 1
     try:
         pipe = Connection(pipe_file)
@@ -366,7 +366,7 @@ def _become(pipe_file: int, server_file: int) -> None:
         run(pipe, *words)
         code = 0
     except EOFError:
-        pass  # Whoever asked for it is gone.
+        pass  # The client is gone.
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1
     except BaseException:

@@ -1,7 +1,7 @@
-"""The GPUs that a process may use, without CUDA and without torch.
+"""The GPUs that a process may use, found without CUDA and torch.
 
-A process that has begun CUDA can be pinned to a GPU no more, so whoever counts GPUs must not
-begin it. The driver's own program is asked; where it is missing, its device files are counted.
+A process that has initialised CUDA can no longer be pinned to a GPU, so counting must not do it.
+The GPUs come from `nvidia-smi` or, if it is missing, from the driver's device files.
 """
 
 import os
@@ -10,16 +10,16 @@ import subprocess
 from pathlib import Path
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-"""The variable that says which GPUs CUDA sees, by index or by UUID."""
+"""The environment variable with the GPUs that CUDA sees, by index or UUID."""
 
 DEVICE_FILES = Path("/dev")
 
 ASK_SECONDS = 60.0
-"""How long the driver may take to name its GPUs: many times what it does."""
+"""The time limit in seconds for the driver to list its GPUs."""
 
 
 def listed_gpus() -> list[tuple[str, str]]:
-    """Return the name and UUID of each GPU here, '' where unknown, in the driver's order."""
+    """Return name and UUID of each GPU in the driver's order. '' if unknown."""
     try:
         listed = subprocess.run(
             ["nvidia-smi", "-L"], capture_output=True, text=True, check=True, timeout=ASK_SECONDS
@@ -32,7 +32,7 @@ def listed_gpus() -> list[tuple[str, str]]:
 
 
 def free_memory() -> list[int]:
-    """Return the bytes that are free on each GPU that this process may use; none where unknown."""
+    """Return the free bytes of each GPU that this process may use. Empty if unknown."""
     asked = "--query-gpu=index,uuid,memory.free", "--format=csv,noheader,nounits"
     try:
         told = subprocess.run(
@@ -50,12 +50,12 @@ def free_memory() -> list[int]:
 
 
 def gpu_names() -> list[str]:
-    """Return what the machine's GPUs are called, in the driver's order."""
+    """Return the names of the machine's GPUs in the driver's order."""
     return [name or "NVIDIA GPU" for name, _ in listed_gpus()]
 
 
 def first_name() -> str | None:
-    """Return what the first GPU is called that this process may use; None where that is unknown."""
+    """Return the name of the first GPU that this process may use, or None if unknown."""
     visible, listed = visible_gpus(), listed_gpus()
     for place, (name, uuid) in enumerate(listed):
         if visible and (visible[0] == str(place) or uuid.startswith(visible[0])):
@@ -71,7 +71,7 @@ def visible_gpus() -> list[str]:
         return present
     entries = [entry.strip() for entry in named.split(",")]
     if len(set(entries)) < len(entries):
-        return []  # As CUDA reads it: where one is named twice, none is visible.
-    # As CUDA reads it: whatever follows the first entry that names no GPU does not count.
+        return []  # As in CUDA: with a duplicate, no GPU is visible.
+    # As in CUDA: entries after the first invalid one are ignored.
     valid = [entry in present or entry.startswith(("GPU-", "MIG-")) for entry in entries]
     return entries[: valid.index(False)] if False in valid else entries

@@ -1,9 +1,9 @@
-"""Keeps a private MPS daemon for as long as the process that asked for it lives.
+"""Runs a private MPS daemon for the lifetime of the process that asked for it.
 
-A program of its own: `keeper.py FOLDER`. It starts the daemon, says on stdout that it is ready
-or, in one sentence, why it is not, waits for the end of stdin, and then stops the daemon and
-removes the folder. The system closes that pipe however the other process ends, so that nothing
-it does, or is done to it, leaves a daemon behind. Imports nothing of ours: it is run by path.
+It is a separate program: `keeper.py FOLDER`. It starts the daemon, prints that it is ready or why
+it is not, waits for the end of stdin, then stops the daemon and removes the folder. The system
+closes the pipe when the other process ends in any way, so no daemon is left behind. It imports
+nothing of paritybit, because it is run by path.
 """
 
 import os
@@ -18,27 +18,27 @@ from contextlib import suppress
 from pathlib import Path
 
 CONTROL = "nvidia-cuda-mps-control"
-"""NVIDIA's program: the daemon itself with -f, and else what sends a daemon commands."""
+"""NVIDIA's program. With -f it is the daemon, otherwise it sends commands to a daemon."""
 
 PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
-"""The variables by which daemon and clients find one another, and that say where it logs."""
+"""The environment variables with the pipe folder and the log folder of a daemon."""
 
 READY = "ready"
 PROBE = "get_server_list"
-"""The command that a daemon answers without doing anything: the probe of whether there is one."""
+"""A command without effect, to find out whether a daemon answers."""
 
 MISSING = "Cannot find MPS control daemon"
-"""What NVIDIA's program says where no daemon listens."""
+"""The message of NVIDIA's program if no daemon listens."""
 
 PROBE_SECONDS, QUIT_SECONDS = 10.0, 3.0
-"""How long a command may take, and clients to end once told to."""
+"""Time limits in seconds for a command, and for clients to end."""
 
 START_SECONDS, FIRST_SECONDS = 30.0, 2.0
-"""How long a daemon may take until it answers, and a command meanwhile."""
+"""Time limits in seconds for a daemon to start, and for a command meanwhile."""
 
 
 def command(words: str, variables: Mapping[str, str], seconds: float) -> str | None:
-    """Send a daemon a command and return its answer; None where no daemon takes it."""
+    """Send a daemon a command, and return its answer. None if there is no daemon."""
     try:
         sent = subprocess.run(
             [CONTROL],
@@ -55,14 +55,14 @@ def command(words: str, variables: Mapping[str, str], seconds: float) -> str | N
 
 
 def variables_of(folder: Path) -> dict[str, str]:
-    """Return the variables by which clients find the daemon of a folder."""
+    """Return the environment variables for clients of the daemon in a folder."""
     return {PIPES: str(folder / "pipe"), LOGS: str(folder / "log")}
 
 
 def keep(folder: Path) -> None:
-    """Start a daemon, say how that went, and stop it when stdin ends."""
+    """Start a daemon, report the result, and stop it when stdin ends."""
     variables = {**os.environ, **variables_of(folder)}
-    # A daemon that sees some GPUs alone numbers them anew, and its clients' names would not fit.
+    # A daemon that sees only some GPUs renumbers them, so the clients' indices would not match.
     variables.pop("CUDA_VISIBLE_DEVICES", None)
     for name in (PIPES, LOGS):
         Path(variables[name]).mkdir()
@@ -89,14 +89,14 @@ def keep(folder: Path) -> None:
     finally:
         with suppress(ProcessLookupError):
             os.killpg(daemon.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):  # A driver can hold a process that was killed.
+        with suppress(subprocess.TimeoutExpired):  # A driver can delay a killed process.
             daemon.wait(QUIT_SECONDS)
 
 
 def refused(
     daemon: subprocess.Popen[bytes], variables: Mapping[str, str], said: Path
 ) -> str | None:
-    """Wait until a daemon answers, or stdin ends; return why it never will, or None."""
+    """Wait until a daemon answers or stdin ends. Returns the reason for a failure, or None."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         code = daemon.poll()
@@ -112,7 +112,7 @@ def refused(
 
 
 def dismiss(daemon: subprocess.Popen[bytes], variables: Mapping[str, str]) -> None:
-    """Tell a daemon to end its servers and itself, and give it time to."""
+    """Make a daemon end its servers and itself, up to a time limit."""
     if daemon.poll() is None:
         command(f"quit -t {QUIT_SECONDS:.0f}", variables, PROBE_SECONDS + QUIT_SECONDS)
     with suppress(subprocess.TimeoutExpired):
@@ -120,16 +120,16 @@ def dismiss(daemon: subprocess.Popen[bytes], variables: Mapping[str, str]) -> No
 
 
 def say(sentence: str) -> None:
-    """Write a line for whoever asked, if that is still there."""
+    """Write a line to the process that asked, if it still exists."""
     with suppress(BrokenPipeError):
         sys.stdout.write(f"{sentence}\n")
         sys.stdout.flush()
 
 
 def main(folder: Path) -> None:
-    """Keep a daemon in a folder, and remove that at the end."""
+    """Run a daemon with its files in a folder, and remove the folder at the end."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)  # Not ignored: the daemon would inherit that.
+        signal.signal(number, lambda *_: None)  # Not SIG_IGN, which the daemon would inherit.
     try:
         keep(folder)
     finally:

@@ -1,8 +1,8 @@
-"""NVIDIA's MPS, by which the kernels of several processes overlap on one GPU.
+"""NVIDIA's MPS, with which kernels of several processes overlap on one GPU.
 
-The probe of whether a daemon answers is `echo get_server_list | nvidia-cuda-mps-control`, which
-asks on the pipe folder that CUDA_MPS_PIPE_DIRECTORY names, as clients do. A daemon that was
-running is used and never touched; `private_daemon` starts one of its own.
+`echo get_server_list | nvidia-cuda-mps-control` shows whether a daemon answers. It uses the pipe
+folder in CUDA_MPS_PIPE_DIRECTORY, as clients do. A running daemon is used and never changed.
+`private_daemon` starts a separate one.
 """
 
 import os
@@ -19,21 +19,22 @@ from paritybit.harness.machine import keeper
 from paritybit.harness.machine.gpus import visible_gpus
 
 BY_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""Has torch ask the driver whether there is a GPU, and begin CUDA only where it is used."""
+"""The variable with which torch asks the driver for GPUs, and does not initialise CUDA for it."""
 
 
 def answers() -> bool:
-    """Whether an MPS daemon answers where a process started from here would look for one."""
+    """Whether an MPS daemon answers to processes started from this one."""
     return keeper.command(keeper.PROBE, os.environ, keeper.PROBE_SECONDS) is not None
 
 
 @contextmanager
 def private_daemon(device: str) -> Iterator[None]:
-    """Let the processes that are started within share GPUs by an MPS daemon of their own.
+    """Run a private MPS daemon for the processes that are started in this context.
 
-    It has pipe and log folders of its own and is stopped however this ends, or this process, which
-    asks for GPUs without CUDA meanwhile: it would be a client that the daemon waits for. `device`
-    is as it was asked for. Raises CannotRunError where none can start.
+    The daemon has its own pipe and log folders. It is stopped at the end of the context, and when
+    this process ends in any way. This process must not initialise CUDA meanwhile, because the
+    daemon would wait for it as a client. `device` is the value of --device. Raises CannotRunError
+    if the daemon cannot start.
     """
     if device == "cpu":
         raise CannotRunError("--mps cannot start an MPS daemon because this run uses the CPU")
@@ -55,12 +56,12 @@ def private_daemon(device: str) -> Iterator[None]:
 
 
 LONGEST_SECONDS = 120.0
-"""How long a keeper may take to say something, or to end: three times what its own limits allow."""
+"""The time limit in seconds for a keeper to answer or end: three times its own limits."""
 
 
 @contextmanager
 def _kept(folder: Path) -> Iterator[str]:
-    """Run the keeper of a daemon until the end; yield what it says first."""
+    """Run the keeper of a daemon in this context. Yields its first line."""
     with subprocess.Popen(
         [sys.executable, "-I", keeper.__file__, str(folder)],
         stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""What asks this process to stop: a signal, heard at once or when what is kept has been written."""
+"""Signals that stop this process, at once or after the results have been written."""
 
 import signal
 import threading
@@ -8,25 +8,25 @@ from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Ctrl-C, what ends a job, and a terminal that is gone."""
+"""The signals for Ctrl-C, the end of a job, and a closed terminal."""
 
 PATIENCE = 5.0
-"""Seconds after a signal within which another is not heard: the run stops, and keeps what it has.
+"""Seconds after a signal in which further signals are ignored, so the run can save its results.
 
-A group may be sent one twice at once, and people press Ctrl-C until something happens.
+A process group may get a signal twice, and people press Ctrl-C until something happens.
 """
 
 
 class Stop:
-    """The signal that asked this process to stop, if one did, and when."""
+    """The last signal that stopped this process, or None, and its time."""
 
     received: int | None = None
     at: float
 
     def hear(self, number: int, _: FrameType | None) -> None:
-        """Stop what goes on as Ctrl-C does, so that what has ended until then is kept.
+        """Raise KeyboardInterrupt, so that the finished results are saved.
 
-        A second signal soon after is not heard, and nothing but Ctrl-C is heard twice.
+        A second signal shortly after the first is ignored. Only Ctrl-C counts more than once.
         """
         now = time.monotonic()
         again = self.received is not None
@@ -36,14 +36,14 @@ class Stop:
         raise KeyboardInterrupt
 
     def raise_if_swallowed(self) -> None:
-        """Raise KeyboardInterrupt if a signal was heard, and what it raised was caught since."""
+        """Raise KeyboardInterrupt if a signal arrived and its exception was caught since."""
         if self.received is not None:
             raise KeyboardInterrupt
 
 
 @contextmanager
 def heard_by(hear: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Let `hear` be called within for what asks this process to stop, unless that is ignored."""
+    """Call `hear` for the stop signals in this context, except those that are ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -59,15 +59,15 @@ def heard_by(hear: Callable[[int, FrameType | None], object]) -> Iterator[None]:
 
 
 def listening(stop: Stop) -> AbstractContextManager[None]:
-    """Let `stop` hear within what asks this process to stop, unless that is ignored."""
+    """Pass the stop signals in this context to `stop`, except those that are ignored."""
     return heard_by(stop.hear)
 
 
 @contextmanager
 def heard_at_the_end() -> Iterator[None]:
-    """Let what asks this process to stop be heard once what is in here is done.
+    """Delay the stop signals until the end of this context.
 
-    It is for what keeps a run: a moment's work, and nothing is left of the run without it.
+    Use it for short work that saves the results of a run.
     """
     heard: list[int] = []
     with heard_by(lambda number, _: heard.append(number)):

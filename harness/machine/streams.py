@@ -1,4 +1,4 @@
-"""The streams of a process: nothing that becomes of them ends a command early."""
+"""Output streams that do not end a command when they fail."""
 
 import errno
 import io
@@ -8,21 +8,21 @@ import sys
 from typing import Any
 
 STDOUT_IS_BROKEN = frozenset({errno.EPIPE, errno.ENOSPC, errno.EIO})
-"""Errors of no file in particular: files that are written say which they are."""
+"""Error numbers without a file name. Errors of written files name the file."""
 
 
 class Stdout(io.FileIO):
-    """A process's stdout. Where it takes no more, the rest goes nowhere, and `lost` says why.
+    """A process's stdout. After an error, further output is dropped and `lost` has the error.
 
-    So a command whose reader went away, or whose log's disk is full, still keeps what it finds.
+    A command whose reader is gone or whose disk is full still saves its results.
     """
 
     lost: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """Write, waiting for a reader that is slow, and return how many bytes were taken."""
+        """Write, and wait for a slow reader. Returns the number of bytes written."""
         try:
-            while (taken := super().write(data)) is None:  # Whoever opened it let it not block.
+            while (taken := super().write(data)) is None:  # It was opened non-blocking.
                 select.select([], [self], [])
         except OSError as error:
             if error.errno not in STDOUT_IS_BROKEN:
@@ -34,23 +34,23 @@ class Stdout(io.FileIO):
 
 
 def to_nowhere(number: int) -> None:
-    """Let what is written to a file descriptor go nowhere from now on."""
+    """Redirect a file descriptor to /dev/null."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, number)
     os.close(nowhere)
 
 
 def taken_over() -> Stdout:
-    """Put a Stdout in the place of this process's, and return it.
+    """Replace this process's stdout by a Stdout, and return it.
 
-    Streams that whoever started this process had closed lead nowhere: a file opened later would
-    have their number, and get what is written to them.
+    Streams that are closed are redirected to /dev/null. Otherwise a file opened later could get
+    their number, and their output.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # Gets the lowest number that is free: this one.
+            os.open(os.devnull, os.O_RDWR)  # Gets the lowest free number, which is this one.
     before: Any = sys.stdout or io.TextIOWrapper(io.FileIO(1, "w", closefd=False))
     raw = Stdout(1, "w", closefd=False)
     sys.stdout = io.TextIOWrapper(

@@ -1,1 +1,1 @@
-"""What is kept: cases that anyone can replay, and the records of runs, each with one schema."""
+"""Case files and run records, each with one schema."""

@@ -20,36 +20,36 @@ Kind = TypeVar("Kind")
 FORMAT = "paritybit-case"
 VERSION = 4
 RENAMED = {"sought": "target", "era": "scheme", "told": "message"}
-"""What keys of version 3 are called since version 4."""
+"""Keys of version 3 by their new names in version 4."""
 
 KEYS = frozenset({"format", "version", "trial", "schedule", "target", "seed", "violations"})
 OPTIONAL = frozenset({"history"})
-"""What a case need not have."""
+"""Keys that may be missing."""
 
 MOST_SLOTS = 2**16
 MOST_ROWS = 2**10
-"""What a case may ask for, so that a wrong digit does not take all memory of the machine."""
+"""Size limits of a case, so that a wrong digit does not use all memory of the machine."""
 
 MOST_REAL_SLOTS = 2**23
-"""Likewise of a real shape, whose memory is planned before it is taken."""
+"""The size limit for the real shape, whose memory is checked before it is allocated."""
 
 MOST_STEPS = 2**16
-"""Of its schedule and its history together: hours of playing."""
+"""The maximum number of steps in schedule and history together. They play for hours."""
 
 DEEPEST = 50
-"""How deep lists and objects of a file may be nested: many times what any needs."""
+"""The maximum nesting of lists and objects in a file, many times what any file needs."""
 
 MOST_DIGITS = 20
-"""Of a whole number: those of an unsigned one of 64 bits."""
+"""The maximum number of digits of an integer: those of an unsigned 64-bit integer."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A schedule, the trial it fails in, and what it violated when it was found.
+    """A schedule, its trial, and its violations when it was found.
 
-    `target` is the property the hunt was for, None for any; `seed` is the hunter's. `history`
-    are schedules to be played first, without which it shows nothing: it depends on state that
-    no one declared.
+    - `target`: the property that the hunt looked for, or None for any.
+    - `seed`: the seed of the hunt.
+    - `history`: schedules to play first. A case that needs them depends on undeclared state.
     """
 
     trial: TrialConfig
@@ -61,7 +61,7 @@ class Case:
 
     @property
     def expected(self) -> frozenset[str]:
-        """What must be violated: the target, else all that was. Nothing means clean."""
+        """The properties that must be violated: the target, or all recorded ones."""
         if self.target is not None:
             return frozenset({self.target})
         return frozenset(violation["property"] for violation in self.violations)
@@ -80,20 +80,17 @@ class Case:
 
 
 def dump_json(data: Any) -> str:
-    """Return JSON text that is the same, byte for byte, for the same data."""
+    """Return deterministic JSON text."""
     return json.dumps(data, indent=1) + "\n"
 
 
 def write_case(case: Case, path: Path) -> None:
-    """Write a case file. Raises CannotRunError where it cannot be written."""
+    """Write a case file. Raises CannotRunError if it cannot be written."""
     write_whole(path, dump_json(case.to_json()))
 
 
 def read_json(path: Path) -> Any:
-    """Return the JSON data of a file, which is read once: it may be a pipe.
-
-    Raises MalformedError where `read_bytes` or `json_of` does.
-    """
+    """Return the JSON data of a file or pipe. Raises as `read_bytes` and `json_of` do."""
     if path.is_dir():
         files = cut(", ".join(sorted(file.name for file in path.glob("*.json"))) or "none")
         raise MalformedError(f"{path.name or path} is a folder. JSON files in it: {files}")
@@ -101,10 +98,10 @@ def read_json(path: Path) -> Any:
 
 
 def json_of(text: bytes, name: str) -> Any:
-    """Return the JSON data of a file's text; `name` is what a message calls the file.
+    """Return the JSON data of a file's text. `name` is the file's name in messages.
 
-    Raises MalformedError for what is not JSON in UTF-8, has an object with a key twice or a whole
-    number of too many digits, or is nested too deep for any case or record.
+    Raises MalformedError for text that is not JSON in UTF-8, has a duplicate key or an integer with
+    too many digits, or is nested too deeply.
     """
     try:
         data = json.loads(text.decode(), object_pairs_hook=_unique, parse_int=_whole_number)
@@ -116,14 +113,14 @@ def json_of(text: bytes, name: str) -> Any:
 
 
 def _whole_number(text: str) -> int:
-    """Return a whole number. Raises ValueError for one that no 64 bits hold."""
+    """Return an integer. Raises ValueError for one with too many digits."""
     if len(text) > MOST_DIGITS + text.startswith("-"):
         raise ValueError(f"a whole number has at most {MOST_DIGITS} digits, not {len(text)}")
     return int(text)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the JSON object of some keys and values. Raises ValueError if a key is there twice."""
+    """Return a JSON object from keys and values. Raises ValueError for a duplicate key."""
     data = dict(pairs)
     if len(data) < len(pairs):
         [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
@@ -145,9 +142,9 @@ def deeper_than(depth: int, data: Any) -> bool:
 
 
 def of_format(data: Any, name: str, file_format: str, *versions: int) -> dict[str, Any]:
-    """Return the JSON object of a file of this project, of one of some versions, newest first.
+    """Return the JSON object of a file with a format and one of some versions, newest first.
 
-    Raises MalformedError, in one sentence, which calls it by `name`, for any other data.
+    Raises MalformedError for any other data. `name` is the file's name in messages.
     """
     if not isinstance(data, dict) or not is_of_format(data, file_format):
         kind = data.get("format") if isinstance(data, dict) else None
@@ -172,10 +169,10 @@ def complete(
     called: str,
     sense: Callable[[Kind], object] | None = None,
 ) -> Kind:
-    """Return the dataclass that the JSON data of a file of one format and version holds.
+    """Return the dataclass from the JSON data of a file with one format and version.
 
-    `called` is what the file is, and begins or ends with `record` or `case`. `sense` raises
-    ValueError for data that makes none. Raises MalformedError, in one sentence, for other data.
+    `called` describes the file, and begins or ends with `record` or `case`. `sense` raises
+    ValueError for inconsistent data. Raises MalformedError for any invalid data.
     """
     found = of_format(data, name, file_format, version)
     whole = {key: value for key, value in found.items() if key not in ("format", "version")}
@@ -189,19 +186,19 @@ def complete(
 
 
 def is_of_format(data: Any, file_format: str) -> bool:
-    """Whether a file's JSON data says that it is of a format."""
+    """Whether a file's JSON data has a format."""
     return isinstance(data, dict) and data.get("format") == file_format
 
 
 def load_case(path: Path) -> Case:
-    """Return the case of a file. Raises as `read_json` and `case_of` do."""
+    """Load a case file. Raises as `read_json` and `case_of` do."""
     return case_of(read_json(path), path.name)
 
 
 def case_of(data: Any, name: str) -> Case:
-    """Return the case of a file's JSON data. Raises MalformedError for a malformed one.
+    """Return the case from a file's JSON data. Raises MalformedError for malformed data.
 
-    UnknownNameError, which is one, means a case of what this build lacks.
+    Its subclass UnknownNameError means that the case uses a name that this build does not have.
     """
     data = of_format(data, name, FORMAT, VERSION, 3)
     if data["version"] == 3:
@@ -214,7 +211,7 @@ def case_of(data: Any, name: str) -> Case:
 
 
 def case_from_json(data: Any, name: str) -> Case:
-    """Return the case of JSON data of this version; `name` is what a message calls it by.
+    """Return the case from JSON data of the current version. `name` is its name in messages.
 
     Format and version are not read. Raises as `case_of` does.
     """
@@ -249,12 +246,12 @@ def case_from_json(data: Any, name: str) -> Case:
 
 
 def names_property(violation: Any) -> bool:
-    """Whether JSON data is an object that says which property was violated."""
+    """Whether JSON data is an object with the name of a violated property."""
     return isinstance(violation, dict) and isinstance(violation.get("property"), str)
 
 
 def from_version_3(data: Any) -> Any:
-    """Return JSON data of a case of version 3 as version 4 has it: some keys were renamed."""
+    """Convert JSON data of a case from version 3 to 4, in which some keys were renamed."""
     if isinstance(data, list):
         return [from_version_3(value) for value in data]
     if not isinstance(data, dict):
@@ -263,7 +260,7 @@ def from_version_3(data: Any) -> Any:
 
 
 def check_sizes(trial: TrialConfig) -> None:
-    """Raise ValueError unless a trial's sizes can be built at all."""
+    """Raise MalformedError unless a trial's sizes are within the limits."""
     most = MOST_REAL_SLOTS if trial.shape == Shape.REAL else MOST_SLOTS
     if not all(trial.page_size <= slots <= most for slots in (trial.full_slots, trial.swa_slots)):
         raise MalformedError(f"the pools of a case have at least one page and at most {most} slots")

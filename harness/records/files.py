@@ -28,10 +28,10 @@ READABLE = frozenset({stat.S_IFREG, stat.S_IFIFO})
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Return the bytes of a regular file, or of a pipe up to the end of its writer.
+    """Return the bytes of a regular file, or of a pipe until its writer closes it.
 
-    Raises MalformedError, in one sentence, for anything else, for more than `most` bytes, for a
-    pipe that gives nothing, and for what cannot be read.
+    Raises MalformedError for anything else, for more than `most` bytes, for a pipe without data,
+    and for a file that cannot be read.
     """
     name = path.name or str(path)
     try:
@@ -41,7 +41,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
             if kind == stat.S_IFIFO:
                 _await_writer(file.fileno())
             content = _read(file, most + 1) if kind in READABLE and found.st_size <= most else b""
-    except (OSError, ValueError) as error:  # ValueError: no file has such a name.
+    except (OSError, ValueError) as error:  # ValueError: an invalid file name.
         why = error.strerror if isinstance(error, OSError) else error
         raise MalformedError(f"{name} cannot be read: {why}") from error
     if kind not in READABLE:
@@ -75,12 +75,12 @@ def _read(file: FileIO, most: int) -> bytes:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file, and its folder; what was there stays until all of it is on the disk.
+    """Write a file atomically, and create its folder. An old file stays until the new one is whole.
 
-    Raises CannotRunError, which names the file, where it cannot be written.
+    Raises CannotRunError, which names the file, if it cannot be written.
     """
     try:
-        if path.exists() and not path.is_file():  # A device or a pipe: nothing takes its place.
+        if path.exists() and not path.is_file():  # A device or a pipe is not replaced.
             with open(path, "wb", opener=_opened_to_write) as file:
                 file.write(text.encode(errors="backslashreplace"))
         else:
@@ -106,7 +106,7 @@ def _opened_to_write(path: str, flags: int) -> int:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file beside another, and put it in its place in one move."""
+    """Write a file next to another one, then replace that one in one step."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:

@@ -1,4 +1,4 @@
-"""Files of records: a run's, and measured figures with what they were measured on."""
+"""Reads and writes run records, and writes measured figures with their environment."""
 
 import importlib.metadata
 import os
@@ -22,9 +22,9 @@ from paritybit import __version__
 def environment(
     device: str, workers: Workers | None = None, name: str | None = None
 ) -> Environment:
-    """Return what the figures of a record depend on: device, versions, commit, workers.
+    """Return the environment for a record: device, versions, commit, workers.
 
-    `name` is the device's, for a process that must not initialise CUDA to ask for it.
+    `name` is the device's name. Give it in a process that must not initialise CUDA.
     """
     commit, dirty = revision()
     return Environment(
@@ -48,9 +48,9 @@ def environment(
 
 
 def device_name(device: str) -> str:
-    """Return what the device is called, without saying whose it is.
+    """Return the name of the device, without the name of the host.
 
-    The driver is asked: this process may only hand work out, and would hold a GPU for its name.
+    The name comes from the driver, because initialising CUDA would occupy the GPU.
     """
     if device == "cuda":
         return first_name() or torch.cuda.get_device_name()
@@ -66,7 +66,7 @@ def package_version(name: str) -> str | None:
 
 
 def write(record: Record, path: Path) -> None:
-    """Write a run record. Raises CannotRunError where it cannot be written."""
+    """Write a run record. Raises CannotRunError if it cannot be written."""
     write_whole(path, dump_json({"format": FORMAT, "version": VERSION, **to_json(record)}))
 
 
@@ -78,9 +78,9 @@ def write_evidence(
     workers: Workers | None = None,
     name: str | None = None,
 ) -> None:
-    """Write measured figures, with the environment they were measured in.
+    """Write measured figures with their environment.
 
-    Raises CannotRunError where the file cannot be written.
+    Raises CannotRunError if the file cannot be written.
     """
     data = {
         "format": f"paritybit-{kind}",
@@ -92,10 +92,10 @@ def write_evidence(
 
 
 def require_writable(path: Path) -> None:
-    """Make the folder of a file to come. Raises MalformedError where it could not be written."""
+    """Create the folder of a future file. Raises MalformedError if the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_fifo() or path.is_char_device():  # Opening it would wait for a reader.
+        if path.is_fifo() or path.is_char_device():  # Opening it would block.
             return
         new = not path.exists()
         path.open("a").close()
@@ -106,10 +106,10 @@ def require_writable(path: Path) -> None:
 
 
 def load(path: Path) -> Record:
-    """Return the run record of a file. Raises as `read_json` and `record_of` do."""
+    """Load a run record. Raises as `read_json` and `record_of` do."""
     return record_of(read_json(path), path.name)
 
 
 def record_of(data: Any, name: str) -> Record:
-    """Return the run record of a file's JSON data. Raises MalformedError for any other data."""
+    """Return the run record from a file's JSON data. Raises MalformedError for any other data."""
     return complete(Record, data, name, FORMAT, VERSION, called="run record")

@@ -1,4 +1,4 @@
-"""Which commit of this tree is in use, and where people find it. Imports no torch."""
+"""The commit of this tree and its public address. Imports no torch."""
 
 import os
 import re
@@ -9,22 +9,22 @@ from urllib.parse import urlsplit
 from paritybit.places import SOURCES
 
 COMMIT_VARIABLE = "PARITYBIT_COMMIT"
-"""Names the commit where the tree is a copy without its git folder."""
+"""The environment variable with the commit, for a copy of the tree without its git folder."""
 
 REPOSITORY_VARIABLE = "PARITYBIT_REPOSITORY"
-"""Names the repository's address there."""
+"""The environment variable with the repository's address, for such a copy."""
 
 SCP_LIKE = re.compile(r"(?:[^@/:]+@)?([\w.-]+):(?!//)(.+)")
-"""An address of a remote as `git` alone takes it: its host, after a user, and its path."""
+"""The scp-like address of a git remote: optional user, host and path."""
 
 REMOTE_SCHEMES = ("https", "http", "ssh", "git")
 
 PUBLIC_HOST = re.compile(r"[\w.-]+\.[a-z]{2,}(?::\d+)?")
-"""The host of a remote that others may find too: it has a name, and is not this machine."""
+"""A host that others may reach: it has a name, and is not this machine."""
 
 
 def revision() -> tuple[str | None, bool | None]:
-    """Return the commit of this tree, and whether the tree differs from it; None where unknown."""
+    """Return the commit of this tree, and whether the tree differs from it. None if unknown."""
     named = os.environ.get(COMMIT_VARIABLE)
     if named:
         return named, None
@@ -35,15 +35,15 @@ def revision() -> tuple[str | None, bool | None]:
 
 
 def repository() -> str | None:
-    """Return the address at which people find this tree's commits; None where it is not known.
+    """Return the public address of this tree's commits, or None if unknown.
 
-    It names no user, no password and no path of this machine.
+    It has no user, no password and no path of this machine.
     """
     remote = os.environ.get(REPOSITORY_VARIABLE) or _git("remote", "get-url", "origin") or ""
     scp_like = SCP_LIKE.fullmatch(remote)
     address = urlsplit(f"ssh://{scp_like[1]}/{scp_like[2]}" if scp_like else remote)
     host = address.netloc.rpartition("@")[2]
-    if address.scheme != "https":  # The port of another scheme is not that of its pages.
+    if address.scheme != "https":  # The port of another scheme does not serve pages.
         host = host.partition(":")[0]
     path = address.path.strip("/").removesuffix(".git")
     if address.scheme not in REMOTE_SCHEMES or not PUBLIC_HOST.fullmatch(host) or not path:
@@ -52,7 +52,7 @@ def repository() -> str | None:
 
 
 def commit_of(folder: Path) -> str | None:
-    """Return the commit of a source tree in a folder; None for one that git does not keep."""
+    """Return the commit of a source tree in a folder, or None without a git repository."""
     return _git("rev-parse", "HEAD", root=folder)
 
 

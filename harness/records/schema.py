@@ -1,6 +1,6 @@
-"""The record of a run: what it did and found. Reports are made from this alone.
+"""The schema of a run record. Reports are made from records only.
 
-Plain data, without torch. A record names no host, no user and no absolute path.
+Records are plain data. This module imports no torch. A record has no host, user or absolute path.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ Verdict = Literal["green", "red", "interrupted"]
 CleanStatus = Literal[
     "green", "red", "undeclared state", "vacuous", "warned at capture", "device lost", "failed"
 ]
-"""How a clean trial ended."""
+"""The status of a clean trial."""
 
 HuntStatus = Literal[
     "caught",
@@ -32,16 +32,19 @@ HuntStatus = Literal[
     "device lost",
     "failed",
 ]
-"""How a hunt of a bug ended."""
+"""The status of a hunt."""
 
 
 STALLED = "gate that opened by itself"
-"""An event, and no state to reach: a race may have been missed then; see `subjects/streams.py`."""
+"""An event after which a race may have been missed. It is not a state to reach.
+
+See `subjects/streams.py`.
+"""
 
 
 @dataclass(frozen=True)
 class RunAgain:
-    """A task that was run again: what it is called, and how its first run ended."""
+    """A task that was run again: its name, and the end of its first run."""
 
     task: str
     error: str
@@ -49,14 +52,18 @@ class RunAgain:
 
 @dataclass(frozen=True)
 class Environment:
-    """What the figures of a record depend on: device, versions, commit; None where unknown.
+    """The environment of a run: device, versions, commit. None for unknown values.
 
-    `dirty` says whether the tree differed from the commit. `repository` is the address at which
-    people find the commit. `processes` counts the worker processes, 0 if the command's own process
-    did the work; they took `gpus` GPUs in turn. `mps` says whether they shared GPUs by NVIDIA's
-    MPS, `ray` whether they belonged to a Ray cluster. These four are None for work that is never
-    spread. `again` lists the tasks that were run a second time: that their process ended may have
-    been the fault of another one under MPS, or of a node of the cluster.
+    - `dirty`: whether the tree differed from the commit.
+    - `repository`: the public address of the commit.
+    - `processes`: the number of worker processes; 0 if the command itself did the work.
+    - `gpus`: the number of GPUs that they used in turn.
+    - `mps`: whether they shared GPUs by NVIDIA's MPS.
+    - `ray`: whether they belonged to a Ray cluster.
+    - `again`: tasks that ran a second time, because another process under MPS or a node of the
+      cluster may have ended their first process.
+
+    `processes`, `gpus`, `mps` and `ray` are None for commands that never use workers.
     """
 
     device: str
@@ -79,13 +86,7 @@ class Environment:
 
 @dataclass(frozen=True)
 class TrialSettings:
-    """What was on trial. Sizes are in slots, `buckets` in requests, `token_buckets` in tokens.
-
-    With `overlap` the graph world planned a step while the forward before it was in flight.
-    `shape` says how large the model is. `max_context` is the longest request in tokens, 0 for
-    the model's own, and slot numbers begin behind `skipped_slots`. `features` are those of the
-    engine beyond the basics.
-    """
+    """The settings of a trial. `harness/lockstep/config.py` describes them."""
 
     runner: str
     preset: str
@@ -108,9 +109,9 @@ class TrialSettings:
 
 @dataclass(frozen=True)
 class Violation:
-    """One property that did not hold: at which step, in which words, and exactly where.
+    """A property that did not hold: its id, the place of the step, a message, and the location.
 
-    `where` holds JSON values, as each property has them: layer, tensor, slot, owner, bits.
+    `where` has JSON values that depend on the property: layer, tensor, slot, owner, bits.
     """
 
     property: str
@@ -121,7 +122,7 @@ class Violation:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule as a case file has it: the name of each step, under `step`, and its values."""
+    """A schedule as in a case file. Each step has its name under `step`, and its values."""
 
     seed: int
     steps: tuple[dict[str, str | int | tuple[int, ...]], ...]
@@ -129,7 +130,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class CaseHead:
-    """What a case file holds beside its trial, its schedule and its violations."""
+    """The fields of a case file other than trial, schedule and violations."""
 
     format: str
     version: int
@@ -139,10 +140,11 @@ class CaseHead:
 
 @dataclass(frozen=True)
 class Finding:
-    """One counterexample. `violations` is empty if playing it again showed nothing.
+    """One counterexample.
 
-    `error` is the traceback of an error of the explainer, which then explained nothing.
-    `history` are schedules without which a fresh process does not show it.
+    - `violations`: empty if a second play did not violate any property.
+    - `error`: the traceback of the explainer, if it failed.
+    - `history`: schedules without which a fresh process does not reproduce the finding.
     """
 
     violations: tuple[Violation, ...]
@@ -157,16 +159,17 @@ class Finding:
 
     @property
     def raised(self) -> str:
-        """What the explainer raised, in one line, '' if it did not fail."""
+        """The explainer's error in one line, or '' if it did not fail."""
         return headline(self.error) if self.error else ""
 
 
 @dataclass(frozen=True)
 class TrialRow:
-    """What was done on one trial: where schedules came from, how it ended, and the counts.
+    """The result of one trial.
 
-    `error` is the traceback of what kept it from a verdict, None if nothing did. `seconds` is its
-    time; `events` counts how often each state was reached.
+    - `source`: the source of its schedules.
+    - `error`: the traceback of an internal error, or None.
+    - `events`: how often each state was reached.
     """
 
     trial: TrialSettings
@@ -184,13 +187,13 @@ class TrialRow:
 
     @property
     def raised(self) -> str:
-        """What kept it from ending as it should, in one line, '' if nothing did."""
+        """The internal error in one line, or '' without one."""
         return headline(self.error) if self.error else ""
 
 
 @dataclass(frozen=True)
 class CleanRow(TrialRow):
-    """One trial of the clean subject, and the properties it was checked for."""
+    """One clean trial, and the properties that were checked."""
 
     status: CleanStatus
     properties: tuple[str, ...]
@@ -200,10 +203,12 @@ class CleanRow(TrialRow):
 class BugRow(TrialRow):
     """One hunt of one bug on one runner.
 
-    `detected_by` is the property that must detect it; None where it cannot affect the runner,
-    and `unaffected` says why. `schedules_to_detection` were drawn until it was found, None
-    if it was not. `seen` are the properties that the finding violates. `reach` says how far the
-    bug got in the schedule found, or in all schedules drawn where none was; None if not asked.
+    - `detected_by`: the property that must detect the bug, or None.
+    - `unaffected`: why the bug cannot affect the runner, or None.
+    - `schedules_to_detection`: schedules drawn until detection, or None.
+    - `seen`: the properties that the finding violates.
+    - `reach`: how far the bug got in the finding, or in all schedules without one. None if it was
+      not recorded.
     """
 
     status: HuntStatus
@@ -228,9 +233,10 @@ class BugRow(TrialRow):
 
 @dataclass(frozen=True)
 class BugOnRunner:
-    """Whether a bug of the build can affect a runner of it, tried in this run or not.
+    """Whether a bug can affect a runner, tested in this run or not.
 
-    `unaffected` says why not. It cannot be switched on in a runner that lacks what it is about.
+    - `unaffected`: why it cannot, or None.
+    - `can_be_switched_on`: whether the runner has everything that the bug needs.
     """
 
     bug: str
@@ -241,7 +247,7 @@ class BugOnRunner:
 
 @dataclass(frozen=True)
 class ContractRow:
-    """One static input of a contract: one element per what, of which dtype, padded how."""
+    """One static input of a contract: its axis, dtype and padding."""
 
     name: str
     axis: str
@@ -251,7 +257,7 @@ class ContractRow:
 
 @dataclass(frozen=True)
 class Contract:
-    """The static inputs of a runner under one location scheme."""
+    """The static inputs of a runner in one location scheme."""
 
     runner: str
     scheme: str
@@ -263,10 +269,10 @@ WholeVerdict = Literal["as expected", "unexpected", "undecided"]
 
 @dataclass(frozen=True)
 class WholeEngine:
-    """A whole engine that the sanitizer watched beside the replica, and what it said.
+    """A whole engine that the sanitizer watched in this run, and the result.
 
-    `found` says of each bug that the engine is known to have whether its check found it. `page` is
-    relative to the record.
+    - `found`: for each bug that the engine is known to have, whether its check found it.
+    - `page`: the page of this engine, relative to the record.
     """
 
     engine: str
@@ -281,7 +287,7 @@ class WholeEngine:
 class Scope:
     """What the clean trials of a run tried, and what they did not, each in one line.
 
-    `unreached` are the states that a run of everything must reach and that this run did not.
+    `unreached` has the states that a full run must reach and that this run did not.
     """
 
     tried: str
@@ -291,13 +297,15 @@ class Scope:
 
 @dataclass(frozen=True)
 class Record:
-    """A whole run. `started` is in UTC, as ISO 8601 has it.
+    """A whole run.
 
-    `engine_runners` names, for each runner, those of the engine that it is tried in;
-    `uncompiled_runners` those whose function is run as it stands, where an engine would
-    compile it. `properties` has the statement of each property by its id, `required_events`
-    the states that the clean trials, taken together, must reach. `scope` is None in a record
-    that is older than it. `whole_engines` are those that were at hand, if they were asked for.
+    - `started`: UTC in ISO 8601.
+    - `engine_runners`: for each runner, the runners of the engine in which it was tested.
+    - `uncompiled_runners`: runners whose function an engine would compile, and this build does not.
+    - `properties`: the statement of each property, by id.
+    - `required_events`: the states that the clean trials together must reach.
+    - `scope`: None in records that are older than this field.
+    - `whole_engines`: downloaded engines that were watched, if requested.
     """
 
     command: str

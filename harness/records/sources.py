@@ -1,4 +1,4 @@
-"""A digest of this build's sources: two builds that have the same digest do the same."""
+"""A digest of this build's sources. Builds with the same digest behave alike."""
 
 import hashlib
 import sys
@@ -6,11 +6,11 @@ import sys
 from paritybit.places import SOURCES
 
 FOLDERS = ("harness", "reference", "subjects")
-"""The packages that carry out what a command asks for."""
+"""The packages that commands use."""
 
 
 def digest() -> str:
-    """Return a hash of the interpreter's version and of every source file."""
+    """Return a hash of the interpreter's version and of all source files."""
     found = hashlib.sha256(sys.version.encode())
     for folder in FOLDERS:
         for path in sorted((SOURCES / folder).rglob("*.py")):

@@ -1,9 +1,8 @@
-"""Frozen dataclasses to JSON data and back. Data that is not exactly as declared is refused.
+"""Converts frozen dataclasses to JSON data and back. Data must match the declared types exactly.
 
-Supports dataclasses of str, int, float, bool, None, Any, Literal, string enums, unions, lists and
-tuples of one kind, dictionaries by str and counters. The declared types alone say which classes
-are constructed; the data names none. Schedules have their own form, as in a case file. Does not
-know what the data means, and reads no file.
+Supported are str, int, float, bool, None, Any, Literal, string enums, unions, lists and tuples of
+one type, dictionaries with str keys, counters, and dataclasses of these. Only the declared types
+determine which classes are constructed. Schedules have their own form, as in a case file.
 """
 
 from collections import Counter
@@ -23,7 +22,7 @@ Data = TypeVar("Data")
 
 
 def to_json(value: Any) -> Any:
-    """Return a dataclass, or what it holds, as JSON data: dict, list, str, int, float, bool."""
+    """Return a dataclass or a value in it as JSON data: dict, list, str, int, float, bool."""
     if isinstance(value, schedule.Schedule):
         return schedule.to_json(value)
     if is_dataclass(value):
@@ -36,17 +35,16 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: type[Data], data: Any, place: str) -> Data:
-    """Return the dataclass `kind` of JSON data, which `place` names in a message.
+    """Return the dataclass `kind` from JSON data. `place` is the data's name in messages.
 
-    Raises ValueError, in one sentence, if a key is missing or unknown or a value is of
-    another type than declared.
+    Raises ValueError if a key is missing or unknown, or a value does not have the declared type.
     """
     value: Data = _value(kind, data, place)
     return value
 
 
 def _value(kind: Any, data: Any, place: str) -> Any:
-    """Return the value of JSON data that is declared to be of `kind`."""
+    """Return the value from JSON data for a declared type."""
     if kind is Any:
         return data
     if kind is schedule.Schedule:
@@ -59,7 +57,7 @@ def _value(kind: Any, data: Any, place: str) -> Any:
 
 
 def _record(kind: Any, data: Any, place: str) -> Any:
-    """Return the dataclass of an object that has exactly its fields, apart from LATER ones."""
+    """Return the dataclass from an object with exactly its fields. LATER fields may be missing."""
     if not isinstance(data, dict):
         raise _wrong(place, data, "an object")
     kinds = _kinds_of(kind)
@@ -81,7 +79,7 @@ def _kinds_of(kind: Any) -> dict[str, Any]:
 
 
 def _one_of(kinds: tuple[Any, ...], data: Any, place: str) -> Any:
-    """Return the value as the first kind that fits. If none does, raise as the last one does."""
+    """Return the value for the first type that fits. If none does, raise as the last one does."""
     if NoneType in kinds and data is None:
         return None
     *others, last = (kind for kind in kinds if kind is not NoneType)
@@ -92,31 +90,31 @@ def _one_of(kinds: tuple[Any, ...], data: Any, place: str) -> Any:
 
 
 def _literal(texts: tuple[str, ...], data: Any, place: str) -> str:
-    """Return one of the texts that are declared."""
+    """Return one of the declared texts."""
     if not isinstance(data, str) or data not in texts:
         raise _wrong(place, data, f"one of {', '.join(texts)}")
     return data
 
 
 def _enum(kind: type[Enum], data: Any, place: str) -> Enum:
-    """Return the member of an enum that has a text as its value."""
+    """Return the enum member with a value."""
     return kind(_literal(tuple(member.value for member in kind), data, place))
 
 
 def _tuple(kinds: tuple[Any, ...], data: Any, place: str) -> tuple[Any, ...]:
-    """Return the items of a list, all of one kind."""
+    """Return the items of a list, all of one type."""
     return tuple(_list(kinds, data, place))
 
 
 def _list(kinds: tuple[Any, ...], data: Any, place: str) -> list[Any]:
-    """Return the items of a list, all of one kind."""
+    """Return the items of a list, all of one type."""
     if not isinstance(data, list | tuple):
         raise _wrong(place, data, "a list")
     return [_value(kinds[0], item, f"{place}[{i}]") for i, item in enumerate(data)]
 
 
 def _dict(kinds: tuple[Any, ...], data: Any, place: str) -> dict[str, Any]:
-    """Return the items of an object with any keys, all of one kind."""
+    """Return the items of an object with any keys, all of one type."""
     if not isinstance(data, dict):
         raise _wrong(place, data, "an object")
     return {key: _value(kinds[1], item, f"{place}.{key}") for key, item in data.items()}
@@ -136,13 +134,13 @@ GENERIC = {
     dict: _dict,
     Counter: _counter,
 }
-"""How the value of a kind with arguments is read."""
+"""The reader for each generic type."""
 
 PLAIN = {str: "a text", int: "a whole number", float: "a finite number", bool: "true or false"}
 
 
 def _plain(kind: Any, data: Any, place: str) -> Any:
-    """Return a text, a number or a bool. A whole number is a number; a bool, NaN, inf are none."""
+    """Return a text, a number or a bool. An int is a valid float; a bool, NaN and inf are not."""
     if issubclass(kind, Enum):
         return _enum(kind, data, place)
     fits = type(data) is kind or (kind is float and type(data) is int)

@@ -1,30 +1,51 @@
-"""What it costs to add a property: its file, and one line of the table beside its import.
+"""Adding something is one file, and one line in each table that lists such things.
 
-Done on a copy of the build, in a process of its own, by a property that no build has.
+Each test does so on a copy of the code, in a process of its own. A runner has a second line,
+because `static_inputs.py` states its static inputs independently of the runner. A bug has a second
+line, because the property that must detect it is stated in `harness/`, which bugs do not import.
 """
 
-import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from properties.support.harness.command_line import python
+import pytest
+
+from properties.support.harness.command_line import FINDING, OK, python
 from properties.support.places import copy_packages
 
-TABLE = "harness/checks/table.py"
+Lines = Mapping[str, Mapping[str, str]]
+"""By file: lines that occur once in it, each with the text to add below."""
 
-PROPERTY = '''"""few_requests: a property that no build has."""
 
+@dataclass(frozen=True)
+class Addition:
+    """New files by path, new lines, the script that uses them, its exit code, and its output."""
+
+    files: Mapping[str, str]
+    lines: Lines
+    script: str
+    code: int
+    shown: tuple[str, ...]
+
+
+COMMAND = """
+import json, sys
+from pathlib import Path
+from paritybit.__main__ import main
+"""
+
+PROPERTY = """
 from paritybit.harness.checks.property import Description, Property
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.reference.batch import Mode
 
 
 def flag(observation: Observation) -> bool:
-    """Whether a decode runs more than two requests."""
     return observation.mode is Mode.DECODE and len(observation.graph.spans) > 2
 
 
 def describe(observation: Observation) -> Description:
-    """Say how many there are."""
     count = len(observation.graph.spans)
     return f"a decode of {count} requests", {"requests": count}
 
@@ -36,68 +57,244 @@ FEW_REQUESTS = Property(
     flag=flag,
     describe=describe,
 )
-'''
-
-LINES = {
-    "from paritybit.harness.checks.property import Property\n": (
-        "from paritybit.harness.checks.of_steps.few_requests import FEW_REQUESTS\n"
-    ),
-    "    LOG_HYGIENE,\n": "    FEW_REQUESTS,\n",
-}
-"""What is added to the table, by the line that it is added before."""
+"""
 
 HUNT = """
-import json, sys
-from pathlib import Path
-from paritybit.__main__ import main
 from paritybit.harness.records.case import Case, write_case
 from paritybit.harness.campaigns.hunt import hunt
 from paritybit.harness.checks.play import Lockstep
-from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
+from paritybit.harness.checks.table import STEP_PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
 
+assert "few_requests" in STEP_PROPERTIES
 trial = TrialConfig("cpu_graph", buckets=(4,), token_buckets=(4,))
 lockstep = Lockstep(trial)
 found = hunt(lockstep, "few_requests", 0, 50)
-outcome = lockstep.play(found.schedule)
-violations = tuple(violation.to_json() for violation in outcome.violations)
-write_case(Case(trial, found.schedule, "few_requests", 0, violations), Path("case.json"))
-codes = [main(["list", "--json"]), main(["replay", "case.json"])]
 steps = [step.name for step in found.schedule.steps]
-print(json.dumps({"steps": steps, "violations": violations, "codes": codes,
-                  "at_every_step": "few_requests" in STEP_PROPERTIES}))
+assert steps[-1] == "decode" and len(steps) <= 4, steps
+(violation,) = lockstep.play(found.schedule).violations
+assert violation.property == "few_requests"
+assert violation.step == len(steps) - 1
+assert violation.where == {"requests": 3}
+case = Case(trial, found.schedule, "few_requests", 0, (violation.to_json(),))
+write_case(case, Path("case.json"))
+assert main(["list", "--json"]) == 0
+sys.exit(main(["replay", "case.json"]))
 """
 
+TASK = """
+from paritybit.harness.campaigns.regress import RunConfig, all_hunts, hunting_tasks
+from paritybit.harness.campaigns.task import run_in_turn
 
-def grow(folder: Path) -> None:
-    """Copy the build to a folder, with one property more."""
+hunt = ("{}", "{}")
+assert hunt in all_hunts()
+task = hunting_tasks(RunConfig("cpu", (hunt,)))[0]
+result = run_in_turn(task)
+print(result.status, "by", task.target)
+sys.exit(main(["list", "--json"]))
+"""
+
+CAUGHT = "caught by kv_parity"
+
+BUG = """
+from paritybit.reference.batch import Mode
+from paritybit.subjects.bugs.bug import Bug, pull
+from paritybit.subjects.contracts import Policy
+from paritybit.subjects.toggles import LocationScheme
+
+BUGS = (
+    Bug(
+        name="kept_locations",
+        family="stale input",
+        scheme=LocationScheme.MEMO,
+        thread=pull("owner/name", 1),
+        mechanism="Padding keeps the write slots of an earlier batch.",
+        rows={"out_cache_loc": {"policy": Policy.KEEP}},
+        needs=("seq_lens_cpu",),
+        modes=frozenset({Mode.DECODE}),
+    ),
+)
+"""
+
+RUNNER = '''
+from paritybit.subjects.runners.decode import DecodeRunner
+
+
+class SecondDecodeRunner(DecodeRunner):
+    """Decode once more."""
+
+    name = "second_decode"
+'''
+
+ENGINE = """
+import torch
+
+KV = torch.zeros(16, 1, 4)
+
+
+def forward(tokens, cached, slots):
+    KV[slots[cached:]] += 1
+    if len(tokens) == 6:
+        KV[9] += 1
+
+
+def serve():
+    forward([5, 6, 7, 8, 9], 0, [1, 2, 3, 4, 5])
+    forward([5, 6, 7, 8, 9, 1], 5, [1, 2, 3, 4, 5, 6])
+"""
+
+CONNECTOR = """
+import atexit, sys
+import torch
+from paritybit.watch.facts import Forward, Group, Layer, Row
+from paritybit.watch.journal import of_process
+from paritybit.watch.settings import active
+from paritybit.watch.watcher import Watcher
+
+
+def connect():
+    engine, journal = sys.modules["small_engine"], of_process()
+    atexit.register(journal.end)
+    kv = Group("kv", (Layer("0", (engine.KV,)),))
+    words = {"engine": "small", "release": "1", "journal": journal, "settings": active()}
+    watcher, run = Watcher([kv], **words), engine.forward
+
+    def forward(tokens, cached, slots):
+        row = Row("a", tokens, cached, len(tokens) - cached, {"kv": torch.tensor(slots)})
+        watcher.begin(Forward("decode", (row,)))
+        run(tokens, cached, slots)
+        watcher.end()
+
+    engine.forward = forward
+"""
+
+POINTS = "small_connector-1.0.dist-info/entry_points.txt"
+
+CONNECTED = {
+    "small_engine.py": ENGINE,
+    "small_connector.py": CONNECTOR,
+    "small_connector-1.0.dist-info/METADATA": "Name: small_connector\nVersion: 1.0\n",
+    POINTS: "[paritybit.connectors]\n",
+}
+CONNECTED_LINE: Lines = {
+    POINTS: {"[paritybit.connectors]\n": "small_engine = small_connector:connect\n"}
+}
+
+WATCH = """
+serve = [sys.executable, "-c", "import small_engine; small_engine.serve()"]
+sys.exit(main(["watch", "--out", "out", *{}, "--", *serve]))
+"""
+
+CHECK = """
+from paritybit.watch.observations import Check
+
+
+def judge(reads):
+    return reads.findings(CHECK.name, reads.position > 3, "it is beyond the fourth")
+
+
+CHECK = Check("long context", "reads", "a request reads four positions at most", "none", judge)
+"""
+
+ADDITIONS = {
+    "property": Addition(
+        {"harness/checks/of_steps/few_requests.py": PROPERTY},
+        {
+            "harness/checks/table.py": {
+                "from paritybit.harness.checks.property import Property\n": (
+                    "from paritybit.harness.checks.of_steps.few_requests import FEW_REQUESTS\n"
+                ),
+                "_ORDER = (\n": "    FEW_REQUESTS,\n",
+            }
+        },
+        HUNT,
+        FINDING,
+        (
+            '"few_requests": "a decode runs two requests at most"',
+            "few_requests: a decode of 3 requests",
+        ),
+    ),
+    "bug": Addition(
+        {"subjects/bugs/kept.py": BUG},
+        {
+            "subjects/bugs/catalogue.py": {
+                "from paritybit.subjects.bugs.bug import Bug\n": (
+                    "from paritybit.subjects.bugs import kept\n"
+                ),
+                "_FAMILIES = (\n": "    kept,\n",
+            },
+            "harness/checks/expectations.py": {
+                "TABLE: dict[str, Row] = {\n": (
+                    '    "kept_locations": seen("kv_parity", DECODE),\n'
+                )
+            },
+        },
+        TASK.format("kept_locations", "decode"),
+        OK,
+        ('"kept_locations": "Padding keeps the write slots of an earlier batch."', CAUGHT),
+    ),
+    "runner": Addition(
+        {"subjects/runners/second_decode.py": RUNNER},
+        {
+            "subjects/runners/__init__.py": {
+                "from paritybit.subjects.runners.piecewise import PiecewiseRunner\n": (
+                    "from paritybit.subjects.runners.second_decode import SecondDecodeRunner\n"
+                ),
+                "TABLE: tuple[tuple[type[GraphRunner], tuple[str, ...]], ...] = (\n": (
+                    '    (SecondDecodeRunner, ("second",)),\n'
+                ),
+            },
+            "harness/checks/static_inputs.py": {
+                "INPUTS: Mapping[str, ExpectedInputs] = {\n": (
+                    '    "second_decode": ExpectedInputs(decode_rows(1), bucket_tokens=1),\n'
+                )
+            },
+        },
+        TASK.format("swa_pad", "second_decode"),
+        OK,
+        ('"second_decode": "Decode once more."', CAUGHT),
+    ),
+    "check": Addition(
+        {"paritybit/watch/checks/long_context.py": CHECK, **CONNECTED},
+        {
+            "paritybit/watch/checks/__init__.py": {
+                "from paritybit.watch.checks import (\n": "    long_context,\n",
+                "    for module in (\n": "        long_context,\n",
+            },
+            **CONNECTED_LINE,
+        },
+        WATCH.format('["--checks", "long context"]'),
+        FINDING,
+        ("long context", "reads position 4"),
+    ),
+    "connector": Addition(
+        CONNECTED, CONNECTED_LINE, WATCH.format([]), FINDING, ("stray write", "changed slot 9")
+    ),
+}
+
+
+def add(addition: Addition, folder: Path) -> None:
+    """Copy the code to a folder, and add the files and lines there."""
     copy_packages(folder)
-    (folder / "harness/checks/of_steps/few_requests.py").write_text(PROPERTY)
-    table = (folder / TABLE).read_text()
-    for before, line in LINES.items():
-        assert table.count(before) == 1
-        table = table.replace(before, line + before)
-    (folder / TABLE).write_text(table)
+    for name, text in addition.files.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    for name, lines in addition.lines.items():
+        text = (folder / name).read_text()
+        for above, line in lines.items():
+            assert text.count(above) == 1, above
+            text = text.replace(above, above + line)
+        (folder / name).write_text(text)
 
 
-def test_a_property_more_is_judged_hunted_shrunk_listed_and_replayed(
-    tmp_path: Path,
-) -> None:
-    """At every step of every schedule, with nothing else changed."""
-    grow(tmp_path)
-    done = python("-c", HUNT, folder=tmp_path, variables={"PYTHONPATH": str(tmp_path)})
-    assert done.returncode == 0, done.stderr
-    *shown, last = done.stdout.splitlines()
-    found = json.loads(last)
-    assert found["at_every_step"]
-    assert found["steps"][-1] == "decode"
-    assert len(found["steps"]) <= 4
-    (violation,) = found["violations"]
-    assert violation["property"] == "few_requests"
-    place = len(found["steps"]) - 1
-    assert violation["step"] == place
-    assert violation["where"] == {"requests": 3}
-    assert found["codes"] == [0, 1]
-    printed = "\n".join(shown)
-    assert '"few_requests": "a decode runs two requests at most"' in printed
-    assert f"step {place}: few_requests: a decode of 3 requests" in printed
+@pytest.mark.parametrize("kind", ADDITIONS)
+def test_what_is_added_by_a_file_and_a_line_is_listed_and_used(kind: str, tmp_path: Path) -> None:
+    """A bug and a property are detected, a runner is tested, a connected engine is checked."""
+    addition = ADDITIONS[kind]
+    add(addition, tmp_path)
+    variables = {"PYTHONPATH": str(tmp_path)}
+    done = python("-c", COMMAND + addition.script, folder=tmp_path, variables=variables)
+    printed = done.stdout + done.stderr
+    assert done.returncode == addition.code, printed
+    assert [text for text in addition.shown if text not in printed] == []

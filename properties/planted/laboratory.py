@@ -54,7 +54,7 @@ def play(seed: int, seconds: float) -> dict[str, Any]:
     """Play clean trials until one finds something."""
     # Imported late: they are what is faulty.
     from paritybit.harness.campaigns import hunt  # noqa: PLC0415
-    from paritybit.harness.campaigns.benches import kept_lockstep  # noqa: PLC0415
+    from paritybit.harness.campaigns.locksteps import kept_lockstep  # noqa: PLC0415
     from paritybit.harness.campaigns.regress import RunConfig, clean_tasks  # noqa: PLC0415
     from paritybit.harness.campaigns.task import GOOD, run_task  # noqa: PLC0415
 

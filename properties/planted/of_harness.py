@@ -59,7 +59,7 @@ OF_HARNESS: tuple[Fault, ...] = (
         name="why-it-ended-is-lost",
         file="harness/campaigns/fresh.py",
         old=(
-            "        with suppress(OSError):  # It has ended, and may have said why.\n"
+            "        with suppress(OSError):  # It has ended, and may have sent a reason.\n"
             "            self.pipe.send(playing)\n"
             "        try:\n"
         ),

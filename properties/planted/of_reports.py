@@ -73,7 +73,7 @@ OF_REPORTS: tuple[Fault, ...] = (
         name="untried-hunt-is-mended",
         file="reports/compared/runs.py",
         old="return GONE if was_wrong else None",
-        new="return MENDED if was_wrong else None",
+        new="return FIXED if was_wrong else None",
         tests=("properties/reports/test_comparison.py",),
         why="A finding whose hunt the later run did not try is said to be mended.",
     ),

@@ -1,1 +1,1 @@
-"""Two records side by side: what became of each finding from the earlier run to the later."""
+"""Compares two records: what changed for each finding from the earlier run to the later."""

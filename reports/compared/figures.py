@@ -1,7 +1,4 @@
-"""What else two runs do not share: where they ran, what they reached, how fast they were.
-
-Knows the record. Does not know what became of findings.
-"""
+"""Compares two runs by environment, coverage and speed."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,7 +11,7 @@ from paritybit.reports.texts import duration, or_dash
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure or a fact of both runs."""
+    """A figure or a fact in both runs."""
 
     name: str
     before: str
@@ -22,7 +19,7 @@ class Figure:
 
 
 def environment(before: Record, after: Record) -> Iterator[Figure]:
-    """Yield what the runs do not have in common."""
+    """Yield the differences between the environments."""
     settings = {
         "command": (before.command, after.command),
         "seed": (before.seed, after.seed),
@@ -36,7 +33,7 @@ def environment(before: Record, after: Record) -> Iterator[Figure]:
 
 
 def facts_of(environment: Environment) -> dict[str, Any]:
-    """Return an environment as values to compare: of what was run again, how many."""
+    """Return an environment as values to compare, with the number of tasks run again."""
     return asdict(environment) | {"again": len(environment.again)}
 
 
@@ -56,7 +53,7 @@ def events(record: Record) -> Counter[str]:
 
 
 def speed(before: Record, after: Record) -> Iterator[Figure]:
-    """Yield the time both runs took, and the clean steps a second of each runner."""
+    """Yield the times of both runs, and the clean steps per second of each runner."""
     yield Figure("time taken", duration(before.seconds), duration(after.seconds))
     yield Figure("schedules to detection, mean", _mean_drawn(before), _mean_drawn(after))
     rates = _rates(before), _rates(after)
@@ -72,7 +69,7 @@ def _mean_drawn(record: Record) -> str:
 
 
 def _rates(record: Record) -> dict[str, float]:
-    """Return the clean steps a second, by runner."""
+    """Return the clean steps per second, by runner."""
     trials: dict[str, list[TrialRow]] = {}
     for trial in record.clean:
         trials.setdefault(trial.trial.runner, []).append(trial)

@@ -1,14 +1,11 @@
-"""What can become of a finding from one run to the next, the gravest first, and what it comes to.
-
-Knows neither of the two kinds of records that are compared.
-"""
+"""The kinds of changes between two runs, for both kinds of records, and the verdict."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 NEW, WORSE, OPEN, GONE = "new", "worse", "undecided", "gone"
-STAYS, CHANGED, MENDED = "still there", "changed", "fixed"
+STAYS, CHANGED, FIXED = "still there", "changed", "fixed"
 
 KINDS: Mapping[str, str] = {
     NEW: "wrong in the later run; in the earlier run it was right, undecided or not tested",
@@ -17,21 +14,21 @@ KINDS: Mapping[str, str] = {
     GONE: "wrong in the earlier run; the later run did not test it",
     STAYS: "wrong in both runs, for the same reason",
     CHANGED: "right in both runs, but the details differ",
-    MENDED: "right in the later run; wrong in the earlier run",
+    FIXED: "right in the later run; wrong in the earlier run",
 }
-"""Kinds of changes in the order in which they are shown, and what each means."""
+"""The kinds of changes with their meanings, in the order in which they are shown."""
 
 ALARMING = frozenset({NEW, WORSE})
-"""What makes the later run worse than the earlier one."""
+"""The kinds that make the later run worse than the earlier one."""
 
 LOST = frozenset({OPEN, GONE})
-"""What the earlier run could tell, and the later one cannot."""
+"""The kinds for which only the earlier run has a verdict."""
 
-TONES: Mapping[str, str] = {MENDED: "good", CHANGED: "warn", OPEN: "warn", GONE: "warn"}
+TONES: Mapping[str, str] = {FIXED: "good", CHANGED: "warn", OPEN: "warn", GONE: "warn"}
 
 
 def tone(kind: str) -> str:
-    """Return how a kind of change is coloured: good, warn or bad."""
+    """Return the colour of a kind of change: good, warn or bad."""
     return TONES.get(kind, "bad")
 
 
@@ -52,21 +49,21 @@ GRAVITY = (
     ("live_inputs", "index_contract", "captured_path", "declared_state"),
     ("log_hygiene",),
 )
-"""Properties by how grave it is that one is violated: wrong results first, a log line last.
+"""Properties by the severity of a violation: wrong results first, a log line last.
 
-A property that stands nowhere is in the middle.
+A property that is not listed is in the middle.
 """
 
 
 def gravity(properties: Iterable[str]) -> int:
-    """Return how grave it is that these are violated: 0 for the gravest."""
+    """Return the severity of violations. 0 is the most severe."""
     middle = GRAVITY.index(())
     places = {name: place for place, names in enumerate(GRAVITY) for name in names}
     return min((places.get(name, middle) for name in properties), default=len(GRAVITY))
 
 
 def counted(kinds: Iterable[str]) -> str:
-    """Say how many changes there are of each kind, the gravest first; none of which is not said."""
+    """Describe the number of changes of each kind that occurs, the most severe first."""
     counts = Counter(kinds)
     said = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
     if set(counts) - {STAYS, CHANGED}:
@@ -76,9 +73,9 @@ def counted(kinds: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Name:
-    """What tells a run from others: commit, device, what was tried, and when it began.
+    """The parts of a run's name: commit, device, what was tested, and start time.
 
-    `subject` and `started` are '' where they are not known or say nothing.
+    `subject` and `started` are '' if they are not known or not needed.
     """
 
     commit: str | None
@@ -89,7 +86,7 @@ class Name:
 
     @property
     def short(self) -> str:
-        """The run by what was tried, its commit and its device."""
+        """The name with subject, commit and device."""
         commit = "an unrecorded commit" if self.commit is None else self.commit[:12]
         dirty = ", with uncommitted changes" if self.dirty else ""
         subject = f"{self.subject}, tested by " if self.subject else ""
@@ -97,7 +94,7 @@ class Name:
 
 
 def distinct_names(before: Name, after: Name) -> tuple[str, str]:
-    """Return what the two runs of a comparison are called."""
+    """Return different names for the two runs of a comparison."""
     names = [before.short, after.short]
     if names[0] == names[1]:
         names = [
@@ -110,9 +107,9 @@ def distinct_names(before: Name, after: Name) -> tuple[str, str]:
 
 
 def verdict(kinds: Sequence[str], *, lost: int) -> str:
-    """Return in a few words what a comparison comes to.
+    """Return the verdict of a comparison in a few words.
 
-    `lost` counts what else the earlier run could tell and the later one cannot.
+    `lost` is the number of further results that only the earlier run has.
     """
     if ALARMING & set(kinds):
         return "Worse"

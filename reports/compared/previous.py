@@ -1,4 +1,4 @@
-"""A run beside the one before it, as its page and the terminal tell it."""
+"""The comparison of a run with the previous one, for its page and the terminal."""
 
 from dataclasses import dataclass
 
@@ -6,15 +6,17 @@ from paritybit.reports.compared.kinds import CHANGED, STAYS
 from paritybit.reports.compared.runs import Change, Comparison
 
 MOST = 50
-"""Changes that a page names: `command` shows them all."""
+"""The number of changes on a page. `command` shows all."""
 
 
 @dataclass(frozen=True)
 class Previous:
-    """The run before this one: the name of its folder, its page, and what differs.
+    """The previous run.
 
-    `page` is '' where there is none to link to. `comparison` is None where the two cannot be
-    compared, and `error` says why. `command` compares them.
+    - `name`: the name of its folder.
+    - `page`: the path of its page, or ''.
+    - `command`: the command that compares the runs.
+    - `comparison`: None if the runs cannot be compared; `error` has the reason.
     """
 
     name: str
@@ -25,18 +27,18 @@ class Previous:
 
     @property
     def sentence(self) -> str:
-        """What it comes to."""
+        """The result in one sentence."""
         if self.comparison is None:
             return f"cannot be compared: {self.error}"
         return f"{self.comparison.verdict}: {self.comparison.message}"
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """What became otherwise: not what stays as it was, nor what only looks different."""
+        """The changes, without unchanged findings and differences in details."""
         found = self.comparison.changes if self.comparison is not None else ()
         return tuple(change for change in found if change.kind not in {STAYS, CHANGED})
 
     @property
     def shown(self) -> tuple[Change, ...]:
-        """The gravest of them, as many as a page names."""
+        """The most severe changes, limited for a page."""
         return self.changes[:MOST]

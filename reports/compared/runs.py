@@ -1,7 +1,6 @@
-"""Two run records side by side: what is new, worse, gone, mended or changed.
+"""Compares two run records: what is new, worse, gone, fixed or changed.
 
-Knows the record. Does not know markup or the terminal, and judges nothing: of each
-hunt it takes the record's word, and says where the words differ.
+This module has no markup and judges nothing. It compares the statuses in the records.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,10 +14,10 @@ from paritybit.reports.compared.figures import Figure, coverage, environment, ev
 from paritybit.reports.compared.kinds import (
     ALARMING,
     CHANGED,
+    FIXED,
     GONE,
     KINDS,
     LOST,
-    MENDED,
     NEW,
     OPEN,
     STAYS,
@@ -45,10 +44,10 @@ GRAVEST = (
     "vacuous",
     "failed",
 )
-"""Ends of a hunt or a clean trial that are not as they should be, the gravest first."""
+"""Unexpected statuses of hunts and clean trials, the most severe first."""
 
 NO_VERDICT = "failed"
-"""How one ends that an error of ours kept from a verdict."""
+"""The status after an internal error."""
 
 INTERRUPTED = "interrupted"
 
@@ -57,10 +56,10 @@ Row = CleanRow | BugRow
 
 @dataclass(frozen=True)
 class Change:
-    """One hunt that went differently, or is wrong in both runs.
+    """A hunt or clean trial that changed, or is wrong in both runs.
 
-    A card is None where the run has no finding of it. `differs` names in what a finding has
-    changed, '' where the kind says it all.
+    `cards` has the card of each run, or None if the run has no finding. `differs` lists what
+    changed, or is '' if the kind says it all.
     """
 
     kind: str
@@ -74,10 +73,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Both runs by name; `message` says it in a sentence.
+    """The comparison of two runs.
 
-    `lost` are hunts that were right in the earlier run and not tried in the later one;
-    `added` are those that the later run alone tried.
+    - `names`: the names of both runs.
+    - `message`: the result in one sentence.
+    - `lost`: hunts that were right in the earlier run and not tested in the later one.
+    - `added`: hunts that only the later run tested.
     """
 
     names: tuple[str, str]
@@ -97,12 +98,12 @@ class Comparison:
 
     @property
     def unsettled(self) -> bool:
-        """Whether the later run leaves open what the earlier one could tell."""
+        """Whether the later run has no verdict where the earlier one had one."""
         return bool(self.lost) or any(change.kind in LOST for change in self.changes)
 
     @property
     def alone(self) -> Mapping[str, tuple[str, ...]]:
-        """Hunts that one of the runs alone tried, and nothing is known against, by a title."""
+        """Hunts without an unexpected result that only one run tested, by title."""
         return {
             "right in the earlier run, not tested in the later run": self.lost,
             "tested only in the later run": self.added,
@@ -110,12 +111,12 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """What it comes to, in a few words."""
+        """The verdict in a few words."""
         return verdict([change.kind for change in self.changes], lost=len(self.lost))
 
 
 def compare_runs(before: Record, after: Record) -> Comparison:
-    """Return what differs between two records."""
+    """Return the comparison of two records."""
     hunts = _hunts(before), _hunts(after)
     alike = _device(before) == _device(after)
     kinds = {key: _kind_of(key, hunts, alike=alike) for key in {**hunts[0], **hunts[1]}}
@@ -145,9 +146,9 @@ def compare_runs(before: Record, after: Record) -> Comparison:
 
 
 def _message(changes: Sequence[Change], counts: Sequence[int], after: Record) -> str:
-    """Say what a comparison comes to.
+    """Return the result of a comparison in one sentence.
 
-    `counts` are the hunts that were tried in both runs, in the earlier and in the later alone.
+    `counts` has the numbers of hunts tested in both runs, only the earlier, and only the later.
     """
     said = counted(change.kind for change in changes)
     places = ("in both runs", "only in the earlier run", "only in the later run")
@@ -169,10 +170,7 @@ def _device(record: Record) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Key:
-    """What makes two hunts the same hunt: what was on trial, and where schedules came from.
-
-    The device is not of it: runs on two devices try the same hunts.
-    """
+    """The identity of a hunt: its trial without the device, and the source of schedules."""
 
     bugs: tuple[str, ...]
     runner: str
@@ -189,9 +187,9 @@ Hunts = Mapping[Key, Row]
 
 
 def _hunts(record: Record) -> dict[Key, Row]:
-    """Return the hunts and clean trials of a record by what makes them the same.
+    """Return the hunts and clean trials of a record by key.
 
-    Of several the gravest stands.
+    If several have the same key, the most severe one counts.
     """
     found: dict[Key, Row] = {}
     rows: tuple[Row, ...] = (*record.clean, *record.bugs)
@@ -202,7 +200,7 @@ def _hunts(record: Record) -> dict[Key, Row]:
 
 
 def _cards(record: Record, hunts: Iterable[Row | None]) -> dict[int, Card]:
-    """Return the cards of the findings of some hunts of a record, by the identity of their rows."""
+    """Return the cards of hunts with findings, by the `id` of their rows."""
     wanted = {id(hunt) for hunt in hunts if hunt is not None and hunt.finding is not None}
     clean = tuple(row for row in record.clean if id(row) in wanted)
     bugs = tuple(row for row in record.bugs if id(row) in wanted)
@@ -235,27 +233,27 @@ def _name(key: Key) -> str:
 
 
 def _wrong(row: Row) -> bool:
-    """Whether a hunt or a clean trial did not end as it should."""
+    """Whether a hunt or a clean trial has an unexpected status."""
     return not sound(row.status)
 
 
 def _rank(row: Row) -> tuple[int, int]:
-    """Return how gravely a hunt ended: the less, the graver."""
+    """Return the severity of a hunt's end. Lower is more severe."""
     if not _wrong(row):
         return len(GRAVEST), 0
     return GRAVEST.index(row.status), gravity(_violated(row))
 
 
 def _violated(row: Row) -> list[str]:
-    """Return the properties that a hunt saw violated, in order."""
+    """Return the properties that a hunt's finding violates, in order."""
     seen = row.finding.violations if row.finding is not None else ()
     return list(dict.fromkeys(violation.property for violation in seen))
 
 
 def _kind_of(key: Key, hunts: tuple[Hunts, Hunts], *, alike: bool) -> str | None:
-    """Return what became of a hunt; None where nothing did, and it is as it should be.
+    """Return the kind of change of a hunt, or None if it is right and unchanged.
 
-    `alike` says that both runs were on one device, so that bits can be held against bits.
+    `alike` says that both runs used the same device, so bits can be compared.
     """
     before, after = hunts[0].get(key), hunts[1].get(key)
     differs = _differs(before, after, alike=alike) if before and after else []
@@ -269,7 +267,7 @@ def _change(
     *,
     alike: bool,
 ) -> Change:
-    """Return what became of a hunt that differs or is wrong, with the cards of its findings."""
+    """Return the change of a hunt that differs or is wrong, with the cards of its findings."""
     before, after = hunts[0].get(key), hunts[1].get(key)
     differs = _differs(before, after, alike=alike) if before and after else []
     kind = _kind(before, after) or CHANGED
@@ -285,12 +283,12 @@ def _change(
 
 
 def _kind(before: Row | None, after: Row | None) -> str | None:
-    """Return what became of a hunt, None where it is right in both runs or in the only one."""
+    """Return the kind of change of a hunt by its status, or None if it is right in all runs."""
     was_wrong = before is not None and _wrong(before)
     if after is None:
         return GONE if was_wrong else None
     if not _wrong(after):
-        return MENDED if was_wrong else None
+        return FIXED if was_wrong else None
     was_open = before is not None and before.status == NO_VERDICT
     if after.status == NO_VERDICT:
         return STAYS if was_open else OPEN
@@ -300,28 +298,28 @@ def _kind(before: Row | None, after: Row | None) -> str | None:
 
 
 def _worse(before: Row, after: Row) -> bool:
-    """Whether what is wrong in both runs is so more gravely, or for another reason."""
+    """Whether a hunt that is wrong in both runs is more severe, or has another cause."""
     order = GRAVEST.index(before.status), GRAVEST.index(after.status)
     if order[0] != order[1]:
         return order[1] < order[0]
     old, new = before.finding, after.finding
     if old is None or new is None:
         return new is not None
-    if old.explanation is None:  # Its reason is not known: what it violates is all there is.
+    if old.explanation is None:  # The cause is not known, so compare the violations.
         return not set(_violated(before)) & set(_violated(after))
     return cause_of(before) != cause_of(after)
 
 
 def _differs(before: Row, after: Row, *, alike: bool) -> list[str]:
-    """Return in what two ends of a hunt differ."""
+    """Return the names of the parts in which two ends of a hunt differ."""
     parts = _parts(before, alike=alike), _parts(after, alike=alike)
     return [name for name in parts[0] if parts[0][name] != parts[1][name]]
 
 
 def _parts(hunt: Row, *, alike: bool) -> dict[str, Any]:
-    """Return what of a hunt is compared, by what it is called.
+    """Return the parts of a hunt that are compared, by name.
 
-    On two devices bits differ by right, and with them where and how a fault shows first.
+    On different devices bits may differ, and so may the first place of a violation.
     """
     of_both = {"status": hunt.status, "properties": _violated(hunt)}
     if not alike:
@@ -339,7 +337,7 @@ def _parts(hunt: Row, *, alike: bool) -> dict[str, Any]:
 
 
 def _outcome(hunt: Row | None) -> str:
-    """Say in words how a hunt ended."""
+    """Describe the end of a hunt."""
     if hunt is None:
         return "not tried"
     if hunt.finding is None:
@@ -352,20 +350,20 @@ NEVER = "never reached"
 
 
 def _unreached(before: Record, after: Record) -> Iterator[Change]:
-    """Yield the states that schedules must reach, and in either run never did."""
+    """Yield changes for required states that at least one run never reached."""
     missed = _never_reached(before), _never_reached(after)
     counts = events(before), events(after)
     for name in dict.fromkeys((*missed[0], *missed[1])):
         if name in missed[1]:
             kind = STAYS if name in missed[0] else NEW
         else:
-            kind = MENDED if judges_coverage(after) and counts[1][name] else GONE
+            kind = FIXED if judges_coverage(after) and counts[1][name] else GONE
         cells = [f"reached {count[name]:,} times" if count[name] else NEVER for count in counts]
         last = len(GRAVEST), 0
         yield Change(kind, f"coverage: {name}", "", cells[0], cells[1], (None, None), last)
 
 
 def _never_reached(record: Record) -> list[str]:
-    """Return the states that speak against a run, because its schedules never reached them."""
+    """Return the required states that a run never reached."""
     counts = events(record)
     return [name for name in record.required_events if judges_coverage(record) and not counts[name]]

@@ -1,4 +1,4 @@
-"""A comparison of two runs on the terminal."""
+"""Prints a comparison of two runs on the terminal."""
 
 from collections.abc import Iterable, Iterator
 
@@ -9,14 +9,14 @@ from rich.markup import escape
 from rich.table import Table
 
 NEVER = "0"
-"""How a coverage count of none is written."""
+"""The text for a coverage count of zero."""
 
 MOST = 8
-"""Changes of a kind that are printed, where they are no alarm: the page has them all."""
+"""The number of printed changes per kind, alarms excepted. The page has all."""
 
 
 def change_lines(comparison: Comparison) -> Iterator[str]:
-    """Yield what became of findings, the gravest first, and what it comes to."""
+    """Yield the changes, the most severe first, and the result."""
     before, after = comparison.names
     yield f"before: {before}"
     yield f"after:  {after}"
@@ -44,7 +44,7 @@ def change_lines(comparison: Comparison) -> Iterator[str]:
 
 
 def tables(comparison: Comparison) -> Iterator[Table]:
-    """Yield what the runs do not share beside findings; no empty table."""
+    """Yield tables of other differences between the runs. Empty tables are left out."""
     lost = [row for row in comparison.coverage if (row.before == NEVER) != (row.after == NEVER)]
     everything = (
         _rows("reached in only one run", lost),

@@ -1,4 +1,4 @@
-"""Two records of the sanitizer side by side: which causes are new, gone, or still there."""
+"""Compares two records of the sanitizer: which causes are new, gone, or still there."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from paritybit.launch.words import causes_of
 
 @dataclass(frozen=True)
 class Change:
-    """What became of a cause, and how often each check found it before and after."""
+    """The change of a cause, and how often each check found it before and after."""
 
     kind: str
     cause: str
@@ -19,7 +19,7 @@ class Change:
 
 
 def compare_watched(before: Watched, after: Watched) -> Iterator[Change]:
-    """Yield what became of each cause, new ones first."""
+    """Yield the change of each cause, new ones first."""
     earlier = {cause.name: cause.count for cause in causes_of(before.findings)}
     later = {cause.name: cause.count for cause in causes_of(after.findings)}
     names = sorted({**later, **earlier}, key=lambda name: name in earlier)

@@ -1,1 +1,1 @@
-"""What is drawn on the page: time lines, slots, static inputs, bit patterns, detection."""
+"""Layouts of the drawings: time lines, slots, static inputs, bit patterns, detection."""

@@ -1,7 +1,6 @@
-"""Two bit patterns side by side, with the digits that differ marked.
+"""Two bit patterns side by side, with marks on the digits that differ.
 
-Knows hexadecimal text and the two float formats the project has. Does not know what
-was compared, only how the comparison of each property names its two sides.
+The patterns are hexadecimal texts of float32 or bfloat16 values.
 """
 
 import struct
@@ -17,12 +16,12 @@ SIDES: Mapping[str, tuple[str, str]] = {
     "determinism": ("first play", "second play"),
     "dense_agreement": ("float64 oracle", "eager"),
 }
-"""What the two sides are called, where they are not the eager and the graph world."""
+"""The names of the two sides, if they are not the eager and the graph run."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring digits that all differ from the other side's, or all agree with them."""
+    """Adjacent digits that all differ from the other side, or all agree with it."""
 
     text: str
     differs: bool
@@ -39,7 +38,7 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Both sides, and in words how many bits differ ('' for texts that are no bit patterns)."""
+    """Both sides, and the number of differing bits as text ('' if they are not bit patterns)."""
 
     left: Pattern
     right: Pattern
@@ -47,7 +46,7 @@ class Comparison:
 
 
 def compare(property_name: str, where: Mapping[str, Any]) -> Comparison | None:
-    """Return both patterns of a violation, or None if it names none."""
+    """Return both patterns of a violation, or None if it has none."""
     if "eager_bits" not in where or "graph_bits" not in where:
         return None
     left, right = str(where["eager_bits"]), str(where["graph_bits"])
@@ -60,7 +59,7 @@ def compare(property_name: str, where: Mapping[str, Any]) -> Comparison | None:
 
 
 def _runs(text: str, other: str) -> tuple[Run, ...]:
-    """Split `text` where it begins or ceases to differ from `other`, place by place."""
+    """Split `text` into runs that differ from `other` and runs that agree."""
     padded = other.ljust(len(text))
     pairs = zip(text, padded[: len(text)], strict=True)
     groups = groupby(pairs, key=lambda pair: pair[0] != pair[1])
@@ -68,7 +67,7 @@ def _runs(text: str, other: str) -> tuple[Run, ...]:
 
 
 def float_of(text: str) -> str:
-    """Return the float that 0x and 8 digits (float32) or 4 digits (bfloat16) stand for, or ''."""
+    """Return the float for 0x and 8 digits (float32) or 4 digits (bfloat16), or ''."""
     width = _width(text)
     if width not in (16, 32):
         return ""
@@ -86,7 +85,7 @@ def _count(left: str, right: str) -> str:
 
 
 def _width(text: str) -> int:
-    """Return how many bits a text such as 0x3f800000 spells, 0 if it is none such."""
+    """Return the number of bits of a text such as 0x3f800000, or 0 for other texts."""
     digits = text[2:]
     spelled = (
         text.startswith("0x") and digits and all(digit in "0123456789abcdef" for digit in digits)

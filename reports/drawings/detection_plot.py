@@ -1,7 +1,6 @@
-"""Layout of a plot: how many schedules were drawn until each hunt caught its bug.
+"""The layout of the plot of schedules drawn until each hunt detected its bug.
 
-Knows the record's hunts, and pixels. Does not know markup or colours. The axis is
-logarithmic: the first schedules tell a toothless generator from a good one.
+Lengths are in pixels. The axis is logarithmic, because the first schedules matter most.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,15 +11,15 @@ from typing import Literal
 from paritybit.harness.records.schema import BugRow
 
 LETTER = 7.3
-"""Width of a letter of a name, at most."""
+"""The maximum width of a letter in a name."""
 
 GAP = 16
 SPAN = 420
 MISSED = 48
-"""How far right of the axis's end a hunt stands that caught nothing."""
+"""The distance from the end of the axis to a hunt that detected nothing."""
 
 LOWER = "traffic"
-"""The source of schedules that has the lower lane of a line."""
+"""The source of schedules in the lower lane of a line."""
 
 LANE = 18
 LINE = 2 * LANE + 6
@@ -30,7 +29,7 @@ TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 @dataclass(frozen=True)
 class Dot:
-    """The `count` hunts of one source that drew equally many. `kind` is the source, or missed."""
+    """The `count` hunts of one source with equal numbers. `kind` is the source or `missed`."""
 
     x: int
     y: int
@@ -59,7 +58,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Plot:
-    """A whole plot; lengths are in pixels. `message` says in one sentence what it shows."""
+    """A whole plot. Lengths are in pixels. `message` describes it in one sentence."""
 
     title: str
     message: str
@@ -71,9 +70,9 @@ class Plot:
 
 
 def lay_out(hunts: Sequence[BugRow], key: Literal["bug", "runner"], examples: int) -> Plot | None:
-    """Return the plot of hunts by bug or by runner; None where no bug was to be caught.
+    """Return the plot of hunts by bug or by runner, or None if no bug had to be detected.
 
-    Of each hunt that had to catch something: `examples` schedules are the most it could draw.
+    `examples` is the maximum number of schedules per hunt.
     """
     target = [hunt for hunt in hunts if hunt.detected_by is not None]
     if not target:
@@ -107,7 +106,7 @@ def lay_out(hunts: Sequence[BugRow], key: Literal["bug", "runner"], examples: in
 
 
 def _dots(hunts: Sequence[BugRow], left: int, place: int, examples: int) -> Iterator[Dot]:
-    """Yield a dot for each source and number of schedules, as large as there are hunts."""
+    """Yield a dot for each source and number of schedules. Its size is the number of hunts."""
     groups: dict[tuple[str, int | None], list[str]] = {}
     for hunt in hunts:
         drawn = hunt.schedules_to_detection

@@ -1,6 +1,6 @@
-"""Layout of one picture of a stale index: the rows of a replay, their buffer, the slots they store.
+"""The layout of the picture of a stale index: rows of a replay, their buffer, and their slots.
 
-Knows the facts of an explanation, and pixels. Does not know markup or colours.
+Lengths are in pixels.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from paritybit.harness.explain.facts import (
 from paritybit.reports.drawings.static_inputs import source_text
 
 LEFT, WIDTH = 190, 870
-"""Where boxes begin, and how wide the picture is."""
+"""The left edge of the boxes, and the width of the picture."""
 
 ROW_WIDTH, ROW_TOP = 150, 84
 COLUMNS, CELL, POOL_TOP = 25, 26, 278
@@ -25,7 +25,7 @@ COLUMNS, CELL, POOL_TOP = 25, 26, 278
 
 @dataclass(frozen=True)
 class Box:
-    """A box with a text; `kind` is among live, wrong, padded, free and reserved."""
+    """A box with a text. `kind` is live, wrong, padded, free or reserved."""
 
     x: int
     y: int
@@ -37,7 +37,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Arrow:
-    """From an element of the buffer to the slot that its row stores; wrong or live."""
+    """An arrow from an element of the buffer to the slot of its row. `kind` is wrong or live."""
 
     path: str
     kind: str
@@ -45,7 +45,7 @@ class Arrow:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture; lengths are in pixels. `rows` stand above the elements that they read."""
+    """A picture. Lengths are in pixels. `rows` are above the elements that they read."""
 
     width: int
     height: int
@@ -62,9 +62,9 @@ class Picture:
 
 
 def lay_out(explanation: Explanation) -> Picture:
-    """Return the picture of a row that stores where a stale element of a static input leads.
+    """Return the picture of a row that writes to the slot of a stale element.
 
-    Raises ValueError for an explanation of anything else.
+    Raises ValueError for an explanation with another cause.
     """
     index, slot, bits = (
         explanation.cause.index,
@@ -110,7 +110,7 @@ def _place(element: int) -> int:
 
 
 def _rows(held: StaticInputRow, index: IndexOrigin, pool: SlotMap) -> Sequence[Box]:
-    """Return the rows of the batch: whose each is."""
+    """Return the rows of the batch with their owners."""
     return [
         Box(
             x=_place(row),
@@ -124,7 +124,7 @@ def _rows(held: StaticInputRow, index: IndexOrigin, pool: SlotMap) -> Sequence[B
 
 
 def _elements(held: StaticInputRow, index: IndexOrigin, now: int) -> Sequence[Box]:
-    """Return the elements of the buffer, and which step left each."""
+    """Return the elements of the buffer, each with the step that wrote it."""
     return [
         Box(
             x=_place(place),
@@ -139,7 +139,7 @@ def _elements(held: StaticInputRow, index: IndexOrigin, now: int) -> Sequence[Bo
 
 
 def _slots(pool: SlotMap, wrong: int) -> Sequence[Box]:
-    """Return the slots of a sub-pool: the request that owns each."""
+    """Return the slots of a sub-pool with their owners."""
     boxes = []
     for slot, owner in enumerate(pool.owners):
         line, column = divmod(slot, COLUMNS)
@@ -151,7 +151,7 @@ def _slots(pool: SlotMap, wrong: int) -> Sequence[Box]:
 
 
 def _arrows(held: StaticInputRow, index: IndexOrigin, slots: Sequence[Box]) -> Sequence[Arrow]:
-    """Return an arrow from each live element, and from the one to blame, to the slot it names."""
+    """Return an arrow from each live element, and from the wrong one, to its slot."""
     found = []
     for place in sorted({*range(held.live), index.element or 0}):
         target = slots[held.values[place]]
@@ -164,7 +164,7 @@ def _arrows(held: StaticInputRow, index: IndexOrigin, slots: Sequence[Box]) -> S
 
 
 def _since(left_by: int, now: int) -> str:
-    """Say which step wrote an element."""
+    """Describe which step wrote an element."""
     if left_by == CAPTURE:
         return "as captured"
     return f"written by step {left_by}" if left_by == now else f"left by step {left_by}"

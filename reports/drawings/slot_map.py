@@ -1,7 +1,6 @@
-"""Layout of a sub-pool's slots: a grid of boxes, each with its owner and its state.
+"""The layout of a sub-pool's slots: a grid of boxes, each with owner and state.
 
-Knows the facts of a sub-pool's slots, and pixels. Does not know markup or colours. Boxes
-of one state are one path, so that a map of a hundred slots stays small.
+Lengths are in pixels. Boxes with one state are one path, so that a map of many slots stays small.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,14 +12,14 @@ from paritybit.reports.texts import Fact, words
 COLUMNS = 16
 CELL = 22
 GUTTER = 44
-"""A whole number of boxes, so that the pattern of free boxes begins where they do."""
+"""The pattern of free boxes has the size of whole boxes, so that they align."""
 
 NONE = "none"
 
 
 @dataclass(frozen=True)
 class Text:
-    """A number in a box, or left of a line of boxes."""
+    """A number in a box or to the left of a line of boxes."""
 
     text: str
     x: int
@@ -29,12 +28,12 @@ class Text:
 
 @dataclass(frozen=True)
 class MapDrawing:
-    """One sub-pool; lengths are in pixels. `paths` are of one state each: its name, its path.
+    """The map of one sub-pool. Lengths are in pixels.
 
-    `wrong` crosses out the slot that was taken wrongly, `right` rings the one that was right; ''
-    where there is none.
-
-    `grid` is the outline of all boxes, `owners` the numbers in them by the state of their box.
+    - `grid`: the outline of all boxes.
+    - `paths`: the path of each state, by name.
+    - `wrong`, `right`: a cross on the slot used by mistake, and a ring on the right one, or ''.
+    - `owners`: the numbers in the boxes, by state.
     """
 
     name: str
@@ -50,7 +49,7 @@ class MapDrawing:
 
 
 def lay_out(pool: SlotMap, taken: SlotTaken | None = None) -> MapDrawing:
-    """Return the map of a sub-pool; `taken` is its slot that was taken wrongly, if one was."""
+    """Return the map of a sub-pool. `taken` is a slot that was used by mistake, or None."""
     owners = pool.owners
     owned = [slot for slot, owner in enumerate(owners) if owner != NOBODY]
     live = set(pool.live)
@@ -82,7 +81,7 @@ def lay_out(pool: SlotMap, taken: SlotTaken | None = None) -> MapDrawing:
 
 
 def _corner(slot: int) -> tuple[int, int]:
-    """Return where the box of a slot begins."""
+    """Return the corner of a slot's box."""
     line, column = divmod(slot, COLUMNS)
     return GUTTER + column * CELL + 1, line * CELL + 1
 
@@ -93,13 +92,13 @@ def _boxes(slots: Iterable[int]) -> str:
 
 
 def _cross(slot: int) -> str:
-    """Return the path that crosses out a slot's box."""
+    """Return the path of a cross on a slot's box."""
     (x, y), side = _corner(slot), CELL - 2
     return f"M{x} {y}l{side} {side}m0 -{side}l-{side} {side}"
 
 
 def _ring(slot: int) -> str:
-    """Return the path of a ring within a slot's box."""
+    """Return the path of a ring in a slot's box."""
     (x, y), side = _corner(slot), CELL - 4
     return f"M{x + 1} {y + 1}h{side}v{side}h-{side}z"
 
@@ -110,14 +109,14 @@ def _number(slot: int, owner: int) -> Text:
 
 
 def _grid(count: int) -> str:
-    """Return the path around the first `count` boxes: whole lines, and what is left over."""
+    """Return the path around the first `count` boxes: whole lines and the rest."""
     lines, rest = divmod(count, COLUMNS)
     whole = f"M{GUTTER} 0h{COLUMNS * CELL}v{lines * CELL}h-{COLUMNS * CELL}z"
     return f"{whole}M{GUTTER} {lines * CELL}h{rest * CELL}v{CELL}h-{rest * CELL}z"
 
 
 def _describe(pool: SlotMap, owned: int, taken: SlotTaken | None) -> str:
-    """Say in words what the map shows."""
+    """Describe the map."""
     differs = [_named(slot, pool.owners[slot]) for slot in pool.differs]
     message = f"{owned} of {len(pool.owners)} slots owned"
     message += f"; this step wrote {words(pool.written or [NONE])}"
@@ -125,7 +124,7 @@ def _describe(pool: SlotMap, owned: int, taken: SlotTaken | None) -> str:
 
 
 def _swapped(taken: SlotTaken | None) -> str:
-    """Say which slot was taken wrongly and which was right."""
+    """Describe which slot was used by mistake, and which was right."""
     if taken is None:
         return ""
     wrong = "none" if taken.slot is None else str(taken.slot)

@@ -1,7 +1,6 @@
-"""A graph's static inputs at one moment: what each element held, and which step left it there.
+"""A graph's static inputs before a replay: the value of each element, and the step that wrote it.
 
-Knows the facts of static inputs. Does not know markup or which input is to blame
-for what: that an element is stale, or read wrongly, is the record's word.
+Whether an element is stale or the cause of an error comes from the record.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,24 +17,24 @@ from paritybit.harness.records.schema import Contract, ContractRow
 from paritybit.reports.texts import Fact, value_text, words
 
 FILL_ONCE = "fill once"
-"""How padding is called that is filled at allocation alone."""
+"""The name of the padding that is only filled at allocation."""
 
 MOST_NAMED = 8
-"""Elements of a fault that are named."""
+"""The number of elements listed in a fault."""
 
 MOST_ELEMENTS = 48
-"""Elements of one static input that are shown."""
+"""The number of elements shown per static input."""
 
 SECTIONS: Mapping[str, int] = {"3 x token": 3}
-"""Of an axis whose elements come in several sections, each with a live head: how many."""
+"""The number of sections per axis. Each section has a live part. The default is 1."""
 
 PER: Mapping[str, str] = {"scalar": "one in all", "3 x token": "three per token"}
-"""How many elements there are of each axis, where they are not one for each."""
+"""The number of elements per axis as text, if it is not one for each."""
 
 
 @dataclass(frozen=True)
 class Element:
-    """One element. `kinds` are among live, padded, stale, culprit; `source` '' for this step."""
+    """One element. `kinds` has live, padded, stale, culprit. `source` is '' for this step."""
 
     value: str
     kinds: str
@@ -43,14 +42,14 @@ class Element:
 
 
 FILL = "fill "
-"""How padding begins in words that fills a tail at every padded replay."""
+"""The beginning of the text for padding that is filled at each padded replay."""
 
 
 @dataclass(frozen=True)
 class StaticInput:
-    """One static input, and in words what it is made of and what is not shown of it.
+    """One static input: a description, its elements, and the omitted elements as text.
 
-    `fault` says what its contract wants of its tail that was not done, '' where nothing is wrong.
+    `fault` describes how its tail breaks the contract, or is ''.
     """
 
     name: str
@@ -61,21 +60,18 @@ class StaticInput:
 
     @property
     def guilty(self) -> bool:
-        """Whether it is to blame, or not what its contract says."""
+        """Whether it is the cause or breaks its contract."""
         return bool(self.fault) or any("culprit" in element.kinds for element in self.elements)
 
     @property
     def stale(self) -> bool:
-        """Whether an element of it is stale."""
+        """Whether any element is stale."""
         return any("stale" in element.kinds for element in self.elements)
 
 
 @dataclass(frozen=True)
 class Table:
-    """All static inputs of a replay, and in words the steps that their elements come from.
-
-    `first` are those to look at, `others` the rest.
-    """
+    """All static inputs of a replay, and the steps that wrote their elements as text."""
 
     inputs: tuple[StaticInput, ...]
     stale: int
@@ -83,13 +79,13 @@ class Table:
 
     @property
     def first(self) -> tuple[StaticInput, ...]:
-        """Those to blame, or not as their contract says; where none is, those that are stale."""
+        """The inputs that are a cause or break their contract, or else the stale ones."""
         guilty = tuple(row for row in self.inputs if row.guilty)
         return guilty or tuple(row for row in self.inputs if row.stale)
 
     @property
     def others(self) -> tuple[StaticInput, ...]:
-        """Those of which nothing wrong is known."""
+        """The other inputs."""
         return tuple(row for row in self.inputs if row not in self.first)
 
 
@@ -98,10 +94,10 @@ def tabulate(
     timeline: Sequence[TimelineEntry],
     contract: Contract | None = None,
 ) -> Table | None:
-    """Return the static inputs of an explanation, None where nothing was replayed.
+    """Return the static inputs of an explanation, or None without a replay.
 
-    `timeline` is that of the finding, which tells what each step was; `contract` is the right
-    one of the runner, by which a broken one's is judged, None where it is not known.
+    `timeline` is that of the finding. `contract` is the correct contract of the runner, or None if
+    it is not known.
     """
     inputs = explanation.static_inputs
     if not inputs:
@@ -119,12 +115,12 @@ def tabulate(
 
 
 def source_text(step: int) -> str:
-    """Name the step that left something, or the capture."""
+    """Name the step, or the capture."""
     return "capture" if step == CAPTURE else f"step {step}"
 
 
 def _culprit(row: StaticInputRow, cause: Cause) -> int | None:
-    """Return the element of a static input that is to blame, None if none of it is."""
+    """Return the element of a static input that is the cause, or None."""
     index, given = cause.index, cause.given
     if index is not None:
         return index.element if index.buffer == row.name else None
@@ -154,7 +150,7 @@ def _input(
 
 
 def _fault(row: StaticInputRow, now: int, padding: str) -> str:
-    """Say what the right padding wants of a tail that this step did not fill, '' if it did."""
+    """Describe how a tail breaks the correct padding, or return ''."""
     tail = [place for place in range(len(row.values)) if "padded" in _kinds(row, place, None)]
     left = [place for place in tail if row.left_by[place] != now]
     if not padding.startswith(FILL) or padding == FILL_ONCE or not left:
@@ -165,7 +161,7 @@ def _fault(row: StaticInputRow, now: int, padding: str) -> str:
 
 
 def _places(places: Sequence[int]) -> str:
-    """Name elements, the first ones of many."""
+    """Name the first elements."""
     if len(places) == 1:
         return f"element {places[0]}"
     more = f" and {len(places) - MOST_NAMED} more" if len(places) > MOST_NAMED else ""
@@ -185,7 +181,7 @@ def _kinds(row: StaticInputRow, place: int, culprit: int | None) -> str:
 
 
 def _omitted(count: int, stale: Sequence[int]) -> str:
-    """Tell how many elements are not shown, '' for none."""
+    """Describe how many elements are not shown, or return ''."""
     if count <= MOST_ELEMENTS:
         return ""
     hidden = sum(place >= MOST_ELEMENTS for place in stale)
@@ -195,7 +191,7 @@ def _omitted(count: int, stale: Sequence[int]) -> str:
 def _sources(
     inputs: Sequence[StaticInputRow], now: int, timeline: Sequence[TimelineEntry]
 ) -> Iterator[Fact]:
-    """Tell of each earlier step that left an element what it was."""
+    """Yield a description of each earlier step that wrote an element."""
     messages = {entry.place: f"{entry.step} of requests {words(entry.live)}" for entry in timeline}
     messages[CAPTURE] = "never written since"
     for step in sorted({step for row in inputs for step in row.left_by} - {now}):

@@ -1,7 +1,6 @@
-"""Layout of a time line: one column per step played, one line per batch row.
+"""The layout of a time line: one column per step played, one line per batch row.
 
-Knows the timeline of a finding, and pixels. Does not know
-markup or colours: the template draws what stands here, and places texts in boxes.
+Lengths are in pixels. The template draws it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +18,7 @@ HEAD = 62
 PARKED_ROW = 18
 GAP = 14
 LETTER = 7.4
-"""Width of a letter, at most."""
+"""The maximum width of a letter."""
 
 FEWEST_COLUMNS = 6
 MOST_PARKED = 6
@@ -36,7 +35,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Parked:
-    """One request that sat the step out with live KV, or how many more of them there are."""
+    """A request with KV that was not in the batch, or the number of further ones."""
 
     y: int
     label: str
@@ -44,7 +43,7 @@ class Parked:
 
 @dataclass(frozen=True)
 class Column:
-    """One step played, centred at `x`. `edge` is where its bucket ends, None for no replay."""
+    """One step, centred at `x`. `edge` is the end of its bucket, or None without a replay."""
 
     x: int
     place: int
@@ -60,18 +59,18 @@ class Column:
 
     @property
     def live(self) -> str:
-        """The requests of the batch in row order, in words."""
+        """The requests of the batch in row order, as text."""
         return words(cell.label for cell in self.cells if cell.kind != "padded")
 
     @property
     def padded(self) -> int:
-        """How many rows are padding."""
+        """The number of padded rows."""
         return sum(cell.kind == "padded" for cell in self.cells)
 
 
 @dataclass(frozen=True)
 class Label:
-    """Text left of the columns, or below them."""
+    """A text to the left of the columns or below them."""
 
     text: str
     x: int
@@ -81,11 +80,11 @@ class Label:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A whole time line; all lengths are in pixels.
+    """A whole time line. Lengths are in pixels.
 
-    `omitted` counts the steps before the first column, left out to keep the page
-    small. `message` says in one sentence what the drawing shows. A column is `column` wide, as its
-    longest label needs.
+    - `column`: the width of a column, enough for the longest label.
+    - `omitted`: the number of steps left out before the first column.
+    - `message`: a description in one sentence.
     """
 
     width: int
@@ -101,9 +100,9 @@ class Timeline:
 
 
 def lay_out(entries: Sequence[TimelineEntry], room: int) -> Timeline | None:
-    """Return the layout of a finding's steps, None if there are none.
+    """Return the layout of a finding's steps, or None without steps.
 
-    `room` is how many boxes may be drawn, about; of too many steps the last are kept.
+    `room` is the approximate limit of boxes. If there are too many steps, the last ones are kept.
     """
     if not entries:
         return None
@@ -134,7 +133,7 @@ def lay_out(entries: Sequence[TimelineEntry], room: int) -> Timeline | None:
 
 
 def _column_width(shown: Sequence[TimelineEntry]) -> int:
-    """Return how wide a column is, so that no label of it reaches into the next one."""
+    """Return the width of a column, so that labels do not overlap."""
     longest = max(len(label) for entry in shown for label in (entry.step, _path(entry)))
     return max(NARROWEST, 2 * ceil(longest * LETTER / 2) + 4)
 
@@ -158,7 +157,7 @@ def _column(x: int, entry: TimelineEntry, parked_y: int) -> Column:
 
 
 def _path(entry: TimelineEntry) -> str:
-    """Say how the step ran: in which bucket, eagerly, or not at all."""
+    """Describe how the step ran: in which bucket, eagerly, or without a forward."""
     if entry.bucket is not None:
         return f"bucket {entry.bucket}"
     return "no forward" if entry.mode is None else "eager"
@@ -182,7 +181,7 @@ def _labels(rows: int, parked_y: int, tokens_y: int) -> Iterable[Label]:
 
 
 def _marks(columns: Iterable[Column], top: int, width: int) -> Iterable[Label]:
-    """Name what each violating step violates, below its column, to the side with room."""
+    """Yield labels with the violated properties below each column, on the side with space."""
     lines = count(1)
     for column in columns:
         for name in column.violated:

@@ -1,7 +1,7 @@
-"""Issues about findings: one per engine and cause, however many runs have it.
+"""Issues about findings: one per engine and cause, for all runs that have it.
 
-The text of an issue is made from records, and from what the issue said before: each run has a row,
-and a run of the same release or branch replaces its row.
+The text is made from records and from the existing text of the issue. Each run has a row, and a run
+of the same release or branch replaces its row.
 """
 
 import hashlib
@@ -19,14 +19,14 @@ from paritybit.launch.words import CauseGroup, causes_of, lines_of
 LONGEST_TITLE = 200
 
 LONGEST_CASE = 20_000
-"""Letters of a case that an issue holds; a longer one is in the artifact of its job."""
+"""The length limit of a case in an issue. A longer one is in the artifact of its job."""
 
 HEAD = "| engine | findings | day |\n|---|---|---|\n"
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A cause in a run: the record, its findings, and the case of the first one, if it has one."""
+    """A cause in a run: the record, its findings, and the case of the first finding, or None."""
 
     record: Watched
     cause: CauseGroup
@@ -47,14 +47,14 @@ class Seen:
 
     @property
     def row(self) -> str:
-        """What the issue says of this run."""
+        """The row of this run in the issue."""
         day = (self.record.started or "").partition("T")[0]
         return f"| {text(self.where)} | {text(self.cause.count)} | {day} |"
 
 
 @dataclass(frozen=True)
 class Issue:
-    """An issue as it should be. `key` is what tells it from others."""
+    """The new content of an issue. `key` identifies it."""
 
     key: str
     title: str
@@ -62,14 +62,14 @@ class Issue:
 
 
 def seen_in(record: Watched, cases: Mapping[str, Mapping[str, Any]]) -> Iterator[Seen]:
-    """Yield the causes of a record that are not known. `cases` are its cases by file name."""
+    """Yield the unknown causes of a record. `cases` are its cases by file name."""
     for cause in causes_of(record.findings):
         if cause.known is None:
             yield Seen(record, cause, cases.get(cause.findings[0].case or ""))
 
 
 def by_cause(found: Iterable[Seen]) -> dict[str, list[Seen]]:
-    """Return what was seen, by engine and cause."""
+    """Return the causes in runs, by engine and cause."""
     groups: dict[str, list[Seen]] = {}
     for one in found:
         groups.setdefault(key_of(one), []).append(one)
@@ -77,13 +77,13 @@ def by_cause(found: Iterable[Seen]) -> dict[str, list[Seen]]:
 
 
 def key_of(seen: Seen) -> str:
-    """Return what findings of one engine and cause share: a name that a comment can hold."""
+    """Return the key for an engine and cause. It can be part of an HTML comment."""
     digest = hashlib.sha256(f"{seen.engine}\n{seen.cause.name}".encode()).hexdigest()
     return f"paritybit-cause-{digest[:16]}"
 
 
 def issue_of(key: str, found: list[Seen], before: str = "") -> Issue:
-    """Return the issue of a cause. `before` is the text of the issue that there is already."""
+    """Return the issue for a cause. `before` is the text of the existing issue, or ''."""
     last = found[-1]
     rows = {row.partition(" | ")[0]: row for row in rows_of(before)}
     rows |= {one.row.partition(" | ")[0]: one.row for one in found}
@@ -100,13 +100,13 @@ def issue_of(key: str, found: list[Seen], before: str = "") -> Issue:
 
 
 def rows_of(body: str) -> list[str]:
-    """Return the rows of the runs that an issue names."""
+    """Return the rows of runs in the text of an issue."""
     table = body.replace("\r\n", "\n").partition(HEAD)[2].partition("\n\n")[0]
     return [line for line in table.splitlines() if re.fullmatch(r"\| .* \| .* \| .* \|", line)]
 
 
 def details(seen: Seen) -> Iterator[str]:
-    """Yield what a maintainer needs to know, from the last run: where, what, and a case."""
+    """Yield details of the last run for a maintainer: where, what, and a case."""
     first = seen.cause.findings[0]
     yield f"## In {text(seen.where)}"
     yield ""

@@ -1,4 +1,4 @@
-"""A record of the sanitizer as a JUnit file: a test case for each leg, and one for the verdict."""
+"""A record of the sanitizer as a JUnit file: a test case per leg, and one for the verdict."""
 
 from collections.abc import Iterator
 from xml.etree import ElementTree as ET
@@ -9,10 +9,10 @@ from paritybit.launch.words import lines_of, source_of
 NAME = "paritybit"
 
 NOT_XML = dict.fromkeys((*range(9), 11, 12, *range(14, 32)), "�")
-"""Control characters, which XML cannot hold."""
+"""Control characters that XML does not allow."""
 
 LEG = "leg "
-"""What the name of a leg follows in what was not tried."""
+"""The text before the name of a leg in the list of what was not tried."""
 
 
 def junit_of(record: Watched, prefix: str = "") -> str:
@@ -32,7 +32,7 @@ def junit_of(record: Watched, prefix: str = "") -> str:
 
 
 def case_of(leg: Leg, record: Watched, prefix: str) -> ET.Element:
-    """Return the test case of a leg. It fails if it has a finding that is not known."""
+    """Return the test case of a leg. It fails if the leg has an unknown finding."""
     case = element("testcase", classname=classname(record), name=leg.name)
     case.set("time", f"{leg.seconds:.1f}")
     findings = [one for one in record.findings if one.leg == leg.name]
@@ -54,13 +54,13 @@ def case_of(leg: Leg, record: Watched, prefix: str) -> ET.Element:
 
 
 def told(finding: Finding) -> str:
-    """Return a finding as a sanitizer prints it."""
+    """Return a finding as text, as printed on the terminal."""
     lines = [f"  {name}: {text}" for name, text in lines_of(finding)]
     return "\n".join([f"{finding.check}: {finding.text}", *lines])
 
 
 def skipped(record: Watched) -> Iterator[ET.Element]:
-    """Yield the test cases of legs that were not run."""
+    """Yield the test cases of legs that did not run."""
     for one in record.not_tried:
         if one.what.startswith(LEG):
             name = one.what.removeprefix(LEG)
@@ -71,7 +71,7 @@ def skipped(record: Watched) -> Iterator[ET.Element]:
 
 
 def verdict_of(record: Watched) -> ET.Element:
-    """Return the test case of the verdict: an error where there is none."""
+    """Return the test case of the verdict. It is an error if there is no verdict."""
     case = element("testcase", classname=classname(record), name="verdict")
     if record.verdict == "undecided":
         error = element("error", message=record.message, type="undecided")
@@ -81,10 +81,10 @@ def verdict_of(record: Watched) -> ET.Element:
 
 
 def classname(record: Watched) -> str:
-    """Return what the test cases of a record belong to."""
+    """Return the class name of a record's test cases."""
     return f"{NAME}.{record.engine or 'command'}"
 
 
 def element(tag: str, **attributes: str) -> ET.Element:
-    """Return an element whose attributes XML can hold."""
+    """Return an element whose attributes have no invalid characters."""
     return ET.Element(tag, {name: text.translate(NOT_XML) for name, text in attributes.items()})

@@ -1,4 +1,4 @@
-"""One HTML page from the record of `paritybit watch`."""
+"""Renders the HTML page of a `paritybit watch` record."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ FIGURES = {
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the picture of a finding: what it is, and a note."""
+    """One step in the picture of a finding: its name and a note."""
 
     name: str
     note: str
@@ -33,9 +33,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Shown:
-    """A finding on the page: its lines, and the picture from its cause to who is hit.
+    """A finding on the page: its lines, and the steps from its cause to the affected request.
 
-    `named` is the number of the engine's line that it names.
+    `named` is the number of the line in the engine that the finding names.
     """
 
     finding: Finding
@@ -71,7 +71,7 @@ class Card:
 def render(record: Watched, tree: str = "") -> str:
     """Return the page of a record. Equal records give equal pages.
 
-    `tree` leads from the folder of the page to the source tree that was watched, if that is known.
+    `tree` is the path from the folder of the page to the watched source tree, or ''.
     """
     sign, tone = SIGNS[record.verdict]
     cards = [
@@ -101,7 +101,7 @@ def render(record: Watched, tree: str = "") -> str:
 
 
 def headline(record: Watched, cards: list[Card]) -> str:
-    """Return the verdict in a line."""
+    """Return the verdict in one line."""
     if record.verdict != "finding":
         return record.verdict
     failing = [card for card in cards if card.group.known is None]
@@ -110,7 +110,7 @@ def headline(record: Watched, cards: list[Card]) -> str:
 
 
 def filters_of(cards: list[Card]) -> dict[str, list[str]]:
-    """Return what the findings can be filtered by, with the values that occur."""
+    """Return the filters for findings, with the values that occur."""
     known = {"yes" if card.group.known else "no" for card in cards}
     found = {
         "check": sorted({check for card in cards for check in card.checks}),
@@ -121,7 +121,7 @@ def filters_of(cards: list[Card]) -> dict[str, list[str]]:
 
 
 def trend_of(record: Watched) -> list[Row]:
-    """Return what became of each cause; a row without a cause where there never was one."""
+    """Return the trend of each cause, or one row "no findings"."""
     none = Row("no findings", tuple("–" for _ in (*record.trend, record)), "")
     return (list(rows(record)) or [none]) if record.trend else []
 
@@ -134,7 +134,7 @@ def shown(finding: Finding) -> Shown:
 
 
 def steps_of(finding: Finding) -> Iterator[Step]:
-    """Yield the way from the cause of a finding over its slot to the requests it hits."""
+    """Yield the steps from the cause of a finding over its slot to the affected requests."""
     if finding.cause is not None:
         name = finding.cause.input or "cause"
         note = finding.cause.source or ("" if finding.cause.input else finding.cause.what)

@@ -14,9 +14,9 @@ ROOT = "%SRCROOT%"
 
 
 def sarif_of(record: Watched, prefix: str = "") -> dict[str, Any]:
-    """Return the findings of a record, the first of each cause and check, as JSON data.
+    """Return the first finding of each cause and check as JSON data.
 
-    `prefix` leads from the root of the engine's repository to where its package lies.
+    `prefix` is the path from the root of the engine's repository to its package.
     """
     firsts = {
         (group.name, finding.check): finding
@@ -45,9 +45,9 @@ def sarif_of(record: Watched, prefix: str = "") -> dict[str, Any]:
 
 
 def result_of(finding: Finding, prefix: str, package: str) -> dict[str, Any]:
-    """Return a finding as a result. A known one is suppressed.
+    """Return a finding as a SARIF result. A known finding is suppressed.
 
-    Code hosts want a line: one without a line of its own stands at the first of the package.
+    Code hosts need a line. A finding without one gets the first line of the package.
     """
     lines = [f"{name}: {text}" for name, text in lines_of(finding)]
     found: dict[str, Any] = {
@@ -64,7 +64,7 @@ def result_of(finding: Finding, prefix: str, package: str) -> dict[str, Any]:
 
 
 def location(finding: Finding, prefix: str, package: str) -> dict[str, Any]:
-    """Return the line of the engine that a finding names, and the lines around it."""
+    """Return the line of the engine that a finding names, with the lines around it."""
     path, line = source_of(finding) or (f"{package}/__init__.py", 1)
     physical: dict[str, Any] = {
         "artifactLocation": {"uri": f"{prefix}{path}", "uriBaseId": ROOT},

@@ -1,4 +1,4 @@
-"""A Markdown summary of a record of the sanitizer, fit for the summary of a CI job."""
+"""A Markdown summary of a record of the sanitizer, for example for a CI job."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from paritybit.launch.words import CauseGroup, causes_of, lines_of
 SIGNS = {"finding": "✗", "no finding": "✓", "undecided": "?"}
 
 MOST_CAUSES = 20
-"""Causes that a summary shows; the page has them all."""
+"""The number of causes in a summary. The page has all."""
 
 
 def summarise_watched(record: Watched) -> str:
@@ -57,7 +57,7 @@ def lines(record: Watched) -> Iterator[str]:
 
 
 def cause_lines(cause: CauseGroup, engine: str | None) -> Iterator[str]:
-    """Yield a cause: how often, where in the engine, its first finding, and how to replay it."""
+    """Yield a cause: its count, its line in the engine, its first finding, a replay command."""
     known = f" \\({text(cause.known)}\\)" if cause.known else ""
     yield f"- **{text(cause.name)}**{known}: {text(cause.count)}"
     if cause.source:

@@ -1,4 +1,4 @@
-"""Every runner of this build: a line in the table, a file in this folder."""
+"""The table of runners. Each runner has a file in this folder and a line in the table."""
 
 from paritybit.subjects.runners.base import GraphRunner
 from paritybit.subjects.runners.breakable import BreakableRunner
@@ -20,17 +20,20 @@ TABLE: tuple[tuple[type[GraphRunner], tuple[str, ...]], ...] = (
     (PiecewiseRunner, ("eagle",)),
     (BreakableRunner, ("frozen",)),
 )
-"""Every runner, and the engines it is part of. An engine has one runner for a mode."""
+"""All runners, each with the engines that have it. It is tested in the first of them.
+
+An engine has one runner per mode.
+"""
 
 RUNNERS: dict[str, type[GraphRunner]] = {runner.name: runner for runner, _ in TABLE}
-"""Every runner by name."""
+"""All runners by name."""
 
 
 def engine_runners(runner: str) -> tuple[type[GraphRunner], ...]:
-    """Return the runners of the engine in which `runner` is tested: the first of its row."""
+    """Return the runners of the engine in which `runner` is tested."""
     chosen = next(engines[0] for candidate, engines in TABLE if candidate.name == runner)
     return tuple(candidate for candidate, engines in TABLE if chosen in engines)
 
 
-ONE_PER_ENGINE = ("decode", "breakable", "cpu_graph")
-"""One runner of each engine: all runners of the engine replay in its trials."""
+ONE_PER_ENGINE = tuple({engine_runners(name): name for name in reversed(RUNNERS)}.values())[::-1]
+"""The first runner of each engine. All runners of the engine replay in its trials."""

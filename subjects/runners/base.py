@@ -1,7 +1,7 @@
-"""What all graph runners have in common: buckets, static inputs, capture, populate, replay.
+"""The base class of graph runners: buckets, static inputs, capture and replay.
 
-A runner is a subclass in a file beside this one: its contract, its metadata and the function
-it captures. Follows the engine's graph runners.
+A subclass defines the contract, the metadata and the captured function of a runner. The design
+follows the graph runners of sglang.
 """
 
 from abc import ABC, abstractmethod
@@ -29,7 +29,7 @@ from paritybit.subjects.toggles import LocationScheme, Toggles
 from torch import Tensor
 
 WARM_UP_RUNS = 1
-"""Runs before a capture. The engine makes two; here the first one leaves what any would."""
+"""The number of runs before a capture. sglang makes two; here one has the same effect."""
 
 
 NOTHING_OVERRIDDEN = Overrides()
@@ -37,7 +37,7 @@ NOTHING_OVERRIDDEN = Overrides()
 
 @dataclass(frozen=True)
 class RunnerSpec:
-    """What a runner is built from. `buckets` are the sizes it captures, in its own unit."""
+    """The arguments of a runner. `buckets` are the captured sizes in its unit."""
 
     ops: Ops
     models: Mapping[Role, Model]
@@ -52,17 +52,21 @@ class RunnerSpec:
 
 
 class GraphRunner(ABC):
-    """Runs one mode's batches by replaying the graph of the smallest bucket that holds them.
+    """Runs the batches of one mode by replaying the graph of the smallest bucket that fits.
 
-    It has its static buffers once it is made, and its graphs once it has captured.
+    The constructor allocates the static buffers. `capture_all` captures the graphs. Class variables
+    describe a runner:
 
-    A subclass says by its class variables what it is:
-    `kv_role` is the model whose KV it reads and stores, `rows` are its contract's under all
-    location schemes. Its buckets are in tokens if `token_buckets`, else in requests. It shares
-    static buffers by name with the other runners of the engine if `shares_buffers`.
-    `store_count` counts the captured forwards that store KV. `captures` is False where nothing
-    is captured, `ragged` says which attention kernel it takes (see `SubjectPool`),
-    `attention_captured` is False where attention runs between the graphs.
+    | variable | meaning |
+    |---|---|
+    | `kv_role` | the model whose KV it reads and stores |
+    | `rows` | the rows of its contract for all location schemes |
+    | `token_buckets` | buckets are in tokens rather than in requests |
+    | `shares_buffers` | shares static buffers of the same name with other runners of the engine |
+    | `store_count` | the number of captured forwards that store KV |
+    | `captures` | whether it captures graphs |
+    | `ragged` | the attention kernel that it uses: see `SubjectPool` |
+    | `attention_captured` | whether attention is in the graphs rather than between them |
     """
 
     name: ClassVar[str]
@@ -105,42 +109,42 @@ class GraphRunner(ABC):
 
     @abstractmethod
     def extents(self, bucket: int) -> Extents:
-        """Return the length of every axis of the static inputs for a bucket."""
+        """Return the length of each axis of the static inputs for a bucket."""
 
     @abstractmethod
     def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
-        """Return the static metadata buffers, name to (elements, dtype), of a bucket."""
+        """Return elements and dtype of each static metadata buffer for a bucket, by name."""
 
     @abstractmethod
     def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
-        """Return the live values of the static inputs that a batch refreshes, by name."""
+        """Return the values that a batch copies to the static inputs, by name."""
 
     @abstractmethod
     def plan(self, bucket: int) -> None:
-        """Write the metadata of a bucket's populated rows, padded ones too."""
+        """Write the metadata for all rows of a bucket, including padded ones."""
 
     @abstractmethod
     def keys(self, bucket: int) -> KeyLists | None:
-        """Return the key lists that a bucket's rows read KV by; None where no row reads any."""
+        """Return the key lists of a bucket's rows, or None if no row reads KV."""
 
     @abstractmethod
     def forward(self, bucket: int) -> Output:
-        """Run what is captured, over the static buffers of a bucket."""
+        """Run the function that is captured, over the static buffers of a bucket."""
 
     def size(self, batch: ForwardBatch) -> int:
-        """Return a batch's live size, in the buckets' unit."""
+        """Return a batch's live size in the unit of the buckets."""
         return batch.live_tokens if self.token_buckets else batch.live_requests
 
     def padded(self, batch: ForwardBatch | None, bucket: int) -> bool:
-        """Return whether a batch takes the padding branch."""
+        """Return whether a replay of a batch has padding."""
         return batch is None or self.size(batch) != bucket
 
     def live_rows(self, live_size: int) -> int:
-        """Return how many rows of the output are live."""
+        """Return the number of live rows in the output."""
         return live_size
 
     def bucket(self, live_size: int) -> int | None:
-        """Return the smallest captured size that holds `live_size`, or None."""
+        """Return the smallest bucket that holds `live_size`, or None."""
         return next((bucket for bucket in self.buckets if bucket >= live_size), None)
 
     def can_run(self, batch: ForwardBatch) -> bool:
@@ -150,10 +154,11 @@ class GraphRunner(ABC):
     def replay(
         self, batch: ForwardBatch | None, overrides: Overrides = NOTHING_OVERRIDDEN
     ) -> Replay:
-        """Populate, plan, replay. `None` is an idle step: every row is padding.
+        """Populate the static inputs, write the metadata, and replay the graph.
 
-        The bucket is the smallest that holds the batch, unless it is to be the largest. Raises
-        ValueError if none holds it.
+        A batch of None is an idle step, in which all rows are padding. The bucket is the smallest
+        that holds the batch, or the largest with `overrides.largest`. Raises ValueError if no
+        bucket holds the batch.
         """
         live_size = 0 if batch is None else self.size(batch)
         bucket = self.bucket(max(live_size, self.buckets[-1] if overrides.largest else 0))
@@ -180,13 +185,13 @@ class GraphRunner(ABC):
         )
 
     def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
-        """Bring the static inputs up to date."""
+        """Copy a batch to the static inputs, and fill the padding."""
         self.inputs.populate(self.live_values(batch, bucket), padded=padded)
 
     def launch(self, batch: ForwardBatch | None, bucket: int, *, captured: bool = True) -> Output:
-        """Run the bucket's graph and return its static output.
+        """Replay the bucket's graph, and return its static output.
 
-        Without `captured`, what was captured runs eagerly through the same static buffers.
+        Without `captured`, run the captured function eagerly over the same static buffers.
         """
         if not captured:
             self.preset_location(bucket)
@@ -197,12 +202,12 @@ class GraphRunner(ABC):
         return output
 
     def new_capture(self) -> Capture[Any]:
-        """Return a capture in this runner's memory pool, of nothing yet."""
+        """Return a new, empty capture in this runner's memory pool."""
         return self.capture_type(self.ops, self.memory_pool)
 
     @property
     def state(self) -> Any:
-        """The Python state of its own that replays change, static buffers apart: none."""
+        """The Python state that replays change, without static buffers. None by default."""
         return self._state
 
     @state.setter
@@ -211,7 +216,7 @@ class GraphRunner(ABC):
 
     @property
     def graphs_held(self) -> tuple[dict[int, Capture[Any]], list[LocState], list[Tensor]]:
-        """The graphs by bucket, and what they need alive."""
+        """The captures by bucket, and the objects that they need alive."""
         return self.captured, self.captured_states, self.mixed
 
     @graphs_held.setter
@@ -227,11 +232,11 @@ class GraphRunner(ABC):
 
     @property
     def window(self) -> int:
-        """How many keys a token sees on SWA layers, itself included."""
+        """The number of keys that a token sees on SWA layers, including itself."""
         return self.target.config.window
 
     def list_rows(self, bucket: int, lists: Callable[..., Lists]) -> None:
-        """Write the key lists of a bucket's rows, made by `row_lists` or what takes the same."""
+        """Write the key lists of a bucket's rows. `lists` has the parameters of `row_lists`."""
         self.metadata.write(
             lists(
                 self.view("req_pool_indices", bucket),
@@ -248,7 +253,7 @@ class GraphRunner(ABC):
         return self.inputs.view(name, self.extents(bucket))
 
     def static_buffers(self) -> Mapping[str, Tensor]:
-        """Return every static buffer, inputs and metadata, by name."""
+        """Return all static buffers, inputs and metadata, by name."""
         return {**self.inputs.buffers, **self.metadata.buffers}
 
     @property
@@ -266,11 +271,11 @@ class GraphRunner(ABC):
         return self.captured[bucket].segments
 
     def operations(self, bucket: int) -> list[str]:
-        """Return the ops that a bucket's graph runs."""
+        """Return the names of the ops in a bucket's graph."""
         return [name for graph in self.graphs(bucket) for name in graph.operations]
 
     def translations(self, scheme: LocationScheme) -> int:
-        """Return how many full-to-SWA translations a graph of this runner holds under a scheme."""
+        """Return the number of full-to-SWA translations in a graph for a location scheme."""
         layers = len(self.pool.pool.config.layers_of(Kind.SWA))
         per_store = {
             LocationScheme.PER_LAYER: layers,
@@ -280,7 +285,7 @@ class GraphRunner(ABC):
         return self.store_count * per_store[scheme]
 
     def batch_inputs(self, batch: ForwardBatch) -> dict[str, Tensor]:
-        """Return what a batch carries of the static inputs, SWA locations translated."""
+        """Return the batch's tensors for the static inputs, with translated SWA locations."""
         found = {name: batch.value(name) for name in self.inputs.buffers}
         if "out_cache_loc_swa" in self.inputs.buffers:
             found["out_cache_loc_swa"] = self.pool.translate_loc_from_full_to_swa(
@@ -289,16 +294,16 @@ class GraphRunner(ABC):
         return {name: values for name, values in found.items() if values is not None}
 
     def scalar(self, value: int) -> Tensor:
-        """Return a count as the model reads it, int32 [1]."""
+        """Return a number as a tensor for the model, int32 [1]."""
         return torch.full((1,), value, dtype=torch.int32, device=self.target.device)
 
     def plan_all(self) -> None:
-        """Plan every bucket, as capturing all of them does, and capture none."""
+        """Write the metadata of all buckets, as `capture_all` does, without captures."""
         for bucket in self.capture_order():
             self.plan(bucket)
 
     def capture_all(self) -> None:
-        """Capture every bucket, all in one memory pool."""
+        """Capture all buckets in one memory pool."""
         for bucket in self.capture_order():
             self.plan(bucket)
             self.preset_location(bucket)
@@ -307,51 +312,52 @@ class GraphRunner(ABC):
                 run_once()
             capture = self.new_capture()
             self.captured[bucket] = capture.run(run_once)
-            # The graph may read a translation that was memoised before it. Were that tensor
-            # freed, the graph would read freed memory, not a stale translation.
+            # The graph may read a translation that was memoised before the capture. It is kept
+            # alive, so that the graph reads a stale translation and not freed memory.
             self.captured_states.append(self.pool.state)
 
     def capture_again(self) -> None:
-        """Capture every bucket again, while requests hold KV.
+        """Capture all buckets again, while requests hold KV.
 
-        Inputs are blank first: a capture runs for real, and would write where the last batch did.
+        The inputs are cleared first, because the runs of a capture would otherwise write to the
+        slots of the last batch.
         """
         self.blank()
         self.graphs_held = {}, [], []
         self.capture_all()
 
     def blank(self) -> None:
-        """Give the static inputs what padding holds."""
+        """Fill the static inputs with padding."""
         self.inputs.populate({}, padded=True)
 
     def capture_order(self) -> tuple[int, ...]:
-        """Return the buckets as they are captured: the largest first, whose memory serves all."""
+        """Return the buckets in capture order. The largest comes first: its memory fits all."""
         return self.buckets[::-1]
 
     def choose_kernel(self) -> None:
-        """Choose the attention kernel of this runner's forwards."""
+        """Select the attention kernel of this runner."""
         self.pool.choose_kernel(ragged=self.ragged)
 
     def run_once(self, bucket: int) -> Output:
-        """Run what a bucket captures, as its warm-up and its capture do."""
+        """Run the captured function of a bucket, as warm-up and capture do."""
         self.choose_kernel()
         if self.toggles.memo_resets.run_once:
             self.pool.invalidate_loc_cache()
         return self.forward(bucket)
 
     def preset_location(self, bucket: int) -> None:
-        """Set the pool's `swa_loc` for a capture, to the runner's static one if it has one."""
+        """Set the pool's `swa_loc` for a capture: the runner's static buffer, or None."""
         has_one = "out_cache_loc_swa" in self.inputs.buffers and self.toggles.preset_at_capture
         self.pool.set_swa_loc(self.view("out_cache_loc_swa", bucket) if has_one else None)
 
 
 def overwrite(buffers: Mapping[str, Tensor], overrides: Overrides) -> None:
-    """Write the elements to override that are of these buffers."""
+    """Write the overridden elements of these buffers."""
     for name, element, value in overrides.elements:
         if name in buffers:
             buffers[name].view(-1)[element] = value
 
 
 def request_extents(requests: int, tokens_per_request: int = 1) -> dict[Axis, int]:
-    """Return the extents of a bucket of requests with `tokens_per_request` tokens apiece."""
+    """Return the extents of a bucket of requests with `tokens_per_request` tokens each."""
     return {Axis.REQUEST: requests, Axis.TOKEN: requests * tokens_per_request}

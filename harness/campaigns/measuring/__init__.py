@@ -1,1 +1,1 @@
-"""What bench measures beside a step: processes that share a device, and its memory; and before."""
+"""Further measurements of `bench`: shared devices, memory bandwidth, and earlier records."""

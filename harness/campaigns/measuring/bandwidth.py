@@ -1,7 +1,7 @@
-"""How fast two storages are compared, beside a copy of the same memory in the same run.
+"""Measures how fast two storages are compared, next to a copy of the same memory.
 
-As pools too large to be copied are compared at each step: in one pass, which says how much
-differs and where first, reserved slots apart.
+The comparison is that of `harness/lockstep/scale/comparison.py`, which pools too large to be copied
+need at each step.
 """
 
 import statistics
@@ -13,16 +13,16 @@ import torch
 from paritybit.harness.lockstep.scale.comparison import RESERVED, compare
 
 BYTES = {"cpu": 2**26, "cuda": 2**33}
-"""Size of one storage, many times a cache; on a GPU, with more than 2^31 elements."""
+"""Size of one storage: many times a cache, and on a GPU more than 2^31 elements."""
 
 SLOT = (8, 256)
-"""Heads of a slot's K, and their width, in bfloat16: those of gemma3's real model."""
+"""The number of K heads of a slot and their width in gemma3's real model, in bfloat16."""
 
 REPEATS = 7
 
 
 def seconds_of(run: Callable[[], object], device: str) -> float:
-    """Return the seconds that something takes on a device, the median of some runs."""
+    """Return the median seconds of several runs of a function on a device."""
     taken = []
     for _ in range(REPEATS + 1):
         started = time.perf_counter()
@@ -34,7 +34,7 @@ def seconds_of(run: Callable[[], object], device: str) -> float:
 
 
 def bandwidths(device: str) -> dict[str, Any]:
-    """Return the bandwidths of a comparison and of a copy, in GB/s, and the one over the other.
+    """Return the bandwidths of a comparison and of a copy in GB/s, and their ratio.
 
     Both move as many bytes: a comparison reads two storages, a copy reads one and writes one.
     """

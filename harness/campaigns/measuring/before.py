@@ -1,4 +1,4 @@
-"""A committed record of the same kind of machine, and what a run measures against it."""
+"""Compares the figures of a run with a committed record from the same kind of machine."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from paritybit.harness.records.case import read_json
 from paritybit.places import SOURCES
 
 EVIDENCE = SOURCES / "reports" / "evidence"
-"""Where records are committed."""
+"""The folder of committed records."""
 
 FORMAT = "paritybit-bench"
 
@@ -19,18 +19,18 @@ OF_A_PRESET = (
     "captures_per_second",
     "schedules_per_second",
 )
-"""The figures of a preset that are held against those of before."""
+"""The figures of a preset that are compared."""
 
 KIND = ("device", "device_name")
-"""What two machines of one kind have in common."""
+"""The fields in which two machines of one kind agree."""
 
 Data = Mapping[str, Any]
 
 
 def committed(environment: Data, figures: Data) -> tuple[Path, Data] | None:
-    """Return a committed bench record of the environment's kind of machine, and its file.
+    """Return a committed bench record for the environment's kind of machine, and its file.
 
-    Of several it is the one that has most of the figures.
+    If there are several, return the one with most of the figures.
     """
     paths = sorted(EVIDENCE.rglob("*bench*.json"))
     found = [
@@ -43,7 +43,7 @@ def committed(environment: Data, figures: Data) -> tuple[Path, Data] | None:
 
 
 def against(now: Data, before: Data) -> Iterator[dict[str, Any]]:
-    """Yield each figure that both have: what it is of, before, now, and now over before."""
+    """Yield each figure that both records have: name, old value, new value, and their ratio."""
     older = dict(named(before))
     for name, value in named(now):
         old = older.get(name)
@@ -52,7 +52,7 @@ def against(now: Data, before: Data) -> Iterator[dict[str, Any]]:
 
 
 def named(figures: Data) -> Iterator[tuple[str, float | None]]:
-    """Yield the figures of a bench by name; an older record has fewer."""
+    """Yield the figures of a bench with their names. An older record has fewer."""
     for row in figures["lockstep"]:
         for name in OF_A_PRESET:
             yield f"{row['preset']} {name}", row.get(name)
@@ -68,13 +68,13 @@ def named(figures: Data) -> Iterator[tuple[str, float | None]]:
 
 
 def spread_of(row: Data) -> str:
-    """Return in words over what a rate was shared."""
+    """Describe the processes and GPUs of a rate."""
     gpus = f" on {row['gpus']} GPU{'s' * (row['gpus'] > 1)}" if row["gpus"] else ""
     under = " under MPS" if row["mps"] else ""
     return f"{row['processes']} process{'es' * (row['processes'] > 1)}{gpus}{under}"
 
 
 def beginning_of(row: Data) -> str:
-    """Return in words which processes begin CUDA at the same time."""
+    """Describe the processes that initialise CUDA at the same time."""
     connections = f"{row['connections']} connection{'s' * (row['connections'] > 1)}"
     return f"{spread_of(row)} begin CUDA together, with {connections} each"

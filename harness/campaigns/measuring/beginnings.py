@@ -1,7 +1,7 @@
-"""How many processes a second begin CUDA when many do so at the same time.
+"""Measures how many processes per second can initialise CUDA at the same time.
 
-Fresh processes begin throughout a run. It is measured with as many connections to the GPU as CUDA
-lets a process open by itself, and with the one that fresh processes may open.
+A run starts fresh processes all the time. The measurement uses CUDA's default number of connections
+to the GPU, and the single one that fresh processes use.
 """
 
 import os
@@ -17,24 +17,24 @@ from paritybit.harness.machine.forks import Forked, preload
 from paritybit.harness.machine.workers import processes_on
 
 ROUNDS = 3
-"""How often all begin; the median counts."""
+"""The number of repetitions. The result is the median."""
 
 ANSWER_SECONDS = 120.0
-"""How long a process may take to begin, or to end."""
+"""The time limit in seconds for a process to initialise, or to end."""
 
 CONNECTIONS = 8, 1
-"""Values of CUDA_DEVICE_MAX_CONNECTIONS that are measured; 8 is CUDA's own."""
+"""Values of CUDA_DEVICE_MAX_CONNECTIONS to measure. CUDA's default is 8."""
 
 
 def begin(pipe: Connection, device: str) -> None:
-    """Use the device for the first time in this process, say so, and stay until nobody listens."""
+    """Initialise the device, report it, and wait until the pipe is closed."""
     torch.zeros(1, device=device).item()
     pipe.send(device)
     pipe.poll(None)
 
 
 def begun_per_second(device: str, processes: int, connections: int) -> float | None:
-    """Return how many of so many processes begin on a device in a second; None if one cannot."""
+    """Return how many processes per second initialise a device, or None if one fails."""
     variables = {**os.environ, "CUDA_DEVICE_MAX_CONNECTIONS": str(connections)}
     started = time.perf_counter()
     beginning = [Forked(begin, device, variables=variables) for _ in range(processes)]
@@ -54,9 +54,9 @@ def begun_per_second(device: str, processes: int, connections: int) -> float | N
 
 
 def beginnings(device: str) -> Iterator[dict[str, Any]]:
-    """Yield how many processes a second begin, of as many as share one GPU here, each way.
+    """Yield the rate for as many processes as share one GPU, with and without MPS.
 
-    Without CUDA there is nothing to measure; nor under MPS where no daemon can be started.
+    Yields nothing without CUDA, and nothing under MPS if no daemon can be started.
     """
     if device != "cuda":
         return

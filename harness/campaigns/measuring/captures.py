@@ -1,15 +1,14 @@
-"""What captures take of the CPU time of hunts: a few that are always the same, in this process.
+"""Measures the share of captures in the CPU time of a few fixed hunts.
 
-A hunt goes as in a regress, from drawing schedules to how far its bug got; what a fresh process
-would play is played here by a lockstep that has played nothing.
+A hunt runs as in `regress`, but in this process: a new lockstep plays what a fresh process would.
 """
 
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from paritybit.harness.campaigns.benches import Benches
 from paritybit.harness.campaigns.fresh import FreshPlaying, built
+from paritybit.harness.campaigns.locksteps import Locksteps
 from paritybit.harness.campaigns.task import Source, Task, run_task
 from paritybit.harness.checks.play import Lockstep, Outcome
 from paritybit.harness.explain.reach import Reaching
@@ -18,7 +17,7 @@ from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.captured import CapturedEngine
 
 EXAMPLES = 50
-"""Schedules that a hunt may draw, as many as in a regress."""
+"""The limit of schedules per hunt, as in `regress`."""
 
 HUNTS = (
     ("window_one_short", "decode"),
@@ -32,12 +31,12 @@ HUNTS = (
     ("token_offset_int32", "piecewise"),
     ("evicts_by_chunk", "piecewise"),
 )
-"""Bugs and runners. For two of the bugs everything is captured first, for others what is needed."""
+"""Bugs and runners. Two of the bugs capture everything first, the others only what is needed."""
 
 
 @dataclass
 class Engines:
-    """Every engine that hunts have built, through the locksteps that they asked for."""
+    """Builds locksteps, and collects their engines."""
 
     found: list[CapturedEngine] = field(default_factory=list)
 
@@ -46,7 +45,7 @@ class Engines:
         return self._seen(Lockstep(trial))
 
     def play_fresh(self, playing: FreshPlaying) -> Outcome:
-        """Play what a fresh process would, on engines that have run nothing."""
+        """Play on new engines what a fresh process would play."""
         lockstep = self._seen(built(playing.trial, playing.properties))
         if playing.captures_all:
             lockstep.pair.capture(lockstep.pair.modes)
@@ -61,18 +60,18 @@ class Engines:
 
 
 def share_of_captures(device: str) -> dict[str, Any]:
-    """Return the CPU seconds of all hunts, and the share of them that captures took.
+    """Return the CPU seconds of all hunts and the share of captures.
 
-    Raises RuntimeError for a hunt that does not find its bug.
+    Raises RuntimeError if a hunt does not find its bug.
     """
     engines, started = Engines(), time.process_time()
-    benches = Benches(engines.build)
+    locksteps = Locksteps(engines.build)
     for bug, runner in HUNTS:
         trial = TrialConfig(runner, device=device).with_bug(bug)
-        result = run_task(Task(trial, Source.GENERATED, 0, EXAMPLES), benches, engines.play_fresh)
+        result = run_task(Task(trial, Source.GENERATED, 0, EXAMPLES), locksteps, engines.play_fresh)
         if result.finding is None or result.error is not None:
             raise RuntimeError(f"the hunt of {bug} on {runner} ended with: {result.status}")
-        reaching = Reaching(benches(trial).pair, BUGS[bug])
+        reaching = Reaching(locksteps(trial).pair, BUGS[bug])
         reaching.count([result.finding.schedule])
         engines.found.append(reaching.right.engine)
     seconds = time.process_time() - started

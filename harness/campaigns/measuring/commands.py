@@ -1,4 +1,4 @@
-"""What commands cost: the seconds of the CPU until they, and all their processes, have ended."""
+"""Measures the CPU seconds of commands, until they and all their processes have ended."""
 
 import resource
 import statistics
@@ -14,10 +14,10 @@ from paritybit.harness.errors import MalformedError
 from paritybit.places import IMPORT_FOLDER
 
 COMMANDS: Sequence[tuple[str, ...]] = (("--help",), ("list",), ("regress", "--bug", "no_bug"))
-"""Commands that must import nothing that takes long: help, all names, an unknown name."""
+"""Commands that must not import slow modules: help, all names, an unknown name."""
 
 ROUNDS = 5
-"""How often each is measured; the median counts."""
+"""The number of measurements. The result is the median."""
 
 
 RUNS: Sequence[tuple[str, ...]] = (("regress", "--bug", "swa_pad"), ("regress",))
@@ -50,7 +50,7 @@ def cpu_seconds(
 
 
 def commands() -> Iterator[dict[str, Any]]:
-    """Yield what each command costs, once the list of names that it needs is in its cache."""
+    """Yield the cost of each command. The cache of names is filled first."""
     cpu_seconds(["list"])
     for words in COMMANDS:
         seconds = statistics.median(cpu_seconds(words) for _ in range(ROUNDS))

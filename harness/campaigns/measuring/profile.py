@@ -15,7 +15,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
-from paritybit.harness.campaigns.benches import Benches, explained_small
+from paritybit.harness.campaigns.locksteps import Locksteps, explained_small
 from paritybit.harness.campaigns.measuring.captures import EXAMPLES, Engines
 from paritybit.harness.campaigns.regress import RunConfig, plan
 from paritybit.harness.campaigns.task import GOOD, Source, Task, run_task
@@ -121,7 +121,7 @@ def profiles(device: str) -> Iterator[dict[str, Any]]:
     """
     for task in tasks(device):
         engines = Engines()
-        run = partial(run_task, task, Benches(engines.build), engines.play_fresh)
+        run = partial(run_task, task, Locksteps(engines.build), engines.play_fresh)
         result, costs = profiled(run)
         if result.status not in GOOD:
             raise RuntimeError(f"{task.label} ended with: {result.status}")

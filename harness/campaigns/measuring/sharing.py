@@ -1,7 +1,7 @@
-"""How many differential steps processes do together: the trial that numbers of workers rest on.
+"""Measures the differential steps per second of several processes on shared devices.
 
-Every process captures the same trial and waits until all others have; then all play the
-benchmark's schedule for the same time. `harness/machine/workers.py` holds what came of it.
+Each process captures the same trial and waits for the others. Then all play the benchmark's
+schedule for the same time. `harness/machine/workers.py` has the results.
 """
 
 import tempfile
@@ -20,20 +20,20 @@ from paritybit.harness.machine import mps
 from paritybit.harness.machine.workers import Workers, cores, processes_on, sparing, workers_for
 
 SECONDS = 5.0
-"""How long the processes play together."""
+"""Seconds for which the processes play together."""
 
 START_SECONDS = 240.0
-"""How long they may take until all have captured their trial."""
+"""The time limit in seconds until all have captured their trial."""
 
 FEW = (1, 4, 8)
-"""Numbers of processes that are tried on a GPU, besides those that the cores suggest."""
+"""Numbers of processes to try on a GPU, in addition to those that the cores suggest."""
 
 PRESET = "gemma3"
 
 
 @dataclass(frozen=True)
 class Share:
-    """One of so many processes that play at a time, and the folder in which they meet."""
+    """One of the processes that play at the same time, and the folder in which they meet."""
 
     place: int
     processes: int
@@ -44,7 +44,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Rate:
-    """What one process played beside the others."""
+    """The steps of one process and their duration."""
 
     steps: int
     seconds: float
@@ -52,9 +52,9 @@ class Rate:
 
 
 def play_beside(share: Share) -> Rate:
-    """Capture a trial, wait for the others, and play for the time given.
+    """Capture a trial, wait for the other processes, and play for the given time.
 
-    Raises RuntimeError where another one never gets ready, or the playing is not clean.
+    Raises RuntimeError if another process does not get ready or a property is violated.
     """
     lockstep, schedule = Lockstep(bench_trial(PRESET, share.device)), workload()
     played(lockstep, schedule)
@@ -66,7 +66,7 @@ def play_beside(share: Share) -> Rate:
 
 
 def meet(folder: Path, place: int, processes: int) -> None:
-    """Say that the process at a place is ready, and wait until all are. Raises RuntimeError."""
+    """Report that this process is ready, and wait for all. Raises RuntimeError after a timeout."""
     (folder / str(place)).touch()
     deadline = time.monotonic() + START_SECONDS
     while len(list(folder.iterdir())) < processes:
@@ -78,7 +78,7 @@ def meet(folder: Path, place: int, processes: int) -> None:
 PLAYING = Campaign(
     play_beside, shared=lambda share: share, seconds=lambda share: START_SECONDS + 60
 )
-"""How the processes are run: each has one share."""
+"""Runs each process with its share."""
 
 
 def rate_of(workers: Workers, device: str) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def rate_of(workers: Workers, device: str) -> dict[str, Any]:
             Share(place, workers.processes, device, folder, SECONDS)
             for place in range(workers.processes)
         ]
-        # What a daemon's other clients do is what is measured: nothing is played again alone.
+        # Other clients of the daemon are part of the measurement: no task is rerun alone.
         execute(PLAYING, shares, replace(sparing(workers, device), mps=False), on_end)
     return {
         "device": device,
@@ -112,7 +112,7 @@ def rate_of(workers: Workers, device: str) -> dict[str, Any]:
 
 
 def numbers_for(device: str, gpus: int) -> list[int]:
-    """Return the numbers of processes that are worth measuring here."""
+    """Return the numbers of processes to measure on this machine."""
     if device != "cuda":
         return sorted({1, cores()})
     best = {processes_on(device, gpus, mps=shared) for shared in (False, True)}
@@ -121,16 +121,16 @@ def numbers_for(device: str, gpus: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Way:
-    """How processes share a GPU: whether by an MPS daemon, and if none can start, why."""
+    """Whether processes share a GPU by MPS, and the reason if no daemon can start."""
 
     mps: bool
     error: str | None = None
 
 
 def ways(device: str) -> Iterator[Way]:
-    """Yield each way in which processes can share a GPU here; a daemon runs while it is needed.
+    """Yield each way in which processes can share a GPU here. A daemon runs while it is needed.
 
-    One that ran before is the only way, and is left as it is.
+    If a daemon already runs, the only way is to use it. It is not stopped.
     """
     here = workers_for(device)
     for shared in [here.mps] if here.mps or device != "cuda" else [False, True]:
@@ -142,9 +142,9 @@ def ways(device: str) -> Iterator[Way]:
 
 
 def sharing_rates(device: str, numbers: Sequence[int] = ()) -> Iterator[dict[str, Any]]:
-    """Yield the rate of each number of processes: on one GPU and on all, without MPS and with.
+    """Yield the rate for each number of processes, on one GPU and all, with and without MPS.
 
-    Where no daemon of its own can be started, an entry says why.
+    If no daemon can be started, one entry has the reason.
     """
     gpus = workers_for(device).gpus
     spreads = [gpus[:1], gpus] if len(gpus) > 1 else [gpus]

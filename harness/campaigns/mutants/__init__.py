@@ -1,1 +1,1 @@
-"""Contract mutants: each static buffer got wrong in each way, hunted and told."""
+"""Contract mutants: each static buffer is broken in each way, and a property must detect it."""

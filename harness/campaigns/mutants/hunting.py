@@ -1,4 +1,4 @@
-"""Hunting mutants: schedules are drawn until one violates a property that the clean build keeps."""
+"""Hunts mutants. A schedule must violate a property that holds for the clean subject."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,34 +21,34 @@ from paritybit.subjects.mutants.mutant import Mutant, mutated_subject
 from paritybit.compat import StrEnum
 
 JUDGED = STEP_PROPERTIES - {DECLARED_STATE.id}
-"""The properties that must see a mutant. Its own memory is not declared, and is no fault of it."""
+"""The properties that may detect a mutant. declared_state sees the mutant's own counters."""
 
 CAPTURE = "capture"
-"""Stands for a property where the mutant could not even be captured."""
+"""The name used in place of a property if the mutant could not be captured."""
 
 KEPT = 12
-"""Clean trials that a process keeps: those of the mutants of one runner and location scheme."""
+"""The number of clean trials that a process keeps: those for one runner and location scheme."""
 
 
 @dataclass(frozen=True)
 class MutatedTrial(TrialConfig):
-    """A trial of a mutant; without one, of the right subject."""
+    """A trial of a mutant, or of the clean subject for None."""
 
     mutant: Mutant | None = None
 
     def subject(self) -> Subject:
-        """Return what is on trial."""
+        """Return the subject."""
         return super().subject() if self.mutant is None else mutated_subject(self.mutant)
 
     @property
     def clean(self) -> TrialConfig:
-        """The same trial of the right subject."""
+        """The same trial with the clean subject."""
         fields = {name: getattr(self, name) for name in TrialConfig.__dataclass_fields__}
         return TrialConfig(**fields)
 
 
 def trial_of(mutant: Mutant, device: str) -> MutatedTrial:
-    """Return the trial of a mutant: models, page sizes and dtypes take turns, by its name."""
+    """Return the trial of a mutant. Its name selects model, page size and dtype."""
     turn = crc32(mutant.name.encode())
     page_size, dtype = TINY.turns[turn % len(TINY.turns)]
     preset = list(PRESETS)[turn % len(PRESETS)]
@@ -59,7 +59,7 @@ def trial_of(mutant: Mutant, device: str) -> MutatedTrial:
 
 @dataclass(frozen=True)
 class MutantHunt:
-    """A piece of work: a mutant hunted once by each seed, in so many schedules at most."""
+    """A task: hunt a mutant once with each seed, with at most `examples` schedules."""
 
     mutant: Mutant
     seeds: tuple[int, ...]
@@ -68,7 +68,7 @@ class MutantHunt:
 
 
 class End(StrEnum):
-    """How one hunt of a mutant ended. The first two are as they should be."""
+    """How one hunt of a mutant ended. The first two are expected."""
 
     SEEN = "seen"
     CANNOT_MATTER = "cannot matter"
@@ -78,7 +78,7 @@ class End(StrEnum):
 
 @dataclass(frozen=True)
 class Sighting:
-    """How one seed fared: which properties saw the mutant first, after so many schedules."""
+    """The result of one seed: the properties violated first, and after how many schedules."""
 
     seed: int
     end: End
@@ -88,22 +88,21 @@ class Sighting:
 
 @dataclass(frozen=True)
 class Hunted:
-    """What the seeds of a mutant gave."""
+    """The results of all seeds of a mutant."""
 
     sightings: tuple[Sighting, ...]
     device_lost: bool = False
 
     @property
     def spoiled(self) -> bool:
-        """Whether its process can use its device no more."""
+        """Whether the process can no longer use its device."""
         return self.device_lost
 
 
 class Watch:
     """Plays schedules until one violates a property.
 
-    `known` holds what schedules played before have violated, so that none is played twice: all
-    seeds draw the simplest schedule first.
+    `known` caches the violations of each schedule, because all seeds draw the simplest one first.
     """
 
     def __init__(self, lockstep: Lockstep, known: dict[Schedule, frozenset[str]]) -> None:
@@ -114,7 +113,7 @@ class Watch:
         self.seen: frozenset[str] = frozenset()
 
     def play(self, schedule: Schedule) -> None:
-        """Play one schedule, as far as its first violation. Raises PlayingFailedError."""
+        """Play one schedule up to its first violation. Raises PlayingFailedError."""
         self.latest = schedule
         if schedule not in self.known:
             outcome: Outcome = whole(self.lockstep.play(schedule, until=JUDGED))
@@ -127,7 +126,7 @@ class Watch:
 
 @lru_cache(maxsize=KEPT)
 def clean_lockstep(trial: TrialConfig) -> Lockstep:
-    """Return the lockstep of a clean trial, built once in a process for as long as it is used."""
+    """Return the lockstep of a clean trial. The process keeps it."""
     return Lockstep(trial, JUDGED)
 
 
@@ -138,7 +137,7 @@ def violated_when_clean(trial: TrialConfig, schedule: Schedule) -> frozenset[str
 
 
 def hunt_mutant(hunt: MutantHunt) -> Hunted:
-    """Hunt a mutant by each seed, on one trial. Raises PlayingFailedError for an error of ours."""
+    """Hunt a mutant with each seed. Raises PlayingFailedError for an internal error."""
     trial = trial_of(hunt.mutant, hunt.device)
     try:
         lockstep = Lockstep(trial, JUDGED)
@@ -158,7 +157,7 @@ def hunt_mutant(hunt: MutantHunt) -> Hunted:
 
 
 def sighting(hunt: MutantHunt, watch: Watch, seed: int) -> Sighting:
-    """Hunt a mutant by one seed. What it violates, the clean build must keep."""
+    """Hunt a mutant with one seed. The violated properties must hold for the clean subject."""
     lockstep = watch.lockstep
     with suppress(EnoughDrawn):
         draw(lockstep.trial, watch.play, seed, hunt.examples)
@@ -179,4 +178,4 @@ MUTANTS = Campaign(
     seconds=lambda hunt: time_limit(hunt.examples * len(hunt.seeds)),
     label=lambda hunt: hunt.mutant.name,
 )
-"""How mutants are hunted."""
+"""Runs the hunts of mutants."""

@@ -1,4 +1,4 @@
-"""The score of a campaign of mutants: how many are seen, and which survive without a reason."""
+"""The score of a mutant campaign: how many are detected, and which survive without a reason."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from paritybit.harness.errors import headline
 from paritybit.harness.machine.workers import Workers
 
 FAILED = "failed"
-"""How a mutant ended that an error of ours left without a verdict."""
+"""The end of a mutant without a verdict because of an internal error."""
 
 AS_HOPED = frozenset({End.SEEN, End.CANNOT_MATTER})
 
@@ -24,12 +24,12 @@ MutantEnded = Ended[MutantHunt, Hunted]
 def hunt_all(
     hunts: Sequence[MutantHunt], workers: Workers, on_end: Callable[[MutantEnded], None]
 ) -> None:
-    """Hunt every mutant, spread over workers, handing on each end as it comes."""
+    """Hunt all mutants with `workers`. `on_end` is called with each end."""
     execute(MUTANTS, hunts, workers, on_end)
 
 
 def end_of(ended: MutantEnded) -> str:
-    """Return how a mutant ended: as the worst of its seeds."""
+    """Return the end of a mutant, which is the worst end of its seeds."""
     if ended.result is None:
         return FAILED
     ends = {sighting.end for sighting in ended.result.sightings}
@@ -39,7 +39,7 @@ def end_of(ended: MutantEnded) -> str:
 def mutant_figures(
     ends: Sequence[MutantEnded], planned: int, seconds: float, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return what a campaign came to, as JSON data, survivors and their reasons first."""
+    """Return the results of a campaign as JSON data, survivors and their reasons first."""
     rows = sorted((row_of(ended) for ended in ends), key=lambda row: str(row["mutant"]))
     counts = Counter(row["end"] for row in rows)
     good = sum(counts[end] for end in AS_HOPED)
@@ -66,7 +66,7 @@ def mutant_figures(
 
 
 def row_of(ended: MutantEnded) -> dict[str, Any]:
-    """Return what one mutant came to."""
+    """Return the result of one mutant as JSON data."""
     mutant = ended.task.mutant
     sightings = () if ended.result is None else ended.result.sightings
     known = survivor(mutant)

@@ -1,4 +1,4 @@
-"""The mutants that nothing can see, each with the reason, which is checked while it is hunted."""
+"""The mutants that no property can detect, with reasons. The hunt checks each reason."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from paritybit.compat import StrEnum
 
 
 class Reason(StrEnum):
-    """Why a mistake cannot matter."""
+    """Why a mistake has no effect."""
 
     EQUIVALENT = "equivalent"
     INERT = "inert"
 
 
 def mistaken(lockstep: Lockstep) -> MistakenInputs:
-    """Return the mutant's static inputs, which count what the mistake did."""
+    """Return the mutant's static inputs, which count the effects of the mistake."""
     engine = lockstep.pair.subject
     assert isinstance(engine, CapturedEngine)
     inputs = engine.engine.under_test.inputs
@@ -28,13 +28,13 @@ def mistaken(lockstep: Lockstep) -> MistakenInputs:
 
 
 def is_equivalent(lockstep: Lockstep) -> bool:
-    """Whether the buffer held what is right whenever it was populated, which it was."""
+    """Whether the buffer was populated, and was right each time."""
     inputs = mistaken(lockstep)
     return inputs.populated > 0 and inputs.differed == 0
 
 
 def is_inert(lockstep: Lockstep) -> bool:
-    """Whether the buffer held what is wrong before replays, although nothing observed differs."""
+    """Whether the buffer was wrong before replays, although no observation differs."""
     return mistaken(lockstep).differed > 0
 
 
@@ -42,12 +42,12 @@ CHECKS: Mapping[Reason, Callable[[Lockstep], bool]] = {
     Reason.EQUIVALENT: is_equivalent,
     Reason.INERT: is_inert,
 }
-"""Whether a reason holds, after all schedules were played on a mutant and nothing was seen."""
+"""Checks of a reason, after all schedules were played on a mutant without a violation."""
 
 
 @dataclass(frozen=True)
 class Survivor:
-    """Why a mutant survives: the kind of reason, and in words."""
+    """Why a mutant survives: the kind of reason, and a description."""
 
     reason: Reason
     because: str
@@ -81,9 +81,9 @@ SURVIVORS: Mapping[tuple[str, str, Mistake], Survivor] = {
         for runner in ("decode", "target_verify")
     },
 }
-"""Every survivor by runner, buffer and mistake, whatever the location scheme."""
+"""The survivors by runner, buffer and mistake, for all location schemes."""
 
 
 def survivor(mutant: Mutant) -> Survivor | None:
-    """Return why a mutant survives, None for one that must be seen."""
+    """Return why a mutant survives, or None if it must be detected."""
     return SURVIVORS.get((mutant.runner, mutant.buffer, mutant.mistake))

@@ -1,1 +1,1 @@
-"""Where the tasks of a campaign are run: on this machine or on a cluster, and what is kept."""
+"""Runs the tasks of a campaign on this machine or a cluster, and saves their results."""

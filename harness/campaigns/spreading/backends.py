@@ -1,4 +1,4 @@
-"""Running a campaign where it is to be run, without what a journal has of it already."""
+"""Runs a campaign on this machine or a Ray cluster, except tasks whose end is in the journal."""
 
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -21,12 +21,12 @@ def execute(
     workers: Workers,
     on_end: Callable[[Ended[T, R]], None],
 ) -> None:
-    """Run every task on this machine or a Ray cluster, handing on each end as it comes.
+    """Run all tasks on this machine or a Ray cluster. `on_end` is called with each end.
 
-    With a journal, ends that it has are handed on first and their tasks not run again; those
-    that come are kept in it before they are handed on. Raises as both backends do, and
-    MalformedError for a journal of another build. A CannotRunError that comes after some tasks
-    have ended, as when the cluster is lost, is not raised: every other task ends with it.
+    With a journal, the ends in it come first and their tasks do not run. New ends are saved in it
+    before `on_end` is called. Raises as both backends do, and MalformedError for a journal of
+    another build. If CannotRunError occurs after some tasks have ended, for example because the
+    cluster was lost, all other tasks end with this error.
     """
     waiting = list(tasks)
     planned = len(waiting)
@@ -50,7 +50,7 @@ def _carry_out(
     workers: Workers,
     on_end: Callable[[Ended[T, R]], None],
 ) -> None:
-    """Run every task; with a journal, only those that it lacks, and keep in it how they ended."""
+    """Run all tasks. With a journal, run those that it lacks, and save their ends in it."""
     backend = executor.execute if workers.cluster is None else execute_on_ray
     if workers.journal is None:
         backend(campaign, tasks, workers, on_end)

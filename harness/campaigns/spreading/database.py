@@ -1,7 +1,7 @@
-"""One example database that many runs share: the cases that any of them found.
+"""The example database: a folder of cases that several runs share.
 
-A folder of case files, which may lie on a file system that a team shares. The name of each file is
-a digest of its text, so that runs that find the same case write the same file.
+It can be on a shared file system. The name of a file is a digest of its text, so runs that find the
+same case write the same file.
 """
 
 import hashlib
@@ -16,14 +16,14 @@ from paritybit.harness.records.files import write_whole
 from paritybit.harness.schedules.schedule import Schedule
 
 NAME_DIGITS = 16
-"""Digits of a file's name."""
+"""The number of digits in a file's name."""
 
 
 @dataclass
 class Known:
-    """The schedules of a database by the runner that each failed on, in an order of their own.
+    """The schedules of a database, by the runner on which each failed.
 
-    `unread` counts the cases of it that this build cannot read.
+    `unread` is the number of cases that this build cannot read.
     """
 
     by_runner: Mapping[str, tuple[Schedule, ...]] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Known:
 
 
 def known(folder: Path) -> Known:
-    """Return what a database holds. Raises MalformedError where nothing could be kept in it."""
+    """Return the content of a database. Raises MalformedError if the folder is not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
@@ -45,7 +45,7 @@ def known(folder: Path) -> Known:
     for path in sorted(folder.glob("*.json")):
         try:
             case = load_case(path)
-        except MalformedError:  # Of another build, or no case at all.
+        except MalformedError:  # From another build, or not a case.
             unread += 1
         else:
             found.setdefault(case.trial.runner, {})[case.schedule] = None
@@ -53,9 +53,9 @@ def known(folder: Path) -> Known:
 
 
 def save(folder: Path, cases: Iterable[Case]) -> None:
-    """Add cases to a database; one that needs others played before it is no schedule by itself.
+    """Add cases to a database, except those that need a history.
 
-    Raises CannotRunError where a case cannot be written.
+    Raises CannotRunError if a case cannot be written.
     """
     for case in cases:
         if not case.history:

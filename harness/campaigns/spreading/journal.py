@@ -1,4 +1,4 @@
-"""A file of tasks that have ended, so that a campaign that was cut short continues where it was.
+"""The journal: a file of finished tasks, with which an interrupted campaign can continue.
 
 The file has one JSON object per line. The first line says what the file is:
 
@@ -8,9 +8,9 @@ Every other line is a task that has ended, as `Entry` declares it:
 
     {"run": TEXT, "task": TEXT, "seconds": NUMBER, "result": OBJECT, "sha256": TEXT}
 
-The return type of the function `run` declares what `result` holds; nothing in the file names a
-class. `sha256` is the digest of the line without it. A line that is damaged, cut short, longer
-than MOST_LINE_BYTES or no such result counts for nothing, and its task runs again.
+The return type of the function `run` declares the type of `result`; the file names no classes.
+`sha256` is the digest of the line without this key. A line that is damaged, truncated, longer than
+MOST_LINE_BYTES or not a valid result is ignored, and its task runs again.
 """
 
 import hashlib
@@ -36,10 +36,10 @@ FORMAT = "paritybit-journal"
 VERSION = 3
 
 BEGINNING = f'{{"format": "{FORMAT}"'.encode()
-"""What the journal of any build begins with."""
+"""The first bytes of the journal of any build."""
 
 MOST_LINE_BYTES = 4 * 2**20
-"""The size limit of a line. The file's is MOST_BYTES."""
+"""The size limit of a line in bytes. The limit of the file is MOST_BYTES."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Entry:
 
 
 def build() -> str:
-    """Return what results depend on: this build's sources, Python, and what draws and computes."""
+    """Return the identity of the build: its sources, and the versions that results depend on."""
     versions = [str(package_version(name)) for name in ("torch", "triton", "numpy", "hypothesis")]
     return "-".join([digest(), *versions])
 
@@ -81,10 +81,10 @@ def entry_of(line: bytes) -> Entry:
 
 
 def begun(path: Path) -> bytes:
-    """Return the whole lines of a journal; begin the file if it is new or empty.
+    """Return the complete lines of a journal. A new or empty file gets its first line.
 
-    What follows the last whole line is cut off. Raises MalformedError for the journal of another
-    build, any other file and what is not a regular file, CannotRunError for a full disk.
+    An incomplete last line is cut off. Raises MalformedError for the journal of another build, any
+    other file, and anything that is not a regular file, CannotRunError for a full disk.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -119,10 +119,10 @@ def not_kept(path: Path, error: OSError) -> CannotRunError:
 
 
 class Journal(Generic[T, R]):
-    """The tasks in one file that a function has carried out, with their results."""
+    """The finished tasks of one function in one file, with their results."""
 
     def __init__(self, path: Path, run: Callable[[T], R]) -> None:
-        """Read what the file has, or begin it. Raises as `begun` does."""
+        """Read the file, or create it. Raises as `begun` does."""
         self.path = path
         self.name = f"{run.__module__}.{run.__qualname__}"
         self.result_type: type[R] = get_type_hints(run)["return"]
@@ -131,7 +131,7 @@ class Journal(Generic[T, R]):
         self.ends = dict(self._ends(content.splitlines(keepends=True)[1:]))
 
     def _ends(self, lines: list[bytes]) -> Iterator[tuple[str, tuple[float, R]]]:
-        """Yield the task, the seconds and the result of each line that has one of this function."""
+        """Yield task, seconds and result of each valid line for this function."""
         for line in lines:
             if len(line) > MOST_LINE_BYTES:
                 continue
@@ -144,15 +144,15 @@ class Journal(Generic[T, R]):
                 continue
 
     def ended(self, task: T) -> Ended[T, R] | None:
-        """Return how a task ended, if the journal has it."""
+        """Return the end of a task, or None if the journal does not have it."""
         kept = self.ends.get(repr(task))
         return None if kept is None else Ended(task, *kept)
 
     def keep(self, ended: Ended[T, R]) -> None:
-        """Add an end to the file. Raises CannotRunError where it cannot be written.
+        """Add an end to the file. Raises CannotRunError if it cannot be written.
 
-        A task without a usable result, or with one that exceeds a size limit, is left out, to be
-        run again.
+        A task without a usable result, or with one above a size limit, is not added, so it runs
+        again.
         """
         if ended.result is None or ended.result.spoiled:
             return

@@ -1,8 +1,8 @@
-"""The executor's second backend: tasks on a Ray cluster, each in an actor's process.
+"""The second backend of the executor: tasks run in actors of a Ray cluster.
 
-An actor keeps what its tasks share, as a worker process here does. One that dies, alone or with
-its node, costs nothing: its task is given to another. Ray pins an actor to its GPU before
-anything of ours is imported in it. This build's packages are sent to the nodes.
+An actor keeps what its tasks share, as a worker process does. If an actor dies, its task goes to
+another one. Ray pins an actor to its GPU before it imports paritybit. The packages of this build
+are sent to the nodes.
 """
 
 import importlib
@@ -37,32 +37,32 @@ T = TypeVar("T")
 R = TypeVar("R", bound=Reported)
 
 SENT = ("harness", "reference", "subjects")
-"""The packages of `paritybit` that carry tasks out."""
+"""The packages of `paritybit` that tasks need."""
 
 TRIES = 3
-"""So often is a task given out: what ends the process of each is the task's own doing."""
+"""The number of attempts for a task. If its process dies each time, the task is the reason."""
 
 GRACE = 60.0
-"""Seconds that a task's process has to end it once its time is over, before it is killed."""
+"""Seconds between the time limit of a task and the kill of its process."""
 
 SILENT_SECONDS = 30.0
-"""How long the head of a cluster may be silent. After 60 s Ray ends this process, with code 1."""
+"""Seconds that the head of a cluster may be silent. After 60 s Ray exits this process with 1."""
 
 READY_SECONDS = 600.0
-"""How long no actor may be there, before the cluster is taken for one that has no room."""
+"""Seconds to wait for a first actor before the cluster counts as full."""
 
 
 class Carrier:
-    """What runs tasks, one at a time, in a process of the cluster."""
+    """The actor. It runs one task at a time in a process of the cluster."""
 
     def __init__(self, run: Callable[[Any], Any]) -> None:
         self.run = run
 
     def ready(self) -> None:
-        """Do nothing: who calls this waits until the process is there."""
+        """Do nothing. A caller can wait for the process with it."""
 
     def carry_out(self, task: Any, seconds: float) -> tuple[Any, str | None]:
-        """Return what a task gives, or the traceback of what it raises or of its time being up."""
+        """Return the result of a task, or the traceback of its error or timeout."""
 
         def run(task: Any) -> Any:
             with alarm(seconds):
@@ -72,7 +72,7 @@ class Carrier:
 
 
 class _Place(Generic[T, R]):
-    """An actor, and what is awaited of it: that it is there, or how its task ends."""
+    """An actor, and the pending answer: that it has started, or the end of its task."""
 
     task: T | None = None
 
@@ -85,7 +85,7 @@ class _Place(Generic[T, R]):
         self.started = 0.0
 
     def give(self, task: T) -> None:
-        """Have the actor run a task."""
+        """Send the actor a task."""
         seconds = self.campaign.seconds(task)
         self.task, self.busy, self.started = task, True, time.monotonic()
         self.deadline = self.started + seconds + GRACE
@@ -93,11 +93,11 @@ class _Place(Generic[T, R]):
 
     @property
     def overdue(self) -> bool:
-        """Whether its task should have ended long ago."""
+        """Whether the task is far beyond its time limit."""
         return self.busy and time.monotonic() > self.deadline
 
     def collect(self) -> Ended[T, R] | None:
-        """Return how the task ended that is awaited; None if its process is gone."""
+        """Return the end of the pending task, or None if the process is gone."""
         assert self.task is not None
         seconds = time.monotonic() - self.started
         self.busy = False
@@ -113,12 +113,12 @@ class _Place(Generic[T, R]):
         return Ended(self.task, seconds, result, error)
 
     def end(self) -> None:
-        """End the actor at once, whatever it does."""
+        """Kill the actor."""
         self.ray.kill(self.actor)
 
 
 def answers(head: str) -> bool:
-    """Whether the head of a cluster takes connections at an address, HOST:PORT."""
+    """Whether the head of a cluster accepts connections at an address, HOST:PORT."""
     host, _, port = head.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=5.0):
@@ -128,7 +128,7 @@ def answers(head: str) -> bool:
 
 
 def package_to_send(scratch: Path) -> Path:
-    """Return the folder of `paritybit` as installed; that of a checkout is copied to `scratch`."""
+    """Return the installed folder of `paritybit`. A checkout is copied to `scratch`."""
     if SOURCES == PACKAGE:
         return PACKAGE
     copied = scratch / PACKAGE.name
@@ -139,9 +139,9 @@ def package_to_send(scratch: Path) -> Path:
 
 @contextmanager
 def joined(workers: Workers) -> Iterator[Any]:
-    """Join the cluster asked for, or start one on this machine; leave it at the end.
+    """Connect to the requested cluster, or start one on this machine. Disconnect at the end.
 
-    Raises CannotRunError where Ray is missing or no cluster answers.
+    Raises CannotRunError if Ray is missing or no cluster answers.
     """
     try:
         ray = importlib.import_module("ray")
@@ -150,7 +150,7 @@ def joined(workers: Workers) -> Iterator[Any]:
     address = workers.cluster or LOCAL
     own = address == LOCAL
     there = re.fullmatch(r"(?:\w+://)?(.+:\d+)", address)
-    if there and not answers(there[1]):  # Ray itself would try for minutes.
+    if there and not answers(there[1]):  # Ray itself would retry for minutes.
         raise CannotRunError(f"no Ray cluster answers at {address}: nothing is listening there")
     size = {"num_cpus": workers.processes, "include_dashboard": False} if own else {}
     heard = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -182,10 +182,10 @@ def execute_on_ray(
     workers: Workers,
     on_end: Callable[[Ended[T, R]], None],
 ) -> None:
-    """Run every task on the cluster of `workers`, under MPS as the executor of this machine does.
+    """Run all tasks on the cluster of `workers`. `on_end` is called with each end.
 
-    Each end is handed on as it comes. A task whose process dies is given to another; at the
-    third death it ends with an error. Raises CannotRunError as `joined` does, and where the
+    A task whose process dies goes to another process; after TRIES deaths it ends with an error.
+    MPS is handled as in `executor.execute`. Raises CannotRunError as `joined` does, and if the
     cluster has no room for any actor.
     """
     again_under_mps(_spread, campaign, tasks, workers, on_end)
@@ -197,7 +197,7 @@ def _spread(
     workers: Workers,
     on_end: Callable[[Ended[T, R]], None],
 ) -> None:
-    """Run every task in as many actors as there are to be processes, and leave the cluster."""
+    """Run all tasks with one actor per process, then disconnect from the cluster."""
     waiting = Waiting(campaign, tasks)
     sharing = SHARING_UNDER_MPS if workers.mps else SHARING_PLAINLY
     gpu = 1 / sharing if workers.gpus else 0.0
@@ -211,7 +211,7 @@ def _spread(
 
 
 class _Spread(Generic[T, R]):
-    """A campaign as it goes on a cluster."""
+    """A campaign that runs on a cluster."""
 
     def __init__(
         self,
@@ -231,10 +231,10 @@ class _Spread(Generic[T, R]):
         self.failed_starts = 0
 
     def run(self, count: int) -> None:
-        """Run what waits, in so many actors at most.
+        """Run the waiting tasks in at most `count` actors.
 
-        If a cluster that this run has started is lost, this returns, and each task that had not
-        ended is in `waiting` again.
+        If a cluster that this run has started is lost, this returns, and all tasks that have not
+        ended are in `waiting` again.
         """
         places: list[_Place[T, R] | None] = [None] * count
         last_there = time.monotonic()
@@ -259,10 +259,10 @@ class _Spread(Generic[T, R]):
                 raise CannotRunError("the Ray cluster had no room to start a process")
 
     def _lost(self) -> bool:
-        """Whether the cluster is lost, where this run has started it: its head or its one node.
+        """Whether a cluster that this run has started lost its head or its only node.
 
-        Of a cluster that was there before, nodes may come and go, but it gets no new head: if its
-        head is silent for too long, this raises CannotRunError.
+        In any other cluster nodes may come and go. If its head is silent for too long, this raises
+        CannotRunError.
         """
         if self.head is None or answers(self.head):
             self.heard = time.monotonic()
@@ -272,7 +272,7 @@ class _Spread(Generic[T, R]):
         return self.own
 
     def _hand_out(self, places: list[_Place[T, R] | None]) -> None:
-        """Give every idle actor a task, while there are tasks; start those that are not there."""
+        """Give each idle actor a task while there are tasks. Start missing actors."""
         for index, place in enumerate(places):
             if not self.waiting:
                 return
@@ -283,19 +283,19 @@ class _Spread(Generic[T, R]):
                 place.give(self.waiting.take(place.task, running))
 
     def _run_again(self, task: T, why: str) -> None:
-        """Let a task that did not end wait again; note it with the reason, once for each."""
+        """Put back a task that did not end. Record the first reason for each task."""
         self.waiting.put_back(task)
         noted = self.campaign.label(task), why
         if noted not in self.again:
             self.again.append(noted)
 
     def _ended(self, awaited: Sequence[_Place[T, R]]) -> list[_Place[T, R]]:
-        """Wait a while for actors that are there, have answered, have died or are overdue."""
+        """Wait briefly, and return actors that have started, answered, died or are overdue."""
         answered, _ = self.ray.wait([place.awaited for place in awaited], timeout=1.0)
         return [place for place in awaited if place.awaited in answered or place.overdue]
 
     def _settled(self, place: _Place[T, R]) -> bool:
-        """Take note of what an actor answered; return whether it is of use any more."""
+        """Process the answer of an actor. Returns whether the actor is still usable."""
         if not place.busy:
             try:
                 self.ray.get(place.awaited)

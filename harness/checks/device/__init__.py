@@ -1,1 +1,1 @@
-"""What checks take to a device and ask there: arrays, flags and, on a GPU, a kernel a question."""
+"""Computes the flags of properties on the device. On a GPU each question is one kernel."""

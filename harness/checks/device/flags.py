@@ -1,4 +1,4 @@
-"""The flags of checks: raised on the host or on a device, where the host reads them together."""
+"""The flags of properties, on the host or on a device. The host reads all of a device at once."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ def outputs_unequal(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> 
 
 
 def read_flags(flags: Mapping[str, Flag]) -> dict[str, bool]:
-    """Return flags by name, those of one device read together."""
+    """Return flags by name as bools. Those on one device are read together."""
     read: dict[str, bool] = {}
     by_device = defaultdict[torch.device, dict[str, Tensor | Unequal | Question]](dict)
     for name, flag in flags.items():
@@ -37,7 +37,7 @@ def read_flags(flags: Mapping[str, Flag]) -> dict[str, bool]:
 
 
 def read_together(flags: Mapping[str, Tensor | Unequal | Question]) -> dict[str, bool]:
-    """Return flags of one device by name: a kernel raises those that are no tensors."""
+    """Return flags on one device by name. Kernels compute those that are not tensors."""
     ready = dict[str, Tensor]()
     questions, unequal = dict[str, Question](), dict[str, Unequal]()
     for name, flag in flags.items():

@@ -1,4 +1,4 @@
-"""What the host counted out, taken to the device without waiting for it."""
+"""Copies arrays from the host to a device without waiting."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ Numbers = NDArray[np.int32]
 
 
 def on_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Return an array of numbers as a tensor of a device.
+    """Return a numpy array as a tensor on a device.
 
-    To a GPU it goes through pinned memory, which torch keeps until the copy is done.
+    The copy to a GPU uses pinned memory, which torch keeps until the copy is done.
     """
     values = torch.from_numpy(array)
     if device.type == "cpu":

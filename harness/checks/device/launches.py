@@ -1,4 +1,4 @@
-"""Launching the kernels of `questions`: those of a step share one copy of what the host counted."""
+"""Launches the kernels of `questions`. All kernels of a step share one copy from the host."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ from paritybit.subjects.protocol import KeyLists
 from torch import Tensor
 
 CELLS = 1024
-"""Cells of tables that one program looks at."""
+"""Cells of tables per program."""
 
 KEYS = 128
-"""Keys, and counts, that one program looks at together."""
+"""Keys, and counts, that a program processes at a time."""
 
 ELEMENTS, PROGRAMS = 1024, 64
-"""Elements that one program compares together, and the most programs of a pair."""
+"""Elements that a program compares at a time, and the maximum number of programs per pair."""
 
 
 def asks_kernels(device: torch.device) -> bool:
-    """Whether questions to a device are answered by kernels, and not by ops."""
+    """Whether kernels answer questions on a device. Otherwise torch ops do."""
     return device.type == "cuda"
 
 
@@ -37,10 +37,10 @@ def kernels() -> Any:
 
 @dataclass(frozen=True)
 class Question:
-    """A flag that kernels of a device raise when it is read, together with others.
+    """A flag that kernels compute when it is read, together with other flags.
 
-    `launch(asked, first, answer)` launches them: `numbers` lie in the int32 tensor `asked` from
-    `first` on, and `asked[answer]` is to hold the answer.
+    `launch(asked, first, answer)` launches the kernels. The int32 tensor `asked` has `numbers` from
+    `first` on, and the kernels write the answer to `asked[answer]`.
     """
 
     device: torch.device
@@ -48,16 +48,13 @@ class Question:
     launch: Callable[[Tensor, int, int], None]
 
     def __bool__(self) -> bool:
-        """Whether it is raised."""
+        """Whether the flag is set."""
         return answers([self])[0]
 
 
 def answers(questions: Sequence[Question], unequal: Sequence[Unequal] = ()) -> list[bool]:
-    """Return the answers of questions to one device, read together.
-
-    The last ones are of flags that two tensors differ.
-    """
-    # The entries, of 64 bits, come first, and each question's numbers after those before it.
+    """Return the answers to questions and then to `unequal` flags, all on one device."""
+    # The 64-bit entries come first, then the numbers of each question.
     entries = entries_of(unequal)
     counts = [entries.numbers.size, *(question.numbers.size for question in questions)]
     *firsts, answer = accumulate(counts)
@@ -65,8 +62,8 @@ def answers(questions: Sequence[Question], unequal: Sequence[Unequal] = ()) -> l
     numbers = [entries.numbers, *(question.numbers.reshape(-1) for question in questions)]
     np.concatenate(numbers, out=asked[:answer])
     device = questions[0].device if questions else unequal[0].device
-    # From memory that is not pinned: to pin some takes longer than the copy. It is here until the
-    # answers are read, and the copy is done by then.
+    # The memory is not pinned, because pinning takes longer than the copy. It stays alive until
+    # the answers are read, and the copy is done by then.
     held = torch.from_numpy(asked).to(device, non_blocking=True)
     for number, (question, first) in enumerate(zip(questions, firsts, strict=True)):
         question.launch(held, first, answer + number)
@@ -83,7 +80,7 @@ def answers(questions: Sequence[Question], unequal: Sequence[Unequal] = ()) -> l
 def tables_wrong(judged: Sequence[tuple[Sequence[Ownership], Numbers]]) -> Question:
     """Return whether a cell of any world's tables is wrong: see `wrong_cells`.
 
-    One world, or two, are judged by what cells must be, int32 [3, cells].
+    `judged` has worlds, one or two, each with the required cells, int32 [3, cells].
     """
 
     def launch(asked: Tensor, first: int, answer: int) -> None:
@@ -110,9 +107,9 @@ def tables_wrong(judged: Sequence[tuple[Sequence[Ownership], Numbers]]) -> Quest
 
 
 def reads_wrong(keys: KeyLists, blocks: Sequence[Block], right: Numbers, most: int) -> Question:
-    """Return whether a row reads otherwise than it must, int32 [rows, cells]: see `counted`.
+    """Return whether the counts of a row differ from `right`, int32 [rows, cells]: see `counted`.
 
-    Of each sub-pool, the full one first, all slots are counted.
+    All slots of both sub-pools are counted, the full one first.
     """
     full, swa = blocks
 

@@ -1,7 +1,7 @@
-"""Kernels that each answer one question of a check, where a GPU would take a dozen launches.
+"""Kernels that each answer one question of a property, in place of a dozen launches of ops.
 
-The kernels of a step share one int32 tensor, `asked`. It holds what the host worked out for each of
-them, and each one's answer: 0 at first, and 1 once any program has seen something wrong.
+The kernels of a step share one int32 tensor, `asked`. It has the host's numbers for each kernel,
+and an answer per question: 0 at first, and 1 after any program has found an error.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -13,17 +13,17 @@ from paritybit.harness.checks.device.unequal import ENTRY
 from paritybit.reference.kernels.launch import Kernel, jit
 
 ALLOWANCE = tl.constexpr(AS_OFTEN // 2)
-"""Tells cells apart once the keys that a row read were taken away.
+"""A threshold for cells after the reads of a row were subtracted.
 
-A cell that may be read as often as it likes began at AS_OFTEN, and is still above this. One that
-must be read a number of times began below it, and is 0 if it was.
+A cell that may be read any number of times started at AS_OFTEN and is still above. A cell with a
+required count started below, and is 0 if the count is right.
 """
 
 LENGTH = tl.constexpr(ENTRY)
-"""How many numbers the entry of a pair has."""
+"""The size of the entry of a pair."""
 
 PLACE_BITS = 24
-"""Low bits of an element's number in `strayed_kernel`: its slot or place. The rest is its part."""
+"""Bits for the slot or place in an element's number in `strayed_kernel`. Higher bits: its part."""
 
 SHIFT = tl.constexpr(PLACE_BITS)
 PLACES = tl.constexpr(2**PLACE_BITS - 1)
@@ -43,10 +43,10 @@ def tables_kernel(
     WORLDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Answer whether a cell of the tables of one world, or of two, is not as it must be.
+    """Answer whether a cell of the tables of one or two worlds is wrong.
 
-    From `first` on, int32 [3, count] says what it must hold, what it may hold instead and if that
-    is known. The cells of the mapping come before those of the rows.
+    From `first` on, `asked` has int32 [3, count]: the required value, a permitted other value, and
+    whether the value is known. The cells of the mapping come before those of the rows.
     """
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < count
@@ -65,7 +65,7 @@ def tables_kernel(
 
 @jit
 def _cell(mapping, rows, place, inside, mapped):
-    """Return what the mapping holds at a place or, behind it, `req_to_token`."""
+    """Return the value of a cell of the mapping or, after its end, of `req_to_token`."""
     of_mapping = tl.load(mapping + place, mask=inside & (place < mapped), other=0).to(tl.int64)
     of_rows = tl.load(rows + place - mapped, mask=inside & (place >= mapped), other=0).to(tl.int64)
     return of_mapping + of_rows
@@ -99,11 +99,11 @@ def reads_kernel(
     MOST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Answer whether a row of a sub-pool reads anything too often or not often enough.
+    """Answer whether a row reads any slot too often or not often enough.
 
-    A program is a row: the first `full_rows` are of the full sub-pool. Of those of each, `listed`
-    have a list. From `first` on, int32 [rows, CELLS] says how often each must read what its cells
-    count, see `counted_reads.counted`: each key that it reads takes one away.
+    There is a program per row. The first `full_rows` rows belong to the full sub-pool. In each
+    sub-pool, the first `listed` rows have a list. From `first` on, `asked` has the required counts,
+    int32 [rows, CELLS]: see `counted_reads.counted`. Each key that a row reads subtracts one.
     """
     row = tl.program_id(0)
     cells = asked + first + row.to(tl.int64) * CELLS
@@ -117,11 +117,11 @@ def reads_kernel(
         other_keys = (swa_begin + other, swa_end + other, swa_slots, swa_length)
         other_bits = (swa_mask_start + other, mask, mask_length)
         _take_away(cells, other_keys, other_bits, SWA_MASKED, SWA_WIDTH, MOST, BLOCK)
-    # What all threads took must be seen before any cell is looked at.
+    # All subtractions must be visible before any cell is read.
     tl.debug_barrier()
     for turn in range(0, CELLS, BLOCK):
         cell = turn + tl.arange(0, BLOCK)
-        # Past the first cache, which what is taken away does not go through.
+        # Bypasses the L1 cache, as the atomic subtractions do.
         number = tl.load(cells + cell, mask=cell < CELLS, other=0, cache_modifier=".cg")
         if tl.max(((number != 0) & (number < ALLOWANCE)).to(tl.int32), 0) > 0:
             tl.store(asked + answer, 1)
@@ -137,7 +137,7 @@ def _take_away(
     MOST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Take one away of a row's cells for each key that it reads of its list, begin .. end-1."""
+    """Subtract one from a row's cells for each key, begin to end - 1, that it reads."""
     begin, end, slots, length = keys
     mask_start, mask, mask_length = bits
     start = tl.load(begin).to(tl.int64)
@@ -152,7 +152,7 @@ def _take_away(
         place = tl.minimum(tl.maximum(start + key, 0), length - 1)
         slot = tl.load(slots + place, mask=read, other=0).to(tl.int64)
         column = tl.minimum(tl.maximum(slot, -1), WIDTH)
-        # The last key is one more than a row can have: it is no slot whatever it is.
+        # The last key is one more than a row can have, so it never counts as a slot.
         column = tl.where(key == MOST, WIDTH, column)
         tl.atomic_add(cells + column + 1, tl.full((BLOCK,), -1, tl.int32), mask=read)
 
@@ -188,9 +188,9 @@ def strayed_kernel(
 ):
     """Answer whether one of two worlds changed a compared element outside the step's frame.
 
-    `numbers` int32 [elements] says of each which part of the storage it is of, and of which slot
-    or place there. A step may change those of its `locations` in parts `full_part` and
-    `swa_part`, and of its `places` in `place_part`. Programs are of a world along the second axis.
+    `numbers`, int32 [elements], has the part of the storage for each element, and its slot or
+    place there. A step may change its `locations` in the parts `full_part` and `swa_part`, and its
+    `places` in `place_part`. The second axis of the grid is the world.
     """
     element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     judged = tl.load(compared + element, mask=element < elements, other=0) != 0
@@ -208,7 +208,7 @@ def strayed_kernel(
 
 @jit
 def _find_stray(asks, held, frame, parts, FULL_SLOTS: tl.constexpr, SWA_SLOTS: tl.constexpr):
-    """Answer the question of `strayed_kernel` of one world."""
+    """Answer the question of `strayed_kernel` for one world."""
     answer, numbers, element, judged = asks
     before, after, mapping = held
     locations, tokens, places, requests = frame
@@ -237,16 +237,16 @@ def _find_stray(asks, held, frame, parts, FULL_SLOTS: tl.constexpr, SWA_SLOTS: t
 
 @jit
 def _from_behind(index, count):
-    """Return an index of something of so many: one that is negative counts from behind."""
+    """Return a non-negative index. A negative index counts from the end."""
     return tl.where(index < 0, index + count, index)
 
 
 @Kernel
 def unequal_kernel(asked, answers, BLOCK: tl.constexpr):
-    """Answer whether two tensors differ in any bit, for each of some pairs: see `entries_of`.
+    """Answer for each pair of tensors whether they differ in any bit: see `entries_of`.
 
-    A second one whose elements are wider than the first's is compared as it is once copied there.
-    The entries are what `asked` begins with; `answers` says where the answers do.
+    If the elements of the second tensor are wider, it is compared after a conversion to the dtype
+    of the first. `asked` begins with the entries, and has the answers from `answers` on.
     """
     entry = asked.to(tl.pointer_type(tl.int64), bitcast=True) + tl.program_id(0) * LENGTH
     one = tl.load(entry)
@@ -277,7 +277,7 @@ def unequal_kernel(asked, answers, BLOCK: tl.constexpr):
 
 @jit
 def _whole_number(address, place, size, inside):
-    """Return the bits of elements of 1, 2, 4 or 8 bytes from an address on, 0 outside."""
+    """Return the bits of elements with 1, 2, 4 or 8 bytes from an address on, and 0 outside."""
     bytes_ = address.to(tl.pointer_type(tl.int8))
     halves = address.to(tl.pointer_type(tl.int16))
     words = address.to(tl.pointer_type(tl.int32))

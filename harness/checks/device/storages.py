@@ -1,7 +1,4 @@
-"""Questions about storages: whether they differ, and whether a step changed what it may not.
-
-Which elements a step may change a kernel looks up by numbers.
-"""
+"""Questions about storages: whether they differ, and whether a step wrote outside its frame."""
 
 from functools import lru_cache
 
@@ -20,43 +17,40 @@ from torch import Tensor
 from paritybit.compat import StrEnum
 
 NOTHING = np.zeros(0, dtype=np.int32)
-"""What the host counts out for a kernel that looks up all it needs."""
+"""The numbers of a question whose kernel needs none from the host."""
 
 
-class Beside(StrEnum):
-    """The parts of the state beside KV."""
+class OtherPart(StrEnum):
+    """The parts of a storage other than KV."""
 
     STATE = "a request's state"
     TREE = "the states of a tree's nodes"
     DRAFT = "a request's row of the draft table"
 
 
-OWN: dict[Mode, Beside] = {
-    Mode.EXTEND: Beside.STATE,
-    Mode.DECODE: Beside.STATE,
-    Mode.TARGET_VERIFY: Beside.TREE,
-    Mode.DRAFT: Beside.DRAFT,
-    Mode.FROZEN_DRAFT: Beside.DRAFT,
+OWN: dict[Mode, OtherPart] = {
+    Mode.EXTEND: OtherPart.STATE,
+    Mode.DECODE: OtherPart.STATE,
+    Mode.TARGET_VERIFY: OtherPart.TREE,
+    Mode.DRAFT: OtherPart.DRAFT,
+    Mode.FROZEN_DRAFT: OtherPart.DRAFT,
 }
-"""Which part beside KV a forward of each mode may change of its requests, if any."""
+"""The part other than KV that a forward of each mode may change for its requests, if any."""
 
 NONE = -1
 """No part."""
 
 
 @lru_cache(maxsize=8)
-def parts_of(layout: KVLayout) -> dict[tuple[Role, Kind] | Beside, int]:
-    """Return the numbers of the parts of a storage."""
+def parts_of(layout: KVLayout) -> dict[tuple[Role, Kind] | OtherPart, int]:
+    """Return the number of each part of a storage."""
     arenas = [(role, kind) for role, kind, _ in layout.arenas_of(torch.empty(layout.elements))]
-    return {part: number for number, part in enumerate([*arenas, *Beside])}
+    return {part: number for number, part in enumerate([*arenas, *OtherPart])}
 
 
 @lru_cache(maxsize=8)
 def numbers_of(layout: KVLayout, device: torch.device) -> Tensor:
-    """Return of each element of a storage its part, and its slot or place, int32 [elements].
-
-    Nobody writes them.
-    """
+    """Return the part and the slot or place of each element, int32 [elements]. It is cached."""
     # Imported late, as in `kernels`.
     shift, parts = kernels().PLACE_BITS, parts_of(layout)
     numbers = torch.zeros(layout.elements, dtype=torch.int32)
@@ -66,20 +60,20 @@ def numbers_of(layout: KVLayout, device: torch.device) -> Tensor:
     for section, held in layout.sections_of(numbers).items():
         places = torch.arange(held.shape[0], dtype=torch.int32).view(-1, 1, 1)
         if section is Section.RECURRENT:
-            held[:, :1] = places + (parts[Beside.STATE] << shift)
-            held[:, 1:] = places + (parts[Beside.TREE] << shift)
+            held[:, :1] = places + (parts[OtherPart.STATE] << shift)
+            held[:, 1:] = places + (parts[OtherPart.TREE] << shift)
         else:
-            held.copy_(places + (parts[Beside.DRAFT] << shift))
+            held.copy_(places + (parts[OtherPart.DRAFT] << shift))
     return numbers.to(device)
 
 
 def own_of(world: Snapshot, mode: Mode, nothing: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the full slots that a forward of one world writes, and its places beside KV."""
+    """Return the full slots that a forward of one world writes, and its places of other state."""
     batch = world.batch
     if batch is None:
         return nothing, nothing
     places = batch.req_pool_indices
-    if OWN.get(mode) is not Beside.DRAFT:
+    if OWN.get(mode) is not OtherPart.DRAFT:
         places = batch.mamba_track_indices
     return nothing if mode.written is None else batch.out_cache_loc, places
 
@@ -116,5 +110,5 @@ def strayed(observation: Observation) -> Question:
 
 
 def storages_differ(observation: Observation) -> Unequal:
-    """Return whether any element that is compared differs between the worlds after the step."""
+    """Return whether any compared element differs between the worlds after the step."""
     return Unequal([(observation.eager.after, observation.graph.after)], observation.compared)

@@ -1,4 +1,4 @@
-"""Tensors that must be alike in every bit, and how a kernel is told which ones."""
+"""Pairs of tensors that must have equal bits, and their description for a kernel."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,22 +10,22 @@ from paritybit.harness.lockstep.bits import any_set, differ, same, unequal
 from torch import Tensor
 
 WHOLE = frozenset({torch.int32, torch.int64})
-"""Dtypes of which a kernel compares one with another as a copy would convert it."""
+"""Dtypes that a kernel can compare with each other, with the conversion of a copy."""
 
 ENTRY = 9
-"""Numbers that say of a pair where it lies, in which form, and where its answer is."""
+"""Numbers that describe a pair: addresses, layout, and the place of the answer."""
 
 Pairs = Sequence[tuple[Tensor, Tensor]]
-"""Pairs of tensors, the two of each of one shape."""
+"""Pairs of tensors with equal shapes."""
 
 
 @dataclass(frozen=True)
 class Unequal:
-    """The flag that the tensors of some pair differ in any bit: they are compared when it is read.
+    """A flag that is set if the tensors of any pair differ. They are compared when it is read.
 
-    There is at least one pair, and all are on one device. The second tensor of a pair is first
-    converted to the dtype of the first one. With `compared`, a bool mask of the shape of all these
-    tensors, only the elements where it is set are compared; mask and tensors are contiguous.
+    There is at least one pair, and all are on one device. The second tensor of a pair is converted
+    to the dtype of the first. If `compared` is given, a bool mask with the shape of all tensors,
+    only its elements are compared; mask and tensors must be contiguous.
     """
 
     pairs: Pairs
@@ -33,11 +33,11 @@ class Unequal:
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
+        """The device of the tensors."""
         return self.pairs[0][0].device
 
     def __bool__(self) -> bool:
-        """Whether it is raised."""
+        """Whether the flag is set."""
         alike = [(one, as_dtype(other, one.dtype)) for one, other in self.pairs]
         if self.compared is not None:
             masks = [unequal(*pair).logical_and_(self.compared) for pair in alike]
@@ -48,15 +48,15 @@ class Unequal:
 
 
 def as_dtype(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return values in a dtype: themselves where they have it."""
+    """Return values converted to a dtype."""
     return values if values.dtype is dtype else values.to(dtype)
 
 
 @dataclass(frozen=True)
 class Entries:
-    """What a kernel is told of pairs: an entry of ENTRY numbers for each, in 64 bits.
+    """The description of pairs for a kernel: ENTRY 64-bit numbers per pair.
 
-    `most` are the elements of the longest. Nobody may free `held` before the kernel was launched.
+    `most` is the largest number of elements. `held` must stay alive until the kernel was launched.
     """
 
     numbers: Numbers
@@ -65,15 +65,12 @@ class Entries:
 
     @property
     def count(self) -> int:
-        """How many pairs there are."""
+        """The number of pairs."""
         return self.numbers.size // (2 * ENTRY)
 
 
 def entries_of(flags: Sequence[Unequal]) -> Entries:
-    """Return the entries of all pairs of some flags: where both lie, how many elements, which form.
-
-    The last number of each is which of the flags it is of.
-    """
+    """Return the entries of all pairs: addresses, number of elements, layout, and flag number."""
     entries, held, most = list[int](), list[Tensor](), 0
     for number, flag in enumerate(flags):
         compared = 0 if flag.compared is None else flag.compared.data_ptr()
@@ -89,7 +86,7 @@ def entries_of(flags: Sequence[Unequal]) -> Entries:
 
 
 def in_rows(one: Tensor, other: Tensor, count: int) -> tuple[Tensor, Tensor, int, int, int]:
-    """Return two tensors as they lie in rows: how long a row is, and how far apart rows lie."""
+    """Return two tensors as rows, with the length of a row and the distances between rows."""
     if one.dtype is not other.dtype and not (one.dtype in WHOLE and other.dtype in WHOLE):
         other = other.to(one.dtype)
     if one.is_contiguous() and other.is_contiguous():

@@ -1,1 +1,1 @@
-"""The properties of a whole schedule, a file for each."""
+"""The properties of whole schedules, one file each."""

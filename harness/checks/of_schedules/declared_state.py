@@ -1,4 +1,4 @@
-"""declared_state: what a reset leaves behind, and what a schedule then depends on."""
+"""declared_state: detects Python state that a reset does not restore."""
 
 from paritybit.harness.checks.property import Playing, Property, Violation
 from paritybit.harness.explain.counterfactuals.objects import Kept
@@ -14,7 +14,7 @@ ID = "declared_state"
 
 
 def at_end(playing: Playing) -> list[Violation]:
-    """Say what the engines hold, once reset, that they did not hold when just captured."""
+    """Report how the engines' state after a reset differs from that after capture."""
     if not playing.undeclared:
         return []
     first, *others = playing.undeclared
@@ -28,7 +28,7 @@ def at_end(playing: Playing) -> list[Violation]:
 
 
 def cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] | None:
-    """Explain what a reset leaves behind: the path to it from the engine, and what set it last."""
+    """Explain remaining state: the path to it from the engine, and the lines that set it last."""
     engine = pair.subject
     if not isinstance(engine, CapturedEngine):
         return None

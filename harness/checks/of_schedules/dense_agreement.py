@@ -1,4 +1,4 @@
-"""dense_agreement: faults that are equal in both worlds, as a window off by one is."""
+"""dense_agreement: detects errors that are equal in both worlds, such as a window off by one."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,26 +20,24 @@ from torch import Tensor
 ID = "dense_agreement"
 
 DENSE_BOUND = {torch.float32: 2e-4, torch.bfloat16: 0.25}
-"""Largest |eager - dense| / (1 + |dense|) of a logit: rounding of some tens of sums a layer."""
+"""The largest |eager - dense| / (1 + |dense|) of a logit that rounding can cause."""
 
 QUANTISED_BOUND = 0.25
-"""Likewise where K and V are 8 bits wide: an element that is close to two steps may get either."""
+"""The same bound for K and V with 8 bits, where an element between two steps may get either."""
 
 
 def bound_of(models: Mapping[Role, Model]) -> float:
-    """Return the bound of the reference's arithmetic."""
+    """Return the bound for the reference's arithmetic."""
     target = models[Role.TARGET]
     quantised = Feature.QUANTISED in target.config.features
     return QUANTISED_BOUND if quantised else DENSE_BOUND[target.dtype]
 
 
 def at_end(playing: Playing) -> list[Violation]:
-    """Hold all logits that requests were given, the draft model's too, against the oracle.
+    """Compare all logits of requests, including the draft model's, with the oracle.
 
-    So every length is held at which a request had logits of its own, those around its window
-    and the last among them. Of a request that is off, the first logits that are off are
-    reported. An engine whose arithmetic is not the reference's is held as well: its windows
-    are then the oracle's, and its bound holds.
+    The first wrong logits of each request are reported. For an engine with its own arithmetic, the
+    oracle uses the engine's windows, and the bound is the engine's.
     """
     rounding = bound_of(playing.models)
     found: dict[tuple[int, bool, bool], Violation] = {}
@@ -64,9 +62,9 @@ def _violation(sample: Sample, error: float, bound: float) -> Violation:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """All that a dense forward reads of a request, on the host: see `Sample`.
+    """Everything that a dense forward reads of a request, on the host: see `Sample`.
 
-    `windows` are those of the tokens, None where they are all the model's.
+    `windows` has the window of each token, or is None if all have the model's.
     """
 
     of_request: tuple[int, bool, int, int, bool, int]
@@ -76,7 +74,7 @@ class _Inputs:
 
     @classmethod
     def of(cls, sample: Sample) -> "_Inputs":
-        """Return what a dense forward reads of a sample's request."""
+        """Return the inputs for a sample's request."""
         states = sample.hidden_states
         return cls(
             (
@@ -93,7 +91,7 @@ class _Inputs:
         )
 
     def start_with(self, other: "_Inputs") -> bool:
-        """Whether the first tokens are the other's, and all that is read of them is."""
+        """Whether the other's tokens are the first tokens of this one, with equal inputs."""
         length = len(other.tokens)
         return self.of_request == other.of_request and all(
             theirs is None if mine is None else theirs is not None and mine[:length].equal(theirs)
@@ -108,10 +106,10 @@ class _Inputs:
 def sample_errors(
     models: Mapping[Role, Model], samples: Iterable[Sample]
 ) -> list[tuple[Sample, float]]:
-    """Return by how much the logits of each sample are off the oracle's: see `dense_error`.
+    """Return the error of each sample against the oracle: see `dense_error`.
 
-    One dense forward gives the logits after each of its tokens: it answers for every sample
-    of a request whose tokens are the first of the longest's.
+    One dense forward gives the logits after each of its tokens. It therefore covers all samples of
+    a request whose tokens are the first tokens of the longest sample.
     """
     forwards: dict[int, list[tuple[_Inputs, Tensor]]] = {}
     found = []
@@ -132,7 +130,7 @@ def dense_error(logits: Tensor, dense: Tensor) -> float:
 
 
 def sample_error(models: Mapping[Role, Model], sample: Sample) -> float:
-    """Return by how much a sample's logits are off the oracle's: see `dense_error`."""
+    """Return the error of a sample against the oracle: see `dense_error`."""
     return dense_error(sample.logits, oracle_logits(models, sample))
 
 
@@ -146,7 +144,7 @@ def _dense_rows(
 ) -> Tensor:
     """Return the oracle's logits, float64 [L, vocab], after each of a request's tokens.
 
-    To `layers`, if it is given, each layer's input and output are added.
+    The input and output of each layer are appended to `layers`, if given.
     """
     added = {} if layers is None else {"layers": layers}
     if inputs.hidden_states is not None:
@@ -165,7 +163,7 @@ def _dense_rows(
 
 
 def own_windows(sample: Sample) -> Tensor | None:
-    """Return the window of each token, int64 [L], None where they are all the model's."""
+    """Return the window of each token, int64 [L], or None if all have the model's."""
     if sample.arithmetic is None:
         return None
     windows, place = sample.arithmetic.windows, torch.arange(len(sample.tokens))
@@ -173,9 +171,9 @@ def own_windows(sample: Sample) -> Tensor | None:
 
 
 def cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] | None:
-    """Explain the first logits of a step that are off: its keys, or the first op that is off.
+    """Explain the first wrong logits of a step: its keys, or the first wrong op.
 
-    None for an engine whose arithmetic is its own: its ops are not seen.
+    Returns None for an engine with its own arithmetic, whose ops cannot be observed.
     """
     models = pair.models
     bound = bound_of(models)
@@ -196,7 +194,7 @@ def cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] 
 
 
 def _off(models: Mapping[Role, Model], samples: Iterable[Sample], bound: float) -> list[Sample]:
-    """Return the samples of the reference's arithmetic that are off."""
+    """Return the samples of the reference's arithmetic with errors above the bound."""
     ours = (sample for sample in samples if sample.arithmetic is None)
     return [sample for sample, error in sample_errors(models, ours) if not error <= bound]
 
@@ -204,9 +202,9 @@ def _off(models: Mapping[Role, Model], samples: Iterable[Sample], bound: float) 
 def _off_at(
     pair: Pair, schedule: Schedule, last: int, bound: float
 ) -> tuple[int, int, list[Sample]]:
-    """Play a schedule until logits of a step are off.
+    """Play a schedule until a step has wrong logits.
 
-    Returns the numbers of the step and of its forward, and the samples that are off, if any.
+    Returns the place of the step, the number of its forward, and the wrong samples, if any.
     """
     forwards, off = 0, list[Sample]()
     pair.begin(schedule)

@@ -1,4 +1,4 @@
-"""determinism: flaky oracles."""
+"""determinism: detects results that differ between two plays of a schedule."""
 
 import torch
 from paritybit.harness.checks.property import Playing, Property, Violation
@@ -10,7 +10,7 @@ ID = "determinism"
 
 
 def at_end(playing: Playing) -> list[Violation]:
-    """Compare two playings of the same steps: live rows, and every slot that is compared."""
+    """Compare the live rows and all compared slots of two playings of the same steps."""
     first, again = playing.first, playing.again
     assert first is not None and again is not None
     if len(first.outputs) != len(again.outputs):

@@ -1,4 +1,4 @@
-"""token_trajectory: the end-to-end symptom."""
+"""token_trajectory: detects different tokens, the end-to-end symptom."""
 
 import torch
 from paritybit.harness.checks.property import Playing, Property, Violation
@@ -9,7 +9,7 @@ ID = "token_trajectory"
 
 
 def at_end(playing: Playing) -> list[Violation]:
-    """Compare the greedy tokens of all generations."""
+    """Compare all greedy tokens of both worlds."""
     eager, graph = playing.eager_tokens, playing.graph_tokens
     if torch.equal(eager, graph):
         return []

@@ -1,1 +1,1 @@
-"""The properties of one step, a file for each."""
+"""The properties of single steps, one file each."""

@@ -1,4 +1,4 @@
-"""batch_invariance: padding that changes the maths."""
+"""batch_invariance: detects batching or padding that changes the arithmetic."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Variant:
-    """What the step gives under another batching: requests `order` of it, in that order."""
+    """The output of the step with another batching: its requests `order`, in that order."""
 
     description: str
     order: tuple[int, ...]
@@ -32,7 +32,7 @@ LARGEST = "in its runner's largest bucket"
 
 
 def orders_of(batch: ForwardBatch) -> dict[str, tuple[int, ...]]:
-    """Return the requests of further eager batchings of a batch, by what they are called."""
+    """Return the requests of other eager batchings of a batch, by description."""
     everyone = tuple(range(batch.live_requests))
     orders = {"in reverse": everyone[::-1]}
     if batch.mode is not Mode.EXTEND or batch.live_requests > 1:
@@ -41,7 +41,7 @@ def orders_of(batch: ForwardBatch) -> dict[str, tuple[int, ...]]:
 
 
 def prepare(pair: Pair, planned: PlannedStep) -> Show | None:
-    """Run the step eagerly with a request alone, and in reverse order."""
+    """Run the step eagerly with one request, and in reverse order."""
     batch, eager_batch = planned.graph.batch, planned.eager.batch
     if batch is None or eager_batch is None:
         return None
@@ -57,7 +57,7 @@ def prepare(pair: Pair, planned: PlannedStep) -> Show | None:
 
 
 def flag(observation: Observation) -> Tensor | bool:
-    """Whether any variant gives a request other bits."""
+    """Whether any variant gives a request different bits."""
     variants, output = observation.extra.get("batch_invariance"), observation.eager.output
     batch = observation.graph.batch
     if not variants or output is None or batch is None:
@@ -71,7 +71,7 @@ def flag(observation: Observation) -> Tensor | bool:
 
 
 def in_order(batch: ForwardBatch, output: Output, order: tuple[int, ...]) -> Output:
-    """Return the rows of an output that belong to some requests of its batch, in their order."""
+    """Return the rows of an output for some requests of its batch, in their order."""
     requests = {
         rows: batch.requests_of_rows(rows) for rows in {len(values) for values in output.values()}
     }
@@ -97,7 +97,7 @@ def describe(observation: Observation) -> Description:
 
 
 def cause(recorded: RecordedForward) -> Cause | None:
-    """Explain the first variant that differs: its first op with other rows."""
+    """Explain the first variant that differs by its first op with different rows."""
     batch = recorded.planned.eager.batch
     if batch is None:
         return None

@@ -1,4 +1,4 @@
-"""captured_path: vacuous passes, and a graph that is not its location scheme's."""
+"""captured_path: detects missing replays, and graphs that do not fit their location scheme."""
 
 from paritybit.harness.checks.property import Description, Property
 from paritybit.harness.explain.build_faults import off_path_cause
@@ -7,7 +7,7 @@ from paritybit.subjects.protocol import Offer, ReplayFacts
 
 
 def path_breaches(observation: Observation) -> list[str]:
-    """List what shows that the captured path was not taken, or is not the scheme's."""
+    """List the signs that the captured path was not taken or does not fit the scheme."""
     facts = observation.facts
     if facts is None:
         missed = observation.expected_graph
@@ -25,7 +25,7 @@ def path_breaches(observation: Observation) -> list[str]:
 
 
 def graph_breaches(facts: ReplayFacts) -> list[str]:
-    """List what a graph holds and should not, or lacks."""
+    """List unexpected and missing contents of a graph."""
     graph, breaches = facts.graph, []
     if graph is None:
         return []
@@ -41,7 +41,7 @@ def graph_breaches(facts: ReplayFacts) -> list[str]:
 
 
 def flag(observation: Observation) -> bool:
-    """Whether the captured path was left."""
+    """Whether there are breaches of the captured path."""
     return bool(path_breaches(observation))
 
 

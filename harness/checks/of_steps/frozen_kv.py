@@ -1,4 +1,4 @@
-"""frozen_kv: a stray write of a draft that only reads."""
+"""frozen_kv: detects writes of a draft that must only read KV."""
 
 import torch
 from paritybit.harness.checks.differences import PLACE_NAMES, Sections
@@ -21,28 +21,28 @@ from torch import Tensor
 
 
 def frozen_changes(observation: Observation, world: Snapshot) -> Tensor:
-    """Return, in the storage's layout, what one world changed, its own draft table rows apart."""
+    """Return what one world changed, except its own draft table rows, in the storage's layout."""
     changed = unequal(world.after, world.before)
     keep_own_rows(observation.layout.section_of(changed, Section.DRAFT_TABLE), world)
     return changed
 
 
 def keep_own_rows(rows: Tensor, world: Snapshot) -> None:
-    """Clear, in what changed of the draft table, the reserved row and those of the batch."""
+    """Clear the reserved row and the batch's rows in a mask of the draft table."""
     rows[0] = False
     if world.batch is not None:
         rows.index_fill_(0, world.batch.req_pool_indices, value=False)
 
 
 def frozen_beside(observation: Observation, twins: Compared, world: str) -> Sections:
-    """Return what one of two worlds without copies changed beside KV, its own rows apart."""
+    """Return what a world without copies changed in other state, except its own rows."""
     changed = changed_beside(twins, world)
     keep_own_rows(changed[Section.DRAFT_TABLE], getattr(observation, world))
     return changed
 
 
 def flag(observation: Observation) -> Tensor | bool:
-    """Whether a frozen-KV draft changed any bit but of its own draft table rows."""
+    """Whether a frozen-KV draft changed any bit outside its own draft table rows."""
     if observation.mode is not Mode.FROZEN_DRAFT:
         return False
     twins = observation.twins
@@ -58,7 +58,7 @@ def flag(observation: Observation) -> Tensor | bool:
 
 
 def describe(observation: Observation) -> Description:
-    """Name the first slot, or place beside KV, that the draft wrote."""
+    """Name the first slot, or place of other state, that the draft wrote."""
     for name, world in (("graph", observation.graph), ("eager", observation.eager)):
         if observation.twins is not None:
             slots = _slots_of_twins(observation.twins, name)

@@ -1,4 +1,4 @@
-"""hermetic_replay: stale reads that end in padded rows only."""
+"""hermetic_replay: detects results that depend on earlier replays, even in padded rows only."""
 
 from dataclasses import dataclass
 
@@ -17,29 +17,29 @@ from paritybit.subjects.protocol import Forward, Offer, Reads
 
 @dataclass(frozen=True)
 class FreshReplay:
-    """What a replay without a history gave, as far as it is defined, and was told to read."""
+    """The defined output of a replay without earlier replays, and the slots in its key lists."""
 
     defined: Output
     reads: Reads
 
 
 def prepare(pair: Pair, planned: PlannedStep) -> Show:
-    """Let the fresh engine begin just captured."""
+    """Reset the fresh engine to its state after capture."""
     just_captured(pair, planned)
     return shown
 
 
 def shown(forward: Forward) -> FreshReplay | None:
-    """Return the replay of a forward; None if it replayed nothing."""
+    """Return the result of a forward, or None without a replay."""
     replay = forward.replay
     return None if replay is None else FreshReplay(cloned(replay.defined), replay.reads)
 
 
 def flag(observation: Observation) -> Flag:
-    """Whether the replay gave, or was told to read, anything else than the fresh one.
+    """Whether output or key lists differ between the replay and that of the fresh engine.
 
-    It is raised as well where the fresh engine replayed nothing: then only its history made the
-    runner replay. A step that the subject did not replay is for captured_path to judge.
+    It is also set if only the subject replayed. A step that the subject did not replay is reported
+    by captured_path.
     """
     replay = observation.replay
     if "hermetic_replay" not in observation.extra or replay is None:
@@ -51,7 +51,7 @@ def flag(observation: Observation) -> Flag:
 
 
 def describe(observation: Observation) -> Description:
-    """Name the first row that depends on the runner's history."""
+    """Name the first row that depends on earlier replays."""
     fresh, replay = observation.extra["hermetic_replay"], observation.replay
     assert replay is not None
     if fresh is None:
@@ -59,7 +59,7 @@ def describe(observation: Observation) -> Description:
     if fresh.reads != replay.reads:
         return describe_reads(observation, fresh)
     where = first_output_difference(fresh.defined, replay.defined)
-    if "eager" in where:  # The outputs differ in form, and no row of theirs can be compared.
+    if "eager" in where:  # The shapes or dtypes differ, so rows cannot be compared.
         forms = f"freshly captured {where['eager']}, after earlier replays {where['graph']}"
         return f"the outputs have different shapes or dtypes: {forms}", where
     where["live"] = where["row"] < replay.live_rows
@@ -73,7 +73,7 @@ def describe(observation: Observation) -> Description:
 
 
 def describe_reads(observation: Observation, fresh: FreshReplay) -> Description:
-    """Name the first row whose index list depends on the runner's history."""
+    """Name the first row whose key list depends on earlier replays."""
     replay = observation.replay
     assert replay is not None
     for kind, rows in replay.reads.items():

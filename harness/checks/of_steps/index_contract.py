@@ -1,4 +1,4 @@
-"""index_contract: an index dtype that drifted, a static buffer that moved."""
+"""index_contract: detects changed index dtypes and static buffers that moved."""
 
 from paritybit.harness.checks.property import Description, Property
 from paritybit.harness.explain.build_faults import dtype_cause
@@ -7,9 +7,9 @@ from paritybit.subjects.protocol import BufferFacts, Offer, ReplayFacts
 
 
 def contract_breaches(facts: ReplayFacts) -> list[str]:
-    """List what is not as it was captured, or of a dtype that is neither the pool's nor listed."""
+    """List the buffers and outputs that changed since the capture, and unexpected dtypes."""
     captured, now = facts.captured_buffers, facts.buffers
-    # Comparing dictionaries as a whole is faster than looking for what differs in them.
+    # Comparing whole dictionaries is faster than searching for differences in them.
     names = () if captured == now else dict.fromkeys([*captured, *now])
     breaches = [
         f"static buffer {name} {_moved(captured.get(name), now.get(name))}"
@@ -34,7 +34,7 @@ def contract_breaches(facts: ReplayFacts) -> list[str]:
 
 
 def _moved(captured: BufferFacts | None, now: BufferFacts | None) -> str:
-    """Say how a buffer differs from the one captured; an address is another in each process."""
+    """Describe how a buffer differs from the captured one, without addresses."""
     if captured is None or now is None:
         return "did not exist at the capture" if captured is None else "no longer exists"
     before, after = (f"{one.dtype} {list(one.shape)} on {one.device}" for one in (captured, now))

@@ -1,4 +1,4 @@
-"""kv_parity: silent corruption that no logit shows yet."""
+"""kv_parity: detects corrupted KV before any logit shows it."""
 
 from paritybit.harness.checks.device import launches
 from paritybit.harness.checks.device.flags import Flag
@@ -13,7 +13,7 @@ from paritybit.subjects.protocol import Offer
 
 
 def flag(observation: Observation) -> Flag:
-    """Whether any bit that is compared differs between the worlds' KV and other state."""
+    """Whether any compared bit of KV or other state differs between the worlds."""
     if observation.twins is not None:
         return twins_differ(observation.twins)
     if launches.asks_kernels(observation.compared.device):

@@ -1,4 +1,4 @@
-"""live_inputs: a static input that is no longer refreshed, or a tail that is no longer reset."""
+"""live_inputs: detects static inputs that are not refreshed, and tails that are not reset."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -29,11 +29,11 @@ from paritybit.subjects.protocol import Offer, Replay
 from torch import Tensor
 
 LENGTHS = frozenset({"seq_lens", "seq_lens_cpu"})
-"""Static inputs of which runners have different dtypes."""
+"""Static inputs whose dtype differs between runners."""
 
 
 class Part(NamedTuple):
-    """A part of a static input from element (or row) `first` on, and what it must hold."""
+    """A part of a static input from element or row `first` on, and its required content."""
 
     name: str
     live: bool
@@ -43,7 +43,7 @@ class Part(NamedTuple):
 
 
 def expected_inputs(replay: Replay) -> ExpectedInputs:
-    """Return what is expected of a replay's runner. Raises KeyError for one without an entry."""
+    """Return the expected inputs of a replay's runner. Raises KeyError without an entry."""
     if replay.runner not in INPUTS:
         raise KeyError(
             f"{replay.runner} has no entry in harness/checks/static_inputs.py, so the "
@@ -53,9 +53,9 @@ def expected_inputs(replay: Replay) -> ExpectedInputs:
 
 
 def odd_inputs(observation: Observation) -> list[str]:
-    """List, in words, the static inputs that are not expected, missing, or of a wrong dtype.
+    """List messages about unexpected, missing and too small static inputs, and wrong dtypes.
 
-    Those that are too small are listed too, and key lists that are.
+    Key lists that are too small are listed too.
     """
     replay = observation.replay
     if replay is None:
@@ -84,9 +84,9 @@ def odd_inputs(observation: Observation) -> list[str]:
 
 
 def _too_small(observation: Observation, replay: Replay) -> Iterator[str]:
-    """Yield, in words, the static buffers that the longest requests of a bucket do not fit into.
+    """Yield a message for each static buffer that is too small for a bucket of longest requests.
 
-    Pools hold too few slots for a bucket of them, so that no batch ever shows it.
+    The pools have too few slots for such a batch, so no replay can show it.
     """
     config = observation.layout.configs[Role.TARGET]
     for name, room in ROOM.get(replay.runner, {}).items():
@@ -100,7 +100,7 @@ def _too_small(observation: Observation, replay: Replay) -> Iterator[str]:
 
 
 def _odd_given(observation: Observation, given: Mapping[str, Tensor]) -> list[str]:
-    """List the static inputs that convert what the batch brings, lengths apart."""
+    """List the static inputs, except lengths, whose dtype differs from the batch's."""
     return [
         f"static input {name} is {held.dtype}; the batch has {right.dtype}"
         for name, right in sorted(given.items())
@@ -109,16 +109,16 @@ def _odd_given(observation: Observation, given: Mapping[str, Tensor]) -> list[st
 
 
 def batch_axis(held: Tensor, given: Tensor) -> int:
-    """Return the axis along which a static input has room for more than a batch brings.
+    """Return the axis along which a static input is larger than the batch's tensor.
 
-    The last one where it has room for no more.
+    Returns the last axis if it is not larger.
     """
     axes = range(held.ndim)
     return next((axis for axis in axes if held.shape[axis] != given.shape[axis]), held.ndim - 1)
 
 
 def parts(observation: Observation) -> Iterator[Part]:
-    """Yield those parts of a replay's static inputs of which it is known what they must hold."""
+    """Yield the parts of a replay's static inputs whose required content is known."""
     replay = observation.replay
     if replay is None:
         return
@@ -168,12 +168,12 @@ def _parts_of(observation: Observation, name: str, row: Expected, bucket: int) -
 
 @cache
 def filled(value: int, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return elements of one value, which nobody writes."""
+    """Return a cached read-only tensor filled with a value."""
     return torch.full(shape, value, dtype=dtype, device=device)
 
 
 def flag(observation: Observation) -> Flag:
-    """Whether any part of a static input holds other bits than it must."""
+    """Whether any part of a static input has wrong bits."""
     if odd_inputs(observation):
         return True
     device = observation.compared.device
@@ -189,12 +189,12 @@ def flag(observation: Observation) -> Flag:
 
 
 def as_held(part: Part) -> Tensor:
-    """Return what a part must hold in its dtype."""
+    """Return the required content of a part in the dtype of the input."""
     return as_dtype(part.right, part.held.dtype)
 
 
 def describe(observation: Observation) -> Description:
-    """Name the first element that is not what it must be, or an input that is odd as a whole."""
+    """Name the first wrong element, or an input that is wrong as a whole."""
     odd = odd_inputs(observation)
     replay = observation.replay
     assert replay is not None
@@ -224,9 +224,9 @@ def describe(observation: Observation) -> Description:
 
 
 def wrong_inputs(observation: Observation) -> Right:
-    """Return the elements of static inputs that hold what they must not, and what is right.
+    """Return the wrong elements of static inputs with their right values.
 
-    Those of which it is not known what they must hold are never among them.
+    Elements whose right value is not known are left out.
     """
     found: dict[str, WrongInput] = {}
     replay = observation.replay
@@ -252,7 +252,7 @@ def wrong_inputs(observation: Observation) -> Right:
 
 
 def cause(recorded: RecordedForward) -> Cause | None:
-    """Explain the first element that is not what it must be: who left it, and whether always."""
+    """Explain the first wrong element: who wrote it last, and whether it is always wrong."""
     observation = recorded.observation
     if observation is None or odd_inputs(observation):
         return None

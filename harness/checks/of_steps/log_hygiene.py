@@ -1,4 +1,4 @@
-"""log_hygiene: a warning although every value is right, and the warning deleted as its cure."""
+"""log_hygiene: detects warnings and errors in the log."""
 
 from paritybit.harness.checks.property import Description, Property
 from paritybit.harness.explain.build_faults import warning_site
@@ -12,7 +12,7 @@ def flag(observation: Observation) -> bool:
 
 
 def describe(observation: Observation) -> Description:
-    """Quote the first message, and name the path that was taken."""
+    """Quote the first message, and name the path: graph replay or eager forward."""
     path = "graph replay" if observation.replay is not None else "eager forward"
     messages = list(observation.warnings)
     return f"{path}: {messages[0]}", {"messages": messages, "path": path}

@@ -1,4 +1,4 @@
-"""logits_parity: what a user would notice."""
+"""logits_parity: detects wrong outputs, which a user would notice."""
 
 from paritybit.harness.checks.device.flags import Flag, outputs_unequal
 from paritybit.harness.checks.differences import first_output_difference
@@ -9,7 +9,7 @@ from paritybit.subjects.protocol import Offer
 
 
 def flag(observation: Observation) -> Flag:
-    """Whether any live output of the graph world has other bits than the eager world's."""
+    """Whether any live output of the graph world differs in any bit from the eager world's."""
     eager, graph = observation.eager.output, observation.graph.output
     if eager is None or graph is None:
         return False
@@ -25,7 +25,7 @@ def describe(observation: Observation) -> Description:
     )
     assert eager is not None and graph is not None and batch is not None
     where = first_output_difference(eager, graph)
-    if "eager" in where:  # The outputs differ in form, and no row of theirs can be compared.
+    if "eager" in where:  # The shapes or dtypes differ, so rows cannot be compared.
         return (
             f"the outputs have different shapes or dtypes: eager {where['eager']}, graph "
             f"{where['graph']}"

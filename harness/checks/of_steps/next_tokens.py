@@ -1,4 +1,4 @@
-"""next_tokens: a token that goes to another request than the one whose logits say it."""
+"""next_tokens: detects tokens that go to the wrong request."""
 
 from collections.abc import Iterator
 
@@ -21,18 +21,18 @@ from torch import Tensor
 ID = "next_tokens"
 
 Said = tuple[dict[int, int], Tensor, Tensor]
-"""What a forward says of tokens: how many each request has by then, and which.
+"""The tokens that a forward implies: how many each request has afterwards, and which.
 
-The first tensor has places in the table of tokens, counted row by row, the second one what they
-must hold, both int64 [N].
+The first tensor has flat places in the table of tokens, the second their required values, both
+int64 [N].
 """
 
 
 def said(world: Snapshot, columns: int) -> Said | None:
-    """Return what a forward's logits say of its requests' tokens; None if they say nothing.
+    """Return the tokens that a forward's logits imply for its requests, or None.
 
-    A request gets its most likely next token where all that it knows is in the pool. Of a tree
-    that was verified it gets the path accepted, and the token behind it.
+    A request gets its most likely next token if all its known tokens are in the pool. After a
+    verify it gets the accepted path and the token after it.
     """
     batch, output = world.batch, world.output
     if batch is None or output is None or batch.mode.drafts or batch.mode is Mode.DRAFT_EXTEND:
@@ -60,7 +60,7 @@ def said(world: Snapshot, columns: int) -> Said | None:
 
 
 def judged(observation: Observation) -> Iterator[tuple[str, Ownership, Said]]:
-    """Yield the name of each world, what its step left, and what its forward says."""
+    """Yield the name of each world, its owners after the step, and the implied tokens."""
     for name, world in (("graph", observation.graph), ("eager", observation.eager)):
         end: Ownership | None = getattr(observation.end, name, None)
         found = None if end is None else said(world, end.tokens.shape[1])
@@ -69,7 +69,7 @@ def judged(observation: Observation) -> Iterator[tuple[str, Ownership, Said]]:
 
 
 def miscounted(end: Ownership, known: dict[int, int]) -> Iterator[tuple[int, int, int]]:
-    """Yield requests that have more or fewer tokens than is said, how many, and how many it is."""
+    """Yield each request with a wrong number of tokens, that number, and the right one."""
     for owner in end.holders:
         right = known.get(owner.serial, owner.known)
         if owner.known != right:
@@ -77,7 +77,7 @@ def miscounted(end: Ownership, known: dict[int, int]) -> Iterator[tuple[int, int
 
 
 def flag(observation: Observation) -> Flag:
-    """Whether any request of the step has other tokens than its logits say, or not as many."""
+    """Whether the tokens of any request of the step differ from those that its logits imply."""
     raised: Tensor | None = None
     for _, end, (known, cells, right) in judged(observation):
         if any(miscounted(end, known)):
@@ -88,9 +88,9 @@ def flag(observation: Observation) -> Flag:
 
 
 def wrongs(observation: Observation) -> Iterator[tuple[str, int, int | None, int, int]]:
-    """Yield world, request, column, what it holds and what is right, of all that is wrong.
+    """Yield world, request, column, value and right value for each error.
 
-    Where the column is None it is the number of the request's tokens.
+    If the column is None, the values are numbers of tokens.
     """
     for name, end, (known, cells, right) in judged(observation):
         for serial, held, expected in miscounted(end, known):
@@ -106,22 +106,22 @@ def wrongs(observation: Observation) -> Iterator[tuple[str, int, int | None, int
 
 
 def named(serial: int, column: int | None) -> str:
-    """Name a token of a request, or how many it has."""
+    """Name a token of a request, or its number of tokens."""
     what = "the number of tokens" if column is None else f"token {column}"
     return f"{what} of request {serial}"
 
 
 def describe(observation: Observation) -> Description:
-    """Name the first token that is another, or the first request with another number of them."""
+    """Name the first wrong token, or the first request with a wrong number of tokens."""
     name, serial, column, held, right = next(wrongs(observation))
     words = f"in the {name} run, {named(serial, column)} is {held}; its logits say {right}"
     return words, {"world": name, "owner": f"request {serial}", "held": held, "right": right}
 
 
 def cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] | None:
-    """Name the first token that is another, and the lines that wrote it last in the step.
+    """Name the first wrong token, and the lines that wrote it last in the step.
 
-    Where none did they are those that wrote any token last.
+    If no line wrote it, these are the lines that wrote any token last.
     """
     number, observation = _violated(pair, schedule, step)
     if observation is None:
@@ -153,7 +153,7 @@ def cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] 
 
 
 def _violated(pair: Pair, schedule: Schedule, last: int) -> tuple[int, Observation | None]:
-    """Play a schedule until this does not hold at a step; return its number, and the step."""
+    """Play a schedule until a step violates the property. Returns place and observation."""
     pair.begin(schedule)
     for number, (place, step, upcoming) in enumerate(schedule.ahead()):
         observation = pair.step(step, place, upcoming=upcoming)

@@ -1,4 +1,4 @@
-"""padded_reads: rows that read what is nobody's business of theirs, whatever lists they have."""
+"""padded_reads: detects rows that read KV outside slot 0 and the slots of the batch."""
 
 import math
 from collections.abc import Iterator
@@ -20,13 +20,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class PoisonedRun:
-    """What a replay gave, as far as it is defined, with all KV NaN that no row of it may read."""
+    """The defined output of a replay with NaN in all KV that none of its rows may read."""
 
     defined: Output
 
 
 def prepare(pair: Pair, planned: PlannedStep) -> Show:
-    """Let all KV be NaN but the reserved page and the batch's."""
+    """Set all KV to NaN except the reserved page and the batch's slots."""
     pools = pair.graph_pools
     noise = Noise(pair.config, pools)
     if isinstance(pair.kept, Twins):
@@ -46,17 +46,17 @@ def prepare(pair: Pair, planned: PlannedStep) -> Show:
 
 
 def shown(forward: Forward) -> PoisonedRun | None:
-    """Return the replay of a forward.
+    """Return the result of a forward.
 
-    None if it replayed nothing: captured_path, or hermetic_replay, is to say so.
+    Returns None without a replay, which captured_path or hermetic_replay reports.
     """
     return None if forward.replay is None else PoisonedRun(cloned(forward.replay.defined))
 
 
 def turned(observation: Observation) -> Iterator[tuple[str, Tensor]]:
-    """Yield, of each output of floats, which elements the poison turned to NaN, by name.
+    """Yield the name of each float output, and a mask of the elements that became NaN.
 
-    An output of another form is that of another bucket, which is hermetic_replay's to judge.
+    An output with another shape comes from another bucket, which hermetic_replay reports.
     """
     poisoned, replay = observation.extra.get("padded_reads"), observation.replay
     if poisoned is None or replay is None:
@@ -68,7 +68,7 @@ def turned(observation: Observation) -> Iterator[tuple[str, Tensor]]:
 
 
 def flag(observation: Observation) -> Tensor | bool:
-    """Whether any row has NaN, a padded one too, that it has not without the poison."""
+    """Whether any live or padded row has a NaN that it does not have without the poison."""
     found = [any_set(mask.contiguous()) for _, mask in turned(observation)]
     return torch.stack(found).any() if found else False
 

@@ -1,4 +1,4 @@
-"""padding_noninterference: proves, or refutes, every claim that nobody reads a byte."""
+"""padding_noninterference: detects live results that depend on memory no request owns."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -32,9 +32,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class NoisyRun:
-    """The step's live output and KV with every byte that the batch does not own made noise.
+    """The live output and KV of the step with noise in all bytes that the batch does not own.
 
-    `owned` is a bool tensor of the storage's layout: true where a request of the batch owns.
+    `owned` is a mask in the storage's layout: true if a request of the batch owns the element.
     """
 
     output: Output
@@ -44,14 +44,14 @@ class NoisyRun:
 
 @dataclass(frozen=True)
 class NoisyRows:
-    """The same, of pools that are not copied: the bytes of what a request of the batch owns."""
+    """The same for pools that are not copied. `rows` has the bytes that the batch owns."""
 
     output: Output
     rows: Rows
 
 
 def prepare(pair: Pair, planned: PlannedStep) -> Show:
-    """Draw noise, by the step's place, for all that the batch does not own."""
+    """Write noise to all memory that the batch does not own. The step's place is the seed."""
     pools, batch = pair.graph_pools, planned.graph.batch
     noise = Noise(pair.config, pools)
     pair.fresh_engine.recapture()
@@ -67,7 +67,7 @@ def prepare(pair: Pair, planned: PlannedStep) -> Show:
 
 
 def flag(observation: Observation) -> Tensor | bool:
-    """Whether noise changed a live output, or KV or state that the batch owns."""
+    """Whether noise changed a live output, or KV or other state that the batch owns."""
     noisy, output = observation.extra.get("padding_noninterference"), observation.graph.output
     if noisy is None or output is None:
         return False
@@ -96,13 +96,13 @@ def describe(observation: Observation) -> Description:
 
 
 def _watched(observation: Observation) -> Rows:
-    """Return what the batch owned after the graph world's forward."""
+    """Return the rows that the batch owned after the graph world's forward."""
     assert observation.twins is not None and observation.twins.watched is not None
     return observation.twins.watched
 
 
 def _describe_rows(observation: Observation, noisy: Rows) -> Description:
-    """Name the first slot, or place beside KV, that the batch owns and noise changed."""
+    """Name the first slot, or place of other state, that the batch owns and noise changed."""
     after = _watched(observation)
     for (role, kind), rows in after.arenas.items():
         different = (bits(rows) != bits(noisy.arenas[role, kind])).flatten(3).any(3)

@@ -1,7 +1,7 @@
-"""read_frame: a row that reads what is not its own, though it always does.
+"""read_frame: detects rows that read other slots than their own, even if they always do.
 
-Judged from the index lists that a forward was given. What each live row may read is counted out
-from what its request holds, and what a padded row may read is nothing but reserved slot 0.
+It checks the key lists of a forward. A live row must read the slots of its request, and a padded
+row may only read the reserved slot 0.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,9 +35,9 @@ from paritybit.subjects.protocol import KeyLists, Offer
 
 
 def columns_read(mode: Mode, span: Span, window: int | None) -> Iterable[Slots | slice]:
-    """Return the columns of its request that each live row reads, forward after forward of a draft.
+    """Return the columns of its request that each live row reads, for each forward of a draft.
 
-    `window` counts the keys of a row on the layers in question, None where it reads all.
+    `window` is the number of keys of a row on these layers, or None if it reads all.
     """
     if mode is Mode.TARGET_VERIFY or mode is Mode.DRAFT:
         return _columns_beyond(mode, span, window)
@@ -46,7 +46,7 @@ def columns_read(mode: Mode, span: Span, window: int | None) -> Iterable[Slots |
 
 
 def _columns_beyond(mode: Mode, span: Span, window: int | None) -> Iterator[Slots]:
-    """Yield what `columns_read` returns, of rows that read tokens that are not their request's."""
+    """Yield the result of `columns_read` for rows that read tokens other than their request's."""
     columns = np.arange(span.end)
     drafted = columns[span.begin :]
     for forward in range(forwards_of(mode)):
@@ -65,7 +65,7 @@ def _since(position: int, window: int | None, end: int) -> slice:
 
 
 def _path(span: Span, node: int) -> list[int]:
-    """Return a node of a request's tree and all that are above it."""
+    """Return a node of a request's tree and all its ancestors."""
     found = []
     while node >= 0:
         found.append(node)
@@ -74,10 +74,9 @@ def _path(span: Span, node: int) -> list[int]:
 
 
 def live_reads(observation: Observation, kind: Kind) -> list[list[Slots]]:
-    """Return the slots of one sub-pool that each live row must read, by forward of a draft.
+    """Return the slots of one sub-pool that each live row must read, per forward of a draft.
 
-    A slot is one too high for the sub-pool where the row must read what its request no longer
-    has.
+    If the request no longer has a slot, the last slot + 1 stands for it.
     """
     world, layout = observation.graph, observation.layout
     window = layout.configs[Role.TARGET].window if kind is Kind.SWA else None
@@ -97,7 +96,7 @@ def live_reads(observation: Observation, kind: Kind) -> list[list[Slots]]:
 
 
 def slots_held(owners: Sequence[Owner], kind: Kind, none: int) -> Iterator[Slots]:
-    """Yield the slots of all columns of each request's pages, `none` where it has them no more."""
+    """Yield the slots of all columns of each request's pages, or `none` for freed pages."""
     if not owners:
         return
     size = owners[0].page_size
@@ -112,14 +111,14 @@ def slots_held(owners: Sequence[Owner], kind: Kind, none: int) -> Iterator[Slots
 
 
 COUNTED_CELLS = 2**23
-"""The most rows times slots of which it is counted how often a row reads a slot.
+"""The limit of rows times slots up to which reads of all slots are counted.
 
-Of larger sub-pools the slots are counted that some row must read; others count as no slot.
+For larger sub-pools, only slots that some row must read are counted.
 """
 
 
 def columns_counted(observation: Observation, kind: Kind, rows: int) -> Columns:
-    """Return the slots that are counted of the reads of so many rows."""
+    """Return the slots to count for a number of rows."""
     sizes = observation.layout.sizes
     count = sizes.slots(kind)
     if rows * count <= COUNTED_CELLS and not sizes.skipped:
@@ -130,12 +129,12 @@ def columns_counted(observation: Observation, kind: Kind, rows: int) -> Columns:
 
 
 def listed_rows(keys: KeyLists) -> dict[Kind, int]:
-    """Return how many rows have a list of each sub-pool."""
+    """Return the number of rows with a key list, by sub-pool."""
     return {Kind.FULL: keys.full.begin.shape[0], Kind.SWA: keys.swa.begin.shape[0]}
 
 
 def blocks_of(observation: Observation, listed: Mapping[Kind, int]) -> list[Block]:
-    """Return the rows of each sub-pool of which some rows have a list, one after the other."""
+    """Return a block for each sub-pool in which some rows have a list."""
     forwards = forwards_of(observation.mode)
     live = sum(len(span.positions(observation.mode)) for span in observation.graph.spans)
     blocks, first = list[Block](), 0
@@ -151,15 +150,15 @@ def blocks_of(observation: Observation, listed: Mapping[Kind, int]) -> list[Bloc
 
 
 def forwards_of(mode: Mode) -> int:
-    """Return how many forwards a step of a mode runs, one after the other."""
+    """Return the number of forwards in a step of a mode."""
     return SPECULATION.forwards if mode is Mode.DRAFT else 1
 
 
 def allowed(observation: Observation, blocks: Sequence[Block]) -> Numbers:
-    """Return how often each row must read what each of its cells counts, int32 [rows, cells].
+    """Return how often each row must read each of its cells, int32 [rows, cells].
 
-    AS_OFTEN says that it may read it as often as it likes: slot 0, of a padded row. Live rows
-    that have no list are among the rows, so that they are seen to read nothing.
+    A padded row may read slot 0 any number of times (AS_OFTEN). Live rows without a list are
+    included, so their missing reads are detected.
     """
     rows = sum(block.rows for block in blocks)
     width = width_of(blocks)
@@ -174,7 +173,7 @@ def allowed(observation: Observation, blocks: Sequence[Block]) -> Numbers:
 
 
 def reads_of(observation: Observation) -> CountedReads | None:
-    """Return how the rows of a step read both sub-pools; None where no index list is seen."""
+    """Return the counted reads of a step in both sub-pools, or None without key lists."""
     keys, replay = observation.keys, observation.replay
     if keys is not None:
         blocks = blocks_of(observation, listed_rows(keys))
@@ -189,9 +188,9 @@ def reads_of(observation: Observation) -> CountedReads | None:
 
 
 def most_listed(observation: Observation, blocks: Iterable[Block]) -> int:
-    """Return how many keys of a row are counted: all that it can have.
+    """Return the number of keys to count per row: all that it can have.
 
-    Where few slots are counted, as many as there are of them, and those of a tree that is masked.
+    If only some slots are counted, it is their number plus the keys of a masked tree.
     """
     few = [block.columns.width for block in blocks if block.columns.slots is not None]
     if few:
@@ -201,7 +200,7 @@ def most_listed(observation: Observation, blocks: Iterable[Block]) -> int:
 
 
 def flag(observation: Observation) -> Flag:
-    """Whether a live row reads other slots than its request's, or a padded one another than 0."""
+    """Whether a live row reads slots other than its request's, or a padded row other than 0."""
     keys = observation.keys
     if keys is not None and launches.asks_kernels(keys.full.begin.device):
         blocks = blocks_of(observation, listed_rows(keys))
@@ -213,7 +212,7 @@ def flag(observation: Observation) -> Flag:
 
 
 def first_wrong(observation: Observation) -> tuple[CountedReads, Block, int] | None:
-    """Return the first row that reads wrongly among those of its sub-pool, and these."""
+    """Return the counts and the block of a sub-pool with a wrong row, and its first wrong row."""
     reads = reads_of(observation)
     for block in reads.blocks if reads is not None else ():
         assert reads is not None
@@ -225,7 +224,7 @@ def first_wrong(observation: Observation) -> tuple[CountedReads, Block, int] | N
 
 
 def describe(observation: Observation) -> Description:
-    """Name the first row that reads what it must not, or lacks what it must read."""
+    """Name the first wrong row, and the slots that it reads by mistake or does not read."""
     found = first_wrong(observation)
     if found is None:
         raise ValueError("every row reads what it must")
@@ -250,10 +249,10 @@ def describe(observation: Observation) -> Description:
 def slots_of(
     observation: Observation, kind: Kind, row: int, columns: Columns, column: int
 ) -> list[int]:
-    """Return the slots that a column of a row's counts stands for.
+    """Return the slots for a column of a row's counts.
 
-    Whatever is no slot, as negative numbers are in column -1, is given as one too high for the
-    sub-pool. Slots that are not counted one by one are read off the row's own list.
+    Invalid slots, such as negative numbers in column -1, are returned as the last slot + 1. Slots
+    that are not counted one by one come from the row's list.
     """
     keys = observation.keys
     if column < 0:
@@ -281,7 +280,7 @@ def _named(observation: Observation, kind: Kind, slots: list[int]) -> str:
 
 
 def cause(recorded: RecordedForward) -> Cause | None:
-    """Explain the first row that reads what it must not: what is wrong with its list."""
+    """Explain the first wrong row by the error in its key list."""
     observation = recorded.observation
     found = None if observation is None else first_wrong(observation)
     if observation is None or found is None:

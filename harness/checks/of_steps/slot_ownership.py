@@ -1,4 +1,4 @@
-"""slot_ownership: leaks and slots freed too often, that change no byte yet."""
+"""slot_ownership: detects leaks and double frees before they change any byte."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -40,9 +40,9 @@ from torch import Tensor
 
 
 def flag(end: StepEnd) -> Flag:
-    """Whether something is held twice, or by nobody and not free, or a table says otherwise.
+    """Whether any slot or row has no single owner or free entry, or a table is wrong.
 
-    Or whether a page left its owner too early, or the worlds' owners are not the same.
+    It is also set if a page was freed too early, or if the worlds' owners differ.
     """
     if end.graph.holders != end.eager.holders:
         return True
@@ -62,7 +62,7 @@ def flag(end: StepEnd) -> Flag:
 
 
 def holdings(world: Ownership) -> tuple[object, ...]:
-    """Return who holds what: of the tables what shape they have, and nothing that they hold."""
+    """Return the owners and the shapes of the tables, without the content of the tables."""
     return (
         world.mapping.shape,
         world.req_to_token.shape,
@@ -78,7 +78,7 @@ def holdings(world: Ownership) -> tuple[object, ...]:
 
 
 def describe(end: StepEnd) -> Description:
-    """List what is held wrongly, or name the first cell of a table that is wrong."""
+    """List the wrong owners, or name the first wrong cell of a table."""
     for name, world in (("graph", end.graph), ("eager", end.eager)):
         found = misheld(world)
         if found:
@@ -110,25 +110,27 @@ def _describe_cell(name: str, world: Ownership, cells: Tensor, cell: int) -> Des
 
 
 def flag_step(observation: Observation) -> Flag:
-    """Judge what a step with a forward left."""
+    """Check the state after a step with a forward."""
     return observation.end is not None and flag(observation.end)
 
 
 def describe_step(observation: Observation) -> Description:
-    """Describe what a step with a forward left."""
+    """Describe the state after a step with a forward."""
     assert observation.end is not None
     return describe(observation.end)
 
 
 LOST = "held by nobody and not free"
-"""What is said of a page or a row that nobody has given back."""
+"""The description of a leaked page or row."""
 
 
 @dataclass(frozen=True)
 class Wrong:
-    """What is wrong once a step is over: `what` it is, and how to say, of any step, how it is.
+    """An error after a step.
 
-    `entry` says of it only what a list or a table holds, whoever holds what.
+    - `what`: the name of the wrong page, row or cell.
+    - `say`: describes its state in any world.
+    - `entry`: its entry in a free list or a table, without owners.
     """
 
     what: str
@@ -137,7 +139,7 @@ class Wrong:
 
 
 def wrongs(world: Ownership, sizes: PoolSizes) -> Iterator[Wrong]:
-    """Yield what is held, or said by a table, wrongly."""
+    """Yield the errors in owners and tables."""
     for what, numbers_of, free_of, every in (
         (
             "full page",
@@ -189,7 +191,7 @@ def _holders_of(
     free_of: Callable[[Ownership], Sequence[int]],
     world: Ownership,
 ) -> str:
-    """Say who holds a page or a row, and how often it is free."""
+    """Describe the holders of a page or row, and how often it is free."""
     held = zip(holding(world), numbers_of(world), strict=False)
     by = [f"request {serial}" for serial, numbers in held if number in numbers]
     times = _times_free(number, free_of, world)
@@ -205,7 +207,7 @@ def _times_free(
 
 
 def _held_once(said: str, *, reserved: bool) -> bool:
-    """Whether a page or row is held once or free once; one that is reserved is neither."""
+    """Whether a page or row is held once or free once. A reserved one is neither."""
     if reserved:
         return said == LOST
     by, _, free = said.removeprefix("held by ").rpartition(" and ")
@@ -213,13 +215,13 @@ def _held_once(said: str, *, reserved: bool) -> bool:
 
 
 def _twice(said: str) -> bool:
-    """Whether what is said of a page or a row is that it is held, or free, once too often."""
+    """Whether a description says that a page or row is held or free once too often."""
     by, _, free = said.removeprefix("held by ").rpartition(" and ")
     return "times" in free or " and " in by or (free == "free once" and by != "nobody")
 
 
 def _pages_of(serial: int, world: Ownership) -> str:
-    """Say how many pages a request has."""
+    """Describe the number of pages of a request."""
     owner = next((owner for owner in world.holders if owner.serial == serial), None)
     if owner is None:
         return "without pages"
@@ -228,7 +230,7 @@ def _pages_of(serial: int, world: Ownership) -> str:
 
 
 def _held_by_its_owner(serial: int, place: int, world: Ownership) -> str:
-    """Say whether a request has the SWA page of one place."""
+    """Describe whether a request has the SWA page at a place."""
     owner = next((owner for owner in world.holders if owner.serial == serial), None)
     if owner is None or place >= len(owner.swa_pages):
         return "not there yet"
@@ -237,7 +239,7 @@ def _held_by_its_owner(serial: int, place: int, world: Ownership) -> str:
 
 
 def _wrong_cell(world: Ownership, sizes: PoolSizes, cell: int) -> Wrong:
-    """Return what is wrong of a cell, counted over the mapping and then `req_to_token`."""
+    """Return the error of a cell, counted over the mapping and then `req_to_token`."""
     mapped, columns = world.mapping.shape[0], world.req_to_token.shape[1]
     row, column = divmod(cell - mapped, columns)
     place = f"req_to_token[{row}, {column}]"
@@ -258,12 +260,12 @@ def _wrong_cell(world: Ownership, sizes: PoolSizes, cell: int) -> Wrong:
 
 
 def cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] | None:
-    """Explain what a step left held, free or said wrongly: how it was before, and how it is."""
+    """Explain a wrong owner or table cell: its state before and after, and the lines."""
     before, name, end = _around(pair, schedule, step)
     for which in ("graph", "eager"):
         world = getattr(end, which)
         found_wrong = list(wrongs(world, end.sizes))
-        # What is given out or back once too often was done by somebody; what is lost, by nobody.
+        # A line causes a double allocation or free. A leak is caused by a missing line.
         twice = (one for one in found_wrong if _twice(one.say(world)))
         wrong = next(twice, found_wrong[0] if found_wrong else None)
         if wrong is not None:
@@ -290,10 +292,10 @@ def cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] 
 def _said(
     book: RequestBook, wrong: Wrong, serials: Mapping[int, int], frame: FrameType | None
 ) -> str:
-    """Say how what is wrong is once a line of a frame has run.
+    """Describe the state of an error after a line of a frame has run.
 
-    A request holds what it is about to get, or has yet to give back, as well: that is known by its
-    row, whose request is in `serials`.
+    An allocation in progress counts as held by its request. The request is found by the row, in
+    `serials`.
     """
     now = book.ownership()
     held = (_owner(one, serials, book) for one in _allocations(book, frame))
@@ -306,7 +308,7 @@ def _said(
 
 
 def _allocations(book: RequestBook, frame: FrameType | None) -> list[PageAllocation]:
-    """Return the allocations of a book that a frame, or what called it, holds by a name."""
+    """Return the allocations of a book that variables of a frame or its callers hold."""
     found, own = dict[int, PageAllocation](), False
     for one in () if frame is None else (frame, *callers_of(frame)):
         for value in one.f_locals.values():
@@ -317,7 +319,7 @@ def _allocations(book: RequestBook, frame: FrameType | None) -> list[PageAllocat
 
 
 def _owner(held: PageAllocation, serials: Mapping[int, int], book: RequestBook) -> Owner:
-    """Return the owner that the request of an allocation is to become, or was."""
+    """Return the future or former owner of an allocation."""
     size = book.pools.sizes.page_size
     return Owner(
         serials.get(held.row, book.admitted),
@@ -334,10 +336,9 @@ def _owner(held: PageAllocation, serials: Mapping[int, int], book: RequestBook) 
 def _around(
     pair: Pair, schedule: Schedule, last: int, watched: LastChange | None = None
 ) -> tuple[StepEnd, str, StepEnd]:
-    """Play a schedule up to a step: who held what before it, its name, and who held what after.
+    """Play a schedule up to a step. Returns the owners before it, its name, and those after it.
 
-    Of a step that is repeated, up to the first time that leaves something wrong. The lines of that
-    step are followed by `watched`.
+    A repeated step is played until it first causes an error. `watched` follows its lines.
     """
     pair.begin(schedule)
     before, name = copied(pair.end(0)), ""
@@ -355,7 +356,7 @@ def _around(
 
 
 def copied(end: StepEnd) -> StepEnd:
-    """Return what a step left with tables of its own, which later steps leave alone."""
+    """Return a copy that later steps do not change."""
     eager, graph = (
         replace(world, mapping=world.mapping.clone(), req_to_token=world.req_to_token.clone())
         for world in (end.eager, end.graph)

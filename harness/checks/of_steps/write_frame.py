@@ -1,4 +1,4 @@
-"""write_frame: stray writes into slots that nobody reads today, or that both worlds hit alike."""
+"""write_frame: detects stray writes, even to slots that are never read or by both worlds."""
 
 import torch
 from paritybit.harness.checks.device import launches
@@ -24,17 +24,16 @@ from torch import Tensor
 
 
 def writes_outside_frame(observation: Observation, world: Snapshot) -> Tensor:
-    """Return, in the storage's layout, which elements one world wrote outside the step's frame.
+    """Return which elements one world wrote outside the step's frame, in the storage's layout.
 
-    That is: changed, but in no slot of the step's out_cache_loc in the pool of the model
-    that writes, in no state of its own requests that its mode writes, nor in slot 0: the reserved
-    slot and place are compared nowhere.
+    The frame is the slots of out_cache_loc in the pool of the writing model, and the state of the
+    batch's requests that the mode writes. Slot 0 and place 0 are reserved and never compared.
     """
     return _changed_outside(observation, world).logical_and_(observation.compared)
 
 
 def _changed_outside(observation: Observation, world: Snapshot) -> Tensor:
-    """Return what `writes_outside_frame` does, and what changed where nothing is compared."""
+    """Return the same as `writes_outside_frame`, including elements that are not compared."""
     layout, batch = observation.layout, world.batch
     changed = unequal(world.after, world.before)
     if batch is None:
@@ -51,22 +50,22 @@ def _changed_outside(observation: Observation, world: Snapshot) -> Tensor:
 
 
 def keep_own_places(sections: Sections, mode: Mode, batch: ForwardBatch) -> None:
-    """Clear, in what changed of the state beside KV, what a forward of a batch may change."""
+    """Clear the places that a forward of a batch may change in masks of other state."""
     slots = batch.mamba_track_indices
     match mode:
         case Mode.EXTEND | Mode.DECODE:
             sections[Section.RECURRENT][:, :1].index_fill_(0, slots, value=False)
-        case Mode.TARGET_VERIFY:  # The states of a tree's nodes, the request's own apart.
+        case Mode.TARGET_VERIFY:  # The states of a tree's nodes, without the request's own.
             sections[Section.RECURRENT][:, 1:].index_fill_(0, slots, value=False)
         case Mode.DRAFT | Mode.FROZEN_DRAFT:
             sections[Section.DRAFT_TABLE].index_fill_(0, batch.req_pool_indices, value=False)
 
 
 def beside_outside_frame(observation: Observation, twins: Compared, world: str) -> Sections:
-    """Return what one of two worlds without copies changed beside KV outside the step's frame."""
+    """Return what a world without copies changed in other state outside the step's frame."""
     changed, batch = changed_beside(twins, world), getattr(observation, world).batch
     for places in changed.values():
-        places[0] = False  # The reserved place is compared nowhere.
+        places[0] = False  # The reserved place is never compared.
     if batch is not None:
         keep_own_places(changed, observation.mode, batch)
     return changed
@@ -88,7 +87,7 @@ def flag(observation: Observation) -> Flag:
 
 
 def describe(observation: Observation) -> Description:
-    """Name the first slot, or place beside KV, that a world wrote outside the frame."""
+    """Name the first slot, or place of other state, that a world wrote outside the frame."""
     if observation.twins is not None:
         return _describe_twins(observation, observation.twins)
     for name, world in (("graph", observation.graph), ("eager", observation.eager)):
@@ -118,7 +117,7 @@ def _describe_slot(
 
 
 def _describe_beside(observation: Observation, name: str, sections: Sections) -> Description | None:
-    """Describe the first place beside KV that a world wrote outside the frame, if it did."""
+    """Describe the first place of other state that a world wrote outside the frame, or None."""
     for section, places in sections.items():
         if places.any():
             place = first_index(places.any(dim=(1, 2)))[0]

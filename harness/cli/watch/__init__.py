@@ -1,1 +1,1 @@
-"""The command `watch`: its options, the run, and what it shows."""
+"""The command `watch` and the other commands of the sanitizer."""

@@ -1,7 +1,7 @@
-"""What `watch` prints at the end: each cause, then a few lines with all that is needed next.
+"""Prints the end of a `watch` run: each cause, then a short summary.
 
-The last lines name the causes with the engine's file and line, one command that replays a finding,
-the page and the verdict. Where GitHub Actions runs, each cause is also an annotation.
+The summary has the causes with the engine's file and line, a command that replays a finding, the
+page and the verdict. In GitHub Actions, each cause is also an annotation.
 """
 
 import shlex
@@ -17,11 +17,11 @@ from paritybit.launch.words import CauseGroup, causes_of, lines_of, plural, sour
 PAGE = "index.html"
 
 MOST = 5
-"""Causes that the last lines name."""
+"""The number of causes in the summary."""
 
 
 def show(display: Display, folder: Path, record: Watched, engine: str | None) -> None:
-    """Print each cause with its first finding, then the last lines, of which the verdict is one."""
+    """Print each cause with its first finding, then the summary with the verdict."""
     causes = causes_of(record.findings)
     for cause in reversed(causes):
         display.put(f"cause: {cause.name}: {cause.count}")
@@ -38,7 +38,7 @@ def show(display: Display, folder: Path, record: Watched, engine: str | None) ->
 
 
 def last_lines(causes: list[CauseGroup], folder: Path, engine: str | None) -> Iterator[str]:
-    """Yield what stands above the verdict: the causes, one command that replays, and the page."""
+    """Yield the summary without the verdict: the causes, a replay command, and the page."""
     for cause in causes[:MOST]:
         place = f" at {cause.source}" if cause.source else ""
         known = f" (known: {cause.known})" if cause.known else ""
@@ -52,14 +52,14 @@ def last_lines(causes: list[CauseGroup], folder: Path, engine: str | None) -> It
 
 
 def replay_of(folder: Path, case: str, engine: str) -> str:
-    """Return the command that replays a case, from where this one was called."""
+    """Return the command that replays a case from the current folder."""
     return shlex.join(["paritybit", "replay", str(folder / "cases" / case), "--engine", engine])
 
 
 def annotations(record: Watched, prefix: str) -> Iterator[str]:
-    """Yield the workflow commands that show each cause that is not known at its line.
+    """Yield the workflow commands that show each unknown cause at its line.
 
-    `prefix` leads from the root of the engine's repository to where its package lies.
+    `prefix` is the path from the root of the engine's repository to its package.
     """
     for cause in causes_of(record.findings):
         if cause.known is not None:

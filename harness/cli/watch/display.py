@@ -1,4 +1,4 @@
-"""What `watch` shows while a command runs: how much was watched, and each finding at once."""
+"""The output of `watch` during the run: progress, and each new finding."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,20 +16,20 @@ from paritybit.launch.verdict import scope_of
 from paritybit.launch.words import lines_of, plural
 
 FIRST_LINE, RAREST_LINE = 5.0, 300.0
-"""Seconds after which progress is printed, and the longest time between two lines of it.
+"""Seconds before the first line of progress, and the maximum between two lines.
 
-The time doubles from line to line. It is for output in which no line can be redrawn.
+The interval doubles from line to line. It applies to output in which lines cannot be redrawn.
 """
 
 NAMES = 9
-"""Letters of the name of a line about a finding, with the space behind it."""
+"""The width of the name of a line about a finding, including a space."""
 
 
 class Display:
     """Shows a run on a console.
 
-    `redraws` says whether the progress is one line that is redrawn: the console must be a terminal
-    on which nobody else writes. Otherwise lines are printed, more and more rarely.
+    With `redraws`, the progress is one line that is redrawn. The console must then be a terminal
+    that no other process writes to. Otherwise lines are printed at increasing intervals.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Display:
 
     @contextmanager
     def showing(self) -> Iterator[None]:
-        """Redraw the progress within."""
+        """Redraw the progress within this context."""
         if self.status is None:
             yield
             return
@@ -57,7 +57,7 @@ class Display:
             yield
 
     def show(self, tally: Tally, finding: Mapping[str, Any] | None) -> None:
-        """Show a tally, and a finding that is new in it."""
+        """Show a tally and its new finding, if any."""
         if finding is not None:
             key = str(finding.get("key"))
             self.put_finding(finding_of(finding, key, tally.number(key), self.leg))
@@ -77,15 +77,15 @@ class Display:
         return f"{now - self.started:.0f} s: {leg}{seen}: {found}"
 
     def put_finding(self, finding: Finding, replay: str | None = None) -> None:
-        """Print a finding as a sanitizer does: what it is, then a line for each fact."""
+        """Print a finding: the headline, then a line per fact."""
         self.put(f"{finding.check}: {finding.text}", style="bold red")
         for name, text in lines_of(finding, replay):
             self.put(f"  {name:{NAMES}}{text}")
 
     def put(self, line: str, style: str | None = None) -> None:
-        """Print a line. It says whose it is, since the command's own output may stand around it."""
+        """Print a line with the prefix of paritybit, because the command also prints."""
         self.put_plain(f"paritybit: {printable(line)}", style)
 
     def put_plain(self, line: str, style: str | None = None) -> None:
-        """Print a line as it is, as one that a runner of CI reads."""
+        """Print a line without the prefix, for example for a CI runner."""
         self.console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)

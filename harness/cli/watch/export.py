@@ -18,14 +18,14 @@ from paritybit.launch.case import WatchCase
 from paritybit.launch.reading import case_of, is_case
 
 LONGEST = 600.0
-"""Seconds that an exported test may take."""
+"""The time limit in seconds for an exported test."""
 
 RED = re.compile(r"^FAILED \(failures=\d+\)$", re.MULTILINE)
-"""What unittest prints of a test that failed. An error of a test is no failure."""
+"""The output of unittest for failures. An error in a test is not a failure."""
 
 
 def run_export(options: argparse.Namespace) -> int:
-    """Write the test of a case, and run it if an engine is named; return the exit code."""
+    """Write the test of a case, run it if an engine is named, and return the exit code."""
     path: Path = options.case
     data = read_json(path)
     if not is_case(data):
@@ -47,7 +47,7 @@ def run_export(options: argparse.Namespace) -> int:
 
 
 def engine_of(case: WatchCase, name: str) -> Driven:
-    """Return the engine whose settings a case has. Raises MalformedError for none."""
+    """Return the engine whose settings a case has. Raises MalformedError if there is none."""
     for one in DRIVEN:
         try:
             one.served.of(case.script.settings)
@@ -58,7 +58,7 @@ def engine_of(case: WatchCase, name: str) -> Driven:
 
 
 def require_red(target: Path, case: WatchCase, asked: Driven, options: argparse.Namespace) -> None:
-    """Raise CannotRunError unless a test fails on the engine that is named."""
+    """Raise CannotRunError unless a test fails on the named engine."""
     engine = asked.starter.prepare(options.engine)
     _, variables = asked.starter.playing(engine, case.script, ())
     words = [sys.executable, "-m", "unittest", target.name]

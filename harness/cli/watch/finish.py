@@ -44,7 +44,7 @@ STOPPED: Mapping[int, int] = {
     signal.SIGTERM: TERMINATED,
     signal.SIGHUP: HUNG_UP,
 }
-"""Exit codes of a run without a finding that a signal ended before its time."""
+"""Exit codes of a run without a finding that a signal interrupted."""
 
 
 def finish(run: Run, options: argparse.Namespace) -> int:
@@ -73,14 +73,15 @@ def finish(run: Run, options: argparse.Namespace) -> int:
 
 
 def tolerated(record: Watched, options: argparse.Namespace) -> bool:
-    """Whether a run without a verdict is not to fail."""
+    """Whether a run without a verdict is allowed."""
     return record.verdict == "undecided" and options.undecided == WARN
 
 
 def way_to(engine: str | None, folder: Path) -> str:
-    """Return what leads from the folder of a run to the source tree, if both lie below this one.
+    """Return the path from the folder of a run to the engine's source tree.
 
-    No page names folders beyond. A release has no such tree.
+    Returns '' for a release, and unless both folders are below the current one, because pages name
+    no other folders.
     """
     tree, here = Path(engine or "").resolve(), Path.cwd()
     if engine is None or not tree.is_dir() or not tree.is_relative_to(here):
@@ -90,7 +91,7 @@ def way_to(engine: str | None, folder: Path) -> str:
 
 
 def prefix_of(engine: str | None) -> str:
-    """Return what leads from the root of a source tree to its package; nothing for a release."""
+    """Return the path from the root of a source tree to its package, or '' for a release."""
     if engine is None:
         return ""
     asked = driven(engine).package
@@ -100,9 +101,9 @@ def prefix_of(engine: str | None) -> str:
 
 
 def interruption(run: Run, options: argparse.Namespace) -> int | None:
-    """Return the signal that ended a run before its time, None for one that ended as it should.
+    """Return the signal that interrupted a run, or None.
 
-    SIGTERM is how a server is stopped: a command that was watched until then has a verdict.
+    SIGTERM is the usual way to stop a server, so a command that it ends is not interrupted.
     """
     number = run.stops.received
     return None if number == signal.SIGTERM and options.engine is None else number
@@ -131,6 +132,6 @@ def made(run: Run, options: argparse.Namespace, interrupted: str | None) -> Watc
 def with_cases(
     record: Watched, outcomes: Sequence[Outcome]
 ) -> tuple[Watched, dict[str, cases.WatchCase]]:
-    """Return a record whose findings name their cases, and these by file name."""
+    """Return a record whose findings name their cases, and the cases by file name."""
     found = cases.cases_of(record, outcomes)
     return cases.named(record, found), found

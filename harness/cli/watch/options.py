@@ -1,4 +1,4 @@
-"""The options of `watch`, of the commands about what it found, and of `explore`."""
+"""The options of the commands of the sanitizer."""
 
 from collections.abc import Callable
 
@@ -17,17 +17,17 @@ from paritybit.drive import ENGINES
 from paritybit.places import KNOWN_FINDINGS
 
 SECONDS = 180
-"""Seconds for which all legs of a plan are served together, start-up apart."""
+"""The default total of seconds for which settings are served, without start-up."""
 
 FAIL, WARN = "fail", "warn"
-"""What a run without a verdict does."""
+"""The effects of a run without a verdict."""
 
 ONLY_ENGINE = ("model", "device", "seed", "seconds", "page_size", "settings", "keep_going")
 """Options that need --engine."""
 
 
 def add_out(command: Parser) -> None:
-    """Add the option that says where a run creates its folder."""
+    """Add the option for the folder of runs."""
     about = f"Folder in which each run creates its own folder (default: {OUT})"
     command.add_argument("--out", type=file, default=OUT, help=about)
 
@@ -48,14 +48,14 @@ def add_options(watch: Parser) -> None:
         "--every",
         type=count,
         default=1,
-        help="Check one forward pass in so many, to reduce the cost (default: 1)",
+        help="Check about one in so many forward passes, to reduce the cost (default: 1)",
     )
     add_judgement(watch)
     add_served(watch)
 
 
 def add_judgement(watch: Parser) -> None:
-    """Add the options that say what fails a run."""
+    """Add the options that decide when a run fails."""
     watch.add_argument(
         "--known",
         metavar="FILE",
@@ -114,7 +114,7 @@ def add_served(watch: Parser) -> None:
 
 
 def add_shrink_options(shrink: Parser) -> None:
-    """Add the options of the search for a smaller case."""
+    """Add the options of `shrink`."""
     shrink.add_argument("case", type=file, help="Case file that watch wrote")
     shrink.add_argument(
         "--engine", help="Engine to serve; accepts the same values as watch --engine"
@@ -126,7 +126,7 @@ def add_shrink_options(shrink: Parser) -> None:
 
 
 def add_releases_options(releases: Parser) -> None:
-    """Add the options of a walk over releases."""
+    """Add the options of `releases`."""
     releases.add_argument(
         "--engine",
         choices=ENGINES,
@@ -167,17 +167,17 @@ def add_releases_options(releases: Parser) -> None:
 
 
 def add_export_options(export: Parser) -> None:
-    """Add the options of the export."""
+    """Add the options of `export-test`."""
     export.add_argument("case", type=file, help="Case file that watch or shrink wrote")
     export.add_argument(
         "--engine",
-        help="Run the test on this engine, too: it must fail there. Accepts the same values as "
+        help="Also run the test on this engine, where it must fail. Accepts the same values as "
         "watch --engine",
     )
     export.add_argument(
         "--with-paritybit",
         action="store_true",
-        help="Write a test that runs the sanitizer: it is shorter, and every case has it",
+        help="Write a test that runs the sanitizer. It is shorter and exists for all cases",
     )
     export.add_argument(
         "--out", type=file, help="File of the test (default: test_CASE.py next to the case)"
@@ -217,4 +217,4 @@ WATCHING: tuple[tuple[str, tuple[str, str], Callable[[Parser], object]], ...] = 
     ("explore", ("paritybit.harness.cli.explore", "run_explore"), add_explored),
     ("export-test", ("paritybit.harness.cli.watch.export", "run_export"), add_export_options),
 )
-"""The commands: a name, the module and the function that run it, and what adds its options."""
+"""The commands: name, module, function that runs it, and function that adds its options."""

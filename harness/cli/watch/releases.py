@@ -1,7 +1,7 @@
-"""Watches whole releases of an engine, some at a time, and says which have which finding.
+"""The command `releases`: watches releases of an engine, and shows which have which finding.
 
-Each release is a process of its own, in a folder of its own. What is there already is not run
-again, so that a run that was interrupted goes on.
+Each release has its own process and folder. Releases with results in their folder are skipped, so
+an interrupted run can continue.
 """
 
 import argparse
@@ -45,7 +45,7 @@ LOG = "release.log"
 
 @dataclass
 class Walk:
-    """A walk over releases. `shrinks` is for how many seconds each cause is shrunk."""
+    """A run over releases. `shrinks` is the number of seconds to shrink the case of each cause."""
 
     package: str
     folder: Path
@@ -58,13 +58,13 @@ class Walk:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """What decides whether a release that was watched before counts."""
+        """The settings that must agree for an earlier result to count."""
         return {"seed": self.seed, "seconds": self.seconds, "paritybit": __version__}
 
     def watched(self, version: str) -> Release:
-        """Return what is found in a release, and watch it unless that was done before.
+        """Return the result of a release. It is watched unless there is a result.
 
-        What an interrupted run found is kept, and the release is watched again by the next one.
+        Findings of an interrupted run are kept, and the next run watches the release again.
         """
         home = self.folder / version
         home.mkdir(parents=True, exist_ok=True)
@@ -107,12 +107,12 @@ class Walk:
         return scripts
 
     def run(self, home: Path, version: str, *words: str) -> None:
-        """Run a command of this program on a release, in a process of its own."""
+        """Run a paritybit command on a release in its own process."""
         run_aside((*words, "--engine", f"{self.package}=={version}"), home / LOG, self.stops)
 
 
 def run_aside(words: Sequence[str], log: Path, stops: Stops) -> None:
-    """Run a command of this program in a process of its own, whose output goes to a file."""
+    """Run a paritybit command in its own process, with its output in a file."""
     with log.open("ab") as output:
         running = Running([sys.executable, "-m", "paritybit", *words], os.environ, output)
         while not running.wait(PAUSE):
@@ -122,13 +122,13 @@ def run_aside(words: Sequence[str], log: Path, stops: Stops) -> None:
 
 
 def why_not(run: Path) -> str:
-    """Return why no engine of a run served anything: the last line of the first one's output."""
+    """Return why no engine of a run served requests: the last line of the first output."""
     logs = sorted(run.glob("legs/*/engine.log"), key=lambda log: log.stat().st_mtime)
     return last_line(logs[0]) if logs else "no engine was started"
 
 
 def run_releases(options: argparse.Namespace) -> int:
-    """Watch releases, and write which of them have which finding; return the exit code."""
+    """Watch releases, write the matrix of findings, and return the exit code."""
     versions = versions_of(options)
     display, stops = Display(Console(soft_wrap=True), redraws=True), Stops()
     folder: Path = options.out
@@ -153,7 +153,7 @@ def run_releases(options: argparse.Namespace) -> int:
 
 
 def versions_of(options: argparse.Namespace) -> Sequence[str]:
-    """Return the releases to watch: those asked for, or all that are known by their hashes."""
+    """Return the releases to watch: the requested ones, or all with pinned hashes."""
     engine = BY_NAME[options.engine]
     package = engine.package
     if not options.releases:
@@ -170,7 +170,7 @@ MATRIX = "releases.md"
 
 
 def write(folder: Path, releases: Sequence[Release]) -> None:
-    """Write the matrix, and a report on each cause that no public thread explains."""
+    """Write the matrix, and a report on each cause without a public thread."""
     lines = ["# Findings in whole releases", "", *matrix.table(releases), ""]
     lines += [
         "Each cell has the number of findings, "
@@ -190,6 +190,6 @@ def write(folder: Path, releases: Sequence[Release]) -> None:
 
 
 def laws_of_checks() -> Mapping[str, str]:
-    """Return the law of each check by its name."""
+    """Return the law of each check, by name."""
     checks = import_module("paritybit.watch.checks").CHECKS
     return {name: check.law for name, check in checks.items()}

@@ -27,17 +27,17 @@ from paritybit.launch.verdict import Outcome, open_questions
 from paritybit.launch.words import plural
 
 OTHER = -1
-"""What came of a case whose engine has other findings alone."""
+"""The result of a case if the engine only has other findings."""
 
 LONGEST = 3600.0
-"""Seconds that a script may take."""
+"""The time limit in seconds for a script."""
 
 
 def replay_watched(files: Sequence[tuple[Any, str]], options: argparse.Namespace) -> int:
-    """Replay cases, each the JSON data and the name of a file; return the exit code.
+    """Replay cases, given as JSON data and file name, and return the exit code.
 
-    For one case it is 1 if the engine has a finding. For several it is 1 if one of them did not
-    reproduce its finding.
+    For one case it is 1 if the engine has a finding. For several it is 1 if any did not reproduce
+    its finding.
     """
     cases = [(case_here(data, name, options), name) for data, name in files]
     asked = driven(options.engine)
@@ -66,10 +66,10 @@ def replay_watched(files: Sequence[tuple[Any, str]], options: argparse.Namespace
 
 
 def case_here(data: Any, name: str, options: argparse.Namespace) -> WatchCase:
-    """Return the case of a file's JSON data, to be served to the engine asked for.
+    """Return the case from a file's JSON data, to be served to the requested engine.
 
-    Raises MalformedError where none is asked for: a file that came from elsewhere decides no
-    code. Raises CannotRunError for a case of another device.
+    Raises MalformedError without --engine, because a file must not choose which code runs. Raises
+    CannotRunError for a case of another device.
     """
     case = case_of(data, name)
     if options.engine is None:
@@ -88,7 +88,7 @@ def case_here(data: Any, name: str, options: argparse.Namespace) -> WatchCase:
 
 
 def served(run: Run, asked: Driven, engine: Environment, case: WatchCase) -> Outcome:
-    """Serve an engine the script of a case, until its finding appears or all is served."""
+    """Serve an engine the script of a case until the finding appears or the script ends."""
     run.folder.mkdir()
     file = run.folder / "script.json"
     write(case.script, file)
@@ -99,9 +99,9 @@ def served(run: Run, asked: Driven, engine: Environment, case: WatchCase) -> Out
 
 
 def judged(display: Display, case: WatchCase, name: str, outcome: Outcome) -> int:
-    """Print what came of a case; return 1 for its finding, 0 without one, else 125.
+    """Print the result of a case. Returns 1 for its finding, 0 without any finding, else 125.
 
-    Another finding is none of these: nothing is said about the one that was sought.
+    A different finding gives 125, because it says nothing about the recorded one.
     """
     found = outcome.tally.findings
     if case.key in found:

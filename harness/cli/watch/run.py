@@ -1,6 +1,6 @@
-"""The run of `watch`: a command of the user's, or a plan of legs of an engine.
+"""The command `watch`. It runs the user's command, or serves an engine leg by leg.
 
-What takes long to import is imported after the command has started: see `finish`.
+A leg is one setting of an engine. Slow imports happen after the command has started: see `finish`.
 """
 
 import argparse
@@ -40,28 +40,28 @@ from paritybit.launch.words import plural
 from paritybit.watch.settings import Settings
 
 COMMAND = "command"
-"""What the only leg of a user's command is called."""
+"""The name of the only leg of a user's command."""
 
 MODEL = "gemma4"
 
 ALLOWANCE = 300.0
-"""Seconds that a leg may take in addition to its time: to start, and to become idle."""
+"""Additional seconds for a leg to start and to become idle."""
 
 RAISED = re.compile(r"^[\w.]+(?:Error|Exception): .*$", re.MULTILINE)
-"""A line about an error as Python prints it."""
+"""The last line of a Python traceback."""
 
 AFTER_FINDING = 5.0
-"""Seconds that a leg goes on after its first finding. Later ones may show what it did."""
+"""Seconds that a leg continues after its first finding. Later findings may show its effects."""
 
 
 def now() -> str:
-    """Return the time, as ISO 8601 has it, in UTC."""
+    """Return the time in UTC as ISO 8601."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 @dataclass
 class Run:
-    """A run under way. `outcomes` has the legs that have ended, `not_run` why others were not."""
+    """A run in progress. `outcomes` has the finished legs, `not_run` why others did not run."""
 
     folder: Path
     imports: Path
@@ -76,13 +76,13 @@ class Run:
     not_run: dict[str, str] = field(default_factory=dict)
 
     def settings(self, out: Path) -> str:
-        """Return the value of PARITYBIT_WATCH for journals in a folder."""
+        """Return the value of PARITYBIT_WATCH for a folder with journals."""
         return Settings(str(out.resolve()), self.checks, self.every).text()
 
     def watch(
         self, leg: Leg, words: Sequence[str], variables: Mapping[str, str], limits: Limits
     ) -> Outcome:
-        """Run a leg of a plan in a folder of its own, which gets its output, too."""
+        """Run a leg in its own folder, which also gets its output."""
         out = self.folder / "legs" / re.sub(r"[^\w.-]+", "-", leg.name)
         out.mkdir(parents=True)
         variables = environment_with(variables, self.imports, self.settings(out))
@@ -98,7 +98,7 @@ class Run:
         return outcome
 
     def followed(self, running: Running, leg: Leg, out: Path, limits: Limits) -> Outcome:
-        """Follow a command that was started, and return what it came to."""
+        """Follow a running command, and return its outcome."""
         self.display.leg = leg.name if leg.name != COMMAND else ""
         following = Following(running, Journals(out), self.stops, self.display.show, limits)
         tally = following.follow()
@@ -120,13 +120,13 @@ def last_line(log: Path) -> str:
 
 
 def raised(log: Path) -> str:
-    """Return the last line of a log that names an error; nothing if there is none."""
+    """Return the last line of a log that names an error, or ''."""
     lines = RAISED.findall(log.read_text(encoding="utf-8", errors="replace"))
     return lines[-1] if lines else ""
 
 
 def run_watch(options: argparse.Namespace) -> int:
-    """Watch a command, or an engine that is served generated requests; return the exit code."""
+    """Watch a command, or an engine with generated requests, and return the exit code."""
     require_sense(options)
     checks = checks_of(options.checks)
     known_findings = of_tree(options.known, options.engine, options.baseline)
@@ -144,7 +144,7 @@ def run_watch(options: argparse.Namespace) -> int:
 def watch_engine(
     options: argparse.Namespace, checks: tuple[str, ...] | None, known_findings: Known
 ) -> int:
-    """Serve an engine generated requests, leg by leg, until one has a finding."""
+    """Serve generated requests to an engine, leg by leg, until one has a finding."""
     known("model", options.model or MODEL, MODELS)
     device = device_of(options.device or "auto")
     seconds = float(options.seconds or SECONDS)
@@ -176,7 +176,7 @@ def watch_engine(
 def run_leg(
     run: Run, starter: Starter, engine: Environment, leg: Leg, options: argparse.Namespace
 ) -> None:
-    """Run a leg, again with each package that the engine requires and could not start without."""
+    """Run a leg. If the engine could not start without a required package, install it and retry."""
     after = None if options.keep_going else AFTER_FINDING
     limits = Limits(leg.seconds + ALLOWANCE, after, known=run.known)
     while True:
@@ -195,7 +195,7 @@ def run_leg(
 
 
 def reason_to_skip(run: Run, *, keep_going: bool) -> str | None:
-    """Return why no further leg is run, None if the next one is."""
+    """Return why no further leg runs, or None."""
     if run.stops.received is not None:
         return "the run was interrupted before"
     found = [
@@ -216,7 +216,7 @@ def begun(
     known_findings: Known,
     display: Display,
 ) -> Iterator[Run]:
-    """Make the folders of a run, and hear signals within."""
+    """Create the folders of a run, and handle signals in this context."""
     stops = Stops()
     with (
         tempfile.TemporaryDirectory(prefix="paritybit-") as scratch,
@@ -235,7 +235,7 @@ def finish(run: Run, options: argparse.Namespace) -> int:
 
 
 def require_sense(options: argparse.Namespace) -> None:
-    """Raise MalformedError unless there is one thing to watch, and its options belong to it."""
+    """Raise MalformedError unless there is one thing to watch, with options that apply to it."""
     if options.engine is not None:
         if options.command is not None:
             raise MalformedError("--engine takes no command after --: it generates requests itself")
@@ -253,9 +253,9 @@ def require_sense(options: argparse.Namespace) -> None:
 
 
 def checks_of(asked: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the names of the checks that are asked for; None for all.
+    """Return the names of the requested checks, or None for all.
 
-    A name may have `-` or `_` in place of a space. Raises UnknownNameError for any other.
+    A name may have `-` or `_` in place of a space. Raises UnknownNameError for unknown names.
     """
     if not asked:
         return None
@@ -267,7 +267,7 @@ def checks_of(asked: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def check_names() -> tuple[str, ...]:
-    """Return the names of all checks. To import them takes long."""
+    """Return the names of all checks. The import is slow."""
     return tuple(importlib.import_module("paritybit.watch.checks").CHECKS)
 
 
@@ -284,7 +284,7 @@ def legs_of(
 ) -> tuple[Leg, ...]:
     """Return the legs to run: all, or those with these names and this page size.
 
-    Their seconds add up to the given ones. Raises UnknownNameError for a name that no leg has.
+    `seconds` is divided among them. Raises UnknownNameError for an unknown name.
     """
     for name in names:
         known("setting", name, [leg.name for leg in legs])
@@ -308,4 +308,4 @@ SIGNALS: Mapping[int, str] = {
     signal.SIGTERM: "SIGTERM",
     signal.SIGHUP: "SIGHUP",
 }
-"""What the record calls the signals that end a run."""
+"""The names of signals in the record."""

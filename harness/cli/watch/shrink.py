@@ -1,4 +1,4 @@
-"""Shrinks cases of the sanitizer: simpler settings, then fewer and shorter requests."""
+"""The command `shrink`: tries simpler settings, then fewer and shorter requests."""
 
 import argparse
 import signal
@@ -33,7 +33,7 @@ from paritybit.watch.checks import CHECKS
 from paritybit.watch.settings import Settings
 
 START = 120.0
-"""Seconds that an engine may take to start and to play a script, besides the time to shrink it."""
+"""Additional seconds for an engine to start and to play a script."""
 
 PAUSE = 0.2
 
@@ -51,7 +51,7 @@ class Shrinking:
     played: int = 0
 
     def smallest(self, case: WatchCase, seconds: float) -> WatchCase | None:
-        """Return the smallest case found in time; None where its engine does not show the finding.
+        """Return the smallest case found in time, or None if the finding does not appear.
 
         A signal ends the search, and what was found until then is returned.
         """
@@ -80,7 +80,7 @@ class Shrinking:
         return script if found is None and script is not case.script else found
 
     def shows(self, case: WatchCase, script: Script, seconds: float) -> Script | None:
-        """Return the smallest script found in time that shows a case's finding, None for none."""
+        """Return the smallest script found in time that shows a case's finding, or None."""
         self.played += 1
         folder = self.scratch / str(self.played)
         folder.mkdir()
@@ -98,7 +98,7 @@ class Shrinking:
         return read(best) if best.exists() else None
 
     def follow(self, running: Running, best: Path, seconds: float) -> None:
-        """Wait until a search has ended, was stopped, or took too long."""
+        """Wait until a search has ended, was stopped, or exceeded its time."""
         deadline, seen = time.monotonic() + seconds, 0
         while not running.wait(PAUSE):
             changed = best.stat().st_mtime_ns if best.exists() else 0
@@ -114,7 +114,7 @@ class Shrinking:
 def searching(
     asked: Driven, engine: Environment, stops: Stops, say: Callable[[Script], object]
 ) -> Iterator[Shrinking]:
-    """Make a folder for the processes of a search, and hear signals within."""
+    """Create a folder for the processes of a search, and handle signals in this context."""
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch, stops.heard():
         prepare(Path(scratch), __version__)
         with warm(Path(scratch), "cpu") as importers:
@@ -122,7 +122,7 @@ def searching(
 
 
 def run_shrink(options: argparse.Namespace) -> int:
-    """Write the smallest case found in time next to a case; return the exit code."""
+    """Write the smallest case found in time next to a case, and return the exit code."""
     path: Path = options.case
     data = read_json(path)
     if not is_case(data):
@@ -155,6 +155,6 @@ def run_shrink(options: argparse.Namespace) -> int:
 
 
 def size_of(script: Script) -> str:
-    """Return how large a script is, in words."""
+    """Describe the size of a script."""
     tokens = sum(one.length + one.tokens for wave in script.waves for one in wave.requests)
     return f"{plural(script.requests, 'request')} with {plural(tokens, 'token')}"

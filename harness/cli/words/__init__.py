@@ -1,1 +1,1 @@
-"""The words of a command line: how they are read, and what each may be."""
+"""Help texts, the parser class, and the types of options."""

@@ -1,4 +1,4 @@
-"""The text of `--help` that is longer than an option's line."""
+"""The texts of `--help`, except those of options."""
 
 DESCRIPTION = """\
 Run every step of an inference engine twice, once eagerly and once by CUDA-graph replay,
@@ -88,7 +88,7 @@ exit codes:
   125  the later run has no verdict where the earlier run had one
 """,
 }
-"""Further paragraphs of a command's own help."""
+"""Additional paragraphs of a command's help."""
 
 EXAMPLES = {
     "regress": "regress --bug swa_pad@decode\nregress --engine sglang==0.5.12",
@@ -116,4 +116,4 @@ EXAMPLES = {
     "engine": "engine 0.5.12",
     "bisect-releases": "bisect-releases --releases 0.5.11,0.5.12",
 }
-"""Command lines by the command's name, one a line."""
+"""Example command lines by command, one per line."""

@@ -1,4 +1,4 @@
-"""A parser whose command lines are either understood as a whole or refused in one sentence."""
+"""An argument parser that accepts a command line completely or rejects it in one sentence."""
 
 import argparse
 import textwrap
@@ -9,7 +9,7 @@ from paritybit.harness.errors import MalformedError, cut, known, meant
 
 
 class Together(argparse.Action):
-    """What a list is given each time that its option stands on the command line, together."""
+    """Joins the values of an option that is given several times."""
 
     def __call__(
         self,
@@ -24,7 +24,7 @@ class Together(argparse.Action):
 
 
 class Once(argparse.Action):
-    """The one value of an option. A second is refused: it would silently replace the first."""
+    """Rejects an option that is given twice, because the second value would replace the first."""
 
     def __call__(
         self,
@@ -33,7 +33,7 @@ class Once(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        """Keep the value, and that the option was given."""
+        """Store the value, and that the option was given."""
         given = vars(namespace).setdefault("given", set[str]())
         if self.dest in given:
             parser.error(f"{option_string} accepts one value but was given more than once")
@@ -42,7 +42,7 @@ class Once(argparse.Action):
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
-    """A formatter that breaks no line inside a path or an option."""
+    """A formatter that does not wrap lines inside a path or an option."""
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         """Return the lines of an option's help."""
@@ -56,11 +56,11 @@ class Parser(argparse.ArgumentParser):
     """Whether the words after the first `--` are a command to run, left in `command`."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise that sentence as MalformedError."""
+        """Raise MalformedError with the message."""
         raise MalformedError(f"{message} (see {self.prog} --help)")
 
     def add_argument(self, *flags: Any, **named: Any) -> Any:
-        """Add an argument. An option that takes a list may be given again, which adds to it."""
+        """Add an argument. If an option that takes a list is given again, the values are joined."""
         if named.get("type") in {names, counts}:
             named["action"] = Together
         elif "action" not in named and flags[0].startswith("-"):
@@ -80,7 +80,7 @@ class Parser(argparse.ArgumentParser):
         return super()._get_values(action, arg_strings)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Raise MalformedError for a command, or the value of an option, that there is not."""
+        """Raise MalformedError for an unknown command or an invalid value of an option."""
         what = "command" if action.dest == argparse.SUPPRESS else action.dest
         try:
             known(what, value, action.choices or (value,))
@@ -88,9 +88,9 @@ class Parser(argparse.ArgumentParser):
             self.error(str(error))
 
     def parse_known_args(self, *words: Any, **named: Any) -> Any:
-        """Return the options of a command line. Raises MalformedError for any other.
+        """Return the options of a command line. Raises MalformedError for unknown arguments.
 
-        So a command refuses by itself what is unknown, and names its own options and help.
+        Each command does so itself, so the message names the options and help of the command.
         """
         command = None
         if self.runs_command and "--" in words[0]:

@@ -1,4 +1,4 @@
-"""What the value of an option may be."""
+"""The types of option values."""
 
 import argparse
 import os
@@ -12,14 +12,14 @@ NEWEST = "newest"
 """Stands for the newest release."""
 
 MOST_NAME_BYTES = 255
-"""The size limit of a file's name, in most file systems."""
+"""The size limit of a file name in most file systems."""
 
 ROOM = "x" * 200
-"""As long as anything that is written below a folder that a command line names."""
+"""A path as long as any that paritybit writes below a folder."""
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Split a comma-separated list of names, at least one, or raise ArgumentTypeError."""
+    """Split a comma-separated list of names. Raises ArgumentTypeError without a name."""
     found = tuple(name.strip() for name in text.split(",") if name.strip())
     if not found:
         raise argparse.ArgumentTypeError(f"{quoted(text)} contains no name")
@@ -27,7 +27,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def number(text: str) -> int:
-    """Return a whole number of at most 18 digits, or raise ArgumentTypeError."""
+    """Return an integer with at most 18 digits. Raises ArgumentTypeError for other text."""
     if re.fullmatch("-?[0-9]{1,18}", text) is None:
         raise argparse.ArgumentTypeError(
             f"{quoted(text)} is not a whole number with at most 18 digits"
@@ -36,7 +36,7 @@ def number(text: str) -> int:
 
 
 def count(text: str, least: int = 1) -> int:
-    """Return a whole number of at least `least`, of 9 digits at most; else ArgumentTypeError."""
+    """Return an integer from `least` to 999999999. Raises ArgumentTypeError for other text."""
     if re.fullmatch("[0-9]{1,9}", text) is None or int(text) < least:
         raise argparse.ArgumentTypeError(
             f"{quoted(text)} is not a whole number from {least} to 999999999"
@@ -45,20 +45,19 @@ def count(text: str, least: int = 1) -> int:
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """Return whole numbers of at least 1, or raise ArgumentTypeError."""
+    """Return comma-separated integers of at least 1. Raises ArgumentTypeError for other text."""
     return tuple(count(part) for part in text.split(","))
 
 
 def count_or_none(text: str) -> int:
-    """Return a whole number of at least 0, or raise ArgumentTypeError."""
+    """Return an integer of at least 0. Raises ArgumentTypeError for other text."""
     return count(text, least=0)
 
 
 def file(text: str) -> Path:
     """Return the path of a file or folder, which need not exist.
 
-    Raises ArgumentTypeError for what cannot be a path: no text at all, as from a script's variable
-    that was not set, a name that is too long, a loop of links.
+    Raises ArgumentTypeError for an empty text, a name that is too long, and a loop of links.
     """
     if not text:
         raise argparse.ArgumentTypeError("'' is not a valid path: the path is empty")

@@ -1,1 +1,1 @@
-"""Trials of other sizes than tiny: how large pools are, what they need, and how they compare."""
+"""Trials of larger shapes: sizes of pools, memory that they need, comparison without copies."""

@@ -1,8 +1,7 @@
-"""Comparing two arenas in one pass: how much differs, and where first.
+"""Compares two arenas in one pass: the number of differences and the first of them.
 
-A mark for each slot says where a difference does not count. On CUDA it is one kernel that reads
-each byte once; on a CPU a plane of K or V is compared at a time, so that no mask is as large as
-what is compared.
+Each slot has a mark that says whether its differences count. On CUDA, one kernel reads each byte
+once. On a CPU, one plane of K or V is compared at a time, so no mask is as large as the arenas.
 """
 
 import importlib
@@ -13,19 +12,19 @@ from paritybit.harness.lockstep.bits import bits
 from torch import Tensor
 
 OUTSIDE, IN_FRAME, RESERVED = range(3)
-"""Marks of slots: outside the frame, in it, and reserved, where nothing is compared."""
+"""Marks of slots: outside the frame, in the frame, and reserved (not compared)."""
 
 NOWHERE = 2**62
-"""The place of a first difference where nothing differs."""
+"""The place of the first difference if nothing differs."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two arenas [layers, 2, slots, heads, dim] differ, unread by the host.
+    """The differences of two arenas [layers, 2, slots, heads, dim], as tensors on their device.
 
-    `found` is int64 [4]: how many elements differ, and how many of them outside the frame; the
-    first of either, counted flat, NOWHERE if there is none. `held` int64 [2, 2] are the bits of
-    both arenas at these two first places.
+    - `found`, int64 [4]: the number of elements that differ, the number of those outside the
+      frame, and the flat index of the first of each kind, or NOWHERE.
+    - `held`, int64 [2, 2]: the bits of both arenas at these two indices.
     """
 
     found: Tensor
@@ -34,7 +33,7 @@ class Difference:
 
     @property
     def anywhere(self) -> Tensor:
-        """Whether any element differs that is compared, bool []."""
+        """Whether any compared element differs, bool []."""
         return self.found[0] > 0
 
     @property
@@ -43,7 +42,7 @@ class Difference:
         return self.found[1] > 0
 
     def first(self, *, outside: bool = False) -> tuple[int, ...]:
-        """Return the index of the first difference: place of the layer, plane, slot, head, element.
+        """Return the index of the first difference: layer place, plane, slot, head, element.
 
         Raises ValueError if there is none.
         """
@@ -57,7 +56,7 @@ class Difference:
         return tuple(reversed(index))
 
     def hex_bits(self, width: int) -> tuple[str, str]:
-        """Return the bits of both at the first difference, of elements of so many bytes."""
+        """Return the bits of both arenas at the first difference. `width` is bytes per element."""
         one, other = (
             f"0x{value & (256**width - 1):0{2 * width}x}" for value in self.held[0].tolist()
         )
@@ -77,12 +76,12 @@ def compare(one: Tensor, other: Tensor, marks: Tensor) -> Difference:
 
 
 def compared_on_device(left: Tensor, right: Tensor, marks: Tensor, shape: torch.Size) -> Tensor:
-    """Return what `Difference.found` is, by one launch."""
+    """Compute `Difference.found` in one kernel launch."""
     # Imported late: importing Triton decides whether its interpreter is used.
     kernel = importlib.import_module("paritybit.harness.lockstep.scale.kernel")
     found = torch.tensor([0, 0, NOWHERE, NOWHERE], device=left.device)
     left_words, right_words = in_words(left), in_words(right)
-    if left_words.dtype != right_words.dtype:  # One of them alone begins within a word.
+    if left_words.dtype != right_words.dtype:  # Only one of them starts inside a word.
         left_words, right_words = left, right
     grid = (-(-left_words.numel() // kernel.BLOCK),)
     kernel.compare_kernel[grid](
@@ -104,7 +103,7 @@ def compared_on_device(left: Tensor, right: Tensor, marks: Tensor, shape: torch.
 
 
 def compared_by_plane(left: Tensor, right: Tensor, marks: Tensor, shape: torch.Size) -> Tensor:
-    """Return what `Difference.found` is, a plane of K or V at a time."""
+    """Compute `Difference.found`, one plane of K or V at a time."""
     found = [0, 0, NOWHERE, NOWHERE]
     size = shape[2] * shape[3] * shape[4]
     for first in range(0, left.numel(), size):
@@ -121,20 +120,20 @@ def compared_by_plane(left: Tensor, right: Tensor, marks: Tensor, shape: torch.S
 
 
 def in_words(values: Tensor) -> Tensor:
-    """Return integers as words of 64 bits, which are compared fastest, where they fill them."""
+    """Return integers as 64-bit words if their number allows it. Words are compared fastest."""
     aligned = (values.storage_offset() | values.numel()) * values.element_size() % 8 == 0
     return values.view(torch.int64) if aligned else values
 
 
 DIGESTED = 2**24
-"""Elements of which digests are made at a time."""
+"""The number of elements digested at a time."""
 
 
 def digests(rows: Tensor) -> Tensor:
-    """Return a number of 64 bits for each of some rows of integers [N, W], int64 [N].
+    """Return a 64-bit digest for each row of integers [N, W], int64 [N].
 
-    One element that differs always makes another number: each is multiplied by an odd number of
-    its own, modulo 2^64. Several that differ make the same by a chance of some 2^-64.
+    Each element is multiplied by its own odd number, modulo 2^64. Rows that differ in one element
+    always have different digests. Rows that differ in more collide with probability 2^-64.
     """
     width = rows.shape[1]
     odd = torch.arange(width, device=rows.device) * 0x1E3779B97F4A7C15 | 1

@@ -1,9 +1,9 @@
-"""What a pair keeps of its KV around a step, so that it can be compared and put back.
+"""Keeps a pair's KV around a step, so that it can be compared and restored.
 
-Copies of all of it, where that costs little. Of pools that fill a device's memory there is no
-copy: there each world is the other's. Both are equal whenever a step begins (the step before was
-compared, or the worlds were reset), so that a world that was disturbed is given the bytes of the
-other one, and what a world changed is what differs from the other before that one ran.
+`Copies` keeps copies of all KV. `Twins` is for pools that fill a device's memory. It keeps no
+copies, and uses each world as the copy of the other: both are equal when a step begins, because
+the last step was compared or the worlds were reset. A world is restored from the other one. The
+changes of the eager world are its differences from the graph world before that one runs.
 """
 
 from collections.abc import Mapping
@@ -26,19 +26,19 @@ from paritybit.reference.state_pool import Section
 from torch import Tensor
 
 Arena = tuple[Role, Kind]
-"""Names a sub-pool of one model."""
+"""The key of a sub-pool of one model."""
 
 
 @dataclass(frozen=True)
 class Ran:
-    """A forward of one world: its mode, its batch, and the mapping as it found it."""
+    """A forward of one world: its mode, its batch, and the mapping right before it."""
 
     mode: Mode
     batch: ForwardBatch | None
     mapping: Tensor
 
     def frame(self, kind: Kind) -> Tensor | None:
-        """Return the slots of one sub-pool that it may write, int64; None if it may write none."""
+        """Return the slots of one sub-pool that it may write, int64, or None if there are none."""
         if self.batch is None or self.mode.written is None:
             return None
         full = self.batch.out_cache_loc
@@ -46,15 +46,15 @@ class Ran:
 
 
 @dataclass(frozen=True)
-class Beside:
-    """What is kept of a world whose KV is not: reserved slots, and all state beside KV."""
+class OtherState:
+    """A copy of a world's reserved slots and of its state other than KV."""
 
     reserved: Mapping[Arena, Tensor]
     sections: Mapping[Section, Tensor]
 
     @classmethod
-    def of(cls, pools: KVPools) -> "Beside":
-        """Return what stands there now."""
+    def of(cls, pools: KVPools) -> "OtherState":
+        """Return a copy of the current content."""
         arenas = pools.arenas_of(pools.storage)
         sections = pools.sections_of(pools.storage)
         return cls(
@@ -72,7 +72,7 @@ class Beside:
 
 @dataclass(frozen=True)
 class Places:
-    """Slots of each sub-pool, of both models alike, and places beside KV: int64 each."""
+    """Slots of each sub-pool, the same for both models, and places of other state, int64 each."""
 
     slots: Mapping[Kind, Tensor]
     beside: Mapping[Section, Tensor]
@@ -80,7 +80,7 @@ class Places:
 
 @dataclass(frozen=True)
 class Rows:
-    """The bytes of some places of a world."""
+    """A copy of a world's bytes at some places."""
 
     places: Places
     arenas: Mapping[Arena, Tensor]
@@ -88,7 +88,7 @@ class Rows:
 
     @classmethod
     def of(cls, pools: KVPools, places: Places) -> "Rows":
-        """Return what stands there now."""
+        """Return a copy of the current content."""
         return cls(
             places,
             {
@@ -109,7 +109,7 @@ class Rows:
             held[self.places.beside[section]] = self.sections[section]
 
     def differ(self, other: "Rows") -> Tensor:
-        """Return whether any bit differs from that of other rows of the same places, bool []."""
+        """Return whether any bit differs from other rows of the same places, bool []."""
         mine = (*self.arenas.values(), *self.sections.values())
         others = (*other.arenas.values(), *other.sections.values())
         pairs = zip(mine, others, strict=True)
@@ -118,19 +118,20 @@ class Rows:
 
 @dataclass(frozen=True)
 class Compared:
-    """How two worlds without copies came out of a step.
+    """The comparison of two worlds without copies after a step.
 
-    `eager` is the difference of the worlds once the eager world alone had run, and `graph` once
-    both had. `before` and `after` are what each world holds beside its KV, by its name. `lent` are
-    the slots of each sub-pool that the eager world may write in this step, and `strayed`, bool
-    [layers, 2, slots], says which of them the graph world changed though it may not. `watched` are
-    the graph world's rows that were asked for before the step.
+    - `eager`: the differences of the worlds after the eager forward only.
+    - `graph`: the differences after both forwards.
+    - `before`, `after`: other state and reserved slots, by world.
+    - `lent`: the slots of each sub-pool that the eager world may write in this step.
+    - `strayed`: bool [layers, 2, slots]; which of these the graph world changed by mistake.
+    - `watched`: the graph world's rows that were requested before the step.
     """
 
     eager: Mapping[Arena, Difference]
     graph: Mapping[Arena, Difference]
-    before: Mapping[str, Beside]
-    after: Mapping[str, Beside]
+    before: Mapping[str, OtherState]
+    after: Mapping[str, OtherState]
     strayed: Mapping[Arena, Tensor]
     lent: Mapping[Arena, Tensor]
     element_bytes: int
@@ -138,15 +139,15 @@ class Compared:
 
 
 NOT_KEPT = torch.empty(0)
-"""Stands for the bytes of a world of which no copy is kept: whoever looks into it fails."""
+"""A placeholder for the bytes of a world without a copy. Any access to its elements fails."""
 
 
 class Kept(Protocol):
-    """What a pair keeps of its KV around a step.
+    """Keeps a pair's KV around a step.
 
-    `compared`, bool, says which numbers of what `playback` returns are compared. `eager_before` and
-    the like are the bytes of a world before and after its forward, NOT_KEPT where there is no copy;
-    `result` then says how the worlds compare, and is None where there are copies.
+    - `compared`: mask of the elements returned by `playback` that are compared.
+    - `eager_before` and so on: the bytes of a world before and after its forward, or NOT_KEPT.
+    - `result`: the comparison of the worlds if there are no copies, else None.
     """
 
     compared: Tensor
@@ -157,27 +158,27 @@ class Kept(Protocol):
     result: Compared | None
 
     def begin(self) -> None:
-        """Keep what both worlds are before a step's forwards."""
+        """Keep both worlds' bytes before a step's forwards."""
         ...
 
     def after_eager(self, ran: Ran) -> None:
-        """Keep what the eager world is after its forward, before that of the graph world."""
+        """Keep the eager world's bytes after its forward, before that of the graph world."""
         ...
 
     def after_graph(self, ran: Ran) -> None:
-        """Keep what the graph world is after its forward."""
+        """Keep the graph world's bytes after its forward."""
         ...
 
     def restore_eager(self) -> None:
-        """Give the eager world the bytes that it had before the step's forwards."""
+        """Restore the eager world's bytes before the step's forwards."""
         ...
 
     def restore_graph(self) -> None:
-        """Give the graph world the bytes that it had before the step's forwards."""
+        """Restore the graph world's bytes before the step's forwards."""
         ...
 
     def playback(self) -> tuple[Tensor, Tensor]:
-        """Return both worlds' bytes, or digests of them, the eager world's first."""
+        """Return the bytes of the eager and the graph world, or digests of them."""
         ...
 
 
@@ -192,9 +193,9 @@ class Copies:
         )
         self.compared = torch.ones_like(self.eager, dtype=torch.bool)
         for _, _, arena in eager.layout.arenas_of(self.compared):
-            arena[:, :, 0] = False  # The reserved slot is compared nowhere.
+            arena[:, :, 0] = False  # The reserved slot is never compared.
         for places in eager.layout.sections_of(self.compared).values():
-            places[0] = False  # Nor is the reserved place beside KV.
+            places[0] = False  # Nor is the reserved place of other state.
 
     def begin(self) -> None:
         """Copy both."""
@@ -222,11 +223,10 @@ class Copies:
 
 
 class Twins:
-    """Two worlds of which each is the other's copy, compared twice a step.
+    """Uses each world as the copy of the other, and compares them twice per step.
 
-    A comparison reads every byte of both, since a stray write may be anywhere: on a GPU that takes
-    a fraction of what a forward does. Once the worlds have diverged nothing of them may be
-    restored.
+    A comparison reads every byte of both, because a stray write may be anywhere. On a GPU it takes
+    a fraction of the time of a forward. Do not restore a world after the worlds have diverged.
     """
 
     def __init__(self, eager: KVPools, graph: KVPools) -> None:
@@ -240,7 +240,7 @@ class Twins:
             marks = torch.zeros(arena.shape[2], dtype=torch.uint8, device=device)
             marks[0] = RESERVED
             self.marks[role, kind] = marks
-        self.before: dict[str, Beside] = {}
+        self.before: dict[str, OtherState] = {}
         self.lent: dict[Arena, tuple[Tensor, Tensor]] = {}
         self.watched: Places | None = None
         counts = [marks.numel() for marks in self.marks.values()]
@@ -259,12 +259,12 @@ class Twins:
         )
 
     def begin(self) -> None:
-        """Keep what stands beside, of both."""
+        """Keep the reserved slots and other state of both worlds."""
         self.watched = None
-        self.before = {name: Beside.of(pools) for name, pools in self.pools.items()}
+        self.before = {name: OtherState.of(pools) for name, pools in self.pools.items()}
 
     def after_eager(self, ran: Ran) -> None:
-        """See what the eager world changed: the graph world is as both were."""
+        """Find the eager world's changes. The graph world still has the bytes before the step."""
         self.eager_ran, self.lent = ran, {}
         for arena, graph in self._arenas("graph").items():
             slots = ran.frame(arena[1]) if arena[0] is ran.mode.written else None
@@ -273,7 +273,7 @@ class Twins:
         self.eager_changed = self._compare([ran])
 
     def after_graph(self, ran: Ran) -> None:
-        """See by how much the worlds differ since."""
+        """Find the differences of the worlds after both forwards."""
         strayed, lent = {}, {}
         for arena, (slots, before) in self.lent.items():
             now = self._arenas("graph")[arena][:, :, slots]
@@ -287,7 +287,7 @@ class Twins:
             eager=self.eager_changed,
             graph=differs,
             before=self.before,
-            after={name: Beside.of(pools) for name, pools in self.pools.items()},
+            after={name: OtherState.of(pools) for name, pools in self.pools.items()},
             strayed=strayed,
             lent=lent,
             element_bytes=self.pools["eager"].storage.element_size(),
@@ -295,15 +295,15 @@ class Twins:
         )
 
     def restore_eager(self) -> None:
-        """Give the eager world the graph world's bytes, and its own that are kept."""
+        """Copy the graph world's bytes to the eager world, then restore what is kept."""
         self._restore("eager", "graph")
 
     def restore_graph(self) -> None:
-        """Give the graph world the eager world's bytes, and its own that are kept."""
+        """Copy the eager world's bytes to the graph world, then restore what is kept."""
         self._restore("graph", "eager")
 
     def playback(self) -> tuple[Tensor, Tensor]:
-        """Return digests of both, slot by slot, and the state beside KV as it stands."""
+        """Return digests of each slot and a copy of other state, for both worlds."""
         eager, graph = (
             torch.cat(
                 [
@@ -323,7 +323,7 @@ class Twins:
         self.before[world].put_back(self.pools[world])
 
     def _compare(self, forwards: list[Ran]) -> dict[Arena, Difference]:
-        """Compare all KV of both worlds; what these forwards may write is in the frame."""
+        """Compare all KV of both worlds. The frame is the slots that these forwards may write."""
         eager, graph = self._arenas("eager"), self._arenas("graph")
         found = {}
         for arena, marks in self.marks.items():
@@ -350,10 +350,10 @@ class Twins:
 
 
 def slot_rows(arena: Tensor) -> Tensor:
-    """Return the bits of an arena, a row for each slot of each plane."""
+    """Return the bits of an arena, one row per slot of each plane."""
     return bits(arena).view(-1, arena.shape[3] * arena.shape[4])
 
 
 def kept_of(eager: KVPools, graph: KVPools, *, large: bool) -> Kept:
-    """Return what a pair keeps of its worlds: no copies if they are too large for that."""
+    """Return `Twins` for pools too large to be copied, else `Copies`."""
     return Twins(eager, graph) if large else Copies(eager, graph)

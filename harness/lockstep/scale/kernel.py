@@ -1,6 +1,6 @@
-"""The kernel that compares two storages: it reads each byte of both once, as wide words.
+"""The kernel that compares two storages. It reads each byte of both once, as wide words.
 
-What differs is looked at a second time, by elements.
+Words that differ are read again, element by element.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -15,7 +15,7 @@ OUTSIDE = tl.constexpr(comparison.OUTSIDE)
 RESERVED = tl.constexpr(comparison.RESERVED)
 
 BLOCK = 2048
-"""Words that one program compares: 16 KiB of each storage, where words have 64 bits."""
+"""Words that one program compares: 16 KiB of each storage for 64-bit words."""
 
 WARPS = 16
 
@@ -35,13 +35,13 @@ def compare_kernel(
     PER_WORD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    # 64 bits wide before it is multiplied: a pool has more than 2^31 elements.
+    # 64 bits before the multiplication, because a pool has more than 2^31 elements.
     first = tl.program_id(0).to(tl.int64) * BLOCK
     offset = tl.arange(0, BLOCK)
     inside = offset < words - first
     left_words = tl.load(one_words + first + offset, mask=inside, other=0)
     right_words = tl.load(other_words + first + offset, mask=inside, other=0)
-    # Elements and marks are looked up where a word differs: hardly ever.
+    # Elements and marks are read only if a word differs, which is rare.
     if tl.max((left_words != right_words).to(tl.int32), 0) > 0:
         for part in range(PER_WORD):
             place = first * PER_WORD + part * BLOCK + offset

@@ -14,25 +14,25 @@ from paritybit.reference.model import weight_elements
 GIB = 2**30
 
 COPIES = 4
-"""Copies of a world's KV that a pair keeps around a step, where it can be copied."""
+"""Copies of a world's KV that a pair keeps around a step, if the pools can be copied."""
 
 WIDEST_ROWS = 64
-"""Rows of logits, float32, that one forward of the largest bucket makes in all its parts."""
+"""Rows of float32 logits that one forward of the largest bucket allocates in total."""
 
 KEY_LISTS = 6
-"""Lists of 64-bit numbers, as long as all requests' contexts, in the engines' static buffers."""
+"""Lists of 64-bit numbers in the engines' static buffers, each as long as all contexts together."""
 
 SCRATCH = {"cpu": GIB // 4, "cuda": 3 * GIB}
-"""What a process needs beside all that: CUDA itself, compiled kernels, what captures leave."""
+"""Bytes that a process needs for CUDA, compiled kernels and captures, by device."""
 
 HOST_SCRATCH = 3 * GIB
-"""What a process that drives a GPU needs of the host's memory beside its tables."""
+"""Host memory in bytes that a process with a GPU needs in addition to its tables."""
 
 CGROUP = Path("/sys/fs/cgroup")
 
 
 def needs_of(trial: TrialConfig) -> Mapping[str, int]:
-    """Return the bytes that a trial's device must have, by what they are for."""
+    """Return the bytes that a trial needs on its device, by purpose."""
     model, itemsize = trial.model, DTYPES[trial.dtype].itemsize
     elements = weight_elements(model) + weight_elements(draft_config(model))
     tables = trial.rows * model.max_context * 8 * KEY_LISTS * 2
@@ -53,10 +53,10 @@ def host_needs(trial: TrialConfig) -> int:
 
 
 def most_processes(trial: TrialConfig) -> int:
-    """Return how many processes this machine's memory holds, each with a trial of its own.
+    """Return how many processes with a trial each fit into this machine's memory.
 
-    On GPUs the driver is asked: this process must not begin CUDA. Where it does not say, one for
-    each GPU. Raises CannotRunError where memory does not hold one.
+    On GPUs, the driver reports the memory, because this process must not initialise CUDA. If it
+    does not, the result is one per GPU. Raises CannotRunError if not even one fits.
     """
     needed, host = sum(needs_of(trial).values()), free_on_host()
     if trial.device != "cuda":
@@ -70,9 +70,9 @@ def most_processes(trial: TrialConfig) -> int:
 
 
 def require_memory(trial: TrialConfig) -> None:
-    """Raise CannotRunError where a trial of another shape than tiny has too little memory.
+    """Raise CannotRunError if there is too little memory for a trial.
 
-    Nothing is asked for a tiny one, which fits anywhere.
+    Trials of the shape tiny are not checked, because they fit anywhere.
     """
     if trial.shape == Shape.TINY:
         return
@@ -90,7 +90,7 @@ def require_memory(trial: TrialConfig) -> None:
 
 
 def require(trial: TrialConfig, needs: Mapping[str, int], free: int, what: str) -> None:
-    """Raise CannotRunError unless so many bytes are enough."""
+    """Raise CannotRunError if `needs` exceed the `free` bytes. `what` names the memory."""
     needed = sum(needs.values())
     if needed <= free:
         return
@@ -102,7 +102,7 @@ def require(trial: TrialConfig, needs: Mapping[str, int], free: int, what: str) 
 
 
 def in_gib(size: int) -> str:
-    """Return bytes in GiB, with one digit."""
+    """Return bytes as text in GiB with one decimal."""
     return f"{size / GIB:.1f}"
 
 
@@ -113,7 +113,7 @@ def free_on_gpu() -> int:
 
 
 def free_on_host() -> int:
-    """Return the bytes of the host's memory that are free, or that its control group leaves."""
+    """Return the free bytes of host memory, or those left in the process's control group."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     available = _available()
     limit, used = _number(CGROUP / "memory.max"), _number(CGROUP / "memory.current")
@@ -122,7 +122,7 @@ def free_on_host() -> int:
 
 
 def _available() -> int:
-    """Return what the kernel says could be allocated, caches given up; 0 where it does not say."""
+    """Return the kernel's MemAvailable in bytes, or 0 if it is not known."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -132,7 +132,7 @@ def _available() -> int:
 
 
 def _number(path: Path) -> int | None:
-    """Return the whole number in a file; None where there is no file, or no number."""
+    """Return the integer in a file, or None if there is no file or no integer in it."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""How large the pools of a shape are, and which page sizes and dtypes its trials take in turn."""
+"""The pool sizes of each shape, and the page sizes and dtypes that its trials use in turn."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -8,12 +8,12 @@ from paritybit.reference.config import Shape
 from paritybit.subjects.toggles import LocationScheme
 
 Turns = tuple[tuple[int, str], ...]
-"""Page sizes and dtypes that trials take in turn."""
+"""Page sizes and dtypes that trials use in turn."""
 
 
 @dataclass(frozen=True)
 class Pools:
-    """The slots of both sub-pools, and what trials over them take in turn."""
+    """The slots of both sub-pools, and the page sizes and dtypes of their trials."""
 
     full_slots: int
     swa_slots: int
@@ -23,7 +23,7 @@ class Pools:
 TINY = Pools(80, 72, ((4, "float32"), (1, "bfloat16"), (1, "float32"), (4, "bfloat16")))
 
 MID = Pools(320, 288, ((16, "float32"), (1, "bfloat16"), (1, "float32"), (16, "bfloat16")))
-"""As many windows and prompts of them as tiny pools hold, each four times as long."""
+"""Pools for as many windows and prompts as tiny pools hold, each four times as long."""
 
 WIDE: Turns = ((256, "bfloat16"), (64, "bfloat16"))
 
@@ -32,26 +32,26 @@ REAL: Mapping[str, Pools] = {
     "gpt_oss": Pools(41 * 2**17, 2**16, WIDE),
     "mimo": Pools(13 * 2**18, 2**16, WIDE),
 }
-"""Pools of 31 GiB a world, by preset, its draft model's KV included.
+"""Pools of 31 GiB per world including the draft model's KV, by preset.
 
-The last slot of a full layer's keys is some 1.2 to 1.8 times 2^31 elements from its first, in
-each preset, so that requests have slots on both sides of the first offset that a signed number of
-32 bits cannot hold. The window's slots are for 16 requests of three of gemma3's windows each.
+The keys of a full layer span 1.2 to 1.8 times 2^31 elements, so requests have slots on both sides
+of the first offset that overflows a signed 32-bit integer. The SWA slots are enough for 16 requests
+with three windows of gemma3 each.
 """
 
 FEW_EXAMPLES: Mapping[Shape, int] = {Shape.MID: 8, Shape.REAL: 2}
-"""Schedules for each bug where nobody says how many, and the most of a clean trial."""
+"""The default number of schedules for each bug, and the maximum for a clean trial."""
 
 
 def pools_of(shape: Shape, preset: str) -> Pools:
-    """Return the pools of a preset in a shape."""
+    """Return the pools of a preset for a shape."""
     return {Shape.TINY: TINY, Shape.MID: MID}.get(shape) or REAL[preset]
 
 
 def trial_of(
     shape: Shape, preset: str, runner: str, device: str, scheme: LocationScheme, turn: int
 ) -> TrialConfig:
-    """Return a trial over the pools of a shape; page sizes and dtypes take turns."""
+    """Return a trial over the pools of a shape. `turn` selects page size and dtype."""
     pools = pools_of(shape, preset)
     page_size, dtype = pools.turns[turn % len(pools.turns)]
     return TrialConfig(
@@ -68,10 +68,10 @@ def trial_of(
 
 
 def with_small_pools(trial: TrialConfig) -> TrialConfig:
-    """Return a trial of the same model over pools that can be copied, if its own cannot.
+    """Return a trial of the same model over pools that can be copied.
 
-    They hold three windows of each request, as its schedules ask for, in whole pages. Slot numbers
-    that are skipped are not any longer.
+    The pools hold three windows of each request, in whole pages, and skip no slot numbers. A trial
+    whose pools can be copied is returned unchanged.
     """
     trial = replace(trial, skipped_slots=0)
     if not trial.large:

@@ -72,7 +72,7 @@ def test_a_narrowed_run_lists_the_states_of_a_run_of_everything(
     found = scope(run_of(narrowed))
     assert missing in found.unreached
     assert not set(found.unreached) & set(narrowed.required_events)
-    assert f"{len(found.unreached)} states that a run of everything must reach" in found.untried
+    assert f"{len(found.unreached)} states that a full run must reach" in found.untried
 
 
 @pytest.mark.parametrize(

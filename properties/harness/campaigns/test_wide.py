@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from paritybit.harness.campaigns.benches import Benches, explained_small
+from paritybit.harness.campaigns.locksteps import Locksteps, explained_small
 from paritybit.harness.campaigns.regress import RunConfig, clean_tasks
 from paritybit.harness.campaigns.task import Task
 from paritybit.harness.checks.explanation import observe
@@ -130,10 +130,10 @@ def test_what_shows_with_high_slot_numbers_alone_is_explained_by_them(
     faults: tuple[type, ...] = (NarrowSlots, ReadsOneKeyLess)
     for fault in faults:
         monkeypatch.setattr(TrialConfig, "subject", broken({Part.ACCESS: fault}))
-        benches = Benches()
-        benches(trial).watch(PROPERTIES)
-        outcome, timeline = observe(benches(trial), schedule)
-        explained = explained_small(benches, trial, schedule, outcome, timeline, None)
+        locksteps = Locksteps()
+        locksteps(trial).watch(PROPERTIES)
+        outcome, timeline = observe(locksteps(trial), schedule)
+        explained = explained_small(locksteps, trial, schedule, outcome, timeline, None)
         assert explained.error is None and explained.explanation is not None
         found.append(explained.explanation)
     narrow, other = found

@@ -11,8 +11,8 @@ from typing import cast
 import pytest
 import torch
 from paritybit.harness.campaigns import hunt as hunting
-from paritybit.harness.campaigns.benches import Benches
 from paritybit.harness.campaigns.fresh import FreshPlaying
+from paritybit.harness.campaigns.locksteps import Locksteps
 from paritybit.harness.campaigns.task import Source, Status, Task, run_task
 from paritybit.harness.checks.of_steps import read_frame
 from paritybit.harness.checks.play import Lockstep, Outcome
@@ -221,13 +221,13 @@ def test_a_hunt_over_pools_that_are_not_copied_holds_one_pair_of_them_at_a_time(
         return lockstep.play(playing.schedules[-1], until=playing.until)
 
     task = Task(trial, Source.GENERATED, 0, 1, known=(case.schedule,))
-    benches = Benches(build)
-    result = run_task(task, benches, fresh)
+    locksteps = Locksteps(build)
+    result = run_task(task, locksteps, fresh)
     assert (result.status, result.error) == (Status.CAUGHT, None)
     assert result.finding is not None and result.finding.explanation is not None
     assert "The explanation uses smaller pools (" in result.finding.explanation.proof[0]
     assert len(built) == 5
-    benches.clear()
+    locksteps.clear()
     assert not any(one() for one in built)
 
 

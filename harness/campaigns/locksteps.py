@@ -1,4 +1,4 @@
-"""The locksteps that a process holds: of pools that fill its memory, one at a time."""
+"""The locksteps that a process keeps. With pools that fill its memory, it keeps one at a time."""
 
 import gc
 from collections.abc import Callable, Sequence
@@ -22,11 +22,11 @@ from paritybit.subjects.bugs.catalogue import BUGS
 Build = Callable[[TrialConfig], Lockstep]
 
 
-class Benches:
-    """Locksteps by their trial, each built once for as long as it is held.
+class Locksteps:
+    """Locksteps by trial. Each is built once while it is kept.
 
-    Where one has large pools it is the only one. So nobody else may hold one while another is
-    asked for.
+    A lockstep with large pools is the only one. Do not keep a reference to it while you ask for
+    another one.
     """
 
     def __init__(self, build: Build = Lockstep) -> None:
@@ -43,69 +43,69 @@ class Benches:
         return self.held[trial]
 
     def release(self) -> None:
-        """Give back the memory of what has large pools, so that another process may take it."""
+        """Release a lockstep with large pools, so that another process can use its memory."""
         if any(trial.large for trial in self.held):
             self.clear()
 
     def clear(self) -> None:
-        """Hold none, and give back the memory."""
+        """Drop all locksteps and release their memory."""
         self.held.clear()
         gc.collect()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
 
-LARGE = Benches()
-"""What a process holds of trials with large pools, from one task to the next."""
+LARGE = Locksteps()
+"""The locksteps with large pools that a process keeps between tasks."""
 
 
 @lru_cache(maxsize=1)
 def kept_clean(trial: TrialConfig) -> Lockstep:
-    """Return a lockstep of a trial without a bug, built once for all bugs that are held to it."""
+    """Return the lockstep of a clean trial, kept for all bugs that are compared with it."""
     return Lockstep(trial)
 
 
 @lru_cache(maxsize=1)
 def kept_broken(trial: TrialConfig) -> Lockstep:
-    """Return a lockstep of a trial with a bug, built once for the tasks that follow one another."""
+    """Return the lockstep of a trial with a bug, kept for consecutive tasks of this trial."""
     return Lockstep(trial)
 
 
 def kept_lockstep(trial: TrialConfig) -> Lockstep:
-    """Return a lockstep of a trial that is kept."""
+    """Return the kept lockstep of a trial."""
     return kept_clean(trial) if trial.bug is None else kept_broken(trial)
 
 
 @lru_cache(maxsize=1)
 def kept_reaching(trial: TrialConfig) -> Reaching:
-    """Return what follows the bug of a trial, with a right engine that is captured once."""
+    """Return the `Reaching` of a trial with a bug. Its clean engine is captured once."""
     assert trial.bug is not None
     return Reaching(kept_lockstep(trial).pair, BUGS[trial.bug])
 
 
 def forget_kept() -> None:
-    """Keep none of them any longer."""
+    """Drop all kept locksteps."""
     for kept in (kept_clean, kept_broken, kept_reaching):
         kept.cache_clear()
 
 
 def explained_small(
-    benches: Build,
+    locksteps: Build,
     trial: TrialConfig,
     schedule: Schedule,
     outcome: Outcome,
     timeline: Sequence[TimelineEntry],
     target: str | None,
 ) -> Explained:
-    """Explain what a schedule violated on a trial, with small pools if its own are large.
+    """Explain the violations of a schedule, with small pools if those of the trial are large.
 
-    An explanation copies all KV many times, and knows no slot numbers that are skipped. What does
-    not show over small pools is not explained, unless these numbers alone bring it about.
-    The slots that an explanation names are those of the small pools: its first sentence says so.
+    An explanation copies all KV many times, and does not support skipped slot numbers. A violation
+    that does not occur with small pools is not explained, unless it is due to these slot numbers.
+    The slots in the explanation are those of the small pools, as its first sentence states.
     """
     if not (trial.large or trial.skipped_slots):
-        return explained(benches(trial), schedule, outcome, timeline, target)
-    small = benches(with_small_pools(trial))
+        return explained(locksteps(trial), schedule, outcome, timeline, target)
+    small = locksteps(with_small_pools(trial))
     small.watch(PROPERTIES)
     again, entries = observe(small, schedule)
     wanted = {target} if target is not None else outcome.violated
@@ -113,9 +113,9 @@ def explained_small(
     if trial.skipped_slots and not shown:
         first = trial.page_size + trial.skipped_slots
         numbers = range(first, trial.full_slots + first)
-        given, made = wrapped_at(lambda: benches(trial).play(schedule), numbers)
+        given, made = wrapped_at(lambda: locksteps(trial).play(schedule), numbers)
         if not made:
-            found = explained(benches(trial), schedule, outcome, timeline, target)
+            found = explained(locksteps(trial), schedule, outcome, timeline, target)
             made = () if found.explanation is None else found.explanation.cause.made
         cause = Cause("narrowed slot number", given=given, made=made)
         return Explained(narrowed_slot(trial, outcome, timeline, target, cause))
@@ -139,7 +139,7 @@ def narrowed_slot(
     target: str | None,
     cause: Cause,
 ) -> Explanation:
-    """Explain what a schedule violates only where slot numbers are skipped."""
+    """Explain a violation that only occurs if slot numbers are skipped."""
     found = next(
         (one for one in outcome.violations if one.property == target), outcome.violations[0]
     )

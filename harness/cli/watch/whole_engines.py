@@ -1,7 +1,7 @@
-"""Whole engines beside the replica: those that lie here, and what is known of each.
+"""Watches downloaded releases in addition to the built-in engine (`regress --whole-engines`).
 
-The replica shows that a check finds a bug. A release that has the bug shows it in the engine
-itself, and a release without it is watched without a finding.
+A release with a known bug must have the finding of its check. A release without known bugs must
+have no finding.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,12 +22,12 @@ from paritybit.launch.reading import record_of
 from paritybit.launch.schema import Watched
 
 SECONDS, AT_ONCE = 12, 2
-"""For how long requests are generated for an engine, and how many engines are watched at a time."""
+"""Seconds of requests per engine, and the number of engines watched at the same time."""
 
 
 @dataclass(frozen=True)
-class Beside:
-    """A release, the setting that it is served with, and the check that finds each of its bugs."""
+class KnownEngine:
+    """A release, its setting, and the check that must find each of its bugs."""
 
     engine: str
     setting: str
@@ -35,7 +35,7 @@ class Beside:
 
 
 ENGINES = (
-    Beside(
+    KnownEngine(
         "sglang==0.5.11",
         "decode graphs",
         {
@@ -44,15 +44,15 @@ ENGINES = (
             "req_pool_pad": "wrong list",
         },
     ),
-    Beside("sglang==0.5.12.post1", "decode graphs", {"req_pool_pad": "wrong list"}),
-    Beside("sglang==0.5.23", "decode graphs"),
-    Beside("vllm==0.33.0", "decode graphs"),
-    Beside("transformers==5.24.0", "sliding window"),
+    KnownEngine("sglang==0.5.12.post1", "decode graphs", {"req_pool_pad": "wrong list"}),
+    KnownEngine("sglang==0.5.23", "decode graphs"),
+    KnownEngine("vllm==0.33.0", "decode graphs"),
+    KnownEngine("transformers==5.24.0", "sliding window"),
 )
 
 
-def at_hand(bugs: Iterable[str]) -> list[Beside]:
-    """Return the engines that lie here: with bugs, NAME or NAME@RUNNER, those that have one."""
+def downloaded(bugs: Iterable[str]) -> list[KnownEngine]:
+    """Return the downloaded engines. With bugs, NAME or NAME@RUNNER, only those that have one."""
     wanted = {bug.partition("@")[0] for bug in bugs}
     return [
         one
@@ -62,10 +62,10 @@ def at_hand(bugs: Iterable[str]) -> list[Beside]:
     ]
 
 
-def watched(engines: Sequence[Beside], folder: Path, stops: Stops) -> tuple[WholeEngine, ...]:
-    """Watch engines, each in a process of its own, whose run goes into a folder of `folder`."""
+def watched(engines: Sequence[KnownEngine], folder: Path, stops: Stops) -> tuple[WholeEngine, ...]:
+    """Watch engines, each in its own process and with its own folder in `folder`."""
 
-    def one(engine: Beside) -> WholeEngine:
+    def one(engine: KnownEngine) -> WholeEngine:
         home = folder / engine.engine.replace("==", "-")
         home.mkdir(parents=True, exist_ok=True)
         words = ("--engine", engine.engine, "--settings", engine.setting, "--keep-going")
@@ -78,8 +78,8 @@ def watched(engines: Sequence[Beside], folder: Path, stops: Stops) -> tuple[Whol
         return tuple(pool.map(one, engines))
 
 
-def judged(engine: Beside, home: Path, top: Path) -> WholeEngine:
-    """Return what a run came to, held against what is known of its engine."""
+def judged(engine: KnownEngine, home: Path, top: Path) -> WholeEngine:
+    """Return the result of a run, compared with the known bugs of its engine."""
     record = home / "latest" / "watch.json"
     if not record.exists():
         said = (
@@ -102,8 +102,8 @@ def judged(engine: Beside, home: Path, top: Path) -> WholeEngine:
 
 
 def table(engines: Sequence[WholeEngine]) -> Table:
-    """Return what whole engines came to, as a table for the terminal."""
-    shown = Table(title="whole engines beside the replica")
+    """Return the results of whole engines as a table for the terminal."""
+    shown = Table(title="whole engines")
     for head in ("engine", "setting", "bugs that it has", "verdict"):
         shown.add_column(head)
     for one in engines:
@@ -112,6 +112,6 @@ def table(engines: Sequence[WholeEngine]) -> Table:
 
 
 def bugs_of(engine: WholeEngine) -> str:
-    """Return the bugs that an engine is known to have, and which of them were not found."""
+    """Return the known bugs of an engine, and which of them were not found."""
     names = (name if seen else f"{name} (not found)" for name, seen in engine.found.items())
     return ", ".join(names) or "none known"

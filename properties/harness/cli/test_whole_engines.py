@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 from paritybit.harness.campaigns.hunt import HuntResult
 from paritybit.harness.campaigns.task import Result, Status, Task
-from paritybit.harness.cli.watch import beside
-from paritybit.harness.cli.watch.beside import ENGINES, Beside, at_hand, judged, watched
+from paritybit.harness.cli.watch import whole_engines
+from paritybit.harness.cli.watch.whole_engines import (
+    ENGINES,
+    KnownEngine,
+    downloaded,
+    judged,
+    watched,
+)
 from paritybit.harness.machine.workers import Workers
 from paritybit.subjects.bugs.catalogue import BUGS
 
@@ -23,8 +29,8 @@ from properties.support.harness.command_line import CANNOT_RUN, FINDING, MALFORM
 from properties.support.records import finding
 from properties.support.records import watched as record
 
-LEAKS = Beside("sglang==0.0.1", "decode graphs", {"swa_pad": "leak"})
-CLEAN = Beside("sglang==0.0.2", "decode graphs")
+LEAKS = KnownEngine("sglang==0.0.1", "decode graphs", {"swa_pad": "leak"})
+CLEAN = KnownEngine("sglang==0.0.2", "decode graphs")
 
 
 def lay(home: Path, findings: Sequence[Finding], *, serves: bool = True) -> None:
@@ -43,14 +49,14 @@ def test_the_engines_are_there_and_so_are_their_bugs_and_checks() -> None:
 
 def test_those_that_lie_here_are_watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(fetch, "folder", lambda: tmp_path)
-    assert at_hand(()) == []
+    assert downloaded(()) == []
     for name in ("sglang-0.5.11", "sglang-0.5.12.post1", "vllm-0.33.0", "vllm-0.5.23"):
         (tmp_path / name).mkdir()
     names = ["sglang==0.5.11", "sglang==0.5.12.post1", "vllm==0.33.0"]
-    assert [one.engine for one in at_hand(())] == names
-    assert [one.engine for one in at_hand(["swa_pad@decode"])] == names[:1]
-    assert [one.engine for one in at_hand(["req_pool_pad", "swa_pad"])] == names[:2]
-    assert at_hand(["loc_memo_capture"]) == []
+    assert [one.engine for one in downloaded(())] == names
+    assert [one.engine for one in downloaded(["swa_pad@decode"])] == names[:1]
+    assert [one.engine for one in downloaded(["req_pool_pad", "swa_pad"])] == names[:2]
+    assert downloaded(["loc_memo_capture"]) == []
 
 
 @pytest.mark.parametrize(
@@ -63,7 +69,7 @@ def test_those_that_lie_here_are_watched(monkeypatch: pytest.MonkeyPatch, tmp_pa
     ],
 )
 def test_a_run_is_held_against_what_is_known(
-    tmp_path: Path, engine: Beside, findings: Sequence[Finding], verdict: str, found: object
+    tmp_path: Path, engine: KnownEngine, findings: Sequence[Finding], verdict: str, found: object
 ) -> None:
     lay(tmp_path / "whole" / "engine", findings)
     one = judged(engine, tmp_path / "whole" / "engine", tmp_path)
@@ -107,8 +113,8 @@ def test_regress_shows_them_and_ends_by_them(
 
     monkeypatch.setattr("paritybit.harness.cli.regress.run_tasks", all_as_expected)
     monkeypatch.setattr("paritybit.harness.campaigns.regress.unreached", lambda run: [])
-    monkeypatch.setattr("paritybit.harness.cli.regress.at_hand", lambda bugs: [LEAKS])
-    monkeypatch.setattr(beside, "run_aside", run)
+    monkeypatch.setattr("paritybit.harness.cli.regress.downloaded", lambda bugs: [LEAKS])
+    monkeypatch.setattr(whole_engines, "run_aside", run)
     narrow = ("--bug", "swa_pad@decode", "--preset", "gpt_oss", "--device", "cpu", "--workers", "1")
     assert main(["regress", *narrow, "--whole-engines", "--out", str(tmp_path)]) == code
     assert asked[0][:3] == ("watch", "--engine", LEAKS.engine)
