@@ -3,15 +3,20 @@
 A cause function takes a recorded forward and returns the cause, or None where it finds none.
 """
 
-from paritybit.harness.explain.facts import Cause, CodeSite
+from types import FrameType
+
+from paritybit.harness.explain.facts import Cause, CodeSite, SourceLine
 from paritybit.harness.explain.first_difference import Index
-from paritybit.harness.explain.origins.source_lines import site_of
+from paritybit.harness.explain.origins.source_lines import contract_row, site_of
 from paritybit.harness.explain.recorded import RecordedForward
 from paritybit.harness.explain.static_origin import element_read, origin_at
+from paritybit.harness.explain.tracing import following, lines_of
 from paritybit.reference.ops import Ops
 from paritybit.subjects.buffers import BufferPool, StaticInputs
+from paritybit.subjects.captured import CapturedEngine
 from paritybit.subjects.contracts import LISTED_CONVERSIONS
 from paritybit.subjects.pool import TRANSLATE, SubjectPool
+from paritybit.subjects.runners.base import GraphRunner
 
 
 def warning_site(recorded: RecordedForward) -> Cause | None:
@@ -80,7 +85,25 @@ def _unlisted_conversion(recorded: RecordedForward) -> Cause | None:
         f"copying {name} converts {source} to {destination}, which is not on the list of "
         "allowed conversions"
     )
-    return Cause("build", site=site_of(StaticInputs.populate, message))
+    made = () if runner is None else declared_at(runner, name)
+    return Cause("build", site=site_of(StaticInputs.populate, message), made=made)
+
+
+def declared_at(runner: GraphRunner, name: str) -> tuple[SourceLine, ...]:
+    """Return the lines that declare a static buffer of a runner, and its dtype."""
+    if name in runner.inputs.rows:
+        row = contract_row(type(runner), name)
+        return () if row is None else (row,)
+    found = list[tuple[SourceLine, ...]]()
+
+    def look(frame: FrameType, line: int, returned: object) -> None:
+        held = (*frame.f_locals.values(), returned)
+        if any(isinstance(one, dict) and name in one for one in held):
+            found.append(lines_of(frame, line, "declared"))
+
+    with following(look):
+        runner.metadata_sizes(runner.buckets[-1])
+    return found[0] if found else ()
 
 
 def off_path_cause(recorded: RecordedForward) -> Cause | None:
@@ -88,6 +111,9 @@ def off_path_cause(recorded: RecordedForward) -> Cause | None:
     runner, bucket = recorded.runner, recorded.bucket
     if runner is None or bucket is None:
         return None
+    moved = _moved_output(recorded)
+    if moved is not None:
+        return moved
     operations = runner.operations(bucket)
     wanted = runner.translations(recorded.pair.trial.scheme)
     places = [place for place, name in enumerate(operations) if name == TRANSLATE]
@@ -100,6 +126,19 @@ def off_path_cause(recorded: RecordedForward) -> Cause | None:
         f"{operations[:place].count('store_kv')}"
     )
     return Cause("build", site=site_of(getattr(SubjectPool, TRANSLATE), message, TRANSLATE))
+
+
+def _moved_output(recorded: RecordedForward) -> Cause | None:
+    """Return the first static output that is not where it was when the graphs were captured."""
+    facts = recorded.observation.facts if recorded.observation is not None else None
+    if facts is None or not facts.outputs:
+        return None
+    for name, captured in facts.captured_outputs.items():
+        now = facts.outputs.get(name)
+        if now is None or now.address != captured.address:
+            message = f"the output {name} is not the tensor that is known from the capture"
+            return Cause("build", site=site_of(CapturedEngine.capture_again, message))
+    return None
 
 
 def refused_build_cause(reason: str) -> Cause:

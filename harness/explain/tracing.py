@@ -197,6 +197,12 @@ def held_in(value: Any) -> Iterator[Any]:
             yield one
 
 
+def has_number(value: Any, number: Any) -> bool:
+    """Whether a record has a whole number beside its tensors."""
+    held = vars(value).values() if isinstance(value, RECORDS) else ()
+    return any(isinstance(one, int) and one == number for one in held)
+
+
 def made_by(frame: FrameType, line: int) -> tuple[SourceLine, ...]:
     """Return the functions of the engine that made what a line of a frame depends on.
 

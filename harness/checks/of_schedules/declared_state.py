@@ -4,6 +4,7 @@ from paritybit.harness.checks.property import Playing, Property, Violation
 from paritybit.harness.explain.counterfactuals.objects import Kept
 from paritybit.harness.explain.counterfactuals.setters import identity
 from paritybit.harness.explain.facts import Cause, HeldState, Situation
+from paritybit.harness.explain.origins.source_lines import line_of
 from paritybit.harness.explain.tracing import LastChange, following
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.schedules.schedule import Schedule
@@ -39,7 +40,7 @@ def cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] 
     now = Kept(engine)
     attribute = next(captured.changed_by(now), None)
     if attribute is None:
-        return None
+        return _of_tensors(pair, step)
     captured.restore()
     pair.begin(schedule)
     watched = LastChange(lambda _: identity(attribute), "set")
@@ -48,6 +49,16 @@ def cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] 
     change = attribute.change
     held = HeldState(change.path, change.captured, change.now)
     return Situation(step, None), Cause("Python state", state=held, made=watched.lines)
+
+
+def _of_tensors(pair: Pair, step: int) -> tuple[Situation, Cause] | None:
+    """Explain tensors that a reset does not restore: no line changes them but replays."""
+    change = next(iter(pair.captures.undeclared()), None)
+    if change is None:
+        return None
+    held = HeldState(change.path, change.captured, change.now)
+    lines = (line_of("the engine is reset", CapturedEngine.recapture),)
+    return Situation(step, None), Cause("Python state", state=held, made=lines)
 
 
 def _played(pair: Pair, schedule: Schedule, last: int) -> None:

@@ -8,10 +8,14 @@ from paritybit.harness.explain.counterfactuals.lines import Sources, handed_on_a
 from paritybit.harness.explain.counterfactuals.setters import with_setters
 from paritybit.harness.explain.first_difference import Side, first_difference
 from paritybit.harness.explain.origins.arguments import baked_in
+from paritybit.harness.explain.origins.source_lines import line_of
 from paritybit.harness.explain.recorded import RecordedForward
 from paritybit.harness.explain.static_origin import static_buffers
 from paritybit.harness.explain.tracing import calling
 from torch import Tensor
+
+GRAPHS = "subjects/graphs/"
+"""Where graphs are captured and replayed."""
 
 
 def handed_on(recorded: RecordedForward) -> tuple[str, str, Sources] | None:
@@ -53,7 +57,8 @@ def captured_at(recorded: RecordedForward) -> Sources:
     """Return the lines that call the first op that a graph runs otherwise than its function.
 
     Those that call it as the graph is replayed, where the engine's own code does; else those that
-    call it as the function runs. Those in the file of the runner come first.
+    call it as the function runs. Those in the file of the runner come first. Where the ops come in
+    another order, the line that replays them does.
     """
     runs = list[tuple[Side, dict[int, Sources]]]()
     for captured in (False, True):
@@ -71,5 +76,13 @@ def captured_at(recorded: RecordedForward) -> Sources:
     places = [] if baked is None else [baked.place]
     places += [] if difference is None else [difference.call]
     place = min(places, default=-1)
-    lines = in_graph.get(place) or in_function.get(place) or ()
-    return tuple(sorted(lines, key=lambda line: line.file != own_file(recorded)))
+    if baked is not None and baked.argument is None and baked.place == place:
+        replayed = (line for lines in in_graph.values() for line in lines)
+        lines = tuple(line for line in replayed if line.file.startswith(GRAPHS))[:1]
+        return (*lines, *in_function.get(place, ()))
+    own, lines = own_file(recorded), in_graph.get(place) or in_function.get(place) or ()
+    ranked = sorted(lines, key=lambda line: line.file != own)
+    capture = getattr(type(recorded.runner), "capture", None)
+    if place in in_graph and capture is not None:
+        ranked.insert(1, line_of("the graphs are captured", capture))
+    return tuple(ranked)

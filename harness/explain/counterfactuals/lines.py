@@ -24,8 +24,10 @@ from paritybit.harness.explain.tracing import (
     arguments_of,
     callers_of,
     calling,
+    has_number,
     held_in,
     lines_of,
+    made_by,
     names_used,
     shown_file,
     values_of,
@@ -53,7 +55,11 @@ class Lines:
         lines = self.made(one)
         if not lines and one.argument == LIST:
             lines = self._kept(one) or self._listed(one)
-        return lines or self._ranked(called_at(self.recorded, one))
+        if lines:
+            return lines
+        ranked = self._ranked(called_at(self.recorded, one))
+        calls = given_to(self.recorded, one)[1][:1]
+        return (*ranked[:1], *(line for line in calls if line not in ranked[:1]), *ranked[1:])
 
     def made(self, one: Replaced) -> Sources:
         """Return the first line at which an argument, put right there, makes the property hold.
@@ -104,8 +110,11 @@ class Lines:
         asking = lines[used.asking]
         asked = (replace(asking, what=asking.what.replace("called", "asked for", 1)),)
         further = (line for line in lines[1:] if line is not asking)
-        ranked = [*(asked if used.asking else ()), lines[0], *self._made_of(used), *further]
+        made = (lines[0], *used.callees[:1], *self._made_of(used))
+        ranked = [*(asked if used.asking else ()), *made, *further]
         ranked.sort(key=_gives_view)
+        if used.view is not None and VIEW in attributes_read(asking.file, asking.line):
+            ranked.insert(1, used.view)
         own = next((line for line in ranked if line.file == own_file(self.recorded)), None)
         if own is not None and own not in ranked[:3]:
             ranked.remove(own)
@@ -207,17 +216,12 @@ class _First:
         return next(found, None)
 
 
-def has_number(value: Any, number: Any) -> bool:
-    """Whether a record has a whole number beside its tensors."""
-    held = vars(value).values() if isinstance(value, RECORDS) else ()
-    return any(isinstance(one, int) and one == number for one in held)
-
-
 class _Used(_First):
     """Finds where the tensors first stand that a line uses by name, whole numbers alone.
 
     `lines` are that line and those that called it, and `asking` is the place among them of the
-    innermost that is given nothing but tensors in the memory of `inputs`.
+    innermost that is given nothing but tensors in the memory of `inputs`. `callees` made what the
+    line depends on, and `view` is the line that gives a view of a static input.
     """
 
     def __init__(self, lines: Sources, inputs: Collection[int]) -> None:
@@ -226,14 +230,20 @@ class _Used(_First):
         self.asking = 0
         self.found = False
         self.tensors: list[tuple[Tensor, SourceLine]] = []
+        self.callees: Sources = ()
+        self.view: SourceLine | None = None
 
     def __call__(self, frame: FrameType, line: int, returned: object) -> None:
         """Look for the tensors that the line used, once it has run."""
         super().__call__(frame, line, returned)
+        gives = isinstance(returned, Tensor) and shown_file(frame.f_code.co_filename) in INPUTS
+        if gives and self.view is None:
+            self.view = lines_of(frame, line, "viewed")[0]
         if self.found or line != self.lines[0].line:
             return
         if lines_of(frame, line, "made") == self.lines:
             self.found = True
+            self.callees = made_by(frame, line)
             held = (frame.f_locals.get(name) for name in sorted(names_used(frame.f_code, line)))
             whole = [one for one in held if isinstance(one, Tensor) and not one.is_floating_point()]
             self.tensors = [(one, self.first[id(one)][1][0]) for one in whole]
@@ -299,8 +309,8 @@ def last_held_at(recorded: RecordedForward, name: str) -> Sources:
 
 def first_held_at(recorded: RecordedForward, name: str) -> Sources:
     """Return the first line of a forward at which a value is held under a name, beside others."""
-    own = static_buffers(recorded).get(name)
-    found = _held_at(recorded, name, lambda held: held is not own, "made")
+    own = static_buffers(recorded)
+    found = _held_at(recorded, name, lambda held: element_at(own, held, 0) is None, "made")
     return found[0][1] if found else ()
 
 
