@@ -10,6 +10,7 @@ import random
 import re
 import shutil
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ from paritybit.harness.cli.exit_codes import CANNOT_RUN
 from paritybit.harness.cli.failures import github_error, on_github
 from paritybit.harness.errors import CannotRunError
 from paritybit.harness.machine import mps
+from paritybit.harness.machine.forks import GARBAGE
 from paritybit.harness.machine.gpus import VISIBLE, gpu_names, visible_gpus
 from paritybit.harness.machine.workers import Workers, processes_on
 from xdist.scheduler import LoadScopeScheduling
@@ -36,6 +38,11 @@ ARTIFACTS = Path("paritybit-out/pytest")
 os.environ.setdefault(
     "HYPOTHESIS_STORAGE_DIRECTORY", str(Path("paritybit-out/hypothesis").resolve())
 )
+
+if sys.dont_write_bytecode:  # Compiling takes half of the time of collecting.
+    sys.pycache_prefix = sys.pycache_prefix or str(Path("paritybit-out/bytecode").resolve())
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+    sys.dont_write_bytecode = False
 
 settings.register_profile("dev", max_examples=25, deadline=None, print_blob=True)
 settings.register_profile("ci", max_examples=4, deadline=None, derandomize=True, database=None)
@@ -241,8 +248,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Have the garbage collector pass over what was imported and collected: it all stays."""
+    """Have the garbage collector pass over what was imported: it all stays. And look seldom."""
     gc.freeze()
+    gc.set_threshold(*GARBAGE)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -8,8 +8,6 @@ import torch
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.explain.cause import diverged_cause
 from paritybit.harness.explain.counterfactuals.elements import Element
-from paritybit.harness.explain.explanation import violating_forward
-from paritybit.harness.explain.facts import TimelineEntry
 from paritybit.harness.explain.origins.tables import Cell
 from paritybit.harness.explain.recorded import RecordedForward, Run, record_forward
 from paritybit.harness.lockstep.config import TrialConfig
@@ -48,21 +46,3 @@ def test_a_further_run_that_fails_is_no_evidence(
     assert cause is not None
     assert (cause.blame, cause.uncaptured_run) == ("not known", None)
     assert cause.index is None
-
-
-def entry(place: int, mode: str | None, *violated: str) -> TimelineEntry:
-    """Return a step of a timeline; one without a mode ran no forward."""
-    return TimelineEntry(place, "decode", mode, None, None, (0,), 0, (), 1, violated)
-
-
-def test_the_forward_to_explain_is_the_first_at_which_the_property_is_violated() -> None:
-    """Steps without a forward do not count; a forward that failed comes after all entries."""
-    timeline = [
-        entry(0, "extend"),
-        entry(1, None),
-        entry(2, "decode", "log_hygiene"),
-        entry(3, "decode", "kv_parity", "log_hygiene"),
-    ]
-    assert violating_forward(timeline, "log_hygiene") == 1
-    assert violating_forward(timeline, "kv_parity") == 2
-    assert violating_forward(timeline, "captured_path") == 3

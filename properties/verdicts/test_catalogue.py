@@ -50,6 +50,7 @@ def right_outcome(trial: TrialConfig, schedule: Schedule, watched: frozenset[str
     return lockstep.play(schedule)
 
 
+@pytest.mark.usefixtures("captures_when_needed")
 @pytest.mark.parametrize("pair", CATALOGUED, ids=pair_name)
 def test_a_catalogued_bug_is_detected_by_its_property_and_green_without_it(
     pair: Pair, device: str, hunter_seed: int

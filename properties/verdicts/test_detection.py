@@ -44,6 +44,7 @@ def trial(pair: Pair, device: str, request: pytest.FixtureRequest) -> TrialConfi
     return bug_trial(*pair, device, request.config.getoption("--preset"))
 
 
+@pytest.mark.usefixtures("captures_when_needed")
 @pytest.mark.parametrize("pair", ONE_RUNNER_PER_BUG, ids=pair_name)
 def test_a_bug_is_detected_and_shrinks_and_what_shows_it_is_green_without_it(
     pair: Pair, trial: TrialConfig, hunter_seed: int

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
@@ -95,7 +96,12 @@ NARROW: dict[str, dict[Part, type]] = {
 }
 """Faults that no number of a tiny trial shows."""
 
-WIDE = [task for task in clean_tasks(RunConfig("cpu")) if task.trial.max_context]
+
+@cache
+def of_decode() -> Task:
+    """Return the task of a default run with wide numbers and decode graphs."""
+    tasks = clean_tasks(RunConfig("cpu"))
+    return next(task for task in tasks if task.trial.max_context and task.trial.runner == "decode")
 
 
 def broken(parts: dict[Part, type]) -> Callable[[TrialConfig], Subject]:
@@ -108,23 +114,25 @@ def broken(parts: dict[Part, type]) -> Callable[[TrialConfig], Subject]:
     return subject
 
 
+@pytest.mark.usefixtures("captures_when_needed")
 @pytest.mark.parametrize("name", NARROW)
 def test_a_default_run_finds_what_narrows_a_number(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the schedule of the longest context."""
     monkeypatch.setattr(TrialConfig, "subject", broken(NARROW[name]))
-    task = next(task for task in WIDE if task.trial.runner == "decode")
+    task = of_decode()
     lockstep = Lockstep(task.trial, frozenset(PROPERTIES))
     found = lockstep.play(task.known[0], until=PROPERTIES)
     assert found.error is None and found.violated, found.error
 
 
+@pytest.mark.usefixtures("captures_when_needed")
 def test_what_shows_with_high_slot_numbers_alone_is_explained_by_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And what shows without them too is explained as it is there."""
-    trial = next(task.trial for task in WIDE if task.trial.runner == "decode")
+    trial = of_decode().trial
     schedule = Schedule((Admit(3, 3), Decode((0,))))
     found = []
     faults: tuple[type, ...] = (NarrowSlots, ReadsOneKeyLess)
@@ -143,12 +151,8 @@ def test_what_shows_with_high_slot_numbers_alone_is_explained_by_them(
     assert other.proof[0].startswith("The explanation skips no slot numbers")
 
 
-@pytest.mark.parametrize(
-    "task",
-    [task for task in WIDE if task.trial.runner != "cpu_graph"],
-    ids=lambda task: task.trial.runner,
-)
-def test_a_right_engine_is_green_and_reaches_every_bound(task: Task) -> None:
+def test_a_right_engine_is_green_and_reaches_every_bound() -> None:
+    task = of_decode()
     outcome = Lockstep(task.trial, frozenset(PROPERTIES)).play(task.known[0])
     assert (outcome.error, outcome.violations) == (None, ())
     assert all(outcome.events[event] for event in BOUNDS)
@@ -177,7 +181,7 @@ def test_a_pool_that_skips_slot_numbers_stores_as_much_as_one_that_does_not() ->
 
 
 def test_a_trial_with_wide_numbers_reads_back_and_an_older_one_has_none() -> None:
-    (trial, *_) = (task.trial for task in WIDE)
+    trial = of_decode().trial
     assert trial_from_json(json.loads(json.dumps(trial.to_json()))) == trial
     assert {"max_context", "skipped_slots"} <= trial.to_json().keys()
     assert not {"max_context", "skipped_slots"} & TrialConfig().to_json().keys()

@@ -12,6 +12,8 @@ from paritybit.harness.lockstep.requests import Request
 from paritybit.harness.schedules.schedule import Admit, Decode, Evict, Schedule
 from paritybit.reference.allocator import Owner
 
+pytestmark = pytest.mark.usefixtures("captures_when_needed")
+
 EVICTED = Schedule((Admit(12, 99), Admit(3, 99), Decode((0, 1)), Evict(0), Decode((0,))), seed=1)
 """The request that is evicted is longer than any window, and then decodes."""
 

@@ -20,6 +20,8 @@ from paritybit.subjects.protocol import Forward
 
 from properties.support.harness.planting import captured, shared
 
+pytestmark = pytest.mark.usefixtures("captures_when_needed")
+
 SCHEDULE = Schedule((Admit(5, 9), Admit(3, 9), Decode((0, 1)), Decode((1,))))
 FAILS_AT = 2
 """The place of the first decode: before it come two steps that go well."""

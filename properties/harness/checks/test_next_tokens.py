@@ -14,6 +14,8 @@ from paritybit.reference.batch import ForwardBatch
 from paritybit.reference.model import Output
 from paritybit.reference.speculative import accepted_path
 
+pytestmark = pytest.mark.usefixtures("captures_when_needed")
+
 SCHEDULE = Schedule((Prefill((9, 3), 4), Prefill((), 9), Decode((0, 1)), Verify((0, 1), 0)), seed=1)
 """The second request of the first step is prefilled whole, the first one in two chunks."""
 

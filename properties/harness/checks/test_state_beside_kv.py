@@ -42,6 +42,8 @@ from torch import Tensor
 from properties.support.harness.observations import LAYOUT, OWNERS, idle, observation
 from properties.support.harness.planting import on_replay
 
+pytestmark = pytest.mark.usefixtures("captures_when_needed")
+
 ADMITTED: tuple[Step, ...] = tuple(Admit(prompt, 99) for prompt in (5, 3, 9))
 ALL = (0, 1, 2)
 

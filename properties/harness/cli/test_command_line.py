@@ -31,7 +31,6 @@ from properties.support.harness.command_line import (
     FINDING,
     MALFORMED,
     OK,
-    python,
 )
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
@@ -240,10 +239,9 @@ def test_a_record_names_no_absolute_path(tmp_path: Path, monkeypatch: pytest.Mon
     assert shown("/somewhere/out/latest/cases", keep=3) == "out/latest/cases"
 
 
-def test_the_module_itself_exits_with_the_code() -> None:
-    ended = python("-m", "paritybit", "replay", "missing.json", forked=False)
-    assert (ended.returncode, ended.stdout) == (MALFORMED, "")
-    assert ended.stderr == "paritybit: missing.json cannot be read: No such file or directory\n"
+def test_a_case_that_is_missing_is_refused(refused: Any) -> None:
+    said = refused(MALFORMED, "replay", "missing.json")
+    assert said == "paritybit: missing.json cannot be read: No such file or directory\n"
 
 
 def test_a_lost_device_is_a_finding(refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:

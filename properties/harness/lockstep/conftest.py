@@ -1,5 +1,5 @@
 """What every test of the worlds lives in."""
 
-from properties.support.fixtures import inference
+from properties.support.fixtures import captures_when_needed, inference
 
-__all__ = ["inference"]
+__all__ = ["captures_when_needed", "inference"]

@@ -21,6 +21,8 @@ from paritybit.subjects.runners import RUNNERS
 from paritybit.subjects.runners.base import GraphRunner
 from paritybit.subjects.runners.prefill import PrefillRunner
 
+pytestmark = pytest.mark.usefixtures("captures_when_needed")
+
 ROWS = (0, 1, 2)
 
 TOGETHER: tuple[Step, ...] = (Prefill((5, 3, 9), 4), Prefill((), 9), Decode(ROWS), Decode(ROWS))

@@ -25,6 +25,8 @@ from paritybit.reference.batch import Mode
 from paritybit.reference.config import PRESETS, Feature
 from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS
 
+from properties.support.trials import PAGE_SIZES, all_pairs
+
 SHORT_OF = {
     Mode.EXTEND: 0,
     Mode.DECODE: 1,
@@ -51,9 +53,12 @@ REACHED = {
 """What some scene of each value reaches; the longest context has a test of its own."""
 
 
-@pytest.mark.parametrize("features", [(), (Feature.SHARING, Feature.RECAPTURE)])
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("runner", RUNNERS)
+OPTIONAL = ((), (Feature.SHARING, Feature.RECAPTURE))
+
+
+@pytest.mark.parametrize(
+    ("runner", "preset", "features"), all_pairs([list(RUNNERS), list(PRESETS), OPTIONAL])
+)
 def test_every_two_values_that_fit_meet_and_reach_what_they_name(
     runner: str, preset: str, features: tuple[str, ...]
 ) -> None:
@@ -76,9 +81,9 @@ def test_every_two_values_that_fit_meet_and_reach_what_they_name(
     assert [event for size, event in wanted if not events[size][event]] == []
 
 
-@pytest.mark.parametrize("page_size", [1, 4])
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("runner", ONE_PER_ENGINE)
+@pytest.mark.parametrize(
+    ("runner", "preset", "page_size"), all_pairs([ONE_PER_ENGINE, list(PRESETS), PAGE_SIZES])
+)
 def test_forwards_of_every_kind_reach_as_far_as_a_request_can_grow(
     runner: str, preset: str, page_size: int
 ) -> None:

@@ -46,8 +46,8 @@ ENGINES = ("eagle_draft", "frozen_kv_mtp")
 TIMES = 2
 """Differences that are planted for a question in each step."""
 
-STRIDE = 5
-"""Interpreted kernels, which take long, are asked about one step in so many."""
+STRIDE = 7
+"""Interpreted kernels, which take long, are asked about one step in so many: a prompt, a verify."""
 
 Asked = tuple[str, bool, launches.Question | Unequal]
 """What is asked, what the ops answer, and the question that the kernels do."""
