@@ -100,8 +100,8 @@ class Lines:
         them, or asks for, is not. A function that it calls may serve others too. Then the line
         at which what is wrong first stands, and those that made what this uses. Then the callers,
         the innermost first: the outer ones serve every forward. What only gives a view of a static
-        input makes nothing, and comes last. The innermost line in the runner's own file comes third
-        at the latest: what it calls serves others too.
+        input makes nothing, and comes last. Third comes a function that made what the first line
+        depends on, else the innermost line in the runner's own file: what it calls serves others.
         """
         if not lines:
             return ()
@@ -110,15 +110,15 @@ class Lines:
         asking = lines[used.asking]
         asked = (replace(asking, what=asking.what.replace("called", "asked for", 1)),)
         further = (line for line in lines[1:] if line is not asking)
-        made = (lines[0], *used.callees[:1], *self._made_of(used))
+        made = (lines[0], *self._made_of(used))
         ranked = [*(asked if used.asking else ()), *made, *further]
         ranked.sort(key=_gives_view)
         if used.view is not None and VIEW in attributes_read(asking.file, asking.line):
             ranked.insert(1, used.view)
-        own = next((line for line in ranked if line.file == own_file(self.recorded)), None)
-        if own is not None and own not in ranked[:3]:
-            ranked.remove(own)
-            ranked.insert(2, own)
+        own = [line for line in ranked if line.file == own_file(self.recorded)]
+        third = (*used.callees, *own)[:1]
+        if not {*third, *own[:1]} <= {*ranked[:3]}:
+            ranked = [*ranked[:2], *third, *(line for line in ranked[2:] if line not in third)]
         return tuple(ranked)
 
     def _inputs(self) -> set[int]:

@@ -95,8 +95,8 @@ def explanation_of(
         ),
         (
             Allocator._free_swa,
-            "for i in free for offset",
-            "for i in free[1:] for offset",
+            "[allocation.full_pages[index] for index in free]",
+            "[allocation.full_pages[index] for index in free[1:]]",
             "slot_ownership",
             LEAVING,
             "decode",
