@@ -234,12 +234,16 @@ def _source(number: int, row: int, left: OpCall, right: OpCall) -> Index | None:
 
 
 def _location(number: int, left: list[int], right: list[int], slot: int) -> Index | None:
-    """Return the location that made two stores differ in `slot`; None if both wrote it alike."""
+    """Return the location that made two stores differ in `slot`; None if both wrote it alike.
+
+    None as well where `right` has no location for the row.
+    """
     wrote, should = _last(right, slot), _last(left, slot)
     if wrote == should:
         return None
     row = wrote if wrote is not None else should
-    assert row is not None
+    if row is None or row >= len(right):
+        return None
     return Index(number, row, None, right[row], left[row] if row < len(left) else None)
 
 

@@ -23,6 +23,7 @@ from paritybit.harness.explain.counterfactuals.replaced import (
     LOCATIONS,
     NOT_GIVEN,
     STORED_AT,
+    STORED_ROWS,
     Replaced,
     as_given,
     full_pair,
@@ -61,6 +62,7 @@ def replacements(
     if one is None:
         return
     yield from _cache(recorded, pairs, other.name)
+    yield from _rows_left_out(pairs, other.name)
     if other.name == "attention":
         first = next(at for at, (_, call) in enumerate(attention) if call is other)
         for padded in (False, True):
@@ -97,6 +99,25 @@ def _cache(recorded: RecordedForward, pairs: Pairs, op: str) -> Iterator[Replace
     if wrong:
         layers = torch.tensor(wrong[0])
         yield Replaced(op, CACHE, layers[0], layers[1], values, number=min(values))
+
+
+def _rows_left_out(pairs: Pairs, op: str) -> Iterator[Replaced]:
+    """Yield all that stores are given, where they are given fewer rows than in the other run."""
+    values, counts = dict[int, dict[int, Any]](), list[tuple[int, int]]()
+    same = [(one, call) for one, call in pairs if call.name == op]
+    for number, (one, call) in enumerate(same):
+        names = list(named_arguments(call))
+        places = [at for at, name in enumerate(names) if name in STORED_ROWS]
+        places = [*(at for at in places if names[at] not in STORED_AT), *places]
+        if one is None or not places:
+            continue
+        held, right = (len(given.inputs[places[0]]) for given in (call, one))
+        if held < right:
+            values[number] = {place: one.inputs[place] for place in places}
+            counts.append((held, right))
+    if counts:
+        rows = torch.tensor(counts[0])
+        yield Replaced(op, "the rows", rows[0], rows[1], values, number=min(values))
 
 
 def _of_op(

@@ -8,12 +8,18 @@ from types import FrameType
 from typing import Any
 
 from paritybit.harness.explain.facts import SourceLine
+from paritybit.harness.explain.origins.source_lines import line_of
 from paritybit.harness.explain.recorded import RecordedForward, Run
 from paritybit.harness.explain.tracing import callers_of, lines_of
+from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.subjects.protocol import Forward, Overrides
 from paritybit.subjects.runners.base import GraphRunner
 
 CAN_RUN = "can_run"
 """The method of a runner that says whether a captured graph can run a batch."""
+
+FORWARD = "forward"
+"""The method of an engine that chooses a path."""
 
 REPLAY = "replay"
 """The method that replays one."""
@@ -35,7 +41,28 @@ def path_chosen_at(recorded: RecordedForward, holds: Callable[[Run], bool]) -> S
         asked = _Asked(runner)
         recorded.again(seen=asked)
         off_path = asked.replayed != (recorded.runner is not None)
-    return _said_at(recorded, runner, CAN_RUN, holds) if off_path else ()
+    if not off_path:
+        return ()
+    return _said_at(recorded, runner, CAN_RUN, holds) or _not_asked_at(recorded, runner, holds)
+
+
+def _not_asked_at(
+    recorded: RecordedForward, runner: GraphRunner, holds: Callable[[Run], bool]
+) -> Sources:
+    """Return the function that chooses the path, if a property holds once the runner replays."""
+    engine = recorded.engine.engine
+
+    def forward(batch: ForwardBatch | None, idle: Mode, overrides: Overrides) -> Forward:
+        replay = runner.replay(batch, overrides)
+        return Forward(replay.live_output, replay, replay.keys)
+
+    if recorded.runner is None:
+        return ()
+    try:
+        mended = holds(recorded.again(prepare=lambda: setattr(engine, FORWARD, forward)))
+    finally:
+        vars(engine).pop(FORWARD, None)
+    return (line_of("the path is chosen", type(engine).forward),) if mended else ()
 
 
 def decided_at(recorded: RecordedForward, holds: Callable[[Run], bool]) -> Sources:

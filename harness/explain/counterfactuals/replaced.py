@@ -24,6 +24,9 @@ CACHE = "cache"
 STORED_AT = frozenset({LOCATIONS, "rows"})
 """The arguments of ops that say where rows store."""
 
+STORED_ROWS = frozenset({*STORED_AT, "key", "value", "values"})
+"""The arguments of ops that store which have a row of each token."""
+
 LIST = "the list of keys"
 """What these arguments are together."""
 
