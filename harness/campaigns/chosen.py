@@ -86,11 +86,15 @@ def handed_over(trial: TrialConfig) -> Schedule:
     return Schedule(scenes(ground_of(trial, Mode.DECODE), [row]))
 
 
-def with_too_long(trial: TrialConfig) -> Schedule:
-    """Return the first scenes of a runner, and one with a prompt that is too long for any graph."""
-    ground, row = ground_of(trial), Row(min(trial.buckets), "longest", "evicted")
-    long = scenes(ground_of(trial, Mode.DECODE), [row])
-    return Schedule((*scenes(ground, rows(ground)[:SCENES]), *long))
+def with_prompts(trial: TrialConfig) -> Schedule:
+    """Return the first scenes of a runner, and prompts that come together, or are too long.
+
+    The long ones are for no graph.
+    """
+    ground, smallest = ground_of(trial), min(trial.buckets)
+    others = Row(smallest, "longest", "evicted"), Row(smallest, "short", "resumed", "together")
+    prompts = scenes(ground_of(trial, Mode.DECODE), others)
+    return Schedule((*scenes(ground, rows(ground)[:SCENES]), *prompts))
 
 
 def longest(trial: TrialConfig) -> Schedule:

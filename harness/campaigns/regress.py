@@ -17,7 +17,7 @@ from paritybit.harness.campaigns.chosen import (
     handed_over,
     longest,
     share_of_scenes,
-    with_too_long,
+    with_prompts,
 )
 from paritybit.harness.campaigns.executor import Campaign
 from paritybit.harness.campaigns.spreading.backends import execute
@@ -280,7 +280,7 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
         tasks.append(Task(trial, Source.GENERATED, seed, few, (handed_over(trial),)))
         seed += 1
     for trial in settings.featured:
-        tasks.append(Task(trial, Source.GENERATED, seed, 1, (with_too_long(trial),)))
+        tasks.append(Task(trial, Source.GENERATED, seed, 1, (with_prompts(trial),)))
         seed += 1
     for place, runner in enumerate(settings.at_edges):
         trial = smallest(trial_of(settings, runner, schemes[place % len(schemes)]))

@@ -4,8 +4,8 @@ import math
 from functools import partial
 from typing import Any
 
-from paritybit.harness.explain.counterfactuals.lines import Sources, handed_on_at, own_file
-from paritybit.harness.explain.counterfactuals.setters import with_setters
+from paritybit.harness.explain.counterfactuals.lines import First, Sources, handed_on_at
+from paritybit.harness.explain.counterfactuals.setters import own_file, with_setters
 from paritybit.harness.explain.first_difference import Side, first_difference
 from paritybit.harness.explain.origins.arguments import baked_in
 from paritybit.harness.explain.origins.source_lines import line_of
@@ -60,15 +60,17 @@ def captured_at(recorded: RecordedForward) -> Sources:
     call it as the function runs. Those in the file of the runner come first. Where the ops come in
     another order, the line that replays them does.
     """
-    runs = list[tuple[Side, dict[int, Sources]]]()
+    runs, first, met = list[tuple[Side, dict[int, Sources]]](), First(), list[tuple[Any, ...]]()
     for captured in (False, True):
         called: dict[int, Sources] = {}
 
         def meet(name: str, arguments: tuple[Any, ...], at: dict[int, Sources]) -> tuple[Any, ...]:
             at[len(recorded.engine.ops.calls or ())] = calling(f"given to {name}")
+            met.append(arguments)
             return arguments
 
-        run = recorded.again(captured=captured, given=partial(meet, at=called))
+        seen = None if captured else first
+        run = recorded.again(captured=captured, given=partial(meet, at=called), seen=seen)
         runs.append((Side(recorded.pair.graph_pools, recorded.graph_before, run.calls), called))
     (function, in_function), (graph, in_graph) = runs
     baked = baked_in(graph.calls, function.calls, static_buffers(recorded))
@@ -81,6 +83,9 @@ def captured_at(recorded: RecordedForward) -> Sources:
         lines = tuple(line for line in replayed if line.file.startswith(GRAPHS))[:1]
         return (*lines, *in_function.get(place, ()))
     own, lines = own_file(recorded), in_graph.get(place) or in_function.get(place) or ()
+    if place in in_function and place not in in_graph and baked is not None:
+        made = (first.first.get(id(value)) for value in met[place] if isinstance(value, Tensor))
+        lines = (*lines[:1], *(one[1][0] for one in made if one is not None), *lines[1:])
     ranked = sorted(lines, key=lambda line: line.file != own)
     capture = getattr(type(recorded.runner), "capture", None)
     if place in in_graph and capture is not None:

@@ -3,7 +3,6 @@
 A line is named if the property holds once the values are put right there, and nowhere else.
 """
 
-import inspect
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from types import FrameType
@@ -11,9 +10,8 @@ from typing import Any
 
 import numpy as np
 from paritybit.harness.explain.counterfactuals.made import Wanted, made_at
-from paritybit.harness.explain.counterfactuals.objects import Attribute
 from paritybit.harness.explain.counterfactuals.replaced import LIST, Replaced
-from paritybit.harness.explain.counterfactuals.setters import attributes_read
+from paritybit.harness.explain.counterfactuals.setters import attributes_read, own_file
 from paritybit.harness.explain.facts import SourceLine
 from paritybit.harness.explain.origins.tables import both
 from paritybit.harness.explain.recorded import RecordedForward, Run
@@ -81,17 +79,6 @@ class Lines:
                 if lines:
                     return self._ranked(lines)
         return ()
-
-    def reading(self, attribute: Attribute) -> Sources:
-        """Return the line that reads an attribute of a Python object last, and its callers."""
-        found = list[Sources]()
-
-        def look(frame: FrameType, line: int, returned: object) -> None:
-            if attribute.key in attributes_read(shown_file(frame.f_code.co_filename) or "", line):
-                found.append(lines_of(frame, line, "made"))
-
-        self.again(look)
-        return self._ranked(found[-1]) if found else ()
 
     def _ranked(self, lines: Sources) -> Sources:
         """Return the lines to look at, of the line that made something and those that called it.
@@ -196,7 +183,7 @@ class Lines:
         return ()
 
 
-class _First:
+class First:
     """Takes note of the line at which each tensor, and each record of some, first stands."""
 
     def __init__(self) -> None:
@@ -216,7 +203,7 @@ class _First:
         return next(found, None)
 
 
-class _Used(_First):
+class _Used(First):
     """Finds where the tensors first stand that a line uses by name, whole numbers alone.
 
     `lines` are that line and those that called it, and `asking` is the place among them of the
@@ -314,12 +301,6 @@ def first_held_at(recorded: RecordedForward, name: str) -> Sources:
     return found[0][1] if found else ()
 
 
-def own_file(recorded: RecordedForward) -> str | None:
-    """Return the file of the runner of a forward, as it is shown; None without one."""
-    runner = recorded.runner
-    return None if runner is None else shown_file(inspect.getfile(type(runner)))
-
-
 def not_written_at(
     recorded: RecordedForward, name: str, right: Callable[[Tensor], bool]
 ) -> Sources:
@@ -390,7 +371,7 @@ def _not_called_at(recorded: RecordedForward, name: str) -> Sources:
 
 def called_at(recorded: RecordedForward, one: Replaced) -> Sources:
     """Return the line at which the tensor that an op is given first stands, else who calls it."""
-    place, first = next(iter(one.values[min(one.values)])), _First()
+    place, first = next(iter(one.values[min(one.values)])), First()
     arguments, lines = given_to(recorded, one, first)
     if not arguments:
         return lines

@@ -41,7 +41,12 @@ from paritybit.harness.explain.counterfactuals.replaced import (
     value_given,
     wrong_outputs,
 )
-from paritybit.harness.explain.counterfactuals.setters import set_at, with_setters
+from paritybit.harness.explain.counterfactuals.setters import (
+    read_at,
+    set_at,
+    with_part,
+    with_setters,
+)
 from paritybit.harness.explain.facts import Cause, GivenValue, HeldState, SourceLine
 from paritybit.harness.explain.first_difference import Side, first_difference
 from paritybit.harness.explain.origins.given import given_element
@@ -125,7 +130,8 @@ class Search:
             if self.holds(recorded.again(attributes=[attribute])):
                 change = attribute.change
                 held = HeldState(change.path, change.captured, change.now)
-                lines = set_at(recorded, attribute) or self.lines.reading(attribute)
+                lines = set_at(recorded, attribute)
+                lines = lines or read_at(recorded, self.lines.again, attribute)
                 return self._blaming(shown, STATE, state=held, made=lines)
         return None
 
@@ -244,7 +250,8 @@ class Search:
         if wrong.held is None or wrong.right is None:
             return ()
         if write.how != "copied" or write.forward_id.forward != recorded.forward_id.forward:
-            return decided_at(recorded, self.holds) or last_held_at(recorded, name)
+            lines = decided_at(recorded, self.holds) or last_held_at(recorded, name)
+            return with_part(name, lines)
         wanted = Wanted(wrong.held, wrong.right, known=True)
         lines = made_at(wanted, lambda seen: recorded.again(seen=seen), self.holds)
         return with_setters(recorded.runner, lines)

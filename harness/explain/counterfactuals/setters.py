@@ -2,20 +2,28 @@
 
 import ast
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from textwrap import dedent
+from types import FrameType
 from typing import Any
 
 from paritybit.harness.explain.counterfactuals.objects import NOT_THERE, Attribute
 from paritybit.harness.explain.facts import SourceLine
+from paritybit.harness.explain.origins.source_lines import line_of
 from paritybit.harness.explain.recorded import RecordedForward
-from paritybit.harness.explain.tracing import LastChange, held_in, shown_file
+from paritybit.harness.explain.tracing import LastChange, Seen, held_in, lines_of, shown_file
+from paritybit.subjects.contracts import StaticInput
 from paritybit.subjects.runners.base import GraphRunner
 from torch import Tensor
 
 from paritybit.places import SOURCES
+
+Sources = tuple[SourceLine, ...]
+
+INPUTS = "subjects/buffers.py"
+"""The file that writes static inputs."""
 
 SHOWN = 16
 """Values of a tensor that tell it from one that was written since."""
@@ -44,9 +52,37 @@ def identity(attribute: Attribute) -> tuple[Any, ...]:
     return (id(value),)
 
 
-def with_setters(
-    runner: GraphRunner | None, lines: tuple[SourceLine, ...]
-) -> tuple[SourceLine, ...]:
+def read_at(
+    recorded: RecordedForward, again: Callable[[Seen], Any], attribute: Attribute
+) -> Sources:
+    """Return the line that reads an attribute of a Python object last, and its callers.
+
+    The line that sets it comes second, and the innermost in the runner's own file third. `again`
+    runs the forward with its lines followed.
+    """
+    found, owner = list[Sources](), list[type]()
+
+    def look(frame: FrameType, line: int, returned: object) -> None:
+        file = shown_file(frame.f_code.co_filename) or ""
+        if attribute.key in attributes_read(file, line):
+            found.append(lines_of(frame, line, "made"))
+            owner.append(type(frame.f_locals.get("self")))
+
+    again(look)
+    if not found:
+        return ()
+    own = [line for line in found[-1] if line.file == own_file(recorded)][:1]
+    set_in = list(setters(owner[-1], attribute.key))[:1]
+    return tuple(dict.fromkeys((*found[-1][:1], *set_in, *own, *found[-1])))
+
+
+def own_file(recorded: RecordedForward) -> str | None:
+    """Return the file of the runner of a forward, as it is shown; None without one."""
+    runner = recorded.runner
+    return None if runner is None else shown_file(inspect.getfile(type(runner)))
+
+
+def with_setters(runner: GraphRunner | None, lines: Sources) -> Sources:
     """Return lines with those, behind the first, that set what it reads of an object of a runner.
 
     What is not made in a forward was made where it was set.
@@ -54,8 +90,16 @@ def with_setters(
     if runner is None or not lines:
         return lines
     read = attributes_read(lines[0].file, lines[0].line)
-    set_in = [line for name in sorted(read) if kept(runner, name) for line in setters(runner, name)]
+    names = sorted(name for name in read if kept(runner, name))
+    set_in = [line for name in names for line in setters(type(runner), name)]
     return (*lines[:1], *set_in[:2], *lines[1:])
+
+
+def with_part(name: str, lines: Sources) -> Sources:
+    """Return lines, with what gives the part of a static input that the first one writes."""
+    if not lines or lines[0].file != INPUTS:
+        return lines
+    return (lines[0], line_of(f"a part of {name} is given", StaticInput.head), *lines[1:])
 
 
 def kept(runner: GraphRunner, name: str) -> bool:
@@ -65,19 +109,22 @@ def kept(runner: GraphRunner, name: str) -> bool:
     return any(isinstance(one, Tensor) for value in values for one in held_in(value))
 
 
-def setters(runner: GraphRunner, name: str) -> Iterator[SourceLine]:
-    """Yield the lines of a runner's methods that set an attribute, those of the base class last."""
-    for owner in inspect.getmro(type(runner)):
+def setters(kind: type, name: str) -> Iterator[SourceLine]:
+    """Yield the lines of a class's methods that set an attribute, those of a base class last.
+
+    A record is set where another one is made with a value by that name.
+    """
+    for owner in inspect.getmro(kind):
         for method in vars(owner).values():
             file = shown_file(method.__code__.co_filename) if inspect.isfunction(method) else None
             if file is None:
                 continue
             lines, first = inspect.getsourcelines(method)
             for node in ast.walk(ast.parse(dedent("".join(lines)))):
-                if not isinstance(node, ast.Attribute) or node.attr != name:
-                    continue
-                if isinstance(node.ctx, ast.Store):
-                    line = first + node.lineno - 1
+                attribute = isinstance(node, ast.Attribute) and node.attr == name
+                stored = attribute and isinstance(node.ctx, ast.Store)  # type: ignore[attr-defined]
+                if stored or (isinstance(node, ast.keyword) and node.arg == name):
+                    line = first + node.lineno - 1  # type: ignore[attr-defined]
                     yield SourceLine(f"set in {method.__qualname__}", file, line)
 
 
