@@ -196,12 +196,9 @@ class RunConfig:
             return required_replays(self.runners, far=self.shape is Shape.REAL)
         overlapping = OVERLAP_REQUIRED if self.overlapping else ()
         shares = any(Feature.SHARING in trial.features for trial in self.featured)
-        return (
-            *self.required_in_order,
-            *overlapping,
-            *(SHARING_REQUIRED if shares else ()),
-            *required_at_edges(self.at_edges, self.device),
-        )
+        sharing = SHARING_REQUIRED if shares else ()
+        at_edges = required_at_edges(self.at_edges, self.device)
+        return (*self.required_in_order, *overlapping, *sharing, *at_edges)
 
     @property
     def required_in_order(self) -> tuple[str, ...]:
@@ -280,7 +277,8 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
         tasks.append(Task(trial, Source.GENERATED, seed, few, (handed_over(trial),)))
         seed += 1
     for trial in settings.featured:
-        tasks.append(Task(trial, Source.GENERATED, seed, 1, (with_prompts(trial),)))
+        known = (with_prompts(trial),) if settings.shape is Shape.TINY else ()
+        tasks.append(Task(trial, Source.GENERATED, seed, 1, known))
         seed += 1
     for place, runner in enumerate(settings.at_edges):
         trial = smallest(trial_of(settings, runner, schemes[place % len(schemes)]))

@@ -605,8 +605,8 @@ OF_HARNESS: tuple[Fault, ...] = (
     Fault(
         name="clean-trials-share-a-seed",
         file="harness/campaigns/regress.py",
-        old="TRAFFIC, seed, 1))\n            seed += 1",
-        new="TRAFFIC, seed, 1))",
+        old="for seed, trial in enumerate(trials, settings.seed):",
+        new="for seed, trial in ((settings.seed, trial) for trial in trials):",
         tests=("properties/harness/campaigns/test_plan.py",),
         why="All clean trials of a run draw from one seed.",
     ),
@@ -820,7 +820,7 @@ OF_HARNESS: tuple[Fault, ...] = (
     Fault(
         name="edges-are-not-tried",
         file="harness/campaigns/regress.py",
-        old="return self.one_of_each_engine if whole else ()",
+        old="return self.one_of_each_engine if self.whole and self.shape is Shape.TINY else ()",
         new="return ()",
         tests=(
             "properties/harness/campaigns/test_plan.py",
@@ -888,15 +888,15 @@ OF_HARNESS: tuple[Fault, ...] = (
     Fault(
         name="scenes-of-random-alone",
         file="harness/campaigns/regress.py",
-        old="known = (*known, share_of_scenes(trial))",
+        old="first = (*first, share_of_scenes(trial))",
         new="pass",
         tests=("properties/harness/campaigns/test_plan.py", "-k", "scenes_first"),
         why="Whether two boundary conditions meet is left to chance.",
     ),
     Fault(
         name="refills-are-not-required",
-        file="harness/schedules/coverage.py",
-        old="SHARING_REQUIRED if sharing else ()",
+        file="harness/campaigns/regress.py",
+        old="SHARING_REQUIRED if shares else ()",
         new="()",
         tests=("properties/harness/schedules/test_generator.py", "-k", "refills"),
         why="A run in which no request read a refilled prefix is green.",

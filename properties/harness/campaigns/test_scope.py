@@ -86,7 +86,7 @@ def test_a_width_of_drafts_was_tried_where_a_runner_of_drafts_replayed(
     replayed: tuple[str, ...], tried: str | None, untried: str
 ) -> None:
     """Not wherever the engine could have."""
-    settings = RunConfig("cpu", (("draft_state_pad", "eagle_draft"),))
+    settings = RunConfig("cpu", tuple(pair for pair in all_hunts() if pair[1] == "eagle_draft"))
     run = Run(settings)
     run.results += [
         green(task, [f"{name}: replay" for name in replayed]) for task in plan(settings)
