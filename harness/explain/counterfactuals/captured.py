@@ -1,18 +1,22 @@
 """What a graph has from its capture, or hands on instead of its output, and which lines do so."""
 
-import math
 from functools import partial
 from typing import Any
 
 from paritybit.harness.explain.counterfactuals.lines import First, Sources, handed_on_at
+from paritybit.harness.explain.counterfactuals.replaced import CACHE
 from paritybit.harness.explain.counterfactuals.setters import own_file, with_setters
 from paritybit.harness.explain.first_difference import Side, first_difference
-from paritybit.harness.explain.origins.arguments import baked_in
+from paritybit.harness.explain.origins.arguments import baked_in, named_arguments
 from paritybit.harness.explain.origins.source_lines import line_of
 from paritybit.harness.explain.recorded import RecordedForward
 from paritybit.harness.explain.static_origin import static_buffers
 from paritybit.harness.explain.tracing import calling
+from paritybit.reference.ops import OpCall
 from torch import Tensor
+
+SPOILED = -12345.0
+"""A number that no output consists of."""
 
 GRAPHS = "subjects/graphs/"
 """Where graphs are captured and replayed."""
@@ -45,12 +49,18 @@ def _written(recorded: RecordedForward, name: str, values: Tensor) -> bool:
     before = values.clone()
 
     def spoil() -> None:
-        values.fill_(math.nan)
+        values.fill_(SPOILED)
 
     run = recorded.again(prepare=spoil)
-    written = not bool(run.output.get(name, before).isnan().all())
+    written = not bool((run.output.get(name, before) == SPOILED).all())
     values.copy_(before)
     return written
+
+
+def cache_of(call: OpCall) -> int | None:
+    """Return the address of the cache that an op is given, if it is given one."""
+    cache = named_arguments(call).get(CACHE)
+    return cache.data_ptr() if isinstance(cache, Tensor) else None
 
 
 def captured_at(recorded: RecordedForward) -> Sources:
@@ -75,8 +85,11 @@ def captured_at(recorded: RecordedForward) -> Sources:
     (function, in_function), (graph, in_graph) = runs
     baked = baked_in(graph.calls, function.calls, static_buffers(recorded))
     difference = first_difference(function, graph)
-    places = [] if baked is None else [baked.place]
-    places += [] if difference is None else [difference.call]
+    calls = enumerate(zip(function.calls, graph.calls, strict=False))
+    places = [at for at, (one, other) in calls if cache_of(one) != cache_of(other)][:1]
+    if not places or (baked is not None and baked.argument is None):
+        places = [] if baked is None else [baked.place]
+        places += [] if difference is None else [difference.call]
     place = min(places, default=-1)
     if baked is not None and baked.argument is None and baked.place == place:
         replayed = (line for lines in in_graph.values() for line in lines)
@@ -89,5 +102,5 @@ def captured_at(recorded: RecordedForward) -> Sources:
     ranked = sorted(lines, key=lambda line: line.file != own)
     capture = getattr(type(recorded.runner), "capture", None)
     if place in in_graph and capture is not None:
-        ranked.insert(1, line_of("the graphs are captured", capture))
+        ranked.insert(1, line_of(f"captured in {capture.__qualname__}", capture))
     return tuple(ranked)

@@ -62,7 +62,10 @@ def _not_asked_at(
         mended = holds(recorded.again(prepare=lambda: setattr(engine, FORWARD, forward)))
     finally:
         vars(engine).pop(FORWARD, None)
-    return (line_of("the path is chosen", type(engine).forward),) if mended else ()
+    chosen_in = type(engine).forward
+    return (
+        (line_of(f"the path is chosen in {chosen_in.__qualname__}", chosen_in),) if mended else ()
+    )
 
 
 def decided_at(recorded: RecordedForward, holds: Callable[[Run], bool]) -> Sources:

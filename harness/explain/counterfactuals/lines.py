@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from paritybit.harness.explain.counterfactuals.made import Wanted, made_at
 from paritybit.harness.explain.counterfactuals.replaced import LIST, Replaced
-from paritybit.harness.explain.counterfactuals.setters import attributes_read, own_file
+from paritybit.harness.explain.counterfactuals.setters import own_file
 from paritybit.harness.explain.facts import SourceLine
 from paritybit.harness.explain.origins.tables import both
 from paritybit.harness.explain.recorded import RecordedForward, Run
@@ -57,7 +57,7 @@ class Lines:
             return lines
         ranked = self._ranked(called_at(self.recorded, one))
         calls = given_to(self.recorded, one)[1][:1]
-        return (*ranked[:1], *(line for line in calls if line not in ranked[:1]), *ranked[1:])
+        return (*ranked[:2], *(line for line in calls if line not in ranked[:2]), *ranked[2:])
 
     def made(self, one: Replaced) -> Sources:
         """Return the first line at which an argument, put right there, makes the property hold.
@@ -100,7 +100,7 @@ class Lines:
         made = (lines[0], *self._made_of(used))
         ranked = [*(asked if used.asking else ()), *made, *further]
         ranked.sort(key=_gives_view)
-        if used.view is not None and VIEW in attributes_read(asking.file, asking.line):
+        if used.view is not None and used.asking and _gives_view(lines[0]):
             ranked.insert(1, used.view)
         own = [line for line in ranked if line.file == own_file(self.recorded)]
         third = (*used.callees, *own)[:1]

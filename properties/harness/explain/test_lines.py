@@ -28,12 +28,16 @@ from paritybit.harness.schedules.schedule import (
 from paritybit.reference.allocator import Allocator
 from paritybit.subjects import key_lists, states
 from paritybit.subjects.access import ListedKV
+from paritybit.subjects.contracts import StaticInput
+from paritybit.subjects.engine import Engine
+from paritybit.subjects.graphs.capture import Capture
 from paritybit.subjects.listing import host
 from paritybit.subjects.overlap import Overlap
 from paritybit.subjects.runners.base import GraphRunner
 from paritybit.subjects.runners.cpu_graph import CpuGraphRunner
 from paritybit.subjects.runners.eagle_draft import EagleDraftRunner
 from paritybit.subjects.runners.eagle_draft_extend import EagleDraftExtendRunner
+from paritybit.subjects.runners.piecewise import PiecewiseRunner
 from paritybit.subjects.runners.target_verify import TargetVerifyRunner
 
 from properties.support.harness.planting import SCHEDULE
@@ -45,6 +49,14 @@ FIRST = 3
 
 LEAVING = Schedule((Admit(3, 99), Admit(2, 99), Finish(0), Admit(1, 9)), seed=2)
 VERIFYING = Schedule((Admit(11, 99), Admit(9, 99), Verify((0, 1), 1)), seed=3)
+
+CATCHING_UP = Schedule(
+    (
+        *(Admit(3, 99), Admit(4, 99), DraftExtend((0, 1))),
+        *(Decode((0, 1)), Decode((0,)), DraftExtend((0, 1))),
+    ),
+    seed=3,
+)
 
 
 def changed(
@@ -216,6 +228,71 @@ def explanation_of(
             Schedule((Admit(30, 99), Admit(30, 99), Admit(30, 99)), seed=2),
             "decode",
         ),
+        (
+            EagleDraftExtendRunner.padded,
+            "batch.live_tokens != bucket * K",
+            "batch.live_requests != bucket",
+            "padding_noninterference",
+            CATCHING_UP,
+            "eagle_draft_extend",
+        ),
+        (
+            states.verify_paths,
+            "StatePaths(rows, rows + 1 + node, parents, drafts)",
+            "StatePaths(rows, rows + 1 + node, parents, drafts - 1)",
+            "kv_parity",
+            Schedule((Admit(5, 99), Verify((0,), 3), Verify((0,), 1)), seed=3),
+            "target_verify",
+        ),
+        (
+            Capture.replay,
+            "            eager()\n            segment.replay()\n",
+            "            segment.replay()\n            eager()\n",
+            "batch_invariance",
+            SCHEDULE,
+            "breakable",
+        ),
+        (
+            ListedKV.attend,
+            "keys.mask_start if masked",
+            "self.lists.full.mask_start if masked",
+            "logits_parity",
+            VERIFYING,
+            "target_verify",
+        ),
+        (
+            StaticInput.head,
+            "return buffer[:, :length] if self.axis is Axis.MROPE else buffer[:length]",
+            "return (buffer.view(-1)[: 3 * length].view(3, length) "
+            "if self.axis is Axis.MROPE else buffer[:length])",
+            "kv_parity",
+            SCHEDULE,
+            "breakable",
+        ),
+        (
+            Engine.forward,
+            "(batch is None or runner.can_run(batch))",
+            "(batch is None or (batch.live_tokens > 3 and runner.can_run(batch)))",
+            "captured_path",
+            SCHEDULE,
+            "breakable",
+        ),
+        (
+            PiecewiseRunner.capture,
+            "self._attention(layer, left)",
+            "self._attention(0, left)",
+            "logits_parity",
+            SCHEDULE,
+            "piecewise",
+        ),
+        (
+            key_lists.page_table_width,
+            "return window - 1 + SPECULATION",
+            "return window - 2 + SPECULATION",
+            "batch_invariance",
+            VERIFYING,
+            "target_verify",
+        ),
     ],
     ids=[
         "fails",
@@ -235,6 +312,14 @@ def explanation_of(
         "no sinks",
         "repeated",
         "no room",
+        "decides",
+        "depth",
+        "order",
+        "mask start",
+        "part",
+        "not asked",
+        "layer",
+        "width",
     ],
 )
 def test_the_function_that_is_wrong_comes_first(
