@@ -31,363 +31,363 @@ def fault(
 
 OF_LABORATORY: tuple[LaboratoryFault, ...] = (
     fault(
-        "one-event-for-all-writes",
-        "event order",
-        "subjects/overlap.py",
+        "short-prefills-run-eagerly",
+        "dispatch",
+        "subjects/engine.py",
         (
-            "        self.written = self.streams.schedule.record()\n",
-            "        if self.written is None or self.written.done:\n"
-            "            self.written = self.streams.schedule.record()\n",
+            "if runner is not None and (batch is None or runner.can_run(batch)):",
+            "short = batch and batch.extends and runner and 2 * batch.live_tokens < runner."
+            "buckets[0]\n"
+            "        if runner is not None and not short and (batch is None or runner.can_r"
+            "un(batch)):",
         ),
-        r"missing wait",
-        "While a write to the tables has not run, no event is recorded behind those after it.",
+        r"dispatch|can_run|eager",
+        "A prefill of fewer than half the tokens of the smallest bucket does not replay its graph.",
     ),
     fault(
-        "only-decodes-wait-for-tables",
-        "missing wait",
-        "subjects/overlap.py",
+        "eager-catch-up-keeps-first-rows",
+        "rows of outputs",
+        "subjects/engine.py",
         (
-            "        self.wait_for_tables()\n",
-            "        if not asks:  # Else the host waits.\n            self.wait_for_tables()\n",
+            '{**output, "hidden": output["hidden"][rows]}',
+            '{**output, "hidden": output["hidden"][: len(rows)]}',
         ),
-        r"missing wait",
-        "A forward in which the host asks the device for something does not wait for the tables.",
+        r"\bhidden\b|last_rows|: .rows\b|kept output|_forward_eagerly",
+        "An eager draft-extend gives the hidden states of the first rows, not of last tokens.",
     ),
     fault(
-        "state-of-the-root-kept-in-place",
-        "recurrent state",
-        "subjects/states.py",
-        ("rows + 1 + node, parents", "rows + (1 + node) * (node > 0), parents"),
-        r"recurrent|targets|store_rows|(?<!python )state",
-        "The state of a root goes to its request at once, and is missing where it is accepted.",
-    ),
-    fault(
-        "parents-counted-not-looked-up",
-        "tree",
-        "subjects/states.py",
-        ("torch.where(above, node, -1).amax(-1)", "above.sum(-1) - 1"),
-        r"parents|scan_states|recurrent|(?<!python )state",
-        "A draft's parent is the node with the number of those above it, as in a chain.",
-    ),
-    fault(
-        "continues-the-position-before",
-        "prefill",
-        "subjects/states.py",
-        (
-            "follows = token_requests == token_requests.roll(1)",
-            "follows = positions == positions.roll(1) + 1",
-        ),
-        r"parents|scan_states|recurrent|payload|input_embeds|(?<!python )state",
-        "A chunk that begins one position behind the request before it continues that one's state.",
-    ),
-    fault(
-        "mask-of-a-window-begins-with-the-request",
-        "tree mask",
-        "subjects/key_lists.py",
-        ("begin - request * width + offsets[request]", "begin - request * width"),
-        r"mask",
-        "On SWA layers a mask is read from too early on, once a request is longer than the window.",
-    ),
-    fault(
-        "length-one-taken-for-padding",
-        "padding",
-        "subjects/key_lists.py",
-        (
-            '        page_table = translate_window(lists["swa_page_table"], pool, '
-            "toggles.memo_resets)\n"
-            '        lists["swa_page_table"] = page_table\n',
-            "        live = int((seq_lens_cpu > 1).sum()) * page_table_width(window)\n"
-            '        pages = lists["swa_page_table"]\n'
-            "        live_pages = translate_window(pages[:live], pool, toggles.memo_resets)\n"
-            '        lists["swa_page_table"] = torch.cat([live_pages, pages[live:]])\n',
-        ),
-        r"swa_page_table|translat|\bslots\b|list",
-        "A request of one token counts as padding, so that the last page table stays untranslated.",
-    ),
-    fault(
-        "lists-compared-by-their-ends",
-        "change detection",
-        "subjects/key_lists.py",
-        (
-            "            [(self.buffers[name][: listed.shape[0]], listed) for name, listed in "
-            "values.items()]\n",
-            "            [\n"
-            "                (buffer, listed)\n"
-            "                for name, listed in values.items()\n"
-            "                for buffer in [self.buffers[name][: listed.shape[0]]]\n"
-            "                if (buffer != listed)[:: max(len(listed) - 1, 1)].any()\n"
-            "            ]\n",
-        ),
-        r"kv_ind|window_kv|key_(begin|end)|page_table|parents|mask_(indptr|start)|slots|list",
-        "A list is not copied if its first and its last element are what the buffer has.",
-    ),
-    fault(
-        "window-lists-follow-no-branch",
-        "draft lists",
-        "subjects/listing/host.py",
-        (
-            "column += np.where(column >= since, by, 0)",
-            "column[:first] += np.where(column >= since, by, 0)[:first]",
-        ),
-        r"window_kv_indices|list",
-        "On SWA layers every branch of a draft reads the columns of the first one.",
-    ),
-    fault(
-        "live-tokens-counted-in-requests",
-        "counts",
-        "subjects/runners/decode.py",
-        (
-            "            found = self.batch_inputs(batch)\n",
-            "            found = self.batch_inputs(batch)\n"
-            '            found["num_token_non_padded"] = self.scalar(batch.live_requests)\n',
-        ),
-        r"num_token_non_padded|live_tokens|row_limit|gated_linear_add",
-        "A verify has as many live tokens as requests, and skips the MLP of the others.",
-    ),
-    fault(
-        "one-adapter-too-few",
-        "adapters",
-        "subjects/runners/decode.py",
-        (
-            'return self.per_token("lora_ids", bucket)',
-            'return self.per_token("lora_ids", bucket).clamp(max=2)',
-        ),
-        r"lora|adapt",
-        "The limit of adapters is off by one, and the last is taken for the one before it.",
-    ),
-    fault(
-        "cross-attention-of-the-longest",
-        "cross attention",
-        "subjects/runners/decode.py",
-        (
-            'self.per_token("encoder_lens", bucket),',
-            'self.per_token("encoder_lens", bucket).clamp(\n'
-            '                    min=self.view("encoder_lens", bucket).amax()\n'
-            "                ),",
-        ),
-        r"encoder_len|payload",
-        "All rows of a bucket have the cross-attention length of the longest, padded ones too.",
-    ),
-    fault(
-        "full-bucket-stores-where-the-static-input-says",
-        "live and static",
-        "subjects/runners/cpu_graph.py",
-        ('self.pool, inputs["out_cache_loc"]', 'self.pool, self.view("out_cache_loc", bucket)'),
-        r"out_cache_loc|store_kv|\bloc\b",
-        "A batch that fills its bucket is not copied, and stores at the last copied one's slots.",
-    ),
-    fault(
-        "no-sinks-with-a-mask",
-        "kernel variant",
-        "subjects/access.py",
-        ("self.model.layers[layer].sinks,", "None if masked else self.model.layers[layer].sinks,"),
-        r"sinks|\battention\b",
-        "The attention kernel that takes a mask is given no sinks.",
-    ),
-    fault(
-        "host-inputs-reset-after-the-copy",
-        "reset order",
+        "reset-skipped-after-padded-batch",
+        "stale input",
         "subjects/buffers.py",
         (
-            "        if padded if padded_on_host is None else padded_on_host:\n"
-            "            self._fill(self._host_resets)\n"
-            "        pairs: list[tuple[Tensor, Tensor]] = []\n"
-            "        for name, values in live_values.items():\n"
-            "            if values.numel() == 0:\n"
-            "                continue\n"
-            "            row, buffer = self.rows[name], self.buffers[name]\n"
-            "            if values.dtype != buffer.dtype:\n"
-            "                self.conversions.add((name, values.dtype, buffer.dtype))\n"
-            "            pairs.append((row.head(buffer, row.length(values)), values))\n"
-            "        copy_together(pairs)\n",
-            "        pairs: list[tuple[Tensor, Tensor]] = []\n"
-            "        for name, values in live_values.items():\n"
-            "            if values.numel() == 0:\n"
-            "                continue\n"
-            "            row, buffer = self.rows[name], self.buffers[name]\n"
-            "            if values.dtype != buffer.dtype:\n"
-            "                self.conversions.add((name, values.dtype, buffer.dtype))\n"
-            "            pairs.append((row.head(buffer, row.length(values)), values))\n"
-            "        copy_together(pairs)\n"
-            "        if padded if padded_on_host is None else padded_on_host:\n"
-            "            self._fill(self._host_resets)\n",
+            "        if padded:\n            if self._zeroed:",
+            '        was_padded, self.was_padded = getattr(self, "was_padded", False), padd'
+            "ed\n"
+            "        if padded and not was_padded:\n"
+            "            if self._zeroed:",
         ),
-        r"seq_lens_cpu|kv_indices|list",
-        "The host's lengths are reset behind the copy, so that padded batches list too few keys.",
+        r"inputs|was_padded|out_cache_loc|req_pool_indices|seq_lens|positions|mamba_track|lora_ids",
+        "A padded batch after a padded one with more rows keeps the rows between the two.",
     ),
     fault(
-        "idle-steps-plan-nothing",
-        "dummy batches",
+        "sections-packed-by-live-length",
+        "layout of inputs",
+        "subjects/contracts.py",
+        (
+            "return buffer[:, :length] if self.axis is Axis.MROPE else buffer[:length]",
+            "if self.axis is not Axis.MROPE:\n"
+            "            return buffer[:length]\n"
+            "        packed = buffer.view(-1)[: MROPE_SECTIONS * length]\n"
+            "        return packed.view(MROPE_SECTIONS, length)",
+        ),
+        r"mrope|rotary|\bhead\b",
+        "Positions by section are packed by the live length and read by that of the bucket.",
+    ),
+    fault(
+        "preset-location-outlives-prefill",
+        "sticky location",
+        "subjects/pool.py",
+        (
+            "self.state = replace(self.state, swa_loc=loc)",
+            "self.state = replace(self.state, swa_loc=self.state.swa_loc if loc is None else loc)",
+        ),
+        r"swa_loc|set_swa_loc|store_kv|LocState|Python state|captured state",
+        "To unset the SWA write location does nothing, so a decode stores where the prefill did.",
+    ),
+    fault(
+        "values-stored-with-scale-of-keys",
+        "quantised scales",
+        "subjects/pool.py",
+        (
+            "        key, value = self.ops.as_stored(cache, key, value)\n",
+            "        stored = self.ops.as_stored(cache, key, value)\n"
+            "        if stored[0] is not key:  # One scale for a head of a token.\n"
+            "            stored[1][..., -1].copy_(stored[0][..., -1])\n"
+            "        key, value = stored\n",
+        ),
+        r"scale|quanti|: .value\b|store_kv|set_kv_buffer",
+        "A quantised value has its key's scale behind it.",
+    ),
+    fault(
+        "scan-one-turn-short",
+        "recurrent state",
+        "subjects/states.py",
+        (
+            "StatePaths(sources, rows, place * follows - 1, longest)",
+            "StatePaths(sources, rows, place * follows - 1, longest - 1)",
+        ),
+        r"longest|scan_states|store_rows|extend_paths|recurrent|input_embeds|\bstates\b",
+        "The scan ends before the last token of a prefill's longest request follows its parent.",
+    ),
+    fault(
+        "children-of-the-root-skip-it",
+        "recurrent state",
+        "subjects/states.py",
+        (
+            "torch.where(tree_parents >= 0, request * drafts + tree_parents, -1)",
+            "torch.where(tree_parents > 0, request * drafts + tree_parents, -1)",
+        ),
+        r"parents|scan_states|store_rows|verify_paths|recurrent|\bstates\b",
+        "A draft token right below the root continues the request's state, not the root's.",
+    ),
+    fault(
+        "only-a-window-is-stored",
+        "write slots",
+        "subjects/access.py",
+        (
+            "            self.store(layer, self.out_cache_loc, key, value)\n",
+            "            last = config.window if kind is Kind.SWA else key.shape[0]\n"
+            "            self.store(layer, self.out_cache_loc[-last:], key[-last:], value[-"
+            "last:])\n",
+        ),
+        r"store_kv|set_kv_buffer|\bloc\b|out_cache_loc|\bslots\b|: .(key|value)\b|swa_loc|attend\b",
+        "SWA layers store the last tokens of a forward alone, as many as one window has.",
+    ),
+    fault(
+        "window-takes-mask-of-full-layers",
+        "tree mask",
+        "subjects/access.py",
+        (
+            "keys.mask_start if masked else None,",
+            "self.lists.full.mask_start if masked else None,",
+        ),
+        r"mask|key lists|attend\b",
+        "On SWA layers a verify's mask bits begin at the request's first key, not the window's.",
+    ),
+    fault(
+        "branches-of-forwards-columns",
+        "key lists",
+        "subjects/key_lists.py",
+        (
+            "(per_row(seq_lens).reshape(-1), branch * SPECULATION.steps),",
+            "(per_row(seq_lens).reshape(-1), branch * SPECULATION.forwards),",
+        ),
+        r"key lists|kv_indices|\bslots\b|shift|draft_lists|row_lists",
+        "A branch reads its drafts as if each had as many columns as forwards, not as steps.",
+    ),
+    fault(
+        "tree-has-the-window-of-its-root",
+        "window",
+        "subjects/key_lists.py",
+        (
+            "first = (positions - window + 1).clamp(min=0)",
+            "first = offsets[request]",
+        ),
+        r"key lists|window|\bbegin\b|tree_lists|verify_lists|mask_start",
+        "A draft token deeper in a tree sees keys that left its window and not yet the root's.",
+    ),
+    fault(
+        "tables-written-from-staging-buffers",
+        "host buffer reuse",
+        "subjects/overlap.py",
+        (
+            "once = {name: self._once(listed) for name, listed in values.items()}",
+            "once = {name: self.fill(name, listed) for name, listed in values.items()}",
+        ),
+        r"missing wait|pinned|\bwrite\b|\bfill\b|wait_for_copies|missing copy|_once",
+        "A write to the tables fills the pinned buffers that a batch in flight is yet copied from.",
+    ),
+    fault(
+        "arrived-values-are-the-pinned-ones",
+        "missing copy",
+        "subjects/overlap.py",
+        (
+            "return {name: tensor.clone() for name, tensor in values.items()}",
+            "return dict(values)",
+        ),
+        r"missing copy|missing wait|arrive|pinned|\bfill\b",
+        "A batch is made of the pinned buffers themselves, which the next batch overwrites.",
+    ),
+    fault(
+        "boundary-token-of-request-before",
+        "key lists",
+        "subjects/listing/host.py",
+        (
+            'side="right")',
+            'side="left")',
+        ),
+        r"key lists|key_begin|key_end|\bbegin\b|\bend\b|list_spans|span_lists",
+        "The first token of each request but the first sees the keys of the request before it.",
+    ),
+    fault(
+        "zeros-are-not-copied",
+        "stale input",
         "subjects/runners/base.py",
         (
-            "        self.plan(bucket)\n        overwrite(self.metadata",
-            "        if batch is not None:\n"
-            "            self.plan(bucket)\n"
-            "        overwrite(self.metadata",
+            "for name, values in found.items() if values is not None}",
+            "for name, values in found.items() if values is not None and values.any()}",
         ),
-        r"kv_ind|window_kv|key_(begin|end)|page_table|parents|mask_(indptr|start)|slots|list",
-        "An idle replay reads by the lists of whatever was planned last.",
+        r"inputs|encoder_lens|mamba_track_mask|lora_ids|positions|input_ids|batch_inputs|state_mask",
+        "An input whose live values are all zero keeps the last batch's where nothing resets it.",
     ),
     fault(
-        "reset-unless-the-batch-grew",
-        "incremental reset",
-        "subjects/runners/base.py",
+        "requests-tiled-over-tokens",
+        "layout of inputs",
+        "subjects/runners/decode.py",
         (
-            "        self.inputs.populate(self.live_values(batch, bucket), padded=padded)\n",
-            "        live = 0 if batch is None else self.size(batch)\n"
-            '        grew, self.live = live > getattr(self, "live", live), live\n'
-            "        padded = padded and not grew\n"
-            "        self.inputs.populate(self.live_values(batch, bucket), padded=padded)\n",
+            "return values[:, None].expand(-1, self.tokens_per_request).contiguous().view(-1)",
+            "return values.repeat(self.tokens_per_request)",
         ),
-        r"\blive\b|out_cache_loc|req_pool|seq_lens|positions|mamba_track|lora_ids|topk_|hidden_states",
-        "What lies behind a batch that grew is taken to be reset, whoever wrote there meanwhile.",
+        r"payload|adapt|encoder_lens|mamba_track_mask|lora_ids|state_mask|per_token",
+        "A verify gives its tokens the payloads of requests in turn, not of their own requests.",
     ),
     fault(
-        "parents-found-by-the-last-offsets",
-        "read before written",
-        "subjects/runners/target_verify.py",
+        "counts-requests-as-tokens",
+        "row limit",
+        "subjects/runners/decode.py",
         (
-            'self.view("custom_mask", bucket), lists["mask_indptr"], self.view("seq_lens", '
-            "bucket)\n",
-            'self.view("custom_mask", bucket),\n'
-            '            self.metadata.buffers["mask_indptr"][: self.live_rows(bucket)],\n'
-            '            self.view("seq_lens", bucket),\n',
+            "{bucket: bucket * self.tokens_per_request for bucket in self.buckets}",
+            "{bucket: bucket for bucket in self.buckets}",
         ),
-        r"parents|mask_indptr|recurrent",
-        "Parents are looked up in the mask by offsets that the last batch left in the buffer.",
+        r"global_num_tokens|row_limit|limit_rows|token_count",
+        "A verify's count of tokens is that of requests, so that logits beyond it are zero.",
     ),
     fault(
-        "candidates-scattered-to-sorted-rows",
-        "row order",
+        "draft-slots-step-by-step",
+        "write slots",
         "subjects/runners/eagle_draft.py",
         (
-            'request_rows = self.view("req_pool_indices", bucket)',
-            'request_rows = self.view("req_pool_indices", bucket).sort().values',
+            '        slots = self.view("out_cache_loc", bucket).view(rows, SPECULATION.step'
+            "s)\n"
+            "        by_step = slots.T.contiguous()\n",
+            '        by_step = self.view("out_cache_loc", bucket).view(SPECULATION.steps, rows)\n',
         ),
-        r"draft.table|req_pool_indices|store_rows|\brows\b",
-        "The rows that candidates are scattered to are sorted, and the candidates are not.",
+        r"out_cache_loc|store_kv|\bloc\b|\bslots\b|by_step",
+        "The slots of a draft are taken step after step, though they lie branch after branch.",
     ),
     fault(
-        "few-tokens-on-average",
+        "full-path-hands-over-row-before",
+        "acceptance",
+        "subjects/runners/eagle_draft_extend.py",
+        (
+            ".clamp(max=K - 1)",
+            ".clamp(max=K - 2)",
+        ),
+        r"\bhidden\b|num_correct_drafts|accept|captured output|kept output",
+        "Of a request that brings all tokens of a path, the hidden state before the last is given.",
+    ),
+    fault(
+        "catch-up-fits-on-average",
         "dispatch",
         "subjects/runners/eagle_draft_extend.py",
         (
-            "all(s.end - s.begin <= K for s in batch.spans)",
-            "batch.live_tokens <= K * batch.live_requests",
+            "super().can_run(batch) and all(s.end - s.begin <= K for s in batch.spans)",
+            "super().can_run(batch) and batch.live_tokens <= K * batch.live_requests",
         ),
-        r"hidden|num_correct_drafts|accepted",
-        "A request with too many tokens is replayed if the others of its batch have few.",
+        r"dispatch|can_run|num_correct_drafts|\bhidden\b|eager",
+        "A request with more tokens than a path replays if others bring few.",
     ),
     fault(
-        "frozen-drafts-of-text-alone",
-        "position",
+        "borrows-first-layer-of-a-kind",
+        "layer of KV",
         "subjects/runners/frozen_kv_mtp.py",
         (
-            'self.scalar(rows),\n                self.view("mrope_positions", bucket),\n',
-            "self.scalar(rows),\n",
+            "        borrowed = frozen_layers(self.target, self.draft)\n",
+            "        of_kind = self.target.config.layers_of\n"
+            "        borrowed = {i: of_kind(kind)[0] for i, kind in enumerate(self.draft.co"
+            "nfig.layers)}\n",
         ),
-        r"mrope_positions|rotary",
-        "A frozen-KV draft is not given the multimodal positions.",
+        r"\bcache\b|borrow|frozen_layers|\blayer",
+        "A frozen draft reads the KV of the target's first layer of a kind, not of its last.",
     ),
     fault(
-        "hidden-states-of-the-last-rows",
-        "eager fallback",
-        "subjects/engine.py",
-        ('"hidden": output["hidden"][rows]', '"hidden": output["hidden"][-len(rows) :]'),
-        r"hidden|last_rows",
-        "An eager draft-extend of several requests returns hidden states of the last one's tokens.",
-    ),
-    fault(
-        "no-state-for-a-first-token",
-        "recurrent state",
-        "subjects/engine.py",
+        "frozen-positions-advance",
+        "positions",
+        "subjects/runners/frozen_kv_mtp.py",
         (
-            "            batch.mamba_track_mask[requests],\n",
-            "            batch.mamba_track_mask[requests] & (batch.positions > 0),\n",
+            'self.view("positions", bucket),',
+            'self.view("positions", bucket) + step,',
         ),
-        r"mamba_track_mask|state_mask|payload",
-        "Where a prompt is run eagerly, the state of its first token does not enter the input.",
+        r"positions|rotary|rope",
+        "The forwards of a frozen draft turn by positions further on, though all have the same.",
     ),
     fault(
-        "positions-count-on-through-the-batch",
-        "position",
+        "tree-parents-of-capture",
+        "captured state",
+        "subjects/runners/target_verify.py",
+        (
+            '"tree_parents": parents})\n'
+            "\n"
+            "    def state_paths(self, bucket: int) -> StatePaths:\n"
+            '        """Return where the recurrent states of a bucket\'s draft tokens come f'
+            'rom and go to."""\n'
+            '        parents = self.metadata.buffers["tree_parents"][: self.live_rows(bucke'
+            "t)]\n",
+            '"tree_parents": parents})\n'
+            "        self.parents = parents\n"
+            "\n"
+            "    def state_paths(self, bucket: int) -> StatePaths:\n"
+            '        """Return where the recurrent states of a bucket\'s draft tokens come f'
+            'rom and go to."""\n'
+            "        parents = self.parents[: self.live_rows(bucket)]\n",
+        ),
+        r"captured state|parents|scan_states|undeclared|Python state|recurrent",
+        "A verify's graph reads the parents planned at its capture, which no plan writes again.",
+    ),
+    fault(
+        "full-batch-takes-static-sections",
+        "positions",
+        "subjects/runners/cpu_graph.py",
+        (
+            'mrope_positions=inputs["mrope_positions"],',
+            'mrope_positions=self.view("mrope_positions", bucket),',
+        ),
+        r"mrope|rotary|positions",
+        "A batch that fills its size turns by the positions by section of the last padded one.",
+    ),
+    fault(
+        "live-count-of-capture",
+        "row limit",
+        "subjects/runners/breakable.py",
+        (
+            "live_tokens=self.scalar(bucket),",
+            "live_tokens=self.scalar(self.tokens),",
+        ),
+        r"row_limit|live_tokens|gated_linear_add|captured state|scalar|\.tokens\b",
+        "The graphs hold how many tokens were live at the capture, none: all rows skip the MLP.",
+    ),
+    fault(
+        "last-rows-without-those-before",
+        "rows of outputs",
         "subjects/runners/prefill.py",
         (
-            "        return {} if batch is None else self.batch_inputs(batch)\n",
-            "        if batch is None:\n"
-            "            return {}\n"
-            "        found, positions = self.batch_inputs(batch), batch.positions\n"
-            "        tokens = torch.arange(len(positions), device=positions.device)\n"
-            '        return {**found, "positions": positions[0] + tokens}\n',
+            "hidden[batch.last_rows]",
+            "hidden[batch.extend_lens - 1]",
         ),
-        r"(?<!mrope_)positions|rotary",
-        "The positions of a prefill's second request go on from those of its first.",
+        r"last_rows|extend_lens|logits|\bhidden\b|norm_linear|kept output|sampled|\breplay\b",
+        "Of several requests in a prefill, all but the first get the logits of another's token.",
     ),
     fault(
-        "slots-clamped-without-the-reserved-page",
-        "bounds",
-        "subjects/pool.py",
+        "adapters-stay-sorted",
+        "adapters",
+        "subjects/runners/prefill.py",
         (
-            "mapping.take(loc.to(torch.int64))",
-            "mapping.take(loc.to(torch.int64).clamp(max=self.pool.sizes.full_slots))",
+            "batch.lora_ids.take(requests),",
+            "batch.lora_ids.sort().values.take(requests),",
         ),
-        r"translat|out_cache_loc|\bloc\b|window_kv_indices|page_table|store_kv|slots|list",
-        "The last slots are clamped to one: the bound forgets the reserved page before the first.",
+        r"lora|adapt|input_embeds|payload",
+        "Requests of a joint prefill get the adapters in the order of these, not their own.",
     ),
     fault(
-        "row-kept-where-there-is-no-room",
-        "leak",
-        "harness/lockstep/scheduler.py",
+        "breaks-bind-last-layer",
+        "closure",
+        "subjects/runners/piecewise.py",
         (
-            "            self.allocator.free(allocation)\n            return False\n",
-            "            self.allocator.truncate(allocation, 0)\n            return False\n",
+            "whole.breaks.append(self._attention(layer, left))",
+            "whole.breaks.append(lambda: self.attend(layer, left.heads, left.mixed))",
         ),
-        r"(?<!token )\brows?\b|free_rows|state.slot|free_states",
-        "A request that does not fit gives back its pages, and not its row and its state slot.",
+        r"call site|break|attend|attention|captured state|\blayer|\bquery\b|\bcache\b|store_kv",
+        "Between all pieces the attention of the last layer runs: calls find the loop's last one.",
     ),
     fault(
-        "hidden-states-of-last-chunks-alone",
-        "chunks",
-        "harness/lockstep/scheduler.py",
+        "segment-before-its-break",
+        "replay order",
+        "subjects/graphs/capture.py",
         (
-            '    book.hidden_states[batch.token_rows, batch.positions] = output["hidden"]\n'
-            "    if not rows:\n"
-            "        return\n",
-            "    if not rows:\n"
-            "        return\n"
-            '    book.hidden_states[batch.token_rows, batch.positions] = output["hidden"]\n',
+            "            eager()\n            segment.replay()\n",
+            "            segment.replay()\n            eager()\n",
         ),
-        r"hidden",
-        "The hidden states of a chunk that says no token are not kept for the draft model.",
-    ),
-    fault(
-        "drafting-goes-on-from-an-old-state",
-        "stale draft",
-        "harness/lockstep/request_book.py",
-        ("        request.state, request.tree = None, ()\n", "        request.tree = ()\n"),
-        r"draft|(never|not) written|topk_|hidden",
-        "A request that advanced drafts from where the draft model had caught up before.",
-    ),
-    fault(
-        "window-kept-for-the-target-alone",
-        "eviction",
-        "harness/lockstep/request_book.py",
-        (
-            "needed = min(request.length, request.drafted or request.length)",
-            "needed = request.length",
-        ),
-        r"swa.page|free_swa",
-        "What the draft model, which lags behind the target, still has to see is evicted.",
-    ),
-    fault(
-        "sharers-counted-once",
-        "reference count",
-        "reference/allocator.py",
-        (
-            "                self.sharers[Kind.FULL, full] += 1\n                if swa",
-            "                self.sharers[Kind.FULL, full] = 1\n                if swa",
-        ),
-        r"full.page|free_full|sharers",
-        "A full page that a third request shares has no reference more than with the second.",
+        r"call site|break|attend|attention|\breplay\b|\border\b|captured output",
+        "A replay runs each segment before the attention whose output the segment reads.",
     ),
 )
