@@ -13,6 +13,9 @@ from paritybit.subjects.protocol import Offer
 
 ID = "declared_state"
 
+RESET = (line_of("the engine is reset", CapturedEngine.recapture),)
+"""The line to look at where no line of the engine sets what a reset does not restore."""
+
 
 def at_end(playing: Playing) -> list[Violation]:
     """Report how the engines' state after a reset differs from that after capture."""
@@ -48,7 +51,7 @@ def cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] 
         _played(pair, schedule, step)
     change = attribute.change
     held = HeldState(change.path, change.captured, change.now)
-    return Situation(step, None), Cause("Python state", state=held, made=watched.lines)
+    return Situation(step, None), Cause("Python state", state=held, made=watched.lines or RESET)
 
 
 def _of_tensors(pair: Pair, step: int) -> tuple[Situation, Cause] | None:
@@ -57,8 +60,7 @@ def _of_tensors(pair: Pair, step: int) -> tuple[Situation, Cause] | None:
     if change is None:
         return None
     held = HeldState(change.path, change.captured, change.now)
-    lines = (line_of("the engine is reset", CapturedEngine.recapture),)
-    return Situation(step, None), Cause("Python state", state=held, made=lines)
+    return Situation(step, None), Cause("Python state", state=held, made=RESET)
 
 
 def _played(pair: Pair, schedule: Schedule, last: int) -> None:

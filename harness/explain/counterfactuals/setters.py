@@ -72,7 +72,7 @@ def read_at(
     if not found:
         return ()
     own = [line for line in found[-1] if line.file == own_file(recorded)][:1]
-    set_in = list(setters(owner[-1], attribute.key))[:1]
+    set_in = list(setters(owner[-1], attribute.key, of_records=True))[:1]
     return tuple(dict.fromkeys((*found[-1][:1], *set_in, *own, *found[-1])))
 
 
@@ -109,10 +109,10 @@ def kept(runner: GraphRunner, name: str) -> bool:
     return any(isinstance(one, Tensor) for value in values for one in held_in(value))
 
 
-def setters(kind: type, name: str) -> Iterator[SourceLine]:
+def setters(kind: type, name: str, *, of_records: bool = False) -> Iterator[SourceLine]:
     """Yield the lines of a class's methods that set an attribute, those of a base class last.
 
-    A record is set where another one is made with a value by that name.
+    With `of_records` also those that make another record with a value by that name.
     """
     for owner in inspect.getmro(kind):
         for method in vars(owner).values():
@@ -123,7 +123,8 @@ def setters(kind: type, name: str) -> Iterator[SourceLine]:
             for node in ast.walk(ast.parse(dedent("".join(lines)))):
                 attribute = isinstance(node, ast.Attribute) and node.attr == name
                 stored = attribute and isinstance(node.ctx, ast.Store)  # type: ignore[attr-defined]
-                if stored or (isinstance(node, ast.keyword) and node.arg == name):
+                made = of_records and isinstance(node, ast.keyword) and node.arg == name
+                if stored or made:
                     line = first + node.lineno - 1  # type: ignore[attr-defined]
                     yield SourceLine(f"set in {method.__qualname__}", file, line)
 

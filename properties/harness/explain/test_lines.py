@@ -21,6 +21,7 @@ from paritybit.harness.schedules.schedule import (
     DraftExtend,
     Finish,
     Idle,
+    Recapture,
     Repeat,
     Schedule,
     Verify,
@@ -28,6 +29,7 @@ from paritybit.harness.schedules.schedule import (
 from paritybit.reference.allocator import Allocator
 from paritybit.subjects import key_lists, states
 from paritybit.subjects.access import ListedKV
+from paritybit.subjects.captured import CapturedEngine
 from paritybit.subjects.contracts import StaticInput
 from paritybit.subjects.engine import Engine
 from paritybit.subjects.graphs.capture import Capture
@@ -73,13 +75,18 @@ def changed(
 
 
 def explanation_of(
-    property_id: str, schedule: Schedule, runner: str, *, overlap: bool = False
+    property_id: str | None,
+    schedule: Schedule,
+    runner: str,
+    *,
+    overlap: bool = False,
+    features: tuple[str, ...] = (),
 ) -> Explanation:
-    """Return why a schedule violates a property."""
-    trial = TrialConfig(runner, device="cpu", overlap=overlap, **SIZES)
+    """Return why a schedule violates a property; None is any."""
+    trial = TrialConfig(runner, device="cpu", overlap=overlap, features=features, **SIZES)
     lockstep = Lockstep(trial, PROPERTIES, records_ops=True)
     outcome, timeline = observe(lockstep, schedule)
-    assert property_id in outcome.violated, outcome
+    assert outcome.violated if property_id is None else property_id in outcome.violated, outcome
     found = explained(lockstep, schedule, outcome, timeline, property_id)
     assert found.error is None, found.error
     assert found.explanation is not None
@@ -376,13 +383,83 @@ def test_what_chose_the_wrong_path_is_blamed(
     assert "decided in Engine.forward" in lines
 
 
-def test_an_event_that_is_recorded_too_early_goes_before_the_waits_for_it(
+FOLLOW = "        self.streams.forward.run(follow)\n"
+FINISHED = "        self.in_flight = self.streams.forward.record()\n"
+COPY = "            stream.run(lambda: arrived.update(self.arrive(pinned)))\n"
+COPIED = "            self.copied = stream.record()\n"
+ONCE = "        once = {name: "
+TAKEN_OVER = Schedule((Admit(1, 99), Finish(0), Admit(4, 99)), seed=3)
+IN_TURN = Schedule((Admit(5, 99), Admit(3, 99), *[Decode((0, 1)), Decode((1,))] * 3), seed=3)
+
+
+@pytest.mark.parametrize(
+    ("function", "old", "new", "schedule", "blame"),
+    [
+        (Overlap.finish, FOLLOW + FINISHED, FINISHED + FOLLOW, TAKEN_OVER, "missing wait"),
+        (Overlap.launch, COPY + COPIED, COPIED + COPY, IN_TURN, "missing wait"),
+        (Overlap.write, f"{ONCE}self._once(", f"{ONCE}self.fill(name, ", IN_TURN, "missing copy"),
+    ],
+    ids=["finished", "copied", "written"],
+)
+def test_an_event_that_is_too_early_or_memory_that_is_shared_is_blamed(
+    function: Callable[..., Any],
+    old: str,
+    new: str,
+    schedule: Schedule,
+    blame: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run = "        self.streams.forward.run(follow)\n"
-    record = "        self.in_flight = self.streams.forward.record()\n"
-    changed(monkeypatch, Overlap.finish, run + record, record + run)
-    taken_over = Schedule((Admit(1, 99), Finish(0), Admit(4, 99)), seed=3)
-    found = explanation_of("token_trajectory", taken_over, "decode", overlap=True)
-    assert found.cause.blame == "missing wait"
-    assert [line.what for line in found.sources] == ["Overlap.finish"]
+    """An event goes before the waits for it."""
+    changed(monkeypatch, function, old, new)
+    found = explanation_of(None, schedule, "decode", overlap=True)
+    assert found.cause.blame == blame
+    assert found.sources[0].what == function.__qualname__
+
+
+CAPTURED_AGAIN = Schedule((Admit(3, 99), Decode((0,)), Recapture(), Decode((0,))), seed=3)
+
+
+@pytest.mark.parametrize(
+    ("function", "old", "new", "property_id", "blame", "named"),
+    [
+        (
+            GraphRunner.capture_again,
+            "self.graphs_held = {}, [], []\n        self.capture_all()\n",
+            "old, self.graphs_held = {b: c.output for b, c in self.captured.items()}, ({}, [], []);"
+            " self.capture_all()\n"
+            "        for b, o in old.items(): self.captured[b].output = o\n",
+            "logits_parity",
+            "captured output",
+            "taken in GraphRunner.launch",
+        ),
+        (
+            CapturedEngine.capture_again,
+            "self._capture_by(self.engine.capture_again)",
+            "self.engine.capture_again()",
+            "captured_path",
+            "build",
+            "CapturedEngine.capture_again",
+        ),
+        (
+            CapturedEngine.recapture,
+            "torch._foreach_copy_(buffers, captured)",
+            "torch._foreach_copy_(buffers[1:], captured[1:])",
+            "declared_state",
+            "Python state",
+            "the engine is reset",
+        ),
+    ],
+    ids=["not written", "moved", "not restored"],
+)
+def test_what_is_wrong_after_another_capture_or_a_reset_has_a_cause(
+    function: Callable[..., Any],
+    old: str,
+    new: str,
+    property_id: str,
+    blame: str,
+    named: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    changed(monkeypatch, function, old, new)
+    found = explanation_of(property_id, CAPTURED_AGAIN, "decode", features=("recapture",))
+    assert (found.cause.blame, found.sources[0].what) == (blame, named)
