@@ -259,10 +259,15 @@ class Schedule:
         """Return the schedule up to its step at `place`, that one too."""
         return Schedule(self.steps[: place + 1], self.seed)
 
-    def ahead(self) -> Iterator[tuple[int, Step, Iterator[Step]]]:
-        """Yield what `flat` does, and with each step those that come after it."""
+    def ahead(self, last: int | None = None) -> Iterator[tuple[int, Step, Iterator[Step]]]:
+        """Yield what `flat` does, and with each step those that come after it.
+
+        With `last`, the steps of that place are the last ones.
+        """
         steps = list(self.flat())
         for number, (place, step) in enumerate(steps):
+            if last is not None and place > last:
+                return
             yield place, step, (step for _, step in islice(steps, number + 1, None))
 
 

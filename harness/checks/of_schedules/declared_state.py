@@ -65,9 +65,7 @@ def _of_tensors(pair: Pair, step: int) -> tuple[Situation, Cause] | None:
 
 def _played(pair: Pair, schedule: Schedule, last: int) -> None:
     """Play a schedule up to a step."""
-    for place, step, upcoming in schedule.ahead():
-        if place > last:
-            return
+    for place, step, upcoming in schedule.ahead(last):
         pair.step(step, place, upcoming=upcoming)
 
 

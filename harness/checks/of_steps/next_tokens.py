@@ -155,10 +155,8 @@ def cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] 
 def _violated(pair: Pair, schedule: Schedule, last: int) -> tuple[int, Observation | None]:
     """Play a schedule until a step violates the property. Returns place and observation."""
     pair.begin(schedule)
-    for number, (place, step, upcoming) in enumerate(schedule.ahead()):
+    for number, (place, step, upcoming) in enumerate(schedule.ahead(last)):
         observation = pair.step(step, place, upcoming=upcoming)
-        if place > last:
-            break
         if place == last and observation is not None and any(wrongs(observation)):
             return number, observation
     return 0, None

@@ -342,9 +342,7 @@ def _around(
     """
     pair.begin(schedule)
     before, name = copied(pair.end(0)), ""
-    for place, one, upcoming in schedule.ahead():
-        if place > last:
-            break
+    for place, one, upcoming in schedule.ahead(last):
         before, name = copied(pair.end(place)), one.name
         with following(watched) if place == last and watched is not None else nullcontext():
             pair.step(one, place, upcoming=upcoming)

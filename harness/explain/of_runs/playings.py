@@ -103,9 +103,7 @@ def _played(
     """Play a schedule up to a step; return its forwards."""
     recorder = PlayingRecorder(pair, engine)
     pair.begin(schedule)
-    for place, step, upcoming in schedule.ahead():
-        if place > last:
-            break
+    for place, step, upcoming in schedule.ahead(last):
         pair.step(step, place, upcoming=upcoming, recorder=recorder)
     return recorder.forwards
 
