@@ -1,7 +1,8 @@
 """The fewest schedules that reach what a narrowed run must reach, found by planning them.
 
 Planning runs the scheduler without a model. What real forwards decide (which drafts are accepted)
-is made up from a seed, so a state is looked for in two schedules where two reach it.
+is made up from a seed, so a state is looked for in two schedules where two reach it. Trees of a
+draft model that are planned have branches, so that none is accepted whole.
 """
 
 from collections import Counter
@@ -30,7 +31,10 @@ from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
 
 CANDIDATES = 4
-"""Schedules that are drawn for each clean trial of a narrowed run, to choose from."""
+"""Schedules that are drawn for each clean trial of a narrowed run in a round, to choose from."""
+
+MOST_ROUNDS = 40
+"""Rounds after which no more are drawn."""
 
 TIMES = 2
 """Schedules in which each state is looked for, where so many reach it."""
@@ -61,14 +65,20 @@ def chosen_for(
 ) -> Mapping[TrialConfig, tuple[Schedule, ...]]:
     """Return the schedules of each clean trial of a narrowed run: the fewest, of scenes and drawn.
 
-    Each scene is a schedule here.
+    Each scene is a schedule here. More are drawn for as long as no candidate reaches some state.
     """
     candidates: list[Candidate] = []
-    for place, trial in enumerate(trials):
+    for trial in trials:
         ground = ground_of(trial)
         found = [Schedule(scene(ground, row), seed) for row in rows(ground)]
-        draw(trial, found.append, seed + place, CANDIDATES, scenes_first=False)
         candidates += planned(trial, found)
+    for number in range(MOST_ROUNDS):
+        for place, trial in enumerate(trials, number * len(trials)):
+            drawn: list[Schedule] = []
+            draw(trial, drawn.append, seed + place, CANDIDATES, scenes_first=False)
+            candidates += planned(trial, drawn)
+        if set(required) <= {event for one in candidates for event in one.events}:
+            break
     chosen = fewest(candidates, required)
     return {trial: tuple(one.schedule for one in chosen if one.trial == trial) for trial in trials}
 
@@ -211,7 +221,7 @@ class Planned:
         return {
             "logits": draw(rows, vocab),
             "hidden": draw(hidden, self.config.hidden),
-            "scores": draw(requests, wide),
+            "scores": torch.linspace(1, 0, wide).expand(requests, wide),  # A tree that is no chain.
             "tokens": torch.randint(vocab, (requests, wide), generator=made_up),
             "chosen": torch.randint(topk**2, (requests, branches), generator=made_up),
             "topk_p": draw(requests, topk),
