@@ -1,8 +1,9 @@
-"""The fewest schedules that reach what a narrowed run must reach, found by planning them.
+"""The schedules of clean trials: scenes, and the fewest that reach what a narrowed run must reach.
 
-Planning runs the scheduler without a model. What real forwards decide (which drafts are accepted)
-is made up from a seed, so a state is looked for in two schedules where two reach it. Trees of a
-draft model that are planned have branches, so that none is accepted whole.
+The latter are found by planning, which runs the scheduler without a model. What real forwards
+decide (which drafts are accepted) is made up from a seed, so a state is looked for in two schedules
+where two reach it. Trees of a draft model that are planned have branches, so that none is accepted
+whole.
 """
 
 from collections import Counter
@@ -68,15 +69,15 @@ def chosen_for(
     Each scene is a schedule here. More are drawn for as long as no candidate reaches some state.
     """
     candidates: list[Candidate] = []
-    for trial in trials:
-        ground = ground_of(trial)
-        found = [Schedule(scene(ground, row), seed) for row in rows(ground)]
-        candidates += planned(trial, found)
+    players = [Planned(trial) for trial in trials]
+    for player in players:
+        ground = ground_of(player.trial)
+        candidates += planned(player, [Schedule(scene(ground, row), seed) for row in rows(ground)])
     for number in range(MOST_ROUNDS):
-        for place, trial in enumerate(trials, number * len(trials)):
+        for place, player in enumerate(players, number * len(players)):
             drawn: list[Schedule] = []
-            draw(trial, drawn.append, seed + place, CANDIDATES, scenes_first=False)
-            candidates += planned(trial, drawn)
+            draw(player.trial, drawn.append, seed + place, CANDIDATES, scenes_first=False)
+            candidates += planned(player, drawn)
         if set(required) <= {event for one in candidates for event in one.events}:
             break
     chosen = fewest(candidates, required)
@@ -116,13 +117,12 @@ def longest(trial: TrialConfig) -> Schedule:
     return Schedule(tuple(steps))
 
 
-def planned(trial: TrialConfig, schedules: Iterable[Schedule]) -> list[Candidate]:
+def planned(player: "Planned", schedules: Iterable[Schedule]) -> list[Candidate]:
     """Return schedules of a trial with what each is planned to reach."""
-    player = Planned(trial)
     found = []
     for schedule in schedules:
         events = player.play(schedule)
-        found.append(Candidate(trial, schedule, frozenset(+events), player.forwards))
+        found.append(Candidate(player.trial, schedule, frozenset(+events), player.forwards))
     return found
 
 
@@ -149,7 +149,7 @@ def fewest(candidates: Sequence[Candidate], required: Iterable[str]) -> list[Can
 def _own(one: Candidate) -> set[str]:
     """Return the name of a padded replay of a trial's own runner, if one is planned."""
     padded = f"{one.trial.runner}: padded replay"
-    return {f"{one.trial}: {padded}"} & {f"{one.trial}: {event}" for event in one.events}
+    return {f"{one.trial}: {padded}"} if padded in one.events else set()
 
 
 class Planned:

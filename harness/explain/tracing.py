@@ -39,6 +39,8 @@ MOST_HELD = 64
 RAISED_IN = "raised in "
 """What a line is said to be of that an error came through."""
 
+Sources = tuple[SourceLine, ...]
+
 Seen = Callable[[FrameType, int, Any], None]
 """Called after a line has run: its frame, the line, and what it returned if it returned."""
 

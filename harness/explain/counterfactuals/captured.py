@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from paritybit.harness.explain.counterfactuals.lines import First, Sources, handed_on_at
+from paritybit.harness.explain.counterfactuals.lines import First, handed_on_at
 from paritybit.harness.explain.counterfactuals.replaced import CACHE
 from paritybit.harness.explain.counterfactuals.setters import own_file, with_setters
 from paritybit.harness.explain.first_difference import Side, first_difference
@@ -11,7 +11,7 @@ from paritybit.harness.explain.origins.arguments import baked_in, named_argument
 from paritybit.harness.explain.origins.source_lines import line_of
 from paritybit.harness.explain.recorded import RecordedForward
 from paritybit.harness.explain.static_origin import static_buffers
-from paritybit.harness.explain.tracing import calling
+from paritybit.harness.explain.tracing import Sources, calling
 from paritybit.reference.ops import OpCall
 from torch import Tensor
 

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from paritybit.harness.explain.facts import SourceLine
 from paritybit.harness.explain.origins.source_lines import line_of
 from paritybit.harness.explain.recorded import RecordedForward, Run
-from paritybit.harness.explain.tracing import callers_of, lines_of
+from paritybit.harness.explain.tracing import Sources, callers_of, lines_of
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.subjects.protocol import Forward, Overrides
 from paritybit.subjects.runners.base import GraphRunner
@@ -23,8 +22,6 @@ FORWARD = "forward"
 
 REPLAY = "replay"
 """The method that replays one."""
-
-Sources = tuple[SourceLine, ...]
 
 
 def path_chosen_at(recorded: RecordedForward, holds: Callable[[Run], bool]) -> Sources:

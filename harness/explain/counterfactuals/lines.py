@@ -19,6 +19,7 @@ from paritybit.harness.explain.static_origin import element_at, static_buffers
 from paritybit.harness.explain.tracing import (
     RECORDS,
     Seen,
+    Sources,
     arguments_of,
     callers_of,
     calling,
@@ -38,7 +39,6 @@ INPUTS = frozenset({"subjects/buffers.py", "subjects/contracts.py"})
 VIEW, PLAN = "view", "plan"
 """Methods of a runner: one gives a view of a static input, one runs once all are written."""
 
-Sources = tuple[SourceLine, ...]
 Holds = Callable[[Run], bool]
 
 

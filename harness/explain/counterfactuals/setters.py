@@ -13,14 +13,19 @@ from paritybit.harness.explain.counterfactuals.objects import NOT_THERE, Attribu
 from paritybit.harness.explain.facts import SourceLine
 from paritybit.harness.explain.origins.source_lines import line_of
 from paritybit.harness.explain.recorded import RecordedForward
-from paritybit.harness.explain.tracing import LastChange, Seen, held_in, lines_of, shown_file
+from paritybit.harness.explain.tracing import (
+    LastChange,
+    Seen,
+    Sources,
+    held_in,
+    lines_of,
+    shown_file,
+)
 from paritybit.subjects.contracts import StaticInput
 from paritybit.subjects.runners.base import GraphRunner
 from torch import Tensor
 
 from paritybit.places import SOURCES
-
-Sources = tuple[SourceLine, ...]
 
 INPUTS = "subjects/buffers.py"
 """The file that writes static inputs."""
