@@ -7,6 +7,7 @@ would differ too. Any other violation is reported once, and the play continues.
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import astuple, dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -115,13 +116,14 @@ def unobserved(
 
 @dataclass
 class Judged:
-    """Results of the steps that one playing has run so far."""
+    """Results of the `steps` steps that one playing has run so far, the last one at `place`."""
 
     violations: list[Violation] = field(default_factory=list)
     violated: set[str] = field(default_factory=set)
     outputs: list[Tensor] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     place: int = 0
+    steps: int = 0
 
     def add(self, found: Collection[Violation]) -> frozenset[str]:
         """Add the violations of properties not violated before, and return these properties."""
@@ -277,6 +279,7 @@ class Lockstep:
         self.pair.begin(schedule)
         for place, step, upcoming in schedule.ahead():
             judged.place = place
+            judged.steps += 1
             observation = self.pair.step(
                 step,
                 place,
@@ -303,7 +306,7 @@ class Lockstep:
             if judged.violated.intersection(ending):
                 break
         outcome.events["held against the oracle"] = len(judged.samples)
-        judged.violations += self._judge_schedule(schedule, outcome.steps, judged)
+        judged.violations += self._judge_schedule(schedule, judged)
 
     def _refusal(self, schedule: Schedule, message: str) -> tuple[Violation, ...]:
         """Return the violation for an engine that cannot be captured, if any step needs it."""
@@ -313,7 +316,7 @@ class Lockstep:
                 return (Violation("index_contract", place, message),)
         return ()
 
-    def _judge_schedule(self, schedule: Schedule, steps: int, judged: Judged) -> list[Violation]:
+    def _judge_schedule(self, schedule: Schedule, judged: Judged) -> list[Violation]:
         """Check the properties of whole schedules, over the steps that were played."""
         rules: list[Property] = [rule for rule in self._rules if rule.at_end is not None]
         if not rules:
@@ -325,7 +328,7 @@ class Lockstep:
         first = again = None
         if any(rule.plays_again for rule in rules):
             first = self._playback(judged.outputs)
-            again = self._play_again(schedule, steps)
+            again = self._play_again(schedule, judged.steps)
             pair.graph.events = events
         asks = any(rule.after_reset for rule in rules)
         playing = Playing(
@@ -342,15 +345,12 @@ class Lockstep:
         return [violation for rule in rules if rule.at_end for violation in rule.at_end(playing)]
 
     def _play_again(self, schedule: Schedule, steps: int) -> Playback:
-        """Play the first `steps` forwards of a schedule without checks."""
+        """Play the first `steps` steps of a schedule without checks."""
         outputs: list[Tensor] = []
         self.pair.begin(schedule)
-        for place, step, upcoming in schedule.ahead():
-            if steps == 0:
-                break
+        for place, step, upcoming in islice(schedule.ahead(), steps):
             observation = self.pair.step(step, place, upcoming=upcoming)
             if observation is not None:
-                steps -= 1
                 outputs += live_outputs(observation)
         self._hold_nothing_back()
         return self._playback(outputs)

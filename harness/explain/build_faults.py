@@ -5,6 +5,7 @@ A cause function takes a recorded forward and returns the cause, or None where i
 
 from types import FrameType
 
+from paritybit.harness.explain.counterfactuals.setters import setters
 from paritybit.harness.explain.facts import Cause, CodeSite, SourceLine
 from paritybit.harness.explain.first_difference import Index
 from paritybit.harness.explain.origins.source_lines import contract_row, site_of
@@ -90,10 +91,16 @@ def _unlisted_conversion(recorded: RecordedForward) -> Cause | None:
 
 
 def declared_at(runner: GraphRunner, name: str) -> tuple[SourceLine, ...]:
-    """Return the lines that declare a static buffer of a runner, and its dtype."""
+    """Return the lines that declare a static buffer of a runner, and its dtype.
+
+    Where it has not the dtype that its contract says, what made it comes first.
+    """
     if name in runner.inputs.rows:
-        row = contract_row(type(runner), name)
-        return () if row is None else (row,)
+        row, dtype = contract_row(type(runner), name), runner.inputs.rows[name].dtype
+        made = tuple(setters(type(runner.inputs), "buffers"))
+        declared = () if row is None else (row,)
+        as_declared = runner.inputs.buffers[name].dtype == (dtype or runner.target.dtype)
+        return declared if as_declared else (*made[:1], *declared)
     found = list[tuple[SourceLine, ...]]()
 
     def look(frame: FrameType, line: int, returned: object) -> None:

@@ -16,6 +16,7 @@ from paritybit.harness.explain.facts import (
     TimelineEntry,
 )
 from paritybit.harness.explain.of_runs.further import further_cause, record_further
+from paritybit.harness.explain.of_runs.recaptured import recaptured_cause
 from paritybit.harness.explain.origins.source_lines import source_lines
 from paritybit.harness.explain.pictures import slots_of_forward, static_inputs
 from paritybit.harness.explain.proof import prove
@@ -48,7 +49,8 @@ def explain(
         at_fault = run_at_fault(recorded, judge)
         # What static inputs hold is read before any further run writes them again.
         search, own = Search(at_fault, judge), at_fault is recorded
-        cause = search.settled(cause_of(recorded) if own else None)
+        cause = recaptured_cause(recorded, schedule, judge)
+        cause = cause or search.settled(cause_of(recorded) if own else None)
         words = None if own or judge.extra_run is None else judge.extra_run.words
         if cause is None and words is not None:
             cause = cause_of(recorded) or further_cause(recorded, f"when it runs {words}")

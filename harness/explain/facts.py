@@ -218,10 +218,10 @@ class ListFault:
 
 @dataclass(frozen=True)
 class GivenValue:
-    """A value that is wrong, as an op was given it or as a static input holds it.
+    """A wrong value: an argument of an op, or an element of a static input, named by `what`.
 
-    `what` names an argument of an op, or a static input, with its place. Of a static input
-    `left_by`, `how` and `stale` say how it got there. Values are texts, `right` None if not known.
+    `right` is None if it is not known. `left_by`, `how` and `stale` say how a static input got it:
+    before the graphs were captured again, if it is stale and left by nobody.
     """
 
     what: str

@@ -176,6 +176,8 @@ def _given(given: GivenValue, *, alone: bool) -> str:
     if given.right is not None:
         right = f"expected {given.right}"
     value = "it" if alone else f"{given.what} = {given.value}"
+    if given.stale and given.left_by is None:
+        return f"But {value} held that when the graphs were captured again; {right}."
     if given.left_by is None or given.how is None:
         return f"But {value} is in no static input; {right}."
     if given.stale:

@@ -17,6 +17,7 @@ from typing import Any
 
 from paritybit.harness.explain.facts import SourceLine
 from paritybit.harness.explain.origins.log_sites import qualified_name
+from paritybit.reference.model import TokenInputs
 from paritybit.reference.state_pool import StatePaths
 from paritybit.subjects.protocol import KeyLists, Keys
 
@@ -30,7 +31,7 @@ HOOKS = frozenset({"overwrite"})
 BETWEEN = ("subjects/parts.py", "subjects/captured.py")
 """Files that calls of the engine come through: none of them is a place to look at."""
 
-RECORDS = (KeyLists, Keys, StatePaths)
+RECORDS = (KeyLists, Keys, StatePaths, TokenInputs)
 """Records of tensors that the engine makes in a forward."""
 
 MOST_HELD = 64

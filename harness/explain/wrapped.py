@@ -3,9 +3,11 @@
 Slots have high numbers in a pool that skips numbers, so that sixteen bits or eight do not hold one.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import product
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from paritybit.harness.explain.facts import GivenValue, SourceLine
@@ -13,8 +15,14 @@ from paritybit.harness.explain.origins.log_sites import qualified_name
 from paritybit.harness.explain.tracing import following, lines_of, values_of
 from torch import Tensor
 
+Numbers: TypeAlias = "np.ndarray[Any, Any]"
+
 WIDTHS = (8, 16)
 """Bits of the whole numbers that such a slot number does not go into."""
+
+
+MOST_WIDE = 64
+"""Arrays of slot numbers, seen last, of which others may be the last bits."""
 
 
 class _Wrapped:
@@ -24,6 +32,7 @@ class _Wrapped:
         self.slots = slots
         self.found: tuple[GivenValue, tuple[SourceLine, ...]] | None = None
         self._seen: dict[tuple[int, int], tuple[FrameType, Any]] = {}
+        self._wide: deque[Numbers] = deque(maxlen=MOST_WIDE)
 
     def __call__(self, frame: FrameType, line: int, returned: Any) -> None:
         """Look at what a frame holds, each value once."""
@@ -32,24 +41,45 @@ class _Wrapped:
             if self.found is not None or key in self._seen:
                 continue
             self._seen[key] = frame, value
-            held, right = narrowed(value, self.slots)
+            numbers = numbers_of(value)
+            if numbers is None:
+                continue
+            held, right = narrowed(numbers, self.slots)
+            if right is None:
+                held, right = self._last_bits(numbers)
             if right is not None:
                 lines = lines_of(frame, line, "made")
                 what = f"a slot number in {qualified_name(frame)}"
                 given = GivenValue(what, str(held), str(right), stale=False, left_by=None, how=None)
                 self.found = given, lines
 
+    def _last_bits(self, numbers: Numbers) -> tuple[int, int | None]:
+        """Return an element of an array that holds the last bits of slot numbers seen before."""
+        flat = numbers.ravel().astype(np.int64)
+        if flat.size and self.slots.start <= flat.max() < self.slots.stop:
+            self._wide.append(flat)
+            return 0, None
+        for wide, bits in product(self._wide, WIDTHS):
+            if wide.size == flat.size and np.array_equal(wide % 2**bits, flat):
+                place = int((wide != flat).argmax())
+                return int(flat[place]), int(wide[place])
+        return 0, None
 
-def narrowed(value: Any, slots: range) -> tuple[int, int | None]:
-    """Return an element of whole numbers that is the last bits of a slot number, and that number.
+
+def numbers_of(value: Any) -> "Numbers | None":
+    """Return whole numbers as an array, None for anything else."""
+    if isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex()):
+        value = value.detach().cpu().numpy()
+    whole = isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.size
+    return value if whole else None
+
+
+def narrowed(value: Numbers, slots: range) -> tuple[int, int | None]:
+    """Return an element of an array that is the last bits of a slot number, and that number.
 
     None for the number where there is none. A positive one tells nothing in a wide array: it may be
     the number of anything.
     """
-    if isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex()):
-        value = value.detach().cpu().numpy()
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu" or not value.size:
-        return 0, None
     lowest, highest, bits = int(value.min()), int(value.max()), 8 * value.dtype.itemsize
     if lowest < -1:
         return lowest, widened(lowest, slots, WIDTHS)

@@ -3,8 +3,9 @@
 The lines that decided are named where the opposite makes the violated property hold.
 """
 
+import sys
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from paritybit.harness.explain.origins.source_lines import line_of
@@ -86,21 +87,54 @@ def decided_at(recorded: RecordedForward, holds: Callable[[Run], bool]) -> Sourc
 def _said_at(
     recorded: RecordedForward, runner: GraphRunner, name: str, holds: Callable[[Run], bool]
 ) -> Sources:
-    """Return the lines at which a method says yes or no, if the opposite makes a property hold."""
-    says = getattr(runner, name)
+    """Return the lines at which a method says yes or no, if the opposite makes a property hold.
 
-    def contradict(*given: Any, **named: Any) -> bool:
-        return not says(*given, **named)
-
-    try:
-        mended = holds(recorded.again(prepare=lambda: setattr(runner, name, contradict)))
-    finally:
-        vars(runner).pop(name, None)
-    if not mended:
+    Second comes the line that asks for it, if the opposite at that line alone does.
+    """
+    contradicted = _Contradicted(recorded, runner, name)
+    if not holds(contradicted.run()):
         return ()
     choosing = _Choosing(name)
     recorded.again(seen=choosing)
-    return choosing.lines
+    lines, sites = choosing.lines, dict(contradicted.asked)
+    if len(sites) > 1:
+        asking = (one for site, one in sites.items() if holds(contradicted.run(site)))
+        lines = (*lines[:1], *next(asking, ())[:1], *lines[1:])
+    return tuple(dict.fromkeys(lines))
+
+
+Site = tuple[CodeType, int]
+"""A line that calls a method."""
+
+
+class _Contradicted:
+    """Runs a forward with a method of its runner saying the opposite of what it says.
+
+    `asked` has the lines that ask for it, with their callers.
+    """
+
+    def __init__(self, recorded: RecordedForward, runner: GraphRunner, name: str) -> None:
+        self.recorded, self.runner, self.name = recorded, runner, name
+        self.asked: dict[Site, Sources] = {}
+
+    def run(self, at: Site | None = None) -> Run:
+        """Run the forward; with `at`, the method says the opposite at that line alone."""
+        says = getattr(self.runner, self.name)
+
+        def contradict(*given: Any, **named: Any) -> bool:
+            frame = sys._getframe(1)
+            site = frame.f_code, frame.f_lineno
+            self.asked.setdefault(site, lines_of(frame, frame.f_lineno, "decided"))
+            said = bool(says(*given, **named))
+            return not said if at in (None, site) else said
+
+        def prepare() -> None:
+            setattr(self.runner, self.name, contradict)
+
+        try:
+            return self.recorded.again(prepare=prepare)
+        finally:
+            vars(self.runner).pop(self.name, None)
 
 
 class _Asked:

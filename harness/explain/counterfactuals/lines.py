@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+from paritybit.harness.explain.counterfactuals.listed import elsewhere
 from paritybit.harness.explain.counterfactuals.made import Wanted, made_at
 from paritybit.harness.explain.counterfactuals.replaced import LIST, Replaced
 from paritybit.harness.explain.counterfactuals.setters import own_file
@@ -54,7 +55,8 @@ class Lines:
         if not lines and one.argument == LIST:
             lines = self._kept(one) or self._listed(one)
         if lines:
-            return lines
+            taken = self._taken(one) if one.argument == LIST else ()
+            return tuple(dict.fromkeys((*lines[:1], *taken, *lines[1:])))
         ranked = self._ranked(called_at(self.recorded, one))
         calls = given_to(self.recorded, one)[1][:1]
         return (*ranked[:2], *(line for line in calls if line not in ranked[:2]), *ranked[2:])
@@ -160,6 +162,20 @@ class Lines:
                 made = made_at(Wanted(values.clone(), values[:0]), self.again, self.holds)[:1]
             found += [one for one in made if one.what != used.lines[0].what]
         return tuple(dict.fromkeys(found))
+
+    def _taken(self, one: Replaced) -> Sources:
+        """Return the line that takes rows of a list, if others of that list hold what is right.
+
+        Nothing says then whether the rows that are taken are wrong, or those that are listed.
+        """
+        first = First()
+        arguments, _ = given_to(self.recorded, one, first)
+        if not arguments or not elsewhere(arguments, one.values[min(one.values)]):
+            return ()
+        made = first.first.get(id(arguments[2]), ((), ()))[1]
+        own = own_file(self.recorded)
+        ranked = sorted(made, key=lambda line: line.file != own)[:1]
+        return tuple(replace(one, what=f"taken {one.what.partition(' ')[2]}") for one in ranked)
 
     def _listed(self, one: Replaced) -> Sources:
         """Return the line that made the static list that attention is given, and its callers."""

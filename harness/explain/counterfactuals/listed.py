@@ -1,6 +1,6 @@
 """Lists of keys as arguments of attention: those that would list other keys than they do."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import compress, zip_longest
 from typing import Any
 
@@ -143,6 +143,27 @@ def row_listed(call: OpCall, row: int, right: Sequence[int]) -> tuple[Tensor, Te
     mended = held.clone()
     mended[[place - first for place in places]] = torch.tensor(right)
     return held, mended
+
+
+def elsewhere(given: Sequence[Any], right: Mapping[int, Any]) -> bool:
+    """Whether a list has, at other places, what each row that lists something else ought to list.
+
+    Both are arguments of attention, by their places.
+    """
+    held, whole = (_rows(*(one[place] for place in (2, 3, 4))) for one in (given, right))
+    wrong = [keys for keys, other in zip(whole, held, strict=True) if keys and keys != other]
+    text = _text(given[4].tolist())
+    return bool(wrong) and all(_text(keys) in text for keys in wrong)
+
+
+def _rows(begin: Tensor, end: Tensor, slots: Tensor) -> list[list[int]]:
+    listed = slots.tolist()
+    bounds = zip(begin.tolist(), end.tolist(), strict=True)
+    return [listed[first:last] for first, last in bounds]
+
+
+def _text(keys: Sequence[int]) -> str:
+    return "".join(f" {key} " for key in keys)
 
 
 def as_listed(call: OpCall, usual: OpCall, further: Lists) -> dict[int, Any]:

@@ -83,8 +83,9 @@ class Wanted:
         """Put the right values into a tensor or an array, in place."""
         right = self.right.flatten()
         if isinstance(value, Tensor):
-            held = value.detach().view(-1)
+            held = value.detach().flatten().clone()
             held[first : first + right.numel()] = right.to(held.dtype)
+            value.detach().copy_(held.view(value.shape))
             return
         array: np.ndarray[Any, Any] = value.reshape(-1)
         if np.shares_memory(array, value) and value.flags.writeable:
@@ -97,7 +98,7 @@ def made_at(
     """Return the first line at which the values stand that, put right there, make a property hold.
 
     The lines that called it come behind it. Where values cannot be put right in place, the first
-    line at which they stand. There are none where nothing is found.
+    line at which they stand, or stand in one memory. There are none where nothing is found.
     """
     if not wanted.telling or wanted.wrong_bytes == wanted.right_bytes:
         return ()
@@ -112,19 +113,20 @@ def made_at(
         look.undo()
         if mended:
             return lines
-    return ()
+    return first.expanded[0] if first.expanded else ()
 
 
 class _Look:
     """Looks for wanted values after each line; mends them at one place, if one is said.
 
     Each value of a frame is looked at once, again where a line that names it may have changed it,
-    and again where the frame returns.
+    and again where the frame returns. Places of tensors that cannot be mended are in `expanded`.
     """
 
     def __init__(self, wanted: Wanted, mended: int | None = None) -> None:
         self.wanted, self.mended = wanted, mended
         self.places: list[tuple[SourceLine, ...]] = []
+        self.expanded: list[tuple[SourceLine, ...]] = []
         self._seen: dict[tuple[int, int], tuple[FrameType, Any]] = {}
         self._found: set[tuple[int, int]] = set()
         self._before: list[tuple[Any, Any]] = []
@@ -150,6 +152,9 @@ class _Look:
             first = self.wanted.at(value)
             if first is not None:
                 self._found.add(key)
+                if expanded(value):
+                    self.expanded.append(lines_of(frame, line, "made"))
+                    continue
                 if self.mended == len(self.places):
                     self._mend(self.wanted, value, first)
                     self._mended_at = frame.f_code, line
@@ -167,10 +172,16 @@ class _Look:
         for wrong, right in self.wanted.others:
             other = Wanted(wrong, right)
             for value in values_of(frame.f_locals, returned) if other.mendable else ():
-                first = other.at(value)
+                first = None if expanded(value) else other.at(value)
                 if first is not None:
                     self._mend(other, value, first)
                     break
+
+
+def expanded(value: Any) -> bool:
+    """Whether several elements of a tensor are one in memory, so that none can be written alone."""
+    shown = zip(value.shape, value.stride(), strict=True) if isinstance(value, Tensor) else ()
+    return any(size > 1 and stride == 0 for size, stride in shown)
 
 
 def put_back(value: Any, before: Any) -> None:

@@ -299,7 +299,8 @@ class Search:
             right = Side(recorded.pair.graph_pools, recorded.graph_before, recorded.run.calls)
             recorded.again()
             wrong = list(wrong_arguments(recorded, calls))
-            if not wrong and first_difference(Side(pools, before, calls), right) is None:
+            eager = calls is recorded.eager_calls
+            if eager and not wrong and first_difference(Side(pools, before, calls), right) is None:
                 wrong = wrong_outputs(recorded.eager_output or {}, recorded.run.output)
             for one in wrong:
                 lines = self.lines.made(one)
@@ -359,9 +360,10 @@ def together(found: Right) -> Iterator[WrongInput]:
 
 
 def has(listed: Tensor, right: Mapping[int, Tensor]) -> bool:
-    """Whether a list has all the elements that are right at their places."""
+    """Whether a list has the elements that are right at their places, as far as it goes."""
     flat = listed.flatten()
-    return len(flat) > max(right) and all(flat[at] == value for at, value in right.items())
+    there = {at: value for at, value in right.items() if at < len(flat)}
+    return bool(there) and all(flat[at] == value for at, value in there.items())
 
 
 def overlapping(buffers: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
