@@ -11,8 +11,10 @@ import torch
 from paritybit.subjects.contracts import Contract, Extents, Policy, StaticInput
 from torch import Tensor
 
-Conversions = set[tuple[str, torch.dtype, torch.dtype]]
-"""Dtype conversions on copy into a static buffer: (name, from, to)."""
+Conversion = tuple[str, torch.dtype, torch.dtype]
+"""A dtype conversion on copy into a static buffer: (name, from, to)."""
+
+Conversions = set[Conversion]
 
 
 class SharedBufferError(ValueError):

@@ -3,6 +3,7 @@
 A cause function takes a recorded forward and returns the cause, or None where it finds none.
 """
 
+from collections.abc import Sequence
 from types import FrameType
 
 from paritybit.harness.explain.counterfactuals.setters import setters
@@ -13,7 +14,7 @@ from paritybit.harness.explain.recorded import RecordedForward
 from paritybit.harness.explain.static_origin import element_read, origin_at
 from paritybit.harness.explain.tracing import following, lines_of
 from paritybit.reference.ops import Ops
-from paritybit.subjects.buffers import BufferPool, StaticInputs
+from paritybit.subjects.buffers import BufferPool, Conversion, StaticInputs
 from paritybit.subjects.captured import CapturedEngine
 from paritybit.subjects.contracts import LISTED_CONVERSIONS
 from paritybit.subjects.pool import TRANSLATE, SubjectPool
@@ -32,7 +33,7 @@ def warning_site(recorded: RecordedForward) -> Cause | None:
 
 def dtype_cause(recorded: RecordedForward) -> Cause | None:
     """Explain a broken index contract: a wrong dtype, an unlisted conversion, another address."""
-    found = _locations_misread(recorded) or _unlisted_conversion(recorded)
+    found = _locations_misread(recorded) or unlisted_conversion(recorded)
     return found or _moved_buffer(recorded)
 
 
@@ -75,18 +76,23 @@ def _locations_misread(recorded: RecordedForward) -> Cause | None:
     return None
 
 
-def _unlisted_conversion(recorded: RecordedForward) -> Cause | None:
+def unlisted_conversions(runner: GraphRunner) -> Sequence[Conversion]:
+    """Return the conversions of copies into static buffers of a runner that no list allows."""
+    return sorted(runner.conversions - LISTED_CONVERSIONS, key=str)
+
+
+def unlisted_conversion(recorded: RecordedForward) -> Cause | None:
     """Return the first copy into a static buffer that converts in a way that no list allows."""
     runner = recorded.runner
-    unlisted = sorted(runner.conversions - LISTED_CONVERSIONS, key=str) if runner else []
-    if not unlisted:
+    unlisted = () if runner is None else unlisted_conversions(runner)
+    if runner is None or not unlisted:
         return None
     name, source, destination = unlisted[0]
     message = (
         f"copying {name} converts {source} to {destination}, which is not on the list of "
         "allowed conversions"
     )
-    made = () if runner is None else declared_at(runner, name)
+    made = declared_at(runner, name)
     return Cause("build", site=site_of(StaticInputs.populate, message), made=made)
 
 

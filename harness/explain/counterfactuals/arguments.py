@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from paritybit.harness.explain.counterfactuals.listed import (
+    MASK,
+    MASK_PLACE,
     MASK_START,
     MASK_START_PLACE,
     Pair,
@@ -15,6 +17,7 @@ from paritybit.harness.explain.counterfactuals.listed import (
     right_lists,
     row_listed,
     spelled_lists,
+    starts_in,
 )
 from paritybit.harness.explain.counterfactuals.replaced import (
     CACHE,
@@ -65,6 +68,7 @@ def replacements(
     yield from _rows_left_out(pairs, other.name)
     if other.name == "attention":
         first = next(at for at, (_, call) in enumerate(attention) if call is other)
+        yield from _mask_left_out(attention)
         for padded in (False, True):
             yield from _lists(recorded, attention, (first, difference.row or 0), padded=padded)
     yield from _of_op(recorded, pairs, difference.call, swa=difference.kind is Kind.SWA)
@@ -118,6 +122,29 @@ def _rows_left_out(pairs: Pairs, op: str) -> Iterator[Replaced]:
     if counts:
         rows = torch.tensor(counts[0])
         yield Replaced(op, "the rows", rows[0], rows[1], values, number=min(values))
+
+
+def _mask_left_out(attention: Pairs) -> Iterator[Replaced]:
+    """Yield the mask of all attention that has none, where another one of this run has one.
+
+    Of those that have one in the other run. Each row begins where the mask leaves what it ought to
+    list.
+    """
+    masks = (call.inputs[MASK_PLACE] for _, call in attention if _masked(call))
+    mask, values = next(masks, None), dict[int, dict[int, Any]]()
+    for number, (one, call) in enumerate(attention):
+        if mask is None or one is None or not _masked(one) or _masked(call):
+            continue
+        starts = starts_in(mask, call, lists_of(one))
+        if starts is not None:
+            values[number] = {MASK_PLACE: mask, MASK_START_PLACE: starts}
+    if mask is not None and values:
+        yield Replaced("attention", MASK, mask[:0], mask.clone(), values, number=min(values))
+
+
+def _masked(call: OpCall) -> bool:
+    """Whether an attention has a mask."""
+    return len(call.inputs) > MASK_START_PLACE and call.inputs[MASK_PLACE] is not None
 
 
 def _of_op(

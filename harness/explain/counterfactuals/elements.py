@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -54,3 +55,15 @@ def held_by(inputs: StaticInputs, elements: Sequence[Element]) -> Iterator[None]
         yield
     finally:
         del inputs.populate
+
+
+def overlapping(buffers: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+    """Yield the names of every two buffers that have some memory in common."""
+    there = [(name, one) for name, one in buffers.items() if one.numel()]
+    for (name, one), (other, two) in combinations(there, 2):
+        begins, ends = zip(
+            *((it.data_ptr(), it.data_ptr() + it.numel() * it.element_size()) for it in (one, two)),
+            strict=True,
+        )
+        if max(begins) < min(ends):
+            yield name, other

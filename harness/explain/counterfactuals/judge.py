@@ -1,6 +1,6 @@
 """How the violated property judges a forward that was run again with one thing changed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import cast
@@ -34,6 +34,12 @@ class WrongInput:
 
 Right = Mapping[str, WrongInput]
 """Static buffers that hold what they must not, by name."""
+
+
+def together(found: Right) -> Iterator[WrongInput]:
+    """Yield all static inputs, or lists, that are wrong as one, if there are several."""
+    if len(found) > 1:
+        yield WrongInput(tuple(one for wrong in found.values() for one in wrong.elements))
 
 
 def nothing_wrong(observation: Observation) -> Right:

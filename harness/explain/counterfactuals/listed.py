@@ -15,8 +15,9 @@ Pair = tuple[Tensor, Tensor]
 Lists = Sequence[Sequence[int]]
 """The keys of each row of an attention."""
 
+MASK, MASK_PLACE = "mask", 7
 MASK_START, MASK_START_PLACE = "mask_start", 8
-"""The argument of attention that says where the mask of each row begins."""
+"""The arguments of attention that have the mask, and say where that of each row begins."""
 
 FURTHEST = 64
 """How many places further on or back it is looked for what a row ought to list."""
@@ -115,6 +116,24 @@ def mask_starts(call: OpCall, right: Lists) -> Pair | None:
             return None
         starts[row] = found
     return held.clone(), torch.tensor(starts).to(held)
+
+
+def starts_in(mask: Tensor, call: OpCall, right: Lists) -> Tensor | None:
+    """Return where a mask begins for each row of an attention, so that it lists what is right.
+
+    None where it begins nowhere for some row. Rows behind those of `right` begin at 0.
+    """
+    _, _, begin, end, slots = call.inputs[:5]
+    shown, found = mask.tolist(), [0] * len(begin)
+    for row, keys in enumerate(right):
+        listed = slots[int(begin[row]) : int(end[row])].tolist()
+        starts = range(len(shown) - len(listed) + 1)
+        fitting = (at for at in starts if list(compress(listed, shown[at:])) == list(keys))
+        start = next(fitting, None)
+        if start is None:
+            return None
+        found[row] = start
+    return torch.tensor(found, device=mask.device)
 
 
 def lists_of(call: OpCall) -> list[list[int]]:

@@ -8,9 +8,9 @@ static inputs that hold what their contract does not accept, the capture, and wh
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import combinations
 from typing import Any, Final
 
+from paritybit.harness.explain.build_faults import unlisted_conversion, unlisted_conversions
 from paritybit.harness.explain.counterfactuals.arguments import (
     extended,
     failing_replacements,
@@ -19,13 +19,14 @@ from paritybit.harness.explain.counterfactuals.arguments import (
 )
 from paritybit.harness.explain.counterfactuals.captured import captured_at, handed_on
 from paritybit.harness.explain.counterfactuals.dispatch import decided_at, path_chosen_at
-from paritybit.harness.explain.counterfactuals.elements import Element
+from paritybit.harness.explain.counterfactuals.elements import Element, overlapping
 from paritybit.harness.explain.counterfactuals.judge import (
     Judge,
     Right,
     WrongInput,
     holds,
     inputs_seen,
+    together,
 )
 from paritybit.harness.explain.counterfactuals.lines import (
     Lines,
@@ -33,7 +34,7 @@ from paritybit.harness.explain.counterfactuals.lines import (
     last_listed,
     not_written_at,
 )
-from paritybit.harness.explain.counterfactuals.listed import MASK_START
+from paritybit.harness.explain.counterfactuals.listed import MASK, MASK_START
 from paritybit.harness.explain.counterfactuals.made import Wanted, made_at
 from paritybit.harness.explain.counterfactuals.replaced import (
     LIST,
@@ -61,6 +62,9 @@ NOT_KNOWN: Final = "not known"
 STATE: Final = "Python state"
 COMPUTED: Final = "what an op is given"
 DISPATCH: Final = "dispatch"
+READING: Final = frozenset({LIST, MASK, MASK_START})
+"""Arguments of attention that decide which keys its rows read."""
+
 BY_COMPARISON: Final = frozenset({COMPUTED, "key lists", "captured state", "captured output"})
 """Blame of what is wrong only by comparison with another run."""
 
@@ -199,7 +203,7 @@ class Search:
         recorded = self.recorded
         if recorded.runner is not None and self.holds(recorded.again(captured=False)):
             return self._captured(shown)
-        return self._shared(shown) or self.by_arguments(shown)
+        return self._shared(shown) or self._converted(shown) or self.by_arguments(shown)
 
     def _captured(self, shown: Cause | None) -> Cause:
         """Blame what the graph has from its capture, or what is handed on instead of its output."""
@@ -230,6 +234,19 @@ class Search:
                     site = site_of(type(holder).__init__, message)
                     return self._blaming(shown, "build", site=site)
         return None
+
+    def _converted(self, shown: Cause | None) -> Cause | None:
+        """Blame a static input that converts what it is given, which ought not to."""
+        recorded, runner = self.recorded, self.recorded.runner
+        cause = unlisted_conversion(recorded)
+        if runner is None or cause is None:
+            return None
+        name, source, _ = unlisted_conversions(runner)[0]
+        own = {name: runner.inputs.buffers[name].to(source)}
+        update = partial(runner.inputs.buffers.update, own)
+        if not self.holds(recorded.again(captured=False, prepare=update)):
+            return None
+        return self._blaming(shown, cause.blame, site=cause.site, made=cause.made)
 
     def _given(self, elements: Sequence[Element]) -> GivenValue:
         name, place, value = elements[0]
@@ -282,7 +299,7 @@ class Search:
         found: Replaced | None = one
         while found is not None:
             run = self.recorded.again(captured=False, given=found.given())
-            if holds(self.recorded, self.judge, run, lists=found.argument in {LIST, MASK_START}):
+            if holds(self.recorded, self.judge, run, lists=found.argument in READING):
                 return found
             done = run.failed is not None
             found = None if done else extended(self.recorded, left, run.calls, found)
@@ -300,8 +317,8 @@ class Search:
             recorded.again()
             wrong = list(wrong_arguments(recorded, calls))
             eager = calls is recorded.eager_calls
-            if eager and not wrong and first_difference(Side(pools, before, calls), right) is None:
-                wrong = wrong_outputs(recorded.eager_output or {}, recorded.run.output)
+            if eager and first_difference(Side(pools, before, calls), right) is None:
+                wrong += wrong_outputs(recorded.eager_output or {}, recorded.run.output)
             for one in wrong:
                 lines = self.lines.made(one)
                 if lines:
@@ -337,7 +354,11 @@ class Search:
     def _told(self, shown: Cause | None, one: Replaced, lines: tuple[SourceLine, ...]) -> Cause:
         """Return the cause that blames an argument, which some lines made."""
         given = value_given(one)
-        if one.argument != MASK_START and shown is not None and shown.listed is not None:
+        if (
+            one.argument not in {MASK, MASK_START}
+            and shown is not None
+            and shown.listed is not None
+        ):
             index = shown.index if shown.blame == "key lists" else None
             fields = {"listed": shown.listed, "index": index, "made": lines}
             return self._blaming(shown, "key lists", **fields)
@@ -353,29 +374,11 @@ class Search:
         return replace(seen, blame=blame, **fields)
 
 
-def together(found: Right) -> Iterator[WrongInput]:
-    """Yield all static inputs, or lists, that are wrong as one, if there are several."""
-    if len(found) > 1:
-        yield WrongInput(tuple(one for wrong in found.values() for one in wrong.elements))
-
-
 def has(listed: Tensor, right: Mapping[int, Tensor]) -> bool:
     """Whether a list has the elements that are right at their places, as far as it goes."""
     flat = listed.flatten()
     there = {at: value for at, value in right.items() if at < len(flat)}
     return bool(there) and all(flat[at] == value for at, value in there.items())
-
-
-def overlapping(buffers: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
-    """Yield the names of every two buffers that have some memory in common."""
-    there = [(name, one) for name, one in buffers.items() if one.numel()]
-    for (name, one), (other, two) in combinations(there, 2):
-        begins, ends = zip(
-            *((it.data_ptr(), it.data_ptr() + it.numel() * it.element_size()) for it in (one, two)),
-            strict=True,
-        )
-        if max(begins) < min(ends):
-            yield name, other
 
 
 def named_input(cause: Cause) -> str | None:

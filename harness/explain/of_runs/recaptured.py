@@ -10,6 +10,7 @@ from paritybit.harness.explain.origins.source_lines import line_of
 from paritybit.harness.explain.recorded import RecordedForward
 from paritybit.harness.explain.tracing import LastChange, following
 from paritybit.harness.lockstep.bits import unequal
+from paritybit.harness.lockstep.tracebacks import SubjectFailedError
 from paritybit.harness.schedules.schedule import Recapture, Schedule
 from paritybit.subjects.runners.base import GraphRunner
 from torch import Tensor
@@ -64,7 +65,8 @@ class _Played:
             for name, value in self._padding(names):
                 self.runner.inputs.buffers[name].fill_(value)
 
-        self._play(pad)
+        if not self._play(pad):
+            return False
         stored = self.pair.eager_pools.storage, self.pair.graph_pools.storage
         return not (unequal(*stored) & self.pair.compared).any()
 
@@ -107,8 +109,11 @@ class _Played:
 
     def _play(
         self, prepare: Callable[[], None], recapture: Callable[[Run], object] = lambda run: run()
-    ) -> None:
-        """Play, and call `prepare` before each capture made again, which `recapture` runs."""
+    ) -> bool:
+        """Play, and call `prepare` before each capture made again, which `recapture` runs.
+
+        Returns whether the subject did not fail.
+        """
         capture, forwards = getattr(self.runner, CAPTURE), 0
 
         def prepared() -> None:
@@ -128,5 +133,8 @@ class _Played:
                     recapture(run)
                 else:
                     forwards += run() is not None
+        except SubjectFailedError:
+            return False
         finally:
             vars(self.runner).pop(CAPTURE, None)
+        return True

@@ -27,3 +27,14 @@ def test_a_wrapped_slot_number_is_told_from_other_values(value: Any, right: str 
     look(sys._getframe(), 1, None)
     given = None if look.found is None else look.found[0].right
     assert given == right
+
+
+def test_the_last_bits_of_slot_numbers_are_found_in_a_wide_array() -> None:
+    look, numbers = _Wrapped(SLOTS), torch.tensor([100_005, 100_017])
+    look(sys._getframe(), 1, numbers)
+    assert look.found is None
+    look(sys._getframe(), 1, torch.tensor([100_005 % 2**16, 5]))
+    assert look.found is None
+    look(sys._getframe(), 1, numbers % 2**16)
+    assert look.found is not None
+    assert (look.found[0].value, look.found[0].right) == (str(100_005 % 2**16), "100005")
