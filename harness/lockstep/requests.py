@@ -41,7 +41,10 @@ class Request:
 
     @property
     def kind(self) -> int:
-        """The number that determines its inputs other than tokens: its own, or its donor's."""
+        """The number that determines its inputs other than tokens: its own, or its donor's.
+
+        No such input grows with it: requests that are prefilled together are in this order.
+        """
         return self.serial if self.donor is None else self.donor.kind
 
     def cached_alike(self, other: "Request") -> int:
@@ -54,7 +57,7 @@ class Request:
     @property
     def mrope_delta(self) -> int:
         """How far each mrope section runs ahead of the one before it, in positions."""
-        return self.kind % 5
+        return 3 * self.kind % 5
 
     @property
     def tracked(self) -> bool:
@@ -64,12 +67,12 @@ class Request:
     @property
     def encoder_len(self) -> int:
         """The cross-attention length of this request."""
-        return self.kind % ENCODER_ROWS
+        return 3 * self.kind % ENCODER_ROWS
 
     @property
     def lora_id(self) -> int:
         """The adapter of this request, 0 if it has none."""
-        return self.kind % ADAPTERS
+        return 3 * self.kind % ADAPTERS
 
 
 @dataclass(frozen=True)
