@@ -102,11 +102,14 @@ def callers_of(frame: FrameType) -> Iterator[FrameType]:
         outer = outer.f_back
 
 
+def frames_calling() -> list[FrameType]:
+    """Return the frames of the engine that led to this call, the innermost first."""
+    return list(callers_of(sys._getframe(1)))
+
+
 def calling(what: str) -> tuple[SourceLine, ...]:
     """Return the lines of the engine that led to this call, the innermost first."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and shown_file(frame.f_code.co_filename) is None:
-        frame = frame.f_back
+    frame = next(iter(frames_calling()), None)
     return () if frame is None else lines_of(frame, frame.f_lineno, what)
 
 

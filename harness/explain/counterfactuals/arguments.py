@@ -25,6 +25,7 @@ from paritybit.harness.explain.counterfactuals.replaced import (
     LISTS,
     LOCATIONS,
     NOT_GIVEN,
+    ROWS,
     STORED_AT,
     STORED_ROWS,
     Replaced,
@@ -121,7 +122,7 @@ def _rows_left_out(pairs: Pairs, op: str) -> Iterator[Replaced]:
             counts.append((held, right))
     if counts:
         rows = torch.tensor(counts[0])
-        yield Replaced(op, "the rows", rows[0], rows[1], values, number=min(values))
+        yield Replaced(op, ROWS, rows[0], rows[1], values, number=min(values))
 
 
 def _mask_left_out(attention: Pairs) -> Iterator[Replaced]:

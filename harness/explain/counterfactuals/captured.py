@@ -3,7 +3,8 @@
 from functools import partial
 from typing import Any
 
-from paritybit.harness.explain.counterfactuals.lines import First, handed_on_at
+from paritybit.harness.explain.counterfactuals.given import First
+from paritybit.harness.explain.counterfactuals.lines import handed_on_at
 from paritybit.harness.explain.counterfactuals.replaced import CACHE
 from paritybit.harness.explain.counterfactuals.setters import own_file, with_setters
 from paritybit.harness.explain.first_difference import Side, first_difference
@@ -63,6 +64,12 @@ def cache_of(call: OpCall) -> int | None:
     return cache.data_ptr() if isinstance(cache, Tensor) else None
 
 
+def other_indices(one: Any, other: Any) -> bool:
+    """Whether two arguments are whole numbers, and not the same."""
+    both = isinstance(one, Tensor) and isinstance(other, Tensor)
+    return both and not one.is_floating_point() and not one.equal(other)
+
+
 def captured_at(recorded: RecordedForward) -> Sources:
     """Return the lines that call the first op that a graph runs otherwise than its function.
 
@@ -96,11 +103,14 @@ def captured_at(recorded: RecordedForward) -> Sources:
         lines = tuple(line for line in replayed if line.file.startswith(GRAPHS))[:1]
         return (*lines, *in_function.get(place, ()))
     own, lines = own_file(recorded), in_graph.get(place) or in_function.get(place) or ()
-    if place in in_function and place not in in_graph and baked is not None:
-        made = (first.first.get(id(value)) for value in met[place] if isinstance(value, Tensor))
-        lines = (*lines[:1], *(one[1][0] for one in made if one is not None), *lines[1:])
+    if place in in_function and place not in in_graph:
+        made = [first.lines_of(value) for value in met[place]]
+        if baked is None:
+            both = zip(function.calls[place].inputs, graph.calls[place].inputs, strict=True)
+            made = [one for one, pair in zip(made, both, strict=True) if other_indices(*pair)]
+        lines = (*lines[:1], *(line for one in made for line in one), *lines[1:])
     ranked = sorted(lines, key=lambda line: line.file != own)
     capture = getattr(type(recorded.runner), "capture", None)
     if place in in_graph and capture is not None:
         ranked.insert(1, line_of(f"captured in {capture.__qualname__}", capture))
-    return tuple(ranked)
+    return with_setters(recorded.runner, tuple(dict.fromkeys(ranked)))

@@ -6,25 +6,27 @@ A line is named if the property holds once the values are put right there, and n
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from types import FrameType
-from typing import Any
 
 import numpy as np
+from paritybit.harness.explain.counterfactuals.given import (
+    First,
+    called_at,
+    given_to,
+    rows_cut_at,
+)
 from paritybit.harness.explain.counterfactuals.listed import elsewhere
 from paritybit.harness.explain.counterfactuals.made import Wanted, made_at
-from paritybit.harness.explain.counterfactuals.replaced import LIST, Replaced
+from paritybit.harness.explain.counterfactuals.replaced import LIST, ROWS, Replaced
 from paritybit.harness.explain.counterfactuals.setters import own_file
 from paritybit.harness.explain.facts import SourceLine
 from paritybit.harness.explain.origins.tables import both
 from paritybit.harness.explain.recorded import RecordedForward, Run
 from paritybit.harness.explain.static_origin import element_at, static_buffers
 from paritybit.harness.explain.tracing import (
-    RECORDS,
     Seen,
     Sources,
     arguments_of,
     callers_of,
-    calling,
-    has_number,
     held_in,
     lines_of,
     made_by,
@@ -51,7 +53,7 @@ class Lines:
 
     def of_argument(self, one: Replaced) -> Sources:
         """Return the lines that made an argument of ops, or took it from elsewhere."""
-        lines = self.made(one)
+        lines = rows_cut_at(self.recorded, one) if one.argument == ROWS else self.made(one)
         if not lines and one.argument == LIST:
             lines = self._kept(one) or self._listed(one)
         if lines:
@@ -172,9 +174,8 @@ class Lines:
         arguments, _ = given_to(self.recorded, one, first)
         if not arguments or not elsewhere(arguments, one.values[min(one.values)]):
             return ()
-        made = first.first.get(id(arguments[2]), ((), ()))[1]
         own = own_file(self.recorded)
-        ranked = sorted(made, key=lambda line: line.file != own)[:1]
+        ranked = sorted(first.lines_of(arguments[2]), key=lambda line: line.file != own)[:1]
         return tuple(replace(one, what=f"taken {one.what.partition(' ')[2]}") for one in ranked)
 
     def _listed(self, one: Replaced) -> Sources:
@@ -197,26 +198,6 @@ class Lines:
             if at is None and values.data_ptr() == again.data_ptr():
                 return handed_on_at(self.again, values)
         return ()
-
-
-class First:
-    """Takes note of the line at which each tensor, and each record of some, first stands."""
-
-    def __init__(self) -> None:
-        self.first: dict[int, tuple[Any, Sources]] = {}
-
-    def __call__(self, frame: FrameType, line: int, returned: object) -> None:
-        """Look for those that stood nowhere before."""
-        for value in values_of(frame.f_locals, returned):
-            if isinstance(value, (Tensor, *RECORDS)) and id(value) not in self.first:
-                self.first[id(value)] = value, lines_of(frame, line, "made")
-
-    def of_number(self, number: Any) -> Sources | None:
-        """Return the lines at which the last record that has a number first stands."""
-        found = (
-            lines for value, lines in reversed(self.first.values()) if has_number(value, number)
-        )
-        return next(found, None)
 
 
 class _Used(First):
@@ -280,21 +261,6 @@ def handed_on_at(again: Callable[[Seen], Run], values: Tensor) -> Sources:
 
     again(look)
     return found[0] if found else ()
-
-
-def given_to(
-    recorded: RecordedForward, one: Replaced, seen: Seen | None = None
-) -> tuple[tuple[Any, ...], Sources]:
-    """Return what the op is given that an argument is replaced of first, and who calls it."""
-    number, given = min(one.values), list[tuple[tuple[Any, ...], Sources]]()
-
-    def look(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        if name == one.op:
-            given.append((arguments, calling(f"given to {one.op}")))
-        return arguments
-
-    recorded.again(captured=False, given=look, seen=seen)
-    return given[number] if number < len(given) else ((), ())
 
 
 def last_held_at(recorded: RecordedForward, name: str) -> Sources:
@@ -383,15 +349,3 @@ def _not_called_at(recorded: RecordedForward, name: str) -> Sources:
 
     recorded.again(seen=look)
     return found[-1] if found and not called else ()
-
-
-def called_at(recorded: RecordedForward, one: Replaced) -> Sources:
-    """Return the line at which the tensor that an op is given first stands, else who calls it."""
-    place, first = next(iter(one.values[min(one.values)])), First()
-    arguments, lines = given_to(recorded, one, first)
-    if not arguments:
-        return lines
-    if isinstance(arguments[place], int):
-        return first.of_number(arguments[place]) or lines
-    made = first.first.get(id(arguments[place]))
-    return lines if made is None else made[1]

@@ -30,6 +30,9 @@ STORED_ROWS = frozenset({*STORED_AT, "key", "value", "values"})
 LIST = "the list of keys"
 """What these arguments are together."""
 
+ROWS = "the rows"
+"""All that stores are given, where it is of fewer rows than in the other run."""
+
 NOT_GIVEN = frozenset({CACHE, "states", "table", "frequency", "decay", "norm", "weight", "sinks"})
 """Arguments that are memory of an engine's own, or weights: no forward makes them, but may omit."""
 
