@@ -1,6 +1,7 @@
 """From a violated property to its explanation: the forward is recorded, and its cause found."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 from paritybit.harness.explain.build_faults import refused_build_cause
@@ -48,7 +49,8 @@ def explain(
         recorded = recorded_for(pair, schedule, forward, property_id, judge)
         at_fault = run_at_fault(recorded, judge)
         # What static inputs hold is read before any further run writes them again.
-        search, own = Search(at_fault, judge), at_fault is recorded
+        play = partial(recorded_for, pair, schedule, forward, property_id, judge)
+        search, own = Search(at_fault, judge, play), at_fault is recorded
         cause = recaptured_cause(recorded, schedule, judge)
         cause = cause or search.settled(cause_of(recorded) if own else None)
         words = None if own or judge.extra_run is None else judge.extra_run.words

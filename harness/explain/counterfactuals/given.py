@@ -22,12 +22,13 @@ from torch import Tensor
 class First:
     """Takes note of the line at which each tensor, and each record of some, first stands."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, returned: bool = False) -> None:
+        self.returned = returned
         self.first: dict[int, tuple[Any, Sources]] = {}
 
     def __call__(self, frame: FrameType, line: int, returned: object) -> None:
         """Look for those that stood nowhere before."""
-        for value in values_of(frame.f_locals, returned):
+        for value in values_of({} if self.returned else frame.f_locals, returned):
             if isinstance(value, (Tensor, *RECORDS)) and id(value) not in self.first:
                 self.first[id(value)] = value, lines_of(frame, line, "made")
 

@@ -39,6 +39,12 @@ from torch import Tensor
 INPUTS = frozenset({"subjects/buffers.py", "subjects/contracts.py"})
 """Files that write static inputs and give views of them."""
 
+FIRST = 3
+"""Lines that are looked at first."""
+
+MADE = "made in "
+"""What a line is said to be of a function that made something."""
+
 VIEW, PLAN = "view", "plan"
 """Methods of a runner: one gives a view of a static input, one runs once all are written."""
 
@@ -57,8 +63,9 @@ class Lines:
         if not lines and one.argument == LIST:
             lines = self._kept(one) or self._listed(one)
         if lines:
-            taken = self._taken(one) if one.argument == LIST else ()
-            return tuple(dict.fromkeys((*lines[:1], *taken, *lines[1:])))
+            taken = self._taken(one)
+            made = [line for line in lines[1:FIRST] if taken and line.what.startswith(MADE)]
+            return tuple(dict.fromkeys((*lines[:1], *taken, *made, *lines[1:])))
         ranked = self._ranked(called_at(self.recorded, one))
         calls = given_to(self.recorded, one)[1][:1]
         return (*ranked[:2], *(line for line in calls if line not in ranked[:2]), *ranked[2:])
@@ -130,9 +137,7 @@ class Lines:
 
     def _static_lists(self) -> set[int]:
         """Return where static lists lie: what these hold was made before it was written there."""
-        runner = self.recorded.runner
-        lists = {} if runner is None else runner.metadata.buffers
-        return {values.untyped_storage().data_ptr() for values in lists.values()}
+        return {values.untyped_storage().data_ptr() for values in self._lists().values()}
 
     def again(self, seen: Seen) -> Run:
         """Run what is captured eagerly, with its lines followed."""
@@ -166,22 +171,33 @@ class Lines:
         return tuple(dict.fromkeys(found))
 
     def _taken(self, one: Replaced) -> Sources:
-        """Return the line that takes rows of a list, if others of that list hold what is right.
+        """Return the line that takes an argument from a static list; none if it lies in no such.
 
-        Nothing says then whether the rows that are taken are wrong, or those that are listed.
+        Nothing says then whether what is taken is wrong, or what is listed. Of keys it is told if
+        other rows of their list hold what is right: the line in the runner's own file.
         """
-        first = First()
+        first = First(returned=True)
         arguments, _ = given_to(self.recorded, one, first)
-        if not arguments or not elsewhere(arguments, one.values[min(one.values)]):
+        values = one.values[min(one.values)]
+        listed = one.argument == LIST
+        place = 2 if listed else next(iter(values))
+        if len(arguments) <= place or (listed and not elsewhere(arguments, values)):
             return ()
-        own = own_file(self.recorded)
-        ranked = sorted(first.lines_of(arguments[2]), key=lambda line: line.file != own)[:1]
-        return tuple(replace(one, what=f"taken {one.what.partition(' ')[2]}") for one in ranked)
+        own, lines = own_file(self.recorded), first.lines_of(arguments[place])
+        if listed:
+            lines = tuple(sorted(lines, key=lambda line: line.file != own))
+        elif element_at(self._lists(), arguments[place], 0) is None:
+            return ()
+        return tuple(replace(one, what=f"taken {one.what.partition(' ')[2]}") for one in lines[:1])
+
+    def _lists(self) -> dict[str, Tensor]:
+        """Return the static lists of the runner, none without one."""
+        runner = self.recorded.runner
+        return {} if runner is None else runner.metadata.buffers
 
     def _listed(self, one: Replaced) -> Sources:
         """Return the line that made the static list that attention is given, and its callers."""
-        runner = self.recorded.runner
-        lists = {} if runner is None else runner.metadata.buffers
+        lists = self._lists()
         for values in given_to(self.recorded, one)[0][2:5]:
             at = element_at(lists, values, int(values.storage_offset()))
             lines = first_held_at(self.recorded, at[0]) if at is not None else ()

@@ -5,7 +5,7 @@ these are changed in turn, each alone: attributes of Python objects, cells of th
 static inputs that hold what their contract does not accept, the capture, and what ops are given.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -30,6 +30,7 @@ from paritybit.harness.explain.counterfactuals.judge import (
 )
 from paritybit.harness.explain.counterfactuals.lines import (
     Lines,
+    first_held_at,
     last_held_at,
     last_listed,
     not_written_at,
@@ -43,6 +44,7 @@ from paritybit.harness.explain.counterfactuals.replaced import (
     wrong_outputs,
 )
 from paritybit.harness.explain.counterfactuals.setters import (
+    overwritten_at,
     read_at,
     set_at,
     with_part,
@@ -78,10 +80,10 @@ def bare(cause: Cause) -> Cause:
 
 
 class Search:
-    """Runs a forward again, each time with one thing changed."""
+    """Runs a forward again, each time with one thing changed. `play` plays the whole schedule."""
 
-    def __init__(self, recorded: RecordedForward, judge: Judge) -> None:
-        self.recorded, self.judge = recorded, judge
+    def __init__(self, recorded: RecordedForward, judge: Judge, play: Callable[[], Any]) -> None:
+        self.recorded, self.judge, self.play = recorded, judge, play
         self.inputs: Right = judge.wrong_inputs(inputs_seen(recorded))
         self.stale = self._stale_lists()
         self.lines = Lines(recorded, self.holds)
@@ -271,7 +273,9 @@ class Search:
             return with_part(name, lines)
         wanted = Wanted(wrong.held, wrong.right, known=True)
         lines = made_at(wanted, lambda seen: recorded.again(seen=seen), self.holds)
-        return with_setters(recorded.runner, lines)
+        lines = lines or first_held_at(recorded, name)  # It may lie in the memory of others.
+        overwritten = overwritten_at(recorded.runner, lines, wrong.right, self.play)
+        return (*lines[:1], *overwritten, *with_setters(recorded.runner, lines)[1:])
 
     def by_arguments(self, shown: Cause | None) -> Cause | None:
         """Blame what ops are given, where the property holds once that is as in the other run."""

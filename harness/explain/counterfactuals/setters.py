@@ -17,6 +17,7 @@ from paritybit.harness.explain.tracing import (
     LastChange,
     Seen,
     Sources,
+    following,
     held_in,
     lines_of,
     shown_file,
@@ -107,11 +108,34 @@ def with_part(name: str, lines: Sources) -> Sources:
     return (lines[0], line_of(f"a part of {name} is given", StaticInput.head), *lines[1:])
 
 
-def kept(runner: GraphRunner, name: str) -> bool:
-    """Whether tensors lie under the name of an attribute of a runner, or of its graphs."""
+def kept(runner: GraphRunner, name: str) -> list[Tensor]:
+    """Return the tensors that lie under the name of an attribute of a runner, or of its graphs."""
     holders = (runner, *runner.captured.values())
     values = (getattr(holder, name, None) for holder in holders)
-    return any(isinstance(one, Tensor) for value in values for one in held_in(value))
+    return [one for value in values for one in held_in(value) if isinstance(one, Tensor)]
+
+
+def overwritten_at(
+    runner: GraphRunner | None, lines: Sources, right: Tensor, play: Callable[[], Any]
+) -> Sources:
+    """Return the line that overwrites what a line reads of its runner, while `play` plays.
+
+    What it reads holds the `right` values before.
+    """
+    if runner is None or not lines:
+        return ()
+    names = sorted(attributes_read(lines[0].file, lines[0].line))
+    held = [one for name in names for one in kept(runner, name) if one.numel() == right.numel()]
+    before = [one.clone() for one in held]
+    for one in held:
+        one.copy_(right.view(one.shape))
+    change = LastChange(lambda _: [one.tolist() for one in held], "overwritten")
+    if held:
+        with following(change):
+            play()
+    for one, values in zip(held, before, strict=True):
+        one.copy_(values)
+    return change.lines[:1]
 
 
 def setters(kind: type, name: str, *, of_records: bool = False) -> Iterator[SourceLine]:

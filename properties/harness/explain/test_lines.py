@@ -355,6 +355,32 @@ def explanation_of(
             CATCHING_UP,
             "eagle_draft_extend",
         ),
+        (
+            GraphRunner.scalar,
+            "return torch.full((1,), value, dtype=torch.int32, device=self.target.device)",
+            "new = torch.full((1,), value, dtype=torch.int32, device=self.target.device);"
+            ' return self.__dict__.setdefault("number", new).fill_(value)',
+            "live_inputs",
+            Schedule((Admit(3, 9), Admit(3, 9), Idle(0), Decode((0, 1))), seed=3),
+            "decode",
+        ),
+        (
+            states.verify_paths,
+            "torch.where(tree_parents >= 0, request * drafts + tree_parents, -1)",
+            "tree_parents",
+            "logits_parity",
+            VERIFYING,
+            "target_verify",
+        ),
+        (
+            host.indptr_of,
+            "indptr = np.zeros(len(lengths) + 1, np.int32)",
+            'indptr: Ints = indptr_of.__dict__.setdefault("memory", np.zeros(4096, np.int32))'
+            "[: len(lengths) + 1]",
+            "read_frame",
+            CATCHING_UP,
+            "eagle_draft_extend",
+        ),
     ],
     ids=[
         "fails",
@@ -388,6 +414,9 @@ def explanation_of(
         "output",
         "no mask",
         "converts",
+        "overwritten",
+        "taken",
+        "one array",
     ],
 )
 def test_the_function_that_is_wrong_comes_first(
