@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from paritybit.harness.campaigns.regress import RunConfig, one_size, plan, run_tasks
+from paritybit.harness.campaigns.regress import RunConfig, plan, run_tasks
 from paritybit.harness.campaigns.run_record import case_of
 from paritybit.harness.campaigns.task import Result, Source, Status, Task
+from paritybit.harness.lockstep.scale.shapes import one_size
 from paritybit.harness.machine.workers import Workers
 from paritybit.harness.records.case import write_case
 

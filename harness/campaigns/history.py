@@ -12,13 +12,14 @@ from typing import Any
 
 from paritybit.harness.campaigns.executor import Campaign, Ended
 from paritybit.harness.campaigns.hunt import HuntResult, play_all, time_limit
-from paritybit.harness.campaigns.regress import RunConfig, one_size, trial_of
+from paritybit.harness.campaigns.regress import RunConfig, trial_of
 from paritybit.harness.campaigns.spreading.backends import execute
 from paritybit.harness.campaigns.task import pieces_of
 from paritybit.harness.checks.play import DeviceLostError, Lockstep
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from paritybit.harness.errors import headline
 from paritybit.harness.lockstep.config import TrialConfig, catalogued
+from paritybit.harness.lockstep.scale.shapes import one_size
 from paritybit.harness.machine.workers import Workers, sparing
 from paritybit.subjects.runners import RUNNERS
 from paritybit.subjects.toggles import LocationScheme

@@ -34,15 +34,10 @@ from paritybit.harness.campaigns.task import (
 )
 from paritybit.harness.checks.expectations import unaffected_reason
 from paritybit.harness.lockstep.config import TrialConfig, with_features
+from paritybit.harness.lockstep.scale.shapes import smallest, wide
 from paritybit.harness.lockstep.scale.shapes import trial_of as trial_of_shape
 from paritybit.harness.machine.workers import HERE, Workers
 from paritybit.harness.schedules.boundaries import Row, scenes
-from paritybit.harness.schedules.buckets import (
-    SKIPPED_SLOTS,
-    SMALLEST,
-    SMALLEST_TOKENS,
-    WIDE_CONTEXT,
-)
 from paritybit.harness.schedules.coverage import (
     OVERLAP_REQUIRED,
     SHARING_REQUIRED,
@@ -147,13 +142,21 @@ class RunConfig:
 
     @property
     def featured(self) -> tuple[TrialConfig, ...]:
-        """The clean versions of the trials whose bugs need features."""
+        """The clean versions of the trials whose bugs need features.
+
+        In a run with all hunts each engine that has none gets one with all these features.
+        """
         hunts = ((BUGS[bug], runner) for bug, runner in self.hunts)
-        trials = (
+        trials = [
             replace(trial_of(self, runner, bug.scheme), features=with_features(bug.features))
             for bug, runner in hunts
             if bug.features
-        )
+        ]
+        features = {one for trial in trials for one in trial.features} - {Feature.CHAINS}
+        for name in self.at_edges:
+            if engine_runners(name) not in {engine_runners(trial.runner) for trial in trials}:
+                trial = trial_of(self, name, self.schemes[-1])
+                trials.append(replace(trial, features=with_features(sorted(features))))
         return tuple(dict.fromkeys(trials))
 
     @property
@@ -321,33 +324,6 @@ def chained(settings: RunConfig, trial: TrialConfig) -> TrialConfig:
     if trial.scheme is not settings.chained.get(trial.runner):
         return trial
     return replace(trial, features=with_features([Feature.CHAINS]))
-
-
-def smallest(trial: TrialConfig) -> TrialConfig:
-    """Return the trial with the smallest captured sizes."""
-    return replace(trial, buckets=SMALLEST, token_buckets=SMALLEST_TOKENS)
-
-
-def wide(trial: TrialConfig) -> TrialConfig:
-    """Return the trial with long contexts and, on a CPU, high slot numbers."""
-    slots = WIDE_CONTEXT + trial.full_slots
-    skipped = SKIPPED_SLOTS if trial.device == "cpu" else 0
-    return replace(
-        trial,
-        full_slots=slots,
-        swa_slots=slots,
-        max_context=WIDE_CONTEXT,
-        skipped_slots=skipped,
-    )
-
-
-def one_size(trial: TrialConfig) -> TrialConfig:
-    """Return the trial with one captured size per runner.
-
-    It is for campaigns with few schedules per trial, where most of the time goes to captures. Each
-    bug shows with one size.
-    """
-    return replace(trial, buckets=(4,), token_buckets=(12,))
 
 
 def run_tasks(tasks: Sequence[Task], workers: Workers, on_result: Callable[[Result], None]) -> None:

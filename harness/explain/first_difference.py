@@ -96,9 +96,9 @@ class Caches:
         return store
 
     def store_rows(self, call: OpCall) -> RowStore:
-        """Carry out a store beside KV, value by value: the highest wins."""
+        """Carry out a store beside KV, value by value: the highest wins. A copy is not followed."""
         store = row_store_of(call, self.pools)
-        for number, row in enumerate(store.rows):
+        for number, row in enumerate(() if store.elsewhere else store.rows):
             self.rows[store.section][row] = store.values[number]
         return store
 

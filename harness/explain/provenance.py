@@ -131,11 +131,15 @@ PLACE_ROWS = {Section.RECURRENT: STATE_ROWS, Section.DRAFT_TABLE: 1}
 
 @dataclass(frozen=True)
 class RowStore:
-    """One `store_rows` call: which section, and the row that each of its values was written to."""
+    """One `store_rows` call: which section, and the row that each of its values was written to.
+
+    `elsewhere` says that it was not the pool's own table that was written.
+    """
 
     section: Section
     rows: list[int]
     values: Tensor
+    elsewhere: bool = False
 
     @property
     def places(self) -> list[int]:
@@ -149,7 +153,7 @@ def row_store_of(call: OpCall, pools: KVPools) -> RowStore:
     views = pools.state.sections
     there = [section for section in views if views[section].data_ptr() == table.data_ptr()]
     alike = [section for section in views if views[section].shape[-1] == table.shape[-1]]
-    return RowStore((there or alike)[0], rows.tolist(), values)
+    return RowStore((there or alike)[0], rows.tolist(), values, elsewhere=not there)
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,7 @@
 Slots have high numbers in a pool that skips numbers, so that sixteen bits or eight do not hold one.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable
-from itertools import product
 from types import FrameType
 from typing import Any, TypeAlias
 
@@ -21,10 +19,6 @@ WIDTHS = (8, 16)
 """Bits of the whole numbers that such a slot number does not go into."""
 
 
-MOST_WIDE = 64
-"""Arrays of slot numbers, seen last, of which others may be the last bits."""
-
-
 class _Wrapped:
     """Looks for the first value that is a slot number but for a multiple of a power of two."""
 
@@ -32,7 +26,6 @@ class _Wrapped:
         self.slots = slots
         self.found: tuple[GivenValue, tuple[SourceLine, ...]] | None = None
         self._seen: dict[tuple[int, int], tuple[FrameType, Any]] = {}
-        self._wide: deque[Numbers] = deque(maxlen=MOST_WIDE)
 
     def __call__(self, frame: FrameType, line: int, returned: Any) -> None:
         """Look at what a frame holds, each value once."""
@@ -45,25 +38,11 @@ class _Wrapped:
             if numbers is None:
                 continue
             held, right = narrowed(numbers, self.slots)
-            if right is None:
-                held, right = self._last_bits(numbers)
             if right is not None:
                 lines = lines_of(frame, line, "made")
                 what = f"a slot number in {qualified_name(frame)}"
                 given = GivenValue(what, str(held), str(right), stale=False, left_by=None, how=None)
                 self.found = given, lines
-
-    def _last_bits(self, numbers: Numbers) -> tuple[int, int | None]:
-        """Return an element of an array that holds the last bits of slot numbers seen before."""
-        flat = numbers.ravel().astype(np.int64)
-        if flat.size and self.slots.start <= flat.max() < self.slots.stop:
-            self._wide.append(flat)
-            return 0, None
-        for wide, bits in product(self._wide, WIDTHS):
-            if wide.size == flat.size and np.array_equal(wide % 2**bits, flat):
-                place = int((wide != flat).argmax())
-                return int(flat[place]), int(wide[place])
-        return 0, None
 
 
 def numbers_of(value: Any) -> "Numbers | None":
@@ -77,20 +56,20 @@ def numbers_of(value: Any) -> "Numbers | None":
 def narrowed(value: Numbers, slots: range) -> tuple[int, int | None]:
     """Return an element of an array that is the last bits of a slot number, and that number.
 
-    None for the number where there is none. A positive one tells nothing in a wide array: it may be
-    the number of anything.
+    None for the number where there is none. A positive one of eight bits tells nothing in a wide
+    array: it may be the number of anything.
     """
     lowest, highest, bits = int(value.min()), int(value.max()), 8 * value.dtype.itemsize
     if lowest < -1:
         return lowest, widened(lowest, slots, WIDTHS)
-    return highest, widened(highest, slots, [bits]) if bits in WIDTHS and highest > 0 else None
+    return highest, widened(highest, slots, {bits, WIDTHS[-1]} & {*WIDTHS}) if highest > 0 else None
 
 
 def widened(held: int, slots: range, widths: Iterable[int]) -> int | None:
     """Return the slot number of which a value is the last bits, None if there is none."""
     for width in widths:
         first = slots.start + (held - slots.start) % 2**width
-        if -(2 ** (width - 1)) <= held and first in slots:
+        if -(2 ** (width - 1)) <= held != first and first in slots:
             return int(first)
     return None
 

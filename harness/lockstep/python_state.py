@@ -256,6 +256,7 @@ class Walk:
         self.visit(method.__func__, path, name)
 
     def _class(self, kind: type, path: str, name: str) -> None:
+        """Follow a class. Its path does not say whether a module or an object led to it."""
         if not self.own(kind) or issubclass(kind, Enum):
             return
         for base in kind.__mro__[1:]:
@@ -263,7 +264,7 @@ class Walk:
                 self.visit(base, path_of(base), base.__qualname__)
         for key, value in tuple(vars(kind).items()):
             if not key.startswith(("__", "_abc_")) and not isinstance(value, property):
-                self._attribute(kind, kind.__qualname__, (key, value), path)
+                self._attribute(kind, kind.__qualname__, (key, value), path_of(kind))
 
     def _object(self, value: Any, path: str, name: str) -> None:
         kind = type(value)

@@ -13,6 +13,7 @@ from paritybit.harness.lockstep.observation import Sample
 from paritybit.harness.lockstep.request_book import RequestBook
 from paritybit.harness.lockstep.requests import PlannedForward, Request
 from paritybit.harness.schedules.coverage import (
+    BEGUN_BESIDE,
     REFILLED,
     REFILLED_READ,
     SHARED,
@@ -216,7 +217,10 @@ class Scheduler(RequestBook):
         for prompt in step.prompts[: most - len(waiting)]:
             request = self._add(prompt, step.tokens)
             waiting += [request] if request is not None else []
-        return self.planned(Mode.EXTEND, [self._next(request, step.tokens) for request in waiting])
+        spans = [self._next(request, step.tokens) for request in waiting]
+        begun = [span.begin == 0 for span in spans if span is not None]
+        self.events[BEGUN_BESIDE] += any(begun) and not all(begun)
+        return self.planned(Mode.EXTEND, spans)
 
     def _decode(self, step: Decode) -> PlannedForward | None:
         ready = self.ready(lambda request: request.known < self.config.max_context)

@@ -202,7 +202,9 @@ def came(row: Row, prompts: tuple[int, ...], tokens: int) -> Steps:
     *others, last = prompts
     if row.prompts == "together":
         chunk, evicted = max(1, max(prompts) // 2), tuple(map(Evict, range(len(prompts))))
-        return (Prefill(prompts, chunk), *evicted, *(Prefill((), chunk), *evicted) * 2)
+        # The last one begins while the others continue.
+        begun = (Prefill((*others,), max(1, min(others) // 2)), *evicted) if others else ()
+        return (*begun, Prefill((last,), chunk), *evicted, *(Prefill((), chunk), *evicted) * 2)
     if row.prompts == "whole":
         return tuple(Admit(prompt, prompt) for prompt in prompts)
     return (Prefill((*others,), max(prompts)), Admit(last, max(1, last - tokens)), Extend(0, last))

@@ -60,7 +60,9 @@ SPECULATION_REQUIRED = (
 OF_ONE_BRANCH = ("replay", "padded replay")
 """The replays that a runner of speculation must also have had of batches drafted in one branch."""
 
-PREFILL_REQUIRED = ("prefill of several requests",)
+BEGUN_BESIDE = "prompt begun beside one that continues"
+
+PREFILL_REQUIRED = ("prefill of several requests", BEGUN_BESIDE)
 """What they must reach besides, where a runner on trial prefills."""
 
 LONGEST = "length of the longest context"

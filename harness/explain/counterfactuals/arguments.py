@@ -5,9 +5,8 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
+from paritybit.harness.explain.counterfactuals.left_out import Pairs, left_out, masks_left_out
 from paritybit.harness.explain.counterfactuals.listed import (
-    MASK,
-    MASK_PLACE,
     MASK_START,
     MASK_START_PLACE,
     Pair,
@@ -17,17 +16,13 @@ from paritybit.harness.explain.counterfactuals.listed import (
     right_lists,
     row_listed,
     spelled_lists,
-    starts_in,
 )
 from paritybit.harness.explain.counterfactuals.replaced import (
-    CACHE,
     LIST,
     LISTS,
     LOCATIONS,
     NOT_GIVEN,
-    ROWS,
     STORED_AT,
-    STORED_ROWS,
     Replaced,
     as_given,
     full_pair,
@@ -39,9 +34,6 @@ from paritybit.harness.explain.recorded import RecordedForward
 from paritybit.reference.config import Kind
 from paritybit.reference.ops import OpCall
 from torch import Tensor
-
-Pairs = Sequence[tuple[OpCall | None, OpCall]]
-"""Ops of a run, each with the one of another run that it corresponds to, if there is one."""
 
 
 def replacements(
@@ -65,11 +57,10 @@ def replacements(
     one, other = pairs[difference.call]
     if one is None:
         return
-    yield from _cache(recorded, pairs, other.name)
-    yield from _rows_left_out(pairs, other.name)
+    yield from left_out(recorded, pairs, other.name)
     if other.name == "attention":
         first = next(at for at, (_, call) in enumerate(attention) if call is other)
-        yield from _mask_left_out(attention)
+        yield from masks_left_out(attention)
         for padded in (False, True):
             yield from _lists(recorded, attention, (first, difference.row or 0), padded=padded)
     yield from _of_op(recorded, pairs, difference.call, swa=difference.kind is Kind.SWA)
@@ -80,72 +71,6 @@ def replacements(
         if number > difference.call and reads and call.name not in names:
             names.add(call.name)
             yield from _of_op(recorded, pairs, number, lying=given)
-
-
-def _cache(recorded: RecordedForward, pairs: Pairs, op: str) -> Iterator[Replaced]:
-    """Yield the cache of all ops of one name, if some have another layer's than in the other run.
-
-    It is shown as the number of the layer.
-    """
-    pools = recorded.pair.graph_pools
-    known = {**layers_by_address(recorded.pair.eager_pools), **layers_by_address(pools)}
-    values, wrong = dict[int, dict[int, Any]](), list[tuple[int, int]]()
-    same = [(one, call) for one, call in pairs if call.name == op]
-    for number, (one, call) in enumerate(same):
-        names = list(named_arguments(call))
-        if one is None or CACHE not in names:
-            continue
-        place = names.index(CACHE)
-        held, right = (known.get(given.inputs[place].data_ptr()) for given in (call, one))
-        if held is not None and right is not None and held != right:
-            role, layer, _ = right
-            values[number] = {place: pools[role].cache(layer)}
-            wrong.append((held[1], layer))
-    if wrong:
-        layers = torch.tensor(wrong[0])
-        yield Replaced(op, CACHE, layers[0], layers[1], values, number=min(values))
-
-
-def _rows_left_out(pairs: Pairs, op: str) -> Iterator[Replaced]:
-    """Yield all that stores are given, where they are given fewer rows than in the other run."""
-    values, counts = dict[int, dict[int, Any]](), list[tuple[int, int]]()
-    same = [(one, call) for one, call in pairs if call.name == op]
-    for number, (one, call) in enumerate(same):
-        names = list(named_arguments(call))
-        places = [at for at, name in enumerate(names) if name in STORED_ROWS]
-        places = [*(at for at in places if names[at] not in STORED_AT), *places]
-        if one is None or not places:
-            continue
-        held, right = (len(given.inputs[places[0]]) for given in (call, one))
-        if held < right:
-            values[number] = {place: one.inputs[place] for place in places}
-            counts.append((held, right))
-    if counts:
-        rows = torch.tensor(counts[0])
-        yield Replaced(op, ROWS, rows[0], rows[1], values, number=min(values))
-
-
-def _mask_left_out(attention: Pairs) -> Iterator[Replaced]:
-    """Yield the mask of all attention that has none, where another one of this run has one.
-
-    Of those that have one in the other run. Each row begins where the mask leaves what it ought to
-    list.
-    """
-    masks = (call.inputs[MASK_PLACE] for _, call in attention if _masked(call))
-    mask, values = next(masks, None), dict[int, dict[int, Any]]()
-    for number, (one, call) in enumerate(attention):
-        if mask is None or one is None or not _masked(one) or _masked(call):
-            continue
-        starts = starts_in(mask, call, lists_of(one))
-        if starts is not None:
-            values[number] = {MASK_PLACE: mask, MASK_START_PLACE: starts}
-    if mask is not None and values:
-        yield Replaced("attention", MASK, mask[:0], mask.clone(), values, number=min(values))
-
-
-def _masked(call: OpCall) -> bool:
-    """Whether an attention has a mask."""
-    return len(call.inputs) > MASK_START_PLACE and call.inputs[MASK_PLACE] is not None
 
 
 def _of_op(

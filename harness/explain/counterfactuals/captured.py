@@ -92,17 +92,19 @@ def captured_at(recorded: RecordedForward) -> Sources:
     (function, in_function), (graph, in_graph) = runs
     baked = baked_in(graph.calls, function.calls, static_buffers(recorded))
     difference = first_difference(function, graph)
+    own = own_file(recorded)
+    if baked is not None and baked.argument is None:
+        replayed = (line for lines in in_graph.values() for line in lines)
+        lines = tuple(line for line in replayed if line.file.startswith(GRAPHS))[:1]
+        left_out = in_function.get(baked.place, ())
+        return (*lines, *sorted(left_out, key=lambda line: line.file != own))
     calls = enumerate(zip(function.calls, graph.calls, strict=False))
     places = [at for at, (one, other) in calls if cache_of(one) != cache_of(other)][:1]
-    if not places or (baked is not None and baked.argument is None):
+    if not places:
         places = [] if baked is None else [baked.place]
         places += [] if difference is None else [difference.call]
     place = min(places, default=-1)
-    if baked is not None and baked.argument is None and baked.place == place:
-        replayed = (line for lines in in_graph.values() for line in lines)
-        lines = tuple(line for line in replayed if line.file.startswith(GRAPHS))[:1]
-        return (*lines, *in_function.get(place, ()))
-    own, lines = own_file(recorded), in_graph.get(place) or in_function.get(place) or ()
+    lines = in_graph.get(place) or in_function.get(place) or ()
     if place in in_function and place not in in_graph:
         made = [first.lines_of(value) for value in met[place]]
         if baked is None:

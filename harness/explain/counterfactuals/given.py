@@ -16,6 +16,7 @@ from paritybit.harness.explain.tracing import (
     lines_of,
     values_of,
 )
+from paritybit.subjects.protocol import KeyLists
 from torch import Tensor
 
 
@@ -90,6 +91,25 @@ def rows_cut_at(recorded: RecordedForward, one: Replaced) -> Sources:
 
     recorded.again(captured=False, given=look)
     return found[0] if found else ()
+
+
+def unmasked_at(recorded: RecordedForward, one: Replaced, own: str | None) -> Sources:
+    """Return the line that gives attention no mask, or makes key lists that have none.
+
+    Of the latter the line in the runner's `own` file comes second.
+    """
+    first = First()
+    arguments, calls = given_to(recorded, one, first)
+    begin = arguments[2] if arguments else None
+    lists = (found for found in first.first.values() if isinstance(found[0], KeyLists))
+    made = (
+        lines
+        for value, lines in lists
+        if value.mask is None and any(keys.begin is begin for keys in (value.full, value.swa))
+    )
+    lines = next(made, ())
+    of_runner = [line for line in lines if line.file == own][:1]
+    return tuple(dict.fromkeys((*lines[:1], *of_runner, *calls[:1], *lines, *calls)))
 
 
 def memory(value: Any) -> int:

@@ -13,8 +13,9 @@ from paritybit.harness.explain.counterfactuals.given import (
     called_at,
     given_to,
     rows_cut_at,
+    unmasked_at,
 )
-from paritybit.harness.explain.counterfactuals.listed import elsewhere
+from paritybit.harness.explain.counterfactuals.listed import MASK, elsewhere
 from paritybit.harness.explain.counterfactuals.made import Wanted, made_at
 from paritybit.harness.explain.counterfactuals.replaced import LIST, ROWS, Replaced
 from paritybit.harness.explain.counterfactuals.setters import own_file
@@ -59,7 +60,10 @@ class Lines:
 
     def of_argument(self, one: Replaced) -> Sources:
         """Return the lines that made an argument of ops, or took it from elsewhere."""
-        lines = rows_cut_at(self.recorded, one) if one.argument == ROWS else self.made(one)
+        apart = self._apart(one)
+        if apart:
+            return apart
+        lines = self.made(one)
         if not lines and one.argument == LIST:
             lines = self._kept(one) or self._listed(one)
         if lines:
@@ -69,6 +73,14 @@ class Lines:
         ranked = self._ranked(called_at(self.recorded, one))
         calls = given_to(self.recorded, one)[1][:1]
         return (*ranked[:2], *(line for line in calls if line not in ranked[:2]), *ranked[2:])
+
+    def _apart(self, one: Replaced) -> Sources:
+        """Return the lines of what is missing: rows, or a mask. No value of those is wrong."""
+        if one.argument == ROWS:
+            return rows_cut_at(self.recorded, one)
+        if one.argument == MASK:
+            return unmasked_at(self.recorded, one, own_file(self.recorded))
+        return ()
 
     def made(self, one: Replaced) -> Sources:
         """Return the first line at which an argument, put right there, makes the property hold.
@@ -183,10 +195,11 @@ class Lines:
         place = 2 if listed else next(iter(values))
         if len(arguments) <= place or (listed and not elsewhere(arguments, values)):
             return ()
-        own, lines = own_file(self.recorded), first.lines_of(arguments[place])
+        own, value = own_file(self.recorded), arguments[place]
+        lines = first.lines_of(value)
         if listed:
             lines = tuple(sorted(lines, key=lambda line: line.file != own))
-        elif element_at(self._lists(), arguments[place], 0) is None:
+        elif not isinstance(value, Tensor) or element_at(self._lists(), value, 0) is None:
             return ()
         return tuple(replace(one, what=f"taken {one.what.partition(' ')[2]}") for one in lines[:1])
 

@@ -15,9 +15,10 @@ Pair = tuple[Tensor, Tensor]
 Lists = Sequence[Sequence[int]]
 """The keys of each row of an attention."""
 
+MOST_PLACE = 6
 MASK, MASK_PLACE = "mask", 7
 MASK_START, MASK_START_PLACE = "mask_start", 8
-"""The arguments of attention that have the mask, and say where that of each row begins."""
+"""The arguments of attention for the most keys of a row, the mask, and where a row of it begins."""
 
 FURTHEST = 64
 """How many places further on or back it is looked for what a row ought to list."""
@@ -118,22 +119,23 @@ def mask_starts(call: OpCall, right: Lists) -> Pair | None:
     return held.clone(), torch.tensor(starts).to(held)
 
 
-def starts_in(mask: Tensor, call: OpCall, right: Lists) -> Tensor | None:
-    """Return where a mask begins for each row of an attention, so that it lists what is right.
+def mask_for(call: OpCall, right: Lists) -> Pair | None:
+    """Return a mask with which an attention lists what is right, and where each row's begins.
 
-    None where it begins nowhere for some row. Rows behind those of `right` begin at 0.
+    None where some row does not list all that it ought to. Rows behind those of `right` list all.
     """
     _, _, begin, end, slots = call.inputs[:5]
-    shown, found = mask.tolist(), [0] * len(begin)
-    for row, keys in enumerate(right):
+    bits, starts = list[bool](), list[int]()
+    for row in range(len(begin)):
         listed = slots[int(begin[row]) : int(end[row])].tolist()
-        starts = range(len(shown) - len(listed) + 1)
-        fitting = (at for at in starts if list(compress(listed, shown[at:])) == list(keys))
-        start = next(fitting, None)
-        if start is None:
+        wanted = list(right[row] if row < len(right) else listed)
+        starts.append(len(bits))
+        for slot in listed:
+            bits.append(wanted[:1] == [slot])
+            wanted = wanted[bits[-1] :]
+        if wanted:
             return None
-        found[row] = start
-    return torch.tensor(found, device=mask.device)
+    return torch.tensor(bits, device=slots.device), torch.tensor(starts, device=slots.device)
 
 
 def lists_of(call: OpCall) -> list[list[int]]:
@@ -201,7 +203,7 @@ def as_listed(call: OpCall, usual: OpCall, further: Lists) -> dict[int, Any]:
         4: torch.cat((slots.cpu(), torch.tensor([key for keys in further for key in keys]).long())),
     }
     given = {place: one.to(call.inputs[place]) for place, one in found.items()}
-    given[6] = max(int(call.inputs[6]), int(most), *counts.tolist())
+    given[MOST_PLACE] = max(int(call.inputs[MOST_PLACE]), int(most), *counts.tolist())
     if mask is None or mask_start is None:
         return given | {7: None, 8: None}
     bits = torch.cat((mask, mask.new_ones(int(counts.sum()))))

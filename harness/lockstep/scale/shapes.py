@@ -1,9 +1,15 @@
-"""The pool sizes of each shape, and the page sizes and dtypes that its trials use in turn."""
+"""The pool sizes of each shape, what its trials use in turn, and trials of other sizes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.schedules.buckets import (
+    SKIPPED_SLOTS,
+    SMALLEST,
+    SMALLEST_TOKENS,
+    WIDE_CONTEXT,
+)
 from paritybit.reference.config import Shape
 from paritybit.subjects.toggles import LocationScheme
 
@@ -79,3 +85,30 @@ def with_small_pools(trial: TrialConfig) -> TrialConfig:
     longest = 3 * trial.model.window + 64
     slots = -(-longest // trial.page_size) * trial.page_size * max(trial.buckets)
     return replace(trial, full_slots=slots, swa_slots=slots)
+
+
+def smallest(trial: TrialConfig) -> TrialConfig:
+    """Return the trial with the smallest captured sizes."""
+    return replace(trial, buckets=SMALLEST, token_buckets=SMALLEST_TOKENS)
+
+
+def wide(trial: TrialConfig) -> TrialConfig:
+    """Return the trial with long contexts and, on a CPU, high slot numbers."""
+    slots = WIDE_CONTEXT + trial.full_slots
+    skipped = SKIPPED_SLOTS if trial.device == "cpu" else 0
+    return replace(
+        trial,
+        full_slots=slots,
+        swa_slots=slots,
+        max_context=WIDE_CONTEXT,
+        skipped_slots=skipped,
+    )
+
+
+def one_size(trial: TrialConfig) -> TrialConfig:
+    """Return the trial with one captured size per runner.
+
+    It is for campaigns with few schedules per trial, where most of the time goes to captures. Each
+    bug shows with one size.
+    """
+    return replace(trial, buckets=(4,), token_buckets=(12,))

@@ -10,7 +10,6 @@ from paritybit.harness.campaigns import executor, soak
 from paritybit.harness.campaigns.executor import Ended
 from paritybit.harness.campaigns.history import watch
 from paritybit.harness.campaigns.mutants.hunting import MutantHunt, hunt_mutant
-from paritybit.harness.campaigns.regress import one_size
 from paritybit.harness.campaigns.soak import Chunk, SeededHunts, clean_steps, hunt_by_seed
 from paritybit.harness.campaigns.spreading import backends, journal
 from paritybit.harness.campaigns.spreading.backends import execute
@@ -18,6 +17,7 @@ from paritybit.harness.campaigns.spreading.journal import Journal, line_of
 from paritybit.harness.campaigns.task import Source, Task, run_in_turn
 from paritybit.harness.errors import CannotRunError, MalformedError, headline
 from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.scale.shapes import one_size
 from paritybit.harness.machine.workers import LOCAL, Workers
 from paritybit.harness.records.sources import digest
 from paritybit.harness.records.typed_json import to_json

@@ -14,7 +14,6 @@ from paritybit.harness.campaigns import soak as soaking
 from paritybit.harness.campaigns.executor import execute
 from paritybit.harness.campaigns.fresh import PlayFresh
 from paritybit.harness.campaigns.measuring import bandwidth, captures, profile, sharing
-from paritybit.harness.campaigns.regress import one_size
 from paritybit.harness.campaigns.soak import (
     CleanSteps,
     Detections,
@@ -23,6 +22,7 @@ from paritybit.harness.campaigns.soak import (
 )
 from paritybit.harness.checks.play import Outcome
 from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.scale.shapes import one_size
 from paritybit.harness.machine.workers import Workers
 from paritybit.harness.records.schema import VERSION
 from paritybit.harness.schedules.coverage import required_replays

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 from paritybit.harness.campaigns.executor import Campaign, Ended
-from paritybit.harness.campaigns.regress import TASKS, one_size
+from paritybit.harness.campaigns.regress import TASKS
 from paritybit.harness.campaigns.spreading import on_ray
 from paritybit.harness.campaigns.spreading.backends import execute
 from paritybit.harness.campaigns.task import Result, Source, Task, run_in_turn
 from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.scale.shapes import one_size
 from paritybit.harness.machine.workers import LOCAL, Workers
 
 from properties.support.harness.executor_tasks import CHORES, Chore, Done

@@ -17,13 +17,12 @@ from paritybit.harness.campaigns.regress import (
     clean_tasks,
     plan,
     run_tasks,
-    wide,
 )
 from paritybit.harness.campaigns.spreading import order
 from paritybit.harness.campaigns.task import Source, Task
 from paritybit.harness.checks.expectations import unaffected_reason
 from paritybit.harness.checks.play import Lockstep
-from paritybit.harness.lockstep.scale.shapes import TINY
+from paritybit.harness.lockstep.scale.shapes import TINY, wide
 from paritybit.harness.machine.workers import HERE
 from paritybit.harness.schedules.boundaries import EVERYONE_LEAVES, rows
 from paritybit.harness.schedules.buckets import SMALLEST, SMALLEST_TOKENS

@@ -158,7 +158,8 @@ def test_what_shows_with_high_slot_numbers_alone_is_explained_by_them(
     [
         (np.array([5, 100_005 % 2**16], np.uint16), 100_005),
         (np.array([100_005 % 2**16 - 2**16], np.int32), 100_005),
-        (np.array([100_005 % 2**16], np.int32), None),
+        (np.array([100_005 % 2**16], np.int32), 100_005),
+        (np.array([100_005 % 2**8], np.int32), None),
         (np.array([100_005], np.int32), None),
         (np.array([0, -1], np.int16), None),
     ],

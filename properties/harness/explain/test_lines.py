@@ -38,6 +38,7 @@ from paritybit.subjects.graphs.capture import Capture
 from paritybit.subjects.listing import host
 from paritybit.subjects.overlap import Overlap
 from paritybit.subjects.runners.base import GraphRunner
+from paritybit.subjects.runners.breakable import BreakingAttention
 from paritybit.subjects.runners.cpu_graph import CpuGraphRunner
 from paritybit.subjects.runners.decode import DecodeRunner
 from paritybit.subjects.runners.eagle_draft import EagleDraftRunner
@@ -381,6 +382,30 @@ def explanation_of(
             CATCHING_UP,
             "eagle_draft_extend",
         ),
+        (
+            TargetVerifyRunner.keys,
+            "return verify_keys(self.metadata.buffers, tokens, mask, self.target.config.window)",
+            "return verify_keys(self.metadata.buffers, tokens, None, self.target.config.window)",
+            "logits_parity",
+            VERIFYING,
+            "target_verify",
+        ),
+        (
+            CpuGraphRunner._payload,
+            "self.ops, self.states.recurrent, paths, batch.input_ids",
+            "self.ops, self.states.recurrent.clone(), paths, batch.input_ids",
+            "kv_parity",
+            SCHEDULE,
+            "cpu_graph",
+        ),
+        (
+            BreakingAttention.attend,
+            "if self.capture is None:",
+            "if self.capture is None or layer + 1 == len(self.runner.target.layers):",
+            "logits_parity",
+            SCHEDULE,
+            "breakable",
+        ),
     ],
     ids=[
         "fails",
@@ -417,6 +442,9 @@ def explanation_of(
         "overwritten",
         "taken",
         "one array",
+        "lists without mask",
+        "stored in a copy",
+        "no break",
     ],
 )
 def test_the_function_that_is_wrong_comes_first(

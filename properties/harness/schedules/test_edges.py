@@ -6,12 +6,12 @@ from itertools import combinations, product
 import pytest
 import torch
 from paritybit.harness.campaigns.chosen import Planned, ground_of, longest
-from paritybit.harness.campaigns.regress import smallest
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.lockstep.scale.shapes import smallest
 from paritybit.harness.schedules.boundaries import FACTORS, MANY, Row, rows, scenes
 from paritybit.harness.schedules.buckets import FILLINGS, filling
 from paritybit.harness.schedules.coverage import (

@@ -14,12 +14,12 @@ from paritybit.harness.campaigns.regress import (
     Run,
     RunConfig,
     all_hunts,
-    one_size,
     unreached,
     verdict,
 )
 from paritybit.harness.campaigns.task import Source, Status, Task, run_task
 from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.scale.shapes import one_size
 from paritybit.harness.schedules.buckets import BUCKETS, FILLINGS
 from paritybit.harness.schedules.coverage import (
     SHARING_REQUIRED,
