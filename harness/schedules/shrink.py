@@ -4,7 +4,7 @@ Hypothesis draws schedules; it does not shrink them. Its shrinker knows nothing 
 and plays some five times as many schedules for the same result.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import cache
 
@@ -21,16 +21,19 @@ def shrink(schedule: Schedule, fails: Fails) -> Schedule:
     fails = cache(fails)
     kept = cut(schedule, fails)
     while True:
-        simpler = cut(simplify(kept, fails), fails)
-        if simpler == kept:
+        simpler = simplify(kept, fails)
+        kept = cut(simpler, fails, 1)
+        if kept == simpler:
             return kept
-        kept = simpler
 
 
-def cut(schedule: Schedule, fails: Fails) -> Schedule:
-    """Return a shorter schedule that still fails, by dropping blocks of steps, last first."""
+def cut(schedule: Schedule, fails: Fails, block: int | None = None) -> Schedule:
+    """Return a shorter schedule that still fails, by dropping blocks of steps, last first.
+
+    Blocks have at most `block` steps. None means any number.
+    """
     kept = schedule.steps
-    block = len(kept)
+    block = len(kept) if block is None else block
     while block:
         start = len(kept)
         while start > 0:
@@ -44,25 +47,49 @@ def cut(schedule: Schedule, fails: Fails) -> Schedule:
 
 
 def simplify(schedule: Schedule, fails: Fails) -> Schedule:
-    """Return a schedule of as many steps that still fails, with fewer picks and lower numbers."""
+    """Return a schedule of as many steps that still fails, with fewer picks and lower numbers.
+
+    All steps get their lowest numbers at once, then one step does, then one field of a step is
+    lowered. Most schedules need few of their numbers, and one playing then tells all others.
+    """
     kept = schedule
-    for place, step in enumerate(schedule.steps):
-        for simpler in simpler_steps(step):
-            steps = (*kept.steps[:place], simpler, *kept.steps[place + 1 :])
-            candidate = Schedule(steps, kept.seed)
-            if fails(candidate):
-                kept = candidate
-                break
+    places = range(len(schedule.steps))
+    for some in (places, *([place] for place in places)):
+        lowered = with_steps(kept, {place: lowest(kept.steps[place]) for place in some})
+        if lowered != kept and fails(lowered):
+            kept = lowered
+    for place in places:
+        for entry in fields(kept.steps[place]):
+            simpler: Schedule | None = kept
+            while simpler is not None:
+                kept = simpler
+                others = simpler_steps(kept.steps[place], entry.name)
+                tried = (with_steps(kept, {place: other}) for other in others)
+                simpler = next(filter(fails, tried), None)
     return kept
 
 
-def simpler_steps(step: Step) -> Iterator[Step]:
-    """Yield steps of the same kind, the simplest first: one field lower, or with fewer picks."""
-    for entry in fields(step):
-        value = getattr(step, entry.name)
-        smaller = fewer(value) if isinstance(value, tuple) else lower(value)
-        for other in dict.fromkeys(smaller):
-            yield replace(step, **{entry.name: other})
+def with_steps(schedule: Schedule, others: Mapping[int, Step]) -> Schedule:
+    """Return a schedule with other steps at some places."""
+    steps = tuple(others.get(place, step) for place, step in enumerate(schedule.steps))
+    return Schedule(steps, schedule.seed)
+
+
+def lowest(step: Step) -> Step:
+    """Return the step of the same kind with its first pick, and 0 for its other numbers."""
+    values = {entry.name: getattr(step, entry.name) for entry in fields(step)}
+    return replace(
+        step,
+        **{name: value[:1] if isinstance(value, tuple) else 0 for name, value in values.items()},
+    )
+
+
+def simpler_steps(step: Step, name: str) -> Iterator[Step]:
+    """Yield steps of the same kind, the simplest first: a field is lower, or has fewer picks."""
+    value = getattr(step, name)
+    smaller = fewer(value) if isinstance(value, tuple) else lower(value)
+    for other in dict.fromkeys(smaller):
+        yield replace(step, **{name: other})
 
 
 def lower(number: int) -> list[int]:

@@ -451,8 +451,8 @@ OF_HARNESS: tuple[Fault, ...] = (
     Fault(
         name="last-simplification-wins",
         file="harness/schedules/shrink.py",
-        old=("                kept = candidate\n                break"),
-        new="                kept = candidate",
+        old="                simpler = next(filter(fails, tried), None)",
+        new="                simpler = next(filter(fails, reversed(list(tried))), None)",
         tests=("properties/harness/schedules/test_shrink.py",),
         why="The least simple form of a step that still fails is kept, not the first.",
     ),
