@@ -41,9 +41,10 @@ FORK, IMPORT, END = b"f", b"i", b"e"
 """Requests to the server: fork a process, import modules, end all processes."""
 
 GARBAGE = 50_000, 20, 20
-"""Thresholds of the garbage collector in forks. A captured engine has 30,000 permanent objects.
+"""Thresholds of the garbage collector where tasks run.
 
-With Python's default thresholds, the collector takes an eighth of the time.
+A captured engine has 30,000 permanent objects. With Python's default thresholds, the collector
+takes an eighth of the time.
 """
 
 NUMBER = struct.Struct("q")
@@ -190,12 +191,31 @@ def preload(modules: Iterable[str]) -> None:
         os.close(names)
 
 
+def collect_rarely() -> None:
+    """Let the garbage collector skip all present objects, and run rarely from now on."""
+    gc.freeze()  # Imported objects are never garbage.
+    gc.set_threshold(*GARBAGE)
+
+
+@contextmanager
+def few_collections() -> Iterator[None]:
+    """Collect garbage in this context as rarely as in a fork."""
+    before = gc.get_threshold()
+    collect_rarely()
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
 def serve_from_here() -> None:
     """Make a fork of this process its server, so nothing is imported twice.
 
-    This process must only have imported modules. If it has other threads, a new server is started
-    at the first request instead.
+    This process must only have imported modules. Both then collect garbage rarely. If it has other
+    threads, a new server is started at the first request instead.
     """
+    collect_rarely()
     if _Server.asked is not None or threading.active_count() > 1:
         return
     ours, theirs = socket.socketpair()
@@ -284,7 +304,7 @@ def main(number: int) -> None:
 def serve(asked: socket.socket) -> None:
     """Fork processes on request. Ends this process when all clients are gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gc.set_threshold(*GARBAGE)
+    collect_rarely()
     woken, wakes = os.pipe()
     for end in (woken, wakes):
         os.set_blocking(end, False)

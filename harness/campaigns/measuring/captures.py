@@ -1,6 +1,7 @@
 """Measures the share of captures in the CPU time of a few fixed hunts.
 
 A hunt runs as in `regress`, but in this process: a new lockstep plays what a fresh process would.
+The garbage collector runs as rarely as there.
 """
 
 import time
@@ -13,6 +14,7 @@ from paritybit.harness.campaigns.task import Source, Task, run_task
 from paritybit.harness.checks.play import Lockstep, Outcome
 from paritybit.harness.explain.reach import Reaching
 from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.machine.forks import few_collections
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.captured import CapturedEngine
 
@@ -59,6 +61,7 @@ class Engines:
         return lockstep
 
 
+@few_collections()
 def share_of_captures(device: str) -> dict[str, Any]:
     """Return the CPU seconds of all hunts and the share of captures.
 
