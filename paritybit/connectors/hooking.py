@@ -1,9 +1,12 @@
 """Wraps functions of an engine. The engine continues, whatever error a connector raises."""
 
 import functools
+import importlib
 import pkgutil
-from collections.abc import Callable
-from types import ModuleType
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from types import FrameType, ModuleType
 from typing import Any
 
 from paritybit.watch.attach import where
@@ -29,6 +32,22 @@ def defined(path: str) -> bool:
     if isinstance(there, ModuleType):
         return getattr(vars(there)[name], "__module__", None) == owner
     return bool(there.__module__ == owner.rpartition(".")[0])
+
+
+def callers() -> Iterator[FrameType]:
+    """Yield the frames of the callers, innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def release_of(package: str) -> str:
+    """Return the version of an engine, or of its module if the package is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return str(getattr(importlib.import_module(package), "__version__", "unknown"))
 
 
 def guarded(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,10 +1,11 @@
 """A downloaded engine, the packages it imports, and the environment variables of its process."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from paritybit.drive.legs import Leg
 from paritybit.engines import fetch, required
 from paritybit.places import IMPORT_FOLDER
 
@@ -31,6 +32,24 @@ def pins_for(transformers: str | None) -> Path:
         return files[-1]
     wanted = fetch.in_order(transformers)
     return [files[0], *(file for file in files if fetch.in_order(file.stem) <= wanted)][-1]
+
+
+def with_transformers(spec: str, wanted: Callable[[Path], str | None]) -> Environment:
+    """Return an engine with the pinned packages for the release of transformers that it wants.
+
+    `wanted` returns this release for the folder of the engine's package. Raises MalformedError and
+    CannotRunError as `fetch.find` does.
+    """
+    found = fetch.find(spec)
+    pins = pins_for(wanted(found.package))
+    fetch.install(pins.stem, pins)
+    return Environment(found.name, found.package.parent, fetch.dependencies_folder() / pins.stem)
+
+
+def options(leg: Leg, model: str, seed: int, device: str) -> list[str]:
+    """Return the options with which an engine's process serves a leg."""
+    words = ["--model", model, "--device", device, "--seed", str(seed)]
+    return [*words, "--seconds", f"{leg.seconds:g}", *leg.arguments]
 
 
 def variables(

@@ -29,14 +29,11 @@ class Model:
 
     def write(self, folder: Path) -> Path:
         """Write the configuration to a new folder, and return the folder."""
-        return _written(self.config, folder / self.name)
-
-    def write_draft(self, draft: Mapping[str, Any], folder: Path) -> Path:
-        """Write the configuration of a draft model to a new folder, and return the folder."""
-        return _written(draft, folder / f"{self.name}-draft")
+        return written(self.config, folder / self.name)
 
 
-def _written(config: Mapping[str, Any], folder: Path) -> Path:
+def written(config: Mapping[str, Any], folder: Path) -> Path:
+    """Write a configuration to a new folder, and return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True))
     return folder
@@ -47,22 +44,25 @@ _SIZES = {
     "num_attention_heads": 4,
     "vocab_size": VOCABULARY,
     "max_position_embeddings": 4096,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
     "rms_norm_eps": 1e-6,
-    "sliding_window": WINDOW,
-    "tie_word_embeddings": True,
+    "tie_word_embeddings": False,
     "bos_token_id": 2,
     "eos_token_id": 1,
     "pad_token_id": 0,
 }
 
+_SLIDING = {**_SIZES, "sliding_window": WINDOW}
+
 _HYBRID = ["sliding_attention"] * 3 + ["full_attention"]
 
 _GEMMA4 = {
-    **_SIZES,
+    **_SLIDING,
     "model_type": "gemma4_text",
+    "tie_word_embeddings": True,
     "intermediate_size": 256,
     "num_hidden_layers": 4,
-    "num_key_value_heads": 2,
     "num_global_key_value_heads": 2,
     "head_dim": 64,
     "global_head_dim": 64,
@@ -113,12 +113,10 @@ GPT_OSS = Model(
     name="gpt_oss",
     says="GPT-OSS: attention sinks, mixture of experts, every second layer slides",
     config={
-        **_SIZES,
+        **_SLIDING,
         "architectures": ["GptOssForCausalLM"],
         "model_type": "gpt_oss",
-        "intermediate_size": 128,
         "num_hidden_layers": 4,
-        "num_key_value_heads": 2,
         "head_dim": 64,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
         "num_local_experts": 4,
@@ -128,19 +126,15 @@ GPT_OSS = Model(
         "swiglu_limit": 7.0,
         "rms_norm_eps": 1e-5,
         "rope_parameters": {"rope_type": "default", "rope_theta": 150_000.0},
-        "tie_word_embeddings": False,
     },
     draft={
-        **_SIZES,
+        **_SLIDING,
         "architectures": ["LlamaForCausalLMEagle"],
         "model_type": "llama",
-        "intermediate_size": 128,
         "num_hidden_layers": 1,
-        "num_key_value_heads": 2,
         "head_dim": 64,
         "hidden_act": "silu",
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
-        "tie_word_embeddings": False,
     },
 )
 
@@ -148,13 +142,11 @@ MIMO = Model(
     name="mimo",
     says="MiMo-V2-Flash: K and V of different widths, three sliding layers, one full",
     config={
-        **_SIZES,
+        **_SLIDING,
         "architectures": ["MiMoV2FlashForCausalLM"],
         "model_type": "mimo_v2_flash",
-        "intermediate_size": 128,
         "moe_intermediate_size": 64,
         "num_hidden_layers": 4,
-        "num_key_value_heads": 2,
         "head_dim": 48,
         "v_head_dim": 32,
         "swa_num_attention_heads": 4,
@@ -183,7 +175,6 @@ MIMO = Model(
         "partial_rotary_factor": 0.5,
         "rope_theta": 5_000_000.0,
         "swa_rope_theta": 10_000.0,
-        "tie_word_embeddings": False,
     },
 )
 
@@ -191,16 +182,13 @@ QWEN2_VL = Model(
     name="qwen2_vl",
     says="Qwen2-VL: three positions per token, as images have, and full attention alone",
     config={
-        **{name: size for name, size in _SIZES.items() if name != "sliding_window"},
+        **_SIZES,
         "architectures": ["Qwen2VLForConditionalGeneration"],
         "model_type": "qwen2_vl",
-        "intermediate_size": 128,
         "num_hidden_layers": 2,
-        "num_key_value_heads": 2,
         "hidden_act": "silu",
         "rope_theta": 10_000.0,
         "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]},
-        "tie_word_embeddings": False,
         "vision_config": {
             "depth": 1,
             "embed_dim": 32,
@@ -217,20 +205,17 @@ LFM2 = Model(
     name="lfm2",
     says="LFM2: two layers of short convolutions, whose state is kept per request, two full ones",
     config={
-        **{name: size for name, size in _SIZES.items() if name != "sliding_window"},
+        **_SIZES,
         "architectures": ["Lfm2ForCausalLM"],
         "model_type": "lfm2",
-        "intermediate_size": 128,
         "block_ff_dim": 128,
         "block_auto_adjust_ff_dim": False,
         "num_hidden_layers": 4,
-        "num_key_value_heads": 2,
         "norm_eps": 1e-5,
         "conv_L_cache": 3,
         "conv_bias": False,
         "layer_types": ["full_attention", "conv"] * 2,
         "rope_theta": 10_000.0,
-        "tie_word_embeddings": False,
     },
 )
 

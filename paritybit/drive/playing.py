@@ -59,13 +59,14 @@ class Engine(Plays, Protocol):
 Kind = TypeVar("Kind", bound=Common)
 
 
-def parser_of(program: str, kind: type[Common]) -> argparse.ArgumentParser:
+def parser_of(kind: type[Common]) -> argparse.ArgumentParser:
     """Return the command line that serves an engine: its settings, what is served, and how long.
 
     Each setting of `kind` is an option of the same name. A setting that is on by default has an
     option `--no-NAME`.
     """
-    made = argparse.ArgumentParser(prog=f"python -m {program}")
+    package, _, _ = kind.__module__.rpartition(".")
+    made = argparse.ArgumentParser(prog=f"python -m {package}")
     choices = kind.choices()
     for setting in fields(kind):
         name, default = setting.name, setting.default
@@ -113,14 +114,14 @@ class Drive(Generic[Kind]):
     """Settings that describe the release, and are not part of a script."""
 
 
-def main(parser: argparse.ArgumentParser, drive: Drive[Kind]) -> NoReturn:
+def main(drive: Drive[Kind]) -> NoReturn:
     """Play as the command line specifies, in this process or in forks of it."""
     words = sys.argv[1:]
     forks = words[:1] == [OPTION]
     if forks:
         drive.prepare("cpu")
         words = forked(int(words[1]))
-    asked = parser.parse_args(words)
+    asked = parser_of(drive.kind).parse_args(words)
     if not forks:
         drive.prepare(asked.device)
     leave(play(asked, drive))

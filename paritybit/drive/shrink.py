@@ -73,13 +73,19 @@ def fewer_waves(waves: Waves) -> Iterator[Waves]:
 
 def fewer_requests(waves: Waves) -> Iterator[Waves]:
     """Propose to remove requests of a wave: half of them, a quarter, and so on, then each one."""
-    for number in reversed(range(len(waves))):
+    for number, start, end in parts(waves):
         requests = waves[number].requests
-        size = len(requests) // 2
+        kept = possible(requests[:start] + requests[end:])
+        yield changed(waves, number, replace(waves[number], requests=kept))
+
+
+def parts(waves: Waves) -> Iterator[tuple[int, int, int]]:
+    """Yield the bounds of the halves of each wave, of its quarters, and so on, and its number."""
+    for number in reversed(range(len(waves))):
+        count = len(waves[number].requests)
+        size = count // 2
         while size:
-            for start in range(0, len(requests), size):
-                kept = requests[:start] + requests[start + size :]
-                yield changed(waves, number, replace(waves[number], requests=possible(kept)))
+            yield from ((number, start, start + size) for start in range(0, count, size))
             size //= 2
 
 
@@ -89,18 +95,12 @@ def merged_requests(waves: Waves) -> Iterator[Waves]:
     The pool then becomes as full as before. The other request gets a longer prompt, or generates
     more tokens.
     """
-    for number in reversed(range(len(waves))):
+    for number, start, end in parts(waves):
         requests = waves[number].requests
-        size = len(requests) // 2
-        while size:
-            for start in range(0, len(requests), size):
-                gone = requests[start : start + size]
-                for place in (start - 1, start + size):
-                    if 0 <= place < len(requests):
-                        kept = inherited(requests, place, gone)
-                        for one in kept:
-                            yield changed(waves, number, replace(waves[number], requests=one))
-            size //= 2
+        for place in (start - 1, end):
+            if 0 <= place < len(requests):
+                for kept in inherited(requests, place, requests[start:end]):
+                    yield changed(waves, number, replace(waves[number], requests=kept))
 
 
 def inherited(

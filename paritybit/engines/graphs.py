@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from paritybit.reference.ops import Ops
 from paritybit.subjects.graphs.tape import TapeSegment
+
+Result = TypeVar("Result")
 
 NO_POOL = (0, 0)
 """The handle of a memory pool for graphs."""
@@ -81,10 +83,11 @@ def recording(cuda_graph: CpuGraph, *arguments: Any, **settings: Any) -> Iterato
         cuda_graph.capture_end()
 
 
-def whole(function: Callable[..., Any]) -> Callable[..., Any]:
+def whole(function: Callable[..., Result], *, returns: bool = False) -> Callable[..., Result]:
     """Make a recording graph keep each call of `function` as one step, like a kernel launch.
 
-    Calls within such a call are part of it.
+    Calls within such a call are part of it. With `returns`, a replay writes the result of the call
+    to the tensor that the call returned while recording.
     """
 
     def called(*arguments: Any, **named: Any) -> Any:
@@ -93,8 +96,8 @@ def whole(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*arguments, **named)
         graph.end()
         call = partial(function, *arguments, **named)
-        value = call()
-        graph.parts.append(call)
+        value: Any = call()
+        graph.parts.append((lambda: value.copy_(call())) if returns else call)
         graph.begin()
         return value
 
@@ -110,11 +113,7 @@ class Event:
     def record(self, *arguments: Any) -> None:
         """Do nothing."""
 
-    def wait(self, *arguments: Any) -> None:
-        """Do nothing."""
-
-    def synchronize(self) -> None:
-        """Do nothing."""
+    wait = synchronize = record
 
     def query(self) -> bool:
         """Return True, because all work is complete."""
@@ -174,14 +173,7 @@ class Stream:
     def wait_stream(self, *others: Any) -> None:
         """Do nothing."""
 
-    def wait_event(self, *events: Any) -> None:
-        """Do nothing."""
-
-    def record_event(self, *events: Any) -> None:
-        """Do nothing."""
-
-    def synchronize(self) -> None:
-        """Do nothing."""
+    wait_event = record_event = synchronize = wait_stream
 
 
 STREAM = Stream()

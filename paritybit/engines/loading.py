@@ -8,7 +8,7 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import Distribution, DistributionFinder
 from pathlib import Path
@@ -63,24 +63,13 @@ class Engine:
             raise PartMissingError(f"{name} cannot be imported: {message(error)}") from error
         return found
 
-    def part(self, *places: str) -> Any:
-        """Return the first existing object of `places`, each written as module:name."""
-        for place in places:
-            module, _, name = place.partition(":")
-            try:
-                return getattr(self.module(module), name)
-            except AttributeError:
-                continue
-            except PartMissingError as error:
-                if "cannot be imported" in str(error):
-                    raise
-        raise PartMissingError(f"the engine has none of {', '.join(places)}")
-
-    def fill(self, module: str, values: Mapping[str, Any]) -> None:
-        """Set attributes of a module."""
-        loaded = self.module(module)
-        for name, value in values.items():
-            setattr(loaded, name, value)
+    def part(self, place: str) -> Any:
+        """Return the object at `place`, written as module:name. Raises PartMissingError."""
+        module, _, name = place.partition(":")
+        try:
+            return getattr(self.module(module), name)
+        except AttributeError as error:
+            raise PartMissingError(f"the engine has no {place}") from error
 
 
 class UnbuiltDistribution(Distribution):

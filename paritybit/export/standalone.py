@@ -14,6 +14,7 @@ from paritybit.drive.sglang import settings as sglang
 from paritybit.drive.transformers import settings as transformers
 from paritybit.drive.vllm import settings as vllm
 from paritybit.export.forms import ALONE, ENDS, OF_GRAPHS, Form, comparable, form_of
+from paritybit.export.with_paritybit import plain
 from paritybit.harness.errors import CannotRunError
 from paritybit.launch.case import WatchCase
 
@@ -133,10 +134,9 @@ def is_given(feature: str, features: Collection[str]) -> bool:
 def docstring(case: WatchCase, form: Form) -> str:
     """Return the docstring of a test: its assertion, and the finding. It contains no quotes."""
     law = case.key.partition(" | ")[0]
-    found = f"Exported by paritybit from a {law} in {case.engine}: {case.text}"
-    safe = re.sub(r"[^ -~]", " ", found).replace("\\", "/").replace('"', "'")
+    found = plain(f"Exported by paritybit from a {law} in {case.engine}: {case.text}")
     says = form.says[0].upper() + form.says[1:]
-    return f"{says}.\n\n{textwrap.fill(textwrap.shorten(safe, 2 * WIDTH - 20), WIDTH)}\n"
+    return f"{says}.\n\n{textwrap.fill(found, WIDTH)}\n"
 
 
 def name_of(wave: int, place: int) -> str:

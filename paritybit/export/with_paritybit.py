@@ -43,4 +43,4 @@ def with_paritybit(data: Mapping[str, Any]) -> str:
 def plain(text: str) -> str:
     """Return text that is safe in a docstring: one short line of ASCII without quotes."""
     safe = re.sub(r"[^ -~]", " ", text).replace("\\", "/").replace('"', "'")
-    return textwrap.shorten(safe, 170)
+    return textwrap.shorten(safe, 180)

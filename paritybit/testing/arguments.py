@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from paritybit.watch.checks.moved_address import name_of
 from paritybit.watch.facts import Group, Layer, StaticInput
 
 KV = Mapping[str, Sequence[Tensor]] | Sequence[Tensor] | Tensor
@@ -143,8 +144,3 @@ def require_padding(padding: Mapping[str, Tensor], inputs: Sequence[StaticInput]
 def kind_of(given: object) -> str:
     """Return the name of an object's type."""
     return type(given).__name__
-
-
-def name_of(dtype: torch.dtype) -> str:
-    """Return the name of a dtype."""
-    return str(dtype).removeprefix("torch.")

@@ -121,8 +121,6 @@ class Boundary:
         """Report that something could not be judged."""
         self.journal.undecided(what)
 
-    not_watched = undecided
-
     def scope(self, **settings: object) -> None:
         """Report settings that are in use."""
         self.journal.scope(**settings)

@@ -98,6 +98,13 @@ def a_request(*tokens: int) -> Part:
 
 DECODE = output({"a": 1}, cached={"a": (6, None)})
 
+TABLE = [[1, 2, 5], [3, 4, 6]]
+"""The blocks of request a in both groups: 12 positions."""
+
+FIRST = output({"a": 6}, new={"a": (TABLE[0], TABLE[1])})
+PROMPT = list(range(10, 16))
+"""The first forward of request a, and its tokens."""
+
 
 class Served:
     """An engine with one request at a time, on which the connector's hooks are called.

@@ -19,10 +19,9 @@ from paritybit.connectors.vllm.engine import Engine as VllmEngine
 from paritybit.watch.journal import Journal
 
 
-def test_each_target_is_wrapped_by_a_method() -> None:
-    for name in hooks.TARGETS:
-        assert callable(getattr(Engine, name, None) or getattr(Allocations, name))
+def test_what_is_required_is_a_target() -> None:
     assert {name for names in hooks.REQUIRED.values() for name in names} <= set(hooks.TARGETS)
+    assert set(of_vllm.REQUIRED) <= set(of_vllm.TARGETS)
 
 
 def test_each_hook_hands_on_arguments_that_it_does_not_know() -> None:
@@ -45,6 +44,9 @@ def test_only_what_a_path_itself_defines_is_wrapped() -> None:
     assert not hooking.defined(f"{__name__}.Derived.run")
     assert not hooking.defined("paritybit.watch.attach.EntryPoint.load")
     assert not hooking.defined("paritybit.nowhere.Class.run")
+    assert hooking.defined("paritybit.connectors.vllm.drafts.draft_layers")
+    assert not hooking.defined("paritybit.connectors.vllm.drafting.draft_layers")
+    assert not hooking.defined("paritybit.connectors.vllm.drafting.DRAFTED")
 
 
 class Base:

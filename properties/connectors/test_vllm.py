@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from paritybit.connectors.hooking import NotRecognisedError, guarded
-from paritybit.connectors.vllm import hooks
-from paritybit.connectors.vllm.engine import WARM_UP, Engine
+from paritybit.connectors.vllm.engine import WARM_UP
 from paritybit.connectors.vllm.pools import GROUP, by_slot, described
 from paritybit.connectors.vllm.requests import Requests
 from paritybit.watch.journal import read
@@ -225,8 +224,3 @@ def test_a_request_that_nobody_announced_ends_the_watch(served: Served) -> None:
     assert served.engine.watcher is None
     undecided = [line for line in read(served.journal.path) if line["kind"] == "undecided"]
     assert len(undecided) == 1
-
-
-def test_each_hook_is_a_method() -> None:
-    assert all(hasattr(Engine, name) for name in hooks.TARGETS)
-    assert set(hooks.REQUIRED) <= set(hooks.TARGETS)

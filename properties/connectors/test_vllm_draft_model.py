@@ -7,23 +7,20 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.connectors.hooking import NotRecognisedError, defined, guarded
+from paritybit.connectors.hooking import NotRecognisedError, guarded
 from paritybit.connectors.vllm.pools import described
 from paritybit.watch.journal import read
 from properties.connectors.parts_vllm import (
+    FIRST,
     PAGE,
+    PROMPT,
+    TABLE,
     Part,
     Served,
     a_pool_with_drafts,
     a_request,
     output,
 )
-
-TABLE = [[1, 2, 5], [3, 4, 6]]
-"""The blocks of request a in both groups: 12 positions."""
-
-FIRST = output({"a": 6}, new={"a": (TABLE[0], TABLE[1])})
-PROMPT = list(range(10, 16))
 
 
 def slots(positions: range, blocks: list[int]) -> list[int]:
@@ -391,9 +388,3 @@ def test_drafts_that_are_not_followed_have_no_verdict(
     served.run(FIRST, TABLE, 0, PROMPT)
     assert [line["what"] for line in read(served.journal.path)] == [f"{why} is not watched"]
     served.journal.end()
-
-
-def test_a_function_of_a_module_can_be_a_target() -> None:
-    assert defined("paritybit.connectors.vllm.drafts.draft_layers")
-    assert not defined("paritybit.connectors.vllm.drafting.draft_layers")
-    assert not defined("paritybit.connectors.vllm.drafting.DRAFTED")  # It comes from elsewhere.

@@ -7,13 +7,7 @@ import pytest
 import torch
 
 from paritybit.connectors.vllm.speculation import Account, drafts_of, tokens_of
-from properties.connectors.parts_vllm import Part, Served, a_request, output
-
-TABLE = [[1, 2, 5], [3, 4, 6]]
-"""The blocks of request a in both groups: 12 positions."""
-
-FIRST = output({"a": 6}, new={"a": (TABLE[0], TABLE[1])})
-PROMPT = list(range(10, 16))
+from properties.connectors.parts_vllm import FIRST, PROMPT, TABLE, Part, Served, a_request, output
 
 
 def verifies(computed: int, *drafts: int) -> Part:
@@ -73,32 +67,29 @@ def test_a_scheduler_that_loses_a_token_is_found(served: Served) -> None:
     assert served.found() == {"stale input"}
 
 
-def test_the_slot_of_a_rejected_draft_may_not_be_read(served: Served) -> None:
-    tokens = [*PROMPT, 16, 17, 18, 30]
-    served.scheduler.requests["b"] = a_request(*tokens)
-    said = output({"b": 1}, new={"b": (TABLE[0], TABLE[1])}, hit=9)
-    served.run(said, TABLE, 9, [30], "b")
-    assert served.found() == {"wrong owner"}
+@pytest.mark.parametrize(("tokens", "right"), [([16, 17], True), ([16, 17, 18], False)])
+def test_the_slot_of_an_accepted_draft_may_be_read(
+    served: Served, tokens: list[int], right: bool
+) -> None:
+    """The third is that of a rejected draft."""
+    hit = len(PROMPT) + len(tokens)
+    served.scheduler.requests["b"] = a_request(*PROMPT, *tokens, 30)
+    said = output({"b": 1}, new={"b": (TABLE[0], TABLE[1])}, hit=hit)
+    served.run(said, TABLE, hit, [30], "b")
+    assert served.found() == (set() if right else {"wrong owner"})
 
 
-def test_the_slot_of_an_accepted_draft_may_be_read(served: Served) -> None:
-    served.scheduler.requests["b"] = a_request(*PROMPT, 16, 17, 30)
-    said = output({"b": 1}, new={"b": (TABLE[0], TABLE[1])}, hit=8)
-    served.run(said, TABLE, 8, [30], "b")
-    assert served.found() == set()
-
-
-def test_drafts_that_nobody_proposed_for_a_request_are_found(served: Served) -> None:
-    served.propose(19, 20)
-    served.run(verifies(8, 19, 21), TABLE, 8, [18, 19, 21])
-    assert served.found() == {"stale input"}
-    assert any("drafts" in key for key in served.journal.findings)
-
-
-def test_drafts_that_are_shorter_or_placeholders_are_no_finding(served: Served) -> None:
-    served.propose(19, 20, 21)
-    served.run(verifies(8, 19, -1), TABLE, 8, [18, 19, -1])
-    assert served.found() == set()
+@pytest.mark.parametrize(
+    ("proposed", "given", "right"),
+    [((19, 20), 21, False), ((19, 20, 21), 20, True), ((19, 20, 21), -1, True)],
+)
+def test_drafts_are_those_that_were_proposed_unless_they_are_fewer_or_placeholders(
+    served: Served, proposed: tuple[int, ...], given: int, right: bool
+) -> None:
+    served.propose(*proposed)
+    served.run(verifies(8, 19, given), TABLE, 8, [18, 19, given])
+    assert served.found() == (set() if right else {"stale input"})
+    assert any("drafts" in key for key in served.journal.findings) is not right
 
 
 @pytest.mark.parametrize("ahead", [False, True])

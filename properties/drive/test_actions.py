@@ -162,11 +162,13 @@ def test_some_requests_begin_with_a_whole_prompt_from_before() -> None:
 def test_a_script_with_actions_is_read_as_it_was_written_and_without_them_too(
     tmp_path: Path,
 ) -> None:
-    script = Script(Served(actions=True).scope(), drawn(1, 5))
+    served = Served(page_size=16, actions=True)
+    script = Script(served.scope(), drawn(1, 10))
     write(script, tmp_path / "script.json")
     assert read(tmp_path / "script.json") == script
-    assert Served.of(script.settings).actions
+    assert Served.of(script.settings) == served
     data = [wave_data(wave) for wave in script.waves]
+    assert script_of(script.settings, data) == script
     for wave in data:
         del wave["actions"]
     settings = {name: value for name, value in script.settings.items() if name != "actions"}

@@ -1,11 +1,9 @@
 """Requests in company and alone: what differs is found, and noise is told from it."""
 
 import json
-import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
@@ -14,19 +12,9 @@ from paritybit.drive.player import Orders, PlayedError, Player
 from paritybit.drive.script import Part, Planned, Wave
 from paritybit.drive.stand_ins import attention
 from paritybit.launch.known import Known
-from paritybit.watch import journal
 from paritybit.watch.journal import Journal
 
 STEPS = 6
-
-
-@pytest.fixture
-def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Journal]:
-    """The journal of this process."""
-    made = Journal(tmp_path / f"process-{os.getpid()}.jsonl")
-    monkeypatch.setattr(journal, "_OPEN", [made])
-    yield made
-    made.end()
 
 
 @dataclass

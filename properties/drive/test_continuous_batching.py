@@ -11,13 +11,8 @@ from paritybit.harness.errors import MalformedError
 from paritybit.reference.torch_ops import TorchOps
 
 from paritybit.drive.engines import DRIVEN, driven
-from paritybit.drive.environment import Environment
-from paritybit.drive.legs import plan
-from paritybit.drive.playing import served_as
 from paritybit.drive.requests import other_beginnings, waves
-from paritybit.drive.transformers import environment, stand_ins
-from paritybit.drive.transformers.__main__ import parser
-from paritybit.drive.transformers.legs import LEGS
+from paritybit.drive.transformers import stand_ins
 from paritybit.drive.transformers.settings import POOL, Served
 from paritybit.engines import fetch
 from paritybit.engines.graphs import CpuGraph
@@ -40,22 +35,6 @@ def test_the_engine_is_chosen_by_the_package_of_a_release_or_a_folder(tmp_path: 
         driven(str(tmp_path / "all"))
     with pytest.raises(MalformedError, match="is not an engine"):
         driven("nothing")
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_each_leg_is_a_command_line_that_is_understood(device: str) -> None:
-    legs = plan(device, 60.0, LEGS)
-    assert sum(leg.seconds for leg in legs) == pytest.approx(60.0)
-    assert len({leg.name for leg in legs}) == len(legs)
-    settings = set()
-    for leg in legs:
-        one = Environment("transformers 0", Path("source"), Path("dependencies"))
-        words, _ = environment.command(one, leg, "gemma4", 3, device)
-        asked = parser().parse_args(words[3:])
-        assert (asked.seed, asked.device) == (3, device)
-        settings |= set(served_as(Served, asked).scope().items())
-    varied = {name for name, _ in settings if len({v for n, v in settings if n == name}) > 1}
-    assert varied == set(Served().scope()) - {"device", "seed", "alone"}
 
 
 def test_the_pins_have_hashes() -> None:

@@ -9,11 +9,10 @@ import pytest
 from paritybit.harness.errors import CannotRunError, MalformedError
 
 from paritybit.drive import environment
-from paritybit.drive.legs import LackingError, Leg, plan
+from paritybit.drive.legs import LackingError, Leg
 from paritybit.drive.models import MODELS
-from paritybit.drive.playing import served_as
+from paritybit.drive.playing import parser_of, served_as
 from paritybit.drive.sglang import environment as of_sglang
-from paritybit.drive.sglang.__main__ import parser
 from paritybit.drive.sglang.legs import LEGS
 from paritybit.drive.sglang.settings import GRAPHS, Served
 from paritybit.engines import fetch
@@ -87,25 +86,6 @@ def test_an_engine_that_cannot_be_had_is_one_sentence(
         of_sglang.prepare("nothing")
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_each_leg_is_a_command_line_that_is_understood(device: str) -> None:
-    legs = plan(device, 60.0, LEGS)
-    assert sum(leg.seconds for leg in legs) == pytest.approx(60.0)
-    assert len({leg.name for leg in legs}) == len(legs)
-    for leg in legs:
-        one = environment.Environment("sglang 0", Path("source"), Path("dependencies"))
-        words, _ = of_sglang.command(one, leg, "gemma4", 3, device)
-        asked = parser().parse_args(words[3:])
-        assert (asked.seed, asked.device) == (3, device)
-        assert asked.seconds == pytest.approx(leg.seconds, rel=1e-4)
-
-
-def test_the_legs_vary_each_setting() -> None:
-    said = {word for leg in LEGS for word in leg.arguments}
-    varied = {"--overlap", "--page-size", "--no-prefix-cache", "--model", "--speculative", "--topk"}
-    assert varied <= said
-
-
 @pytest.mark.parametrize("leg", LEGS, ids=lambda leg: leg.name)
 def test_the_window_pool_has_as_many_slots_as_a_leg_asks_for(tmp_path: Path, leg: Leg) -> None:
     """The engine multiplies the pool with a ratio, and drops the rest of a slot and of a page.
@@ -113,7 +93,7 @@ def test_the_window_pool_has_as_many_slots_as_a_leg_asks_for(tmp_path: Path, leg
     A chunk fits beside a prefix of a chunk and a window, so no request waits forever, unless
     chunks are to be larger than the pool.
     """
-    served = served_as(Served, parser().parse_args([*leg.arguments, *ABLE]))
+    served = served_as(Served, parser_of(Served).parse_args([*leg.arguments, *ABLE]))
     limits, words = served.limits(), served.words(NEW | {"--lora-backend"}, tmp_path)
     if "--swa-full-tokens-ratio" not in words or served.whole_prompts:
         assert limits.windows is None

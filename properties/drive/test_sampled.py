@@ -1,7 +1,6 @@
 """Attention kernels are compared with their stand-ins on a few calls."""
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,6 @@ from paritybit.drive.stand_ins import layers, sampled
 from paritybit.drive.stand_ins.attention import decode_attention, unbounded
 from paritybit.watch import journal
 from paritybit.watch.settings import VARIABLE, Settings
-
-
-@pytest.fixture
-def lines(tmp_path: Path) -> Iterator[journal.Journal]:
-    held = journal.Journal(tmp_path / "process-1.jsonl")
-    yield held
-    if held.file is not None:
-        held.file.close()
 
 
 @pytest.mark.parametrize(("checks", "asked"), [(None, True), (("stray write",), False)])

@@ -1,6 +1,5 @@
 """Request scripts: texts, files, and the search for a smaller one that still fails."""
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -18,7 +17,7 @@ from paritybit.drive.forks import in_fork
 from paritybit.drive.limits import Limits
 from paritybit.drive.player import Orders, PlayedError, Player
 from paritybit.drive.requests import waves
-from paritybit.drive.script import Part, Planned, Script, Wave, read, script_of, wave_data, write
+from paritybit.drive.script import Part, Planned, Script, Wave, read, script_of, wave_data
 from paritybit.drive.sglang.settings import Served
 from paritybit.drive.shrink import PASSES, Waves, fewer_requests, shrunk
 from paritybit.watch import journal
@@ -33,14 +32,6 @@ def drawn(seed: int, count: int) -> Waves:
 
 def test_a_text_has_the_same_tokens_whoever_uses_it() -> None:
     assert Part("a", 9).tokens()[:5] == Part("a", 5).tokens() != Part("b", 5).tokens()
-
-
-def test_a_script_is_read_as_it_was_written(tmp_path: Path) -> None:
-    script = Script(Served(page_size=16).scope(), drawn(3, 10))
-    write(script, tmp_path / "script.json")
-    assert read(tmp_path / "script.json") == script
-    assert Served.of(script.settings) == Served(page_size=16)
-    assert script_of(script.settings, [wave_data(wave) for wave in script.waves]) == script
 
 
 def lengths(waves_given: Waves) -> list[int]:
@@ -114,15 +105,6 @@ def test_no_proposal_has_a_request_that_follows_one_that_is_not_there() -> None:
         script_of(script.settings, [wave_data(wave) for wave in proposal])
 
 
-@pytest.fixture
-def journals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of journals, with that of this process open."""
-    lines = Journal(tmp_path / f"process-{os.getpid()}.jsonl")
-    monkeypatch.setattr(journal, "_OPEN", [lines])
-    yield tmp_path
-    lines.end()
-
-
 class Toy:
     """An engine that finds something when a request follows one with a prompt of 3 or more."""
 
@@ -145,21 +127,22 @@ class Toy:
             return player
 
 
-def test_an_engine_that_has_started_shrinks_a_script_in_forks(journals: Path) -> None:
+def test_an_engine_that_has_started_shrinks_a_script_in_forks(
+    lines: Journal, tmp_path: Path
+) -> None:
     script = Script(Served().scope(), drawn(2, 2))
-    best = journals / "best.json"
+    best = tmp_path / "best.json"
     assert shrink(Toy(), Served(), script, "toy | -", best, seconds=60.0)
     (wave,) = read(best).waves
     assert [one.length for one in wave.requests] == [3, 1]
-    lines = journal.of_process()
-    assert lines is not None
     assert lines.findings == {}
     best.unlink()
     assert not shrink(Toy(), Served(), replace(script, waves=()), "toy | -", best, seconds=60.0)
     assert not best.exists()
 
 
-def test_a_proposal_without_the_finding_ends_after_twice_the_forwards(journals: Path) -> None:
+@pytest.mark.usefixtures("lines")
+def test_a_proposal_without_the_finding_ends_after_twice_the_forwards(tmp_path: Path) -> None:
     class Slow(Toy):
         """Finds it in wave 2; without the wave with a flush, serves what is left for ever."""
 
@@ -173,16 +156,17 @@ def test_a_proposal_without_the_finding_ends_after_twice_the_forwards(journals: 
                 while not stop() and lines.counts.get("forwards", 0) < 1000:
                     lines.count(forwards=1)
             except PlayedError:
-                (journals / "most").write_text(str(lines.counts["forwards"]))
+                (tmp_path / "most").write_text(str(lines.counts["forwards"]))
             return Player(iter(()), Orders(str, str, list), stop)
 
     waves_given = (replace(plain([1])[0], flush=True), *plain([1]))
     script = Script(Served().scope(), waves_given)
-    assert shrink(Slow(), Served(), script, "toy | -", journals / "best.json", seconds=60.0)
-    assert int((journals / "most").read_text()) == 2 * 5 + SLACK + 1
+    assert shrink(Slow(), Served(), script, "toy | -", tmp_path / "best.json", seconds=60.0)
+    assert int((tmp_path / "most").read_text()) == 2 * 5 + SLACK + 1
 
 
-def test_a_fork_that_fails_or_takes_too_long_returns_nothing(journals: Path) -> None:
+@pytest.mark.usefixtures("lines")
+def test_a_fork_that_fails_or_takes_too_long_returns_nothing() -> None:
     assert in_fork(lambda: [1, "a"], 60.0) == [1, "a"]
     assert in_fork(lambda: 1 / 0, 60.0) is None
     begun = time.monotonic()

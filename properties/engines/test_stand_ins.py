@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paritybit.engines.bags import declared_in, settings
+from paritybit.engines.bags import Bag
 from paritybit.engines.loading import message
 from paritybit.engines.missing import (
     PartMissingError,
@@ -17,93 +17,28 @@ from paritybit.engines.missing import (
     UndeclaredError,
 )
 from paritybit.engines.stubs import StubFinder
-from paritybit.explore.sglang.host import (
-    Host,
-    StubConfig,
-    StubGroups,
-    server_arguments,
-)
-from paritybit.explore.sglang.loading import ABSENT, ANSWERS, STUBS
-from paritybit.explore.sglang.settings import OFF
+from paritybit.explore.sglang.host import Settings, publish
+from paritybit.explore.sglang.loading import ABSENT, STUBS
 
 STUBBED = "stubbed_for_a_test"
 
 
-def bag(label: str = "server_args", **values: Any) -> StubConfig:
-    """Return a bag of some values."""
-    return StubConfig(values, label)
-
-
 def test_a_setting_that_nobody_declared_names_itself() -> None:
-    made = bag()
+    made = Bag({"page_size": 4}, "server_args")
+    assert made.page_size == 4
     with pytest.raises(UndeclaredError) as raised:
         _ = made.attention_sinks
     assert message(raised.value) == (
         "the engine reads server_args.attention_sinks, which is not declared"
     )
     assert isinstance(raised.value, PartMissingError)
-
-
-def test_an_engine_that_asks_with_a_default_gets_it() -> None:
-    made = bag()
-    assert not hasattr(made, "attention_sinks")
-    assert getattr(made, "sink_tokens", 7) == 7
-
-
-def test_what_is_declared_or_off_answers() -> None:
-    made = bag(page_size=4, enable_lora="declared")
-    assert made.page_size == 4
-    assert made.enable_lora == "declared"
-    assert made.disable_cuda_graph is False
-    assert made.dllm_algorithm is None
-
-
-@pytest.mark.parametrize("label", OFF)
-def test_what_is_off_is_off_in_its_own_bag_alone(label: str) -> None:
-    made = bag(label)
-    assert all(not getattr(made, name) for name in OFF[label])
-    elsewhere = bag("no_bag_of_an_engine")
-    assert not any(hasattr(elsewhere, name) for name in OFF[label])
-
-
-def test_what_a_file_declares_is_read_by_its_words(tmp_path: Path) -> None:
-    file = tmp_path / "declared.toml"
-    file.write_text(
-        """
-        stubs = ["module"]
-        [off.part]
-        None = ["nothing"]
-        False = ["no", "never"]
-        1 = ["one"]
-        "False()" = ["asked"]
-        word = "auto"
-        inner.0 = ["zero"]
-        """
-    )
-    found = declared_in(file)
-    part = found["off"]["part"]
-    assert found["stubs"] == ["module"]
-    assert (part.pop("inner").zero, part.pop("asked")("anything")) == (0, False)
-    assert part == {"nothing": None, "no": False, "never": False, "one": 1, "word": "auto"}
-    with pytest.raises(ValueError, match="declared twice: no"):
-        settings({"None": ["no"], "False": ["no"]})
-
-
-def test_groups_of_settings_are_one_bag_and_hold_others_within_a_scope() -> None:
-    made = StubGroups({"page_size": 4}, "config")
-    assert made.moe is made
-    with pytest.raises(RuntimeError), made.override(page_size=1):
-        assert made.page_size == 1
-        raise RuntimeError
-    assert made.page_size == 4
-    with pytest.raises(UndeclaredError, match=r"the engine reads config\.kv_size,"):
-        _ = made.kv_size
+    assert getattr(made, "sink_tokens", 7) == 7  # An engine that asks with a default gets it.
 
 
 @pytest.fixture
 def finder() -> StubFinder:
     """A finder of one stub."""
-    return StubFinder((STUBBED,), answers=ANSWERS)
+    return StubFinder((STUBBED,), answers={f"{STUBBED}.declared": {"answer": lambda: 5}})
 
 
 @pytest.fixture
@@ -200,10 +135,7 @@ def test_a_stand_in_says_nothing_of_itself_once_modules_are_imported(
         use(stubbed.READY)
 
 
-def test_what_is_declared_of_a_stub_answers(
-    finder: StubFinder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(ANSWERS, f"{STUBBED}.declared", {"answer": lambda: 5})
+def test_what_is_declared_of_a_stub_answers(finder: StubFinder) -> None:
     spec = finder.find_spec(f"{STUBBED}.declared")
     assert spec is not None
     module: Any = finder.create_module(spec)
@@ -213,35 +145,19 @@ def test_what_is_declared_of_a_stub_answers(
         module.other()
 
 
-def test_every_declared_answer_and_absence_is_of_a_stub() -> None:
-    names = (*ANSWERS, *ABSENT)
-    assert all(any(f"{name}.".startswith(f"{stub}.") for stub in STUBS) for name in names)
+def test_every_module_that_is_absent_is_below_a_stub() -> None:
+    assert all(any(f"{name}.".startswith(f"{stub}.") for stub in STUBS) for name in ABSENT)
 
 
-class NoEngine:
-    """An engine without any part but its word for no speculation."""
-
-    def fill(self, module: str, values: dict[str, Any]) -> None:
-        """Set nothing."""
-
-    def module(self, name: str) -> Any:
-        """Have no module."""
-        raise PartMissingError(name)
-
-    def part(self, *places: str) -> Any:
-        """Return the enumeration that is asked for."""
-        return SimpleNamespace(NONE="none")
-
-
-def test_settings_are_of_one_rank_and_name_what_they_lack() -> None:
-    engine: Any = NoEngine()
-    host = Host(engine, server_arguments((2,), (4,), 1), "cpu")
-    assert (host.parallel.tp_size, host.arguments.tp_size) == (1, 1)
-    assert host.arguments.device == host.bag.device == "cpu"
-    for bag, name in (
-        (host.parallel, "parallel"),
-        (host.arguments.cuda_graph_config.decode, "cuda_graph"),
-        (host.bag, "config"),
-    ):
-        with pytest.raises(UndeclaredError, match=rf"the engine reads {name}\.unheard_of,"):
-            _ = bag.unheard_of
+def test_what_an_engine_reads_of_a_server_is_published() -> None:
+    context = SimpleNamespace(_CONTEXT=SimpleNamespace(_server_args=None))
+    modules = {"srt.server_args": SimpleNamespace(), "srt.runtime_context": context}
+    engine: Any = SimpleNamespace(module=modules.__getitem__)
+    for chunk in (4, 8):
+        settings = Settings(2, chunk)
+        publish(engine, settings)
+        assert modules["srt.server_args"].get_global_server_args() is settings
+        assert context._CONTEXT._server_args is context._CONTEXT.parallel is settings
+    assert (settings.moe.page_size, settings.chunked_prefill_size, settings.tp_size) == (2, 8, 1)
+    assert not settings.enable_mamba_extra_buffer
+    assert not settings.enable_mamba_extra_buffer()

@@ -43,11 +43,13 @@ def engine(findings=(), **counts):
 """
 """What each script begins with: an engine that was watched, with counts that suffice."""
 
+Script = Callable[[str], list[str]]
 Watch = Callable[..., subprocess.CompletedProcess[str]]
+Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Callable[[str], list[str]]:
+def script(tmp_path: Path) -> Script:
     """Return the words that run a script after ENGINE."""
 
     def words(text: str) -> list[str]:
@@ -83,7 +85,7 @@ def watch(
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def started(tmp_path: Path) -> Iterator[Start]:
     """Start `paritybit watch`, wait until its command has written `ready`, and return it."""
     running: list[subprocess.Popen[str]] = []
 

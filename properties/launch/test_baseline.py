@@ -1,19 +1,15 @@
 """A baseline: its findings do not fail a run, new ones do, and a record keeps the trend."""
 
 import json
-import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from paritybit.launch.schema import Point, Watched
 from paritybit.launch.trend import FIXED, GONE, MOST, NEW, STAYS, became, points, rows
+from properties.launch.conftest import Script, Watch
 from properties.support.harness.command_line import CANNOT_RUN, FINDING, MALFORMED, OK
 from properties.support.known import STRAY, listed
 from properties.support.records import finding, record, watched
-
-Script = Callable[[str], list[str]]
-Watch = Callable[..., subprocess.CompletedProcess[str]]
 
 LEAK = "replace(STRAY, check='leak', key='leak', cause=None)"
 TEXT = f"from dataclasses import replace\nengine([STRAY, {LEAK}][:int(sys.argv[1])])"

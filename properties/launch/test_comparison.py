@@ -8,9 +8,8 @@ import pytest
 from paritybit.__main__ import main
 from paritybit.launch.record import write
 from paritybit.launch.schema import Watched
+from properties.support.harness.command_line import CANNOT_RUN, FINDING, OK
 from properties.support.records import finding, watched
-
-OK, FINDING, CANNOT_RUN = 0, 1, 125
 
 
 @pytest.mark.parametrize(

@@ -124,15 +124,8 @@ engine.add("two", [9, 2, 6, 5, 3, 5])
 three = engine.add("three", [8, 9, 7])
 for _ in range(3):
     engine.decode()
-engine.finish(one, keep=6)
-engine.add("four", [3, 1, 4, 1, 5, 11, 12])
-five = engine.add("five", [2, 7, 1])
-for _ in range(2):
-    engine.decode()
-engine.finish(five)
-engine.add("six", [7, 7, 7, 7, 7, 7])
-engine.finish(three)
-for _ in range(3):
+for request in (one, three):
+    engine.finish(request)
     engine.decode()
 """
 

@@ -2,8 +2,6 @@
 
 import datetime
 import json
-import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +10,9 @@ import pytest
 
 from paritybit.launch.follow import Limits
 from paritybit.launch.known import Entry, Known, of_tree
+from properties.launch.conftest import Script, Watch
 from properties.support.harness.command_line import FINDING, MALFORMED, OK
 from properties.support.known import STRAY, THREAD, listed
-
-Script = Callable[[str], list[str]]
-Watch = Callable[..., subprocess.CompletedProcess[str]]
 
 LEAK = {**STRAY, "check": "leak"}
 

@@ -1,8 +1,6 @@
 """What a run leaves for a CI job: JUnit, a Markdown summary, annotations, and its last lines."""
 
 import json
-import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +10,9 @@ import pytest
 from paritybit.reports.watched.junit import junit_of
 
 from paritybit.launch.schema import Cause, Finding, NotTried
+from properties.launch.conftest import Script, Watch
 from properties.support.known import STRAY, THREAD, listed
 from properties.support.records import LEG, watched
-
-Script = Callable[[str], list[str]]
-Watch = Callable[..., subprocess.CompletedProcess[str]]
 
 SOURCE = "subjects/captured.py:12"
 

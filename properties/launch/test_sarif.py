@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,8 @@ import pytest
 from paritybit.harness.cli.watch.finish import way_to
 from paritybit.reports.watched.sarif import sarif_of
 
+from properties.launch.conftest import Script, Watch
 from properties.support.records import shown, watched
-
-Script = Callable[[str], list[str]]
-Watch = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def run_of(folder: Path) -> Any:

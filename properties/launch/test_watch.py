@@ -3,18 +3,14 @@
 import json
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from paritybit.__main__ import main
+from properties.launch.conftest import Script, Start, Watch
 from properties.support.harness.command_line import CANNOT_RUN, FINDING, INTERRUPTED, MALFORMED, OK
 from properties.support.records import record
-
-Script = Callable[[str], list[str]]
-Watch = Callable[..., subprocess.CompletedProcess[str]]
-Start = Callable[..., subprocess.Popen[str]]
 
 
 def alive(pid: int) -> bool:

@@ -54,10 +54,23 @@ class Scene:
         space: str = "",
     ) -> None:
         """Watch a forward that computes a row's tokens from `cached` on, and writes `stray` too."""
-        self.watcher.begin(Forward("extend", (row(request, tokens, cached, slots, space),)))
-        for group, mine in by_group(slots).items():
-            self.write(mine[cached : len(tokens)], group)
-        self.write(stray)
+        written = {group: mine[cached : len(tokens)] for group, mine in by_group(slots).items()}
+        self.run(Forward("extend", (row(request, tokens, cached, slots, space),)), written, stray)
+
+    def run(
+        self,
+        forward: Forward,
+        *written: Sequence[int] | Mapping[str, Sequence[int]],
+        ids: Sequence[int] = (),
+        kept: Sequence[int] | None = None,
+    ) -> None:
+        """Watch a forward of these input ids that writes slots, of both groups or by group."""
+        self.watcher.begin(forward)
+        if ids:
+            self.watcher.tokens(torch.tensor(ids), kept=kept)
+        for slots in written:
+            for group, mine in by_group(slots).items():
+                self.write(mine, group)
         self.watcher.end()
 
     def lines(self, kind: str) -> list[dict[str, Any]]:

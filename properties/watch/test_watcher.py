@@ -15,10 +15,16 @@ TOKENS = [5, 6, 7, 8, 9, 10, 11, 12]
 SLOTS = [3, 4, 5, 6, 7, 8, 9, 10]
 
 
+SAMPLED = pytest.mark.parametrize("scene", [{"every": 3}], indirect=True)
+EITHER = pytest.mark.parametrize(
+    ("scene", "found"), [({}, {"corrupted read"}), ({"every": 3}, set())], indirect=["scene"]
+)
+
+
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    """A watcher with all checks."""
-    made = Scene(tmp_path)
+def scene(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Scene]:
+    """A watcher with all checks, unless a test sets it otherwise."""
+    made = Scene(tmp_path, **getattr(request, "param", {}))
     yield made
     made.close()
 
@@ -69,14 +75,13 @@ def test_a_prefix_is_shared_by_equal_tokens_alone(scene: Scene) -> None:
 def test_a_prefix_is_shared_while_it_is_computed(scene: Scene) -> None:
     """Each layer writes the KV of all rows before any of them reads it."""
     scene.forward("old", [1, 2, 3], 0, SLOTS)  # Whose slots were given away.
-    scene.watcher.begin(
+    scene.run(
         Forward(
             "extend",
             (row("a", TOKENS[:3], 0, SLOTS), row("b", [*TOKENS[:3], 50], 3, [*SLOTS[:3], 20])),
-        )
+        ),
+        [*SLOTS[:3], 20],
     )
-    scene.write([*SLOTS[:3], 20])
-    scene.watcher.end()
     assert scene.checks() == []
     scene.forward("b", [*TOKENS[:3], 50, 51], 4, [*SLOTS[:3], 20, 21])
     assert scene.checks() == []
@@ -121,9 +126,7 @@ def test_a_row_that_only_reads_is_judged_and_writes_nothing(scene: Scene) -> Non
     scene.forward("a", TOKENS[:6], 0, SLOTS)
     reading = replace(row("a", TOKENS[:6], 5, SLOTS), cached=6, computed=0, only_reads=True)
     for wrote, found in (([], []), ([SLOTS[5]], ["stray write"] * 2)):
-        scene.watcher.begin(Forward("draft decode", (reading,)))
-        scene.write(wrote)
-        scene.watcher.end()
+        scene.run(Forward("draft decode", (reading,)), wrote)
         assert scene.checks() == found
     assert scene.counts()["reads"] == 2 * (6 + 3)  # Within the window: 3 positions.
 
@@ -131,9 +134,7 @@ def test_a_row_that_only_reads_is_judged_and_writes_nothing(scene: Scene) -> Non
 def test_a_slot_to_spare_need_not_be_written(scene: Scene) -> None:
     whole = row("a", TOKENS[:3], 0, SLOTS)
     for spare, found in ((1, []), (0, ["unwritten slot"] * 2)):
-        scene.watcher.begin(Forward("decode", (replace(whole, spare=spare),)))
-        scene.write(SLOTS[:2])
-        scene.watcher.end()
+        scene.run(Forward("decode", (replace(whole, spare=spare),)), SLOTS[:2])
         assert scene.checks() == found
 
 
@@ -211,16 +212,16 @@ def test_what_a_host_pool_holds_is_known_when_it_comes_back(scene: Scene, right:
     assert scene.counts()["slots and layers loaded from the host"] == 6
 
 
-@pytest.mark.parametrize("every", [1, 3])
-def test_what_comes_back_is_judged_unless_forwards_are_sampled(tmp_path: Path, every: int) -> None:
-    scene = Scene(tmp_path, every=every)
+@EITHER
+def test_what_comes_back_is_judged_unless_forwards_are_sampled(
+    scene: Scene, found: set[str]
+) -> None:
     scene.forward("a", TOKENS[:5], 0, SLOTS)
     for group in scene.groups:
         scene.watcher.backed_up(group.name, torch.tensor(SLOTS[:3]), torch.tensor([1, 2, 3]), 8)
         scene.watcher.loaded(group.name, torch.tensor([30, 31, 32]), torch.tensor([1, 2, 3]))
     scene.forward("b", TOKENS[:4], 3, [30, 31, 32, 20])
-    assert set(scene.checks()) == ({"corrupted read"} if every == 1 else set())
-    scene.close()
+    assert set(scene.checks()) == found
 
 
 def test_what_a_host_pool_did_not_get_is_not_judged(scene: Scene) -> None:
@@ -235,15 +236,9 @@ def test_slots_may_be_loaded_while_a_forward_runs(scene: Scene) -> None:
     scene.watcher.forget("full", torch.tensor([20]))
     scene.forward("a", TOKENS[:2], 0, {"full": SLOTS, "swa": SLOTS})
     scene.watcher.forget("full", torch.tensor([21]))
-    scene.watcher.begin(Forward("extend", (row("b", [1], 0, [30]),)))
-    scene.write([21, 30], "full")
-    scene.write([30], "swa")
-    scene.watcher.end()
+    scene.run(Forward("extend", (row("b", [1], 0, [30]),)), {"full": [21, 30], "swa": [30]})
     assert scene.checks() == []
-    scene.watcher.begin(Forward("extend", (row("c", [2], 0, [31]),)))
-    scene.write([21, 31], "full")
-    scene.write([31], "swa")
-    scene.watcher.end()
+    scene.run(Forward("extend", (row("c", [2], 0, [31]),)), {"full": [21, 31], "swa": [31]})
     assert scene.checks() == ["stray write"]
 
 
@@ -274,12 +269,11 @@ def test_a_leak_is_a_slot_that_was_used_and_is_neither_free_nor_cached(scene: Sc
     assert scene.checks() == ["leak"] * 2
 
 
-@pytest.mark.parametrize(("every", "found"), [(1, {"corrupted read"}), (3, set())])
+@EITHER
 def test_sampling_does_not_judge_what_slots_held_that_were_allocated_meanwhile(
-    tmp_path: Path, every: int, found: set[str]
+    scene: Scene, found: set[str]
 ) -> None:
     """A forward that was not checked may have written them."""
-    scene = Scene(tmp_path, every=every)
     scene.forward("a", TOKENS[:5], 0, SLOTS)
     for group in ("full", "swa"):
         scene.watcher.freed(group, torch.tensor(SLOTS[4:5]))
@@ -288,30 +282,25 @@ def test_sampling_does_not_judge_what_slots_held_that_were_allocated_meanwhile(
     scene.watcher.skipped({})
     scene.forward("a", TOKENS[:6], 5, SLOTS)
     assert set(scene.checks()) == found
-    scene.close()
 
 
-def test_sampling_does_not_judge_what_was_written_before_it_began(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, every=3)
+@SAMPLED
+def test_sampling_does_not_judge_what_was_written_before_it_began(scene: Scene) -> None:
     scene.write(SLOTS[:5])
     scene.forward("a", TOKENS[:6], 5, SLOTS)
     assert scene.checks() == []
-    scene.close()
 
 
-def test_sampling_forgets_ids_that_wait_where_a_forward_is_not_checked(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, every=3)
-    scene.watcher.begin(Forward("decode", (row("a", [5, None], 1, SLOTS),)))
-    scene.watcher.tokens(torch.tensor([6]))
-    scene.watcher.end()
+@SAMPLED
+def test_sampling_forgets_ids_that_wait_where_a_forward_is_not_checked(scene: Scene) -> None:
+    scene.run(Forward("decode", (row("a", [5, None], 1, SLOTS),)), ids=[6])
     scene.watcher.skipped({})
     scene.watcher.begin(Forward("decode", (row("a", [5, 9, 8], 2, SLOTS),)))
     assert "stale input" not in scene.checks()
-    scene.close()
 
 
-def test_sampling_follows_the_writes_of_skipped_forwards(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, every=3)
+@SAMPLED
+def test_sampling_follows_the_writes_of_skipped_forwards(scene: Scene) -> None:
     due = [scene.watcher.due() for _ in range(3000)]
     assert due[0]
     assert 900 < sum(due) < 1100
@@ -327,30 +316,24 @@ def test_sampling_follows_the_writes_of_skipped_forwards(tmp_path: Path) -> None
     scene.watcher.skipped(None)
     scene.forward("a", [*TOKENS, 13], 8, [*SLOTS, 11])
     assert len(scene.checks()) == 2
-    scene.close()
 
 
-def test_sampling_takes_its_last_frame_after_the_replay(tmp_path: Path) -> None:
+@SAMPLED
+def test_sampling_takes_its_last_frame_after_the_replay(scene: Scene) -> None:
     """What an eager part then writes to owned slots is right all the same."""
-    scene = Scene(tmp_path, every=2)
     scene.watcher.begin(Forward("decode", (row("a", TOKENS[:2], 0, SLOTS),)))
     scene.watcher.replay(replay(scene, SLOTS[0], torch.zeros(())))
     scene.write(SLOTS[:2])
     scene.watcher.end()
     scene.forward("a", TOKENS[:3], 2, SLOTS)
     assert scene.checks() == []
-    scene.close()
 
 
 def test_forwards_of_a_draft_model_may_name_what_they_own_alone(scene: Scene) -> None:
     owned = {"full": torch.tensor([5, 6, -1])}
-    scene.watcher.begin(Forward("draft", (), owned))
-    scene.write([5, 6], "full")
-    scene.watcher.end()
+    scene.run(Forward("draft", (), owned), {"full": [5, 6]})
     assert scene.checks() == []
-    scene.watcher.begin(Forward("draft", (), owned))
-    scene.write([5, 7], "full")
-    scene.watcher.end()
+    scene.run(Forward("draft", (), owned), {"full": [5, 7]})
     assert scene.checks() == ["stray write"]
 
 
@@ -358,9 +341,7 @@ def test_branches_of_a_tree_of_draft_tokens_share_slots(scene: Scene) -> None:
     scene.forward("a", TOKENS[:3], 0, SLOTS)
     one = row("a", [*TOKENS[:3], 20, 21], 3, [*SLOTS[:3], 30, 31])
     other = row("a", [*TOKENS[:3], 20, 22], 3, [*SLOTS[:3], 30, 32])
-    scene.watcher.begin(Forward("verify", (one, other)))
-    scene.write([30, 31, 32])
-    scene.watcher.end()
+    scene.run(Forward("verify", (one, other)), [30, 31, 32])
     scene.forward("a", [*TOKENS[:3], 20, 22, 23], 5, [*SLOTS[:3], 30, 32, 33])
     assert scene.checks() == []
 
@@ -409,9 +390,7 @@ def test_a_list_of_pages_names_the_pages(scene: Scene, entries: list[int], right
 
 def test_ids_that_a_request_does_not_keep_are_not_compared(scene: Scene) -> None:
     rows = (row("a", TOKENS[:2], 0, SLOTS), row("b", [1, None], 0, [20, 21]))
-    scene.watcher.begin(Forward("draft extend", rows, model="draft "))
-    scene.watcher.tokens(torch.tensor([5, 99, 1, 99]), kept=[1, 1])
-    scene.watcher.end()
+    scene.run(Forward("draft extend", rows, model="draft "), ids=[5, 99, 1, 99], kept=[1, 1])
     after = (row("b", [1, 2, 3], 2, [20, 21, 22]),)
     scene.watcher.begin(Forward("draft extend", after, model="draft "))
     assert "stale input" not in scene.checks()
@@ -419,9 +398,7 @@ def test_ids_that_a_request_does_not_keep_are_not_compared(scene: Scene) -> None
 
 def test_a_draft_s_ids_are_kept_apart_from_those_of_its_target(scene: Scene) -> None:
     first = (row("a", [5, None], 0, SLOTS),)
-    scene.watcher.begin(Forward("extend", first))
-    scene.watcher.tokens(torch.tensor([5, 6]))
-    scene.watcher.end()
+    scene.run(Forward("extend", first), ids=[5, 6])
     later = (row("a", [7, 8, 9], 2, SLOTS),)
     scene.watcher.begin(Forward("draft extend", later, model="draft "))
     assert "stale input" not in scene.checks()
@@ -430,10 +407,11 @@ def test_a_draft_s_ids_are_kept_apart_from_those_of_its_target(scene: Scene) -> 
 def test_an_id_is_compared_once_its_token_is_known(scene: Scene) -> None:
     def step(tokens: list[int | None], given: int) -> None:
         cached = len(tokens) - 1
-        scene.watcher.begin(Forward("decode", (row("a", tokens, cached, SLOTS),)))
-        scene.watcher.tokens(torch.tensor([given]))
-        scene.write(SLOTS[cached : cached + 1])
-        scene.watcher.end()
+        scene.run(
+            Forward("decode", (row("a", tokens, cached, SLOTS),)),
+            SLOTS[cached : cached + 1],
+            ids=[given],
+        )
 
     step([5], 5)
     step([5, None], 6)
@@ -446,12 +424,8 @@ def test_an_id_is_compared_once_its_token_is_known(scene: Scene) -> None:
 
 def test_an_id_at_a_position_that_is_computed_again_is_dropped(scene: Scene) -> None:
     """As when a request is retracted before the host knows its last token."""
-    scene.watcher.begin(Forward("decode", (row("a", [5, None], 1, SLOTS),)))
-    scene.watcher.tokens(torch.tensor([6]))
-    scene.watcher.end()
-    scene.watcher.begin(Forward("extend", (row("a", [5, None], 0, SLOTS),)))
-    scene.watcher.tokens(torch.tensor([5, 7]))
-    scene.watcher.end()
+    scene.run(Forward("decode", (row("a", [5, None], 1, SLOTS),)), ids=[6])
+    scene.run(Forward("extend", (row("a", [5, None], 0, SLOTS),)), ids=[5, 7])
     scene.watcher.begin(Forward("decode", (row("a", [5, 7, None], 2, SLOTS),)))
     assert "stale input" not in scene.checks()
 
@@ -515,12 +489,11 @@ def test_what_the_engine_reports_while_the_sanitizer_runs_it_is_ignored(scene: S
     assert scene.counts()["forwards"] == 1
 
 
-def test_only_the_named_checks_run(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, checks=("corrupted read",))
+@pytest.mark.parametrize("scene", [{"checks": ("corrupted read",)}], indirect=True)
+def test_only_the_named_checks_run(scene: Scene, tmp_path: Path) -> None:
     scene.forward("a", TOKENS[:5], 0, SLOTS)
     scene.forward("b", [1, 2], 0, [20, 21], stray=[SLOTS[4]])
     scene.forward("a", TOKENS[:6], 5, SLOTS)
     assert set(scene.checks()) == {"corrupted read"}
-    scene.close()
     with pytest.raises(ValueError, match="no check is named 'corupted'"):
         Scene(tmp_path, checks=("corupted",))

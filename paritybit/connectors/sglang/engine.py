@@ -107,7 +107,7 @@ class Engine:
         if self.watcher is None:
             self.watcher = self.start()
             taken = {rows.request_row(request) for request in batch.reqs} - {None}
-            self.all_rows = rows.free_rows(self.models.rows) + len(taken)
+            self.all_rows = len(self.models.rows.free_slots) + len(taken)
             self.names_next = hasattr(batch, "chunked_req_next_prompt_token")
             if hasattr(scheduler, "enable_overlap"):  # It may differ from the server argument.
                 self.journal.scope(disable_overlap_schedule=not scheduler.enable_overlap)
@@ -180,7 +180,7 @@ class Engine:
         finally:
             self.now = None
         if forward.rows and not now.listed and not model.drafts:
-            watcher.not_watched(f"the index lists of a forward of kind {forward.kind}")
+            watcher.undecided(f"the index lists of a forward of kind {forward.kind}")
         if self.models.states is not None:
             self.models.states.judge(watcher)
         watcher.end()
@@ -289,7 +289,7 @@ class Engine:
             if now.model.drafts:
                 self.watcher.scope(draft_lists_not_watched=str(error))
             else:
-                self.watcher.not_watched(f"{error} are not watched")
+                self.watcher.undecided(f"{error} are not watched")
         given = metadata.metadata_of(backend, mode, now.batch, now.rows, graph, now.model.drafts)
         self.watcher.inputs(type(backend).__name__, list(given))
 
@@ -396,4 +396,4 @@ class Engine:
     def free_rows(self, scheduler: Any) -> tuple[int, int] | None:
         """Return the numbers of free and of all request rows. None if a session is open."""
         sessions = getattr(getattr(scheduler, "session_controller", None), "sessions", None)
-        return None if sessions else (rows.free_rows(self.models.rows), self.all_rows)
+        return None if sessions else (len(self.models.rows.free_slots), self.all_rows)

@@ -6,12 +6,11 @@ A target that a release lacks is skipped. Each entry of `REQUIRED` needs at leas
 import functools
 import importlib
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from paritybit.connectors.hooking import defined, guarded
+from paritybit.connectors.hooking import defined, guarded, release_of
 from paritybit.connectors.sglang.allocations import BACK_UP, HOST_KINDS, LOAD_BACK
 from paritybit.connectors.sglang.engine import Engine
 from paritybit.watch.journal import of_process
@@ -130,16 +129,8 @@ def require_plugins() -> None:
     folders = spec.submodule_search_locations if spec is not None else None
     there = any(Path(folder, "srt", "plugins").is_dir() for folder in folders or ())
     if not there and journal is not None:
-        journal.undecided(f"sglang {release()} has no plugins; 0.5.11 is the first that does")
-
-
-def release() -> str:
-    """Return the version of the installed engine."""
-    try:
-        return version("sglang")
-    except PackageNotFoundError:
-        module = importlib.import_module("sglang")
-        return str(getattr(module, "__version__", "unknown"))
+        known = release_of("sglang")
+        journal.undecided(f"sglang {known} has no plugins; 0.5.11 is the first that does")
 
 
 def install() -> None:
@@ -148,7 +139,7 @@ def install() -> None:
     if settings is None or journal is None:
         return
     registry = importlib.import_module("sglang.srt.plugins.hook_registry")
-    engine = Engine(release(), journal, settings)
+    engine = Engine(release_of("sglang"), journal, settings)
     engine.hook = functools.partial(wrap_now, registry)
     found = {name: own(TARGETS[name]) for name in TARGETS}
     if found["free_pages"]:  # Every free of pages calls it, with the exact numbers of the pages.

@@ -46,11 +46,6 @@ def request_row(request: Any) -> int | None:
     return None
 
 
-def free_rows(table: Any) -> int:
-    """Return the number of free rows of a ReqToTokenPool."""
-    return len(table.free_slots)
-
-
 def forward_of(
     batch: Any, requests: Sequence[Any], pool: Pool, table: Tensor
 ) -> tuple[Forward, Rows]:

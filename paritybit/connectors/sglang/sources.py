@@ -6,7 +6,8 @@ import sys
 import traceback
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from types import FrameType
+
+from paritybit.connectors.hooking import callers
 
 NOT_AT_REPLAY = ("__init__", "create", "capture", "init_cuda_graph_state", "allocate")
 """Parts of the names of functions that run only at capture."""
@@ -48,14 +49,6 @@ def called_by(function: str) -> bool:
     return any(frame.f_code.co_name == function for frame in callers())
 
 
-def callers() -> Iterator[FrameType]:
-    """Yield the frames of the callers, innermost first."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
 def raised_at(error: BaseException) -> str | None:
     """Return the innermost line of the engine in the traceback of an error, or None."""
     lines = reversed(lines_of(error))
@@ -88,18 +81,15 @@ def fills(path: str, cls: str | None = None) -> dict[str, int]:
     copied: dict[str, int] = {}
     passed: dict[str, int] = {}
     for function in ast.walk(within[0] if within else tree):
-        if isinstance(function, ast.FunctionDef) and at_replay(function.name):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        if not any(part in function.name for part in NOT_AT_REPLAY):
             for node in ast.walk(function):
                 for view in views(node):
                     copied.setdefault(buffer(view) or "", view.lineno)
             for name, line in arguments(function):
                 passed.setdefault(name, line)
     return {**passed, **copied}
-
-
-def at_replay(name: str) -> bool:
-    """Return whether a function may run before a replay, judging by its name."""
-    return not any(part in name for part in NOT_AT_REPLAY)
 
 
 def arguments(function: ast.FunctionDef) -> Iterator[tuple[str, int]]:

@@ -1,7 +1,8 @@
 """Finds lines of the engine's source, and interprets its errors."""
 
-import sys
 import traceback
+
+from paritybit.connectors.hooking import callers
 
 INSIDE = "transformers/generation/continuous_batching/"
 """The folder of continuous batching."""
@@ -23,12 +24,10 @@ def place(path: str, line: int | None) -> str | None:
 
 def called_at() -> str | None:
     """Return the innermost calling line of continuous batching outside of the pool, or None."""
-    frame = sys._getframe(1)
-    while frame is not None:
+    for frame in callers():
         found = place(frame.f_code.co_filename, frame.f_lineno)
         if found is not None and POOL not in found:
             return found
-        frame = frame.f_back  # type: ignore[assignment]
     return None
 
 

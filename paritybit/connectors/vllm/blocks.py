@@ -1,13 +1,12 @@
 """Follows the pool of blocks of an engine: allocations, frees, copies, and leaks."""
 
-import sys
 from collections.abc import Callable, Iterable
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from paritybit.connectors.hooking import callers
 from paritybit.connectors.vllm.pools import Pool
 from paritybit.watch.journal import Journal
 from paritybit.watch.watcher import Watcher
@@ -99,10 +98,8 @@ OF_BLOCKS = ("block_pool.py", "kv_cache_utils.py")
 
 def called_at() -> str | None:
     """Return the innermost calling line of the engine outside of its pool of blocks, or None."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in callers():
         _, engine, file = frame.f_code.co_filename.rpartition("/vllm/v1/")
         if engine and not file.endswith(OF_BLOCKS):
             return f"vllm/v1/{file}:{frame.f_lineno}"
-        frame = frame.f_back
     return None

@@ -2,9 +2,8 @@
 
 import functools
 import pkgutil
-from importlib.metadata import PackageNotFoundError, version
 
-from paritybit.connectors.hooking import defined, wrap
+from paritybit.connectors.hooking import defined, release_of, wrap
 from paritybit.connectors.vllm.engine import Engine
 from paritybit.watch.journal import of_process
 from paritybit.watch.settings import active
@@ -77,21 +76,13 @@ REQUIRED = (
 """Methods that must have a target in the release."""
 
 
-def release() -> str:
-    """Return the version of the installed engine."""
-    try:
-        return version("vllm")
-    except PackageNotFoundError:
-        return "unknown"
-
-
 @functools.cache
 def install() -> None:
     """Wrap each target that this release has."""
     settings, journal = active(), of_process()
     if settings is None or journal is None:
         return
-    engine = Engine(release(), journal, settings)
+    engine = Engine(release_of("vllm"), journal, settings)
     for name, paths in TARGETS.items():
         found = [path for path in paths if defined(path)]
         for path in found:

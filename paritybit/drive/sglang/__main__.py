@@ -3,20 +3,14 @@
 The exit code is 0 if it has played for the requested time, and the engine was idle at the end.
 """
 
-import argparse
 import importlib
 import os
 
-from paritybit.drive.playing import Drive, Engine, main, parser_of
+from paritybit.drive.playing import Drive, Engine, main
 from paritybit.drive.sglang.settings import OF_RELEASE, Served
 
 IMPORTED = ("sglang.srt.managers.scheduler", "sglang.srt.models.registry")
 """Modules of the engine that take longest to import. The second one imports all models."""
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the command line."""
-    return parser_of("paritybit.drive.sglang", Served)
 
 
 def stand_in(device: str) -> None:
@@ -49,4 +43,4 @@ def engine(served: Served) -> Engine:
 
 
 if __name__ == "__main__":
-    main(parser(), Drive(Served, prepare, engine, of_release=OF_RELEASE))
+    main(Drive(Served, prepare, engine, of_release=OF_RELEASE))

@@ -9,10 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from paritybit.drive.environment import Environment, pins_for, variables
+from paritybit.drive.environment import Environment, options, variables, with_transformers
 from paritybit.drive.legs import Leg
 from paritybit.drive.script import Script, Setting
-from paritybit.engines import fetch
 
 REAL_DRAFTS = "SGLANG_SIMULATE_ACC_TOKEN_MODE"
 """The variable that makes an engine accept the draft's own tokens."""
@@ -33,14 +32,8 @@ TRANSFORMERS = re.compile(r"transformers\s*==\s*([0-9.]+)")
 
 
 def prepare(spec: str) -> Environment:
-    """Return the engine of `sglang==VERSION` or of a folder, with the packages it imports.
-
-    Raises MalformedError and CannotRunError as `fetch.find` does.
-    """
-    found = fetch.find(spec)
-    pins = pins_for(wanted_transformers(found.package))
-    fetch.install(pins.stem, pins)
-    return Environment(found.name, found.package.parent, fetch.dependencies_folder() / pins.stem)
+    """Return the engine of `sglang==VERSION` or of a folder, with the packages it imports."""
+    return with_transformers(spec, wanted_transformers)
 
 
 def wanted_transformers(package: Path) -> str | None:
@@ -61,11 +54,7 @@ def command(
     environment: Environment, leg: Leg, model: str, seed: int, device: str
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command that serves a leg, and its environment variables."""
-    words = [
-        *("--model", model, "--device", device, "--seed", str(seed)),
-        *("--seconds", f"{leg.seconds:g}"),
-        *leg.arguments,
-    ]
+    words = options(leg, model, seed, device)
     speculative = "eagle" if "eagle" in leg.arguments else None
     if "standalone" in leg.arguments:
         speculative = "standalone"

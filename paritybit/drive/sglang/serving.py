@@ -22,7 +22,7 @@ from paritybit.drive.operating.sglang import acts_of
 from paritybit.drive.player import Orders, PlayedError, Player
 from paritybit.drive.playing import Progress
 from paritybit.drive.script import Wave
-from paritybit.drive.sglang.settings import Served, options_of
+from paritybit.drive.sglang.settings import Served
 from paritybit.drive.stand_ins.installing import StandIn, put
 from paritybit.drive.stand_ins.ranks import Other, run_alone, steps_of
 from paritybit.watch import journal
@@ -117,7 +117,7 @@ class Engine:
         register_configurations()
         parser = argparse.ArgumentParser()
         configuration.ServerArgs.add_cli_args(parser)
-        words = self.served.words(options_of(parser), folder)
+        words = self.served.words(frozenset(parser._option_string_actions), folder)
         arguments = configuration.prepare_server_args(words)
         if hasattr(arguments, "resolve_once"):
             arguments.resolve_once()

@@ -1,6 +1,5 @@
 """The settings of a whole sglang, and its command line for them in each release."""
 
-import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +8,7 @@ from typing import ClassVar
 
 from paritybit.drive.legs import LackingError
 from paritybit.drive.limits import Limits
-from paritybit.drive.models import WINDOW
+from paritybit.drive.models import WINDOW, written
 from paritybit.drive.operating.adapters import LOADED, MODULES, RANK, with_adapters
 from paritybit.drive.requests import waves
 from paritybit.drive.script import ACTIONS, MOST_ADAPTERS, Setting, Wave
@@ -240,7 +239,7 @@ class Served(Common):
             raise LackingError(f"{self.model} has no such draft model here")
         if self.frozen and self.frozen_draft is None:
             raise LackingError("this release has no drafts that read the target's KV")
-        draft = self.shape.write_draft(shape, folder)
+        draft = written(shape, folder / f"{self.model}-draft")
         if self.speculative == "standalone":
             if not self.sliding_draft:
                 raise LackingError("this release has no draft models with sliding windows")
@@ -253,8 +252,3 @@ class Served(Common):
             *("--speculative-eagle-topk", str(self.topk)),
             *("--speculative-num-draft-tokens", str(tokens)),
         )
-
-
-def options_of(parser: argparse.ArgumentParser) -> frozenset[str]:
-    """Return the names of all options of a command line."""
-    return frozenset(parser._option_string_actions)

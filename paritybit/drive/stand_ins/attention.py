@@ -44,12 +44,8 @@ def decode_attention(
     keys, values = gathered(k_buffer, slots), gathered(v_buffer, slots)
     grouped = q.float().view(rows, keys.shape[2], -1, q.shape[-1])
     scores = torch.einsum("rghd,rlgd->rghl", grouped, keys) * (sm_scale * k_scale)
-    scores = _capped(scores, logit_cap)
     temperature = _temperature(counts - 1, xai_temperature_len)
-    if temperature is not None:
-        scores = scores * temperature.view(-1, 1, 1, 1)
-    scores = scores.masked_fill(~listed[:, None, None, :], -math.inf)
-    weights = _softmax(scores, None if sinks is None else sinks.view(1, keys.shape[2], -1, 1))
+    weights = _weights(scores, listed, logit_cap, sinks, temperature)
     o.copy_(torch.einsum("rghl,rlgd->rghd", weights, values).reshape(o.shape) * v_scale)
 
 
@@ -196,26 +192,33 @@ def _attend(
 ) -> Tensor:
     """Attend with the queries of one row. `seen` is [T, keys]. Returns [T, H, width of V]."""
     grouped = q.float().view(q.shape[0], keys.shape[1], -1, q.shape[-1])
-    scores = _capped(torch.einsum("tghd,lgd->tghl", grouped, keys) * scale, logit_cap)
-    if temperature is not None:
-        scores = scores * temperature.view(-1, 1, 1, 1)
-    scores = scores.masked_fill(~seen[:, None, None, :], -math.inf)
-    weights = _softmax(scores, None if sinks is None else sinks.view(1, keys.shape[1], -1, 1))
+    scores = torch.einsum("tghd,lgd->tghl", grouped, keys) * scale
+    weights = _weights(scores, seen, logit_cap, sinks, temperature)
     return torch.einsum("tghl,lgd->tghd", weights, values).reshape(q.shape[0], q.shape[1], -1)
 
 
-def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Return the weights of keys. A sink takes weight without a value. No key gives zeros."""
+def _weights(
+    scores: Tensor,
+    seen: Tensor,
+    logit_cap: float,
+    sinks: Tensor | None,
+    temperature: Tensor | None,
+) -> Tensor:
+    """Return the weights of keys from scores [T, G, H / G, keys]. `seen` is [T, keys].
+
+    A sink takes weight without a value. No key gives zeros.
+    """
+    if logit_cap > 0:
+        scores = logit_cap * (scores / logit_cap).tanh()
+    if temperature is not None:
+        scores = scores * temperature.view(-1, 1, 1, 1)
+    scores = scores.masked_fill(~seen[:, None, None, :], -math.inf)
     highest = scores.amax(-1, keepdim=True).clamp(min=-1e20)
     parts = (scores - highest).exp()
     total = parts.sum(-1, keepdim=True)
     if sinks is not None:
-        total = total + (sinks.float() - highest).exp()
+        total = total + (sinks.float().view(1, scores.shape[1], -1, 1) - highest).exp()
     return parts / total.where(total > 0, total.new_ones(()))
-
-
-def _capped(scores: Tensor, logit_cap: float) -> Tensor:
-    return logit_cap * (scores / logit_cap).tanh() if logit_cap > 0 else scores
 
 
 def _temperature(positions: Tensor, length: int) -> Tensor | None:

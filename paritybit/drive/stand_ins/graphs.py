@@ -18,7 +18,6 @@ from torch import Tensor
 from paritybit.drive.stand_ins.modules import found
 from paritybit.engines.graphs import (
     STREAM,
-    CpuGraph,
     Event,
     Stream,
     emulate_device,
@@ -52,25 +51,6 @@ def stand_in_for_graphs() -> None:
 def _answering(answer: object) -> Callable[..., Any]:
     """Return a new function that accepts all arguments and returns `answer`."""
     return lambda *arguments, **named: answer
-
-
-def whole_value(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Make a recording graph keep each call of `function` as one step, as it reads host values.
-
-    A replay writes the result of the call to the tensor that the call returned while recording.
-    """
-
-    def called(*arguments: Any, **named: Any) -> Tensor:
-        graph = CpuGraph.recording
-        if graph is None or not graph.open:
-            return function(*arguments, **named)
-        graph.end()
-        value = function(*arguments, **named)
-        graph.parts.append(lambda: value.copy_(function(*arguments, **named)))
-        graph.begin()
-        return value
-
-    return called
 
 
 WEAK_REFERENCES = "sglang.srt.compilation.weak_ref_tensor"

@@ -128,11 +128,8 @@ def _known(function: Callable[..., None]) -> bool:
     }
     if not names & spoken:
         return False
-    return all(hasattr(LANGUAGE, name) for name in names if hasattr(_language(), name))
-
-
-def _language() -> Any:
-    return importlib.import_module(LANGUAGE_MODULE)
+    language = importlib.import_module(LANGUAGE_MODULE)
+    return all(hasattr(LANGUAGE, name) for name in names if hasattr(language, name))
 
 
 def _rebound(function: Callable[..., None]) -> Callable[..., None]:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from paritybit.drive.stand_ins import attention
-from paritybit.drive.stand_ins.graphs import whole_value
 from paritybit.drive.stand_ins.modules import found
 from paritybit.drive.stand_ins.sampled import Sampled, asked
 from paritybit.engines.graphs import whole
@@ -60,8 +59,8 @@ def stand_in_for_convolutions() -> str | None:
     module = found(CONVOLUTIONS)
     if module is None:
         return ""
-    module.causal_conv1d_fn = whole_value(convolved)
-    module.causal_conv1d_update = whole_value(convolved_once)
+    module.causal_conv1d_fn = whole(convolved, returns=True)
+    module.causal_conv1d_update = whole(convolved_once, returns=True)
     return None
 
 
@@ -120,7 +119,7 @@ def stand_in_for_experts() -> str | None:
     experts = found("sglang.srt.layers.moe.fused_moe_native")
     if not hasattr(experts, "moe_forward_native"):
         return ""
-    experts.moe_forward_native = whole_value(experts.moe_forward_native)
+    experts.moe_forward_native = whole(experts.moe_forward_native, returns=True)
     return None
 
 

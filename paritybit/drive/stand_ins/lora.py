@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.drive.stand_ins.graphs import whole_value
 from paritybit.drive.stand_ins.modules import found
+from paritybit.engines.graphs import whole
 
 BACKEND = "sglang.srt.lora.backend.triton_backend"
 
@@ -75,14 +75,14 @@ def segments(lists: Lists) -> Iterator[tuple[int, int, float, Tensor]]:
 
 def shrunk(x: Tensor, weights: Tensor, batch_info: Any, stack_num: int = 1) -> Tensor:
     """Return the products of the tokens and the A matrices of their adapters."""
-    return whole_value(shrink)(x, weights, lists_of(batch_info), stack_num)
+    return whole(shrink, returns=True)(x, weights, lists_of(batch_info), stack_num)
 
 
 def expanded(
     x: Tensor, weights: Tensor, batch_info: Any, base_output: Tensor | None = None
 ) -> Tensor:
     """Add the products of the tokens and the B matrices of their adapters to an output."""
-    return whole_value(expand)(x, weights, lists_of(batch_info), None, base_output)
+    return whole(expand, returns=True)(x, weights, lists_of(batch_info), None, base_output)
 
 
 def expanded_in_slices(
@@ -96,7 +96,9 @@ def expanded_in_slices(
 ) -> Tensor:
     """Like `expanded`, for the concatenated matrices of several projections."""
     del max_qkv_out_dim, n_slices
-    return whole_value(expand)(x, qkv_lora_b, lists_of(batch_info), output_offset, base_output)
+    return whole(expand, returns=True)(
+        x, qkv_lora_b, lists_of(batch_info), output_offset, base_output
+    )
 
 
 def shrink(x: Tensor, weights: Tensor, lists: Lists, stacked: int) -> Tensor:

@@ -56,11 +56,17 @@ def _asked_for_availability(frame: FrameType | None) -> bool:
     return False
 
 
+def replaced(names: tuple[str, ...], absent: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Replace packages that are not installed by empty modules. Returns their names."""
+    missing = tuple(name for name in names if importlib.util.find_spec(name) is None)
+    versions = {name: {"__version__": OLDEST} for name in missing}
+    sys.meta_path.append(UnavailableFinder(missing, absent=absent, answers=versions))
+    return missing
+
+
 def stand_in_for_packages() -> str:
     """Replace packages that are not installed by empty modules. Returns their names as text."""
-    missing = tuple(name for name in OPTIONAL if importlib.util.find_spec(name) is None)
-    versions = {name: {"__version__": OLDEST} for name in missing}
-    sys.meta_path.append(UnavailableFinder(missing, absent=ABSENT, answers=versions))
+    missing = replaced(OPTIONAL, ABSENT)
     if MEDIA in missing:
         importlib.import_module(MEDIA)
     return ", ".join(missing)

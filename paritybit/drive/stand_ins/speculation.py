@@ -1,6 +1,5 @@
 """Speculation on a CPU: the graph runners for CUDA, and kernels for trees of drafts in Python."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from paritybit.drive.stand_ins import trees
@@ -19,15 +18,11 @@ WORKERS = (
 CAPTURING = ("init_cuda_graphs", "_capture_cuda_graphs")
 """The methods of draft workers that choose a graph runner by the kind of device."""
 
+TREES = ("sglang.srt.speculative.eagle_utils", "sglang.kernels.ops.speculative.spec_tree")
+"""Modules that build and verify trees with compiled kernels, by release."""
 
-TREES: Mapping[str, tuple[str, Any]] = {
-    "sglang.srt.speculative.eagle_utils": ("verify_tree_greedy_func", trees.verify_tree_greedy),
-    "sglang.kernels.ops.speculative.spec_tree": (
-        "verify_tree_greedy_func",
-        trees.verify_tree_greedy,
-    ),
-}
-"""Functions that call a compiled kernel for trees, with their stand-ins, by module."""
+VERIFIER = "verify_tree_greedy_func"
+"""The function that calls the kernel that verifies trees."""
 
 KERNELS_OF_CUDA = (
     "sglang.srt.speculative.eagle_info_v2",
@@ -42,11 +37,11 @@ BUILDER = "sgl_build_tree_kernel_efficient"
 
 def stand_in_for_trees() -> None:
     """Build and verify trees in Python, and look up slots with the engine's Triton kernel."""
-    for place, (name, stand_in) in TREES.items():
+    for place in TREES:
         module = found(place)
         if module is not None:
-            if hasattr(module, name):
-                replace_everywhere(getattr(module, name), stand_in)
+            if hasattr(module, VERIFIER):
+                replace_everywhere(getattr(module, VERIFIER), trees.verify_tree_greedy)
             setattr(module, BUILDER, trees.build_tree)
     for place in KERNELS_OF_CUDA:
         module = found(place)

@@ -3,15 +3,8 @@
 The exit code is 0 if it has played for the requested time, and the engine was idle at the end.
 """
 
-import argparse
-
-from paritybit.drive.playing import Drive, Engine, main, parser_of
+from paritybit.drive.playing import Drive, Engine, main
 from paritybit.drive.transformers.settings import Served
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the command line."""
-    return parser_of("paritybit.drive.transformers", Served)
 
 
 def prepare(device: str) -> None:
@@ -30,4 +23,4 @@ def engine(served: Served) -> Engine:
 
 
 if __name__ == "__main__":
-    main(parser(), Drive(Served, prepare, engine))
+    main(Drive(Served, prepare, engine))

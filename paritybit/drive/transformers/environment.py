@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from paritybit.drive.environment import Environment, variables
+from paritybit.drive.environment import Environment, options, variables
 from paritybit.drive.legs import Leg
 from paritybit.drive.script import Script
 from paritybit.engines import fetch
@@ -26,8 +26,7 @@ def command(
     environment: Environment, leg: Leg, model: str, seed: int, device: str
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command that serves a leg, and its environment variables."""
-    words = ["--model", model, "--device", device, "--seed", str(seed)]
-    words += ["--seconds", f"{leg.seconds:g}", *leg.arguments]
+    words = options(leg, model, seed, device)
     return [*PROGRAM, *words], variables(environment, device, os.environ)
 
 

@@ -3,17 +3,11 @@
 The exit code is 0 if it has played for the requested time, and the engine was idle at the end.
 """
 
-import argparse
 import importlib
 import os
 
-from paritybit.drive.playing import Drive, Engine, main, parser_of
+from paritybit.drive.playing import Drive, Engine, main
 from paritybit.drive.vllm.settings import Served
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the command line."""
-    return parser_of("paritybit.drive.vllm", Served)
 
 
 def prepare(device: str) -> None:
@@ -32,4 +26,4 @@ def engine(served: Served) -> Engine:
 
 
 if __name__ == "__main__":
-    main(parser(), Drive(Served, prepare, engine))
+    main(Drive(Served, prepare, engine))

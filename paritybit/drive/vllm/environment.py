@@ -7,11 +7,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from paritybit.drive.environment import Environment, pins_for
+from paritybit.drive.environment import Environment, options, with_transformers
 from paritybit.drive.environment import variables as variables_of
 from paritybit.drive.legs import Leg
 from paritybit.drive.script import Script
-from paritybit.engines import fetch
 from paritybit.engines.packages import VLLM
 from paritybit.harness.errors import CannotRunError
 
@@ -19,14 +18,8 @@ PROGRAM = (sys.executable, "-m", "paritybit.drive.vllm")
 
 
 def prepare(spec: str) -> Environment:
-    """Return the engine of `vllm==VERSION` or of a folder, with the packages it imports.
-
-    Raises MalformedError and CannotRunError as `fetch.find` does.
-    """
-    found = fetch.find(spec)
-    pins = pins_for(None)
-    fetch.install(pins.stem, pins)
-    return Environment(found.name, found.package.parent, fetch.dependencies_folder() / pins.stem)
+    """Return the engine of `vllm==VERSION` or of a folder, with the packages it imports."""
+    return with_transformers(spec, lambda package: None)
 
 
 def command(
@@ -41,9 +34,7 @@ def command(
             f"{environment.name} has no compiled code, which a GPU needs; give the folder in which "
             "it is installed"
         )
-    words = ["--model", model, "--device", device, "--seed", str(seed)]
-    words += ["--seconds", f"{leg.seconds:g}", *leg.arguments]
-    return [*PROGRAM, *words], variables(environment, device)
+    return [*PROGRAM, *options(leg, model, seed, device)], variables(environment, device)
 
 
 def playing(

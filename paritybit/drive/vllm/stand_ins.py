@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from paritybit.drive.stand_ins.installing import StandIn, install, put
-from paritybit.drive.stand_ins.packages import OLDEST, UnavailableFinder
+from paritybit.drive.stand_ins.packages import UnavailableFinder, replaced
 from paritybit.drive.vllm.attention import attend, store
 from paritybit.drive.vllm.settings import Served
 from paritybit.engines.graphs import emulate_device, whole
@@ -61,9 +61,7 @@ def stand_in_for_packages() -> str:
 
     Returns their names.
     """
-    missing = tuple(name for name in OPTIONAL if importlib.util.find_spec(name) is None)
-    versions = {name: {"__version__": OLDEST} for name in missing}
-    sys.meta_path.append(UnavailableFinder(missing, answers=versions))
+    missing = replaced(OPTIONAL)
     sys.meta_path.insert(0, UnavailableFinder(HIDDEN))
     return ", ".join((*missing, *HIDDEN))
 

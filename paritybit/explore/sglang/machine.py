@@ -5,6 +5,7 @@ from typing import Any
 
 from paritybit.engines.bags import Bag
 from paritybit.engines.loading import Engine
+from paritybit.engines.missing import PartMissingError
 from paritybit.explore.bound import Bound
 from paritybit.explore.laws import Shadow
 from paritybit.explore.search import ViolationError
@@ -12,6 +13,7 @@ from paritybit.explore.sglang.cache import FULL, SLIDING, Tree, free_pages, mapp
 from paritybit.explore.sglang.key import Key
 from paritybit.explore.sglang.scheduler import Computed, Scheduler, record, tokens_of
 from paritybit.explore.sglang.world import World, sliding_pages
+from paritybit.harness.errors import CannotRunError
 
 POOLS = ("full", "sliding")
 QUIET = ("arrive", "end")
@@ -98,6 +100,8 @@ class SglangMachine:
             # Inference mode has no version counters, so it is faster for tiny tensors.
             with torch.inference_mode():
                 self.step() if name == "step" else self.reset()
+        except PartMissingError as error:
+            raise CannotRunError(f"the prefix cache is not recognised: {error}") from error
         except (
             ArithmeticError,
             AssertionError,

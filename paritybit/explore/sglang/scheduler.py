@@ -154,7 +154,7 @@ class Scheduler:
         if batch is None or batch.is_empty():
             return None
         if not batch.check_decode_mem():
-            retracted = named(batch.retract_decode, server_args=self.world.host.arguments)()[0]
+            retracted = named(batch.retract_decode, server_args=self.world.settings)()[0]
             self.retracted += len(retracted)
             self.waiting += retracted
         if batch.is_empty():

@@ -1,6 +1,5 @@
 """The engine's own objects for a bound: request table, pools, allocator, prefix cache, requests."""
 
-import os
 from array import array
 from dataclasses import dataclass
 from typing import Any
@@ -8,38 +7,14 @@ from typing import Any
 from paritybit.engines import fetch
 from paritybit.engines.bags import Bag
 from paritybit.engines.loading import Engine, named
-from paritybit.engines.missing import PartMissingError
 from paritybit.engines.packages import SGLANG
 from paritybit.explore.bound import Bound
 from paritybit.explore.laws import Tokens
+from paritybit.explore.sglang.host import Settings, publish
 from paritybit.harness.errors import MalformedError
 
 BATCHES = "srt.managers.schedule_batch"
 CACHE = "srt.mem_cache"
-
-SETTINGS: dict[str, Any] = {
-    "attention_backend": "torch_native",
-    "decode_attention_backend": "torch_native",
-    "prefill_attention_backend": "torch_native",
-    "disable_radix_cache": False,
-    "enable_flexkv": False,
-    "enable_hierarchical_cache": False,
-    "enable_lmcache": False,
-    "max_running_requests": None,
-    "prefill_max_requests": None,
-    "radix_cache_backend": None,
-    "schedule_low_priority_values_first": False,
-    "schedule_policy": "fcfs",
-    "skip_server_warmup": True,
-}
-"""A server's default values for further settings that the scheduler and the cache read."""
-
-ENVIRONMENT = {
-    "SGLANG_SWA_EVICTION_INTERVAL": "1",
-    "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python",
-}
-"""Slots outside a window are freed immediately. The tree is the one in Python, because the one in
-Rust, the default of the newest releases, does not expose its nodes."""
 
 
 def require_room(bound: Bound) -> None:
@@ -61,7 +36,6 @@ def load(found: fetch.Found) -> Engine:
     """Load a release or a source tree into this process without a model."""
     from paritybit.explore.sglang.loading import load_sglang  # noqa: PLC0415
 
-    os.environ.update(ENVIRONMENT)
     return load_sglang(found.package, fetch.dependencies_folder() / SGLANG.dependencies[0])
 
 
@@ -78,12 +52,10 @@ class World:
     """Creates the engine's objects for a bound. Settings are published to the engine once."""
 
     def __init__(self, engine: Engine, bound: Bound) -> None:
-        from paritybit.explore.sglang.host import Host, server_arguments  # noqa: PLC0415
-
         self.engine, self.bound = engine, bound
         self.chunk = -(-bound.budget // bound.page_size) * bound.page_size
-        settings = server_arguments((1,), (self.chunk,), bound.page_size) | SETTINGS
-        self.host = Host(engine, settings, "cpu")
+        self.settings = Settings(bound.page_size, self.chunk)
+        publish(engine, self.settings)
         self.batch = engine.part(f"{BATCHES}:ScheduleBatch")
         self.adder = engine.part("srt.managers.schedule_policy:PrefillAdder")
         self.abort = engine.part(f"{BATCHES}:FINISH_ABORT")
@@ -95,7 +67,7 @@ class World:
             {"is_encoder_decoder": False, "vocab_size": 8, "context_len": bound.longest + 1},
             "model_config",
         )
-        self.no_drafts = self.host.no_speculation()
+        self.no_drafts = engine.part("srt.speculative.spec_info:SpeculativeAlgorithm").NONE
 
     def objects(self) -> Objects:
         """Return new objects of the engine."""
@@ -118,10 +90,9 @@ class World:
             full_attention_layer_ids=[0],
             **common,
         )
-        allocator = part(
-            f"{CACHE}.swa_memory_pool:SWATokenToKVPoolAllocator",
-            f"{CACHE}.allocator.swa:SWATokenToKVPoolAllocator",
-        )(size=slots, size_swa=sliding, kvcache=kv, need_sort=False, **common)
+        allocator = part(f"{CACHE}.allocator.swa:SWATokenToKVPoolAllocator")(
+            size=slots, size_swa=sliding, kvcache=kv, need_sort=False, **common
+        )
         table = part(f"{CACHE}.memory_pool:ReqToTokenPool")(
             size=bound.requests,
             max_context_len=bound.longest + size,
@@ -132,8 +103,6 @@ class World:
 
     def prefix_cache(self, table: Any, allocator: Any) -> Any:
         """Return the prefix cache that the engine chooses for a hybrid model."""
-        from paritybit.explore.sglang.loading import CHOICE, choice_of  # noqa: PLC0415
-
         part, bound = self.engine.part, self.bound
         parameters = named(
             part(f"{CACHE}.cache_init_params:CacheInitParams"),
@@ -146,11 +115,22 @@ class World:
             page_size=bound.page_size,
             is_eagle=bound.keys == 2,
         )
-        try:
-            choose = part(CHOICE)
-        except PartMissingError:
-            return part(f"{CACHE}.swa_radix_cache:SWARadixCache")(parameters)
-        return choose(choice_of(self.host, parameters, self.chunk))
+        context = named(
+            part(f"{CACHE}.registry:TreeCacheBuildContext"),
+            effective_chunked_prefill_size=self.chunk,
+            server_args=self.settings,
+            params=parameters,
+            is_hybrid_swa=True,
+            is_hybrid_ssm=False,
+            enable_hierarchical_cache=False,
+            disable_radix_cache=False,
+            tp_worker=None,
+            model_config=None,
+            tp_size=1,
+            tp_rank=0,
+            tp_group=None,
+        )
+        return part(f"{CACHE}.registry:default_radix_cache_factory")(context())
 
     def request(self, name: str, prompt: Tokens) -> Any:
         """Return a new request of the engine, which ends at the longest length."""

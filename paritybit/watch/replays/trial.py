@@ -149,6 +149,10 @@ class Trial:
     def again(self, changes: Mapping[str, Tensor] = {}) -> None:
         """Repeat the replay from the state before it, with changed tails of some inputs."""
         self.rewind()
+        self.repeat(changes)
+
+    def repeat(self, changes: Mapping[str, Tensor]) -> None:
+        """Repeat the replay from the current state, with changed tails of some inputs."""
         self.changed |= bool(changes)
         for static in self.replay.inputs:
             if static.name in changes:
@@ -201,7 +205,7 @@ def explain(
     poison = saved.inverted()
     causes: list[tuple[dict[str, Any], list[int]]] = []
     with trial.restoring([saved]):
-        hit = overwritten(trial, poison, {})
+        hit = overwritten(trial, poison)
         layers = first_layers(ledger, poison, hit)
         candidates = [
             static
@@ -228,25 +232,21 @@ def differs_from_capture(static: StaticInput, captured: Mapping[str, Tensor]) ->
     return not torch.equal(tail(static, static.tensor), tail(static, value))
 
 
-def overwritten(trial: Trial, poison: SavedSlots, changes: Mapping[str, Tensor]) -> Tensor:
+def overwritten(trial: Trial, poison: SavedSlots, changes: Mapping[str, Tensor] = {}) -> Tensor:
     """Repeat the replay over poisoned slots. Returns which slots it overwrites, bool [n]."""
     checksums = poison.ledger.checksums
+    trial.rewind()
     poison.restore()
     before = folded(checksums.of(poison.slots))
-    trial.again(changes)
+    trial.repeat(changes)
     return folded(checksums.of(poison.slots)) != before
 
 
 def rewritten(trial: Trial, ledger: Ledger, slots: Tensor) -> Tensor:
     """Repeat the replay with other content in some slots. Returns which it writes, bool [n]."""
     saved = SavedSlots.of(ledger, slots)
-    poison = saved.inverted()
     with trial.restoring([saved]):
-        trial.rewind()
-        poison.restore()
-        before = folded(ledger.checksums.of(slots))
-        trial.replay.run()
-        return folded(ledger.checksums.of(slots)) != before
+        return overwritten(trial, saved.inverted())
 
 
 def first_layers(ledger: Ledger, poison: SavedSlots, hit: Tensor) -> dict[int, str]:

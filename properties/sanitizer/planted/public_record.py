@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from properties.sanitizer.planted.faults import Fault, read
@@ -42,21 +42,9 @@ class Run:
         cls, outcome: Outcome, seed: int, cpu: float, key: str | None, case: str | None
     ) -> "Run":
         """Return the run of an outcome. The key and the case are those of its first finding."""
-        return cls(
-            outcome.name,
-            seed,
-            outcome.leg,
-            outcome.status,
-            outcome.seconds,
-            cpu,
-            outcome.check,
-            outcome.cause,
-            outcome.forward,
-            outcome.forwards,
-            key,
-            case,
-            note=outcome.note,
-        )
+        names = {one.name for one in fields(cls)}
+        said = {name: value for name, value in vars(outcome).items() if name in names}
+        return cls(**said, seed=seed, cpu=cpu, key=key, case=case)
 
 
 def read_runs(path: Path = RECORD) -> dict[tuple[str, int], Run]:
@@ -72,7 +60,7 @@ def read_runs(path: Path = RECORD) -> dict[tuple[str, int], Run]:
 
 def write_runs(path: Path, runs: Iterable[Run]) -> None:
     """Write a record and, next to it, its table. Runs keep the order of the table of faults."""
-    order = {fault.name: place for place, fault in enumerate(faults())}
+    order = {fault.name: place for place, fault in enumerate(read(TABLE))}
     kept = sorted(runs, key=lambda run: (order.get(run.name, len(order)), run.seed))
     lines = ",\n".join(
         json.dumps({name: value for name, value in asdict(run).items() if value is not None})
@@ -82,17 +70,11 @@ def write_runs(path: Path, runs: Iterable[Run]) -> None:
     path.with_suffix(".md").write_text(table(kept), encoding="utf-8")
 
 
-def faults() -> tuple[Fault, ...]:
-    """Return the faults of the table of public fixes."""
-    return read(TABLE)
-
-
 def table(runs: Sequence[Run]) -> str:
     """Return the table of public fixes as Markdown."""
-    of = {
-        fault.name: {run.seed: run for run in runs if run.name == fault.name} for fault in faults()
-    }
-    tried = [fault for fault in faults() if of[fault.name]]
+    faults = read(TABLE)
+    of = {fault.name: {run.seed: run for run in runs if run.name == fault.name} for fault in faults}
+    tried = [fault for fault in faults if of[fault.name]]
     found = [fault for fault in tried if first(of[fault.name])]
     small = [
         run.requests

@@ -290,46 +290,39 @@ def gives_reserved(alloc: Any, *arguments: Any, **named: Any) -> Any:
     return found
 
 
-def of_allocator(names: Sequence[str], other: Callable[..., Any]) -> Callable[..., None]:
-    """Return what plants a fault in methods of the allocator."""
-    return lambda runner, counted: replace(
-        runner.model_runner.token_to_kv_pool_allocator, names, other, counted
-    )
+def faulty(
+    owner: Callable[[Any], Any], names: Sequence[str], other: Callable[..., Any]
+) -> Callable[[Any, Spoiled], None]:
+    """Return what plants a fault in methods of the part of the engine that `owner` returns."""
+    return lambda runner, counted: replace(owner(runner), names, other, counted)
 
 
-def of_full(names: Sequence[str], other: Callable[..., Any]) -> Callable[..., None]:
-    """Return what plants a fault in methods of the allocator of layers without a window."""
+def allocator(runner: Any) -> Any:
+    """Return the allocator of a runner's engine."""
+    return runner.model_runner.token_to_kv_pool_allocator
 
-    def plant(runner: Any, counted: Spoiled) -> None:
-        allocator = runner.model_runner.token_to_kv_pool_allocator
-        replace(getattr(allocator, "full_attn_allocator", allocator), names, other, counted)
 
-    return plant
+def full(runner: Any) -> Any:
+    """Return the allocator of layers without a window."""
+    return getattr(allocator(runner), "full_attn_allocator", allocator(runner))
 
 
 CODE: Mapping[str, Callable[[Any, Spoiled], None]] = {
     "window one key short": short_window,
     "slot map off by one": moved_map,
-    "eviction leaves a slot": of_allocator(EVICTS, leaves_one),
-    "eviction frees nothing": of_allocator(EVICTS, frees_nothing),
-    "free leaves a slot": of_full(FREES, leaves_one),
-    "the reserved slot is given": of_allocator(ALLOCATES, gives_reserved),
-    "a slot is freed twice": of_full(FREES, frees_again),
-    "a warning at each replay": lambda runner, counted: replace(
-        runner, ("execute",), warns, counted
-    ),
+    "eviction leaves a slot": faulty(allocator, EVICTS, leaves_one),
+    "eviction frees nothing": faulty(allocator, EVICTS, frees_nothing),
+    "free leaves a slot": faulty(full, FREES, leaves_one),
+    "the reserved slot is given": faulty(allocator, ALLOCATES, gives_reserved),
+    "a slot is freed twice": faulty(full, FREES, frees_again),
+    "a warning at each replay": faulty(lambda runner: runner, ("execute",), warns),
 }
 """Faults of the engine's window, slot map, allocator and log, by name."""
 
 
-def of_states(names: Sequence[str], other: Callable[..., Any], of: str = "") -> Callable[..., None]:
-    """Return what plants a fault in methods of the table of requests, or of a part of it."""
-
-    def plant(runner: Any, counted: Spoiled) -> None:
-        table = runner.model_runner.req_to_token_pool
-        replace(getattr(table, of) if of else table, names, other, counted)
-
-    return plant
+def table(runner: Any) -> Any:
+    """Return the table of requests of a runner's engine."""
+    return runner.model_runner.req_to_token_pool
 
 
 def leaves_copy(copy: Any, source: Tensor, target: Tensor) -> None:
@@ -337,10 +330,14 @@ def leaves_copy(copy: Any, source: Tensor, target: Tensor) -> None:
 
 
 STATES: Mapping[str, Callable[[Any, Spoiled], None]] = {
-    "the first row has the state of the next": of_states(("get_mamba_indices",), next_slot),
-    "a reused state is not copied": of_states(("copy_from",), leaves_copy, "mamba_pool"),
-    "a new state is given while another request has it": of_states(
-        ("_do_alloc",), lambda alloc, count: alloc(count) - 1, "mamba_allocator"
+    "the first row has the state of the next": faulty(table, ("get_mamba_indices",), next_slot),
+    "a reused state is not copied": faulty(
+        lambda runner: table(runner).mamba_pool, ("copy_from",), leaves_copy
+    ),
+    "a new state is given while another request has it": faulty(
+        lambda runner: table(runner).mamba_allocator,
+        ("_do_alloc",),
+        lambda alloc, count: alloc(count) - 1,
     ),
 }
 """Faults of the states of recurrent layers, by name."""

@@ -30,9 +30,9 @@ from paritybit.drive.failures import EngineFailedError
 from paritybit.drive.forks import in_fork
 from paritybit.drive.legs import Leg
 from paritybit.drive.player import PlayedError
-from paritybit.drive.playing import leave, served_as
+from paritybit.drive.playing import leave, parser_of, served_as
 from paritybit.drive.sglang import legs
-from paritybit.drive.sglang.__main__ import engine, parser
+from paritybit.drive.sglang.__main__ import engine
 from paritybit.drive.sglang.__main__ import prepare as prepare_engine
 from paritybit.drive.sglang.settings import Served
 from paritybit.inject import environment_with, prepare
@@ -135,7 +135,7 @@ def tried(
 
 def here() -> int:
     """Serve one engine in this process, and print what is said of each fault, a line for each."""
-    made = parser()
+    made = parser_of(Served)
     made.add_argument("--faults", type=Path, required=True)
     made.add_argument("--told", type=Path, required=True)
     made.add_argument("--runner", required=True)

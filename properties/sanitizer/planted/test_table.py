@@ -28,7 +28,7 @@ def test_the_table_has_distinct_faults_of_many_classes() -> None:
 
 
 def test_each_fault_changes_something_and_says_why() -> None:
-    for fault in FAULTS:
+    for fault in BOTH:
         assert fault.old != fault.new, fault.name
         assert fault.why.endswith("."), fault.name
         assert set(fault.needs) <= NEEDS, fault.name
