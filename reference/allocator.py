@@ -1,8 +1,8 @@
-"""Who owns which slot: pages of both sub-pools, rows and states, allocated in shuffled order.
+"""Allocates pages of both sub-pools, rows and state slots, in a shuffled order.
 
-Host-side bookkeeping, exact and deterministic, plus the device writes of the
-mapping and of `req_to_token` that follow from it. A freed page or row is the first to be
-allocated again, because a stale slot hurts only once re-owned; a freed state is the second.
+The bookkeeping is on the host and deterministic. The allocator also writes to
+`full_to_swa_index_mapping` on the device. A freed page or row is the first to be allocated again,
+because a stale slot does harm only once it has a new owner. A freed state slot is the second.
 """
 
 import random
@@ -21,10 +21,10 @@ from torch import Tensor
 
 @dataclass
 class PageAllocation:
-    """What one request owns: its row, its state slot and, per page of its tokens, two pages.
+    """What one request owns: a row, a state slot, and a full and a SWA page per page of tokens.
 
-    Those are a full page and a SWA page; a SWA page that left the window is None. The first
-    `shared` pages are those of another request, which may have left since.
+    A SWA page is None once it left the window. The first `shared` pages are shared with another
+    request, which may have finished since.
     """
 
     row: int
@@ -35,10 +35,11 @@ class PageAllocation:
 
 
 class Allocator:
-    """Allocates slots of one pool. `on_change` is called whenever a slot may change its owner.
+    """Allocates slots of one pool.
 
-    `order` runs the writes of the mapping, and is told before anything is freed. `refilled` are the
-    SWA pages that replace some that left the window, see `refill`.
+    `on_change` is called whenever a slot may change its owner. `order` runs the writes to the
+    mapping, and is notified before anything is freed. `refilled` holds the SWA pages that replace
+    pages which left the window: see `refill`.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Allocator:
         return PageAllocation(self.free_rows.pop(), self.free_states.pop())
 
     def extend(self, allocation: PageAllocation, length: int, count: int) -> list[int] | None:
-        """Allocate slots for `count` tokens after the first `length`; return their full slots.
+        """Allocate slots for `count` tokens after the first `length`, and return their full slots.
 
         Returns None, and changes nothing, if either sub-pool has too few pages.
         """
@@ -88,10 +89,10 @@ class Allocator:
     def share(
         self, allocation: PageAllocation, donor: PageAllocation, tokens: int, window: int
     ) -> int:
-        """Give an allocation without pages the whole pages of another's first `tokens` tokens.
+        """Give an allocation without pages the pages of a donor's first `tokens` tokens.
 
-        As many as leave no SWA page behind that the next token sees and that is gone. Returns how
-        many tokens they hold.
+        Only whole pages are shared, and only as many as keep every SWA page that the next token
+        sees. Returns the number of tokens in the shared pages.
         """
         size = self.page_size
         for pages in range(tokens // size, 0, -1):
@@ -109,11 +110,11 @@ class Allocator:
         return 0
 
     def sees_all(self, donor: PageAllocation, pages: int, window: int) -> bool:
-        """Whether the SWA pages are there that the token behind the first `pages` pages sees."""
+        """Whether all SWA pages exist that the token after the first `pages` pages sees."""
         return None not in donor.swa_pages[self.first_seen(pages * self.page_size, window) : pages]
 
     def first_seen(self, length: int, window: int) -> int:
-        """Return the first page that a token behind the first `length` tokens sees in a window."""
+        """Return the first page in the window of the token after the first `length` tokens."""
         return max(length - window + 1, 0) // self.page_size
 
     def refill(
@@ -123,12 +124,12 @@ class Allocator:
         pages: int,
         holders: Iterable[PageAllocation],
     ) -> bool:
-        """Let an allocation have the first pages of another, which hold the same tokens as its own.
+        """Replace the first pages of an allocation by a donor's pages, which hold the same tokens.
 
-        Its own pages are free then, from the first one on up to one that a further request
-        shares. But where none of `holders` has the SWA page beside the other's full page any more,
-        the allocation's own SWA page stays, and is beside that full page from now on. Returns
-        whether one stays.
+        The allocation's own pages are freed, up to the first one that a further request shares. If
+        none of `holders` still has the SWA page that belongs to a full page of the donor, the
+        allocation's own SWA page is kept and mapped to that full page. Returns whether such a page
+        was kept.
         """
         self.order.freeing()
         freed, refilled = dict[int, int](), dict[int, int]()
@@ -156,11 +157,11 @@ class Allocator:
         return bool(refilled)
 
     def computed(self, allocation: PageAllocation, index: int) -> int | None:
-        """Return the SWA page that a request computed at an index; None if it left its window."""
+        """Return the SWA page that a request computed at an index. None if it left the window."""
         return allocation.swa_pages[index]
 
     def kept(self, allocation: PageAllocation, donor: PageAllocation, index: int) -> int:
-        """Return which of two full pages of the same tokens stays: the donor's; its row has it."""
+        """Return which of two full pages with the same tokens is kept: the donor's."""
         return donor.full_pages[index]
 
     def refill_page(
@@ -180,9 +181,9 @@ class Allocator:
     def _share_page(
         self, allocation: PageAllocation, full: int, index: int, swa: int | None
     ) -> int:
-        """Let an allocation share a full page, and the SWA page beside it if it has its own.
+        """Share a full page, and the SWA page `swa` if the allocation has its own.
 
-        Its own pages are free then. Returns its full page.
+        The allocation's own pages are freed. Returns its own full page.
         """
         freed, own = allocation.full_pages[index], allocation.swa_pages[index]
         allocation.full_pages[index] = full
@@ -195,11 +196,11 @@ class Allocator:
         return freed
 
     def swa_pages_of(self, donor: PageAllocation, pages: int) -> list[int | None]:
-        """Return the first SWA pages of an allocation that is shared; None for those gone."""
+        """Return the SWA pages of a donor's first `pages` pages. None for evicted ones."""
         return donor.swa_pages[:pages]
 
     def release(self, kind: Kind, page: int) -> bool:
-        """Free a page that a request gives back, unless others share it; say whether it is free."""
+        """Give back a page of one request. Return whether no other request shares it."""
         if self.sharers[kind, page]:
             self.sharers[kind, page] -= 1
             return False
@@ -216,7 +217,10 @@ class Allocator:
         return [pages[token // size] * size + token % size for token in range(begin, end)]
 
     def swa_slots(self, allocation: PageAllocation, begin: int, end: int) -> list[int]:
-        """Return the SWA slots of the tokens begin .. end-1. Raises ValueError for one evicted."""
+        """Return the SWA slots of the tokens begin .. end-1.
+
+        Raises ValueError if the page of one of them left the window.
+        """
         size = self.page_size
         slots = []
         for token in range(begin, end):
@@ -227,7 +231,7 @@ class Allocator:
         return slots
 
     def evict(self, allocation: PageAllocation, tokens: int) -> int:
-        """Free the SWA pages that lie wholly within the first `tokens` tokens; return how many."""
+        """Free the SWA pages that contain only the first `tokens` tokens. Return how many."""
         pages = [
             index
             for index, page in enumerate(allocation.swa_pages[: tokens // self.page_size])
@@ -239,7 +243,7 @@ class Allocator:
         return len(pages)
 
     def truncate(self, allocation: PageAllocation, tokens: int) -> None:
-        """Free the pages that hold none of the first `tokens` tokens, last page first."""
+        """Free the pages that contain none of the first `tokens` tokens, last page first."""
         self.order.freeing()
         kept = -(-tokens // self.page_size)
         gone = range(kept, len(allocation.full_pages))
@@ -251,15 +255,14 @@ class Allocator:
         self.on_change()
 
     def free(self, allocation: PageAllocation) -> None:
-        """Free the row, the state slot and every page of `allocation`."""
+        """Free the row, the state slot and all pages of `allocation`."""
         self.truncate(allocation, 0)
         self.free_rows.append(allocation.row)
-        # Below the last one: else a row would have the same state slot whoever owns it, and a
-        # table that knows slots by their rows would never be wrong.
+        # Not last: otherwise rows keep their state slots, and a table by row is never stale.
         self.free_states.insert(-1, allocation.state_slot)
 
     def _free_swa(self, allocation: PageAllocation, pages: Sequence[int]) -> None:
-        """Give back the SWA pages at the given indices of `allocation`; unmap those then free."""
+        """Give back SWA pages of `allocation`, by index, and unmap those that are free now."""
         free: list[int] = []
         for index in reversed(pages):
             page = allocation.swa_pages[index]
@@ -272,12 +275,12 @@ class Allocator:
         self.on_change()
 
     def _slots(self, pages: Iterable[int]) -> list[int]:
-        """Return the slots of some pages, one page after the other."""
+        """Return the slots of some pages, page by page."""
         size = self.page_size
         return [page * size + offset for page in pages for offset in range(size)]
 
     def _unmap(self, arrived: Arrived) -> None:
-        # Filled, not assigned: a number that is assigned crosses to the device, and the host waits.
+        # Assigning a number would copy it to the device, and the host would wait.
         self.pool.full_to_swa_index_mapping.index_fill_(0, arrived["slot"], 0)
 
     def _map(self, arrived: Arrived) -> None:
@@ -286,7 +289,7 @@ class Allocator:
 
 @dataclass(frozen=True)
 class Numbers:
-    """The pages, rows, state slots and token rows that requests may hold: none that is reserved."""
+    """The pages, rows, state slots and token rows that requests may hold. None is reserved."""
 
     full_pages: tuple[int, ...]
     swa_pages: tuple[int, ...]
@@ -297,7 +300,7 @@ class Numbers:
     @classmethod
     @cache
     def of(cls, sizes: PoolSizes) -> "Numbers":
-        """Return those of pools of some sizes: all but 0 and the pages that are skipped."""
+        """Return the numbers for pools of some sizes: all but 0 and the skipped pages."""
         first, rows = 1 + sizes.skipped // sizes.page_size, tuple(range(1, sizes.rows + 1))
         full, swa = (
             tuple(range(first, first + slots // sizes.page_size))
@@ -307,16 +310,18 @@ class Numbers:
 
 
 NEVER_SEEN = 2**31
-"""A column that no request has."""
+"""A column beyond those of any request."""
 
 
 class Owner(NamedTuple):
-    """A running request, and the pages and the state slot that it owned during a forward.
+    """A running request, with the pages and the state slot that it owned during a forward.
 
-    `length` tokens have their KV in the pool; a SWA page that left the window is None. `seen_from`
-    is the first column that its next query can see on SWA layers; its first `shared` pages may be
-    another's too. Its `known` tokens have a value, in row `token_row` of the table of tokens. Each
-    step makes many: a frozen dataclass takes three times as long to make.
+    - `length`: number of tokens whose KV is in the pool. A SWA page that left the window is None.
+    - `seen_from`: the first column that the next query can see on SWA layers.
+    - `shared`: number of leading pages that may also belong to another request.
+    - `known`: number of tokens whose value is known, in row `token_row` of the table of tokens.
+
+    A NamedTuple, because each step creates many and a frozen dataclass takes three times as long.
     """
 
     serial: int
@@ -332,12 +337,12 @@ class Owner(NamedTuple):
     known: int = 0
 
     def slot(self, kind: Kind, column: int) -> int:
-        """Return the slot of one token; 0 if its page left the window."""
+        """Return the slot of one token. 0 if its page left the window."""
         page = (self.full_pages if kind is Kind.FULL else self.swa_pages)[column // self.page_size]
         return 0 if page is None else page * self.page_size + column % self.page_size
 
     def place(self, section: Section) -> int:
-        """Return the place of a section of state beside KV that is this request's."""
+        """Return the request's place in a section of state beside KV."""
         return self.state_slot if section is Section.RECURRENT else self.row
 
     def slots(self, kind: Kind) -> list[int]:
@@ -353,12 +358,12 @@ class Owner(NamedTuple):
 
 @dataclass(frozen=True)
 class Ownership:
-    """Who holds which pages and rows of one world once a step is over, and which are free.
+    """Which pages and rows of one world are held, and which are free, after a step.
 
-    `holders` are the running requests; the free pages and rows are as the allocator lists them,
-    and `all` are those that requests may hold. `retracted` are the others that have tokens, each
-    with its token row. The tables are the world's own, and valid until its next step, and so are
-    the `tokens`, int64 [token rows, max_context].
+    `holders` are the running requests. The free pages and rows are in the allocator's order. `all`
+    are the pages and rows that requests may hold. `retracted` are the other requests with tokens,
+    each with its token row. The tables, and `tokens` int64 [token rows, max_context], are not
+    copied: they are valid until the next step.
     """
 
     holders: tuple[Owner, ...]

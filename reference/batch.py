@@ -1,8 +1,8 @@
-"""One forward's worth of work: which requests, how many of their tokens, and where they write.
+"""A batch: the requests of one forward, how many of their tokens it runs, and where it writes.
 
-A batch is what a scheduler hands to the eager world and to the graph world. It holds what
-an engine's scheduler knows; every further index (attention lists, SWA locations) a world
-derives by itself.
+A scheduler hands the same batch to the eager run and to the graph run. It contains what an engine's
+scheduler knows. Each run derives all further indices, such as attention lists and SWA locations, by
+itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,9 +26,9 @@ ENCODER_ROWS = 4
 class Mode(StrEnum):
     """What a forward does.
 
-    TARGET_VERIFY runs a tree of draft tokens through the target. DRAFT proposes tokens
-    with the draft model's own KV, FROZEN_DRAFT reads the target's and writes none.
-    DRAFT_EXTEND lets the draft model catch up with the target.
+    TARGET_VERIFY runs a tree of draft tokens through the target. DRAFT proposes tokens with the
+    draft model's own KV. FROZEN_DRAFT proposes them with the target's KV, and writes none.
+    DRAFT_EXTEND runs the draft model on the tokens that the target has accepted.
     """
 
     EXTEND = "extend"
@@ -40,7 +40,7 @@ class Mode(StrEnum):
 
     @property
     def written(self) -> Role | None:
-        """The model whose KV a forward writes; None if it writes none."""
+        """The model whose KV a forward writes. None if it writes none."""
         if self is Mode.FROZEN_DRAFT:
             return None
         return Role.DRAFT if self in {Mode.DRAFT, Mode.DRAFT_EXTEND} else Role.TARGET
@@ -60,8 +60,8 @@ class Mode(StrEnum):
 class DraftState:
     """Where drafting of a request starts: the likeliest next tokens and the draft's hidden state.
 
-    topk_p float32 [topk], topk_index int64 [topk], hidden [H] in the model's dtype; `topk` is 1
-    for an engine that drafts chains.
+    topk_p float32 [topk], topk_index int64 [topk], hidden [H] in the model's dtype. `topk` is 1 in
+    an engine that drafts chains.
     """
 
     topk_p: Tensor
@@ -70,16 +70,18 @@ class DraftState:
 
 
 class Span(NamedTuple):
-    """Columns begin .. end-1 of one request's row of req_to_token, written in one forward.
+    """Columns begin .. end-1 of one request's row of req_to_token, which one forward writes.
 
-    `full_slots` and `swa_slots` are where K and V go, one per column. To verify, `tree`
-    holds (token, parent) of every draft token, the root first, its parent -1; at least
-    `accept` of the drafts are accepted. To draft, `state` is where drafting starts.
-    `mrope_delta` stands for multimodal positions, `encoder_len` for cross attention.
-    `track_index` is the request's slot of recurrent state, 0 in an engine without, and
-    `tracked` says whether the state enters the request's input. `token_row` is the request's
-    row of tokens, `lora_id` its adapter. Each step makes many: a frozen dataclass takes three
-    times as long to make.
+    - `full_slots`, `swa_slots`: where K and V are stored, one slot per column.
+    - `tree`: for verify, (token, parent) of each draft token, the root first, its parent -1. At
+      least `accept` of the drafts are accepted.
+    - `state`: for draft, where drafting starts.
+    - `mrope_delta`, `encoder_len`: model multimodal positions and cross attention.
+    - `track_index`: the request's slot of recurrent state, 0 in an engine without. `tracked` says
+      whether that state is added to the request's input.
+    - `token_row`, `lora_id`: the request's row of tokens, and its adapter.
+
+    A NamedTuple, because each step creates many and a frozen dataclass takes three times as long.
     """
 
     row: int
@@ -99,19 +101,19 @@ class Span(NamedTuple):
 
     @property
     def branches(self) -> int:
-        """How many branches a draft of it keeps: one of each token that its state starts from."""
+        """How many branches a draft of this request keeps: one per token of its state."""
         return SPECULATION.topk if self.state is None else len(self.state.topk_p)
 
     @property
     def depths(self) -> list[int]:
-        """How far every node of the tree is from its root, in tokens."""
+        """The distance of each node of the tree from the root, in tokens."""
         found: list[int] = []
         for _, parent in self.tree:
             found.append(found[parent] + 1 if parent >= 0 else 0)
         return found
 
     def positions(self, mode: Mode) -> list[int]:
-        """Return the positions of the tokens that a forward runs for this request at first."""
+        """Return the positions of the tokens that a forward first runs for this request."""
         if mode is Mode.TARGET_VERIFY:
             return [self.begin + depth for depth in self.depths]
         if mode is Mode.DRAFT:
@@ -121,7 +123,7 @@ class Span(NamedTuple):
         return list(range(self.begin, self.end))
 
     def seq_len(self, mode: Mode) -> int:
-        """Return the batch's key count of the request, without drafts not yet accepted."""
+        """Return the number of keys of the request, without drafts that are not accepted yet."""
         return self.begin if mode.drafts or mode is Mode.TARGET_VERIFY else self.end
 
     def tree_mask(self) -> list[bool]:
@@ -136,18 +138,24 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class ForwardBatch:
-    """B requests with T tokens in all. Shapes and dtypes as an engine's scheduler makes them.
+    """A batch of B requests and T tokens, in the shapes and dtypes of an engine's scheduler.
 
-    Device: input_ids, positions, token_rows int64 [T]; token_cells int64 [T], where tokens lie in
-    the world's table of tokens laid end to end; mrope_positions int64 [3, T];
-    out_cache_loc int64 [N], where N = T except for a draft, which takes topk x steps slots a
-    request; req_pool_indices, seq_lens, mamba_track_indices, encoder_lens, lora_ids int64 [B];
-    mamba_track_mask bool [B]; num_token_non_padded int32 [1]; token_requests int64 [T], the
-    batch index of the request that a token belongs to; extend_lens, last_rows int64 [B], of a
-    batch that extends: how many tokens of each request it runs, and the row of the last of them.
-    Host: `spans`, `seq_lens_cpu`, `extend_lens_cpu` int64 [B].
-    `spec_info` holds what speculation adds: custom_mask bool [M], M the sum over the requests
-    of draft tokens x keys; hidden_states [T or B, H]; topk_p float32 and topk_index int64
+    On the device:
+
+    - input_ids, positions, token_rows, token_requests (batch index of the token's request),
+      token_cells (index in the flattened table of tokens): int64 [T]
+    - mrope_positions: int64 [3, T]
+    - out_cache_loc: int64 [N]. N = T, except that a draft takes topk x steps slots per request.
+    - req_pool_indices, seq_lens, mamba_track_indices, encoder_lens, lora_ids: int64 [B]
+    - mamba_track_mask: bool [B]
+    - num_token_non_padded: int32 [1]
+    - extend_lens, last_rows: int64 [B]. Number of tokens that a batch that extends runs for each
+      request, and the row of the last one.
+
+    On the host: `spans`, and `seq_lens_cpu` and `extend_lens_cpu`, int64 [B].
+
+    `spec_info` holds what speculation adds: custom_mask bool [M], where M is the sum of draft
+    tokens x keys over the requests; hidden_states [T or B, H]; topk_p float32 and topk_index int64
     [B, topk]; extend_seq_lens, num_correct_drafts, num_accept_tokens int32 [B].
     """
 
@@ -175,33 +183,33 @@ class ForwardBatch:
 
     @property
     def live_requests(self) -> int:
-        """Live requests."""
+        """The number of live requests."""
         return len(self.spans)
 
     @property
     def extends(self) -> bool:
-        """Whether it computes tokens of the target that are known already."""
+        """Whether the batch computes target tokens that are known already."""
         return self.mode is Mode.EXTEND
 
     @property
     def live_tokens(self) -> int:
-        """Live tokens."""
+        """The number of live tokens."""
         return self.positions.shape[0]
 
     @property
     def longest(self) -> int:
-        """The most tokens that a request extends by."""
+        """The largest number of tokens that a request is extended by."""
         return max(span.end - span.begin for span in self.spans)
 
     def requests_of_rows(self, rows: int) -> list[int]:
-        """Return which request of the batch each row of an output of `rows` rows belongs to."""
+        """Return the batch index of the request of each of `rows` output rows."""
         if rows == self.live_requests:
             return list(range(rows))
         requests: list[int] = self.token_requests.tolist()
         return requests
 
     def value(self, name: str) -> Tensor | None:
-        """Return the tensor called `name`, if the batch carries one."""
+        """Return the tensor called `name`. None if the batch has none."""
         found: Tensor | None = self.spec_info.get(name, getattr(self, name, None))
         return found
 
@@ -209,9 +217,9 @@ class ForwardBatch:
 def prepare(
     mode: Mode, spans: Sequence[Span], tokens: Tensor, hidden_states: HiddenStates, tables: Tables
 ) -> ForwardBatch:
-    """Write the slots of `spans` into the index tables and return the batch over them.
+    """Write the slots of `spans` into the index tables, and return the batch.
 
-    Everything the host knows crosses to the device in one blocking copy.
+    All values that the host knows are copied to the device in one blocking copy.
     """
     host, device = transfer(batch_values(mode, spans, tokens.shape[1]), tokens.device)
     write_slots(tables, device)
@@ -219,7 +227,10 @@ def prepare(
 
 
 def batch_values(mode: Mode, spans: Sequence[Span], columns: int) -> dict[str, list[int]]:
-    """Return all that the host knows of a batch, by name; token rows have so many columns."""
+    """Return all values of a batch that the host knows, by name.
+
+    `columns` is the length of a row of tokens.
+    """
     lists = {**_per_slot(spans), **_per_token(mode, spans, columns), **_per_request(mode, spans)}
     if mode is Mode.TARGET_VERIFY:
         lists["tree_token"] = [token for span in spans for token, _ in span.tree]
@@ -228,17 +239,17 @@ def batch_values(mode: Mode, spans: Sequence[Span], columns: int) -> dict[str, l
 
 
 def packed(bits: Sequence[bool]) -> list[int]:
-    """Return bits as `unpacked` finds them: eight of them, a byte each, in every number."""
+    """Return bits as int64 numbers for `unpacked`: eight bits per number, one byte each."""
     return memoryview(bytes(bits) + bytes(-len(bits) % 8)).cast("q").tolist()
 
 
 def unpacked(numbers: Tensor, count: int) -> Tensor:
-    """Return so many bits, bool [count], that were packed into numbers int64."""
+    """Return the first `count` bits, bool [count], of numbers from `packed`, int64."""
     return numbers.view(torch.bool)[:count]
 
 
 SLOT_VALUES = ("row", "column", "full_slot", "swa_slot")
-"""The values of a batch that its slots are written to the index tables from."""
+"""The values of a batch that `write_slots` needs."""
 
 
 def write_slots(tables: Tables, device: Mapping[str, Tensor]) -> None:
@@ -256,8 +267,8 @@ def batch_of(
 ) -> ForwardBatch:
     """Return the batch over `spans`, from its values on the host and on the device.
 
-    `tokens` is int64 [token rows, max_context], `hidden_states` [token rows, max_context,
-    H], the target's.
+    `tokens` is int64 [token rows, max_context]. `hidden_states` [token rows, max_context, H] are
+    the target's.
     """
     return ForwardBatch(
         mode=mode,
@@ -285,9 +296,9 @@ def batch_of(
 
 
 def _per_slot(spans: Sequence[Span]) -> dict[str, list[int]]:
-    """Return, for every column that is written, where it lies and the slots it is mapped to.
+    """Return the row, column, full slot and SWA slot of each column that is written.
 
-    Raises ValueError for a span that has not a slot of both kinds for each of its columns.
+    Raises ValueError if a span does not have one slot of each kind per column.
     """
     found: dict[str, list[int]] = {name: [] for name in SLOT_VALUES}
     for span in spans:
@@ -302,9 +313,9 @@ def _per_slot(spans: Sequence[Span]) -> dict[str, list[int]]:
 
 
 def _per_token(mode: Mode, spans: Sequence[Span], columns: int) -> dict[str, list[int]]:
-    """Return, for every token that is run, its request, its place and its positions.
+    """Return the request, place and positions of each token, and the number of tokens.
 
-    And how many they are, which is read as int32: the first half of a number.
+    The device reads the number as int32: the first half of an int64.
     """
     requests, rows, positions, deltas = list[int](), list[int](), list[int](), list[int]()
     for request, span in enumerate(spans):
@@ -330,7 +341,7 @@ def _per_token(mode: Mode, spans: Sequence[Span], columns: int) -> dict[str, lis
 
 
 def _per_request(mode: Mode, spans: Sequence[Span]) -> dict[str, list[int]]:
-    """Return, for every request, its row of `req_to_token`, its lengths and its payloads."""
+    """Return each request's row of `req_to_token`, its lengths and its payload inputs."""
     extended = [span.end - span.begin for span in spans]
     return {
         "request_row": [span.row for span in spans],
@@ -348,7 +359,7 @@ def _input_ids(mode: Mode, device: Mapping[str, Tensor], tokens: Tensor) -> Tens
     """Return the tokens that a forward runs, int64 [T]."""
     if mode is Mode.TARGET_VERIFY:
         return device["tree_token"]
-    if mode is Mode.DRAFT_EXTEND:  # The draft's input runs one token ahead of the target's.
+    if mode is Mode.DRAFT_EXTEND:  # One token ahead of the target.
         return tokens.view(-1).index_select(0, device["token_cell"] + 1)
     return tokens.view(-1).index_select(0, device["token_cell"])
 
@@ -356,7 +367,7 @@ def _input_ids(mode: Mode, device: Mapping[str, Tensor], tokens: Tensor) -> Tens
 def _spec_info(
     mode: Mode, spans: Sequence[Span], device: Mapping[str, Tensor], hidden_states: HiddenStates
 ) -> dict[str, Tensor]:
-    """Return what speculation adds to a batch; see `ForwardBatch`."""
+    """Return what speculation adds to a batch: see `ForwardBatch`."""
     if mode is Mode.TARGET_VERIFY:
         bits = sum(len(span.tree) * (span.begin + len(span.tree)) for span in spans)
         return {"custom_mask": unpacked(device["tree_mask"], bits)}

@@ -1,8 +1,7 @@
-"""Model shapes: three hybrid sliding-window decoders, tiny for properties and real for scale.
+"""Model shapes: three hybrid sliding-window decoders, each in a tiny and in its real size.
 
-The tiny sizes keep what the historical bugs depend on (layer pattern, grouped
-queries, sinks, a window that short generations cross); the real dimensions are
-the published ones and say what a tiny preset stands for: those of the `config.json` of
+A tiny model keeps what the historical bugs depend on: layer pattern, grouped queries, sinks, and a
+window that short generations cross. The real sizes are those in `config.json` of
 google/gemma-3-12b-it, openai/gpt-oss-20b and XiaomiMiMo/MiMo-V2-Flash on huggingface.co.
 """
 
@@ -12,17 +11,17 @@ from paritybit.compat import StrEnum
 
 
 class Role(StrEnum):
-    """The two models of a speculative engine: the target, and the draft that runs ahead of it."""
+    """The two models of a speculative engine. The draft proposes tokens for the target."""
 
     TARGET = "target"
     DRAFT = "draft"
 
 
 class Shape(StrEnum):
-    """How large a preset's model and its pools are.
+    """The size of a model and its pools.
 
-    MID runs on a laptop. REAL has every published dimension but the number of layers, which is
-    TINY's: all layers of a kind are alike, and their KV would leave no room for slots.
+    MID runs on a laptop. REAL has all published dimensions except the number of layers, which is
+    that of TINY: all layers of a kind are alike, and the KV of all would leave no memory for slots.
     """
 
     TINY = "tiny"
@@ -38,11 +37,13 @@ class Kind(StrEnum):
 
 
 class Feature(StrEnum):
-    """What an engine can do beyond the basics. A trial has it if it is named in its settings.
+    """Optional features of an engine. The settings of a trial list those it has.
 
-    LORA: each request has an adapter of its own. QUANTISED: K and V are 8 bits wide, with a scale
-    for each head of a token beside them. SHARING: a request may share the KV of another's prefix.
-    RECAPTURE: graphs are captured again while requests hold KV. CHAINS: a draft keeps one branch.
+    - LORA: each request has its own adapter.
+    - QUANTISED: K and V have 8 bits, with a scale per token and head.
+    - SHARING: a request may share the KV of another request's prefix.
+    - RECAPTURE: graphs are captured again while requests hold KV.
+    - CHAINS: a draft keeps one branch.
     """
 
     LORA = "lora"
@@ -54,11 +55,11 @@ class Feature(StrEnum):
 
 @dataclass(frozen=True)
 class Speculation:
-    """How far ahead a draft runs, and how much of it is verified.
+    """How far ahead a draft model runs, and how many of its tokens are verified.
 
-    A draft keeps `topk` branches for `steps` tokens; the best of them and the root, the
-    request's last token, make a tree of `draft_tokens` nodes. Of one branch that is all of it:
-    a chain.
+    A draft keeps `topk` branches for `steps` tokens. The best tokens and the root, which is the
+    request's last token, form a tree of `draft_tokens` nodes. With one branch, all tokens form a
+    chain.
     """
 
     topk: int = 2
@@ -67,30 +68,30 @@ class Speculation:
 
     @property
     def slots(self) -> int:
-        """Draft KV slots that drafting for one request takes."""
+        """Number of KV slots that drafting for one request takes."""
         return self.topk * self.steps
 
     @property
     def forwards(self) -> int:
-        """Forwards of one draft: its last tokens are proposed and never run."""
+        """Number of forwards of one draft. Its last tokens are proposed but never run."""
         return self.steps - 1
 
     @property
     def candidates(self) -> int:
-        """Tokens that one draft proposes, before the best are kept."""
+        """Number of tokens that one draft proposes, before the best are kept."""
         return self.topk + self.forwards * self.topk**2
 
     @property
     def extend_tokens(self) -> int:
-        """Most tokens of one request in a draft-extend graph: all of a verified path."""
+        """Largest number of tokens per request in a draft-extend graph: a whole verified path."""
         return self.steps + 1
 
 
 SPECULATION = Speculation()
-"""The widest speculation of a trial, and that of each without Feature.CHAINS."""
+"""The widest speculation, and that of every trial without Feature.CHAINS."""
 
 CHAIN = replace(SPECULATION, topk=1)
-"""That of a trial with Feature.CHAINS: it differs in the branches alone."""
+"""The speculation of a trial with Feature.CHAINS. Only the number of branches differs."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +104,10 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """One decoder. Widths are in elements, `window` and `max_context` in tokens.
+    """The configuration of one decoder.
 
-    A query at position i sees the keys j with i - window < j <= i on SWA layers.
+    Widths are in elements, `window` and `max_context` in tokens. On SWA layers, a query at position
+    i sees the keys j with i - window < j <= i.
     """
 
     name: str
@@ -129,12 +131,12 @@ class ModelConfig:
         return self.full if kind is Kind.FULL else self.swa
 
     def stored_dim(self, kind: Kind) -> int:
-        """Return the elements that a pool holds of each head: one more if it has a scale."""
+        """Return how many elements a pool stores per head: one more with a scale."""
         return self.shape(kind).head_dim + (Feature.QUANTISED in self.features)
 
     @property
     def speculation(self) -> Speculation:
-        """How the engine of this target drafts."""
+        """The speculation of an engine with this target."""
         return CHAIN if Feature.CHAINS in self.features else SPECULATION
 
     def rope_theta(self, kind: Kind) -> float:
@@ -147,22 +149,22 @@ class ModelConfig:
 
 
 MID_FACTORS = {"hidden": 8, "intermediate": 8, "heads": 2, "window": 4, "vocab": 8}
-"""How many times as large as tiny a model between tiny and real is, by dimension."""
+"""How many times larger a MID model is than a TINY one, by dimension."""
 
 MID_HEAD_DIM, MID_CONTEXT = 2, 4
-"""Likewise of a head's width, and of the longest request."""
+"""The same factors for the head dimension and for `max_context`."""
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A tiny model to run and the real model whose shape it has."""
+    """A tiny model to run, and the real model with the same structure."""
 
     tiny: ModelConfig
     real: ModelConfig
     source: str
 
     def of(self, shape: Shape) -> ModelConfig:
-        """Return the model of a shape."""
+        """Return the model in a given size."""
         if shape is Shape.TINY:
             return self.tiny
         return self._between if shape is Shape.MID else replace(self.real, layers=self.tiny.layers)
@@ -180,7 +182,7 @@ class Preset:
 
 
 def draft_config(target: ModelConfig) -> ModelConfig:
-    """Return the draft model of a target: two layers, one of each kind, of its shapes."""
+    """Return the draft model of a target: one SWA layer and one full layer of its shapes."""
     return replace(target, name=f"{target.name}-draft", layers=_pattern("SF"))
 
 

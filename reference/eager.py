@@ -1,7 +1,7 @@
-"""The reference: every mode eagerly, every index computed afresh in every forward.
+"""The reference: runs every mode eagerly, and computes every index anew in each forward.
 
-No static buffers, no memo, no fast path: slot lists come from `req_to_token`, SWA
-slots from the mapping, anew for each forward and both kinds of layer.
+It has no static buffers, memos or fast paths. Each forward looks up full slots in `req_to_token`
+and SWA slots in the mapping, for both kinds of layer.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -21,11 +21,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Visible:
-    """Which columns the tokens of a forward see on layers of one kind, token by token.
+    """Which columns each token of a forward sees on layers of one kind.
 
-    The keys of token t are bounds[t] .. bounds[t+1]-1 (`bounds` int64 [T+1]); `cell` int64 [N]
-    are the keys' places in `req_to_token`, counted row by row. `seen` bool [N] says whether
-    the token sees the key, None if it sees all.
+    The keys of token t are entries bounds[t] .. bounds[t+1]-1 (`bounds` int64 [T+1]). `cell` int64
+    [N] is the index of each key in the flattened `req_to_token`. `seen` bool [N] says whether the
+    token sees the key. None if it sees all.
     """
 
     bounds: Tensor
@@ -35,16 +35,16 @@ class Visible:
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a request's row that one token may see: all of `past`, then its own few.
+    """The columns of a request's row that one token may see: all of `past`, and some of `own`.
 
-    Those come with whether the token sees them.
+    `own` pairs each further column with whether the token sees it.
     """
 
     past: range
     own: Sequence[tuple[int, bool]] = ()
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of columns."""
         return len(self.past) + len(self.own)
 
     def __iter__(self) -> Iterator[tuple[int, bool]]:
@@ -54,10 +54,10 @@ class Columns:
 
 
 def columns_of(mode: Mode, span: Span, window: int | None, step: int) -> list[Columns]:
-    """Return, for every token of a request, the columns it sees.
+    """Return the columns that each token of a request sees.
 
-    They hold the last `window` positions, or all if that is None. `step` counts the forwards
-    of a draft.
+    They cover the last `window` positions, or all positions if `window` is None. `step` is the
+    index of the forward within a draft.
     """
     if mode is Mode.TARGET_VERIFY:
         return [_tree_columns(span, node, window) for node in range(len(span.tree))]
@@ -74,7 +74,7 @@ def _since(position: int, window: int | None, end: int) -> range:
 
 
 def _tree_columns(span: Span, node: int, window: int | None) -> Columns:
-    """Return the columns of draft token `node`: it sees the past, itself and its ancestors."""
+    """Return the columns that draft token `node` sees: the past, itself and its ancestors."""
     above, parent = {node}, span.tree[node][1]
     while parent >= 0:
         above.add(parent)
@@ -84,7 +84,7 @@ def _tree_columns(span: Span, node: int, window: int | None) -> Columns:
 
 
 def visible(batch: ForwardBatch, config: ModelConfig, step: int = 0) -> dict[Kind, Visible]:
-    """List what every token sees: all keys up to itself, or the window's, the last of them."""
+    """Return what every token sees: all keys up to its own, or those in its window."""
     _, device = transfer(visible_lists(batch, config, step), batch.positions.device)
     return visible_of(batch, device)
 
@@ -92,7 +92,7 @@ def visible(batch: ForwardBatch, config: ModelConfig, step: int = 0) -> dict[Kin
 def visible_lists(
     batch: ForwardBatch, config: ModelConfig, step: int = 0
 ) -> dict[Hashable, Numbers]:
-    """Return what `visible_of` takes, on the host."""
+    """Return the host lists for `visible_of`."""
     lists: dict[Hashable, Numbers] = {}
     first_cells = [span.row * config.max_context for span in batch.spans]
     for kind, window in ((Kind.FULL, None), (Kind.SWA, config.window)):
@@ -110,7 +110,7 @@ def visible_lists(
 
 
 def visible_of(batch: ForwardBatch, device: Mapping[Hashable, Tensor]) -> dict[Kind, Visible]:
-    """Return what every token sees, of `visible_lists` on the device."""
+    """Return what every token sees, from `visible_lists` on the device."""
     masked = batch.mode is Mode.TARGET_VERIFY
     return {
         kind: Visible(
@@ -123,10 +123,10 @@ def visible_of(batch: ForwardBatch, device: Mapping[Hashable, Tensor]) -> dict[K
 
 
 def _listed(rows: Numbers, tokens: Sequence[Columns]) -> dict[str, Numbers]:
-    """Return what `Visible` holds, of tokens of requests whose `rows` begin at some cells.
+    """Return the lists of `Visible` for some tokens. `rows` is the first cell of each token's row.
 
-    That is which keys are seen only where tokens have columns of their own, all of them then. In
-    whole arrays: a prompt of thousands of tokens sees millions of columns.
+    `seen` is included only if the tokens have columns of their own; then all must have them.
+    Computed with whole arrays, because a prompt of thousands of tokens sees millions of columns.
     """
     firsts = np.array([token.past.start for token in tokens])
     lists = _runs(rows + firsts, np.array([len(token) for token in tokens]))
@@ -141,24 +141,24 @@ def _listed(rows: Numbers, tokens: Sequence[Columns]) -> dict[str, Numbers]:
 
 
 def _listed_past(rows: Numbers, positions: Numbers, window: int | None) -> dict[str, Numbers]:
-    """Return what `_listed` does, of tokens that each see all columns up to their position."""
+    """Return the lists for tokens that each see all columns up to their position."""
     ends = positions + 1
     firsts = np.maximum(ends - window, 0) if window is not None else np.zeros_like(ends)
     return _runs(rows + firsts, ends - firsts)
 
 
 def _runs(firsts: Numbers, counts: Numbers) -> dict[str, Numbers]:
-    """Return the cells of tokens that list so many of them, from their first cell on."""
+    """Return the lists for tokens that each see `counts` consecutive cells from `firsts` on."""
     bounds = np.concatenate([[0], np.cumsum(counts)])
     cell = np.arange(bounds[-1]) + np.repeat(firsts - bounds[:-1], counts)
     return {"bounds": bounds, "cell": cell}
 
 
 def path_lists(batch: ForwardBatch) -> dict[Hashable, list[int]]:
-    """List, on the host, where every token's recurrent state comes from and goes to.
+    """List on the host where each token's recurrent state comes from and where it is stored.
 
-    A token that extends its request continues the one before it; the request's first token
-    ever continues none. A draft token continues its parent, and is kept apart.
+    A token that extends a request continues the token before it. The first token of a request
+    continues none. A draft token continues its parent, and has its own row.
     """
     lists: dict[Hashable, list[int]] = {"source": [], "target": [], "parent": []}
     for span in batch.spans:
@@ -176,15 +176,15 @@ def path_lists(batch: ForwardBatch) -> dict[Hashable, list[int]]:
 
 
 def paths_of(batch: ForwardBatch, device: Mapping[Hashable, Tensor]) -> StatePaths:
-    """Return the paths of the tokens' states, of `path_lists` on the device."""
+    """Return the paths of the tokens' states, from `path_lists` on the device."""
     return StatePaths(device["source"], device["target"], device["parent"], batch.longest)
 
 
 class EagerKV:
-    """KV access of one eager forward: slots are looked up in the pool's tables for it alone.
+    """KV access of one eager forward. It looks up all slots in the pool's tables.
 
-    `write_slots` are full slots, int64 [T]; None writes nothing. `borrowed` maps a layer
-    of the model to the layer of the pool it reads, where the pool is another model's.
+    `write_slots` are full slots, int64 [T]. If None, nothing is written. `borrowed` maps a layer of
+    the model to the layer of the pool that it reads, if the pool belongs to another model.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class EagerKV:
         self.reused = {kind: Reused() for kind in Kind}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Store at the batch's slots, then attend to the slots that each token sees."""
+        """Store key and value at the batch's slots, then attend to the slots each token sees."""
         config = self.model.config
         kind = config.layers[layer]
         cache = self.pool.cache(self.borrowed.get(layer, layer))
@@ -231,7 +231,7 @@ class EagerKV:
         )
 
     def _write_slots(self, kind: Kind, full: Tensor | None) -> Tensor | None:
-        """Return where layers of one kind store, in the dtype of a store's ABI."""
+        """Return where layers of one kind store, in the dtype of the store's ABI."""
         if full is None:
             return None
         slots = self.pool.full_to_swa_index_mapping.take(full) if kind is Kind.SWA else full
@@ -239,7 +239,7 @@ class EagerKV:
 
 
 class EagerDecoder:
-    """Runs batches eagerly over one world's pools."""
+    """Runs batches eagerly over the pools of one world."""
 
     def __init__(self, ops: Ops, model: Model, draft: Model, pools: KVPools) -> None:
         self.ops = ops
@@ -250,11 +250,13 @@ class EagerDecoder:
         """What the target's last forward added to its embeddings, float32 [T, H]."""
 
     def forward(self, batch: ForwardBatch) -> Output:
-        """Store the batch's KV and return its output, live rows only.
+        """Store the batch's KV and return its output. All rows are live.
 
-        `logits` [rows, vocab] of every request's last token, or of every token to verify;
-        `hidden` [T, H]. A draft returns what `propose` does; draft-extend returns `logits`,
-        `hidden`, `topk_p` and `topk_index` of every request's last token.
+        - `logits`, [rows, vocab]: for the last token of each request, or for every token to verify
+        - `hidden`, [T, H]
+
+        A draft returns the output of `propose`. Draft-extend adds `topk_p` and `topk_index` for the
+        last token of each request.
         """
         match batch.mode:
             case Mode.DRAFT | Mode.FROZEN_DRAFT:
@@ -273,7 +275,7 @@ class EagerDecoder:
             self.ops, self.pools.state.recurrent, paths_of(batch, device), batch.input_ids
         )
         given = batch.mamba_track_mask, batch.encoder_lens, batch.lora_ids
-        if batch.mode is not Mode.DECODE:  # There a token is its request's only one.
+        if batch.mode is not Mode.DECODE:  # A decode has one token per request.
             mask, lengths, adapters = (values.take(batch.token_requests) for values in given)
         else:
             mask, lengths, adapters = given
@@ -361,7 +363,7 @@ def draft_inputs(
 
 
 def frozen_layers(target: Model, draft: Model) -> dict[int, int]:
-    """Return, per layer of a draft model that has no KV, the target's last layer of its kind."""
+    """Return, per layer of a draft model without KV, the target's last layer of its kind."""
     return {
         layer: target.config.layers_of(kind)[-1] for layer, kind in enumerate(draft.config.layers)
     }

@@ -1,8 +1,8 @@
-"""The decoder: weights and one forward over tokens, its KV access left to the caller.
+"""The decoder: its weights and its forward over tokens.
 
-Knows arithmetic only. Where a token's K and V go, and which slots it reads, is
-decided by the `KVAccess` it is given: that is where the two worlds differ. A draft
-model is a decoder that adds a projection of the target's hidden state to its input.
+The caller provides a `KVAccess`, which decides where K and V of a token are stored and which slots
+it reads. The eager and the graph run differ only there. A draft model is a decoder that adds a
+projection of the target's hidden state to its input.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,13 +19,13 @@ from paritybit.reference.state_pool import StatePaths
 from torch import Tensor
 
 STATE_DECAY = (0.5, 0.875)
-"""How much of the recurrent state a further token leaves, from the first channel to the last."""
+"""The share of the recurrent state that each further token keeps, first to last channel."""
 
 ADAPTERS = 4
-"""LoRA adapters of a model; the first one adds nothing."""
+"""Number of LoRA adapters of a model. The first one adds nothing."""
 
 Output = dict[str, Tensor]
-"""The results of a forward by name: `logits` [rows, vocab], `hidden` [rows, H], and others."""
+"""The results of a forward by name: `logits` [rows, vocab], `hidden` [T, H], and others."""
 
 
 class KVAccess(Protocol):
@@ -38,12 +38,14 @@ class KVAccess(Protocol):
 
 @dataclass(frozen=True)
 class TokenInputs:
-    """What a forward over T tokens reads besides KV.
+    """What a forward over T tokens reads, apart from KV.
 
-    input_ids int64 [T]; payload float32 [T, H] is added to the embeddings. RoPE uses
-    positions int64 [T] on SWA layers, mrope_positions int64 [3, T] on full layers. Rows from
-    `live_tokens` (int32 [1]) on skip the MLP; rows from `token_count` (int32 [1]) on, if it
-    is given, have zero logits.
+    - input_ids, int64 [T]
+    - payload, float32 [T, H]: added to the embeddings
+    - positions, int64 [T]: used by RoPE on SWA layers
+    - mrope_positions, int64 [3, T]: used by RoPE on full layers
+    - live_tokens, int32 [1]: rows at or beyond it skip the MLP
+    - token_count, int32 [1] or None: rows at or beyond it have zero logits
     """
 
     input_ids: Tensor
@@ -56,7 +58,7 @@ class TokenInputs:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """Weights of one layer. `sinks` is float32 [heads] where the kind has sinks."""
+    """The weights of one layer. `sinks` is float32 [heads], or None if its kind has no sinks."""
 
     input_norm: Tensor
     qkv: Tensor
@@ -69,7 +71,7 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class Heads:
-    """The inputs of one layer's attention: query [T, Q, D], key and value [T, G, D]."""
+    """The inputs to one layer's attention: query [T, Q, D], key and value [T, G, D]."""
 
     query: Tensor
     key: Tensor
@@ -79,8 +81,8 @@ class Heads:
 class Model:
     """A decoder of `config` with weights drawn from `seed`, in `dtype` on `device`.
 
-    Many of them are drawn on the device itself, tensor by tensor in its order: on one kind of
-    device the same seed gives the same.
+    The weights of a large model are drawn on the device. The same seed gives the same weights on
+    the same kind of device.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class Model:
         def draw(*shape: int, scale: float, mean: float = 0.0) -> Tensor:
             drawn = torch.randn(shape, generator=generator, device=drawn_on, dtype=drawn_in)
             drawn = drawn.mul_(scale).to(dtype)
-            # Where it was drawn: a GPU would load a kernel for it.
+            # Added before the copy: a GPU would load a kernel for it.
             return (drawn + mean if mean else drawn).to(device)
 
         def factor(rows: int, columns: int, *, scale: float) -> Tensor:
@@ -143,14 +145,14 @@ class Model:
         self.adapters = drawn_adapters(config, draw) if Feature.LORA in config.features else None
 
     def alike(self) -> "Model":
-        """Return another model with the same tensors of weights."""
+        """Return another model that shares the weight tensors."""
         other = copy(self)
         other.layers = [copy(weights) for weights in self.layers]
         other.frequency, other.section = dict(self.frequency), dict(self.section)
         return other
 
     def run_with(self, changes: Mapping[str, int]) -> "Model":
-        """Return this model, or one whose forwards follow a configuration with `changes` added."""
+        """Return this model, or a copy with `changes` added to its configuration."""
         if not changes:
             return self
         added = {name: getattr(self.config, name) + change for name, change in changes.items()}
@@ -161,9 +163,10 @@ class Model:
     def advance_states(
         self, ops: Ops, states: Tensor, paths: StatePaths, input_ids: Tensor
     ) -> Tensor:
-        """Take tokens int64 [T] into the states of a `StatePool`; return theirs, [T, H].
+        """Update the states of a `StatePool` with tokens int64 [T]. Returns the states, [T, H].
 
-        All are read before one is stored. Where tokens have one target, the last one's stays.
+        All states are read before one is stored. If several tokens have one target, the last one
+        stays.
         """
         found = ops.scan_states(
             states,
@@ -186,9 +189,10 @@ class Model:
         lora_ids: Tensor,
         input_ids: Tensor,
     ) -> Tensor:
-        """Return the payload of tokens, float32 [T, H], of their states [T, H].
+        """Return the payload of tokens, float32 [T, H], from their states [T, H].
 
-        All others have shape [T]. An adapter has a say only in a model that has some.
+        All other arguments have shape [T]. `lora_ids` and `input_ids` matter only if the model has
+        adapters.
         """
         payload = ops.payload(states, state_mask, self.encoder_table, encoder_lens)
         if self.adapters is None:
@@ -196,7 +200,7 @@ class Model:
         return ops.adapt(payload, lora_ids, input_ids, *self.adapters)
 
     def fuse(self, ops: Ops, hidden_states: Tensor) -> Tensor:
-        """Return the payload of a draft model, float32 [T, H]: its projection of hidden states."""
+        """Return a draft model's payload, float32 [T, H]: its projection of the hidden states."""
         return ops.norm_linear(hidden_states, self.hidden_norm, self.fusion).float()
 
     def embed(self, ops: Ops, input_ids: Tensor, payload: Tensor) -> Tensor:
@@ -214,7 +218,7 @@ class Model:
     def before_attention(
         self, ops: Ops, layer: int, hidden: Tensor, rotary: dict[Kind, Tensor]
     ) -> Heads:
-        """Return a layer's Q, K and V: its input [T, H] after norm, projection and RoPE."""
+        """Return Q, K and V of a layer from its input [T, H]: norm, projection and RoPE."""
         kind, weights = self.config.layers[layer], self.layers[layer]
         shape = self.config.shape(kind)
         heads, groups = self.config.heads, shape.kv_heads
@@ -236,7 +240,7 @@ class Model:
         )
 
     def logits(self, ops: Ops, hidden: Tensor) -> Tensor:
-        """Return logits [rows, vocab] of the last layer's output [rows, H]."""
+        """Return logits [rows, vocab] from the last layer's output [rows, H]."""
         return ops.norm_linear(hidden, self.final_norm, self.head)
 
     def run_layers(self, ops: Ops, tokens: TokenInputs, access: KVAccess) -> Tensor:
@@ -252,7 +256,7 @@ class Model:
     def forward(
         self, ops: Ops, tokens: TokenInputs, access: KVAccess, rows: Tensor | None = None
     ) -> Output:
-        """Return `hidden` [T, H], and `logits` of the tokens or of `rows` (int64) of them alone."""
+        """Return `hidden` [T, H], and `logits` of all tokens or of those in `rows` (int64)."""
         hidden = self.run_layers(ops, tokens, access)
         logits = self.logits(ops, hidden if rows is None else hidden[rows])
         if tokens.token_count is not None:
@@ -261,14 +265,14 @@ class Model:
 
 
 def drawn_adapters(config: ModelConfig, draw: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
-    """Return what `Ops.adapt` takes of the adapters of a model, the first of which adds nothing."""
+    """Return the `down` and `up` weights of a model's adapters: see `Ops.adapt`."""
     down = draw(ADAPTERS, config.vocab, 2, scale=1.0)
     down[0] = 0
     return down, draw(ADAPTERS, 2, config.hidden, scale=0.5)
 
 
 def weight_elements(config: ModelConfig) -> int:
-    """Return how many elements the matrices of a model's weights have: all but some rows."""
+    """Return the number of elements in a model's weight matrices, up to some rows."""
     hidden = config.hidden
     of_layers = 0
     for kind in config.layers:
@@ -279,19 +283,19 @@ def weight_elements(config: ModelConfig) -> int:
 
 
 def column_major(matrix: Tensor) -> Tensor:
-    """Return a matrix whose columns lie one after the other, as a CPU reads a factor fastest."""
+    """Return a column-major copy of a matrix, which a CPU multiplies by fastest."""
     return matrix.T.contiguous().T
 
 
 def most_keys(config: ModelConfig, kind: Kind, *, masked: bool) -> int:
-    """Return how many keys a token may list: if `masked`, drafts come on top of the window."""
+    """Return how many keys a token may list. If `masked`, drafts are added to the window."""
     if kind is Kind.FULL:
         return config.max_context
     return config.window + (SPECULATION.draft_tokens if masked else 0)
 
 
 def rotary_frequency(config: ModelConfig, kind: Kind) -> Tensor:
-    """Return the RoPE frequencies (radians per position), float64 [D/2], of one kind."""
+    """Return the RoPE frequencies of one kind (radians per position), float64 [D/2]."""
     dim = config.shape(kind).head_dim
     return config.rope_theta(kind) ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
 

@@ -1,14 +1,13 @@
-"""The op interface: all arithmetic of the model, one result per row whatever the batch.
+"""The op interface: all arithmetic of the model.
 
-Both worlds call the same ops, or their bits could not be compared. Every op is
-batch-invariant: the bits of a row depend on that row's inputs alone, never on
-how many rows there are or where the row stands. The interface can keep a log of
-the ops it ran, because a dispatch mode does not see Triton launches.
+Both runs call the same ops, so their bits can be compared. Every op is batch-invariant: the bits of
+a row depend only on that row's inputs, not on the number of rows or the row's place. The interface
+can log its ops, because a dispatch mode does not see Triton launches.
 
-Shapes: T rows (tokens), H hidden, O output features, V vocabulary, Q query heads, G KV
-heads, D head dimension, S slots of a sub-pool, N listed slots. Unless an op says
-otherwise, floating tensors have the model's dtype (float32 or bfloat16); every op
-computes in float32 and rounds its result once.
+Shapes: T rows (tokens), H hidden, O output features, V vocabulary, Q query heads, G KV heads, D
+head dimension, S slots of a sub-pool, N listed slots. Floating tensors have the model's dtype
+(float32 or bfloat16) unless an op says otherwise. Every op computes in float32 and rounds its
+result once.
 """
 
 from abc import ABC, abstractmethod
@@ -23,7 +22,7 @@ from paritybit.reference.quantisation import Quantisation
 from torch import Tensor
 
 STATE_GAIN = 0.5
-"""How much of a token's embedding is added to the recurrent state."""
+"""The share of a token's embedding that is added to the recurrent state."""
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -31,7 +30,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class OpCall:
-    """One call of an op with the very tensors it was given, by position, and its result."""
+    """One call of an op: its arguments by position, not copied, and its result."""
 
     name: str
     inputs: tuple[Any, ...]
@@ -39,10 +38,9 @@ class OpCall:
 
 
 class Reused:
-    """What an op made of arguments, kept for its next call in a forward if that is given the same.
+    """A one-entry cache of what an op derives from its arguments, for several calls in one forward.
 
-    The same are the very same tensors, which this keeps alive, so that no other one is taken
-    for them.
+    Arguments are compared by identity, and kept alive so that an identity is not used again.
     """
 
     def __init__(self) -> None:
@@ -50,7 +48,7 @@ class Reused:
         self.made: Any = None
 
     def of(self, given: tuple[Any, ...], make: Callable[..., Result]) -> Result:
-        """Return what `make` gives for some arguments, kept if they are those of the last call."""
+        """Return `make(*given)`, or the last result if `given` are the same objects."""
         if len(given) != len(self.given) or any(map(is_not, given, self.given)):
             self.given, self.made = given, make(*given)
         made: Result = self.made
@@ -60,7 +58,7 @@ class Reused:
 def operation(
     method: Callable[Concatenate["Ops", Arguments], Result],
 ) -> Callable[Concatenate["Ops", Arguments], Result]:
-    """Add the op's name to its `Ops.log`, and the call to its `Ops.calls`, while one is kept."""
+    """Add the op's name to `Ops.log`, and its call to `Ops.calls`, if they are kept."""
     name = method.__name__
 
     @wraps(method)
@@ -78,19 +76,21 @@ def operation(
 
 
 def require_contiguous(*tensors: Tensor) -> None:
-    """Raise ValueError unless tensors are contiguous: a kernel reads them from their first byte."""
+    """Raise ValueError unless all tensors are contiguous: a kernel reads from their first byte."""
     for tensor in tensors:
         if not tensor.is_contiguous():
             shape = list(tensor.shape)
-            raise ValueError(f"a kernel reads {shape} elements, which are not contiguous")
+            raise ValueError(
+                f"a kernel cannot read a tensor of shape {shape} that is not contiguous"
+            )
 
 
 class Ops(Quantisation, ABC):
     """The ops of the decoder.
 
-    `log` lists op names in call order while it is not None, and `calls` the whole calls,
-    whose tensors stay alive as long as it does. While `given` is not None, an op takes the
-    arguments that it returns for the op's name and arguments.
+    - `log`: if not None, each call adds its op's name.
+    - `calls`: if not None, each call is added. Its tensors stay alive.
+    - `given`: if not None, a function from an op's name and arguments to the arguments to use.
     """
 
     def __init__(self) -> None:
@@ -111,11 +111,11 @@ class Ops(Quantisation, ABC):
         encoder_table: Tensor,
         encoder_lens: Tensor,
     ) -> Tensor:
-        """Return what tokens are given beside their embeddings, float32 [T, H].
+        """Return what is added to the embeddings of tokens, float32 [T, H].
 
-        That is the token's recurrent state, its row of `states` [T, H], where `state_mask`
-        (bool) is set, and row `encoder_lens` of `encoder_table`, which stands for cross
-        attention. Mask and lengths have shape [T]. Raises ValueError unless they are contiguous.
+        That is row t of `states` [T, H] if `state_mask` (bool [T]) is set, plus row `encoder_lens`
+        (int64 [T]) of `encoder_table`, which models cross attention. Raises ValueError unless mask
+        and lengths are contiguous.
         """
         require_contiguous(state_mask, encoder_lens)
         return self._payload(states, state_mask, encoder_table, encoder_lens)
@@ -124,10 +124,10 @@ class Ops(Quantisation, ABC):
     def adapt(
         self, payload: Tensor, adapters: Tensor, input_ids: Tensor, down: Tensor, up: Tensor
     ) -> Tensor:
-        """Return payload float32 [T, H] plus what each token's adapter adds to its embedding.
+        """Return payload float32 [T, H] plus what each token's LoRA adapter adds to its embedding.
 
-        `adapters` and `input_ids` are int64 [T]. `down` [A, V, 2] has the row of a token in the
-        space of an adapter, `up` [A, 2, H] that space. Elementwise, so that rows are independent.
+        `adapters` and `input_ids` are int64 [T]. `down` [A, V, 2] projects a token to an adapter's
+        rank, and `up` [A, 2, H] projects back. Elementwise, so rows are independent.
         """
         row = adapters * down.shape[1] + input_ids
         shrunk = down.view(-1, 2).index_select(0, row).float().unsqueeze(2)
@@ -145,14 +145,17 @@ class Ops(Quantisation, ABC):
         input_ids: Tensor,
         decay: Tensor,
     ) -> Tensor:
-        """Return the recurrent state of every token after it has been taken in, [T, H].
+        """Return the recurrent state after each token, [T, H].
 
-        That is decay * (the state before the token) + STATE_GAIN * table[input_ids], rounded
-        once. The state before token t is that of token parents[t], which is less than t; where
-        that is -1 it is row sources[t] of `states` [N, H]; where that is -1 too it is zero, and
-        nothing is loaded. No path of parents is longer than `longest` tokens. The index tensors
-        are int64 [T], `table` is [V, H], `decay` float32 [H]. Raises ValueError unless the index
-        tensors are contiguous.
+        It is decay * (state before the token) + STATE_GAIN * table[input_ids], rounded once. The
+        state before token t is:
+
+        - the state of token parents[t], which is less than t
+        - row sources[t] of `states` [N, H] if parents[t] is -1
+        - zero, without a load, if both are -1
+
+        No path of parents is longer than `longest` tokens. The index tensors are int64 [T], `table`
+        is [V, H], `decay` float32 [H]. Raises ValueError unless the index tensors are contiguous.
         """
         require_contiguous(sources, parents, input_ids)
         return self._scan_states(states, sources, parents, longest, table, input_ids, decay)
@@ -161,7 +164,7 @@ class Ops(Quantisation, ABC):
     def store_rows(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
         """Write `values` [T, W] into rows `rows` (int64 [T]) of `table` [N, W].
 
-        Where several of them name one row, the highest wins. Raises ValueError unless `rows` is
+        If several values have the same row, the last one wins. Raises ValueError unless `rows` is
         contiguous.
         """
         require_contiguous(rows)
@@ -190,10 +193,10 @@ class Ops(Quantisation, ABC):
     def project_heads(
         self, hidden: Tensor, norm: Tensor, weight: Tensor, rotary: Tensor, turned: int
     ) -> tuple[Tensor, Tensor]:
-        """Return the heads that RMSNorm(hidden) times weight [A D, H] transposed is made of.
+        """Return RMSNorm(hidden) times weight [A D, H] transposed, as rotated and other heads.
 
-        The first `turned` of the A heads, [T, turned, D], are rotated, first half against second,
-        by `rotary` [2, T, D/2]; the others, [T, A - turned, D], are as they are.
+        The first `turned` of the A heads, [T, turned, D], are rotated by `rotary` [2, T, D/2],
+        first half against second. The others, [T, A - turned, D], are not.
         """
         return self._project_heads(hidden, norm, weight, rotary, turned)
 
@@ -213,14 +216,14 @@ class Ops(Quantisation, ABC):
     ) -> Tensor:
         """Return residual + (activation(gate) * up) times weight [H, I] transposed.
 
-        `gate_up` is [T, 2 I], gate first. Rows at or beyond `row_limit` (int32 [1])
-        keep their residual, as experts skip the rows that are not real tokens.
+        `gate_up` is [T, 2 I], gate first. Rows at or beyond `row_limit` (int32 [1]) keep their
+        residual, as experts skip padded rows.
         """
         return self._gated_linear_add(gate_up, weight, residual, activation, row_limit)
 
     @operation
     def limit_rows(self, rows: Tensor, row_limit: Tensor) -> Tensor:
-        """Return `rows` [T, O] with the rows at or beyond `row_limit` (int32 [1]) zero."""
+        """Return `rows` [T, O] with zeros in the rows at or beyond `row_limit` (int32 [1])."""
         return self._limit_rows(rows, row_limit)
 
     @operation
@@ -232,10 +235,10 @@ class Ops(Quantisation, ABC):
     def largest(self, values: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Return the `count` largest of every row of `values` float32 [T, N], and their places.
 
-        Both are [T, count], in descending order; places are int64. Equal values are ordered by
-        place, lowest first. A NaN counts as -inf, and is returned as -inf. Places are in
-        0 .. N-1 and distinct whatever the values; beyond N of them the last repeats. `count`
-        is positive.
+        Both are [T, count], in descending order. Places are int64. Equal values are ordered by
+        place, lowest first. A NaN counts as -inf, and is returned as -inf. Places are in 0 .. N-1
+        and distinct whatever the values; if `count` exceeds N, the last place repeats. `count` is
+        positive.
         """
         return self._largest(values, count)
 
@@ -245,13 +248,12 @@ class Ops(Quantisation, ABC):
     ) -> None:
         """Write key and value [T, G, D] into slots `loc` of `cache` [2, S, G, D].
 
-        The ABI is fixed: `loc` is read as `loc_dtype` from its first byte on, as a
-        compiled kernel reads a raw pointer; another dtype is reinterpreted, never
-        converted. Where several rows name one slot, the highest row wins. Raises ValueError
-        for a `loc` that is not contiguous: its first bytes would not be its first values.
+        The ABI is fixed: the bytes of `loc` are read as `loc_dtype`, as a compiled kernel reads a
+        raw pointer. Another dtype is reinterpreted, not converted. If several rows have the same
+        slot, the last one wins. Raises ValueError unless `loc` is contiguous.
         """
         require_contiguous(loc)
-        # To ask costs less than a view, or a part, that is what it is of.
+        # The check is cheaper than a view that changes nothing.
         slots = loc if loc.dtype is loc_dtype else loc.view(loc_dtype)
         slots = slots if slots.shape == key.shape[:1] else slots[: key.shape[0]]
         self._store_kv(cache, slots, key, value)
@@ -273,23 +275,24 @@ class Ops(Quantisation, ABC):
     ) -> Tensor:
         """Return softmax attention [T, Q, D] of every query row over its listed slots.
 
-        Row t attends to slots[begin[t]:end[t]] (at most `max_keys`) of `cache`
-        [2, S, G, D], in list order; rows may share places of the list. With `mask`
-        (bool [M], M > 0) and `mask_start` (int64 [T]), both or neither, its i-th key
-        takes part only if mask[mask_start[t] + i] is set. A row of which no key takes
-        part gives zeros. `sinks` float32 [Q] adds a logit that takes weight and has no
-        value. Keys that take no part are never loaded, and mask bits of no listed key have
-        no effect. A row's bits depend on its query, on its keys in list order and on which
-        take part: a mask that is all set changes none.
+        Row t attends to slots[begin[t]:end[t]] (at most `max_keys`) of `cache` [2, S, G, D], in
+        list order. Rows may share entries of the list. `begin` and `end` are [T], `slots` is [N],
+        all int32 or int64. Every entry of `slots` must be a slot of the cache, even if no row lists
+        it.
 
-        `begin` and `end` are [T], `slots` is [N], all int32 or int64; every entry of `slots` is a
-        slot of the cache, listed or not. Raises ValueError unless they, and those of the mask, are
-        contiguous.
+        With `mask` (bool [M], M > 0) and `mask_start` (int64 [T]), both or neither, key i of row t
+        takes part only if mask[mask_start[t] + i] is set. Mask bits beyond a row's keys have no
+        effect. A row without keys that take part gives zeros. `sinks` float32 [Q] adds a logit that
+        has weight but no value.
 
-        `reused` is handed to the layers of one forward that may read by the same lists: nobody
-        writes to these from the first of them to the last.
+        Keys that take no part are never loaded. A row's bits depend only on its query, its keys in
+        list order, and which of them take part. A mask with all bits set changes nothing.
 
-        A cache [2, S, G, D + 1] is quantised: what its listed slots stand for is read.
+        `reused` is shared by layers of one forward that may read with the same lists. The lists
+        must not change between these layers. A cache [2, S, G, D + 1] is quantised, and is
+        dequantised when read.
+
+        Raises ValueError unless the lists and the mask are contiguous.
         """
         require_contiguous(begin, end, slots)
         if cache.shape[-1] != query.shape[-1]:
@@ -301,14 +304,14 @@ class Ops(Quantisation, ABC):
         return self._attention(query, cache, *lists, reused or Reused())
 
     def as_stored(self, cache: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return key and value [T, G, D] as a cache holds them: quantised if it has scales."""
+        """Return key and value [T, G, D] as the cache stores them: quantised if it has scales."""
         if cache.shape[-1] == key.shape[-1]:
             return key, value
         return self.quantise(key), self.quantise(value)
 
     @operation
     def quantise(self, heads: Tensor) -> Tensor:
-        """Return heads [T, G, D] as whole numbers, and a scale behind them: [T, G, D + 1]."""
+        """Return heads [T, G, D] as whole numbers followed by a scale: [T, G, D + 1]."""
         return self.quantised(heads)
 
     @abstractmethod

@@ -1,7 +1,7 @@
-"""The dense oracle: a float64 model with no cache and no paging, masks from the definition.
+"""The dense oracle: a float64 model without cache and pages. Its masks follow the definition.
 
-It shares configuration and weights with the eager path, and nothing else: bugs equal in both
-worlds (a window off by one) show against it. It keeps positions, not slots.
+It shares only configuration and weights with the eager path, so it also detects a bug that both
+runs have, such as a window that is off by one. It stores positions, not slots.
 """
 
 import math
@@ -16,7 +16,7 @@ from torch import Tensor
 def visible(kind: Kind, window: int | Tensor, length: int) -> Tensor:
     """Return the attention mask, bool [length, length]: whether query i sees key j.
 
-    `window` is one for all queries, or int64 [length, 1], one per query.
+    `window` is one number, or int64 [length, 1] with one per query.
     """
     query = torch.arange(length)[:, None]
     key = torch.arange(length)[None, :]
@@ -37,10 +37,9 @@ def dense_logits(
 ) -> Tensor:
     """Return float64 logits [L, vocab] of a whole request of L tokens (int64 [L], host).
 
-    `tracked` says whether its recurrent state enters its input, `lora_id` which adapter it has.
-    `windows` int64 [L] are the
-    windows of the tokens; None means the model's for all of them. To `layers`, if it is given,
-    the first layer's input is added, and then each layer's output, [L, H].
+    `tracked` says whether the recurrent state is added to the input. `windows` int64 [L] has one
+    window per token. None means the model's window. If `layers` is given, the first layer's input
+    and then each layer's output, [L, H], are appended to it.
     """
     inputs = wide(model.embedding)[tokens] + wide(model.encoder_table)[encoder_len]
     if tracked:
@@ -54,8 +53,7 @@ def dense_logits(
 def recurrent_states(model: Model, tokens: Tensor) -> Tensor:
     """Return a request's recurrent state after each of its L tokens, float64 [L, H].
 
-    By the sum that the recurrence comes to: half of each token's embedding, times the decay for
-    each token since.
+    Computed as a sum: half of each token's embedding, times the decay for each later token.
     """
     place = torch.arange(len(tokens))
     since = (place[:, None] - place)[:, :, None]
@@ -68,8 +66,8 @@ def dense_draft_logits(
 ) -> Tensor:
     """Return float64 logits [L, vocab] of a draft model over L tokens (int64 [L], host).
 
-    Row i of `hidden_states` [L, H] is the target's of the token before token i. `layers` is as
-    in `dense_logits`.
+    Row i of `hidden_states` [L, H] is the target's hidden state for the token before token i.
+    `layers` is as in `dense_logits`.
     """
     fused = _norm(wide(hidden_states), wide(draft.hidden_norm)) @ wide(draft.fusion).T
     return _decode(draft, wide(draft.embedding)[tokens] + fused, 0, None, layers)
@@ -114,9 +112,9 @@ def _decode(
 
 
 def heads(model: Model, place: int, hidden: Tensor, mrope_delta: int) -> tuple[Tensor, ...]:
-    """Return query, key and value of the layer at `place`, float64 [heads, L, D], of its input.
+    """Return query, key and value, float64 [heads, L, D], of layer `place` from its input.
 
-    Keys and values are as a cache has them: turned, and in 8 bits where it is quantised.
+    Keys and values are as a cache stores them: rotated, and quantised if it is quantised.
     """
     config, layer, length = model.config, model.layers[place], len(hidden)
     kind = config.layers[place]
@@ -132,7 +130,7 @@ def heads(model: Model, place: int, hidden: Tensor, mrope_delta: int) -> tuple[T
 
 
 def _in_8_bits(heads: Tensor) -> Tensor:
-    """Return heads [..., D] rounded to 127 steps of either sign up to the largest of each."""
+    """Return heads [..., D] rounded to 127 steps of each sign, up to the largest of each head."""
     step = heads.abs().amax(-1, keepdim=True) / 127
     return torch.round(heads / step) * step
 
@@ -143,13 +141,13 @@ def _norm(hidden: Tensor, weight: Tensor) -> Tensor:
 
 def _angles(model: Model, kind: Kind, length: int, mrope_delta: int) -> Tensor:
     dim = model.config.shape(kind).head_dim
-    # float64 throughout: a quotient of whole numbers would be float32, and stay so.
+    # float64, because a quotient of integers would be float32.
     place = torch.arange(dim // 2, dtype=torch.float64)
     frequency = torch.exp(-2 * place / dim * math.log(model.config.rope_theta(kind)))
     position = torch.arange(length, dtype=torch.float64)[:, None].expand(-1, len(frequency))
     if kind is Kind.FULL:
-        # Pair p of P belongs to mrope section floor(3 p / P), which runs `mrope_delta` ahead
-        # of the section before it.
+        # Pair p of P belongs to mrope section floor(3 p / P). Each section is `mrope_delta` ahead
+        # of the one before.
         pairs = torch.arange(len(frequency), dtype=torch.float64)
         position = position + torch.floor(MROPE_SECTIONS * pairs / len(pairs)) * mrope_delta
     return position * frequency

@@ -1,6 +1,6 @@
-"""The order of a world's device work beside its forwards: here, each piece before the next.
+"""The order of device work outside forwards. Here, each piece of work ends before the next.
 
-An engine that overlaps steps has another order, with waits of its own.
+An engine that overlaps steps replaces this order with one that has its own waits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,25 +10,25 @@ from paritybit.reference.transfer import transfer
 from torch import Tensor
 
 Values = Mapping[str, Sequence[int]]
-"""What the host hands to the device, by name."""
+"""Lists that the host sends to the device, by name."""
 
 Arrived = Mapping[str, Tensor]
-"""The same on the device, int64, by name."""
+"""The same lists on the device, int64, by name."""
 
 
 class InOrder:
-    """Device work in the order in which the host asks for it."""
+    """Runs device work in the order in which the host requests it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def write(self, values: Values, work: Callable[[Arrived], None]) -> None:
-        """Write to tables that forwards read: `work` gets `values` on the device."""
+        """Write to tables that forwards read: call `work` with `values` on the device."""
         _, arrived = transfer(values, self.device)
         work(arrived)
 
     def freeing(self) -> None:
-        """Follow the host as it is about to free rows and slots that a forward may still read."""
+        """Prepare to free rows and slots that a forward may still read."""
 
     def evicting(self) -> None:
-        """Follow the host as it is about to free what left a window that may still be read."""
+        """Prepare to free slots that left a window but may still be read."""

@@ -1,7 +1,7 @@
 """The hybrid KV pool: a full and a smaller SWA sub-pool in one arena, and the map between them.
 
-Knows storage and the full-to-SWA mapping. Does not know who owns a slot (the
-allocator does) nor how a write location is found (each world does, its own way).
+Contains the storage and the full-to-SWA mapping. The allocator knows who owns a slot, and each run
+finds its write locations by itself.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,19 +19,19 @@ from torch import Tensor
 Name = TypeVar("Name")
 
 ON_CUDA = "paritybit.reference.kernels.tables"
-"""What writes and reads index tables there."""
+"""The module whose kernels write and read index tables on CUDA."""
 
 LOC_DTYPE = {Kind.FULL: torch.int64, Kind.SWA: torch.int32}
-"""The store ABI: how the store op reads the write locations of each sub-pool."""
+"""The store ABI: the dtype of the write locations of each sub-pool."""
 
 
 @dataclass(frozen=True)
 class PoolSizes:
-    """Usable slots of each sub-pool, slots per page, request rows. Both sizes divide by the page.
+    """Usable slots of each sub-pool, slots per page, and request rows. Pages divide both sizes.
 
-    Slots 0 .. page_size-1 (page 0) come on top and are never allocated; so does row 0. The next
-    `skipped` slot numbers, a multiple of the page, belong to no slot: the number of a slot is then
-    high though the pool is small, and its place in an arena is lower by `skipped`.
+    Slots 0 .. page_size-1 (page 0) and row 0 are extra and never allocated. The next `skipped` slot
+    numbers, a multiple of the page, belong to no slot. They give a small pool high slot numbers;
+    the place of a slot in an arena is its number minus `skipped`.
     """
 
     full_slots: int = 80
@@ -45,11 +45,11 @@ class PoolSizes:
         return self.stored(kind) + self.skipped
 
     def stored(self, kind: Kind) -> int:
-        """Return how many slots a sub-pool stores, the reserved page included."""
+        """Return how many slots a sub-pool stores, including the reserved page."""
         return (self.full_slots if kind is Kind.FULL else self.swa_slots) + self.page_size
 
     def places(self, slots: Tensor) -> Tensor:
-        """Return where slots lie in an arena of a storage; a number of no slot lies at 0."""
+        """Return the places of slots in an arena. A number without a slot has place 0."""
         if not self.skipped:
             return slots
         return torch.where(slots < self.page_size, slots, (slots - self.skipped).clamp(min=0))
@@ -66,10 +66,10 @@ class PoolSizes:
 class Tables:
     """The index tables of a pool.
 
-    `full_to_swa_index_mapping` (int64, one more than full slot numbers) maps a full slot
-    to its SWA slot: 0 where unmapped, and its last element is -1 so that -1 maps
-    to -1. `req_to_token` (int32 [rows + 1, max_context]) maps a request's row and
-    position to its full slot; row 0 is reserved and all zeros.
+    `full_to_swa_index_mapping` (int64, one more than full slot numbers) maps a full slot to its SWA
+    slot, or to 0 if unmapped. Its last element is -1, so that -1 maps to -1. `req_to_token` (int32
+    [rows + 1, max_context]) maps a request's row and position to its full slot. Row 0 is reserved
+    and all zeros.
     """
 
     def __init__(self, sizes: PoolSizes, max_context: int, device: torch.device) -> None:
@@ -82,11 +82,11 @@ class Tables:
         self.reset()
 
     def alike(self) -> "Tables":
-        """Return other tables over the same tensors."""
+        """Return other tables that share the tensors."""
         return copy(self)
 
     def reset(self) -> None:
-        """Forget every index."""
+        """Clear all indices."""
         self.full_to_swa_index_mapping.zero_()
         self.full_to_swa_index_mapping[-1] = -1
         self.req_to_token.zero_()
@@ -102,20 +102,20 @@ class Tables:
         self.full_to_swa_index_mapping[full] = swa
 
     def link(self, row: int, full: Tensor) -> None:
-        """Let the first columns of a row be full slots, int64, which are mapped already."""
+        """Set the first columns of a row to full slots, int64, which are mapped already."""
         self.req_to_token[row, : full.shape[0]].copy_(full)
 
     def read(self, full_cells: Tensor, swa_cells: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the full slots that some cells hold, and the SWA slots of what others hold, int64.
+        """Return the full slots in `full_cells` and the SWA slots of those in `swa_cells`, int64.
 
-        Cells are those of `req_to_token`, counted row by row, int64.
+        Cells are indices of the flattened `req_to_token`, int64.
         """
         table, mapping = self.req_to_token, self.full_to_swa_index_mapping
         if full_cells.is_cuda:
             made = imported_late(ON_CUDA).read
             found: tuple[Tensor, Tensor] = made(table, mapping, full_cells, swa_cells)
             return found
-        # To take costs less than to index: half as much on a CPU.
+        # On a CPU, take is twice as fast as indexing.
         full, swa = (table.take(cells).to(torch.int64) for cells in (full_cells, swa_cells))
         return full, mapping.take(swa)
 
@@ -123,11 +123,10 @@ class Tables:
 class HybridKVPool:
     """K and V of all layers of one model in one allocation, with a view per sub-pool.
 
-    `storage` is flat, in the model's dtype. `arena[kind]` is its view
-    [layers of that kind, 2 (K, V), slots, kv_heads, stored_dim], indexed by slot numbers.
-    `storage` and `tables` may be handed in, to lie beside another pool's or to be shared with it.
-    Where slot numbers are skipped, a storage lies behind as many slots that nothing compares: the
-    reserved slot is among them.
+    `storage` is flat, in the model's dtype. `arena[kind]` is its view [layers of that kind, 2 (K,
+    V), slots, kv_heads, stored_dim], indexed by slot number. `storage` and `tables` may be passed
+    in, to be shared with another pool. If slot numbers are skipped, as many slots precede the
+    storage; they include the reserved slot, and nothing compares them.
     """
 
     def __init__(
@@ -157,15 +156,15 @@ class HybridKVPool:
         self.reset(seed=0)
 
     def reset(self, seed: int) -> None:
-        """Fill the storage with finite garbage drawn from `seed`, and forget every index.
+        """Fill the storage with finite garbage drawn from `seed`, and clear all indices.
 
-        Garbage rather than zeros: a read of a slot nobody wrote must show.
+        Unlike zeros, garbage reveals a read of a slot that was not written.
         """
         fill_with_garbage(self.storage, seed)
         self.tables.reset()
 
     def alike(self, tables: Tables) -> "HybridKVPool":
-        """Return another pool over the same storage, with tables of its own."""
+        """Return another pool that shares the storage, with its own tables."""
         other = copy(self)
         other.tables = tables
         other.arena = dict(self.arena)
@@ -175,16 +174,16 @@ class HybridKVPool:
 
     @property
     def full_to_swa_index_mapping(self) -> Tensor:
-        """The map from full to SWA slots; see `Tables`."""
+        """The map from full to SWA slots: see `Tables`."""
         return self.tables.full_to_swa_index_mapping
 
     @property
     def req_to_token(self) -> Tensor:
-        """The map from request rows and positions to full slots; see `Tables`."""
+        """The map from request rows and positions to full slots: see `Tables`."""
         return self.tables.req_to_token
 
     def arenas_of(self, flat: Tensor) -> dict[Kind, Tensor]:
-        """Return the per-sub-pool views of a tensor that has the storage's layout."""
+        """Return the views of both sub-pools of a tensor in the storage's layout."""
         return split_arenas(flat, self._shapes)
 
     def cache(self, layer: int) -> Tensor:
@@ -198,15 +197,15 @@ class HybridKVPool:
 
     @property
     def device(self) -> torch.device:
-        """The device the pool lives on."""
+        """The device of the pool."""
         return self.storage.device
 
 
 class KVLayout:
-    """Where K and V of the target and of the draft model lie in one flat storage.
+    """The layout of K and V of target and draft model, and of state beside KV, in one flat storage.
 
-    `configs` has the target before the draft; `sizes` are those of both pools. The state that
-    requests have beside KV follows both. `counts` are the elements of each pool.
+    `configs` lists the target before the draft. `sizes` are the sizes of both pools. The state
+    beside KV follows both pools. `counts` are the elements of each pool.
     """
 
     def __init__(self, configs: Mapping[Role, ModelConfig], sizes: PoolSizes) -> None:
@@ -225,30 +224,30 @@ class KVLayout:
 
     @property
     def elements(self) -> int:
-        """How many elements the storage has."""
+        """The number of elements of the storage."""
         return sum(self.counts) + sum(shape.numel() for _, shape in self._sections.values())
 
     def arena_of(self, flat: Tensor, role: Role, kind: Kind) -> Tensor:
-        """Return the view of one sub-pool of a tensor of the storage's layout."""
+        """Return the view of one sub-pool of a tensor in the storage's layout."""
         first, shape = self._arenas[role, kind]
         return flat[first : first + shape.numel()].view(shape)
 
     def section_of(self, flat: Tensor, section: Section) -> Tensor:
-        """Return the view of one kind of state beside KV of a tensor of the storage's layout."""
+        """Return the view of one section of state beside KV."""
         first, shape = self._sections[section]
         return flat[first : first + shape.numel()].view(shape)
 
     def arenas_of(self, flat: Tensor) -> Iterator[tuple[Role, Kind, Tensor]]:
-        """Yield the model, kind and view of each sub-pool of a tensor of the storage's layout."""
+        """Yield the model, kind and view of each sub-pool of a tensor in this layout."""
         for role, kind in self._arenas:
             yield role, kind, self.arena_of(flat, role, kind)
 
     def sections_of(self, flat: Tensor) -> dict[Section, Tensor]:
-        """Return the views of the state beside KV of a tensor of the storage's layout."""
+        """Return the views of all sections of state beside KV."""
         return {section: self.section_of(flat, section) for section in self._sections}
 
     def layers(self) -> Iterator[tuple[Role, Kind, int, int]]:
-        """Yield model, kind, index and place among its kind of every layer, in order of execution.
+        """Yield model, kind, index, and index within its kind of each layer, in execution order.
 
         The target comes before the draft.
         """
@@ -258,10 +257,10 @@ class KVLayout:
 
 
 class KVPools:
-    """The target's pool and the draft model's: slot numbers and tables shared, storage apart.
+    """The pools of the target and of the draft model. They share slot numbers and tables.
 
-    Both storages, and the `state` that requests have beside KV, lie in one flat `storage`, so
-    that a snapshot or a comparison of it all is one op. `tables` is the class of its index tables.
+    The storages of both, and the `state` beside KV, are parts of one flat `storage`, so that one op
+    copies or compares all. `tables` is the class of the index tables.
     """
 
     def __init__(
@@ -285,7 +284,7 @@ class KVPools:
         self.state = StatePool(self.layout.sections_of(self.storage))
 
     def alike(self) -> "KVPools":
-        """Return other pools over the same storage and the same tensors of tables."""
+        """Return other pools that share the storage and the tensors of the tables."""
         other = copy(self)
         other.tables = self.tables.alike()
         other.layout = KVLayout(dict(self.layout.configs), self.sizes)
@@ -298,21 +297,21 @@ class KVPools:
         return self.pools[role]
 
     def reset(self, seed: int) -> None:
-        """Fill KV and all other state with finite garbage drawn from `seed`; forget every index."""
+        """Fill KV and all other state with finite garbage drawn from `seed`. Clear all indices."""
         fill_with_garbage(self.storage, seed)
         self.tables.reset()
 
     def arenas_of(self, flat: Tensor) -> Iterator[tuple[Role, Kind, Tensor]]:
-        """Yield the model, kind and view of each sub-pool of a tensor of the storage's layout."""
+        """Yield the model, kind and view of each sub-pool of a tensor in the storage's layout."""
         return self.layout.arenas_of(flat)
 
     def sections_of(self, flat: Tensor) -> dict[Section, Tensor]:
-        """Return the views of the state beside KV of a tensor of the storage's layout."""
+        """Return the views of all sections of state beside KV."""
         return self.layout.sections_of(flat)
 
 
 def laid_out(shapes: Mapping[Name, torch.Size], first: int) -> dict[Name, tuple[int, torch.Size]]:
-    """Return where parts of some shapes begin, one after the other from element `first` on."""
+    """Return the first element of each part: parts are contiguous from element `first` on."""
     begins = accumulate((shape.numel() for shape in shapes.values()), initial=first)
     return {
         name: (begin, shape) for begin, (name, shape) in zip(begins, shapes.items(), strict=False)
@@ -320,7 +319,7 @@ def laid_out(shapes: Mapping[Name, torch.Size], first: int) -> dict[Name, tuple[
 
 
 def split_arenas(flat: Tensor, shapes: Mapping[Kind, torch.Size]) -> dict[Kind, Tensor]:
-    """Return the views of one model's sub-pools, of the given shapes, in its flat storage."""
+    """Return the views of one model's sub-pools, of given shapes, in its flat storage."""
     parts = flat.split([shape.numel() for shape in shapes.values()])
     views = [part.view(shape) for part, shape in zip(parts, shapes.values(), strict=True)]
     return dict(zip(shapes, views, strict=True))
@@ -349,7 +348,7 @@ def zeros(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """Return `count` zeros that lie behind the slots that pools of some models skip."""
+    """Return `count` zeros, allocated behind the slots that the pools of some models skip."""
     widths = [
         config.shape(kind).kv_heads * config.stored_dim(kind) for config in configs for kind in Kind
     ]
@@ -358,7 +357,7 @@ def zeros(
 
 
 def numbered(arena: Tensor, sizes: PoolSizes) -> Tensor:
-    """Return the view of an arena of a storage that is indexed by slot numbers."""
+    """Return a view of an arena that is indexed by slot number."""
     if not sizes.skipped:
         return arena
     shape, first = list(arena.shape), arena.storage_offset() - sizes.skipped * arena.stride(2)
@@ -367,16 +366,16 @@ def numbered(arena: Tensor, sizes: PoolSizes) -> Tensor:
 
 
 def storage_elements(config: ModelConfig, sizes: PoolSizes) -> int:
-    """Return how many elements a model's pool holds."""
+    """Return the number of elements of a model's pool."""
     return sum(shape.numel() for shape in arena_shapes(config, sizes).values())
 
 
 DRAWN_IN_PLACE = 2**24
-"""So many elements are drawn where they are used: on the host they would take minutes."""
+"""From this many elements on, values are drawn on the device: a host takes minutes."""
 
 
 def fill_with_garbage(storage: Tensor, seed: int) -> None:
-    """Fill `storage` with finite values drawn from `seed`, on one kind of device the same."""
+    """Fill `storage` with finite values from `seed`, the same on one kind of device."""
     if storage.numel() >= DRAWN_IN_PLACE:
         storage.normal_(generator=torch.Generator(storage.device).manual_seed(seed))
         return

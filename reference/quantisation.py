@@ -1,7 +1,7 @@
-"""K and V of 8 bits, with a scale for each head of a token behind its elements.
+"""Quantises K and V to 8 bits, with a scale per token and head that follows its elements.
 
-Elementwise but for the largest of a head, which no order of its elements changes: rows are
-independent, and the bits are the same in both worlds.
+Each row is computed independently, and the largest element of a head does not depend on the order
+of elements. Both runs therefore get the same bits.
 """
 
 import torch
@@ -11,14 +11,14 @@ LEVELS = 127
 """The largest absolute value of a quantised element, a whole number."""
 
 SMALLEST_SCALE = 2.0**-60
-"""The scale of a head of zeros: no element is divided by zero."""
+"""The scale of a head of zeros. It avoids a division by zero."""
 
 
 class Quantisation:
-    """What heads [..., D] are as they are stored, [..., D + 1], and back."""
+    """Converts heads [..., D] to their stored form [..., D + 1], and back."""
 
     def quantised(self, heads: Tensor) -> Tensor:
-        """Return heads as whole numbers up to LEVELS, and a scale behind them."""
+        """Return heads as whole numbers up to LEVELS, followed by a scale."""
         scale = self.scale_of(heads)
         whole = heads.float() / scale.float()
         return torch.cat([whole.round().clamp(-LEVELS, LEVELS).to(heads.dtype), scale], -1)
@@ -29,6 +29,6 @@ class Quantisation:
         return (largest / LEVELS).clamp(min=SMALLEST_SCALE).to(heads.dtype)
 
     def dequantised(self, heads: Tensor) -> Tensor:
-        """Return what heads with a scale behind them stand for."""
+        """Return the values of quantised heads."""
         whole, scale = heads[..., :-1].float(), heads[..., -1:].float()
         return (whole * scale).to(heads.dtype)

@@ -1,8 +1,8 @@
 """Drafting: a tree of likely tokens, a few forwards deep, `topk` branches wide.
 
-Knows which branches are kept after a forward. Where the forwards read and write KV is
-the caller's business. A branch keeps its own KV slots whatever branch it continues, as in
-engines: drafts are verified, so that only their quality depends on it.
+This module selects the branches to keep after a forward. The caller decides where forwards read and
+write KV. As in engines, a branch keeps its own KV slots whichever branch it continues: drafts are
+verified, so only their quality depends on it.
 """
 
 from collections.abc import Callable
@@ -24,11 +24,11 @@ DraftForward = Callable[[int, Tensor, Tensor], Output]
 def propose(
     ops: Ops, topk_p: Tensor, topk_index: Tensor, hidden_states: Tensor, forward: DraftForward
 ) -> Output:
-    """Return every candidate of B requests, in the order they were found.
+    """Return all candidates of B requests, in the order in which they were found.
 
-    `scores` float32 and `tokens` int64 are [B, candidates]: first the `topk` given, then
-    topk x topk of every forward. `chosen` int64 [B, forwards x topk] is, for a forward and a
-    branch, the candidate of that forward that the branch continues from.
+    `scores` float32 and `tokens` int64 are [B, candidates]: first the given `topk`, then topk x
+    topk per forward. `chosen` int64 [B, forwards x topk] is, for each forward and branch, the
+    candidate of that forward that the branch continues from.
     """
     requests, topk = topk_p.shape
     first = topk * torch.arange(requests, device=topk_p.device)[:, None]
@@ -53,15 +53,15 @@ def propose(
 
 
 def likeliest(ops: Ops, output: Output, topk: int) -> Output:
-    """Return `output` with its likeliest next tokens, `topk_p` and `topk_index` [rows, topk]."""
+    """Return `output` plus the likeliest next tokens: `topk_p`, `topk_index` [rows, topk]."""
     topk_p, topk_index = ops.largest(ops.probabilities(output["logits"]), topk)
     return {**output, "topk_p": topk_p, "topk_index": topk_index}
 
 
 def chain_of(ops: Ops, tokens: Tensor, logits: Tensor) -> Output:
-    """Return what `propose` does for B requests where one branch is kept, of what is known.
+    """Return the output of `propose` for B requests with one branch, from a draft that has run.
 
-    `tokens` int64 [B, steps] were proposed one after the other, by `logits` [steps, B, vocab].
+    `tokens` int64 [B, steps] were proposed one after the other, from `logits` [steps, B, vocab].
     """
     likely = [ops.largest(ops.probabilities(step), 1)[0] for step in logits]
     scores = [likely[0]]
@@ -72,10 +72,10 @@ def chain_of(ops: Ops, tokens: Tensor, logits: Tensor) -> Output:
 
 
 def keep_candidates(ops: Ops, draft_table: Tensor, rows: Tensor, output: Output) -> None:
-    """Scatter what `propose` returns into requests' rows of the draft table.
+    """Scatter the output of `propose` into the requests' rows of the draft table.
 
-    `rows` is int64 [B]. Scores and tokens are rounded to the table's dtype; behind those of a
-    narrower draft are zeros.
+    `rows` is int64 [B]. Scores and tokens are rounded to the table's dtype. If a draft is narrower
+    than the table, zeros follow.
     """
     found = torch.cat([output["scores"], output["tokens"].float()], 1)
     found = pad(found, (0, draft_table.shape[1] - found.shape[1]))
@@ -85,7 +85,7 @@ def keep_candidates(ops: Ops, draft_table: Tensor, rows: Tensor, output: Output)
 def tree_of(root: int, scores: list[float], tokens: list[int], chosen: list[int]) -> Tree:
     """Return the tree of the best candidates of one request below `root`.
 
-    All lists are one row of what `propose` returns. Parents come before their children.
+    Each list is one row of the output of `propose`. Parents come before their children.
     """
     topk = len(chosen) // SPECULATION.forwards
     best = sorted(range(len(scores)), key=lambda place: (-scores[place], place))
@@ -95,7 +95,7 @@ def tree_of(root: int, scores: list[float], tokens: list[int], chosen: list[int]
     nodes = [(root, -1)]
     for place in kept:
         parent = above[place]
-        while parent not in known:  # Rounding may keep a child and drop the equal above it.
+        while parent not in known:  # Rounding may drop a parent of equal score.
             parent = above[parent]
         known[place] = len(nodes)
         nodes.append((tokens[place], known[parent]))
@@ -114,7 +114,7 @@ def _parent(place: int, chosen: list[int], topk: int) -> int:
 
 
 def path_to(tree: Tree, node: int) -> list[int]:
-    """Return a node of a tree and all above it, from the root down."""
+    """Return a node of a tree and its ancestors, from the root down."""
     path = [node]
     while (parent := tree[path[-1]][1]) >= 0:
         path.append(parent)
@@ -122,11 +122,11 @@ def path_to(tree: Tree, node: int) -> list[int]:
 
 
 def accepted_path(tree: Tree, greedy: list[int], at_least: int) -> list[int]:
-    """Return the nodes of a verified tree that are accepted, from the root down.
+    """Return the accepted nodes of a verified tree, from the root down.
 
-    A node is accepted if the target's greedy token at its parent is the node's token. At
-    least `at_least` drafts are accepted whatever the target says, as engines simulate an
-    acceptance length: where no child matches, the last one is taken.
+    A node is accepted if its token is the target's greedy token at its parent. At least `at_least`
+    drafts are accepted whatever the target's tokens are, as engines do to simulate an acceptance
+    length: if no child matches, the last one is taken.
     """
     path = [0]
     while True:

@@ -1,7 +1,7 @@
-"""What a request has beside KV: its recurrent state, and a row of a table that drafts go into.
+"""The state of requests beside KV: recurrent states, and a table for drafts.
 
-Knows where both lie. Does not know who owns a state slot (the allocator does) nor how an
-index into them is found (each world does, its own way).
+This module knows where both are stored. The allocator knows who owns a state slot, and each run
+finds its indices by itself.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from torch import Tensor
 from paritybit.compat import StrEnum
 
 STATE_ROWS = 1 + SPECULATION.draft_tokens
-"""Rows of one state slot: the request's state, then that of each node of a tree to verify."""
+"""Rows per state slot: the request's state, then that of each node of a tree to verify."""
 
 DRAFT_COLUMNS = 2 * SPECULATION.candidates
 """Columns of the draft table: the scores of a draft's candidates, then their tokens."""
@@ -23,7 +23,7 @@ DRAFT_COLUMNS = 2 * SPECULATION.candidates
 class Section(StrEnum):
     """The two kinds of state beside KV.
 
-    A place of RECURRENT is a state slot, one of DRAFT_TABLE is a request's row of `req_to_token`.
+    A place in RECURRENT is a state slot. A place in DRAFT_TABLE is a row of `req_to_token`.
     """
 
     RECURRENT = "recurrent state"
@@ -31,9 +31,9 @@ class Section(StrEnum):
 
 
 def section_shapes(rows: int, hidden: int) -> dict[Section, torch.Size]:
-    """Return the shape of each section for at most `rows` requests, place 0 being reserved.
+    """Return the shape of each section for at most `rows` requests. Place 0 is reserved.
 
-    The place is the first axis, what is one element the last; `hidden` is the model's width.
+    The first axis is the place, the last axis holds elements. `hidden` is the model's width.
     """
     return {
         Section.RECURRENT: torch.Size((rows + 1, STATE_ROWS, hidden)),
@@ -42,10 +42,10 @@ def section_shapes(rows: int, hidden: int) -> dict[Section, torch.Size]:
 
 
 class StatePool:
-    """The state of all requests beside KV, as ops reach it: row by row.
+    """The state of all requests beside KV, as rows that ops access.
 
-    `recurrent` [state slots x STATE_ROWS, H] holds the states; slot s begins at row
-    s * STATE_ROWS. `draft_table` is [request rows, DRAFT_COLUMNS]. Both have the dtype of KV.
+    `recurrent` [state slots x STATE_ROWS, H] holds the states. Slot s begins at row s * STATE_ROWS.
+    `draft_table` is [request rows, DRAFT_COLUMNS]. Both have the dtype of KV.
     """
 
     def __init__(self, sections: dict[Section, Tensor]) -> None:
@@ -54,24 +54,24 @@ class StatePool:
         self.draft_table = sections[Section.DRAFT_TABLE].flatten(0, 1)
 
     def accept(self, slot: int, node: int) -> None:
-        """Make the state of `node` of the tree just verified the state of its request."""
+        """Set a request's state to that of `node` of its verified tree."""
         states = self.sections[Section.RECURRENT][slot]
         states[0] = states[1 + node]
 
 
 DENSE = 2**24
-"""Elements of a table of hidden states up to which it is one tensor."""
+"""Largest number of elements for which a table of hidden states is one tensor."""
 
 GROWN = 1024
-"""Positions by which a row of a larger one grows."""
+"""Number of positions by which a row of a larger table grows."""
 
 
 class GrowingRows:
-    """A table [rows, positions, width] of which a row has only as many positions as it needs.
+    """A table [rows, positions, width] whose rows have only as many positions as they need.
 
-    Indexed as a tensor is by tensors of rows and positions, or by a row and a slice of
-    positions. To index by tensors it waits for the device. A row is zero where nothing was
-    written before the last place that was; nothing beyond may be read.
+    Index it by tensors of rows and positions, or by a row and a slice of positions. Indexing by
+    tensors waits for the device. Positions that were not written are zero, up to the last one
+    written. Do not read beyond it.
     """
 
     def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -80,15 +80,15 @@ class GrowingRows:
         self.rows: dict[int, Tensor] = {}
 
     def zero_(self) -> None:
-        """Forget all rows."""
+        """Clear all rows."""
         self.rows.clear()
 
     def new_empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Return an empty tensor of the table's device, and of its dtype if none is said."""
+        """Return an empty tensor on the table's device, by default of its dtype."""
         return self.none.new_empty(*shape, dtype=dtype)
 
     def __getitem__(self, index: tuple[int, slice] | tuple[Tensor, Tensor]) -> Tensor:
-        """Return a copy of what stands at some places."""
+        """Return a copy of the values at some places."""
         rows, positions = index
         if isinstance(rows, int):
             return self.rows.get(rows, self.none)[positions].clone()
@@ -110,12 +110,12 @@ class GrowingRows:
             self._of(row, int(places.max()) + 1)[places] = values[chosen]
 
     def _by_row(self, rows: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Yield each row that is named, and where."""
+        """Yield each row in `rows`, and a mask of where it occurs."""
         for row in rows.unique().tolist():
             yield row, rows == row
 
     def _of(self, row: int, length: int) -> Tensor:
-        """Return a row that has at least `length` positions."""
+        """Return a row with at least `length` positions."""
         held = self.rows.get(row, self.none)
         if len(held) < length:
             more = -(-(length - len(held)) // GROWN) * GROWN
@@ -126,13 +126,13 @@ class GrowingRows:
 
 
 HiddenStates = Tensor | GrowingRows
-"""The hidden states of tokens [token rows, positions, H], as they are read and written."""
+"""The hidden states of tokens, [token rows, positions, H]."""
 
 
 def hidden_states_of(
     rows: int, positions: int, width: int, dtype: torch.dtype, device: torch.device
 ) -> HiddenStates:
-    """Return an empty table of hidden states: one tensor, unless that is large."""
+    """Return an empty table of hidden states: one tensor unless it would be large."""
     if rows * positions * width > DENSE:
         return GrowingRows(width, dtype, device)
     return torch.zeros((rows, positions, width), dtype=dtype, device=device)
@@ -142,9 +142,9 @@ def hidden_states_of(
 class StatePaths:
     """How the states of T tokens follow from one another, in rows of `StatePool.recurrent`.
 
-    A token continues the state of token `parents[t]` of the same forward or, where that is -1,
-    the state in row `sources[t]`, or none at all where that is -1 too. Its own state is stored
-    in row `targets[t]`. All are int64 [T]. No path is longer than `longest` tokens.
+    Token t continues the state of token `parents[t]` of the same forward. If that is -1, it
+    continues the state in row `sources[t]`, or none if that is -1 too. Its own state is stored in
+    row `targets[t]`. All are int64 [T]. No path is longer than `longest` tokens.
     """
 
     sources: Tensor

@@ -1,9 +1,9 @@
 """The ops in plain torch, for a CPU.
 
-Rows are kept independent by construction: a product is a batch of products, one for each row
-and of one shape whatever the batch. `F.linear` changes bits with the batch size, so it is not
-used. Products and fused activations change bits with an element's position, unless rows are
-whole vectors.
+Rows are independent by construction: a product is a batch of products, one per row, each of the
+same shape whatever the batch. `F.linear` is not used, because its bits change with the batch size.
+The bits of products and fused activations change with an element's position unless rows fill whole
+vectors.
 """
 
 import torch
@@ -16,17 +16,19 @@ COUNTING = 4096
 GELU_SCALE = 1.5957691216057308  # 2 * sqrt(2 / pi): tanh form as a logistic
 GELU_CUBE = 0.044715
 LANES = 16
-"""Elements of float32 in the longest vectors of a CPU: a softmax of whole ones takes half as long.
+"""Number of float32 elements in the longest vectors of a CPU.
+
+A softmax over whole vectors takes half as long.
 """
 VECTOR = 64
-"""Vectors of float32 of any CPU, unrolled as torch does, fit evenly into so many elements."""
+"""A multiple of the float32 vectors of any CPU, as torch unrolls them."""
 
 
 class TorchOps(Ops):
-    """Ops of aten calls only, so that a tape can record them.
+    """Ops made only of aten calls, so that a tape can record them.
 
-    Constants are tensors, made once: torch takes longer over a number of Python's than over
-    the product of a small tensor, and a tape would otherwise fill them again at every replay.
+    Constants are tensors, created once. Torch takes longer to convert a Python number than to
+    multiply a small tensor, and a tape would convert it again at every replay.
     """
 
     def __init__(self) -> None:
@@ -64,14 +66,14 @@ class TorchOps(Ops):
         if longest == 1:
             return found
         follows, place = (parents >= 0)[:, None], parents.clamp(min=0)
-        # Each turn makes one more token of each path right, and changes none that is.
+        # Each turn completes one more token of each path.
         for _ in range(longest - 1):
             after = _as(added + decay * _wide(found.index_select(0, place)), table)
             found = torch.where(follows, after, found)
         return found
 
     def _store_rows(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
-        # On one thread values are copied in order: of several for one row the last one stays.
+        # One thread copies in order, so the last of several values for one row stays.
         table.index_copy_(0, rows, values)
 
     def _embed(self, table: Tensor, input_ids: Tensor, payload: Tensor) -> Tensor:
@@ -98,7 +100,7 @@ class TorchOps(Ops):
     def _projected(self, hidden: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
         """Return RMSNorm(hidden) times a weight [O, I] transposed, float32 [T, O]."""
         rows, weight = _whole(_wide(hidden)).unsqueeze(1), _whole(weight)
-        # The mean of squares of each row, and epsilon, as the product of the row with itself.
+        # The mean of squares plus epsilon, as the product of each row with itself.
         mean = torch.baddbmm(self.epsilon, rows, rows.transpose(1, 2), alpha=1 / hidden.shape[1])
         normed = rows * torch.rsqrt(mean) * _whole(_wide(norm))
         return torch.bmm(normed, _factor(weight, normed)).squeeze(1)
@@ -120,7 +122,7 @@ class TorchOps(Ops):
         return torch.where(live, _as(added, residual), residual)
 
     def _activated(self, gate: Tensor, activation: str) -> Tensor:
-        """Return the activation of `gate` [T, F], composed of exp alone where F is no multiple."""
+        """Return the activation of `gate` [T, F], composed of exp unless VECTOR divides F."""
         if gate.shape[1] % VECTOR == 0:
             return gelu(gate, approximate="tanh") if activation == "gelu" else silu(gate)
         exponent = -gate
@@ -151,7 +153,7 @@ class TorchOps(Ops):
         return ranked.gather(-1, places), places
 
     def _store_kv(self, cache: Tensor, loc: Tensor, key: Tensor, value: Tensor) -> None:
-        # On one thread values are copied in order: of several for one slot the last one stays.
+        # One thread copies in order, so the last of several values for one slot stays.
         cache.index_copy_(1, loc.long(), torch.stack([key, value]))
 
     def _attention(
@@ -181,7 +183,7 @@ class TorchOps(Ops):
         if sinks is not None:
             score.view(rows, heads, width).select(2, max_keys).copy_(sinks)
         weight = torch.softmax(score, dim=-1)
-        if sinks is not None:  # Which takes weight and has no value.
+        if sinks is not None:  # A sink has weight but no value.
             weight, values = weight[..., :max_keys], values[:, :max_keys]
         mixed = torch.bmm(weight, values).view(rows, heads, dim)
         return _as(torch.where(has_key, mixed, self.zero), query)
@@ -197,11 +199,13 @@ class TorchOps(Ops):
         width: int,
         kv_heads: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what attention reads by some lists, which all layers of a kind have in common.
+        """Return what attention derives from its lists. All layers of a kind share it.
 
-        That is the entries, int64 [T * G * width], of a cache whose entries are the heads of its
-        slots; what is added to the scores, float32 [T * G, 1, width]: nothing where a key takes
-        part, else minus infinity, as from `max_keys` on; and whether any does, bool [T, 1, 1].
+        - The entries to read, int64 [T * G * width], of a cache whose entries are the heads of its
+          slots.
+        - A bias for the scores, float32 [T * G, 1, width]: 0 if a key takes part, else minus
+          infinity.
+        - Whether any key takes part, bool [T, 1, 1].
         """
         turn = self.counting[:width]
         place = begin.unsqueeze(1) + turn
@@ -210,19 +214,19 @@ class TorchOps(Ops):
             taken = taken.logical_and(self.within[COUNTING - max_keys :][:width])
         last = slots.shape[0] - 1
         if mask is None or mask_start is None:
-            # A place beyond the list re-reads the row's first listed slot, and is not selected.
+            # A place beyond the list reads the row's first slot again, and takes no part.
             place = torch.where(taken, place, begin.clamp(max=last).unsqueeze(1))
-            # A row's first place is listed unless it has no key at all.
+            # The first place is listed unless the row has no key.
             has_key = taken[:, :1]
         else:
             bit = (mask_start.unsqueeze(1) + turn).clamp(0, mask.shape[0] - 1)
             taken = taken.logical_and(mask.take(bit))
-            # Likewise, a masked place re-reads the row's last place that is not masked.
+            # A masked place reads the row's last unmasked place again.
             other = (taken * turn).amax(-1, keepdim=True)
             place = (begin.unsqueeze(1) + torch.where(taken, turn, other)).clamp(0, last)
             has_key = taken.any(-1, keepdim=True)
         slot = slots.index_select(0, place.flatten()).view(-1, 1, width)
-        # The cache as rows of one head: those of a slot follow one another.
+        # The cache as rows of one head each. The heads of a slot are adjacent.
         group = self.counting[:kv_heads].unsqueeze(1)
         entry = torch.add(group, slot, alpha=kv_heads).flatten()
         by_head = taken.unsqueeze(1).expand(-1, kv_heads, -1)
@@ -231,7 +235,7 @@ class TorchOps(Ops):
 
 
 def _wide(values: Tensor) -> Tensor:
-    """Return values in float32. To ask costs less than a conversion that does nothing."""
+    """Return values in float32. The check is cheaper than a conversion without effect."""
     return values if values.dtype is torch.float32 else values.float()
 
 
@@ -241,16 +245,16 @@ def _as(values: Tensor, like: Tensor) -> Tensor:
 
 
 def _whole(values: Tensor) -> Tensor:
-    """Return values [..., I] with zeros behind each row, up to a multiple of LANES.
+    """Return values [..., I] with each row padded with zeros to a multiple of LANES.
 
-    Then all rows lie alike to the vectors of a CPU, on which the bits of a product may depend.
+    All rows are then aligned alike to a CPU's vectors, on which the bits of a product may depend.
     """
     beyond = -values.shape[-1] % LANES
     return pad(values, (0, beyond)) if beyond else values
 
 
 def _factor(weight: Tensor, inputs: Tensor) -> Tensor:
-    """Return weight [O, I] as what each row of `inputs` [T, ...] is multiplied by: [T, I, O]."""
+    """Return weight [O, I] as the factor of each row of `inputs` [T, ...]: [T, I, O]."""
     wide = _wide(weight)
     (outputs, width), (along, across) = wide.shape, wide.stride()
     # Transposed and expanded in one call.

@@ -1,4 +1,4 @@
-"""Lists of integers from the host to the device in one blocking copy."""
+"""Copies lists of integers from the host to the device in one blocking copy."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -16,10 +16,10 @@ Numbers = NDArray[np.integer[Any]]
 def transfer(
     lists: Mapping[Name, Sequence[int] | Numbers], device: torch.device
 ) -> tuple[dict[Name, Tensor], dict[Name, Tensor]]:
-    """Return every list as an int64 tensor: on the host, and on the device.
+    """Return every list as an int64 tensor on the host, and on the device.
 
-    All lists cross in one blocking copy, so that none can still be in flight. On a CPU both
-    dictionaries hold the same storage.
+    All lists cross in one blocking copy, so none is still in flight. On a CPU both dictionaries
+    share storage.
     """
     sizes = [len(values) for values in lists.values()]
     if any(isinstance(values, np.ndarray) for values in lists.values()):

@@ -1,7 +1,7 @@
-"""The ops as Triton kernels: one launch per op, but for the softmax of logits.
+"""The ops as Triton kernels: one launch per op, except the softmax of logits.
 
-Knows the grids and the tiles of the kernels. It picks a tile by model widths alone, never by
-the number of rows: that would change the order of a row's sums with the batch.
+This module chooses grids and tiles. Tiles depend only on model widths, never on the number of rows,
+which would change the order of a row's sums with the batch.
 """
 
 from functools import cache
@@ -25,18 +25,18 @@ from paritybit.reference.kernels.ranking import largest_kernel
 from paritybit.reference.ops import Ops, Reused
 from torch import Tensor
 
-TILE_AREA = 4096  # elements of a two-axis tile: 32 registers a thread
-INPUT_TILE = 128  # input features that one step of a product reads
-STATE_TILE = 256  # elements of the states that one program scans
-RANKED_TILE = 1024  # elements of a row that one step of a search reads
-KEY_TILE = 32  # listed keys that one step of attention reads, fewer if heads are wide
+TILE_AREA = 4096  # elements of a two-axis tile: 32 registers per thread
+INPUT_TILE = 128  # input features per step of a product
+STATE_TILE = 256  # state elements per program
+RANKED_TILE = 1024  # row elements per step of a search
+KEY_TILE = 32  # listed keys per step of attention, fewer if heads are wide
 
 
 class TritonOps(Ops):
-    """Ops for CUDA tensors, each one launch.
+    """Ops for CUDA tensors.
 
-    The last axis of every tensor is contiguous. Weights, tables and the cache are
-    contiguous whole; activations may be views with a stride of their own per row.
+    The last axis of every tensor is contiguous. Weights, tables and the cache are contiguous as a
+    whole. Activations may be views with their own row stride.
     """
 
     def _payload(
@@ -70,7 +70,7 @@ class TritonOps(Ops):
         rows, hidden = input_ids.shape[0], table.shape[1]
         output = table.new_empty(rows, hidden)
         tile = _tile(hidden, STATE_TILE)
-        # One program runs all tokens, in order, unless none can follow another.
+        # One program runs all tokens in order if a token may follow another.
         tokens = 1 if longest == 1 else rows
         scan_states_kernel.launch(
             (rows // tokens, _pieces(hidden, tile), 1),
@@ -218,7 +218,7 @@ class TritonOps(Ops):
         return output
 
     def _probabilities(self, logits: Tensor) -> Tensor:
-        # As engines do, whose draft runners have this in their graphs: the bits are theirs.
+        # Engines' draft runners have this op in their graphs.
         return torch.softmax(logits, dim=-1, dtype=torch.float32)
 
     def _largest(self, values: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -269,7 +269,7 @@ class TritonOps(Ops):
         rows, heads, dim = query.shape
         output = query.new_empty(rows, heads, dim)
         masked = int(mask is not None)
-        if mask is None or mask_start is None:  # The kernel takes both, and reads neither.
+        if mask is None or mask_start is None:  # The kernel takes both but reads neither.
             mask, mask_start = _nothing(query.device)
         attention_kernel.launch(
             (rows, heads, 1),
@@ -293,14 +293,14 @@ class TritonOps(Ops):
 
 @cache
 def _nothing(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return a mask and where its rows begin, both without elements, and so without memory."""
+    """Return an empty mask and empty row starts, which take no memory."""
     mask = torch.empty(0, dtype=torch.bool, device=device)
     return mask, torch.empty(0, dtype=torch.int64, device=device)
 
 
 @cache
 def _attention_tiles(heads: int, kv_heads: int, dim: int) -> dict[str, float]:
-    """Return the constants of attention, but for whether there are sinks."""
+    """Return the constants of the attention kernel, except whether there are sinks."""
     tile = _power_of_2(dim)
     return {
         "SCALE": dim**-0.5,
@@ -323,7 +323,7 @@ def _pieces(width: int, tile: int) -> int:
 
 
 def _tile(width: int, limit: int) -> int:
-    """Return the smallest power of two that covers `width`, or `limit` if that is less."""
+    """Return the smallest power of two that covers `width`, but at most `limit`."""
     return min(_power_of_2(width), limit)
 
 
@@ -335,7 +335,7 @@ def _product(rows: int, weight: Tensor) -> tuple[tuple[int, int, int], dict[str,
 
 @cache
 def _product_tiles(outputs: int, inputs: int) -> tuple[int, dict[str, int]]:
-    """Return how many tiles cover a product's outputs, and its constants."""
+    """Return the number of tiles that cover a product's outputs, and its constants."""
     tile = _tile(inputs, INPUT_TILE)
     output_tile = _tile(outputs, TILE_AREA // tile)
     constants = {"OUTPUTS": outputs, "INPUTS": inputs, "OUTPUT_TILE": output_tile, "TILE": tile}
@@ -344,7 +344,7 @@ def _product_tiles(outputs: int, inputs: int) -> tuple[int, dict[str, int]]:
 
 @cache
 def _head_tiles(outputs: int, inputs: int, pairs: int) -> tuple[int, dict[str, int]]:
-    """Return how many tiles cover the pairs of a product of heads, and its constants."""
+    """Return the number of tiles that cover a product's rotary pairs, and its constants."""
     tile = _tile(inputs, INPUT_TILE)
     # Each pair has two sums.
     pair_tile = _tile(outputs // 2, TILE_AREA // 2 // tile)

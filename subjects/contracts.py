@@ -1,8 +1,8 @@
-"""Static inputs as data: one row per buffer a graph reads, and what its padding holds.
+"""Static inputs as data: one row per buffer that a graph reads, with its padding policy.
 
-Where an engine's runner has a hand-written line in its padding branch, a runner here
-has a row. The rows were read off the engine's runners at the five changes of its history
-that this build follows. A bug of a static input is a difference from one of these rows.
+An engine's runner has a handwritten line in its padding branch for each row here. The rows follow
+the engine's runners at the five changes in its history that this project models. A bug with a
+static input is a change of one row.
 """
 
 from collections.abc import Mapping
@@ -17,13 +17,13 @@ from torch import Tensor
 from paritybit.compat import StrEnum
 
 SEQ_LEN_FILL_VALUE = 1
-"""Length of a padded row: it attends to one position, so that its softmax is defined."""
+"""The length of a padded row. It attends to one position, so its softmax is defined."""
 
 ENCODER_LEN_FILL_VALUE = 0
 
 
 class Axis(StrEnum):
-    """What a static input holds one element (or one row) for. SCALAR holds a single element."""
+    """What a static input has one element (or one row) per. SCALAR has a single element."""
 
     TOKEN = "token"
     MROPE = "3 x token"
@@ -38,10 +38,10 @@ Extents = Mapping[Axis, int]
 
 
 class Policy(StrEnum):
-    """What the padding branch does to a buffer before the live values are copied.
+    """What the padding branch does to a buffer before live values are copied.
 
-    RESET fills it with the row's value. KEEP leaves its tail stale on purpose.
-    FILL_ONCE is filled at allocation and never reset.
+    RESET fills it with the row's value. KEEP leaves its tail stale on purpose. FILL_ONCE fills it
+    at allocation and never resets it.
     """
 
     RESET = "reset"
@@ -50,19 +50,21 @@ class Policy(StrEnum):
 
 
 HIDDEN = -1
-"""Stands for the width of the model's hidden state."""
+"""A placeholder for the width of the model's hidden state."""
 
 TOPK = -2
-"""Stands for the branches of a draft."""
+"""A placeholder for the number of branches of a draft."""
 
 
 @dataclass(frozen=True)
 class StaticInput:
-    """One static input. `value` is what its policy fills in.
+    """One static input.
 
-    At allocation it is filled with `allocated`, or with `value` where that is None. `width`
-    is given where it holds rows of that many elements. `dtype` None is the model's. It exists
-    only under the location schemes `schemes`.
+    - `value`: the fill value of its policy.
+    - `allocated`: the fill value at allocation. None means `value`.
+    - `width`: elements per row, if it has rows.
+    - `dtype`: None means the model's.
+    - `schemes`: the location schemes in which it exists.
     """
 
     name: str
@@ -76,13 +78,13 @@ class StaticInput:
     allocated: int | None = None
 
     def extent(self, extents: Extents) -> int:
-        """Return how many elements, or rows, this input has for a bucket."""
+        """Return the number of elements, or rows, of this input for a bucket."""
         if self.axis is Axis.SCALAR:
             return 1
         return extents[Axis.TOKEN if self.axis is Axis.MROPE else self.axis]
 
     def shape(self, extents: Extents, widths: Mapping[int, int]) -> tuple[int, ...]:
-        """Return the shape of this input for a bucket; `widths` has what HIDDEN and TOPK are."""
+        """Return the shape for a bucket. `widths` has the values of HIDDEN and TOPK."""
         length = self.extent(extents)
         if self.axis is Axis.MROPE:
             return MROPE_SECTIONS, length
@@ -95,7 +97,7 @@ class StaticInput:
         return buffer[:, :length] if self.axis is Axis.MROPE else buffer[:length]
 
     def length(self, values: Tensor) -> int:
-        """Return how many elements, or rows, `values` have along this input's axis."""
+        """Return the number of elements, or rows, of `values` along this input's axis."""
         return values.shape[-1] if self.axis is Axis.MROPE else values.shape[0]
 
     @property
@@ -114,7 +116,7 @@ def reset(
     width: int | None = None,
     allocated: int | None = None,
 ) -> StaticInput:
-    """Return an input whose tail is filled with `value` whenever the batch is padded."""
+    """Return an input whose tail is filled with `value` if the batch is padded."""
     return StaticInput(
         name, axis, dtype, Policy.RESET, value, host, width=width, allocated=allocated
     )
@@ -130,11 +132,11 @@ def keep(
 Contract = tuple[StaticInput, ...]
 
 Changes = Mapping[str, Mapping[str, Any]]
-"""Fields of contract rows to replace, by the name of the row."""
+"""Fields of contract rows to replace, by the row's name."""
 
 
 def override(rows: Contract, changes: Changes) -> Contract:
-    """Return `rows` with fields of the named ones replaced."""
+    """Return `rows` with some fields replaced."""
     return tuple(replace(row, **changes.get(row.name, {})) for row in rows)
 
 
@@ -147,4 +149,4 @@ LISTED_CONVERSIONS: frozenset[tuple[str, torch.dtype, torch.dtype]] = frozenset(
         ("kv_indices", torch.int32, torch.int64),
     }
 )
-"""Every dtype conversion on copy into a static buffer that is legitimate: (name, from, to)."""
+"""All dtype conversions that a copy into a static buffer may make: (name, from, to)."""

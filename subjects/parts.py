@@ -1,8 +1,7 @@
-"""The parts that a subject is built from, and the classes that a bug puts before them.
+"""The parts of a subject, and the classes that a bug puts before them.
 
-A bug of a code path is a class with the methods that differ. It comes before the right class
-in the method resolution order, so that what it does not override stays as it is, and `super()`
-is the right method.
+A bug in code is a class with the methods that differ. It precedes the correct class in the method
+resolution order, so other methods stay the same, and `super()` calls the correct method.
 """
 
 from collections import Counter
@@ -19,7 +18,7 @@ Built = TypeVar("Built")
 
 
 class Part(StrEnum):
-    """What a bug may differ in. The first ones are those of the runner on trial alone."""
+    """A part that a bug may change. The first ones belong only to the runner under test."""
 
     RUNNER = "graph runner"
     INPUTS = "static inputs"
@@ -37,17 +36,17 @@ class Part(StrEnum):
 
 @dataclass(frozen=True)
 class Parts:
-    """The classes that come before those of the right parts, the outermost first.
+    """The classes that precede those of the correct parts, outermost first.
 
-    `executed` counts the calls of what they override, by name, so that a bug whose code never
-    ran can be told from one that nobody saw.
+    `executed` counts the calls of overridden code by name. It distinguishes a bug whose code never
+    ran from one that no property detected.
     """
 
     before: Mapping[Part, tuple[type, ...]] = field(default_factory=dict)
     executed: Counter[str] = field(default_factory=Counter, compare=False)
 
     def of(self, part: Part, right: type[Built]) -> type[Built]:
-        """Return the class that a part is built from: `right` itself where nothing differs."""
+        """Return the class to build a part from: `right` itself if nothing precedes it."""
         before = self.before.get(part, ())
         if not before:
             return right
@@ -64,7 +63,7 @@ class Parts:
         )
 
     def with_before(self, changes: Mapping[Part, type]) -> "Parts":
-        """Return these parts with further classes, each before those there are."""
+        """Return these parts with further classes before the existing ones."""
         return Parts(
             {
                 part: (*((changes[part],) if part in changes else ()), *self.before.get(part, ()))
@@ -74,7 +73,7 @@ class Parts:
         )
 
     def _counted(self, name: str, code: Any) -> Any:
-        """Return a method or a property whose calls are counted under `name`."""
+        """Return a method or property that counts its calls under `name`."""
         if isinstance(code, property):
             return property(self._counted(name, code.fget), code.fset)
 

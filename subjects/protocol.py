@@ -1,8 +1,7 @@
-"""What a subject must offer, whichever engine it is: all that the harness knows of an engine.
+"""The interface between the harness and an engine under test.
 
-Our own engine and the adapters of engines that others wrote are implementations. What an
-engine cannot offer it names, with the reason, so that a property that needs it is said not
-to have been asked.
+The built-in engine and the adapters of other engines implement it. An engine lists what it does not
+support, with the reason. The report then lists the properties that could not be checked.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,9 +18,9 @@ from paritybit.compat import StrEnum
 
 
 class Offer(StrEnum):
-    """What of an engine can be observed, and which work it takes.
+    """What can be observed of an engine, and which work it accepts.
 
-    A property names what it needs; a scheduler plans no work that an engine does not take.
+    A property lists what it needs. A scheduler plans only work that the engine accepts.
     """
 
     ARITHMETIC = "outputs and KV of the reference arithmetic, bit for bit"
@@ -55,11 +54,11 @@ class BufferFacts:
 
     @classmethod
     def of(cls, buffer: Tensor) -> "BufferFacts":
-        """Return the facts of `buffer` as it is now."""
+        """Return the current facts of `buffer`."""
         return cls(buffer.shape, buffer.dtype, buffer.device, buffer.data_ptr())
 
     def hold_of(self, buffer: Tensor) -> bool:
-        """Whether `buffer` is now as these facts say."""
+        """Whether `buffer` still matches these facts."""
         return (
             self.address == buffer.data_ptr()
             and self.shape == buffer.shape
@@ -69,15 +68,15 @@ class BufferFacts:
 
 
 Reads = Mapping[str, Sequence[Sequence[int]]]
-"""Per sub-pool, the slots that each row of a replay was told to read, by its index lists."""
+"""The slots that each row of a replay reads according to its index lists, by sub-pool."""
 
 
 @dataclass(frozen=True)
 class Keys:
     """The keys of R rows on layers of one kind: slots[begin[r]:end[r]] of a slot list.
 
-    `begin` and `end` are [R]. `mask_start` int64 [R] says where in the forward's mask the bits
-    of a row's keys begin; None where no mask applies.
+    `begin` and `end` are [R]. `mask_start` int64 [R] is the index of each row's first bit in the
+    forward's mask. None if there is no mask.
     """
 
     begin: Tensor
@@ -90,9 +89,9 @@ class Keys:
 class KeyLists:
     """The keys of a forward on full layers (full slots) and on SWA layers (SWA slots).
 
-    A row reads a key of its list where `mask` (bool [M]) is set, or every one where that is
-    None. The rows are those that attend, padded ones after the live ones; of a draft, those of
-    one forward after those of another.
+    A row reads a key of its list if its bit in `mask` (bool [M]) is set, or every key if `mask` is
+    None. The rows are those that attend, padded rows after live ones. A draft has the rows of each
+    forward one after another.
     """
 
     full: Keys
@@ -102,15 +101,18 @@ class KeyLists:
 
 @dataclass(frozen=True)
 class Replay:
-    """One replay: how much of its bucket was live, in requests or tokens, and what it gave.
+    """One replay: its bucket, how much of it was live, and its output.
 
-    `output` is static and holds the whole bucket; `live_rows` of its rows are live, and
-    `live_output` is what the forward gives for them. Of `output`, `defined` depends on the
-    batch alone. `reads` is empty where an engine's index lists are not seen; `keys` are those
-    that it read KV by, None where they are not seen or it read none. `given` is what the batch
-    brought for static inputs, by their names, which is what their live parts must hold; None of
-    an engine whose static inputs the harness knows by name. `padding` is what they must hold
-    behind it, as the engine promises: by name, from which element or row on, and the values.
+    - `live_size`: live requests or tokens, in the bucket's unit.
+    - `output`: the static output of the whole bucket. `live_rows` of its rows are live.
+    - `live_output`: the forward's output for the live rows.
+    - `defined`: the part of `output` that depends only on the batch.
+    - `reads`: empty if the engine's index lists cannot be observed.
+    - `keys`: the lists by which it read KV. None if they cannot be observed, or it read none.
+    - `given`: the batch's values for static inputs, by name, which their live parts must equal.
+      None if the harness knows the engine's static inputs by name.
+    - `padding`: what the engine promises about the padded parts of static inputs, by name: the
+      first element or row, and the values from there on.
     """
 
     runner: str
@@ -129,11 +131,11 @@ class Replay:
 
 @dataclass(frozen=True)
 class Forward:
-    """The outcome of one forward: what it gives for live rows, and the replay if there was one.
+    """The outcome of one forward: its output for live rows, and its replay, if any.
 
-    `keys` are the index lists that it read KV by, None where they are not seen: the engine's
-    own tensors, valid until its next forward. `padding` is what the padded part of static inputs
-    held, by name, in a forward that was padded and yet ran eagerly.
+    - `keys`: the lists by which it read KV, valid until the engine's next forward. None if they
+      cannot be observed.
+    - `padding`: the padded parts of static inputs, by name, if a padded forward ran eagerly.
     """
 
     output: Output
@@ -144,9 +146,9 @@ class Forward:
 
 @dataclass(frozen=True)
 class LocationDtypes:
-    """The dtype of the SWA write locations that a store is handed, and what it ought to be.
+    """The dtype of the SWA write locations that a store gets, and the expected one.
 
-    `store` is None where the store reads locations of any dtype.
+    `store` is None if the store accepts any dtype.
     """
 
     handed: torch.dtype
@@ -156,9 +158,9 @@ class LocationDtypes:
 
 @dataclass(frozen=True)
 class GraphFacts:
-    """What a replayed graph holds: translations found and expected, and attention or not.
+    """What a replayed graph contains: translations and attention, found and expected.
 
-    `operations` are the ops it called through the op interface, in order.
+    `operations` are the ops that it called through the op interface, in order.
     """
 
     operations: Sequence[str]
@@ -170,10 +172,10 @@ class GraphFacts:
 
 @dataclass(frozen=True)
 class ReplayFacts:
-    """What a replay relied on, as it was when it was captured and as it is now.
+    """What a replay relied on, at its capture and now.
 
-    `conversions` are dtype conversions on copy that are on no list: (buffer, from, to).
-    `allocated` counts blocks that the CUDA allocator handed out around the replay.
+    `conversions` are dtype conversions on copy that are not listed: (buffer, from, to). `allocated`
+    counts the blocks that the CUDA allocator handed out around the replay.
     """
 
     captured_buffers: Mapping[str, BufferFacts] = field(default_factory=dict)
@@ -188,12 +190,12 @@ class ReplayFacts:
 
 @dataclass(frozen=True)
 class Overrides:
-    """What a forward is to do otherwise, so that a cause can be told from a bystander.
+    """Changes to one forward, which `explain` uses to find the cause of a violation.
 
-    `elements` are (static buffer, element counted flat, value), written right before the
-    launch: inputs before the metadata is planned from them, metadata after it. Without
-    `captured`, the captured function runs eagerly through the same static buffers. With
-    `largest`, a replay is one of the runner's largest bucket.
+    - `elements`: (static buffer, flat index, value), written before the launch. Inputs are written
+      before the metadata is planned from them, and metadata after it.
+    - `captured`: if False, the captured function runs eagerly over the same static buffers.
+    - `largest`: replay the runner's largest bucket.
     """
 
     elements: tuple[tuple[str, int, Tensor], ...] = ()
@@ -203,10 +205,10 @@ class Overrides:
 
 @dataclass(frozen=True)
 class OwnArithmetic:
-    """What the dense oracle must know of an engine whose arithmetic is not the reference's.
+    """What the dense oracle must know of an engine with its own arithmetic.
 
-    `windows` are the keys that a query of each mode sees on SWA layers, `bound` is the
-    largest |logit - dense| / (1 + |dense|) that its rounding explains.
+    `windows` are the numbers of keys that a query of each mode sees on SWA layers. `bound` is the
+    largest |logit - dense| / (1 + |dense|) that rounding explains.
     """
 
     windows: Mapping[Mode, int]
@@ -215,11 +217,13 @@ class OwnArithmetic:
 
 @dataclass(frozen=True)
 class PythonObjects:
-    """An engine's Python objects, and what of them may differ once it has been reset.
+    """An engine's Python objects, and which of them may differ after a reset.
 
-    `root` is what to begin with; `packages` are those whose modules are its own. `declared` says
-    why an attribute (`Class.attribute`), all objects of a class, or a module may differ;
-    `changing` are tensors whose contents may.
+    - `root`: the object to start from.
+    - `packages`: the packages whose modules belong to the engine.
+    - `declared`: the reason why an attribute (`Class.attribute`), all objects of a class, or a
+      module may differ.
+    - `changing`: tensors whose contents may differ.
     """
 
     root: object
@@ -229,13 +233,14 @@ class PythonObjects:
 
 
 class EngineUnderTest(Protocol):
-    """An engine over one world's KV: runs forwards by replay where a graph can, else eagerly.
+    """An engine over one world's KV. It runs forwards by replay if a graph exists, else eagerly.
 
-    `missing` says what it cannot offer, and why. KV in the reference's layout and slot
-    numbers lies in the world's storage: an engine that keeps KV elsewhere reads it from
-    there and writes it there when it is asked to. `arithmetic` is None where it is the
-    reference's own. `eager_modes` are those, besides prefills and decodes, whose batches it
-    runs though nothing replays them.
+    - `missing`: what it does not support, with the reason.
+    - `eager_modes`: modes, besides prefill and decode, whose batches it runs without a graph.
+    - `arithmetic`: None if it uses the reference's arithmetic.
+
+    The world's storage holds KV in the reference's layout and slot numbers. An engine that stores
+    KV elsewhere copies it with `read_kv` and `write_kv`.
     """
 
     missing: Mapping[Offer, str]
@@ -243,25 +248,25 @@ class EngineUnderTest(Protocol):
     arithmetic: OwnArithmetic | None
 
     def reset(self) -> None:
-        """Start again just captured: no request owns a slot, and KV is the world's storage."""
+        """Return to the state after capture: no request owns a slot, KV is the world's."""
         ...
 
     def forward(self, batch: ForwardBatch | None, mode: Mode) -> Forward:
-        """Run one forward. `batch` None is an idle replay of `mode`: every row is padding."""
+        """Run one forward. If `batch` is None, replay `mode` with padded rows only."""
         ...
 
     def forward_overridden(
         self, batch: ForwardBatch | None, mode: Mode, overrides: Overrides
     ) -> Forward:
-        """Run one forward by replay, with something of it done otherwise."""
+        """Run one forward by replay, with overrides."""
         ...
 
     def runner_name(self, mode: Mode) -> str | None:
-        """Return what replays batches of a mode, or None where nothing does."""
+        """Return the name of the runner that replays a mode. None if there is none."""
         ...
 
     def static_buffers(self, mode: Mode) -> Mapping[str, Tensor]:
-        """Return every static buffer of the runner of a mode, by name; none without a runner."""
+        """Return the static buffers of a mode's runner, by name. Empty without a runner."""
         ...
 
     def all_static_buffers(self) -> Sequence[Mapping[str, Tensor]]:
@@ -269,49 +274,49 @@ class EngineUnderTest(Protocol):
         ...
 
     def facts(self, replay: Replay) -> ReplayFacts:
-        """Return what the replay that just ran relied on."""
+        """Return what the last replay relied on."""
         ...
 
     def capture_again(self) -> None:
-        """Capture the graphs on trial again, while requests hold KV."""
+        """Capture the graphs under test again while requests hold KV."""
         ...
 
     def recapture(self) -> None:
-        """Give every static buffer, and the Python state, what they held after capture."""
+        """Restore the contents of static buffers and Python state after capture."""
         ...
 
     def python_objects(self) -> PythonObjects:
-        """Return the Python objects that forwards may change, and what is declared of them."""
+        """Return the Python objects that forwards may change."""
         ...
 
     def equalize_padding(self, mode: Mode, values: Mapping[str, int]) -> None:
-        """Give the tails of buffers that padding keeps, or fills once, one valid value.
+        """Fill the tails of buffers that padding keeps, or fills once, with one valid value.
 
-        `values` says which, by the name of a buffer; it is 0 where none is said. Padded rows are
-        then equal, in both of two runs that are to be compared.
+        `values` maps a buffer's name to its value, by default 0. The padded rows of two runs are
+        then equal and can be compared.
         """
         ...
 
     def state(self) -> Any:
-        """Return the Python state that forwards change, static buffers apart."""
+        """Return the Python state that forwards change, without static buffers."""
         ...
 
     def restore(self, state: Any) -> None:
-        """Bring back a Python state."""
+        """Restore a Python state."""
         ...
 
     def ownership_changed(self) -> None:
-        """Follow a change of slot ownership: the world's allocator gave or took slots."""
+        """Handle a change of slot ownership by the world's allocator."""
         ...
 
     def ownership(self) -> Ownership | None:
-        """Return who holds what by the engine's own tables; None where the world's are its own."""
+        """Return who owns what by the engine's tables. None if these are the world's."""
         ...
 
     def read_kv(self) -> None:
-        """Write the engine's KV to the world's storage, where it keeps KV elsewhere."""
+        """Copy the engine's KV to the world's storage, if it is stored elsewhere."""
         ...
 
     def write_kv(self) -> None:
-        """Take the engine's KV from the world's storage, where it keeps KV elsewhere."""
+        """Copy the world's storage to the engine's KV, if it is stored elsewhere."""
         ...

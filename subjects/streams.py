@@ -1,10 +1,11 @@
-"""Two streams of ordered device work, of which one lags: it runs as late as the waits allow.
+"""Two streams of device work, one of which lags: it runs as late as the waits allow.
 
-The host gives work to a stream, records events behind it, and makes a stream or itself wait
-for them. What nothing orders runs in the order that hurts: a stream that lags begins no piece
-of its work before somebody waits for it, while the other goes on. So a wait that is missing
-shows at once, and in the same way each time. Here is the emulation on a CPU; on CUDA the
-streams are real ones, see `subjects/cuda_streams.py`.
+The host queues work on a stream, records events after it, and lets a stream or itself wait for
+them. A lagging stream starts its work only when something waits for it, while the other stream
+continues. Unordered work therefore runs in the most harmful order, and a missing wait always shows
+in the same way.
+
+This module emulates streams on a CPU. `subjects/cuda_streams.py` uses real streams.
 """
 
 from collections import deque
@@ -18,10 +19,10 @@ Work = Callable[[], None]
 
 @dataclass
 class Stalls:
-    """How many gates of this process's real streams opened by themselves, after some 4 seconds.
+    """Counts the gates of real streams in this process that opened by themselves.
 
-    The host was waiting for something behind them. From then on they no longer held back the work
-    that they should have, so that a race may not have shown.
+    A gate opens by itself after about 4 seconds. The host was waiting for work behind such a gate.
+    It no longer held back its work, so a race may have stayed hidden.
     """
 
     gates: int = 0
@@ -31,81 +32,81 @@ STALLS = Stalls()
 
 
 class Event(Protocol):
-    """A point between the pieces of work of one stream."""
+    """A point between pieces of work on one stream."""
 
     @property
     def done(self) -> bool:
-        """Whether all work before it has run."""
+        """Whether all work before the event has run."""
         ...
 
     def synchronise(self) -> None:
-        """Let the host wait until all work before it has run."""
+        """Block the host until all work before the event has run."""
         ...
 
 
 class Stream(Protocol):
-    """Device work in the order it is given."""
+    """Device work that runs in the order in which it is queued."""
 
     def run(self, work: Work, *, asks: bool = False, reads: bool = False) -> None:
-        """Give the stream a piece of work, which reads and writes when it runs, not now.
+        """Queue a piece of work. It reads and writes when it runs, not now.
 
-        `asks` says whether the host waits for the device in it: a real stream cannot lag then.
-        `reads` says that it only copies what is there: it need not lag, since that shows nothing.
+        `asks` says that the host waits for the device within the work, so a real stream cannot lag
+        then. `reads` says that the work only copies existing data, so it need not lag.
         """
         ...
 
     def record(self) -> Event:
-        """Return an event behind all work given so far."""
+        """Return an event after all work queued so far."""
         ...
 
     def wait(self, event: Event) -> None:
-        """Run nothing that is given from now on before `event` is done."""
+        """Run work that is queued from now on only when `event` is done."""
         ...
 
 
 class Streams(Protocol):
     """The two streams of an engine that overlaps steps.
 
-    The forwards run on `forward`, the writes that follow from the host's decisions on `schedule`.
+    Forwards run on `forward`. Writes that follow from the host's decisions run on `schedule`.
     """
 
     def rehearsal(self) -> AbstractContextManager[bool]:
-        """Run all work in the order it is given; say whether a schedule must be played so first.
+        """Run all work in the order of the queue. Yields whether schedules need a rehearsal first.
 
-        It must where a device does for the first time what it cannot do behind work that lags.
-        Nothing overtakes then, so that a race ends no rehearsal before it was all played.
+        They need one if a device does something for the first time that it cannot do behind lagging
+        work. In a rehearsal nothing is reordered, so no race ends it early.
         """
         ...
 
     def open(self) -> None:
-        """Hold back nothing that was given so far: what follows may make a device wait for it."""
+        """Release all work queued so far, because the device may have to wait for it next."""
         ...
 
     @property
     def forward(self) -> Stream:
-        """The stream of the forwards."""
+        """The stream for forwards."""
         ...
 
     @property
     def schedule(self) -> Stream:
-        """The stream of the tables' writes."""
+        """The stream for writes to tables."""
         ...
 
     def lag(self, *, forward: bool) -> None:
-        """Let the stream of the forwards lag from now on, or else the other one."""
+        """Let the forward stream lag from now on if `forward`, else the other one."""
         ...
 
     def follow_host(self) -> None:
-        """Let the host wait for its own device work, which is on neither stream."""
+        """Block the host until its own device work, outside both streams, is done."""
         ...
 
     def clear(self) -> None:
-        """Forget the work that has not begun, and wait for what has."""
+        """Discard work that has not started, and wait for the rest."""
         ...
 
 
 class LateEvent:
-    """An event of an emulated stream."""
+    """An event on an emulated stream."""
 
     def __init__(self, stream: "LateStream") -> None:
         self.stream = stream
@@ -119,42 +120,42 @@ class LateEvent:
 
 @dataclass(frozen=True)
 class Wait:
-    """A place in a stream that nothing passes before the event is done."""
+    """A place in a stream where work waits for an event."""
 
     event: Event
 
 
 class LateStream:
-    """An emulated stream: a queue of work. `changed` is called when something could go on."""
+    """An emulated stream: a queue of work. `changed` is called when work may continue."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self.changed = changed
         self.queue: deque[Work | LateEvent | Wait] = deque()
 
     def run(self, work: Work, *, asks: bool = False, reads: bool = False) -> None:
-        """Give the stream a piece of work. It lags even if it asks: all of it runs late."""
+        """Queue a piece of work. It lags whatever `asks` and `reads` are."""
         self.queue.append(work)
         self.changed()
 
     def record(self) -> LateEvent:
-        """Return an event behind all work given so far."""
+        """Return an event after all work queued so far."""
         event = LateEvent(self)
         self.queue.append(event)
         self.changed()
         return event
 
     def wait(self, event: Event) -> None:
-        """Run nothing that is given from now on before `event` is done."""
+        """Run work that is queued from now on only when `event` is done."""
         self.queue.append(Wait(event))
         self.changed()
 
     def can_advance(self) -> bool:
-        """Whether there is something to run that waits for nothing."""
+        """Whether the next item exists and waits for nothing."""
         head = self.queue[0] if self.queue else None
         return head is not None and not (isinstance(head, Wait) and not head.event.done)
 
     def advance(self) -> None:
-        """Run what comes next. What it waits for is run first, and may be all that is run."""
+        """Run the next item. If it waits for an event, only run the work before that event."""
         head = self.queue[0]
         if isinstance(head, Wait) and not head.event.done:
             head.event.synchronise()
@@ -168,7 +169,7 @@ class LateStream:
 
 
 class LateStreams:
-    """The two streams, emulated on a CPU: the one that lags runs only what is waited for."""
+    """Both streams, emulated on a CPU. The lagging one runs only work that is waited for."""
 
     def __init__(self) -> None:
         self.forward = LateStream(self._advance)
@@ -176,26 +177,26 @@ class LateStreams:
         self._ahead = self.schedule
 
     def lag(self, *, forward: bool) -> None:
-        """Let the stream of the forwards lag from now on, or else the other one."""
+        """Let the forward stream lag from now on if `forward`, else the other one."""
         self._ahead = self.schedule if forward else self.forward
         self._advance()
 
     def rehearsal(self) -> AbstractContextManager[bool]:
-        """Do nothing: emulated work can always run late."""
+        """Do nothing: emulated work can always lag."""
         return nullcontext(False)
 
     def open(self) -> None:
         """Do nothing: no device waits for emulated work."""
 
     def follow_host(self) -> None:
-        """Do nothing: on a CPU the host's own work has run."""
+        """Do nothing: on a CPU the host's own work has already run."""
 
     def clear(self) -> None:
-        """Forget the work that has not run."""
+        """Discard work that has not run."""
         self.forward.queue.clear()
         self.schedule.queue.clear()
 
     def _advance(self) -> None:
-        """Run all that the stream that does not lag can run."""
+        """Run all possible work on the stream that does not lag."""
         while self._ahead.can_advance():
             self._ahead.advance()

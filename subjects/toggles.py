@@ -1,4 +1,4 @@
-"""The historical switches of a subject, one per change that it follows."""
+"""The historical switches of a subject, one for each change in the engine's history."""
 
 from dataclasses import dataclass, field, fields
 
@@ -6,11 +6,11 @@ from paritybit.compat import StrEnum
 
 
 class LocationScheme(StrEnum):
-    """How the write location of SWA layers is found; the three never coexist.
+    """How the write location of SWA layers is found. An engine has one of the three.
 
-    PER_LAYER: every SWA layer translates its own (before PR 23552). PRESET: a static, sticky
-    `swa_loc` (23552 until 25824). MEMO: the pool memoises its last translation
-    (25824 until 27091).
+    - PER_LAYER: every SWA layer translates its own locations (before PR 23552).
+    - PRESET: a static `swa_loc` is set ahead and kept (from 23552 until 25824).
+    - MEMO: the pool memoises its last translation (from 25824 until 27091).
     """
 
     PER_LAYER = "per_layer"
@@ -20,12 +20,18 @@ class LocationScheme(StrEnum):
 
 @dataclass(frozen=True)
 class MemoResets:
-    """Which call sites clear the pool's translation memo. All of them is correct.
+    """Which call sites clear the pool's translation memo. By default all do, which is correct.
 
-    From PR 25824: `allocator`, whenever a slot changes its owner; `run_once`, at the top of
-    every warm-up and capture run; `eager_forward`, in a forward that does not replay. From
-    PR 26152: `entry`, before a forward chooses its path; `before_window` and `after_window`,
-    around the translation of a window's slots.
+    From PR 25824:
+
+    - `allocator`: whenever a slot changes its owner
+    - `run_once`: at the start of each warm-up and capture run
+    - `eager_forward`: in a forward that does not replay
+
+    From PR 26152:
+
+    - `entry`: before a forward chooses its path
+    - `before_window`, `after_window`: around the translation of a window's slots
     """
 
     allocator: bool = True
@@ -36,7 +42,7 @@ class MemoResets:
     after_window: bool = True
 
     def without(self, *sites: str) -> "MemoResets":
-        """Return these resets without those at `sites`."""
+        """Return these resets except those at `sites`."""
         return MemoResets(
             **{
                 site.name: getattr(self, site.name) and site.name not in sites
@@ -47,10 +53,10 @@ class MemoResets:
 
 @dataclass(frozen=True)
 class Toggles:
-    """Historical switches of one runner; the defaults are correct.
+    """The historical switches of one runner. The defaults are correct.
 
-    `preset_at_capture` sets the pool's `swa_loc` before a capture, under the scheme PRESET.
-    `translate_page_table` turns a verify's page table of the window into SWA slots.
+    - `preset_at_capture`: set the pool's `swa_loc` before a capture, in the scheme PRESET.
+    - `translate_page_table`: translate a verify's page table for the window into SWA slots.
     """
 
     scheme: LocationScheme = LocationScheme.MEMO

@@ -1,1 +1,1 @@
-"""What both worlds are asked to do, as data: schedules, where they come from, how they shrink."""
+"""Schedules: what both runs do, as data. Generates and shrinks them."""

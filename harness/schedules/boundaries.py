@@ -1,8 +1,8 @@
-"""Scenes in which any two boundary conditions of a forward meet, of which no two need luck.
+"""Scenes that systematically combine the boundary conditions of a forward.
 
-A scene admits requests, fills a bucket with them, lets something happen and replays again. It is
-one value of each of `FACTORS`. `rows` are scenes in which every two values that fit together
-occur, and the first of them have the most.
+A scene admits requests, fills a bucket with them, lets an event happen and replays again. It has
+one value of each of `FACTORS`. `rows` returns scenes in which every two compatible values occur
+together. The first scenes cover the most pairs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -44,25 +44,25 @@ SHORT: Mapping[Mode, int] = {
     Mode.FROZEN_DRAFT: 4,
     Mode.DRAFT_EXTEND: SPECULATION.extend_tokens,
 }
-"""Tokens of the other prompts of a scene: with these the largest batch fits into the pools."""
+"""Prompt length of the other requests of a scene. The largest batch of these fits the pools."""
 
 AHEAD: Mapping[Mode, int] = {
     Mode.DECODE: 2,
     Mode.TARGET_VERIFY: SPECULATION.draft_tokens + 1,
 }
-"""Tokens that the longest prompt is short of the longest context, where that is not one.
+"""By how many tokens the longest prompt is below the longest context. The default is 1.
 
-Of a draft they are its slots.
+For a draft it is the number of its slots.
 """
 
 MANY = 256
-"""Replays of one runner after which a counter of a byte begins again."""
+"""Number of replays of one runner after which a one-byte counter wraps around."""
 
 EVERYONE_LEAVES: Steps = (Finish(0), Repeat(15))
-"""As many requests as run in any trial."""
+"""Finishes as many requests as any trial runs."""
 
 LAST = 839
-"""A pick of the last of up to eight requests: each such number divides one more."""
+"""Picks the last of up to eight requests: LAST + 1 is divisible by 1 to 8."""
 
 FACTORS: Mapping[str, tuple[str, ...]] = {
     "length": ("short", "below", "beyond", "one", "longest"),
@@ -73,10 +73,12 @@ FACTORS: Mapping[str, tuple[str, ...]] = {
     "prompts": ("whole", "together", "chunks"),
     "filled": ("full", "short", "least", "one"),
 }
-"""What differs between scenes besides the bucket.
+"""What differs between scenes, apart from the bucket.
 
-That is how long the last request is, what happens after its first replays, how the prompts come,
-and how the bucket is filled at the end.
+- length: the prompt length of the last request
+- event: what happens after the first replays
+- prompts: how the prompts arrive
+- filled: how full the bucket is at the end
 """
 
 
@@ -85,11 +87,11 @@ NEEDED: Mapping[str, Feature] = {
     "refilled": Feature.SHARING,
     "recaptured": Feature.RECAPTURE,
 }
-"""The feature that an engine must have for an event."""
+"""The feature that an engine needs for an event."""
 
 
 class Row(NamedTuple):
-    """One scene: a captured size, and a value of each of FACTORS; `event` may be "many" too."""
+    """One scene: a captured size, and a value of each of FACTORS. `event` may also be "many"."""
 
     bucket: int
     length: str
@@ -100,9 +102,9 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Ground:
-    """What scenes stand on: a model, the captured sizes, and the mode of the runner on trial.
+    """What scenes depend on: a model, the captured sizes, and the mode of the runner under test.
 
-    `modes` are what the engine has runners for.
+    `modes` are the modes for which the engine has runners.
     """
 
     config: ModelConfig
@@ -113,11 +115,11 @@ class Ground:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The captured sizes of the runner on trial."""
+        """The captured sizes of the runner under test."""
         return self.token_buckets if self.mode is Mode.EXTEND else self.buckets
 
     def length(self, row: Row) -> int:
-        """Return the tokens of the last request's prompt."""
+        """Return the prompt length of the last request, in tokens."""
         window, context = self.config.window, self.config.max_context
         ahead = {**AHEAD, Mode.DRAFT: self.config.speculation.slots}
         return {
@@ -129,7 +131,7 @@ class Ground:
         }[row.length]
 
     def fits(self, row: Row) -> bool:
-        """Whether the engine can do what happens in a scene, and the pools have room for it."""
+        """Whether the engine has the feature that a scene needs, and the pools have room for it."""
         needed = NEEDED.get(row.event)
         if needed is not None and needed not in self.config.features:
             return False
@@ -139,7 +141,7 @@ class Ground:
 
 @cache
 def rows(ground: Ground) -> tuple[Row, ...]:
-    """Return scenes in which every two values that fit together occur, those with most first."""
+    """Return scenes in which every two compatible values occur, those with most pairs first."""
     every = map(Row._make, product(ground.sizes[::-1], *FACTORS.values()))
     pairs = {
         row: {*combinations(enumerate(row), 1), *combinations(enumerate(row), 2)}
@@ -154,12 +156,12 @@ def rows(ground: Ground) -> tuple[Row, ...]:
 
 
 def scenes(ground: Ground, played: Iterable[Row]) -> Steps:
-    """Return the steps of some scenes in a row."""
+    """Return the steps of some scenes, one after another."""
     return tuple(chain(*(scene(ground, row) for row in played)))
 
 
 def scene(ground: Ground, row: Row) -> Steps:
-    """Return the steps of a scene. Everyone leaves before it begins."""
+    """Return the steps of a scene. All earlier requests finish before it."""
     mode, length, extends = ground.mode, ground.length(row), ground.mode is Mode.EXTEND
     beside = min(length, ground.length(row._replace(length="short")))
     count = 2 if extends else row.bucket
@@ -169,7 +171,7 @@ def scene(ground: Ground, row: Row) -> Steps:
     filled = {"full": row.bucket, "short": row.bucket - 1, "least": least, "one": 1}[row.filled]
 
     def forward(size: int, accepted: int = 0) -> Steps:
-        """Return a forward of the runner on trial, of so many of the requests or tokens."""
+        """Return a forward of the runner under test, with `size` requests or tokens."""
         size = max(size, 1)
         picks = everyone[-size:]
         if mode is Mode.DECODE:
@@ -187,8 +189,8 @@ def scene(ground: Ground, row: Row) -> Steps:
 
     caught = mode is Mode.DRAFT_EXTEND and length > beside
     prompts = (*[beside] * last, length - beside * caught)
-    admitted = came(row, prompts, row.bucket if extends else SHORT[mode])
-    if caught:  # It has a graph for the last tokens of a request alone.
+    admitted = admissions(row, prompts, row.bucket if extends else SHORT[mode])
+    if caught:  # Its graph takes only the last tokens of a request.
         admitted += DraftExtend((last,)), Verify((last,), SPECULATION.steps)
     lags = (Decode(everyone),) if mode is Mode.DRAFT_EXTEND else ()
     full, short = forward(row.bucket), forward(row.bucket - 1)
@@ -197,8 +199,11 @@ def scene(ground: Ground, row: Row) -> Steps:
     return (*before, *happens, *caught_up, *lags, *forward(filled, SPECULATION.steps))
 
 
-def came(row: Row, prompts: tuple[int, ...], tokens: int) -> Steps:
-    """Return how prompts come. Where they have chunks, the last one's last is of `tokens`."""
+def admissions(row: Row, prompts: tuple[int, ...], tokens: int) -> Steps:
+    """Return the steps that admit prompts.
+
+    If prompts arrive in chunks, the last chunk of the last prompt has `tokens` tokens.
+    """
     *others, last = prompts
     if row.prompts == "together":
         chunk, evicted = max(1, max(prompts) // 2), tuple(map(Evict, range(len(prompts))))
@@ -211,16 +216,19 @@ def came(row: Row, prompts: tuple[int, ...], tokens: int) -> Steps:
 
 
 def happening(ground: Ground, row: Row, everyone: tuple[int, ...], replays: Steps) -> Steps:
-    """Return what happens in a scene between replays of `everyone`, of whom the last is special."""
+    """Return the steps of a scene's event. They happen between replays of the requests `everyone`.
+
+    The last request is the one whose length varies.
+    """
     mode, window, length = ground.mode, ground.config.window, ground.length(row)
     evicted, last, idle = tuple(map(Evict, everyone)), everyone[-1], idle_modes(ground.modes)
     own = Idle(idle.index(mode) if mode in idle else 0)
-    again: Steps = (Decode(everyone[:2]),) * (window // 2)  # Takes the slots of who left.
-    if mode is not Mode.EXTEND:  # There who was prefilled has left already.
+    again: Steps = (Decode(everyone[:2]),) * (window // 2)  # Takes freed slots.
+    if mode is not Mode.EXTEND:  # A prefill's requests have finished already.
         again = (Finish(last), *again, Admit(length, length))
     rounds = Decode(everyone), DraftExtend(everyone), Draft(everyone), Verify(everyone, 1)
     share, on = Share(LAST, 2 * window, 2), (Decode((*everyone, last + 1)), *evicted)
-    one, two, three = last + 1, last + 2, last + 3  # Those that come in and share.
+    one, two, three = last + 1, last + 2, last + 3  # Requests that share.
     whole = Extend(LAST, 2 * window)
     everything: Mapping[str, Steps] = {
         "evicted": (*evicted, own) if mode is Mode.EXTEND else (*evicted, own, *on),

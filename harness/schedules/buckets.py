@@ -3,40 +3,43 @@
 from paritybit.subjects.protocol import Replay
 
 BUCKETS = (2, 4, 8)
-"""In requests; those of a trial unless it names others."""
+"""Default captured sizes, in requests."""
 
 TOKEN_BUCKETS = (4, 12, 24)
-"""In tokens; those of a trial unless it names others."""
+"""Default captured sizes, in tokens."""
 
 SMALLEST = (1, 4)
-"""In requests; those of the trials whose sizes begin at one row, where no row stands beside it."""
+"""Captured sizes of the trials with the smallest bucket, in requests. One row is alone in it."""
 
 SMALLEST_TOKENS = (1, 5)
-"""In tokens; those of such trials."""
+"""Captured sizes of those trials, in tokens."""
 
 WIDE_CONTEXT = 544
-"""Tokens of the longest request of the trials with wide numbers: beyond every block of 512 keys."""
+"""Longest request of the trials with wide numbers, in tokens.
+
+It exceeds every block of 512 keys.
+"""
 
 SKIPPED_SLOTS = 100_000
-"""Slot numbers that these trials skip: none that is left fits 16 bits, nor bfloat16.
+"""Slot numbers that these trials skip. No other number fits 16 bits, or is exact in bfloat16.
 
-Times the elements that a slot has in all layers of a real model, each is beyond 2^31.
+Multiplied by a slot's elements in all layers of a real model, each exceeds 2^31.
 """
 
 FILLINGS = ("full", "one short", "padded after full")
-"""The ways in which every bucket of every runner must have been filled at least once."""
+"""The ways in which each bucket of each runner must be filled at least once."""
 
 
 def filling(runner: str, bucket: int, how: str) -> str:
-    """Return the name of the event that a runner's bucket was replayed `how`, one of FILLINGS."""
+    """Return the name of the event that a runner replayed a bucket filled as `how` of FILLINGS."""
     return f"{runner}: bucket {bucket} {how}"
 
 
 def fillings(replay: Replay, last: Replay | None) -> dict[str, bool]:
-    """Return which of FILLINGS a replay is, `last` being the one of the same runner before it.
+    """Return which of FILLINGS apply to a replay. `last` is the previous replay of the same runner.
 
-    One short is all requests, or tokens, but one. Where a request brings several tokens, it is
-    also all requests with too few tokens.
+    One short means all requests, or tokens, but one. If a request has several tokens, it also means
+    all requests with too few tokens.
     """
     after_full = last is not None and not last.padded and last.bucket == replay.bucket
     return {

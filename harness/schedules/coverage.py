@@ -1,4 +1,4 @@
-"""Which states schedules reached: counted at every step, so that a toothless generator shows."""
+"""Counts the states that schedules reach at each step, to detect a generator that misses some."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,7 +43,7 @@ ALWAYS_REQUIRED = (
     "full sub-pool nearly full",
     "pool full",
 )
-"""What generated schedules must reach, taken together, whatever runner is on trial."""
+"""Events that generated schedules must reach together, whatever runner is under test."""
 
 SPECULATION_REQUIRED = (
     "draft accepted",
@@ -55,19 +55,19 @@ SPECULATION_REQUIRED = (
     "draft caught up in several steps",
     "runner after another",
 )
-"""What they must reach besides, where the engine on trial speculates."""
+"""Events that they must also reach if the engine under test speculates."""
 
 OF_ONE_BRANCH = ("replay", "padded replay")
-"""The replays that a runner of speculation must also have had of batches drafted in one branch."""
+"""Replays that a runner of speculation must also have with drafts of one branch."""
 
 BEGUN_BESIDE = "prompt begun beside one that continues"
 
 PREFILL_REQUIRED = ("prefill of several requests", BEGUN_BESIDE)
-"""What they must reach besides, where a runner on trial prefills."""
+"""Events that they must also reach if a runner under test prefills."""
 
 LONGEST = "length of the longest context"
 MANY_REPLAYS = f"replay {MANY} of a runner"
-"""What the trials with the smallest sizes must reach, besides a full bucket of one row."""
+"""What trials with the smallest sizes must reach, apart from a full bucket of one row."""
 
 BOUNDS: Mapping[str, tuple[str, int]] = {
     "position beyond 256, the last of which bfloat16 has all": ("position", 256),
@@ -75,15 +75,15 @@ BOUNDS: Mapping[str, tuple[str, int]] = {
     "batch of more than 128 tokens": ("tokens", 128),
     "slot number beyond 16 bits": ("slot", 2**16 - 1),
 }
-"""What the trials with wide numbers must reach: a quantity of a batch above a limit.
+"""What trials with wide numbers must reach: a quantity of a batch above a limit.
 
-Limits are of narrow dtypes, and the largest of those at which a loop of a kernel turns again:
-`TILE` in `reference/kernels/tables.py`, `subjects/listing/device.py` and `drafts.py`, `LOC_TILE`
-and `KEY_TILE`. Tiles of a model's widths are below those of the shapes mid and real.
+A limit is that of a narrow dtype, or the largest number at which a kernel's loop runs again: `TILE`
+in `reference/kernels/tables.py`, `subjects/listing/device.py` and `drafts.py`, `LOC_TILE` and
+`KEY_TILE`. Tiles over a model's widths are smaller than the widths of the shapes mid and real.
 """
 
 ONLY_ON_CPU = frozenset({"slot number beyond 16 bits"})
-"""Those of BOUNDS that need slot numbers that are skipped."""
+"""Those of BOUNDS that need skipped slot numbers."""
 
 SHARED = "prefix shared"
 SHARED_BEYOND_WINDOW = "prefix shared that left the window"
@@ -91,9 +91,9 @@ REFILLED = "tombstone refilled"
 REFILLED_READ = "tombstone refilled, then read"
 
 SHARING_REQUIRED = (SHARED, SHARED_BEYOND_WINDOW, REFILLED, REFILLED_READ)
-"""What they must reach besides, where requests share prefixes.
+"""Events that schedules must also reach if requests share prefixes.
 
-A tombstone is a full page whose SWA page left the window. It is read by a further request.
+A tombstone is a full page whose SWA page left the window. Another request reads it.
 """
 
 OVERLAPPED = "step planned while a forward was in flight"
@@ -101,39 +101,39 @@ FREED_IN_FLIGHT = "freed while a forward was in flight"
 HANDED_OVER_IN_FLIGHT = "tokens written where a forward in flight keeps its own"
 
 OVERLAP_REQUIRED = (OVERLAPPED, FREED_IN_FLIGHT, HANDED_OVER_IN_FLIGHT)
-"""What they must reach besides, where steps overlap."""
+"""Events that schedules must also reach if steps overlap."""
 
 
 FAR_KV = "KV beyond 2^31 elements"
 
 FAR = 2**31
-"""The first offset, in elements, that a signed number of 32 bits cannot hold."""
+"""The first offset, in elements, that int32 cannot hold."""
 
 
 def required_replays(runners: Iterable[str], *, far: bool = False) -> tuple[str, ...]:
-    """Return the events of each runner's replays, padded and not: without these nothing is proved.
+    """Return the events of each runner's replays, padded and not. Without these nothing is tested.
 
-    With `far`, requests must also have had slots FAR elements from the first one of their cache.
+    With `far`, requests must also use slots at least FAR elements beyond the start of their cache.
     """
     replays = [f"{name}: {what}" for name in runners for what in ("replay", "padded replay")]
     return (*replays, *([FAR_KV] if far else []))
 
 
 def of_one_branch(runner: str, what: str = "replay") -> str:
-    """Return the name of the event that a runner replayed a batch whose drafts have one branch."""
+    """Return the name of the event that a runner replayed a batch of one-branch drafts."""
     return f"{runner}: {what} of one branch"
 
 
 def required_of_chains(runners: Iterable[str]) -> tuple[str, ...]:
-    """Return what the trials of some runners must reach in which drafts have one branch."""
+    """Return what trials of some runners must reach if drafts have one branch."""
     return tuple(of_one_branch(runner, what) for runner in runners for what in OF_ONE_BRANCH)
 
 
 def required_events(runners: Iterable[str]) -> tuple[str, ...]:
-    """Return what the schedules of trials of some runners must reach, taken together.
+    """Return the events that the schedules of trials of some runners must reach together.
 
-    The runners on trial must have replayed each of their buckets full, one short of it, and
-    padded right after it was full. The other runners of their engines must have replayed.
+    Each runner under test must replay each bucket full, one short, and padded right after it was
+    full. The other runners of its engine must replay.
     """
     on_trial = [RUNNERS[runner] for runner in dict.fromkeys(runners)]
     engines = [other for runner in on_trial for other in engine_runners(runner.name)]
@@ -152,17 +152,17 @@ def required_events(runners: Iterable[str]) -> tuple[str, ...]:
 
 
 def required_together(runners: Iterable[str]) -> tuple[str, ...]:
-    """Return what the trials of the prefill runners must reach: batches of the most requests."""
+    """Return what trials of prefill runners must reach: batches of the most requests."""
     return tuple(most_together(name) for name in runners if RUNNERS[name].token_buckets)
 
 
 def most_together(runner: str) -> str:
-    """Return the name of the event that a runner prefilled as many requests as a batch holds."""
+    """Return the name of the event that a runner prefilled as many requests as fit a batch."""
     return f"{runner}: prefill of {max(BUCKETS)} requests"
 
 
 def crossed(spans: Sequence[Span]) -> list[str]:
-    """Return which of BOUNDS a batch of some spans is beyond."""
+    """Return which of BOUNDS a batch with some spans exceeds."""
     if not spans:
         return []
     ends = [span.end for span in spans]
@@ -176,7 +176,7 @@ def crossed(spans: Sequence[Span]) -> list[str]:
 
 
 def required_at_edges(runners: Iterable[str], device: str) -> tuple[str, ...]:
-    """Return what the trials with the smallest sizes, and those with wide numbers, must reach."""
+    """Return what trials with the smallest sizes and with wide numbers must reach."""
     full = [
         filling(name, min(SMALLEST_TOKENS if RUNNERS[name].token_buckets else SMALLEST), "full")
         for name in runners
@@ -191,11 +191,11 @@ ROWS = "requests in one forward"
 SLOT = "slot number"
 
 MOST = (CONTEXT, PROMPTS, ROWS, SLOT)
-"""What is measured of replays, as the largest number that any of them reached."""
+"""Quantities of replays of which the largest is recorded."""
 
 
 def most_of(replay: Replay, spans: Sequence[Span]) -> Counter[str]:
-    """Return the numbers of MOST that the replay of a batch reached, all above 0."""
+    """Return the quantities of MOST for the replay of a batch, without zeros."""
     prefills = Coverage.prefills(replay.runner)
     contexts = max((span.end for span in spans), default=0)
     slots = max((slot for span in spans for slot in span.full_slots), default=0)
@@ -204,7 +204,7 @@ def most_of(replay: Replay, spans: Sequence[Span]) -> Counter[str]:
 
 
 class Coverage:
-    """Counts the events of one schedule's replays into `events`; drafts have `topk` branches."""
+    """Counts the events of one schedule's replays in `events`. Drafts have `topk` branches."""
 
     def __init__(self, events: Counter[str], topk: int) -> None:
         self.events = events
@@ -214,7 +214,7 @@ class Coverage:
         self.last_runner: str | None = None
 
     def see(self, replay: Replay, requests: int) -> None:
-        """Count what the replay of a batch of so many requests reached."""
+        """Count the events of one replay, of a batch with `requests` requests."""
         runner, bucket, live_size = replay.runner, replay.bucket, replay.live_size
         last = self.last.get(runner)
         last_bucket, last_size = (last.bucket, last.live_size) if last else (bucket, live_size)
@@ -250,10 +250,10 @@ class Coverage:
 
     @staticmethod
     def speculates(runner: str) -> bool:
-        """Whether a runner of ours, by its name, drafts, verifies drafts, or prepares to draft."""
+        """Whether a built-in runner, by name, drafts, verifies or prepares to draft."""
         return runner in RUNNERS and RUNNERS[runner].mode.speculates
 
     @staticmethod
     def prefills(runner: str) -> bool:
-        """Whether a runner of ours, by its name, extends requests whose tokens are known."""
+        """Whether a built-in runner, by name, extends requests whose tokens are known."""
         return runner in RUNNERS and RUNNERS[runner].mode is Mode.EXTEND

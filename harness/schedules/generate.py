@@ -1,6 +1,6 @@
-"""Schedules drawn by Hypothesis: a plain list of steps, valid whatever it is.
+"""Hypothesis strategies for schedules. A schedule is a list of steps, and any list is valid.
 
-Weights only steer towards deep states; coverage is counted elsewhere, and asserted.
+Weights only make deep states more likely. `coverage` counts the states, and tests assert them.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -32,16 +32,16 @@ from paritybit.reference.batch import Mode
 from paritybit.reference.config import SPECULATION, Feature, ModelConfig
 
 LONGEST = 40
-"""Most steps of a generated schedule after its opening admissions."""
+"""Largest number of steps of a generated schedule, after its opening admissions."""
 
 SCENES = 3
-"""Scenes of a generated schedule that begins with some: the simplest has each bucket once."""
+"""Number of scenes in a schedule that begins with scenes. The first has each bucket once."""
 
 SEEDS = 8
-"""Schedule seeds drawn from: prompts, payloads, slot order and initial bytes follow from one."""
+"""Number of schedule seeds. Prompts, payloads, slot order and initial bytes follow from one."""
 
 FAVOUR = 3
-"""How many times as often as others the steps are drawn that drive the runner on trial."""
+"""How many times more often than others the steps of the runner under test are drawn."""
 
 
 SPECULATIVE = frozenset(Mode) - {Mode.EXTEND, Mode.DECODE}
@@ -58,9 +58,9 @@ def schedules(
 ) -> st.SearchStrategy[Schedule]:
     """Return a strategy of schedules for `config`.
 
-    The engine on trial has runners for `modes` with these captured sizes; `under_test` is the
-    mode of the one on trial. With `scenes_first` the simplest schedule, which is drawn first, has
-    scenes that fill all buckets; else it has a step.
+    The engine under test has runners for `modes` with these captured sizes. `under_test` is the
+    mode of the runner under test. The simplest schedule is drawn first: with `scenes_first` it has
+    scenes that fill all buckets, otherwise one step.
     """
     max_bs = max(buckets)
     ground = Ground(config, tuple(buckets), tuple(token_buckets), frozenset(modes), under_test)
@@ -77,7 +77,7 @@ def schedules(
 
 
 def _scenes(ground: Ground, count: int) -> st.SearchStrategy[tuple[Step, ...]]:
-    """Return a strategy of so many scenes in a row, the simplest of which are the first."""
+    """Return a strategy of `count` scenes, simplest first."""
     found = rows(ground)
     drawn = [st.sampled_from(found[place:] + found[:place]) for place in range(count)]
     return st.tuples(*drawn).map(lambda chosen: scenes(ground, chosen))
@@ -100,7 +100,7 @@ def _chunk(config: ModelConfig) -> st.SearchStrategy[int]:
 
 
 def _step(ground: Ground, modes: Collection[Mode]) -> st.SearchStrategy[tuple[Step, ...]]:
-    """Return a strategy of steps, rounds and scenes, each as often as its weight."""
+    """Return a strategy of steps, rounds and scenes, drawn according to their weights."""
     config, under_test, max_bs = ground.config, ground.mode, max(ground.buckets)
     pick = st.integers(0, max_bs - 1)
     some = st.lists(pick, min_size=1, max_size=max_bs).map(tuple)
@@ -140,24 +140,24 @@ def _step(ground: Ground, modes: Collection[Mode]) -> st.SearchStrategy[tuple[St
     alone = [st.tuples(kind) for weight, kind in weighted for _ in range(weight)]
     round_weight = 2 * FAVOUR if under_test in SPECULATIVE else 2
     rounds = [_round(max_bs)] * round_weight if Mode.TARGET_VERIFY in modes else []
-    # An engine idles between any two forwards, and no slot need change its owner before it does.
+    # An engine may idle between any two forwards, even if no slot changes its owner.
     idling = [st.tuples(_admit(config), st.builds(Idle, pick))] * 2 if idle else []
     if under_test in idle:
         idling += [st.tuples(_admit(config), st.just(Idle(idle.index(under_test))))] * FAVOUR
     kinds: list[st.SearchStrategy[tuple[Step, ...]]] = [*alone, *rounds, *idling]
-    # As an engine schedules a forward, it evicts what the next query of each request cannot see.
+    # When it schedules a forward, an engine evicts what the next queries cannot see.
     evicting = st.integers(1, max_bs).map(_decode_and_evict)
     kinds += [_scenes(ground, 1), *([evicting] * (2 * FAVOUR if under_test is Mode.DECODE else 2))]
     return st.sampled_from(range(len(kinds))).flatmap(kinds.__getitem__)
 
 
 def _decode_and_evict(count: int) -> tuple[Step, ...]:
-    """Return two decodes of the first `count` requests, and evictions from each after both."""
+    """Return two decodes of the first `count` requests, each followed by evictions."""
     return (Decode(tuple(range(count))), *map(Evict, range(count))) * 2
 
 
 def _round(max_bs: int) -> st.SearchStrategy[tuple[Step, ...]]:
-    """Return a strategy of what speculation does in turn: catch up, draft twice, and verify."""
+    """Return a strategy of one round of speculation: catch up, draft twice, and verify."""
     everyone = tuple(range(max_bs))
     rows = st.integers(1, max_bs).map(lambda count: tuple(range(count)))
     accept = st.integers(0, SPECULATION.draft_tokens - 1)

@@ -1,8 +1,8 @@
-"""Schedules: what both worlds are asked to do, as data.
+"""Schedules: what both runs do, as data.
 
-A schedule is a list of small frozen steps. Picks are taken modulo what is live when
-the step is played, so that every list of steps is a valid schedule and a shorter
-one is still valid. A step that finds nothing to act on, or no room, does nothing.
+A schedule is a list of small frozen steps. Picks are taken modulo the number of live requests when
+the step is played, so any list of steps is valid, and so is any part of it. A step without a
+request to act on, or without room, does nothing.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -16,7 +16,7 @@ from paritybit.reference.batch import Mode
 
 @dataclass(frozen=True)
 class Step:
-    """One step; `name` is what it is called in a case file."""
+    """One step. `name` is its name in a case file."""
 
     name: ClassVar[str]
 
@@ -32,7 +32,7 @@ class Admit(Step):
 
 @dataclass(frozen=True)
 class Extend(Step):
-    """Prefill the next `tokens` tokens of a request whose prompt is not all in."""
+    """Prefill the next `tokens` tokens of a request whose prompt is not complete."""
 
     name = "extend"
     pick: int
@@ -41,9 +41,9 @@ class Extend(Step):
 
 @dataclass(frozen=True)
 class Prefill(Step):
-    """Admit a request of each of `prompts`, and prefill together all whose prompt is not all in.
+    """Admit a request per prompt, and prefill all requests whose prompt is not complete.
 
-    Each gets its next `tokens` tokens, all of them in one forward.
+    One forward prefills the next `tokens` tokens of each.
     """
 
     name = "prefill"
@@ -53,7 +53,7 @@ class Prefill(Step):
 
 @dataclass(frozen=True)
 class Decode(Step):
-    """Decode one token of each request picked; the others stay parked with live KV."""
+    """Decode one token of each picked request. The others keep their KV."""
 
     name = "decode"
     picks: tuple[int, ...]
@@ -61,9 +61,9 @@ class Decode(Step):
 
 @dataclass(frozen=True)
 class Draft(Step):
-    """Let a draft model propose a tree of tokens for each request picked that it has caught up on.
+    """Propose a tree of tokens for each picked request, if the draft model has caught up on it.
 
-    The slots it drafts in are free again after the step.
+    The slots of the draft are free again after the step.
     """
 
     name = "draft"
@@ -72,10 +72,10 @@ class Draft(Step):
 
 @dataclass(frozen=True)
 class Verify(Step):
-    """Verify each picked request's tree and accept a path of it; the rest of its slots are freed.
+    """Verify each picked request's tree and accept one path. The other slots of the tree are freed.
 
-    A request that nothing was proposed for gets a tree of the harness's. At least
-    `accept` drafts are accepted, whatever the target says, where the tree is that deep.
+    A request without a proposal gets a tree from the harness. At least `accept` drafts are accepted
+    whatever the target's tokens are, if the tree is that deep.
     """
 
     name = "verify"
@@ -85,7 +85,7 @@ class Verify(Step):
 
 @dataclass(frozen=True)
 class DraftExtend(Step):
-    """Let the draft model catch up with the target on each request picked."""
+    """Run the draft model on the tokens of each picked request that it has not seen."""
 
     name = "draft_extend"
     picks: tuple[int, ...]
@@ -93,7 +93,7 @@ class DraftExtend(Step):
 
 @dataclass(frozen=True)
 class Finish(Step):
-    """Finish a request: its row and slots are free to be issued again."""
+    """Finish a request: free its row and slots."""
 
     name = "finish"
     pick: int
@@ -109,7 +109,7 @@ class Evict(Step):
 
 @dataclass(frozen=True)
 class Retract(Step):
-    """Take a request's slots away; it keeps its tokens and may be resumed."""
+    """Free a request's slots. It keeps its tokens and may be resumed."""
 
     name = "retract"
     pick: int
@@ -117,7 +117,7 @@ class Retract(Step):
 
 @dataclass(frozen=True)
 class Resume(Step):
-    """Prefill a retracted request again, generated tokens included."""
+    """Prefill a retracted request again, including its generated tokens."""
 
     name = "resume"
     pick: int
@@ -125,7 +125,7 @@ class Resume(Step):
 
 @dataclass(frozen=True)
 class Idle(Step):
-    """A dummy replay of one of the engine's runners: every row of a bucket is padding."""
+    """Replay one of the engine's runners without requests: every row is padding."""
 
     name = "idle"
     pick: int
@@ -133,10 +133,10 @@ class Idle(Step):
 
 @dataclass(frozen=True)
 class Share(Step):
-    """Admit a request that shares the first tokens of a running one's prompt, and their KV.
+    """Admit a request that shares the first tokens of a running request's prompt, and their KV.
 
-    It asks for `tokens` of them, has `own` ones behind them, and prefills these. It can share with
-    those whose recurrent state does not enter their input.
+    It requests `tokens` shared tokens, and prefills `own` further tokens. Only requests whose
+    recurrent state is not added to their input can be shared with.
     """
 
     name = "share"
@@ -147,10 +147,10 @@ class Share(Step):
 
 @dataclass(frozen=True)
 class Refill(Step):
-    """Let a request's SWA slots replace those that left the window of whom it shares tokens with.
+    """Replace SWA slots that left the window by those of a request with the same tokens.
 
-    The two have the same first tokens, and the request has computed these again. Both share the
-    other's full slots from now on, and a request to come can share them too.
+    The picked request has computed the tokens that it shares again. From now on both requests use
+    the other request's full slots, and later requests can share them.
     """
 
     name = "refill"
@@ -159,21 +159,21 @@ class Refill(Step):
 
 @dataclass(frozen=True)
 class Recapture(Step):
-    """Capture the graphs of the runner on trial again, while requests hold KV."""
+    """Capture the graphs of the runner under test again while requests hold KV."""
 
     name = "recapture"
 
 
 def idle_modes(modes: Collection[Mode]) -> list[Mode]:
-    """Return the modes that an Idle step picks from, in order: all of an engine's but prefill.
+    """Return the modes that an Idle step picks from, in order: all modes except prefill.
 
-    `modes` are those that the engine has runners for.
+    `modes` are the modes for which the engine has runners.
     """
     return [mode for mode in Mode if mode in modes and mode is not Mode.EXTEND]
 
 
 def modes_of(steps: Iterable[Step], modes: Collection[Mode]) -> frozenset[Mode]:
-    """Return every mode of which steps may ask a forward, of those an engine has runners for."""
+    """Return each mode of `modes` in which the steps may run a forward."""
     idle = idle_modes(modes)
     asked: set[Mode] = set()
     for step in steps:
@@ -182,11 +182,11 @@ def modes_of(steps: Iterable[Step], modes: Collection[Mode]) -> frozenset[Mode]:
         elif isinstance(step, Draft):
             asked.update(mode for mode in Mode if mode.drafts)
         else:
-            asked.update(ASKED.get(type(step), ()))
+            asked.update(FORWARD_MODES.get(type(step), ()))
     return frozenset(asked.intersection(modes))
 
 
-ASKED: dict[type[Step], tuple[Mode, ...]] = {
+FORWARD_MODES: dict[type[Step], tuple[Mode, ...]] = {
     Admit: (Mode.EXTEND,),
     Extend: (Mode.EXTEND,),
     Prefill: (Mode.EXTEND,),
@@ -196,15 +196,18 @@ ASKED: dict[type[Step], tuple[Mode, ...]] = {
     Verify: (Mode.TARGET_VERIFY,),
     DraftExtend: (Mode.DRAFT_EXTEND,),
 }
-"""The mode of the forward that a step of each kind asks for, if it is always the same one."""
+"""The mode of the forward that a step of each kind runs, if it is always the same."""
 
 REPEAT_LIMIT = 256
-"""Most times that one Repeat plays a step: more than any context or pool lasts, and soon over."""
+"""Largest number of times that a Repeat plays a step. No context or pool lasts longer."""
 
 
 @dataclass(frozen=True)
 class Repeat(Step):
-    """Play the last step `count` more times, at most REPEAT_LIMIT; no Repeat, nor a Recapture."""
+    """Play the last step `count` more times, at most REPEAT_LIMIT.
+
+    Repeat and Recapture steps are not repeated.
+    """
 
     name = "repeat"
     count: int
@@ -256,13 +259,13 @@ class Schedule:
                     yield place, last
 
     def up_to(self, place: int) -> "Schedule":
-        """Return the schedule up to its step at `place`, that one too."""
+        """Return the schedule up to and including its step at `place`."""
         return Schedule(self.steps[: place + 1], self.seed)
 
     def ahead(self, last: int | None = None) -> Iterator[tuple[int, Step, Iterator[Step]]]:
-        """Yield what `flat` does, and with each step those that come after it.
+        """Yield each item of `flat` together with an iterator over the later steps.
 
-        With `last`, the steps of that place are the last ones.
+        With `last`, stop after the step at that place.
         """
         steps = list(self.flat())
         for number, (place, step) in enumerate(steps):
@@ -278,7 +281,7 @@ def to_json(schedule: Schedule) -> dict[str, Any]:
 
 
 def from_json(data: Any) -> Schedule:
-    """Return the schedule of JSON data. Raises ValueError, saying what is wrong, for any other."""
+    """Return the schedule in JSON data. Raises MalformedError if the data is not valid."""
     if not isinstance(data, dict) or data.keys() != {"seed", "steps"}:
         raise MalformedError("a schedule must have exactly the keys seed and steps")
     if not is_count(data["seed"]) or not isinstance(data["steps"], list):
@@ -289,7 +292,7 @@ def from_json(data: Any) -> Schedule:
 
 
 def is_count(value: Any) -> bool:
-    """Whether `value` is a whole number from 0 to 2**31 - 1, and no bool."""
+    """Whether `value` is an integer from 0 to 2**31 - 1, and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
 
 

@@ -1,7 +1,7 @@
-"""Shrinking a failing schedule: steps are dropped, then what is left is made simpler.
+"""Shrinks a failing schedule: removes steps, then simplifies the others.
 
-Hypothesis draws schedules; it does not shrink them. Its shrinker knows nothing of steps
-and plays some five times as many schedules for the same result.
+Hypothesis only draws schedules. Its own shrinker does not know about steps, and plays about five
+times as many schedules for the same result.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,9 +14,9 @@ Fails = Callable[[Schedule], bool]
 
 
 def shrink(schedule: Schedule, fails: Fails) -> Schedule:
-    """Return a schedule, no longer and no more complex, that fails as `schedule` does.
+    """Return a schedule that also fails, and is no longer and no more complex.
 
-    `fails` is asked once about each schedule that is tried.
+    `fails` is called once for each schedule that is tried.
     """
     fails = cache(fails)
     kept = cut(schedule, fails)
@@ -28,7 +28,7 @@ def shrink(schedule: Schedule, fails: Fails) -> Schedule:
 
 
 def cut(schedule: Schedule, fails: Fails, block: int | None = None) -> Schedule:
-    """Return a shorter schedule that still fails, by dropping blocks of steps, last first.
+    """Return a shorter schedule that still fails. Drops blocks of steps, last first.
 
     Blocks have at most `block` steps. None means any number.
     """
@@ -98,7 +98,7 @@ def lower(number: int) -> list[int]:
 
 
 def fewer(picks: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Return a few shorter picks, the shortest first, then as many of the lowest."""
+    """Return a few shorter picks, shortest first, then equally many of the lowest picks."""
     shorter = [picks[:count] for count in (1, 2, 4, len(picks) - 1) if 0 < count < len(picks)]
     lowest = tuple(range(len(picks)))
     return shorter + [lowest] * (picks != lowest)

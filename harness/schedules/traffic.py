@@ -1,9 +1,9 @@
-"""Schedules cut from production traffic: order and burstiness kept, sizes scaled down.
+"""Schedules from production traffic. They keep its order and burstiness, and scale sizes down.
 
-The trace is a slice of the Azure LLM inference trace 2023 (see its first lines).
-A small simulation on the host turns arrivals and lengths into steps: what arrived is
-admitted, all that run decode or speculate, what has generated its tokens finishes, a gap
-with nothing to run is an idle replay.
+The trace is a slice of the Azure LLM inference trace 2023: see its first lines. A simulation on the
+host turns arrivals and lengths into steps. Requests are admitted when they arrive, all running
+requests decode or speculate, and a request finishes once it has generated its tokens. A gap without
+running requests becomes idle replays.
 """
 
 import csv
@@ -29,25 +29,25 @@ from paritybit.reference.batch import Mode
 from paritybit.reference.config import SPECULATION, ModelConfig
 
 TICK_SECONDS = 0.17
-"""Traffic time of one decode step: the trace's mean gap then keeps about half a batch running."""
+"""Traffic time per decode step, chosen so that about half a batch runs on average."""
 
 CONTEXT_TOKENS = 1000
-"""Context tokens that become one attention window: about the trace's median."""
+"""Context tokens of the trace per attention window: about the trace's median."""
 
 GENERATED_TOKENS = 60
-"""Generated tokens of the trace that become one decode step."""
+"""Generated tokens of the trace per decode step."""
 
 REQUESTS = 16
 """Consecutive requests of the trace in one schedule."""
 
 IDLE_STEPS = 2
-"""Idle replays that stand for a gap of any length."""
+"""Number of idle replays for a gap of any length."""
 
 PAGE_ROUNDING = 3
-"""Slots that a request may leave unused at the end of its last page."""
+"""Largest number of slots that a request leaves unused at the end of its last page."""
 
 EVICT_EVERY = 8
-"""Ticks between evictions of what has left the windows."""
+"""Ticks between evictions."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def load_trace() -> tuple[Arrival, ...]:
     """Return the committed slice of the trace, in order of arrival."""
     text = files("paritybit.harness.schedules").joinpath("data/azure_conv_2000.csv").read_text()
     rows = list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
-    # The trace has 100 ns steps, one digit more than a datetime holds.
+    # Times have 7 decimal digits, one more than a datetime holds.
     times = [datetime.fromisoformat(row["TIMESTAMP"][:26]) for row in rows]
     return tuple(
         Arrival(
@@ -92,12 +92,11 @@ def traffic_schedules(
     under_test: Mode = Mode.DECODE,
     idle: int = 0,
 ) -> list[Schedule]:
-    """Return `count` schedules, of REQUESTS consecutive requests of the trace each.
+    """Return `count` schedules, each of REQUESTS consecutive requests of the trace.
 
-    They start at places of the trace taken from `seed`. At most `max_bs` requests run at once,
-    and their final lengths together never exceed `room` slots. Where `under_test` is a mode of
-    speculation, requests draft and verify instead of decoding. `idle` is the pick of idle
-    replays.
+    `seed` selects the pieces of the trace. At most `max_bs` requests run at once, and the sum of
+    their final lengths never exceeds `room` slots. If `under_test` is a mode of speculation,
+    requests draft and verify instead of decoding. `idle` is the pick of idle replays.
     """
     speculates = under_test not in {Mode.DECODE, Mode.EXTEND}
     trace = load_trace()
@@ -133,7 +132,7 @@ def _simulate(
     """Yield the steps of a piece of the trace."""
     queue = list(arrivals)
     live: list[_Live] = []
-    # The first arrival falls between two ticks: an engine that has just started idles.
+    # The engine idles at first, so the first request arrives between two ticks.
     start = arrivals[0].second - (IDLE_STEPS - 0.5) * TICK_SECONDS
     tick, idle, serial = 0, 0, 0
     while queue or live:
@@ -163,8 +162,8 @@ def _simulate(
 
 
 def _advance(live: list[_Live], tick: int, *, speculates: bool) -> Iterator[Step]:
-    """Yield the steps of one tick in which requests run; remove those that finish."""
-    # The request with most left to generate goes first, so that rows change places.
+    """Yield the steps of one tick in which requests run. Removes those that finish."""
+    # The request with the most tokens left goes first, so that rows change places.
     order = sorted(range(len(live)), key=lambda place: (-live[place].remaining, live[place].serial))
     accepted = tick % SPECULATION.draft_tokens if speculates else 0
     if speculates:

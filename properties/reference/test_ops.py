@@ -337,7 +337,7 @@ def test_what_a_kernel_reads_from_its_first_byte_on_must_lie_together() -> None:
 
     def refused(run: object, *words: object) -> None:
         assert callable(run)
-        with pytest.raises(ValueError, match=r"reads \[3\] elements, which are not contiguous"):
+        with pytest.raises(ValueError, match=r"of shape \[3\] that is not contiguous"):
             run(*words)
 
     refused(ops.payload, rows, right.bool(), rows, wrong)

@@ -1,5 +1,4 @@
-"""The Triton kernels of the ops: one compiled kernel whatever the batch.
+"""Triton kernels for the ops. The batch size does not change them.
 
-They know how a row is cut into tiles. They do not know how many rows there are: tiles come
-from model widths alone, a program works on one row, and sums run in one order.
+Tiles depend only on model widths, a program computes one row, and sums run in one order.
 """

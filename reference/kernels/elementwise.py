@@ -1,7 +1,7 @@
-"""Kernels that work element by element: states, payload, embedding, rotary positions, limits."""
+"""Elementwise kernels: states, payload, embedding, rotary positions, row limits."""
 
 # mypy: disable-error-code="no-untyped-def"
-# The line above is for the kernels: Triton's values have no Python types.
+# Triton's values have no Python types.
 
 import triton.language as tl
 from paritybit.reference.kernels.launch import Kernel
@@ -27,7 +27,7 @@ def scan_states_kernel(
     inside = column < HIDDEN
     kept = tl.load(decay + column, mask=inside, other=0.0)
     first = tl.program_id(0).to(tl.int64) * tokens
-    # Triton's interpreter makes no `range` of a value known at run time.
+    # Triton's interpreter does not support `range` of a run-time value.
     turn = 0
     while turn < tokens:
         row = first + turn
@@ -41,7 +41,7 @@ def scan_states_kernel(
         added = tl.load(table + token, mask=inside, other=0.0).to(tl.float32) * GAIN
         after = (added + kept * before).to(output.dtype.element_ty)
         tl.store(output + row * HIDDEN + column, after, mask=inside)
-        # What a token left must be seen by all threads before the next one loads it.
+        # All threads must see this token's state before the next token loads it.
         tl.debug_barrier()
         turn += 1
 

@@ -1,7 +1,7 @@
-"""A kernel that waits for the host: device work behind it begins when the host says so."""
+"""A kernel that waits for the host. Device work queued after it starts when the host opens it."""
 
 # mypy: disable-error-code="no-untyped-def"
-# The line above is for the kernel: Triton's values have no Python types.
+# Triton's values have no Python types.
 
 import triton.language as tl
 from paritybit.reference.kernels.launch import jit
@@ -11,8 +11,8 @@ from paritybit.reference.kernels.launch import jit
 def gate_kernel(cells, ticket, most_spins):
     """Spin until the first of `cells` [3], int32 in pinned host memory, is at least `ticket`.
 
-    The second is the last ticket that was given. A gate that gives up lets all pass that were, as
-    the host would, and is counted in the third.
+    The second cell is the last ticket issued. A gate that gives up after `most_spins` sets the
+    first cell to it, which opens every gate issued so far, and increments the third cell.
     """
     spins = 0
     while (tl.load(cells, volatile=True) < ticket) & (spins < most_spins):

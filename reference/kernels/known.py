@@ -1,8 +1,7 @@
-"""Importing this does once what Triton otherwise does in every process that loads a kernel.
+"""Importing this module does once what Triton does in each process that loads a kernel.
 
-That is: it hashes Triton's own files (hundreds of MB) and the source of every kernel that was
-imported before, and imports what kernels may be given as arguments. Processes forked afterwards
-need not do it again. No device is initialised.
+Triton hashes its own files (hundreds of MB) and the source of every kernel, and imports the types
+of possible arguments. Processes forked afterwards inherit the result. No device is initialised.
 """
 
 import importlib
@@ -13,7 +12,7 @@ from paritybit.reference.kernels.launch import Kernel
 from triton.runtime.cache import triton_key
 
 GIVEN = "triton.tools.tensor_descriptor", "triton.experimental.gluon.nvidia.hopper"
-"""What Triton imports when it is first asked for a kernel; not every release has all of it."""
+"""Modules that Triton imports at the first kernel. Some releases lack some of them."""
 
 for name in GIVEN:
     with suppress(ImportError):

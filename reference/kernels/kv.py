@@ -1,26 +1,26 @@
-"""Kernels that reach the KV cache and the tables beside it: stores and attention.
+"""Kernels for the KV cache and the tables beside it: stores and attention.
 
-Slots are 64 bits wide before they are multiplied, and so is the distance of V from K: a pool of
-real size has more than 2^31 elements. It is declared, since a kernel that is compiled once would
-otherwise keep the width that its first value needed.
+Slots are converted to 64 bits before a multiplication, and the distance from K to V is 64 bits
+wide, because a pool of real size has more than 2^31 elements. The type is declared: a kernel that
+is compiled once would otherwise keep the width of its first value.
 """
 
 # mypy: disable-error-code="no-untyped-def"
-# The line above is for the kernels: Triton's values have no Python types.
+# Triton's values have no Python types.
 
 import triton.language as tl
 from paritybit.reference.kernels.launch import Kernel, jit
 
-LOC_TILE = 64  # locs that one step of a store scans
+LOC_TILE = 64  # locs per step of a store
 
 STEP = tl.constexpr(LOC_TILE)
 
 
 @jit
 def _last_of(names, count, name):
-    """Return the last of `count` places that has a name.
+    """Return the last of `count` places that contains `name`.
 
-    It alone writes, so that the order of the programs does not matter.
+    Only that row writes, so the order of the programs does not matter.
     """
     highest = tl.full((STEP,), -1, tl.int32)
     start = 0
@@ -129,7 +129,7 @@ def attention_kernel(
     totals = tl.full((KEYS,), 0.0, tl.float32)
     mixed = tl.full((KEYS, TILE), 0.0, tl.float32)
     start, last = tl.load(begin + row), tl.load(end + row)
-    # One kernel with a mask and without: another one might sum in another order.
+    # One kernel for both cases, because two might sum in different orders.
     has_mask = masked != 0
     bit = mask + tl.load(mask_start + row, mask=has_mask, other=0) - start
     while start < last:
@@ -139,7 +139,7 @@ def attention_kernel(
         key, value = _entries(cache, plane, slots, turn, taken, kv_head, element, KV_HEADS, DIM)
         score = tl.where(taken, tl.sum(key * wanted, 1) * SCALE, float("-inf"))
         higher = tl.maximum(peak, tl.max(score, 0))
-        # Before the first key that takes part there is no peak: infinities must not cancel.
+        # There is no peak before the first key that takes part: avoid inf - inf.
         base = tl.where(higher == float("-inf"), 0.0, higher)
         weight = tl.exp(score - base)
         shrink = tl.exp(peak - base)
@@ -149,7 +149,7 @@ def attention_kernel(
         peak = higher
         start += KEYS
     total += tl.sum(totals, 0)
-    # No key and no sink leaves a total of zero: divide the zeros by one.
+    # Without a key and a sink the total is zero: divide zeros by one.
     total = tl.where(total == 0.0, 1.0, total)
     result = (tl.sum(mixed, 0) / total).to(output.dtype.element_ty)
     target = output + (row * HEADS + head) * DIM + element

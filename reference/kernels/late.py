@@ -1,4 +1,4 @@
-"""Importing modules of kernels when they are first needed. This one imports none of them."""
+"""Imports modules with kernels when they are first needed. Imports none of them itself."""
 
 import importlib
 from functools import cache
@@ -7,8 +7,8 @@ from typing import Any
 
 @cache
 def imported_late(module: str) -> Any:
-    """Return a module that may import Triton, by its name.
+    """Return a module that may import Triton, by name.
 
-    To import Triton decides whether its interpreter is used, so nobody does before it is needed.
+    Importing Triton decides whether its interpreter is used, so it must not be imported too early.
     """
     return importlib.import_module(module)

@@ -1,7 +1,7 @@
-"""Compiling a Triton kernel once per set of constants and dtypes, and launching it directly.
+"""Compiles a Triton kernel once per set of constants and dtypes, and launches it directly.
 
-Nothing is specialised on a run-time value, because a kernel compiled anew for one row or for
-an aligned pointer may sum in another order.
+Nothing is specialised on a run-time value, because a kernel that is compiled again for one row or
+for an aligned pointer may sum in another order.
 """
 
 import inspect
@@ -16,7 +16,7 @@ from triton.runtime import driver
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """Make `function` a kernel, or a part of kernels, specialised on its constants alone."""
+    """Make `function` a kernel, or a function that kernels call, specialised on constants only."""
     parameters = inspect.signature(function).parameters.items()
     values = [name for name, value in parameters if value.annotation is not tl.constexpr]
     return triton.jit(function, do_not_specialize=values)
@@ -24,9 +24,10 @@ def jit(function: Callable[..., Any]) -> Any:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled kernel as it is launched: by what, and with which constants, in their order.
+    """A compiled kernel with what a launch needs.
 
-    To ask `kernel` for the others at each launch costs a tenth of it.
+    `constants` are in the kernel's order. Looking these values up on `kernel` would make a launch a
+    tenth slower.
     """
 
     kernel: Any
@@ -37,10 +38,10 @@ class Compiled:
 
 
 class Kernel:
-    """A Triton kernel specialised on its constants and its tensors' dtypes alone.
+    """A Triton kernel that is specialised only on its constants and the dtypes of its tensors.
 
-    Once compiled for a set of them it is launched directly: Triton's own look-up costs
-    more than the kernels here run for. Constants are passed by keyword.
+    Once compiled, it is launched directly: Triton's own lookup takes longer than the kernels here
+    run. Constants are passed by keyword.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -50,14 +51,14 @@ class Kernel:
         self.compiled: dict[tuple[Any, ...], Compiled] = {}
 
     def launch(self, grid: tuple[int, int, int], *values: Any, **constants: Any) -> None:
-        """Run the kernel over `grid`, compiling it if it is new."""
+        """Run the kernel over `grid`. Compiles it if these constants and dtypes are new."""
         dtypes = [value.dtype for value in values if type(value) is Tensor]
         key = (*dtypes, *constants.values())
         compiled = self.compiled.get(key)
         if compiled is None:
             self._compile(key, grid, values, constants)
             return
-        # What follows the metadata are launch hooks, of which there are none.
+        # The three None are launch hooks.
         compiled.run(
             *grid,
             driver.active.get_current_stream(values[0].get_device()),
@@ -77,9 +78,9 @@ class Kernel:
         values: tuple[Any, ...],
         constants: dict[str, Any],
     ) -> None:
-        """Run the kernel by Triton's own launcher, and keep what it has compiled."""
+        """Run the kernel with Triton's launcher, and keep the compiled kernel."""
         kernel = self.function[grid](*values, **constants)
-        if kernel is None:  # The interpreter compiles nothing: it is called anew every time.
+        if kernel is None:  # The interpreter compiles nothing.
             return
         ordered = tuple(constants[name] for name in self.constants)
         self.compiled[key] = Compiled(

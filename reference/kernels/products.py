@@ -1,7 +1,7 @@
-"""Kernels of the products with a weight."""
+"""Kernels that multiply by a weight."""
 
 # mypy: disable-error-code="no-untyped-def"
-# The line above is for the kernels: Triton's values have no Python types.
+# Triton's values have no Python types.
 
 import triton.language as tl
 from paritybit.reference.kernels.launch import Kernel, jit
@@ -80,7 +80,7 @@ def project_heads_kernel(
     TILE: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    # A pair are two features of one head, half of its width apart.
+    # A pair is two features of one head, half the head's width apart.
     pair = tl.program_id(1) * PAIR_TILE + tl.arange(0, PAIR_TILE)
     head = pair // PAIRS
     within = pair - head * PAIRS

@@ -1,18 +1,18 @@
 """The kernel that finds the largest values of a row."""
 
 # mypy: disable-error-code="no-untyped-def"
-# The line above is for the kernel: Triton's values have no Python types.
+# Triton's values have no Python types.
 
 import triton.language as tl
 from paritybit.reference.kernels.launch import Kernel, jit
 
 NO_PLACE = tl.constexpr(2**31 - 1)
-"""More than any place of a row."""
+"""A place beyond any row."""
 
 
 @jit
 def _ranked(value):
-    """Return a value, a NaN as -inf: it alone is not at most inf."""
+    """Return a value, or -inf for a NaN."""
     return tl.where(value <= float("inf"), value, float("-inf"))
 
 
@@ -28,7 +28,7 @@ def largest_kernel(
 ):
     row = tl.program_id(0).to(tl.int64)
     source = values + row * values_stride
-    # What is found comes after what was found before it: is less, or as large and further on.
+    # Each value found is less than the one before, or equal and at a later place.
     before = tl.full((), float("inf"), tl.float32)
     last = tl.full((), -1, tl.int32)
     turn = 0

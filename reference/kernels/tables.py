@@ -1,7 +1,7 @@
-"""The kernels that write and read the index tables of a pool. All tensors are contiguous."""
+"""Kernels that write and read the index tables of a pool. All tensors are contiguous."""
 
 # mypy: disable-error-code="no-untyped-def"
-# The line above is for the kernels: Triton's values have no Python types.
+# Triton's values have no Python types.
 
 import torch
 import triton.language as tl
@@ -9,7 +9,7 @@ from paritybit.reference.kernels.launch import Kernel
 from torch import Tensor
 
 TILE = 128
-"""Slots of one program."""
+"""Slots per program."""
 
 
 @Kernel
@@ -66,7 +66,7 @@ def write(
     full: Tensor,
     swa: Tensor,
 ) -> None:
-    """Do what `reference.pool.Tables.write` does, on CUDA by one launch."""
+    """Write as `reference.pool.Tables.write` does, on CUDA in one launch."""
     count = rows.shape[0]
     write_tables_kernel.launch(
         (-(-count // TILE), 1, 1),
@@ -85,7 +85,7 @@ def write(
 def read(
     req_to_token: Tensor, full_to_swa: Tensor, full_cells: Tensor, swa_cells: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return what `reference.pool.Tables.read` does, on CUDA by one launch."""
+    """Read as `reference.pool.Tables.read` does, on CUDA in one launch."""
     counts = full_cells.shape[0], swa_cells.shape[0]
     memory = torch.empty(sum(counts), dtype=torch.int64, device=full_cells.device)
     full, swa = memory.split_with_sizes(counts)

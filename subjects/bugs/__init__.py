@@ -1,5 +1,5 @@
-"""The historical bugs: a file of entries per family, their catalogue, and switching them on.
+"""The historical bugs: one file per family, their catalogue, and code to switch them on.
 
-An entry says what differs from what is right and where it was seen. Which property must see a
-bug on which runner is not said here.
+An entry says how a bug differs from correct code, and where it was seen. The properties that must
+detect it are listed in `harness/checks/expectations.py`.
 """

@@ -1,4 +1,4 @@
-"""What an entry of the catalogue holds."""
+"""The type of an entry of the catalogue."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,37 +13,44 @@ from paritybit.subjects.toggles import LocationScheme
 DECIDING_CAPTURES = frozenset(
     {Part.RUNNER, Part.INPUTS, Part.METADATA, Part.CAPTURE, Part.ENGINE, Part.BUFFERS}
 )
-"""Parts that decide how captures go, or what static buffers hold after them."""
+"""Parts that affect captures, or what static buffers contain after them."""
 
 THREAD = "https://github.com/sgl-project/sglang/pull/{}"
 
 
 def pull(repository: str, number: int) -> str:
-    """Return the address of a pull request of a public repository ("owner/name")."""
+    """Return the URL of a pull request in a public repository ("owner/name")."""
     return f"https://github.com/{repository}/pull/{number}"
 
 
 @dataclass(frozen=True)
 class Bug:
-    """One bug: where it was seen, how it works, and how it differs from what is right.
+    """One bug: where it was seen, how it works, and how it differs from correct code.
 
-    `family` is the kind of fault it is. `scheme` is the location scheme in which it is hunted,
-    `also_in` names further schemes in which it can be enabled. `thread` is its public thread.
+    - `family`: the kind of bug.
+    - `thread`: the public thread that describes it.
+    - `scheme`: the location scheme in which it is tested. `also_in` lists others in which it can be
+      switched on.
 
-    What differs: `rows` replaces fields of contract rows, in all runners that share the buffer
-    if `in_shared`. `without` drops sites of `MemoResets`. `toggles` replaces further fields of
-    `Toggles`. `parts` are classes that come before the right ones, with the methods that differ.
-    `model` is added to fields of the models as both worlds run them: the oracle alone is right.
+    The difference:
 
-    A bug can be switched on in runners that have the static inputs `needs` and those of `rows`,
-    and that run forwards of one of `modes`, or of any mode where that is empty.
+    - `rows`: replaced fields of contract rows. With `in_shared`, all runners that share the buffer
+      change.
+    - `without`: sites of `MemoResets` to drop.
+    - `toggles`: replaced fields of `Toggles`.
+    - `parts`: classes that precede the correct ones, with the methods that differ.
+    - `model`: numbers added to fields of the models in both runs. Only the oracle stays correct.
 
-    `features` are those that its trials have.
+    Where it can be switched on and detected:
 
-    `at_capture` says that it lies in what captures leave, share or record, though it differs in
-    none of DECIDING_CAPTURES: see `captures_all`. With `overlap` it shows only where steps
-    overlap. `in_traffic` says whether recorded traffic can show it: there an engine idles only
-    once all requests have left.
+    - `needs`: static inputs that a runner must have, in addition to those of `rows`.
+    - `modes`: the runner must run one of them. Empty means any mode.
+    - `features`: the features of its trials.
+    - `at_capture`: it affects what captures leave, share or record, although it changes none of
+      DECIDING_CAPTURES. See `captures_all`.
+    - `overlap`: it shows only if steps overlap.
+    - `in_traffic`: whether recorded traffic can reveal it. There an engine idles only after all
+      requests have finished.
     """
 
     name: str
@@ -67,15 +74,17 @@ class Bug:
 
     @property
     def schemes(self) -> tuple[LocationScheme, ...]:
-        """Every location scheme in which it can be enabled, the one it is hunted in first."""
+        """All location schemes in which it can be switched on.
+
+        The first is the one it is tested in.
+        """
         return (self.scheme, *self.also_in)
 
     @property
     def captures_all(self) -> bool:
-        """Whether its trials capture every runner before any step, as an engine does.
+        """Whether its trials capture all runners before the first step, as an engine does.
 
-        They do if the bug may lie in how many captures there are, in their order, or in what
-        captures share.
+        They do if the bug may depend on the number or order of captures, or on what they share.
         """
         decides = bool(DECIDING_CAPTURES & self.parts.keys())
         return self.at_capture or decides or bool(self.without or self.toggles)

@@ -1,4 +1,4 @@
-"""Caches that give what is no longer so: keyed by an address, or owners of what a graph reads."""
+"""Caches with stale entries: keyed by an address, or owners of what a graph reads."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -19,26 +19,26 @@ from torch import Tensor
 FAMILY = "cache that outlives what it holds"
 
 MOST_SCALARS = 4
-"""How many entries the cache of device scalars has room for."""
+"""Capacity of the cache of device scalars."""
 
 
 class CachesScalars(PrefillRunner):
-    """A runner whose device scalars are owned by a cache of those used last, and by it alone.
+    """A runner whose device scalars are owned only by a least-recently-used cache.
 
-    A graph whose capture hits the cache has recorded the address. A block that an eviction frees
-    is the next to be allocated for a tensor of its size, so that each new entry lies where the
-    evicted one did. Replays run no host code: the entries that graphs read are never used again,
-    and are the first to go.
+    A capture that hits the cache records the scalar's address. An eviction frees a block, and the
+    next tensor of its size is allocated there, so each new entry takes the place of the evicted
+    one. Replays run no host code, so the entries that graphs read are never used again and are
+    evicted first.
     """
 
     def capture_all(self) -> None:
-        """Capture every bucket; the warm-up of each fills the cache."""
+        """Capture every bucket. The warm-up of each fills the cache."""
         self.blocks = torch.zeros(MOST_SCALARS, dtype=torch.int32, device=self.target.device)
         self.places: OrderedDict[int, int] = OrderedDict()
         super().capture_all()
 
     def scalar(self, value: int) -> Tensor:
-        """Return a count as the model reads it, int32 [1], from the cache."""
+        """Return a count for the model, int32 [1], from the cache."""
         if value not in self.places:
             full = len(self.places) == MOST_SCALARS
             place = self.places.popitem(last=False)[1] if full else len(self.places)
@@ -49,7 +49,7 @@ class CachesScalars(PrefillRunner):
         return self.blocks[place : place + 1]
 
     def launch(self, batch: ForwardBatch | None, bucket: int, *, captured: bool = True) -> Output:
-        """Run the graphs; the eager attention between them looks up a scalar of its own."""
+        """Run the graphs. The eager attention between them looks up its own scalar."""
         if batch is not None:
             self.scalar(batch.live_tokens)
         return super().launch(batch, bucket, captured=captured)
@@ -66,15 +66,15 @@ class CachesScalars(PrefillRunner):
 
 
 class PlansByHostAddress(GraphRunner):
-    """A runner that keeps the plan it made for the lengths at an address of the host.
+    """A runner that caches a plan by the host address of its lengths.
 
-    They lie in one staging buffer, step after step, so that the address is that of others.
+    All steps use one staging buffer, so the address is the same for different lengths.
     """
 
     plans: Mapping[tuple[int, int], Lists] = {}
 
     def list_rows(self, bucket: int, lists: Callable[..., Lists]) -> None:
-        """Write the key lists of a bucket's rows, those that are known for the lengths' address."""
+        """Write the key lists of a bucket's rows, cached by the address of the lengths."""
         if bucket not in self.captured:
             super().list_rows(bucket, lists)
             return
@@ -90,7 +90,7 @@ class PlansByHostAddress(GraphRunner):
 
     @property
     def state(self) -> Any:
-        """The plans that were made since the capture."""
+        """The plans made since the capture."""
         return self.plans
 
     @state.setter
@@ -99,15 +99,15 @@ class PlansByHostAddress(GraphRunner):
 
 
 class DescribesByAddress(PrefillRunner):
-    """A runner that keeps the descriptor it made for the locations at an address, by their number.
+    """A runner that caches a descriptor by the address and number of its locations.
 
-    The object it described is gone, and another lies there.
+    The object that it describes is freed, and another one is allocated at its address.
     """
 
     descriptors: Mapping[tuple[int, int], KeyLists] = {}
 
     def fresh_keys(self, batch: ForwardBatch) -> KeyLists:
-        """Return the keys that are known for the address of the locations of a batch's tokens."""
+        """Return the keys cached for the address of a batch's locations."""
         key = self.inputs.buffers["out_cache_loc"].data_ptr(), batch.live_tokens
         if key not in self.descriptors:
             self.descriptors = {**self.descriptors, key: super().fresh_keys(batch)}
@@ -115,7 +115,7 @@ class DescribesByAddress(PrefillRunner):
 
     @property
     def state(self) -> Any:
-        """The descriptors that were made since the capture."""
+        """The descriptors made since the capture."""
         return self.descriptors
 
     @state.setter

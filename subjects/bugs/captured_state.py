@@ -1,4 +1,4 @@
-"""Graphs that hold what was so when they were captured: a bound, a flag, a tensor, a layout."""
+"""Graphs that contain state of their capture: a bound, a flag, a tensor, a layout."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,17 +26,17 @@ from torch.utils._python_dispatch import _disable_current_modes
 FAMILY = "state baked in at capture"
 
 LONGEST_AT_CAPTURE = 8
-"""Keys of the longest request of the batch that a graph was captured with."""
+"""Keys of the longest request in the batch of a capture."""
 
 NEWEST = "window_kv_indices"
-"""The metadata of which the newest tensor is kept, and not the captured one."""
+"""The list of metadata whose newest tensor is kept instead of the captured one."""
 
 RECREATED = ("num_token_non_padded", "global_num_tokens")
-"""The token counts that data parallelism adds."""
+"""The token counts for data parallelism."""
 
 
 class BakesLongest(ListedKV):
-    """Attention whose launch takes the longest key count as a number of the host."""
+    """Attention whose launch gets the longest key count as a host number."""
 
     def keys_of(self, kind: Kind) -> Keys:
         """Return the keys that the launch covers."""
@@ -46,13 +46,14 @@ class BakesLongest(ListedKV):
 
 
 class NoWindow(ListedKV):
-    """A graph without the metadata of the window: layers with one get all keys of a request.
+    """A graph without window metadata: SWA layers get all keys of a request.
 
-    Of more than a window they read the newest no longer, on a CPU, or also the oldest, on CUDA.
+    Of a list longer than a window, they do not read the newest keys on a CPU, and also read the
+    oldest on CUDA.
     """
 
     def keys_of(self, kind: Kind) -> Keys:
-        """Return all keys of a request, on layers with a window by their SWA slots."""
+        """Return all keys of a request, as SWA slots on SWA layers."""
         keys = super().keys_of(Kind.FULL)
         if kind is Kind.FULL:
             return keys
@@ -61,12 +62,12 @@ class NoWindow(ListedKV):
 
 
 class NewestMetadata(StaticLists):
-    """Metadata of which one list is the newest tensor, once that is asked for."""
+    """Metadata in which one list is rebound to the newest tensor, once `newest` is set."""
 
     newest = False
 
     def write(self, values: Lists) -> None:
-        """Copy the lists; of the one, keep the tensor that was made last."""
+        """Copy the lists, but rebind NEWEST to its new tensor."""
         if self.newest:
             self.buffers = {**self.buffers, NEWEST: values[NEWEST]}
             values = {name: listed for name, listed in values.items() if name != NEWEST}
@@ -74,7 +75,7 @@ class NewestMetadata(StaticLists):
 
 
 class KeepsNewest(GraphRunner):
-    """A runner whose metadata has the newest tensor where its graphs read the captured one."""
+    """A runner whose metadata has the newest tensor while its graphs read the captured one."""
 
     def capture_all(self) -> None:
         """Capture every bucket, and rebind from then on."""
@@ -84,7 +85,7 @@ class KeepsNewest(GraphRunner):
 
     @property
     def state(self) -> Any:
-        """Which tensors the metadata has."""
+        """The tensors of the metadata."""
         return self.metadata.buffers
 
     @state.setter
@@ -93,46 +94,49 @@ class KeepsNewest(GraphRunner):
 
 
 class RecreatesCounts(StaticInputs):
-    """Inputs some of which are made anew for every batch: the tensors that graphs read stay."""
+    """Inputs of which some are recreated per batch. Graphs still read the old tensors."""
 
     def populate(
         self, live_values: Mapping[str, Tensor], *, padded: bool, padded_on_host: bool | None = None
     ) -> None:
-        """Copy the live values of the other inputs."""
+        """Copy only the live values of the other inputs."""
         copied = {name: values for name, values in live_values.items() if name not in RECREATED}
         super().populate(copied, padded=padded, padded_on_host=padded_on_host)
 
 
 class PrefillsBeforeVerify(Engine):
-    """An engine that captures decode, then prefill, then all that speculates."""
+    """An engine that captures decode, then prefill, then all modes of speculation."""
 
     def in_capture_order(
         self, runners: tuple[type[GraphRunner], ...]
     ) -> tuple[type[GraphRunner], ...]:
-        """Return the runners as they are captured."""
+        """Return the runners in the order of their captures."""
         first = {Mode.DECODE: 0, Mode.EXTEND: 1}
         return tuple(sorted(runners, key=lambda runner: first.get(runner.mode, len(first))))
 
 
 class KeepsKernel(TargetVerifyRunner):
-    """A runner that chooses no kernel: the flag that a prefill's capture has set stays set."""
+    """A runner that does not choose its kernel: the flag from a prefill's capture stays set."""
 
     def choose_kernel(self) -> None:
-        """Leave the choice as it is."""
+        """Do not choose."""
 
 
 class UniformQueries(EagleDraftExtendRunner):
-    """A runner that captures as many tokens of every request, and packs them when it replays."""
+    """A runner that captures equally many tokens for each request, but replays packed tokens."""
 
     def query_ends(self, counts: Tensor) -> Tensor:
-        """Return the row after each request's last, its first being where it is if all are long."""
+        """Return the row after each request's last token.
+
+        Each request begins where it would if all requests were long.
+        """
         longest = torch.full_like(counts, SPECULATION.extend_tokens)
         return longest.cumsum(0) - longest + counts
 
 
 @contextmanager
 def unrecorded(device: torch.device) -> Iterator[None]:
-    """Run the body on a stream that no graph captures; on a CPU, out of sight of a tape."""
+    """Run the body on a stream that no graph captures. On a CPU, hide it from tapes."""
     if device.type == "cpu":
         with _disable_current_modes():
             yield
@@ -141,21 +145,21 @@ def unrecorded(device: torch.device) -> Iterator[None]:
             yield
     else:
         with torch.cuda.stream(_unnamed_stream(device)):
-            torch.empty(1, device=device)  # The block stays: a capture may ask the device for none.
+            torch.empty(1, device=device)  # Keep a free block: captures must not allocate.
         yield
 
 
 @cache
 def _unnamed_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream of launches that name none: memory that it gave back is its own."""
+    """Return the stream of launches without a stream argument. It keeps its freed memory."""
     return torch.cuda.Stream(device)
 
 
 class LaunchesElsewhere(Ops):
-    """Ops of which one launches its kernel without naming the stream."""
+    """Ops of which one launches its kernel on another stream."""
 
     def rotary(self, positions: Tensor, section: Tensor, frequency: Tensor) -> Tensor:
-        """Return cos and sin of the positions, of which no graph takes note."""
+        """Return cos and sin of the positions, without recording them in a graph."""
         with unrecorded(positions.device):
             return super().rotary(positions, section, frequency)
 

@@ -1,4 +1,4 @@
-"""Every bug of this build, by name: this engine's own history, and what others got wrong."""
+"""All bugs by name: those in this engine's history, and those of other engines."""
 
 from collections.abc import Mapping
 
@@ -59,9 +59,9 @@ FIRST = (
     "spec_page_table_untranslated",
     "shared_buffer_dtype",
 )
-"""The bugs that have a case file each, in the order in which case files name several.
+"""The bugs with a case file each, in the order in which case files list several.
 
-A bug that is newer comes after these.
+Newer bugs follow these.
 """
 
 
@@ -73,4 +73,4 @@ BUGS: Mapping[str, Bug] = {
     bug.name: bug
     for bug in sorted((bug for family in _FAMILIES for bug in family.BUGS), key=_place)
 }
-"""Every bug of this build, by name, in the order that a trial's bugs must have."""
+"""All bugs by name, in the order of a trial's bugs."""

@@ -1,10 +1,9 @@
-"""Indices of the wrong width: static inputs, raw pointers, and offsets that overflow 32 bits.
+"""Indices of the wrong width: in static inputs, in raw pointers, and in 32-bit offsets.
 
-A real pool is so large that the offset of a high slot, counted in elements or bytes, needs more
-than 31 bits. Tiny pools stand for the slots around the first such one: half of them lie below it.
-A pool that holds that slot in its lower half stands for itself, with its slots' own offsets. What
-a wrapped offset reaches, 2^32 below, is other KV of the large pool: its slots, counted round,
-stand for it.
+In a real pool, the offset of a high slot, in elements or bytes, needs more than 31 bits. A tiny
+pool models the slots around the first such slot: half of its slots lie below it. A pool that really
+contains that slot in its lower half uses its own offsets. A wrapped offset is 2^32 too low and
+reaches other KV of the large pool. The model maps it to a slot of the tiny pool, modulo its size.
 """
 
 import torch
@@ -26,22 +25,22 @@ FAMILY = "index dtype"
 OVERFLOW = "offset that overflows 32 bits"
 
 SIGNED_LIMIT = 2**31
-"""The first offset that a signed number of 32 bits cannot hold."""
+"""The first offset that int32 cannot hold."""
 
 MLA_ROW = 576
-"""Elements of a token's row in a pool of compressed keys."""
+"""Elements per token in a pool of compressed keys."""
 
 QUANTISED_ROW = 512
 """Bytes of a token's quantised keys."""
 
 PAGE_BYTES = 64 * 656
-"""Bytes of a page of 64 tokens, each with its scales."""
+"""Bytes of a page of 64 tokens with their scales."""
 
 
 def real_row(config: ModelConfig) -> int:
-    """Return the elements of a token's K and V in all layers of the model that `config` stands for.
+    """Return the elements of a token's K and V in all layers of the real model of `config`.
 
-    The layers of a hybrid model share one pool, so that this is the stride of its slots.
+    The layers of a hybrid model share one pool, so this is the stride of its slots.
     """
     real = PRESETS[config.name.removesuffix("-draft")].real
     shapes = [real.shape(kind) for kind in real.layers]
@@ -51,18 +50,18 @@ def real_row(config: ModelConfig) -> int:
 def reached(index: Tensor, stride: int, count: int) -> Tensor:
     """Return which of `count` slots, or pages, a kernel reaches that multiplies in 32 bits.
 
-    `index` is what it should reach, `stride` what it multiplies by. The result is int64.
+    `index` is the correct slot or page, and `stride` its factor. The result is int64.
     """
     first = max(0, SIGNED_LIMIT // stride - count // 2)
-    offset = (index.to(torch.int32) + first) * stride  # It wraps here.
+    offset = (index.to(torch.int32) + first) * stride  # Overflows.
     return ((offset // stride - first) % count).long()
 
 
 class ReadsPagesIn32Bits(ListedKV):
-    """Decode attention that multiplies the number of a page by the page's stride in 32 bits."""
+    """Decode attention that multiplies a page number by the page stride in 32 bits."""
 
     def keys_of(self, kind: Kind) -> Keys:
-        """Return the keys that are really read."""
+        """Return the keys that the kernel reads."""
         keys, sizes = super().keys_of(kind), self.pool.pool.sizes
         page = keys.slots // sizes.page_size
         stride = sizes.page_size * real_row(self.model.config)
@@ -72,10 +71,10 @@ class ReadsPagesIn32Bits(ListedKV):
 
 
 class ReadsTokensIn32Bits(ListedKV):
-    """Context attention that multiplies a value of `req_to_token` by a row's stride in 32 bits."""
+    """Context attention that multiplies an entry of `req_to_token` by a stride in 32 bits."""
 
     def keys_of(self, kind: Kind) -> Keys:
-        """Return the keys that are really read; those of SWA layers are listed translated."""
+        """Return the keys that the kernel reads. SWA layers have translated lists."""
         keys = super().keys_of(kind)
         if kind is Kind.SWA:
             return keys
@@ -85,13 +84,10 @@ class ReadsTokensIn32Bits(ListedKV):
 
 
 class StoresDraftsIn32Bits(ListedKV):
-    """A fused store of the draft model that multiplies the location by a row's stride in 32 bits.
-
-    That of full layers, which other kernels store too.
-    """
+    """A fused store in the draft model's full layers that multiplies in 32 bits."""
 
     def store(self, layer: int, loc: Tensor, key: Tensor, value: Tensor) -> None:
-        """Store at what is really reached."""
+        """Store where the kernel does."""
         kind = self.model.config.layers[layer]
         slots = self.pool.location(kind, loc)
         if kind is Kind.FULL:
@@ -101,15 +97,15 @@ class StoresDraftsIn32Bits(ListedKV):
 
 
 class QuantisesKeysIn32Bits(Ops):
-    """A kernel that quantises keys into the cache by a token number of 32 bits.
+    """A kernel that quantises keys into the cache with a 32-bit token number.
 
-    Values are not quantised, and right.
+    Values are not quantised, and correct.
     """
 
     def store_kv(
         self, cache: Tensor, loc: Tensor, loc_dtype: torch.dtype, key: Tensor, value: Tensor
     ) -> None:
-        """Store values where they belong, and keys at what is really reached."""
+        """Store values at their slots, and keys where the kernel does."""
         slots = loc.view(loc_dtype)[: key.shape[0]].long()
         wrong = reached(slots, QUANTISED_ROW, cache.shape[1])
         super().store_kv(cache, slots, torch.int64, cache[0][slots], value)
@@ -117,10 +113,10 @@ class QuantisesKeysIn32Bits(Ops):
 
 
 class StoresPagesIn32Bits(SubjectPool):
-    """A store that multiplies the number of a page by its bytes in 32 bits."""
+    """A store that multiplies a page number by the page's bytes in 32 bits."""
 
     def location(self, kind: Kind, loc: Tensor) -> Tensor:
-        """Return the slots that are really reached."""
+        """Return the slots that the store reaches."""
         slots, sizes = super().location(kind, loc), self.pool.sizes
         page = slots // sizes.page_size
         page = reached(page, PAGE_BYTES, sizes.slots(kind) // sizes.page_size)
@@ -128,10 +124,10 @@ class StoresPagesIn32Bits(SubjectPool):
 
 
 class CopiesWindowAsWords(StaticLists):
-    """Metadata whose window indices are int64 where the kernel that copies them reads int32."""
+    """Metadata whose window indices are int64, copied by a kernel that reads int32."""
 
     def write(self, values: Lists) -> None:
-        """Copy every list; of the window's, as many words as it has slots."""
+        """Copy every list. For the window's, copy as many words as it has slots."""
         window = values["window_kv_indices"]
         words = window.long().view(torch.int32)[: window.shape[0]]
         super().write({**values, "window_kv_indices": words})

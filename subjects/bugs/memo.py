@@ -1,4 +1,4 @@
-"""Sites of the translation memo's resets that are missing, one by one and together."""
+"""Missing resets of the translation memo, one by one and together."""
 
 from paritybit.subjects.bugs.bug import THREAD, Bug
 from paritybit.subjects.toggles import LocationScheme

@@ -1,4 +1,4 @@
-"""Padding that changes the arithmetic: empty rows, rows that are skipped, values of no key."""
+"""Padding that changes the arithmetic: empty rows, skipped rows, values of masked keys."""
 
 from dataclasses import replace
 
@@ -21,11 +21,11 @@ from torch import Tensor
 FAMILY = "padding changes the maths"
 
 EXPONENT = 0x7F800000
-"""The bits of a float32 that hold its exponent: what they leave is a power of two."""
+"""The bits of a float32's exponent. A number with only these bits is a power of two."""
 
 
 class LoadsMaskedValues(Ops):
-    """Ops whose attention gives a masked key the weight zero, and loads its value all the same."""
+    """Ops whose attention gives a masked key the weight zero, but still loads its value."""
 
     def _attention(
         self,
@@ -52,7 +52,7 @@ class LoadsMaskedValues(Ops):
 
 
 class LeavesSkippedRows(Ops):
-    """Ops whose experts skip the rows that are not real tokens, and write nothing there."""
+    """Ops whose experts skip padded rows and do not write them."""
 
     def _gated_linear_add(
         self,
@@ -71,13 +71,13 @@ class LeavesSkippedRows(Ops):
 
 
 class ScalesByTile(ListedKV):
-    """KV access that divides by a row's number of keys, and quantises all rows by one scale.
+    """KV access that divides by a row's number of keys, and quantises all rows with one scale.
 
-    The scale is a power of two, so that finite rows keep their bits; a row without keys is 0/0.
+    The scale is a power of two, so finite rows keep their bits. A row without keys gives 0/0.
     """
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attend, and scale the rows as the tile that they are in."""
+        """Attend, and scale all rows as one tile."""
         mixed = super().attend(layer, query, key, value)
         keys = (self.lists.full.end - self.lists.full.begin).clamp(max=1)
         rows = mixed.float() / keys[:, None, None]
@@ -87,10 +87,10 @@ class ScalesByTile(ListedKV):
 
 
 class StoresPaddedKeys(PrefillRunner):
-    """A runner whose store takes its number of tokens from the keys, which are padded."""
+    """A runner whose store takes its number of tokens from the padded keys."""
 
     def attend(self, layer: int, heads: Heads, mixed: Tensor) -> None:
-        """Store all keys that there are, then attend for the live tokens."""
+        """Store all keys, then attend for the live tokens."""
         if self.access is not None:
             slots = self.inputs.buffers["out_cache_loc"][: heads.key.shape[0]]
             self.pool.set_kv_buffer(layer, slots, heads.key, heads.value)
@@ -98,16 +98,16 @@ class StoresPaddedKeys(PrefillRunner):
 
 
 class CountsStatesFromZero(Allocator):
-    """An allocator that numbers the slots of recurrent state from 0, the one padding writes."""
+    """An allocator that hands out state slots from 0, to which padding writes."""
 
     def clear(self, seed: int) -> None:
-        """Free everything, and the reserved state slot with it."""
+        """Free everything, including the reserved state slot."""
         super().clear(seed)
         self.free_states = [slot - 1 for slot in self.free_states]
 
 
 class ChoosesByShape(Engine):
-    """An engine that takes one token of every request for a decode."""
+    """An engine that treats one token per request as a decode."""
 
     def forward(
         self,

@@ -1,6 +1,6 @@
-"""Waits that are missing, or too early, where the host runs ahead of a forward in flight.
+"""Missing or early waits where the host runs ahead of a forward in flight.
 
-Each shows only where steps overlap.
+Each bug shows only if steps overlap.
 """
 
 from collections.abc import Callable
@@ -16,13 +16,13 @@ from paritybit.subjects.toggles import LocationScheme
 FAMILY = "order of device work"
 
 ONE_RUNNER_PER_ENGINE = frozenset({Mode.DECODE, Mode.EXTEND})
-"""The streams are the engine's: what is wrong with them shows whichever of its runners is tried."""
+"""The engine owns the streams, so one runner per engine reveals a bug in them."""
 
 Result = TypeVar("Result")
 
 
 class Unfenced(Overlap):
-    """Nothing that the host frees waits for the forward in flight."""
+    """Frees without waiting for the forward in flight."""
 
     def freeing(self) -> None:
         """Wait for nothing."""
@@ -32,7 +32,7 @@ class Unfenced(Overlap):
 
 
 class BarrierBeforeLaunch(Unfenced):
-    """The forward in flight is waited for before the next launch, and not after it."""
+    """Waits for the forward in flight before the next launch instead of after it."""
 
     def launch(
         self,
@@ -42,54 +42,54 @@ class BarrierBeforeLaunch(Unfenced):
         *,
         asks: bool,
     ) -> Flight[Result]:
-        """Wait for the forward before this one, once for all that is freed until the next."""
+        """Wait once for the previous forward, for everything freed until the next launch."""
         self.wait_for_forward()
         return super().launch(staged, forward, follow, asks=asks)
 
 
 class FreedAtOnce(Overlap):
-    """Rows and slots of a request that left are rewritten at once."""
+    """Rewrites rows and slots of a finished request without waiting."""
 
     def freeing(self) -> None:
         """Wait for nothing."""
 
 
 class EvictedAtOnce(Overlap):
-    """Slots that left the next query's window are unmapped at once."""
+    """Unmaps slots that left the next query's window without waiting."""
 
     def evicting(self) -> None:
         """Wait for nothing."""
 
 
 class StagedTooSoon(Overlap):
-    """Some pinned buffers are written again before the wait for their copies."""
+    """Writes some pinned buffers before the wait for their copies."""
 
     names: tuple[str, ...]
 
     def stage(self, values: Values) -> Staged:
-        """Fill some of the buffers first."""
+        """Fill some of the buffers early."""
         for name in self.names:
             self.fill(name, values[name])
         return super().stage(values)
 
 
 class TokensStagedTooSoon(StagedTooSoon):
-    """The token places and the positions of the next batch overwrite those of this one."""
+    """Overwrites this batch's token places and positions by the next batch's."""
 
     names = ("token_row", "position")
 
 
 class SlotsStagedTooSoon(StagedTooSoon):
-    """The slots of the next batch overwrite those of this one."""
+    """Overwrites this batch's slots by the next batch's."""
 
     names = ("full_slot",)
 
 
 class DoneBeforeReading(Overlap):
-    """The event that others wait for is recorded before the work that still reads."""
+    """Records the event that others wait for before the work that still reads."""
 
     def wait_for_tables(self) -> None:
-        """Record the event here already: the copies have run, the forward has not."""
+        """Record the event early: the copies have run, but the forward has not."""
         super().wait_for_tables()
         self.early = self.streams.forward.record()
 

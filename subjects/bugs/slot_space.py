@@ -1,4 +1,4 @@
-"""Slots of one sub-pool that are used as slots of the other."""
+"""Slots of one sub-pool used as slots of the other."""
 
 from paritybit.subjects.bugs.bug import THREAD, Bug
 from paritybit.subjects.toggles import LocationScheme

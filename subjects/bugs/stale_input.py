@@ -1,4 +1,4 @@
-"""Static inputs whose padded rows keep what an earlier batch left there."""
+"""Static inputs whose padded rows keep the values of an earlier batch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ KEPT = {"policy": Policy.KEEP}
 DECODING = frozenset({Mode.DECODE, Mode.TARGET_VERIFY})
 
 ON_HOST = ("seq_lens_cpu",)
-"""What a runner needs that plans its metadata ahead: a compiled one has no host copy."""
+"""The input of runners that plan their metadata ahead. A compiled runner has no host copy."""
 
 MULTI_LAYER = pull("sgl-project/sglang", 22958)
 
@@ -32,7 +32,7 @@ def draft_extend_bug(
     mechanism: str,
     **rows: dict[str, Any],
 ) -> Bug:
-    """Return a bug of one more draft-extend runner, whose author forgot some of its padding."""
+    """Return a bug of a copied draft-extend runner that does not reset some padding."""
     return Bug(
         name=name,
         family=FAMILY,
@@ -45,10 +45,10 @@ def draft_extend_bug(
 
 
 class CopiesImagePositionsAlone(DecodeRunner):
-    """A runner to which a batch without images brings no mrope positions: none are copied."""
+    """A runner that copies mrope positions only for a batch with images."""
 
     def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
-        """Return the batch's tensors that it has."""
+        """Return the tensors that the batch has."""
         found = super().live_values(batch, bucket)
         if batch is not None and not any(span.mrope_delta for span in batch.spans):
             del found["mrope_positions"]
@@ -56,10 +56,10 @@ class CopiesImagePositionsAlone(DecodeRunner):
 
 
 class DerivesLocationsBeforeClearing(GraphRunner):
-    """A runner whose backend takes its SWA locations from the slots of a batch that is gone."""
+    """A runner whose backend derives SWA locations from the slots of the previous batch."""
 
     def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
-        """Translate what the slot buffer holds, then clear it for a dummy run."""
+        """Translate the contents of the slot buffer, then clear it for a dummy run."""
         slots = self.view("out_cache_loc", bucket)
         derived = self.pool.translate_loc_from_full_to_swa(slots)
         super().populate(batch, bucket, padded=padded)
@@ -68,26 +68,26 @@ class DerivesLocationsBeforeClearing(GraphRunner):
 
 
 class CountsTokensAtCapture(DecodeRunner):
-    """A runner that says how many tokens are real when it captures, and then never again."""
+    """A runner that writes the number of real tokens at capture only."""
 
     def capture_all(self) -> None:
-        """Count every token of the largest bucket as real, and capture."""
+        """Set the count to all tokens of the largest bucket, and capture."""
         tokens = self.buckets[-1] * self.tokens_per_request
         self.inputs.populate({"num_token_non_padded": self.scalar(tokens)}, padded=False)
         super().capture_all()
 
     def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
-        """Return the batch's tensors without that count."""
+        """Return the batch's tensors without the count."""
         found = super().live_values(batch, bucket)
         del found["num_token_non_padded"]
         return found
 
 
 class UnwrittenRequestTable(Tables):
-    """Index tables of which the reserved row holds what the memory held before."""
+    """Index tables whose reserved row is uninitialised."""
 
     def reset(self) -> None:
-        """Forget every index; nobody writes the reserved row."""
+        """Clear all indices except the reserved row."""
         super().reset()
         slots = self.full_to_swa_index_mapping.shape[0] - 2
         columns = torch.arange(self.req_to_token.shape[1], device=self.req_to_token.device)
@@ -95,17 +95,17 @@ class UnwrittenRequestTable(Tables):
 
 
 class PlansLiveRows(GraphRunner):
-    """A runner that describes the rows of the batch, while its graph runs those of the bucket."""
+    """A runner that describes only live rows, while its graph runs all rows of the bucket."""
 
     described: int | None = None
 
     def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
-        """Bring the static inputs up to date, and keep how many rows there are."""
+        """Update the static inputs, and save the number of live rows."""
         self.described = bucket if batch is None else self.size(batch)
         super().populate(batch, bucket, padded=padded)
 
     def list_rows(self, bucket: int, lists: Callable[..., Lists]) -> None:
-        """Write the key lists of the described rows."""
+        """Write the key lists of the live rows."""
         super().list_rows(bucket if self.described is None else self.described, lists)
 
 
@@ -115,12 +115,12 @@ class PlansOneDummyRow(GraphRunner):
     dummy = False
 
     def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
-        """Bring the static inputs up to date, and keep whether it is a dummy run."""
+        """Update the static inputs, and save whether this is a dummy run."""
         self.dummy = batch is None
         super().populate(batch, bucket, padded=padded)
 
     def list_rows(self, bucket: int, lists: Callable[..., Lists]) -> None:
-        """Write the key lists of a bucket, of the one request in a dummy run."""
+        """Write the key lists of a bucket, or of one request in a dummy run."""
         super().list_rows(1 if self.dummy else bucket, lists)
 
 

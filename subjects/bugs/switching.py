@@ -1,4 +1,4 @@
-"""Subjects of a runner: right, or with bugs of the catalogue switched on."""
+"""Builds subjects of a runner: correct, or with bugs of the catalogue switched on."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -15,9 +15,9 @@ NO_FLIGHT = (
 
 
 def lacking(bug: Bug, runner: str) -> str | None:
-    """Return what `bug` is about and `runner` lacks, None if it has all of it.
+    """Return what `bug` needs and `runner` lacks.
 
-    If it lacks anything, the bug cannot be switched on in that runner.
+    None if the bug can be switched on in the runner.
     """
     rows = {row.name for row in contract(RUNNERS[runner], bug.scheme)}
     missing = sorted({*bug.rows, *bug.needs} - rows)
@@ -29,14 +29,14 @@ def lacking(bug: Bug, runner: str) -> str | None:
 
 
 def clean_subject(runner: str, scheme: LocationScheme) -> Subject:
-    """Return the right subject of a runner under a location scheme."""
+    """Return the correct subject of a runner in a location scheme."""
     return Subject(runner, contract(RUNNERS[runner], scheme), Toggles(scheme))
 
 
 def broken_subject(bugs: Iterable[Bug], runner: str, scheme: LocationScheme) -> Subject:
-    """Return the runner with bugs switched on, one after the other.
+    """Return the subject of a runner with bugs switched on, one after another.
 
-    Raises KeyError for a runner that lacks what a bug is about.
+    Raises KeyError if a bug cannot be switched on in the runner.
     """
     subject = clean_subject(runner, scheme)
     for bug in bugs:
@@ -45,7 +45,7 @@ def broken_subject(bugs: Iterable[Bug], runner: str, scheme: LocationScheme) -> 
 
 
 def switched_on(bug: Bug, subject: Subject) -> Subject:
-    """Return a subject with one bug more. Raises KeyError as `broken_subject` does."""
+    """Return a subject with one more bug. Raises KeyError if it cannot be switched on."""
     lacks = lacking(bug, subject.runner)
     if lacks is not None:
         raise KeyError(f"{bug.name} cannot be switched on in {subject.runner}: {lacks}")
@@ -65,7 +65,7 @@ def switched_on(bug: Bug, subject: Subject) -> Subject:
 
 
 def shared_with(bug: Bug, subject: Subject) -> Changes:
-    """Return the changes of a subject to buffers it shares, once it has one bug more."""
+    """Return a subject's changes to shared buffers with one more bug."""
     if not (bug.in_shared and RUNNERS[subject.runner].shares_buffers):
         return subject.shared
     before = subject.shared
@@ -74,10 +74,9 @@ def shared_with(bug: Bug, subject: Subject) -> Changes:
 
 
 def common_scheme(bugs: Iterable[Bug]) -> LocationScheme:
-    """Return a location scheme in which all `bugs` can be enabled.
+    """Return the first location scheme in which all `bugs` can be switched on.
 
-    It is the first such one in the order in which the bugs name theirs. Raises ValueError for
-    bugs that have none in common.
+    Raises ValueError if there is none.
     """
     wanted = list(bugs)
     for scheme in (scheme for bug in wanted for scheme in bug.schemes):

@@ -1,4 +1,4 @@
-"""The sliding window: how far it reaches, which lists say so, and when what left it is freed."""
+"""The sliding window: its width, its lists, and when slots that left it are freed."""
 
 import torch
 from paritybit.reference.allocator import Allocator, PageAllocation
@@ -14,17 +14,17 @@ from torch import Tensor
 FAMILY = "sliding window"
 
 SPLIT = 4
-"""Keys of one split of a decode's attention."""
+"""Keys per split of a decode's attention."""
 
 CHUNK = 4
-"""Tokens of one chunk, fewer than any window has."""
+"""Tokens per chunk, fewer than any window."""
 
 
 class MergesSplitsBeyondTheWindow(ListedKV):
-    """KV access whose attention is split over the keys, and merged.
+    """KV access whose attention is split over keys, and then merged.
 
-    The last split's partial result lies in a scratch, which the layers share. The first stage
-    runs the splits of the window; the merge counts those of all keys.
+    The last split's partial result is in scratch memory that the layers share. The first stage runs
+    the window's splits, but the merge counts the splits of all keys.
     """
 
     scratch: Tensor | None = None
@@ -45,15 +45,15 @@ class MergesSplitsBeyondTheWindow(ListedKV):
 
 
 def splits(keys: Keys) -> Tensor:
-    """Return over how many splits the keys of each token lie, int32 [T]."""
+    """Return the number of splits of each token's keys, int32 [T]."""
     return (keys.end - keys.begin + SPLIT - 1) // SPLIT
 
 
 class AttendsByFullLists(ListedKV):
-    """KV access that was given no lists for SWA layers: the end of the full ones has to do."""
+    """KV access without SWA lists: SWA layers use the end of the full lists."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attend, on every layer, to full slots."""
+        """Attend to full slots on every layer."""
         full = self.lists.full
         begin = torch.maximum(full.begin, full.end - self.model.config.window)
         self.lists = KeyLists(full, Keys(begin, full.end, full.slots), self.lists.mask)
@@ -61,19 +61,19 @@ class AttendsByFullLists(ListedKV):
 
 
 class EvictsByChunk(Allocator):
-    """An allocator that keeps the SWA pages of the last chunk, not those of a window."""
+    """An allocator that keeps the SWA pages of the last chunk instead of a window."""
 
     def evict(self, allocation: PageAllocation, tokens: int) -> int:
-        """Free the SWA pages that lie wholly before the last chunk."""
+        """Free the SWA pages that are entirely before the last chunk."""
         held = len(allocation.swa_pages) * self.page_size
         return super().evict(allocation, max(tokens, held - CHUNK))
 
 
 class LeavesMappingOfFreed(Allocator):
-    """An allocator whose freed full slots keep the SWA slots that they were mapped to."""
+    """An allocator that keeps the SWA mapping of freed full slots."""
 
     def truncate(self, allocation: PageAllocation, tokens: int) -> None:
-        """Free the pages, and leave the mapping as it is."""
+        """Free the pages, and keep the mapping."""
         mapping = self.pool.full_to_swa_index_mapping
         before = mapping.clone()
         super().truncate(allocation, tokens)
@@ -81,10 +81,10 @@ class LeavesMappingOfFreed(Allocator):
 
 
 class LeavesMappingOfEvicted(Allocator):
-    """An allocator that tells the workers what it gives, and not what it takes back."""
+    """An allocator that notifies workers of new slots but not of freed ones."""
 
     def evict(self, allocation: PageAllocation, tokens: int) -> int:
-        """Free the SWA pages, and leave the mapping as it is."""
+        """Free the SWA pages, and keep the mapping."""
         mapping = self.pool.full_to_swa_index_mapping
         before = mapping.clone()
         evicted = super().evict(allocation, tokens)

@@ -1,4 +1,4 @@
-"""Workspaces whose memory is another's by the time that a graph uses them."""
+"""Workspaces whose memory has been given to others when a graph uses it."""
 
 from typing import Any
 
@@ -17,11 +17,11 @@ from torch import Tensor
 FAMILY = "freed workspace"
 
 EAGER_SPLIT = 4
-"""Into how many parts an eager product is split, each as large as its result."""
+"""Number of parts of an eager split product, each as large as its result."""
 
 
 class Blocks:
-    """Device memory as a caching allocator hands it out: the smallest free block that will do."""
+    """Device memory of a caching allocator, which returns the smallest free block that fits."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
@@ -29,7 +29,7 @@ class Blocks:
         self.free: tuple[Tensor, ...] = ()
 
     def take(self, elements: int) -> Tensor:
-        """Return a block of at least that many elements; a new one is zero."""
+        """Return a block of at least `elements` elements. A new one is zero."""
         large_enough = [block for block in self.free if block.numel() >= elements]
         if not large_enough:
             return torch.zeros(elements, dtype=self.dtype, device=self.device)
@@ -38,16 +38,16 @@ class Blocks:
         return taken
 
     def give(self, block: Tensor) -> None:
-        """Free a block: whoever takes next may get it."""
+        """Free a block, so that it can be taken again."""
         self.free = (block, *self.free)
 
 
 class SplitLogits(DecodeRunner):
-    """A runner whose logits are added up in a workspace, as the parts of a split product are.
+    """A runner whose logits are added up in a workspace, like the parts of a split product.
 
-    The kernel relies on finding zeros there and leaves zeros behind. The sampler, which runs
-    after the graph, takes a block for what it needs and gives it back as it is. So it is right:
-    the workspace is as large as the largest bucket needs, and never another's.
+    The kernel expects zeros there and leaves zeros behind. The sampler runs after the graph, takes
+    a block and frees it without clearing it. This class is correct: the workspace fits the largest
+    bucket and is never given to others.
     """
 
     def capture_all(self) -> None:
@@ -57,14 +57,14 @@ class SplitLogits(DecodeRunner):
         super().capture_all()
 
     sized_for = -1
-    """Which of the buckets the workspace is made for, the largest."""
+    """Index of the bucket that determines the size of the workspace. -1 is the largest."""
 
     def elements(self, requests: int) -> int:
-        """Return how many logits so many requests have."""
+        """Return the number of logits for `requests` requests."""
         return self.live_rows(requests) * self.target.config.vocab
 
     def forward(self, bucket: int) -> Output:
-        """Return what the runner does, its logits added up in the workspace."""
+        """Return the runner's output, with logits added up in the workspace."""
         output = super().forward(bucket)
         logits = output["logits"]
         parts = self.reserved(logits.numel())
@@ -84,14 +84,14 @@ class SplitLogits(DecodeRunner):
         return output
 
     def sample(self, logits: Tensor, bucket: int) -> None:
-        """Use a block that is large enough for a bucket, and give it back."""
+        """Take a block that fits a bucket, and free it."""
         scratch = self.blocks.take(self.elements(bucket))
         scratch[: logits.numel()] = logits.flatten()
         self.blocks.give(scratch)
 
     @property
     def state(self) -> Any:
-        """Who has which block; all are zero when just captured."""
+        """The owner of each block. All blocks are zero after capture."""
         return self.workspace, self.blocks.free
 
     @state.setter
@@ -102,10 +102,10 @@ class SplitLogits(DecodeRunner):
 
 
 class GrowingWorkspace(SplitLogits):
-    """A workspace that is freed, and a larger one taken, when more is needed than it holds."""
+    """A workspace that is freed and replaced by a larger one when it is too small."""
 
     def reserved(self, elements: int) -> Tensor:
-        """Return the first elements of the workspace, after it has grown if it must."""
+        """Return the first elements of the workspace. Grows it if needed."""
         if self.workspace.numel() < elements:
             self.blocks.give(self.workspace)
             self.workspace = self.blocks.take(elements)
@@ -113,7 +113,7 @@ class GrowingWorkspace(SplitLogits):
 
 
 class RegrownByCapture(GrowingWorkspace):
-    """Small graphs are captured first: the capture of each larger one frees what they hold."""
+    """Captures small graphs first. Each larger capture frees the workspace of the earlier ones."""
 
     sized_for = 0
 
@@ -123,7 +123,7 @@ class RegrownByCapture(GrowingWorkspace):
 
 
 class EagerWorkspace(Engine):
-    """An engine whose eager products use the workspace that the graphs have recorded."""
+    """An engine whose eager products use the workspace recorded in graphs."""
 
     def forward(
         self,
@@ -131,9 +131,9 @@ class EagerWorkspace(Engine):
         idle: Mode = Mode.DECODE,
         overrides: Overrides = NOTHING_OVERRIDDEN,
     ) -> Forward:
-        """Run one forward; a prefill's product first asks for a workspace of its size.
+        """Run one forward. The product of a prefill first requests a workspace of its size.
 
-        Its sampler takes what that of the largest bucket does.
+        Its sampler takes a block for the largest bucket.
         """
         shared = self.under_test
         if batch is None or batch.mode is not Mode.EXTEND or not isinstance(shared, SplitLogits):
@@ -145,10 +145,10 @@ class EagerWorkspace(Engine):
 
 
 class FreedWithFirstGraph(SplitLogits):
-    """The workspace lies in the memory of the graph captured first, of which a cache has too many.
+    """The workspace is in the memory of the first captured graph, which the graph cache drops.
 
-    The cache holds one graph less than there are buckets. The one that it drops is the first;
-    its batches run in the next larger bucket.
+    The cache holds one graph less than there are buckets. It drops the first one, whose batches
+    then run in the next larger bucket.
     """
 
     def capture_order(self) -> tuple[int, ...]:
@@ -156,7 +156,7 @@ class FreedWithFirstGraph(SplitLogits):
         return self.buckets
 
     def capture_all(self) -> None:
-        """Capture every bucket, then drop the first graph, and its memory."""
+        """Capture every bucket, then drop the first graph and its memory."""
         super().capture_all()
         del self.captured[self.buckets[0]]
         self.buckets = self.buckets[1:]

@@ -1,6 +1,6 @@
-"""Graphs: a function's device work, recorded once and replayed into the same storages.
+"""Graphs: the device work of a function, recorded once and replayed into the same storages.
 
-Python does not run again at a replay. Addresses and host scalars are baked in; a
-branch taken at capture stays taken. On CUDA a graph is the real thing; on a CPU it is a
-tape with the same semantics, so that every property works without a GPU.
+A replay does not run Python. Addresses, host scalars and branches are fixed at capture. On CUDA a
+graph is a CUDA graph. On a CPU it is a tape with the same semantics, so every property works
+without a GPU.
 """

@@ -1,4 +1,4 @@
-"""Capturing one run of a function: as one graph, or as segments with eager work between them."""
+"""Captures one run of a function, as one graph or as segments with eager work between."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,9 +17,8 @@ Result = TypeVar("Result")
 class Capture(Generic[Result]):
     """One run of a function, captured as segments with eager work between them.
 
-    `output` is what the function returned. It must be kept for as long as the segments are
-    replayed, and so must any other tensor that one segment hands to another. `memory_pool` is
-    None on a CPU.
+    `output` is the function's result. Keep it, and any other tensor that one segment passes to
+    another, as long as the segments are replayed. `memory_pool` is None on a CPU.
     """
 
     def __init__(self, ops: Ops, memory_pool: Any | None) -> None:
@@ -31,7 +30,7 @@ class Capture(Generic[Result]):
         self._open: CudaSegment | TapeSegment | None = None
 
     def run(self, function: Callable[[], Result]) -> "Capture[Result]":
-        """Capture a run of `function`, which may break it; return this capture."""
+        """Capture a run of `function`, which may call `break_here`. Return this capture."""
         with self._stream():
             self._begin()
             try:
@@ -41,14 +40,14 @@ class Capture(Generic[Result]):
         return self
 
     def break_here(self, eager: Callable[[], None]) -> None:
-        """End the segment, run `eager`, now and at every replay, and begin the next one."""
+        """End the segment, run `eager` now and at every replay, and begin the next segment."""
         self._end()
         self.breaks.append(eager)
         eager()
         self._begin()
 
     def replay(self) -> None:
-        """Run the segments again, and the breaks between them."""
+        """Replay the segments, and run the breaks between them."""
         self.segments[0].replay()
         for eager, segment in zip(self.breaks, self.segments[1:], strict=True):
             eager()
@@ -56,7 +55,7 @@ class Capture(Generic[Result]):
 
     @property
     def operations(self) -> list[str]:
-        """The ops of all segments, in order; what a break runs is not among them."""
+        """The ops of all segments, in order, without those in breaks."""
         return [name for segment in self.segments for name in segment.operations]
 
     def _begin(self) -> None:
@@ -68,14 +67,14 @@ class Capture(Generic[Result]):
         self._open.begin()
 
     def _end(self) -> None:
-        """End the segment that is open; after a break that failed, none is."""
+        """End the open segment. There is none after a break that failed."""
         if self._open is not None:
             self._open.end()
         self._open = None
 
     @contextmanager
     def _stream(self) -> Iterator[None]:
-        """On CUDA, run the body on a side stream, as a capture must, with all earlier work done."""
+        """On CUDA, wait for all earlier work and run the body on a side stream."""
         if self.memory_pool is None:
             yield
             return
@@ -87,5 +86,5 @@ class Capture(Generic[Result]):
 
 @cache
 def _side_stream() -> torch.cuda.Stream:
-    """Return the stream of all captures: blocks of a memory pool are reused on one stream."""
+    """Return the stream of all captures. A memory pool reuses its blocks on one stream only."""
     return torch.cuda.Stream()

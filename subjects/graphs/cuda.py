@@ -9,9 +9,9 @@ from paritybit.subjects.graphs.op_calls import SegmentCalls
 
 
 class CudaSegment:
-    """A `torch.cuda.CUDAGraph` of what runs between `begin` and `end`.
+    """A `torch.cuda.CUDAGraph` of the work between `begin` and `end`.
 
-    `memory_pool` is the handle of the pool that its tensors come from.
+    `memory_pool` is the handle of the pool for its tensors.
     """
 
     def __init__(self, ops: Ops, memory_pool: Any) -> None:
@@ -22,16 +22,16 @@ class CudaSegment:
         self.op_calls = SegmentCalls(ops)
 
     def begin(self) -> None:
-        """Capture from here on, on the current stream, which is not the default one."""
+        """Start to capture on the current stream, which must not be the default stream."""
         self.ops.log = self.operations
         self.op_calls.begin()
-        # The collector may destroy another engine's graph during the capture, and spoil it.
+        # If the collector destroyed another graph now, the capture would fail.
         self._collects = gc.isenabled()
         gc.disable()
         self.graph.capture_begin(pool=self.memory_pool)
 
     def end(self) -> None:
-        """Capture no more."""
+        """End the capture."""
         try:
             self.graph.capture_end()
         finally:

@@ -1,4 +1,4 @@
-"""The base of this project's dispatch modes, which see every aten call."""
+"""The base class of this project's dispatch modes, which see every aten call."""
 
 import torch
 from torch import Tensor
@@ -18,16 +18,16 @@ ALLOCATORS = frozenset(
         *(Tensor.new_empty, Tensor.new_empty_strided),
     }
 )
-"""Torch's functions that make these calls."""
+"""Torch functions that make these calls."""
 
 
 class UncompiledMode(TorchDispatchMode):
-    """A dispatch mode of a program that compiles nothing."""
+    """A dispatch mode in a program that compiles nothing."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # The base would import torch's compiler to decide this, which takes seconds.
+        # The base class would import torch's compiler, which takes seconds.
         return False

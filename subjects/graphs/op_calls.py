@@ -1,14 +1,13 @@
-"""The op calls of one captured segment, repeated in the record of calls at every replay."""
+"""Repeats the op calls of a captured segment in `Ops.calls` at every replay."""
 
 from paritybit.reference.ops import OpCall, Ops
 
 
 class SegmentCalls:
-    """The op calls of one segment, if `Ops.calls` was kept while it was captured.
+    """The op calls of one segment. Empty unless `Ops.calls` was kept during the capture.
 
-    Their tensors are then never reused by the graph, so that after a replay every call's
-    tensors hold what its op was given, and gave. A replay while `Ops.calls` is kept adds the
-    calls to it.
+    The graph never reuses the tensors of these calls, so after a replay they hold the inputs and
+    the result of each op. A replay adds the calls to `Ops.calls`, if it is kept.
     """
 
     def __init__(self, ops: Ops) -> None:
@@ -24,6 +23,6 @@ class SegmentCalls:
         self.calls = (self.ops.calls or [])[self._first :]
 
     def replay(self) -> None:
-        """Add the calls of a replay to those that are kept."""
+        """Add the calls to `Ops.calls`, if it is kept."""
         if self.ops.calls is not None:
             self.ops.calls += self.calls

@@ -1,8 +1,8 @@
-"""A model in pieces: cut at attention, and what stands for an engine's compiler of one.
+"""A model in pieces: cut at attention, and a stand-in for an engine's compiler.
 
-An engine's compiler splits a forward at the engine's own attention call. Here that call splits it
-while it runs: a graph ends, the call runs, and the next graph begins. A replay runs the graphs
-and makes the same calls between them, which find the forward that is under way by themselves.
+An engine's compiler splits a forward at the engine's attention call. Here that call splits the
+forward while it runs: a graph ends, the call runs, and the next graph begins. A replay runs the
+graphs and repeats the calls, which find the current forward by themselves.
 """
 
 from collections.abc import Callable
@@ -31,9 +31,9 @@ class PieceOutput:
 
 @dataclass(frozen=True)
 class CutModel:
-    """A model cut at attention; `room` gives room for what the heads of a layer attend to.
+    """A model cut at attention. `room` returns a tensor for the attention of a layer's heads.
 
-    All tokens of a piece are live unless `live_tokens` says how many are.
+    All tokens of a piece are live unless `live_tokens` gives their number.
     """
 
     model: Model
@@ -41,7 +41,7 @@ class CutModel:
     room: Callable[[int, Heads], Tensor]
 
     def first(self, tokens: TokenInputs) -> PieceOutput:
-        """Run all that comes before the first attention."""
+        """Run everything before the first attention."""
         hidden = self.model.embed(self.ops, tokens.input_ids, tokens.payload)
         rotary = self.model.rotary(self.ops, tokens.positions, tokens.mrope_positions)
         return self._before(0, hidden, rotary)
@@ -49,11 +49,11 @@ class CutModel:
     def between(
         self, layer: int, left: PieceOutput, live_tokens: Tensor | None = None
     ) -> PieceOutput:
-        """Run all between the attention of `layer` and the next one."""
+        """Run everything between the attention of `layer` and the next one."""
         return self._before(layer + 1, self.after(layer, left, live_tokens), left.rotary)
 
     def after(self, layer: int, left: PieceOutput, live_tokens: Tensor | None = None) -> Tensor:
-        """Run all of a layer that comes after its attention."""
+        """Run everything in a layer after its attention."""
         if live_tokens is None:
             every = len(left.hidden)
             live_tokens = torch.full_like(left.hidden[:1, 0], every, dtype=torch.int32)
@@ -65,7 +65,7 @@ class CutModel:
 
 
 class Pieces:
-    """A captured forward: its graphs, and the calls that run between them."""
+    """A captured forward: its graphs, and the calls between them."""
 
     recording: "Pieces | None" = None
 
@@ -76,7 +76,7 @@ class Pieces:
         self.output: Any = None
 
     def capture(self, forward: Callable[[], Any]) -> None:
-        """Capture a forward, whose output a replay fills anew."""
+        """Capture a forward. A replay writes to the same output."""
         Pieces.recording = self
         self._begin()
         try:
@@ -94,7 +94,7 @@ class Pieces:
         return value
 
     def replay(self) -> Any:
-        """Run the graphs and the calls between them; return the forward's output."""
+        """Run the graphs and the calls between them. Return the forward's output."""
         for graph, call in zip(self.graphs, [*self.calls, None], strict=True):
             graph.replay()
             if call is not None:
@@ -107,7 +107,7 @@ class Pieces:
 
 
 def splitting(attention: Callable[..., None]) -> Callable[..., None]:
-    """Let each call of the engine's attention split the forward that is being captured."""
+    """Wrap the engine's attention so that each call splits the forward being captured."""
 
     @wraps(attention)
     def called(*arguments: Any, **named: Any) -> None:
@@ -122,11 +122,11 @@ def splitting(attention: Callable[..., None]) -> Callable[..., None]:
 def installed(
     in_graphs: Callable[[], bool], warms_up: Callable[[], bool]
 ) -> Callable[..., torch.nn.Module]:
-    """Return what stands for the engine's own function that lets a module be compiled.
+    """Return a stand-in for the engine's function that compiles a module.
 
-    `in_graphs` says whether a forward is to run by graphs, `warms_up` whether it is to compile
-    and not yet to capture. As there, the first forward of a size warms up, the second one is
-    captured, and all others replay it.
+    `in_graphs` says whether a forward runs by graphs, and `warms_up` whether it compiles without a
+    capture. As in the engine, the first forward of a size warms up, the second one is captured, and
+    all others replay it.
     """
 
     def install(module: torch.nn.Module, *, graph_pool: Any = None, **named: Any) -> Any:

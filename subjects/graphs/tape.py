@@ -1,7 +1,7 @@
 """Graphs on a CPU: a tape of aten calls with their concrete tensors.
 
-A tape keeps a CUDA graph's semantics: a replay runs no Python of the recorded function,
-writes into the same storages, and what a graph could not hold is refused while recording.
+A tape has the semantics of a CUDA graph. A replay runs no Python of the recorded function and
+writes into the same storages. Recording fails on anything that a graph could not contain.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,35 +24,34 @@ NOT_CAPTURABLE = frozenset(
         torch.Tag.nondeterministic_seeded,
     }
 )
-"""Values read back, shapes that depend on values, random draws: no graph could hold them."""
+"""Values that the host reads, shapes that depend on values, and random draws."""
 
 UNTAGGED = frozenset({"aten::lift_fresh", "aten::repeat_interleave"})
-"""Calls that no graph could hold and that torch does not tag: tensors made of host data, and
-shapes that depend on values."""
+"""Further calls that no graph can contain: tensors from host data, shapes from values."""
 
 SEVERAL = frozenset({"aten::max", "aten::sort", "aten::topk"})
-"""Calls that return several tensors, of shapes that no value decides."""
+"""Calls that return several tensors whose shapes do not depend on values."""
 
 CONVERSIONS = frozenset({"aten::to", "aten::_to_copy"})
-"""Calls whose new tensor is the first argument in another form, which a copy into it gives too."""
+"""Calls that convert their first argument, as a copy into the result does."""
 
 INDEXING = (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_)
 
 MASKS = (torch.bool, torch.uint8)
 
 TOLD_BY_RESULT = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format"})
-"""Keyword arguments that need not be given where the result is."""
+"""Keyword arguments that the result tensor determines."""
 
 
 METHODS: Mapping[Any, Callable[..., Any]] = {
     torch.ops.aten.copy_.default: Tensor.copy_,
     torch.ops.aten.index_copy_.default: Tensor.index_copy_,
 }
-"""Torch's own methods, which cost less to call than the overloads that they are."""
+"""Torch methods that are cheaper to call than the equivalent overloads."""
 
 
 class Call(NamedTuple):
-    """One recorded aten call. With `result`, the call's value is copied there afterwards."""
+    """One recorded aten call. If `result` is set, the call's value is then copied there."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -60,7 +59,7 @@ class Call(NamedTuple):
     result: Tensor | None = None
 
     def bound(self) -> Callable[[], Any]:
-        """Return what makes the call when it is called itself."""
+        """Return a function that makes the call."""
         run = partial(self.function, *self.args, **self.kwargs)
         if self.result is None:
             return run
@@ -69,7 +68,7 @@ class Call(NamedTuple):
 
 
 class TapeSegment:
-    """The aten calls made between `begin` and `end`, with their concrete tensors.
+    """The aten calls between `begin` and `end`, with their concrete tensors.
 
     A replay runs the calls into the storages of the recorded run.
     """
@@ -83,18 +82,18 @@ class TapeSegment:
 
     @property
     def calls(self) -> list[Call]:
-        """What was recorded."""
+        """The recorded calls."""
         return self._recorder.calls
 
     def begin(self) -> None:
-        """Record from here on."""
+        """Start to record."""
         self.ops.log = self.operations
         self.op_calls.begin()
         self._recorder.__enter__()  # type: ignore[no-untyped-call]
         self._reads.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self) -> None:
-        """Record no more."""
+        """Stop recording."""
         self._reads.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self.ops.log = None
@@ -131,7 +130,7 @@ class _Recorder(UncompiledMode):
             pass
         elif traits.mutates:
             self.calls.append(Call(METHODS.get(func, func), args, kwargs))
-        elif not _is_view(value, args):  # A view is an alias of a storage the tape knows.
+        elif not _is_view(value, args):  # Its storage is an argument's.
             if isinstance(value, Tensor):
                 self.calls.append(_call_into(value, func, traits, args, kwargs))
             elif traits.name in SEVERAL:
@@ -142,10 +141,10 @@ class _Recorder(UncompiledMode):
 
 
 class _HostReads(TorchFunctionMode):
-    """Refuses the reads into Python that never reach a dispatch mode.
+    """Refuses reads into Python that never reach a dispatch mode.
 
-    Modes that were entered before it see allocations alone: to call a mode for each of torch's
-    functions takes longer than the function.
+    Modes that were entered earlier see only allocations, because a Python mode call per torch
+    function takes longer than the function.
     """
 
     REFUSED = frozenset(
@@ -164,9 +163,9 @@ class _HostReads(TorchFunctionMode):
 
 
 def _is_view(value: Any, args: tuple[Any, ...]) -> bool:
-    """Whether every tensor of `value` lies in the storage of an argument.
+    """Whether every tensor of `value` shares the storage of an argument.
 
-    The storages decide, not the schema: what a schema calls an alias may be a copy, as `to` is.
+    Compares storages, because a schema also calls a possible copy an alias, as for `to`.
     """
     known = {one.untyped_storage()._cdata for one in args if isinstance(one, Tensor)}
     if isinstance(value, Tensor):
@@ -177,7 +176,7 @@ def _is_view(value: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _copying(func: Any, results: Sequence[Tensor]) -> Callable[..., None]:
-    """Return `func`, whose several values are copied to the recorded `results`."""
+    """Return a function that calls `func` and copies its values to the recorded `results`."""
 
     def called(*args: Any, **kwargs: Any) -> None:
         for result, value in zip(results, func(*args, **kwargs), strict=True):
@@ -188,10 +187,10 @@ def _copying(func: Any, results: Sequence[Tensor]) -> Callable[..., None]:
 
 @dataclass(frozen=True)
 class _Traits:
-    """What a call of one overload is to a tape, whatever its arguments.
+    """How a tape treats calls of one overload.
 
-    A replay needs nothing of a call that `leaves_nothing`: a span of the profiler, and memory that
-    is allocated once, at the capture, and that no replay clears. `form` writes into `out=`.
+    A replay skips a call that `leaves_nothing`: a span of the profiler, or an allocation, whose
+    memory is allocated once at capture and never cleared. `form` is the overload with `out=`.
     """
 
     name: str
@@ -206,10 +205,10 @@ class _Traits:
 
 @cache
 def _traits(func: Any) -> _Traits:
-    """Return the traits of an overload, which torch makes once and never changes."""
+    """Return the traits of an overload. Torch never changes overloads."""
     name, indexes = func._schema.name, func.overloadpacket in INDEXING
     refused = bool(NOT_CAPTURABLE & set(func.tags)) or name in UNTAGGED
-    if func is torch.ops.aten.repeat_interleave.self_int:  # Its shape follows from a number.
+    if func is torch.ops.aten.repeat_interleave.self_int:  # Its shape depends on a number only.
         refused = False
     return _Traits(
         name,
@@ -224,14 +223,14 @@ def _traits(func: Any) -> _Traits:
 
 
 def _by_mask(indices: Sequence[Tensor | None]) -> bool:
-    """Whether an index is a mask: what is read or written then depends on values."""
+    """Whether an index is a mask. The elements it selects then depend on values."""
     return any(index is not None and index.dtype in MASKS for index in indices)
 
 
 def _call_into(
     value: Tensor, func: Any, traits: _Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Call:
-    """Return the call in the form that writes the storage of its recorded `value`."""
+    """Return the call in a form that writes to the storage of its recorded `value`."""
     if traits.converts:
         return Call(Tensor.copy_, (value, args[0]), {})
     form = traits.form
@@ -245,11 +244,11 @@ def _call_into(
 def _fastest_binding(
     form: "_OutForm", args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Callable[..., Any]:
-    """Return torch's own function of the op if it takes these arguments, else the overload.
+    """Return torch's own function for the op if it accepts these arguments, else the overload.
 
-    Torch's function costs half as much to call, and a tape is replayed often. No schema says
-    which arguments it takes, so that it is called once with arguments of these types: it writes
-    what its result already holds.
+    A tape is replayed often, and torch's function takes half as long to call. No schema lists the
+    arguments that it accepts, so it is called once with them. This writes the values that its
+    result already holds.
     """
     if form.binding is None:
         return form.overload
@@ -264,7 +263,7 @@ def _fastest_binding(
 
 
 def _types(values: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the types of some arguments, and those of the items of lists."""
+    """Return the types of some arguments and of the items of lists."""
     types = tuple(map(type, values))
     if list not in types and tuple not in types:
         return types
@@ -273,10 +272,10 @@ def _types(values: Sequence[Any]) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class _OutForm:
-    """The overload of an op that writes into `out=`, which keywords it accepts besides.
+    """The overload of an op that writes into `out=`, and the other keywords that it accepts.
 
-    `binding` is torch's own function of the op, if there is one. `fastest` is what to call, by
-    the types of the arguments and the names of keywords.
+    `binding` is torch's own function for the op, if there is one. `fastest` maps argument types and
+    keyword names to the function to call.
     """
 
     overload: Callable[..., Any]
@@ -299,7 +298,7 @@ def _out_form(func: Any) -> _OutForm | None:
 
 
 def _own_function(name: str) -> Callable[..., Any] | None:
-    """Return torch's own function of an op, if there is one."""
+    """Return torch's own function for an op, if there is one."""
     found: Callable[..., Any] | None = getattr(torch, name, getattr(torch._C._nn, name, None))
     return found
 

@@ -1,9 +1,9 @@
-"""The slots that requests see, listed one request after the other: on the host, and on CUDA.
+"""Lists the slots that requests see, one request after another, on the host and on CUDA.
 
-Both forms list the same, bit by bit: full and window lists side by side, every number an int32.
-A request lists its first columns of `req_to_token` on full layers, and on SWA layers those that
-the first of its tokens sees through the window, and on. Slots are those of the full sub-pool.
+Both forms produce the same bits: full and window lists, all int32. On full layers a request lists
+its first columns of `req_to_token`. On SWA layers it lists those from the first column in the
+window of its first token. Slots are full slots.
 
-Beside them, on CUDA alone, what `subjects.key_lists` and `subjects.states` list of drafts and of
-recurrent states by torch's ops elsewhere.
+The package also contains CUDA forms of the lists of drafts in `subjects.key_lists` and of recurrent
+states in `subjects.states`. Elsewhere these use torch ops.
 """

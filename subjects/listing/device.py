@@ -1,11 +1,11 @@
-"""The key lists of a forward by one launch: what a dozen torch ops make on a CPU.
+"""The key lists of a forward in one launch, instead of a dozen torch ops.
 
-Rows are listed by the running sum of their lengths, as the engine's own kernel lists them
-(`create_flashinfer_kv_indices_triton`), full and window lists side by side.
+Rows are listed at the running sum of their lengths, as in the engine's kernel
+(`create_flashinfer_kv_indices_triton`). One launch makes full and window lists.
 """
 
 # mypy: disable-error-code="no-untyped-def"
-# The line above is for the kernel: Triton's values have no Python types.
+# Triton's values have no Python types.
 
 import torch
 import triton.language as tl
@@ -13,19 +13,19 @@ from paritybit.reference.kernels.launch import Kernel, jit
 from torch import Tensor
 
 TILE = 512
-"""Requests, keys or tokens that one step of a program lists."""
+"""Requests, keys or tokens per step of a program."""
 
 NO_SLOT = tl.constexpr(2**31 - 1)
-"""A slot that no pool has."""
+"""A slot number beyond any pool."""
 
 ALL = tl.constexpr(2**30)
-"""More keys than any request has."""
+"""A number of keys beyond any request."""
 
 NOWHERE = tl.constexpr(2**59)
-"""An element so far from any tensor that it has no address."""
+"""An element index so large that it is an invalid address in any tensor."""
 
 KINDS = 2
-"""Full lists and the window's."""
+"""Full lists and window lists."""
 
 
 @jit
@@ -38,7 +38,7 @@ def _before(
     SPANS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Return how many slots are listed for the requests before one, and how many tokens run."""
+    """Return the number of slots listed, and of tokens run, for all requests before `request`."""
     slots = tl.full((), 0, tl.int32)
     tokens = tl.full((), 0, tl.int32)
     start = 0
@@ -72,8 +72,8 @@ def _list_slots(
 ):
     """List a row's slots from column `first` on, at places from `begin` to `until`.
 
-    More keys than there are, to `end`, cannot be listed: what the host counts beyond them is no
-    slot, so that to translate it fails.
+    Keys exist only up to `end`. If the host counts more, the places beyond get NO_SLOT, and their
+    translation fails.
     """
     place = begin
     while place < until:
@@ -98,10 +98,10 @@ def _list_tokens(
     back,
     TILE: tl.constexpr,
 ):
-    """List where keys begin and end of tokens from `token` on, the first at `position`.
+    """List where the keys of each token from `token` on begin and end. The first is at `position`.
 
-    The list has column 0 at `origin`, whether or not it holds it. A token sees `back` keys
-    before its own.
+    Column 0 of the request has place `origin`, even if the list does not contain it. A token sees
+    `back` keys before its own.
     """
     place = token
     while place < until:
@@ -166,7 +166,7 @@ def key_lists_kernel(
     )
     if SPANS:
         target = ends + tl.where(windowed, 2 * tokens, 0)
-        # Tokens beyond all requests see no key of the last one.
+        # Tokens beyond all requests see no key.
         until = tl.where(last, tokens, tl.minimum(token + ran, tokens))
         back = tl.where(windowed, window - 1, ALL)
         _list_tokens(target, tokens, token, ran, until, length - ran, begin - first, back, TILE)
@@ -185,14 +185,14 @@ def translate_kernel(
     inside = place < count
     slot = tl.load(loc + place, mask=inside, other=0).to(tl.int64)
     slot += tl.where(slot < 0, size, 0)
-    # What is no slot of the pool fails, as an index beyond a tensor does.
+    # An invalid slot fails, as an index beyond a tensor does.
     slot = tl.where((slot >= 0) & (slot < size), slot, NOWHERE)
     found = tl.load(mapping + slot, mask=inside, other=0)
     tl.store(translated + place, found.to(tl.int32), mask=inside)
 
 
 def translate(mapping: Tensor, loc: Tensor) -> Tensor:
-    """Return the elements `loc` of `mapping` [N] as int32, on CUDA; -1 is the last one."""
+    """Return the elements `loc` of `mapping` [N] as int32, on CUDA. -1 is the last element."""
     translated = loc.new_empty(loc.shape, dtype=torch.int32)
     count = loc.numel()
     translate_kernel.launch(
@@ -215,12 +215,12 @@ def list_rows(
     table: Tensor,
     shift: tuple[Tensor, Tensor] | None,
 ) -> dict[str, Tensor]:
-    """Return what `subjects.key_lists.list_rows` does, on CUDA."""
+    """Compute `subjects.key_lists.list_rows` on CUDA."""
     requests = rows.shape[0]
     sizes = [requests + 1, requests + 1, *totals]
     memory = torch.empty(sum(sizes), dtype=torch.int32, device=rows.device)
     indptr, window_indptr, slots, window_slots = memory.split_with_sizes(sizes)
-    since, by = shift or (rows, rows)  # The kernel takes all, and reads none of the others.
+    since, by = shift or (rows, rows)  # The kernel takes both but does not read them.
     key_lists_kernel.launch(
         (requests, KINDS, 1),
         indptr,
@@ -258,7 +258,7 @@ def list_spans(
     window: int,
     table: Tensor,
 ) -> dict[str, Tensor]:
-    """Return what `subjects.key_lists.list_spans` does, on CUDA."""
+    """Compute `subjects.key_lists.list_spans` on CUDA."""
     requests = rows.shape[0]
     sizes = [KINDS * (requests + 1), tokens, tokens, tokens, tokens, *totals]
     memory = torch.empty(sum(sizes), dtype=torch.int32, device=rows.device)
@@ -271,7 +271,7 @@ def list_spans(
         rows.contiguous(),
         seq_lens.contiguous(),
         counts.contiguous(),
-        rows,  # Read if they are shifted.
+        rows,  # Read only if SHIFTED.
         rows,
         table,
         table.stride(0),

@@ -1,10 +1,10 @@
-"""The lists of drafts to verify on CUDA, by one launch each: those of `subjects.key_lists`.
+"""The lists for drafts to verify, on CUDA in one launch each: see `subjects.key_lists`.
 
 Indices may have any width. Index tensors, the page table and the mask are contiguous.
 """
 
 # mypy: disable-error-code="no-untyped-def"
-# The line above is for the kernels: Triton's values have no Python types.
+# Triton's values have no Python types.
 
 import torch
 import triton.language as tl
@@ -13,7 +13,7 @@ from paritybit.reference.kernels.launch import Kernel
 from torch import Tensor
 
 TILE = 128
-"""Requests, columns or tokens that one step of a program lists."""
+"""Requests, columns or tokens per step of a program."""
 
 DRAFTS = tl.constexpr(SPECULATION.draft_tokens)
 NODES = tl.constexpr(1 << (SPECULATION.draft_tokens - 1).bit_length())
@@ -64,7 +64,7 @@ def tree_lists_kernel(
     node = tl.arange(0, NODES)
     token, inside = request * DRAFTS + node, node < DRAFTS
     position = tl.load(positions + token, mask=inside, other=0).to(tl.int32)
-    # Where the page table has the request's column 0, whether or not it holds it.
+    # The place of the request's column 0, even if the page table does not contain it.
     origin = request * width - offset
     tl.store(key_begin + token, before + node * 0, mask=inside)
     tl.store(key_end + token, before + end + node * 0, mask=inside)
@@ -102,7 +102,7 @@ def tree_keys_kernel(
 def tree_lists(
     rows: Tensor, seq_lens: Tensor, positions: Tensor, window: int, table: Tensor
 ) -> dict[str, Tensor]:
-    """Return what `subjects.key_lists.tree_lists` does, on CUDA."""
+    """Compute `subjects.key_lists.tree_lists` on CUDA."""
     requests, tokens = seq_lens.shape[0], positions.shape[0]
     width = window - 1 + SPECULATION.draft_tokens
     narrow, wide = [requests * width, *[tokens] * 4], [requests, tokens]
@@ -133,7 +133,7 @@ def tree_lists(
 def tree_keys(
     page_table: Tensor, offsets: Tensor, begin: Tensor, mask_indptr: Tensor, width: int
 ) -> tuple[Tensor, Tensor]:
-    """Return what `subjects.key_lists.tree_keys` does, on CUDA."""
+    """Compute `subjects.key_lists.tree_keys` on CUDA."""
     listed, tokens = page_table.shape[0], begin.shape[0]
     memory = torch.empty(listed + tokens, dtype=torch.int64, device=begin.device)
     slots, mask_start = memory.split_with_sizes((listed, tokens))

@@ -1,4 +1,4 @@
-"""Key lists on a CPU, in whole arrays: for lists this short, torch costs three times as much."""
+"""Key lists on a CPU, with numpy. For such short lists, torch takes three times as long."""
 
 from collections.abc import Mapping
 
@@ -18,11 +18,11 @@ def list_rows(
     table: Tensor,
     shift: tuple[Tensor, Tensor] | None,
 ) -> dict[str, Tensor]:
-    """Return the lists of rows that run one token, and see `seq_lens` [N] keys with it.
+    """Return the lists of rows that run one token each and see `seq_lens` [N] keys.
 
-    `rows` [N] are their rows of `table`; `totals` say how many keys to list, of the window's
-    too. `shift` is that of `subjects.key_lists.row_lists`. Raises IndexError where there are
-    fewer keys, or no such row or column.
+    `rows` [N] are their rows of `table`. `totals` are the numbers of keys to list: full and window.
+    `shift` is as in `subjects.key_lists.row_lists`. Raises IndexError if there are fewer keys, or
+    if a row or column does not exist.
     """
     lengths = seq_lens.numpy()
     kept = np.minimum(lengths, window)
@@ -48,8 +48,8 @@ def list_spans(
 ) -> dict[str, Tensor]:
     """Return the lists of requests that run the last `counts` [N] of their `seq_lens` tokens.
 
-    Beside them, where in its request's lists each of `tokens` tokens begins and ends. The others
-    are as those of `list_rows`.
+    Also returns where the keys of each of `tokens` tokens begin and end in its request's lists. The
+    other arguments are as in `list_rows`.
     """
     lengths, ran = seq_lens.numpy(), counts.numpy()
     begins = lengths - ran
@@ -79,17 +79,17 @@ def list_spans(
 
 
 def indptr_of(lengths: Ints) -> Ints:
-    """Return the running sum of `lengths` [N] from 0 on, int32 [N + 1]."""
+    """Return the running sum of `lengths` [N], int32 [N + 1]. The first element is 0."""
     indptr = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, dtype=np.int32, out=indptr[1:])
     return indptr
 
 
 class _Lists:
-    """The slots of rows of `table`, and where those of each row begin, of both kinds.
+    """The slots of rows of `table`, and where each row begins, for both kinds.
 
-    Full lists hold a row's first `lengths` columns, the window's the last `kept` of them. They
-    are made together, as if each row were two.
+    Full lists contain a row's first `lengths` columns, window lists the last `kept` of them. Both
+    are computed at once, as if each row were two.
     """
 
     def __init__(
@@ -108,9 +108,9 @@ class _Lists:
         self.indptr, self.window_indptr = indptr[: count + 1], indptr[count:] - first
         if first < totals[0] or end - first < totals[1]:
             raise IndexError(
-                f"{totals} keys must be listed, but there is room for {first} and {end - first}"
+                f"{totals} keys must be listed, but the rows have {first} and {end - first}"
             )
-        before = indptr[:-1].copy()  # What a place is further on than its column.
+        before = indptr[:-1].copy()  # Place minus column.
         before[count:] += kept - lengths
         column = np.arange(end) - np.repeat(before, both)
         if shift is not None:

@@ -1,10 +1,10 @@
-"""The paths of recurrent states on CUDA, by one launch each: those of `subjects.states`.
+"""The paths of recurrent states, on CUDA in one launch each: see `subjects.states`.
 
-Indices may have any width, paths have 64 bits. Tensors of trees are contiguous.
+Indices may have any width. Paths are int64. Tensors of trees are contiguous.
 """
 
 # mypy: disable-error-code="no-untyped-def"
-# The line above is for the kernels: Triton's values have no Python types.
+# Triton's values have no Python types.
 
 import torch
 import triton.language as tl
@@ -14,7 +14,7 @@ from paritybit.reference.state_pool import STATE_ROWS, StatePaths
 from torch import Tensor
 
 TILE = 128
-"""Tokens of one program."""
+"""Tokens per program."""
 
 ROWS = tl.constexpr(STATE_ROWS)
 DRAFTS = tl.constexpr(SPECULATION.draft_tokens)
@@ -100,7 +100,7 @@ def parents_kernel(
 
 
 def decode_paths(slots: Tensor) -> StatePaths:
-    """Return what `subjects.states.decode_paths` does, on CUDA."""
+    """Compute `subjects.states.decode_paths` on CUDA."""
     tokens = slots.shape[0]
     rows, parents = _empty(slots, 2, tokens)
     decode_paths_kernel.launch(_grid(tokens), rows, parents, slots.contiguous(), tokens, TILE=TILE)
@@ -108,7 +108,7 @@ def decode_paths(slots: Tensor) -> StatePaths:
 
 
 def verify_paths(slots: Tensor, tree_parents: Tensor) -> StatePaths:
-    """Return what `subjects.states.verify_paths` does, on CUDA."""
+    """Compute `subjects.states.verify_paths` on CUDA."""
     tokens = tree_parents.shape[0]
     sources, targets, parents = _empty(slots, 3, tokens)
     verify_paths_kernel.launch(
@@ -127,7 +127,7 @@ def verify_paths(slots: Tensor, tree_parents: Tensor) -> StatePaths:
 def extend_paths(
     slots: Tensor, token_requests: Tensor, positions: Tensor, longest: int
 ) -> StatePaths:
-    """Return what `subjects.states.extend_paths` does, on CUDA."""
+    """Compute `subjects.states.extend_paths` on CUDA."""
     tokens = token_requests.shape[0]
     sources, targets, parents = _empty(slots, 3, tokens)
     extend_paths_kernel.launch(
@@ -145,7 +145,7 @@ def extend_paths(
 
 
 def parents_in_tree(custom_mask: Tensor, mask_indptr: Tensor, seq_lens: Tensor) -> Tensor:
-    """Return what `subjects.states.parents_in_tree` does, on CUDA."""
+    """Compute `subjects.states.parents_in_tree` on CUDA."""
     tokens = mask_indptr.shape[0]
     (parents,) = _empty(mask_indptr, 1, tokens)
     bits = custom_mask.shape[0]
@@ -160,5 +160,5 @@ def _grid(tokens: int) -> tuple[int, int, int]:
 
 
 def _empty(beside: Tensor, *shape: int) -> tuple[Tensor, ...]:
-    """Return so many tensors int64 of so many tokens, on the device of another one."""
+    """Return uninitialised int64 tensors on the device of another tensor."""
     return torch.empty(shape, dtype=torch.int64, device=beside.device).unbind()

@@ -1,1 +1,1 @@
-"""Subjects that get one static buffer wrong in one way, made from the rows of the contracts."""
+"""Mutants: subjects with one mistake in one static buffer, derived from the contracts."""

@@ -1,8 +1,7 @@
-"""Mistakes with one static input: classes that come before the right `StaticInputs`.
+"""Mistakes with one static input: classes that precede the correct `StaticInputs`.
 
-Each lets the right populate run, then makes of the buffer what the mistake would have. What the
-buffer held before is remembered by the runner's own difference, since a runner may populate in
-two calls.
+Each runs the correct populate and then changes the buffer to what the mistake would leave. The
+runner saves the buffer's earlier contents, because it may call populate twice.
 """
 
 from collections.abc import Mapping
@@ -17,12 +16,12 @@ from torch import Tensor
 
 
 class MistakenInputs(StaticInputs):
-    """Gets the static input `mutated` wrong.
+    """Makes a mistake with the static input `mutated`.
 
-    `before` is what it held before this replay, `left` what the last one left there: where
-    padding keeps a tail, the harness writes to it between the two.
-    `populated` counts how often it was populated, `differed` how often the mistake made a
-    difference to what it holds.
+    - `before`: the contents before this replay.
+    - `left`: the contents after the last replay. The harness writes to kept tails in between.
+    - `populated`: how often the input was populated.
+    - `differed`: how often the mistake changed the contents.
     """
 
     mutated: ClassVar[str]
@@ -32,14 +31,14 @@ class MistakenInputs(StaticInputs):
     populated = differed = 0
 
     def begin(self) -> None:
-        """Remember what the buffer holds before a replay populates it."""
+        """Save the contents of the buffer before a replay populates it."""
         self.before = self.buffers[self.mutated].clone()
         self.was_reset = False
 
     def populate(
         self, live_values: Mapping[str, Tensor], *, padded: bool, padded_on_host: bool | None = None
     ) -> None:
-        """Populate as is right, then make the mistake."""
+        """Populate correctly, then make the mistake."""
         super().populate(live_values, padded=padded, padded_on_host=padded_on_host)
         row, buffer = self.rows[self.mutated], self.buffers[self.mutated]
         branch = padded_on_host if row.host and padded_on_host is not None else padded
@@ -52,17 +51,17 @@ class MistakenInputs(StaticInputs):
         self.differed += not torch.equal(right, buffer)
 
     def spoil(self, row: StaticInput, buffer: Tensor, values: Tensor | None, live: int) -> None:
-        """Make of a populated buffer, whose first `live` elements are `values`, what is wrong."""
+        """Make the mistake in a populated buffer, whose first `live` elements are `values`."""
 
     def put(self, row: StaticInput, buffer: Tensor, place: int, other: Tensor) -> None:
-        """Give one element, or row, what it is in another tensor of the buffer's shape."""
+        """Copy one element, or row, from another tensor of the buffer's shape."""
         if place < row.length(buffer):
             wide = row.axis is Axis.MROPE
             held = buffer[:, place] if wide else buffer[place]
             held.copy_(other[:, place] if wide else other[place])
 
     def blank(self, row: StaticInput, buffer: Tensor) -> None:
-        """Make the buffer what it is before anything live is copied."""
+        """Set the buffer to its contents before live values are copied."""
         if self.was_reset:
             buffer.fill_(row.value)
         else:
@@ -73,7 +72,7 @@ class FirstPaddedNotReset(MistakenInputs):
     """Resets all but the first padded element."""
 
     def spoil(self, row: StaticInput, buffer: Tensor, values: Tensor | None, live: int) -> None:
-        """Put the first padded element back."""
+        """Restore the first padded element."""
         if self.was_reset:
             self.put(row, buffer, live, self.before)
 
@@ -82,7 +81,7 @@ class LastNotReset(MistakenInputs):
     """Resets all but the last element."""
 
     def spoil(self, row: StaticInput, buffer: Tensor, values: Tensor | None, live: int) -> None:
-        """Put the last element back, unless it is live."""
+        """Restore the last element, unless it is live."""
         last = row.length(buffer) - 1
         if self.was_reset and live <= last:
             self.put(row, buffer, last, self.before)
@@ -92,16 +91,16 @@ class ResetAfterCopy(MistakenInputs):
     """Copies the live values, then resets."""
 
     def spoil(self, row: StaticInput, buffer: Tensor, values: Tensor | None, live: int) -> None:
-        """Reset."""
+        """Reset the buffer."""
         if self.was_reset:
             buffer.fill_(row.value)
 
 
 class WrongTail(MistakenInputs):
-    """Has a wrong value behind the live ones, whatever was written there."""
+    """Has a wrong value in the tail, whatever was written there."""
 
     def spoil(self, row: StaticInput, buffer: Tensor, values: Tensor | None, live: int) -> None:
-        """Fill the tail with what is one too high."""
+        """Fill the tail with a value that is one too high."""
         tail = buffer[:, live:] if row.axis is Axis.MROPE else buffer[live:]
         tail.fill_(row.value + 1)
 
@@ -110,7 +109,7 @@ class CopiedOneShort(MistakenInputs):
     """Copies all live values but the last."""
 
     def spoil(self, row: StaticInput, buffer: Tensor, values: Tensor | None, live: int) -> None:
-        """Make the last one what it is where nothing is copied: reset, or left there."""
+        """Set the last live element to its value without a copy."""
         if live and self.was_reset:
             self.put(row, buffer, live - 1, torch.full_like(buffer, row.value))
         elif live:
@@ -118,12 +117,12 @@ class CopiedOneShort(MistakenInputs):
 
 
 class LateByOne(MistakenInputs):
-    """Copies what the replay before should have had."""
+    """Copies the values of the previous replay."""
 
     latest: Tensor | None = None
 
     def spoil(self, row: StaticInput, buffer: Tensor, values: Tensor | None, live: int) -> None:
-        """Make the buffer blank and copy the last replay's values."""
+        """Blank the buffer and copy the previous replay's values."""
         if values is not None:
             late, self.latest = self.latest, values.clone()
             self.blank(row, buffer)
@@ -132,27 +131,27 @@ class LateByOne(MistakenInputs):
 
 
 class FrozenAtCapture(MistakenInputs):
-    """Is neither reset nor copied into."""
+    """Neither resets nor copies."""
 
     def spoil(self, row: StaticInput, buffer: Tensor, values: Tensor | None, live: int) -> None:
-        """Put everything back."""
+        """Restore all elements."""
         buffer.copy_(self.before)
 
 
 class AddressRebound(MistakenInputs):
-    """Is a new tensor in every replay."""
+    """Rebinds the input to a new tensor in every replay."""
 
     def begin(self) -> None:
-        """Take a new tensor."""
+        """Replace the buffer by a copy."""
         super().begin()
         self.buffers[self.mutated] = self.before.clone()
 
 
 class BeginsPopulating(GraphRunner):
-    """Tells its mistaken inputs when a replay begins."""
+    """Notifies the mistaken inputs when a replay begins."""
 
     def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
-        """Begin, then populate as is right."""
+        """Notify the inputs, then populate correctly."""
         assert isinstance(self.inputs, MistakenInputs)
         self.inputs.begin()
         super().populate(batch, bucket, padded=padded)

@@ -1,4 +1,4 @@
-"""Mistakes with one static list of attention metadata: classes before the right `StaticLists`."""
+"""Mistakes with one static list of attention metadata, before the correct `StaticLists`."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -10,18 +10,18 @@ from torch import Tensor
 
 
 class MistakenLists(StaticLists):
-    """Gets the list `mutated` wrong."""
+    """Makes a mistake with the list `mutated`."""
 
     mutated: ClassVar[str]
 
     def write(self, values: Lists) -> None:
-        """Write the lists as is right, but for the one that is mistaken."""
+        """Write all lists correctly except the mutated one."""
         right = {name: listed for name, listed in values.items() if name != self.mutated}
         mistaken = self.mistaken(values[self.mutated])
         super().write(right if mistaken is None else {**right, self.mutated: mistaken})
 
     def mistaken(self, values: Tensor) -> Tensor | None:
-        """Return what is written of a list's values, None if nothing is."""
+        """Return the values to write for a list. None to write nothing."""
         return values
 
 
@@ -34,38 +34,38 @@ class ListCopiedOneShort(MistakenLists):
 
 
 class ListLateByOne(MistakenLists):
-    """Writes what the replay before should have had."""
+    """Writes the values of the previous replay."""
 
     latest: Tensor | None = None
 
     def mistaken(self, values: Tensor) -> Tensor | None:
-        """Write the last replay's values."""
+        """Return the previous replay's values."""
         late, self.latest = self.latest, values.clone()
         return late
 
 
 class ListFrozenAtCapture(MistakenLists):
-    """Writes what the first capture needs, and nothing after it."""
+    """Writes the values of the first capture, and nothing after it."""
 
     written = False
 
     def mistaken(self, values: Tensor) -> Tensor | None:
-        """Write once."""
+        """Write only once."""
         first, self.written = not self.written, True
         return values if first else None
 
 
 class ListRebound(MistakenLists):
-    """Is a new tensor in every replay."""
+    """Rebinds the list to a new tensor in every replay."""
 
     def mistaken(self, values: Tensor) -> Tensor | None:
-        """Take a new tensor, and write to it."""
+        """Rebind the list, and write to the new tensor."""
         self.buffers[self.mutated] = self.buffers[self.mutated].clone()
         return values
 
 
 class ListOfWrongDtype(MistakenLists):
-    """Is of another dtype."""
+    """Has another dtype."""
 
     def __init__(self, sizes: Mapping[str, tuple[int, torch.dtype]], buffers: BufferPool) -> None:
         size, dtype = sizes[self.mutated]
@@ -79,4 +79,4 @@ OTHER_DTYPES: Mapping[torch.dtype | None, torch.dtype] = {
     torch.float32: torch.float64,
     None: torch.float64,
 }
-"""The dtype that is taken for another by mistake; None stands for the model's."""
+"""The wrong dtype for each dtype. None is the model's."""

@@ -1,4 +1,4 @@
-"""Every mutant: a mistake with one static buffer of one runner under one location scheme."""
+"""All mutants: one mistake with one static buffer of one runner in one location scheme."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from paritybit.compat import StrEnum
 
 
 class Mistake(StrEnum):
-    """What can be done wrong with a static buffer."""
+    """The kinds of mistakes with a static buffer."""
 
     NEVER_RESET = "never reset"
     FIRST_NOT_RESET = "first padded element not reset"
@@ -43,7 +43,7 @@ OF_RESETS = frozenset(
         Mistake.RESET_AFTER_COPY,
     }
 )
-"""Mistakes with a reset: only what is reset can be got wrong so."""
+"""Mistakes that apply only to inputs that are reset."""
 
 INPUT_CLASSES: Mapping[Mistake, type[inputs.MistakenInputs]] = {
     Mistake.FIRST_NOT_RESET: inputs.FirstPaddedNotReset,
@@ -55,7 +55,7 @@ INPUT_CLASSES: Mapping[Mistake, type[inputs.MistakenInputs]] = {
     Mistake.FROZEN: inputs.FrozenAtCapture,
     Mistake.REBOUND: inputs.AddressRebound,
 }
-"""What makes a mistake with a static input, where it is a matter of code."""
+"""The classes for mistakes with a static input that need code."""
 
 ROW_CHANGES: Mapping[Mistake, Callable[[StaticInput], Mapping[str, Any]]] = {
     Mistake.NEVER_RESET: lambda row: {"policy": Policy.KEEP},
@@ -65,7 +65,7 @@ ROW_CHANGES: Mapping[Mistake, Callable[[StaticInput], Mapping[str, Any]]] = {
     },
     Mistake.WRONG_DTYPE: lambda row: {"dtype": OTHER_DTYPES[row.dtype]},
 }
-"""The fields of a row that make a mistake, where it is a matter of data."""
+"""The changes of a contract row for mistakes that are data."""
 
 LIST_CLASSES: Mapping[Mistake, type[lists.MistakenLists]] = {
     Mistake.COPIED_SHORT: lists.ListCopiedOneShort,
@@ -74,7 +74,7 @@ LIST_CLASSES: Mapping[Mistake, type[lists.MistakenLists]] = {
     Mistake.WRONG_DTYPE: lists.ListOfWrongDtype,
     Mistake.REBOUND: lists.ListRebound,
 }
-"""What makes a mistake with a list of attention metadata, which is written whole."""
+"""The classes for mistakes with a list of attention metadata, which is written whole."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,12 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The mutant's name."""
         return f"{self.runner}/{self.scheme}/{self.buffer}: {self.mistake}"
 
 
 def makes_sense(mistake: Mistake, row: StaticInput) -> bool:
-    """Whether a mistake with a row differs from what is right: only what is filled is misfilled."""
+    """Whether a mistake with a row changes anything."""
     if mistake is Mistake.WRONG_FILL:
         return row.policy is not Policy.KEEP
     return mistake not in OF_RESETS or row.policy is Policy.RESET
@@ -101,7 +101,7 @@ def makes_sense(mistake: Mistake, row: StaticInput) -> bool:
 
 @cache
 def metadata(runner: type[GraphRunner]) -> tuple[str, ...]:
-    """Return the names of a runner's static lists, which are the same for every model."""
+    """Return the names of a runner's static lists, which do not depend on the model."""
     bare: Any = object.__new__(runner)
     bare.target = bare.draft = SimpleNamespace(config=next(iter(PRESETS.values())).tiny)
     return tuple(runner.metadata_sizes(bare, 1))
@@ -121,12 +121,12 @@ def mutants() -> Iterator[Mutant]:
 
 
 def mutated_subject(mutant: Mutant) -> Subject:
-    """Return the right subject but for one mistake."""
+    """Return the correct subject with one mistake."""
     subject = clean_subject(mutant.runner, mutant.scheme)
     row = next((row for row in subject.contract if row.name == mutant.buffer), None)
     if row is None:
         return with_parts(subject, mutant, {Part.METADATA: LIST_CLASSES[mutant.mistake]})
-    # What is filled once, the harness overwrites: there a wrong fill is a matter of code.
+    # The harness overwrites inputs that are filled once, so a wrong fill of these needs code.
     overwritten = mutant.mistake is Mistake.WRONG_FILL and row.policy is Policy.FILL_ONCE
     if mutant.mistake in ROW_CHANGES and not overwritten:
         change = {row.name: ROW_CHANGES[mutant.mistake](row)}
@@ -139,9 +139,9 @@ def mutated_subject(mutant: Mutant) -> Subject:
 
 
 def with_parts(subject: Subject, mutant: Mutant, before: Mapping[Part, type]) -> Subject:
-    """Return a subject with classes before its right parts that know which buffer is mutated."""
-    told = {
+    """Return a subject with classes before its parts, bound to the mutated buffer."""
+    bound = {
         part: type(kind.__name__, (kind,), {"mutated": mutant.buffer, "__doc__": kind.__doc__})
         for part, kind in before.items()
     }
-    return replace(subject, parts=subject.parts.with_before(told))
+    return replace(subject, parts=subject.parts.with_before(bound))

@@ -1,1 +1,1 @@
-"""Bugs of what an engine can do beyond the basics, of its dummy rows, and of its outputs."""
+"""Bugs in optional features of an engine, in its dummy rows, and in its outputs."""

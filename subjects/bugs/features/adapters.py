@@ -1,4 +1,4 @@
-"""LoRA adapters of the rows of a batch, under graphs that were captured with none or with one."""
+"""LoRA adapters per row, in graphs that were captured with none or with one."""
 
 import torch
 from paritybit.reference.batch import Mode
@@ -17,29 +17,29 @@ LORA = frozenset({Feature.LORA})
 
 
 class RunsFirstSegment(DecodeRunner):
-    """A runner whose grid has one segment of rows with the same adapter, as its capture had."""
+    """A runner whose grid covers one segment of rows with the same adapter, as at capture."""
 
     def adapters(self, bucket: int) -> Tensor:
-        """Return each token's adapter: none behind the first segment."""
+        """Return each token's adapter: none after the first segment."""
         adapters = super().adapters(bucket)
         return torch.where(adapters == adapters[:1], adapters, 0)
 
 
 class MapsTokensAsRequests(DecodeRunner):
-    """A runner whose adapters are laid out for one token of each request."""
+    """A runner that lays out adapters for one token per request."""
 
     def adapters(self, bucket: int) -> Tensor:
-        """Return each token's adapter: token i has request i's, those beyond have none."""
+        """Return each token's adapter: token i has request i's, later ones none."""
         adapters = torch.zeros_like(self.per_token("lora_ids", bucket))
         adapters[:bucket] = self.view("lora_ids", bucket)
         return adapters
 
 
 class WarmsUpWithoutAdapters(DecodeRunner):
-    """A runner that gets its adapters outside of what a graph records."""
+    """A runner that reads its adapters outside of what a graph records."""
 
     def adapters(self, bucket: int) -> Tensor:
-        """Return each token's adapter, as it was when a graph was captured."""
+        """Return each token's adapter at capture."""
         with unrecorded(self.target.device):
             return super().adapters(bucket).clone()
 

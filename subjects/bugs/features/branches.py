@@ -1,4 +1,4 @@
-"""How many branches a draft keeps: code for one where there are several, and for a chain alone."""
+"""Branches of drafts: code for one branch where there are several, or only for chains."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,20 +22,20 @@ CHAINS = frozenset({Feature.CHAINS})
 
 
 class ListsOneBranch(GraphRunner):
-    """A runner whose list of slots has room for one branch of each request."""
+    """A runner whose list of slots has room for one branch per request."""
 
     def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
-        """Return the buffers of one key list per branch, without its factor in the slots."""
+        """Return the buffers of one key list per branch, with room for one branch."""
         sizes = super().metadata_sizes(bucket)  # type: ignore[safe-super]  # the runner's come next
         slots, dtype = sizes["kv_indices"]
         return {**sizes, "kv_indices": (slots // self.topk, dtype)}
 
 
 class AdvancesStatesAsChain(TargetVerifyRunner):
-    """A runner whose recurrent states know no parents: each draft continues the one before it."""
+    """A runner whose recurrent states have no parents: each draft continues the last one."""
 
     def state_paths(self, bucket: int) -> StatePaths:
-        """Return where the states of draft tokens come from, as if each request had a chain."""
+        """Return the state paths of draft tokens as if each request had a chain."""
         paths = super().state_paths(bucket)
         place = torch.arange(len(paths.parents), device=paths.parents.device)
         root = place % SPECULATION.draft_tokens == 0
@@ -44,18 +44,18 @@ class AdvancesStatesAsChain(TargetVerifyRunner):
 
 
 class PlansFirstForward(EagleDraftRunner):
-    """A runner that makes the lists of a draft's first forward anew, and those of no other."""
+    """A runner that rebuilds only the lists of a draft's first forward."""
 
     def __init__(self, spec: RunnerSpec) -> None:
         super().__init__(spec)
         self.of_capture: dict[int, Lists] = {}
 
     def list_rows(self, bucket: int, lists: Callable[..., Lists]) -> None:
-        """Write the key lists of a bucket's rows: after the first forward, those of its capture."""
+        """Write the key lists of a bucket's rows. Later forwards get those of the capture."""
         super().list_rows(bucket, partial(self.first_anew, bucket, lists))
 
     def first_anew(self, bucket: int, lists: Callable[..., Lists], *given: Any) -> Lists:
-        """Return the lists of the first forward, and behind them those kept of all others."""
+        """Return new lists for the first forward, and the kept ones for all others."""
         found, rows = lists(*given), bucket * self.topk
         kept = self.of_capture.setdefault(bucket, found)
         joined: Lists = {}
@@ -75,7 +75,7 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("sgl-project/sglang", 27338),
         mechanism=(
-            "The buffer of the slots that a draft reads has room for one branch of each request, "
+            "The buffer for the slots that a draft reads has room for one branch of each request, "
             "but each branch has its own list. Long requests write beyond its end. Chains fit."
         ),
         parts={Part.RUNNER: ListsOneBranch},
@@ -88,9 +88,9 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("sgl-project/sglang", 27463),
         mechanism=(
-            "The kernel of recurrent states is not told the parents of drafts and verifies a tree "
-            "as a chain. A draft of another branch continues the state of a draft it does not "
-            "follow. Chains are right."
+            "The kernel for recurrent states does not get the parents of drafts, and treats a tree "
+            "as a chain. A draft on another branch continues the state of a draft that is not "
+            "its parent. Chains are correct."
         ),
         parts={Part.RUNNER: AdvancesStatesAsChain},
         modes=frozenset({Mode.TARGET_VERIFY}),
@@ -102,7 +102,7 @@ BUGS = (
         thread=pull("vllm-project/vllm", 38311),
         mechanism=(
             "A replay of a chain of drafts rebuilds the attention metadata of its first forward "
-            "only. The later ones read what was listed at the capture, so later drafts are bad."
+            "only. The later forwards read the lists of the capture, so later drafts are wrong."
         ),
         parts={Part.RUNNER: PlansFirstForward},
         modes=frozenset({Mode.DRAFT}),

@@ -1,4 +1,4 @@
-"""Dummy runs of idle ranks, and padded tokens of a prefill, that count as real ones."""
+"""Dummy runs of idle ranks, and padded prefill tokens, that are treated as real."""
 
 import torch
 from paritybit.reference.batch import ForwardBatch, Mode
@@ -13,12 +13,12 @@ FAMILY = "dummy rows that count as real"
 
 
 class KeepsRowsOfDummies(GraphRunner):
-    """A runner whose dummy run leaves some inputs as the last batch had them."""
+    """A runner whose dummy run keeps some inputs of the last batch."""
 
     kept: tuple[str, ...]
 
     def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
-        """Bring the static inputs up to date; for a dummy run, all but those that are kept."""
+        """Update the static inputs. In a dummy run, keep some as they are."""
         buffers = [self.inputs.buffers[name] for name in self.kept] if batch is None else []
         before = [buffer.clone() for buffer in buffers]
         super().populate(batch, bucket, padded=padded)
@@ -39,10 +39,10 @@ class KeepsSlots(KeepsRowsOfDummies):
 
 
 class AdvancesPaddedTokens(PrefillRunner):
-    """A runner that takes padded tokens into the state of the last request."""
+    """A runner that advances the last request's state by padded tokens."""
 
     def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
-        """Bring the static inputs up to date, and scan the padded tokens behind the live ones."""
+        """Update the static inputs, and scan the padded tokens after the live ones."""
         super().populate(batch, bucket, padded=padded)
         beyond = 0 if batch is None else bucket - batch.live_tokens
         if batch is None or beyond == 0:
@@ -99,8 +99,8 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("lightseekorg/tokenspeed", 969),
         mechanism=(
-            "A prefill graph pads tokens up to its size. The recurrent layers take the padded "
-            "tokens for real ones and advance the state of the last request by them."
+            "A prefill graph pads tokens up to its size. The recurrent layers treat the padded "
+            "tokens as real, and advance the state of the last request."
         ),
         parts={Part.RUNNER: AdvancesPaddedTokens},
         modes=frozenset({Mode.EXTEND}),

@@ -1,4 +1,4 @@
-"""Prefixes that requests share: pages freed while others hold them, and what left the window."""
+"""Shared prefixes: pages freed while other requests hold them, and evicted windows."""
 
 from collections.abc import Sequence
 
@@ -16,50 +16,50 @@ FAMILY = "shared prefix"
 
 
 class FreesSharedWindows(Allocator):
-    """An allocator in which one request's release of a SWA page is everyone's."""
+    """An allocator that frees a SWA page as soon as one of its requests releases it."""
 
     def release(self, kind: Kind, page: int) -> bool:
-        """Free a page; a SWA page whoever shares it."""
+        """Give back a page. Frees a SWA page even if it is shared."""
         if kind is Kind.SWA:
             del self.sharers[kind, page]
         return super().release(kind, page)
 
 
 class FreesSharedPages(Allocator):
-    """An allocator that frees the full pages of a request that leaves, whoever shares them."""
+    """An allocator that frees the full pages of a finished request even if they are shared."""
 
     def release(self, kind: Kind, page: int) -> bool:
-        """Free a page; a full page whoever shares it."""
+        """Give back a page. Frees a full page even if it is shared."""
         if kind is Kind.FULL:
             del self.sharers[kind, page]
         return super().release(kind, page)
 
 
 class KeepsEvictedPages(Allocator):
-    """An allocator whose prefixes go on naming the SWA pages that left the window."""
+    """An allocator whose prefixes keep SWA pages that left the window."""
 
     def clear(self, seed: int) -> None:
-        """Free everything, and forget which pages lay side by side."""
+        """Free everything, and forget which pages belong together."""
         self.beside: dict[int, int] = {}
         super().clear(seed)
 
     def extend(self, allocation: PageAllocation, length: int, count: int) -> list[int] | None:
-        """Allocate slots, and keep which SWA page lies beside each full page."""
+        """Allocate slots, and save the SWA page of each full page."""
         slots = super().extend(allocation, length, count)
         pages = zip(allocation.full_pages, allocation.swa_pages, strict=True)
         self.beside.update((full, swa) for full, swa in pages if swa is not None)
         return slots
 
     def swa_pages_of(self, donor: PageAllocation, pages: int) -> list[int | None]:
-        """Return the first SWA pages of an allocation as they were when they were written."""
+        """Return the SWA pages of an allocation's first pages as they were when written."""
         return [self.beside.get(full) for full in donor.full_pages[:pages]]
 
 
 class UnmapsSharedPages(Allocator):
-    """An allocator that unmaps all pages that a request gives back, also those that others have."""
+    """An allocator that unmaps all pages that a request gives back, even shared ones."""
 
     def _free_swa(self, allocation: PageAllocation, pages: Sequence[int]) -> None:
-        """Give the SWA pages back, and unmap the slots of their full pages."""
+        """Give back the SWA pages, and unmap the slots of their full pages."""
         super()._free_swa(allocation, pages)
         size = self.page_size
         slots = [allocation.full_pages[i] * size + place for i in pages for place in range(size)]
@@ -67,7 +67,7 @@ class UnmapsSharedPages(Allocator):
 
 
 class FreesHeldPages(Allocator):
-    """An allocator that refills with the new full pages, and frees those that a row still names."""
+    """An allocator whose refill keeps the new full pages, and frees those in a running row."""
 
     def kept(self, allocation: PageAllocation, donor: PageAllocation, index: int) -> int:
         """Return the full page of the request that computed the tokens again."""
@@ -75,30 +75,33 @@ class FreesHeldPages(Allocator):
 
 
 class FreesRefilledWindows(Allocator):
-    """An allocator that gives a full page back together with the SWA page that was beside it."""
+    """An allocator that frees a full page together with the SWA page that it was mapped to."""
 
     def refill_page(
         self, allocation: PageAllocation, donor: PageAllocation, index: int, swa: int
     ) -> int:
-        """Refill a page, and give back its SWA page, which the prefix has just taken."""
+        """Refill a page, and release its SWA page, which the prefix has just taken."""
         freed = super().refill_page(allocation, donor, index, swa)
         self.release(Kind.SWA, swa)
         return freed
 
 
 class RefillsBeyondEviction(Allocator):
-    """An allocator that takes all SWA slots of a request for live ones as it refills."""
+    """An allocator whose refill treats all SWA slots of a request as live."""
 
     def computed(self, allocation: PageAllocation, index: int) -> int | None:
-        """Return the SWA page that the mapping leads to, which is page 0 for one evicted."""
+        """Return the mapped SWA page, which is page 0 if it was evicted."""
         return super().computed(allocation, index) or 0
 
 
 class MatchesAcrossTombstones(Allocator):
-    """An allocator that counts the SWA pages before a tombstone as if they followed it."""
+    """An allocator whose match counts SWA pages before a tombstone as if they followed it."""
 
     def sees_all(self, donor: PageAllocation, pages: int, window: int) -> bool:
-        """Whether so many pages are there, a tombstone behind fewer than a window left out."""
+        """Whether the match finds a window of SWA pages.
+
+        Ignores a tombstone after less than a window.
+        """
         there, least = NEVER_SEEN, window - 1
         for page in donor.swa_pages[:pages]:
             if page is not None:
@@ -109,22 +112,22 @@ class MatchesAcrossTombstones(Allocator):
 
 
 class LinksNothing(Tables):
-    """Index tables in which a row keeps what its last owner had where a prefix is shared."""
+    """Index tables in which a shared prefix keeps the entries of the row's last owner."""
 
     def link(self, row: int, full: Tensor) -> None:
-        """Write nothing: the prefix counts as written."""
+        """Write nothing."""
 
 
 class LinksHalfOfEach(Tables):
-    """Index tables that take the slots of a shared prefix for numbers of 32 bits."""
+    """Index tables that read the slots of a shared prefix as int32."""
 
     def link(self, row: int, full: Tensor) -> None:
-        """Let the first columns of a row be what is there, read as int32."""
+        """Set the first columns of a row to the slots, read as int32."""
         super().link(row, full.view(torch.int32)[: full.shape[0]])
 
 
 def prefix_bug(name: str, thread: str, mechanism: str, part: Part, differs: type) -> Bug:
-    """Return a bug that shows where requests share prefixes."""
+    """Return a bug that shows if requests share prefixes."""
     return Bug(
         name=name,
         family=FAMILY,
@@ -175,7 +178,7 @@ BUGS = (
     prefix_bug(
         "refill_frees_held_pages",
         pull("sgl-project/sglang", 29352),
-        "As a request refills a prefix whose SWA slots were evicted, the prefix takes its full "
+        "When a request refills a prefix whose SWA slots were evicted, the prefix takes its full "
         "slots too. The old ones are freed although the row of a running request names them.",
         Part.ALLOCATOR,
         FreesHeldPages,

@@ -1,4 +1,4 @@
-"""KV of 8 bits: scales that are not those of what they stand for."""
+"""8-bit KV with wrong scales."""
 
 import torch
 from paritybit.reference.batch import Mode
@@ -17,24 +17,24 @@ class ScalesOfCapture(Ops):
     """Ops that compute scales outside of what a graph records."""
 
     def scale_of(self, heads: Tensor) -> Tensor:
-        """Return the scale of each head, which a graph goes on using as it was at its capture."""
+        """Return the scale of each head. A graph keeps using the one from its capture."""
         with unrecorded(heads.device):
             return super().scale_of(heads).clone()
 
 
 class StoresUnrecorded(Ops):
-    """Ops whose store into quantised KV is not part of a graph."""
+    """Ops that do not record the store into quantised KV in a graph."""
 
     def store_kv(
         self, cache: Tensor, loc: Tensor, loc_dtype: torch.dtype, key: Tensor, value: Tensor
     ) -> None:
-        """Store, where no graph takes note of it."""
+        """Store without recording it in a graph."""
         with unrecorded(key.device):
             super().store_kv(cache, loc, loc_dtype, key, value)
 
 
 class NoScales(Ops):
-    """Ops that are given no scales as they store."""
+    """Ops that store without scales."""
 
     def scale_of(self, heads: Tensor) -> Tensor:
         """Return a scale of one for each head."""
@@ -42,10 +42,10 @@ class NoScales(Ops):
 
 
 class ReadsNarrowHeads(Ops):
-    """Ops that find a slot as if no head had a scale behind it."""
+    """Ops that compute strides as if heads had no scale."""
 
     def dequantised(self, heads: Tensor) -> Tensor:
-        """Return what heads stand for that lie as close together as those without a scale."""
+        """Return the values of heads, read with strides that ignore the scales."""
         shape = heads.shape
         narrow = shape[-1] - 1
         strides = [shape[1] * shape[2] * narrow, shape[2] * narrow, narrow, 1]
@@ -59,7 +59,7 @@ def quantised_bug(
     ops: type,
     *modes: Mode,
 ) -> Bug:
-    """Return a bug that shows where K and V are quantised."""
+    """Return a bug that shows if K and V are quantised."""
     return Bug(
         name=name,
         family=FAMILY,
@@ -104,7 +104,7 @@ BUGS = (
         "scale_slot_stride",
         "https://github.com/ovg-project/kvcached/issues/424",
         "Each head is one scale longer in memory than its dimension, but the strides are "
-        "computed from the dimension. What is read begins in another head.",
+        "computed from the dimension. Reads begin in another head.",
         ReadsNarrowHeads,
         Mode.DECODE,
     ),

@@ -1,4 +1,4 @@
-"""Graphs that outlive what they were captured over, and captures while requests hold KV."""
+"""Graphs over memory that has moved, and captures while requests hold KV."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ RECAPTURE = frozenset({Feature.RECAPTURE})
 
 
 class KeepsOutputView(DecodeRunner):
-    """A runner that takes the next input tokens from the output of the replay before.
+    """A runner that takes the next input tokens from the output of the previous replay.
 
     It keeps a view of that output, which the next replay of the graph overwrites.
     """
@@ -27,7 +27,7 @@ class KeepsOutputView(DecodeRunner):
     sampled: tuple[dict[tuple[int, int], int], Tensor] | None = None
 
     def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
-        """Return the batch's tensors, with the tokens of requests that go on."""
+        """Return the batch's tensors, with the tokens of continuing requests."""
         found = super().live_values(batch, bucket)
         if batch is not None and self.sampled is not None:
             rows, logits = self.sampled
@@ -46,7 +46,7 @@ class KeepsOutputView(DecodeRunner):
 
     @property
     def state(self) -> Any:
-        """The view, and what its rows are of."""
+        """The view, and the request of each row."""
         return self.sampled
 
     @state.setter
@@ -55,14 +55,14 @@ class KeepsOutputView(DecodeRunner):
 
 
 class CapturesThroughLastBatch(GraphRunner):
-    """A runner that captures again over the static inputs of the last batch."""
+    """A runner that captures again with the static inputs of the last batch."""
 
     def blank(self) -> None:
-        """Leave the static inputs as they are."""
+        """Keep the static inputs."""
 
 
 class CapturesOverOldStates(DecodeRunner):
-    """A runner whose new graphs lead to where recurrent states were before they were moved."""
+    """A runner whose new graphs use the old address of moved recurrent states."""
 
     def capture_again(self) -> None:
         """Capture over a copy of the states."""
@@ -80,7 +80,7 @@ BUGS = (
         thread=pull("vllm-project/vllm", 53520),
         mechanism=(
             "The engine keeps a view of a graph's output and reads it after other work has "
-            "used its memory again. What it then takes for the last output is another one."
+            "used its memory again. It then reads the output of another replay."
         ),
         parts={Part.RUNNER: KeepsOutputView},
         needs=("seq_lens_cpu",),
@@ -92,8 +92,8 @@ BUGS = (
         scheme=LocationScheme.MEMO,
         thread=pull("ROCm/ATOM", 2267),
         mechanism=(
-            "A capture runs the model for real. At the start its write targets are zero. "
-            "Captured again after a wake, it writes through the rows of the last batch."
+            "A capture runs the model. At startup its write targets are zero. A capture after a "
+            "wake writes through the rows of the last batch."
         ),
         parts={Part.RUNNER: CapturesThroughLastBatch},
         needs=("seq_lens_cpu",),
