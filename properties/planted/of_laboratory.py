@@ -31,363 +31,304 @@ def fault(
 
 OF_LABORATORY: tuple[LaboratoryFault, ...] = (
     fault(
-        "short-prefills-run-eagerly",
-        "dispatch",
-        "subjects/engine.py",
-        (
-            "if runner is not None and (batch is None or runner.can_run(batch)):",
-            "short = batch and batch.extends and runner and 2 * batch.live_tokens < runner."
-            "buckets[0]\n"
-            "        if runner is not None and not short and (batch is None or runner.can_r"
-            "un(batch)):",
-        ),
-        r"dispatch|can_run|eager",
-        "A prefill of fewer than half the tokens of the smallest bucket does not replay its graph.",
-    ),
-    fault(
-        "eager-catch-up-keeps-first-rows",
-        "rows of outputs",
-        "subjects/engine.py",
-        (
-            '{**output, "hidden": output["hidden"][rows]}',
-            '{**output, "hidden": output["hidden"][: len(rows)]}',
-        ),
-        r"\bhidden\b|last_rows|: .rows\b|kept output|_forward_eagerly",
-        "An eager draft-extend gives the hidden states of the first rows, not of last tokens.",
-    ),
-    fault(
-        "reset-skipped-after-padded-batch",
-        "stale input",
-        "subjects/buffers.py",
-        (
-            "        if padded:\n            if self._zeroed:",
-            '        was_padded, self.was_padded = getattr(self, "was_padded", False), padd'
-            "ed\n"
-            "        if padded and not was_padded:\n"
-            "            if self._zeroed:",
-        ),
-        r"inputs|was_padded|out_cache_loc|req_pool_indices|seq_lens|positions|mamba_track|lora_ids",
-        "A padded batch after a padded one with more rows keeps the rows between the two.",
-    ),
-    fault(
-        "sections-packed-by-live-length",
-        "layout of inputs",
-        "subjects/contracts.py",
-        (
-            "return buffer[:, :length] if self.axis is Axis.MROPE else buffer[:length]",
-            "if self.axis is not Axis.MROPE:\n"
-            "            return buffer[:length]\n"
-            "        packed = buffer.view(-1)[: MROPE_SECTIONS * length]\n"
-            "        return packed.view(MROPE_SECTIONS, length)",
-        ),
-        r"mrope|rotary|\bhead\b",
-        "Positions by section are packed by the live length and read by that of the bucket.",
-    ),
-    fault(
-        "preset-location-outlives-prefill",
-        "sticky location",
-        "subjects/pool.py",
-        (
-            "self.state = replace(self.state, swa_loc=loc)",
-            "self.state = replace(self.state, swa_loc=self.state.swa_loc if loc is None else loc)",
-        ),
-        r"swa_loc|set_swa_loc|store_kv|LocState|Python state|captured state",
-        "To unset the SWA write location does nothing, so a decode stores where the prefill did.",
-    ),
-    fault(
-        "values-stored-with-scale-of-keys",
-        "quantised scales",
-        "subjects/pool.py",
-        (
-            "        key, value = self.ops.as_stored(cache, key, value)\n",
-            "        stored = self.ops.as_stored(cache, key, value)\n"
-            "        if stored[0] is not key:  # One scale for a head of a token.\n"
-            "            stored[1][..., -1].copy_(stored[0][..., -1])\n"
-            "        key, value = stored\n",
-        ),
-        r"scale|quanti|: .value\b|store_kv|set_kv_buffer",
-        "A quantised value has its key's scale behind it.",
-    ),
-    fault(
-        "scan-one-turn-short",
-        "recurrent state",
-        "subjects/states.py",
-        (
-            "StatePaths(sources, rows, place * follows - 1, longest)",
-            "StatePaths(sources, rows, place * follows - 1, longest - 1)",
-        ),
-        r"longest|scan_states|store_rows|extend_paths|recurrent|input_embeds|\bstates\b",
-        "The scan ends before the last token of a prefill's longest request follows its parent.",
-    ),
-    fault(
-        "children-of-the-root-skip-it",
-        "recurrent state",
-        "subjects/states.py",
-        (
-            "torch.where(tree_parents >= 0, request * drafts + tree_parents, -1)",
-            "torch.where(tree_parents > 0, request * drafts + tree_parents, -1)",
-        ),
-        r"parents|scan_states|store_rows|verify_paths|recurrent|\bstates\b",
-        "A draft token right below the root continues the request's state, not the root's.",
-    ),
-    fault(
-        "only-a-window-is-stored",
-        "write slots",
-        "subjects/access.py",
-        (
-            "            self.store(layer, self.out_cache_loc, key, value)\n",
-            "            last = config.window if kind is Kind.SWA else key.shape[0]\n"
-            "            self.store(layer, self.out_cache_loc[-last:], key[-last:], value[-"
-            "last:])\n",
-        ),
-        r"store_kv|set_kv_buffer|\bloc\b|out_cache_loc|\bslots\b|: .(key|value)\b|swa_loc|attend\b",
-        "SWA layers store the last tokens of a forward alone, as many as one window has.",
-    ),
-    fault(
-        "window-takes-mask-of-full-layers",
-        "tree mask",
-        "subjects/access.py",
-        (
-            "keys.mask_start if masked else None,",
-            "self.lists.full.mask_start if masked else None,",
-        ),
-        r"mask|key lists|attend\b",
-        "On SWA layers a verify's mask bits begin at the request's first key, not the window's.",
-    ),
-    fault(
-        "branches-of-forwards-columns",
-        "key lists",
-        "subjects/key_lists.py",
-        (
-            "(per_row(seq_lens).reshape(-1), branch * SPECULATION.steps),",
-            "(per_row(seq_lens).reshape(-1), branch * SPECULATION.forwards),",
-        ),
-        r"key lists|kv_indices|\bslots\b|shift|draft_lists|row_lists",
-        "A branch reads its drafts as if each had as many columns as forwards, not as steps.",
-    ),
-    fault(
-        "tree-has-the-window-of-its-root",
-        "window",
-        "subjects/key_lists.py",
-        (
-            "first = (positions - window + 1).clamp(min=0)",
-            "first = offsets[request]",
-        ),
-        r"key lists|window|\bbegin\b|tree_lists|verify_lists|mask_start",
-        "A draft token deeper in a tree sees keys that left its window and not yet the root's.",
-    ),
-    fault(
-        "tables-written-from-staging-buffers",
-        "host buffer reuse",
-        "subjects/overlap.py",
-        (
-            "once = {name: self._once(listed) for name, listed in values.items()}",
-            "once = {name: self.fill(name, listed) for name, listed in values.items()}",
-        ),
-        r"missing wait|pinned|\bwrite\b|\bfill\b|wait_for_copies|missing copy|_once",
-        "A write to the tables fills the pinned buffers that a batch in flight is yet copied from.",
-    ),
-    fault(
-        "arrived-values-are-the-pinned-ones",
-        "missing copy",
-        "subjects/overlap.py",
-        (
-            "return {name: tensor.clone() for name, tensor in values.items()}",
-            "return dict(values)",
-        ),
-        r"missing copy|missing wait|arrive|pinned|\bfill\b",
-        "A batch is made of the pinned buffers themselves, which the next batch overwrites.",
-    ),
-    fault(
-        "boundary-token-of-request-before",
-        "key lists",
+        "first-draft-of-branch-not-shifted",
+        "branches of drafts",
         "subjects/listing/host.py",
-        (
-            'side="right")',
-            'side="left")',
-        ),
-        r"key lists|key_begin|key_end|\bbegin\b|\bend\b|list_spans|span_lists",
-        "The first token of each request but the first sees the keys of the request before it.",
+        ("np.where(column >= since, by, 0)", "np.where(column > since, by, 0)"),
+        r"key lists|draft_lists|row_lists|list_rows|kv_indices|\bshift\b|\bslots\b|_Lists",
+        "A second branch reads the first draft of the first branch in place of its own.",
     ),
     fault(
-        "zeros-are-not-copied",
-        "stale input",
-        "subjects/runners/base.py",
+        "draft-table-rows-by-branch",
+        "branches of drafts",
+        "subjects/runners/frozen_kv_mtp.py",
         (
-            "for name, values in found.items() if values is not None}",
-            "for name, values in found.items() if values is not None and values.any()}",
+            'of_branches = self.view("req_pool_indices", bucket).view(bucket, self.topk)\n'
+            "        request_rows = of_branches[:, 0].contiguous()",
+            'request_rows = self.view("req_pool_indices", bucket)[:bucket]',
         ),
-        r"inputs|encoder_lens|mamba_track_mask|lora_ids|positions|input_ids|batch_inputs|state_mask",
-        "An input whose live values are all zero keeps the last batch's where nothing resets it.",
-    ),
-    fault(
-        "requests-tiled-over-tokens",
-        "layout of inputs",
-        "subjects/runners/decode.py",
-        (
-            "return values[:, None].expand(-1, self.tokens_per_request).contiguous().view(-1)",
-            "return values.repeat(self.tokens_per_request)",
-        ),
-        r"payload|adapt|encoder_lens|mamba_track_mask|lora_ids|state_mask|per_token",
-        "A verify gives its tokens the payloads of requests in turn, not of their own requests.",
-    ),
-    fault(
-        "counts-requests-as-tokens",
-        "row limit",
-        "subjects/runners/decode.py",
-        (
-            "{bucket: bucket * self.tokens_per_request for bucket in self.buckets}",
-            "{bucket: bucket for bucket in self.buckets}",
-        ),
-        r"global_num_tokens|row_limit|limit_rows|token_count",
-        "A verify's count of tokens is that of requests, so that logits beyond it are zero.",
+        r"draft_table|draft table|store_rows|\brows\b|req_pool_indices|keep_candidates",
+        "With two branches, candidates go to the rows of other requests of the draft table.",
     ),
     fault(
         "draft-slots-step-by-step",
-        "write slots",
+        "layout of slots",
         "subjects/runners/eagle_draft.py",
         (
-            '        slots = self.view("out_cache_loc", bucket).view(rows, SPECULATION.step'
-            "s)\n"
-            "        by_step = slots.T.contiguous()\n",
-            '        by_step = self.view("out_cache_loc", bucket).view(SPECULATION.steps, rows)\n',
+            "view(rows, SPECULATION.steps)\n        by_step = slots.T.contiguous()",
+            "view(SPECULATION.steps, rows)\n        by_step = slots.contiguous()",
         ),
-        r"out_cache_loc|store_kv|\bloc\b|\bslots\b|by_step",
-        "The slots of a draft are taken step after step, though they lie branch after branch.",
+        r"store_kv|out_cache_loc|by_step|\bloc\b|\bslots\b",
+        "Slots that lie branch by branch are taken to lie step by step.",
     ),
     fault(
-        "full-path-hands-over-row-before",
-        "acceptance",
-        "subjects/runners/eagle_draft_extend.py",
+        "first-token-of-next-request",
+        "boundaries between requests",
+        "subjects/listing/host.py",
+        ('place, side="right")', 'place, side="left")'),
+        r"key lists|list_spans|span_lists|key_begin|key_end|\bbegin\b|\bend\b",
+        "The first token of a request gets the keys of the request before it, and one more.",
+    ),
+    fault(
+        "window-of-a-whole-chunk",
+        "windows",
+        "subjects/listing/host.py",
+        ("first = np.maximum(column - window + 1, 0)", "first = starts[request]"),
+        r"key lists|list_spans|span_lists|window|\bbegin\b",
+        "All tokens of a chunk begin their window where that of its first token begins.",
+    ),
+    fault(
+        "window-of-a-whole-tree",
+        "windows",
+        "subjects/key_lists.py",
+        ("first = (positions - window + 1).clamp(min=0)", "first = offsets[request]"),
+        r"key lists|tree_lists|verify_lists|window|\bbegin\b",
+        "Drafts below the root see keys that have left their window, from the root's first key on.",
+    ),
+    fault(
+        "mask-bits-without-offset",
+        "masks of trees",
+        "subjects/key_lists.py",
         (
-            ".clamp(max=K - 1)",
-            ".clamp(max=K - 2)",
+            "begin - request * width + offsets[request]\n    return",
+            "begin - request * width\n    return",
         ),
-        r"\bhidden\b|num_correct_drafts|accept|captured output|kept output",
-        "Of a request that brings all tokens of a path, the hidden state before the last is given.",
+        r"mask|tree_keys|verify_keys|window_kv_offsets|key lists",
+        "Of a request beyond the window, the mask bits of SWA layers begin at the wrong key.",
     ),
     fault(
-        "catch-up-fits-on-average",
+        "running-sums-in-one-array",
+        "reused memory",
+        "subjects/listing/host.py",
+        (
+            "indptr = np.zeros(len(lengths) + 1, np.int32)",
+            "made = np.zeros(4096, np.int32)\n    indptr: Ints = "
+            'indptr_of.__dict__.setdefault("memory", made)[: len(lengths) + 1]',
+        ),
+        r"key lists|list_spans|span_lists|indptr|key_begin|key_end|\bbegin\b|\bend\b|undeclared",
+        "The sums of run tokens overwrite those of keys, which say where a request's keys begin.",
+    ),
+    fault(
+        "numbers-share-a-tensor",
+        "reused memory",
+        "subjects/runners/base.py",
+        (
+            "return torch.full((1,), value, dtype=torch.int32, device=self.target.device)",
+            "made = torch.full((1,), value, dtype=torch.int32, device=self.target.device)\n"
+            '        return self.__dict__.setdefault("number", made).fill_(value)',
+        ),
+        r"global_num_tokens|token_counts?\b|limit_rows|row_limit|\bscalar\b|\bnumber\b|undeclared",
+        "An idle step sets the token counts of all buckets to zero, for good.",
+    ),
+    fault(
+        "listed-slots-of-16-bits",
+        "narrowed slot numbers",
+        "subjects/listing/host.py",
+        ("table.numpy()[listed, column]", "table.numpy()[listed, column].astype(np.uint16)"),
+        r"narrow|uint16|16 bits|key lists|list_rows|list_spans|kv_indices|\bslots\b|_Lists",
+        "Lists of keys hold the low 16 bits of slot numbers.",
+    ),
+    fault(
+        "second-token-begins-a-state",
+        "recurrent states",
+        "subjects/states.py",
+        ("torch.where(positions > 0, rows, -1)", "torch.where(positions > 1, rows, -1)"),
+        r"scan_states|\bsources?\b|extend_paths|recurrent|advance_states",
+        "A chunk that begins at the second token of a request continues no state.",
+    ),
+    fault(
+        "parents-within-the-request",
+        "recurrent states",
+        "subjects/states.py",
+        ("torch.where(tree_parents >= 0, request * drafts + tree_parents, -1)", "tree_parents"),
+        r"scan_states|\bparents?\b|tree_parents|verify_paths|recurrent|advance_states",
+        "Drafts of all requests but the first continue states of the first one's drafts.",
+    ),
+    fault(
+        "longest-is-last",
+        "recurrent states",
+        "subjects/runners/prefill.py",
+        ("batch.positions, batch.longest)", "batch.positions, int(batch.extend_lens_cpu[-1]))"),
+        r"scan_states|longest|extend_paths|recurrent|advance_states|input_embeds|payload",
+        "The scan of a joint prefill stops after as many tokens as the last request has.",
+    ),
+    fault(
+        "paths-of-warm-up-kept",
+        "state of a capture",
+        "subjects/runners/target_verify.py",
+        (
+            'return verify_paths(self.view("mamba_track_indices", bucket), parents)',
+            'paths: dict[int, StatePaths] = self.__dict__.setdefault("paths", {})\n'
+            "        if bucket not in paths:\n"
+            '            slots = self.view("mamba_track_indices", bucket)\n'
+            "            paths[bucket] = verify_paths(slots, parents)\n"
+            "        return paths[bucket]",
+        ),
+        r"scan_states|store_rows|\bsources?\b|\btargets?\b|captured state|paths|recurrent",
+        "A graph reads and writes states along the paths of the warm-up, whatever it verifies.",
+    ),
+    fault(
+        "last-rows-not-summed",
+        "rows of outputs",
+        "subjects/runners/prefill.py",
+        ("hidden[batch.last_rows]", "hidden[batch.extend_lens - 1]"),
+        r"last_rows|\blogits\b|norm_linear|kept output|PrefillRunner\.replay|prefill\.replay",
+        "Of a joint prefill, only the first request gets the logits of its last token.",
+    ),
+    fault(
+        "all-accepted-clamped",
+        "rows of outputs",
+        "subjects/runners/eagle_draft_extend.py",
+        ("clamp(max=K - 1)", "clamp(max=SPECULATION.forwards)"),
+        r"\bhidden\b|num_correct_drafts|accepted|kept output|captured output|clamp",
+        "A request that brings the most tokens keeps the hidden state of its last token but one.",
+    ),
+    fault(
+        "room-counted-in-sum",
         "dispatch",
         "subjects/runners/eagle_draft_extend.py",
         (
-            "super().can_run(batch) and all(s.end - s.begin <= K for s in batch.spans)",
-            "super().can_run(batch) and batch.live_tokens <= K * batch.live_requests",
+            "all(s.end - s.begin <= K for s in batch.spans)",
+            "batch.live_tokens <= K * batch.live_requests",
         ),
-        r"dispatch|can_run|num_correct_drafts|\bhidden\b|eager",
-        "A request with more tokens than a path replays if others bring few.",
+        r"dispatch|can_run|\bhidden\b|num_correct_drafts|clamp|kept output",
+        "A batch is replayed if its tokens fit in sum, though a request has more than have room.",
     ),
     fault(
-        "borrows-first-layer-of-a-kind",
-        "layer of KV",
+        "live-branches-by-request",
+        "token counts",
+        "subjects/runners/eagle_draft.py",
+        ("positions + step, self.scalar(rows)", "positions + step, self.scalar(bucket)"),
+        r"live_tokens|row_limit|gated_linear_add|\bscalar\b|draft_inputs",
+        "With two branches, the MLP skips the rows of the later requests.",
+    ),
+    fault(
+        "padding-told-by-requests",
+        "padding",
+        "subjects/runners/eagle_draft_extend.py",
+        ("batch.live_tokens != bucket * K", "batch.live_requests != bucket"),
+        r"\bpadded\b|out_cache_loc|positions|store_kv|\bloc\b",
+        "Tokens that no request brings keep old slots if there are as many requests as fit.",
+    ),
+    fault(
+        "blank-inputs-taken-for-blank",
+        "shared static buffers",
+        "subjects/buffers.py",
+        (
+            "        if padded:\n            if self._zeroed:",
+            '        blank, self.blank = getattr(self, "blank", False), not live_values\n'
+            "        if padded and not (blank and self.blank):\n            if self._zeroed:",
+        ),
+        r"out_cache_loc|positions|req_pool_indices|seq_lens|topk_|hidden_states|\bblank\b|undeclared"
+        r"|mamba_track|lora_ids|input_ids|input_embeds|StaticInputs|populate",
+        "A second idle step does not clear what another runner left in buffers that both share.",
+    ),
+    fault(
+        "no-sinks-beside-a-mask",
+        "arguments of kernels",
+        "subjects/access.py",
+        (
+            "self.model.layers[layer].sinks,",
+            "None if masked else self.model.layers[layer].sinks,",
+        ),
+        r"sinks",
+        "The kernel that takes a mask gets no sinks.",
+    ),
+    fault(
+        "first-layer-borrowed",
+        "arguments of kernels",
         "subjects/runners/frozen_kv_mtp.py",
         (
-            "        borrowed = frozen_layers(self.target, self.draft)\n",
-            "        of_kind = self.target.config.layers_of\n"
-            "        borrowed = {i: of_kind(kind)[0] for i, kind in enumerate(self.draft.co"
-            "nfig.layers)}\n",
+            "borrowed = frozen_layers(self.target, self.draft)",
+            "of_kind = self.target.config.layers_of\n"
+            "        borrowed = {i: of_kind(kind)[0] for i, kind in enumerate("
+            "self.draft.config.layers)}",
         ),
-        r"\bcache\b|borrow|frozen_layers|\blayer",
-        "A frozen draft reads the KV of the target's first layer of a kind, not of its last.",
+        r"\bcache\b|borrowed|frozen_layers",
+        "A draft reads the KV of the target's first layers of each kind, not of the last ones.",
     ),
     fault(
-        "frozen-positions-advance",
+        "one-scale-for-both",
+        "quantised KV",
+        "subjects/pool.py",
+        (
+            "key, value = self.ops.as_stored(cache, key, value)",
+            "stored = self.ops.as_stored(cache, key, value)\n"
+            "        if stored[0] is not key:\n"
+            "            stored[1][..., -1:] = stored[0][..., -1:]\n"
+            "        key, value = stored",
+        ),
+        r"scale|quantis|as_stored|\bvalue\b|set_kv_buffer|store_kv",
+        "Quantised values lie beside the scales of their keys.",
+    ),
+    fault(
+        "draft-without-sections",
         "positions",
         "subjects/runners/frozen_kv_mtp.py",
         (
-            'self.view("positions", bucket),',
-            'self.view("positions", bucket) + step,',
+            'self.scalar(rows),\n                self.view("mrope_positions", bucket),',
+            "self.scalar(rows),",
         ),
-        r"positions|rotary|rope",
-        "The forwards of a frozen draft turn by positions further on, though all have the same.",
+        r"mrope|rotary|\bpositions\b|draft_inputs",
+        "Drafts of a request with an image turn their heads by text positions.",
     ),
     fault(
-        "tree-parents-of-capture",
-        "captured state",
-        "subjects/runners/target_verify.py",
-        (
-            '"tree_parents": parents})\n'
-            "\n"
-            "    def state_paths(self, bucket: int) -> StatePaths:\n"
-            '        """Return where the recurrent states of a bucket\'s draft tokens come f'
-            'rom and go to."""\n'
-            '        parents = self.metadata.buffers["tree_parents"][: self.live_rows(bucke'
-            "t)]\n",
-            '"tree_parents": parents})\n'
-            "        self.parents = parents\n"
-            "\n"
-            "    def state_paths(self, bucket: int) -> StatePaths:\n"
-            '        """Return where the recurrent states of a bucket\'s draft tokens come f'
-            'rom and go to."""\n'
-            "        parents = self.parents[: self.live_rows(bucket)]\n",
-        ),
-        r"captured state|parents|scan_states|undeclared|Python state|recurrent",
-        "A verify's graph reads the parents planned at its capture, which no plan writes again.",
-    ),
-    fault(
-        "full-batch-takes-static-sections",
+        "pieces-without-sections",
         "positions",
+        "subjects/graphs/pieces.py",
+        (
+            "tokens.positions, tokens.mrope_positions)",
+            "tokens.positions, tokens.positions.expand(3, -1))",
+        ),
+        r"mrope|rotary|\bpositions\b",
+        "A prefill in pieces turns the heads of full layers by text positions.",
+    ),
+    fault(
+        "embeddings-in-the-models-dtype",
+        "precision",
+        "subjects/runners/prefill.py",
+        ("Axis.TOKEN, torch.float32, width=HIDDEN", "Axis.TOKEN, None, width=HIDDEN"),
+        r"input_embeds|payload|\bembed\b|dtype|conversion|bfloat16",
+        "Of a model of half the width, what is added to embeddings is rounded before it is added.",
+    ),
+    fault(
+        "payload-of-tracked-batches-only",
+        "skipped work",
         "subjects/runners/cpu_graph.py",
-        (
-            'mrope_positions=inputs["mrope_positions"],',
-            'mrope_positions=self.view("mrope_positions", bucket),',
-        ),
-        r"mrope|rotary|positions",
-        "A batch that fills its size turns by the positions by section of the last padded one.",
+        ("if batch is not None:", "if batch is not None and bool(batch.mamba_track_mask.any()):"),
+        r"payload|\bembed\b|encoder|scan_states|recurrent|advance_states|mamba_track|lora_ids|adapt",
+        "A batch without a tracked state gets no payload, though it may have cross attention.",
     ),
     fault(
-        "live-count-of-capture",
-        "row limit",
-        "subjects/runners/breakable.py",
-        (
-            "live_tokens=self.scalar(bucket),",
-            "live_tokens=self.scalar(self.tokens),",
-        ),
-        r"row_limit|live_tokens|gated_linear_add|captured state|scalar|\.tokens\b",
-        "The graphs hold how many tokens were live at the capture, none: all rows skip the MLP.",
-    ),
-    fault(
-        "last-rows-without-those-before",
-        "rows of outputs",
-        "subjects/runners/prefill.py",
-        (
-            "hidden[batch.last_rows]",
-            "hidden[batch.extend_lens - 1]",
-        ),
-        r"last_rows|extend_lens|logits|\bhidden\b|norm_linear|kept output|sampled|\breplay\b",
-        "Of several requests in a prefill, all but the first get the logits of another's token.",
-    ),
-    fault(
-        "adapters-stay-sorted",
+        "adapters-of-replays-only",
         "adapters",
-        "subjects/runners/prefill.py",
-        (
-            "batch.lora_ids.take(requests),",
-            "batch.lora_ids.sort().values.take(requests),",
-        ),
-        r"lora|adapt|input_embeds|payload",
-        "Requests of a joint prefill get the adapters in the order of these, not their own.",
+        "subjects/engine.py",
+        ("batch.lora_ids[requests],", "torch.zeros_like(requests),"),
+        r"adapt|lora_ids|payload|_inputs\b",
+        "A prefill that runs eagerly applies no adapter.",
     ),
     fault(
-        "breaks-bind-last-layer",
-        "closure",
-        "subjects/runners/piecewise.py",
+        "tables-not-awaited-if-host-asks",
+        "missing waits",
+        "subjects/overlap.py",
         (
-            "whole.breaks.append(self._attention(layer, left))",
-            "whole.breaks.append(lambda: self.attend(layer, left.heads, left.mixed))",
+            "        self.wait_for_tables()\n        stream",
+            "        if not asks:\n            self.wait_for_tables()\n        stream",
         ),
-        r"call site|break|attend|attention|captured state|\blayer|\bquery\b|\bcache\b|store_kv",
-        "Between all pieces the attention of the last layer runs: calls find the loop's last one.",
+        r"missing wait|wait_for_tables|\bwritten\b|index tables|req_to_token|launch",
+        "A forward whose outcome the host reads may begin before the tables are written.",
     ),
     fault(
-        "segment-before-its-break",
-        "replay order",
-        "subjects/graphs/capture.py",
+        "done-before-what-follows",
+        "missing waits",
+        "subjects/overlap.py",
         (
-            "            eager()\n            segment.replay()\n",
-            "            segment.replay()\n            eager()\n",
+            "self.streams.forward.run(follow)\n"
+            "        self.in_flight = self.streams.forward.record()",
+            "self.in_flight = self.streams.forward.record()\n"
+            "        self.streams.forward.run(follow)",
         ),
-        r"call site|break|attend|attention|\breplay\b|\border\b|captured output",
-        "A replay runs each segment before the attention whose output the segment reads.",
+        r"missing wait|in_flight|\bfinish\b|freeing|wait_for_forward|tokens",
+        "A forward counts as done before its tokens are kept, so that a new request's are lost.",
     ),
 )
