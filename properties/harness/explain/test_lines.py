@@ -79,6 +79,7 @@ def changed(
     exec(compile(text.replace(old, new), str(module.__file__), "exec"), names)
     found = reduce(getattr, function.__qualname__.split("."), SimpleNamespace(**names))
     monkeypatch.setattr(function, "__code__", found.__code__)
+    monkeypatch.setattr(function, "__dict__", {**vars(function)})  # It may keep things there.
 
 
 def explanation_of(
