@@ -1,5 +1,5 @@
-"""What is under test: graph-replay decode over static buffers, as engines do it, bugs included.
+"""The engine under test: graph-replay decode over static buffers, with its catalogue of bugs.
 
-Knows the reference's model, pool and batches. Does not know the harness, and
-shares no index logic with the reference.
+It uses the reference's model, pool and batches. It does not import the harness, and shares no index
+logic with the reference.
 """

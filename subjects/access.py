@@ -1,4 +1,4 @@
-"""KV access of a subject's forward: store through the engine's pool, read by key lists."""
+"""KV access of a subject's forward: stores through the engine's pool, reads by key lists."""
 
 from collections.abc import Mapping
 
@@ -11,10 +11,10 @@ from torch import Tensor
 
 
 class ListedKV:
-    """Stores at `out_cache_loc` by the pool's location scheme; attends to the tokens' key lists.
+    """Stores KV at `out_cache_loc` and attends to the keys of the tokens' key lists.
 
-    Without `out_cache_loc` nothing is stored. `borrowed` maps a layer of the model to the
-    layer of the pool it reads, where the pool is another model's.
+    The pool's location scheme decides where SWA layers store. Without `out_cache_loc` nothing is
+    stored. `borrowed` maps a layer of the model to the layer that it reads in another model's pool.
     """
 
     def __init__(
@@ -35,7 +35,10 @@ class ListedKV:
         self.reused = {kind: Reused() for kind in Kind}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Store, then attend: full layers over the whole prefix, SWA layers over the window."""
+        """Store KV, then return the attention output [T, H, D].
+
+        Full layers attend to the whole prefix, SWA layers to the window.
+        """
         config = self.model.config
         kind = config.layers[layer]
         if self.out_cache_loc is not None:
@@ -60,5 +63,5 @@ class ListedKV:
         self.pool.set_kv_buffer(layer, loc, key, value)
 
     def keys_of(self, kind: Kind) -> Keys:
-        """Return the keys that layers of one kind read."""
+        """Return the keys that layers of a kind read."""
         return self.lists.swa if kind is Kind.SWA else self.lists.full

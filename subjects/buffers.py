@@ -1,6 +1,6 @@
 """Static buffers: allocated once, shared by name, populated before each replay.
 
-A graph has recorded their addresses, so they are copied into and never replaced.
+Graphs record their addresses, so values are copied into them and they are never replaced.
 """
 
 from collections import defaultdict
@@ -18,15 +18,15 @@ Conversions = set[Conversion]
 
 
 class SharedBufferError(ValueError):
-    """Two runners want a static buffer of one name in different dtypes."""
+    """Two runners want a static buffer of the same name in different dtypes."""
 
 
 class BufferPool:
-    """The static buffers of one world, coalesced by name as the engine does.
+    """The static buffers of one world, shared by name as in the engine.
 
-    A pooled buffer that is large enough is reused. Otherwise a new, larger one takes its
-    place in the pool, and the runners that hold the old one keep it. So the stale tail of a
-    buffer may be what another runner left there.
+    A pooled buffer that is large enough is reused. Otherwise a new, larger one replaces it in the
+    pool, and the runners that hold the old one keep it. The stale tail of a buffer may therefore
+    hold what another runner left there.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -42,7 +42,7 @@ class BufferPool:
         *,
         host: bool = False,
     ) -> Tensor:
-        """Return a buffer of `shape` called `name`, filled with `value` if it is newly made.
+        """Return a buffer of `shape` called `name`. A new buffer is filled with `value`.
 
         Raises SharedBufferError if the pooled buffer of that name has another dtype.
         """
@@ -62,8 +62,9 @@ class BufferPool:
 class StaticInputs:
     """The static inputs of one runner: one buffer per row of its contract.
 
-    `extents` are those of the largest bucket; `dtype` is the model's, `widths` are what widths
-    that stand for others are.
+    - `extents`: the extents of the largest bucket.
+    - `dtype`: the model's dtype, for rows without a dtype.
+    - `widths`: the widths of rows whose width is symbolic.
     """
 
     def __init__(
@@ -93,19 +94,19 @@ class StaticInputs:
         self._filled = [row for row in resets if row.value and not row.host]
 
     def view(self, name: str, extents: Extents) -> Tensor:
-        """Return the part of buffer `name` that a bucket of those extents reads."""
+        """Return the part of buffer `name` that a bucket with these extents reads."""
         row = self.rows[name]
         return row.head(self.buffers[name], row.extent(extents))
 
     def populate(
         self, live_values: Mapping[str, Tensor], *, padded: bool, padded_on_host: bool | None = None
     ) -> None:
-        """Reset what the contract resets if the batch is padded, then copy the live values.
+        """Reset the padding of a padded batch as the contract says, then copy the live values.
 
-        `live_values` maps a row's name to its live values, along the row's axis. Host rows
-        are reset if `padded_on_host`; None means as `padded` says. The copies are batched by
-        (destination dtype, source dtype), since one batched copy needs a uniform pair; host
-        buffers are copied apart from those on the device.
+        `live_values` maps a row's name to its live values, along the row's axis. Host rows are
+        reset if `padded_on_host`, which defaults to `padded`. The copies are batched by
+        (destination dtype, source dtype), because one batched copy needs the same pair of dtypes
+        throughout. Host buffers are copied separately.
         """
         if padded:
             if self._zeroed:  # The batched call refuses an empty list.
@@ -131,8 +132,8 @@ class StaticInputs:
 def copy_together(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     """Copy all (destination, source) pairs, one batched call per pair of dtypes and device.
 
-    A destination that is not contiguous is copied apart from the others: if the strides of one
-    pair differ, CUDA copies all pairs of its call one by one.
+    A destination that is not contiguous is copied separately: if the strides of one pair differ,
+    CUDA copies all pairs of its call one by one.
     """
     groups: dict[tuple[Any, ...], tuple[list[Tensor], list[Tensor]]]
     groups = defaultdict(lambda: ([], []))

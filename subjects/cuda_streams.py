@@ -1,21 +1,22 @@
-"""The two streams of an engine that overlaps steps, on CUDA: real ones, with real events.
+"""The two streams of an engine that overlaps steps, on CUDA: real streams with real events.
 
-A gate stands in front of each piece of work of the stream that lags: a kernel that spins until
-the host opens it, or until MOST_SPINS. The host opens gates only as it waits for what lies
-behind them.
+Each piece of work on the lagging stream has a gate in front of it: a kernel that spins until the
+host opens the gate, or until MOST_SPINS. The host opens a gate only when it waits for work behind
+it.
 
-What overtakes is no matter of time. Before it opens a gate the host waits for all that the other
-stream was given and no closed gate holds back: it knows of each piece of work which gates stand
-before it, its own stream's and, through the events that were waited for, the other's. So whatever
-no wait forbids has run when the piece behind the gate begins, also where other processes have the
-GPU meanwhile. This holds as long as no gate opens by itself: `STALLS` counts those.
+The order of work does not depend on timing. Before the host opens a gate, it waits for all work on
+the other stream that no closed gate holds back. For each piece of work the host knows which gates
+precede it: those of its own stream and, through the events that were waited for, those of the other
+stream. When the work behind a gate begins, everything that no wait forbids has therefore run, even
+if other processes use the GPU meanwhile. This holds as long as no gate opens by itself. `STALLS`
+counts gates that do.
 
-Two things would open a gate too late, and hide a race. Streams may share a connection to the
-device, where what one is given waits for the other: those taken here were seen not to. And a
-kernel that is used for the first time is loaded by a driver that may wait for the device: so a
-schedule is rehearsed with all gates left out, and gates are opened before anything else is done.
+Two things would open a gate too late and hide a race. First, streams may share a connection to the
+device, where work on one waits for work on the other. The streams chosen here have been checked for
+that. Second, a driver that loads a kernel for its first use may wait for the device. Schedules are
+therefore rehearsed without gates, and gates are opened before any other device work.
 
-Imported on CUDA alone: importing Triton decides whether its interpreter is used.
+Import this only on CUDA: importing Triton decides whether its interpreter is used.
 """
 
 import time
@@ -29,24 +30,24 @@ from paritybit.subjects.streams import STALLS, Event, Work
 from torch import Tensor
 
 MOST_SPINS = 1_000_000
-"""Reads of host memory, each of some 4 microseconds, after which a gate opens by itself.
+"""Reads of host memory, about 4 microseconds each, after which a gate opens by itself.
 
-Nothing of ours waits for what a closed gate holds back, but a driver may: it then loses this
-time, and no more, since with that gate all open that were given.
+No work here waits for what a closed gate holds back, but a driver may. It then loses this time only
+once, because all later gates open too.
 """
 
 OPENED, GIVEN, GAVE_UP = range(3)
-"""What host and gates share: the last tickets that were opened and given, how many gave up."""
+"""Cells of shared memory: the last ticket opened, the last one issued, and gates timed out."""
 
 TRIES, PROBE_SECONDS = 32, 0.2
-"""How many pairs of streams are tried, and how long work may take to pass the other's gate."""
+"""The number of pairs of streams to try, and the seconds that work may take to pass a gate."""
 
 POLL_SECONDS = 0.0005
-"""How often it is looked whether it passed."""
+"""The interval in seconds between checks whether work has passed."""
 
 
 class CudaEvent:
-    """An event behind a stream's work. `gates` are the last ones to open before it can be done."""
+    """An event after a stream's work. `gates` are the last that must open before it is done."""
 
     def __init__(self, stream: "CudaStream") -> None:
         others = {other: ticket for other, ticket in stream.gates.items() if other is not stream}
@@ -65,7 +66,7 @@ class CudaEvent:
         return any(ticket > stream.opened for stream, ticket in self.gates.items())
 
     def synchronise(self) -> None:
-        """Open the gates before it, and let the host wait until all work before it has run."""
+        """Open the gates before it, and block the host until all work before it has run."""
         self.open()
         self.event.synchronize()
 
@@ -76,10 +77,10 @@ class CudaEvent:
 
 
 class CudaStream:
-    """A CUDA stream with gates. `lags` says whether the work given from now on gets one.
+    """A CUDA stream with gates. `lags` says whether work queued from now on gets a gate.
 
-    `beside` is the stream that goes on meanwhile. `opened` is the last ticket whose gate was
-    opened. With `in_order` the host waits for each piece of work as it gives it.
+    `beside` is the stream that continues meanwhile. `opened` is the last ticket whose gate was
+    opened. With `in_order` the host waits for each piece of work after queueing it.
     """
 
     def __init__(self, priority: int) -> None:
@@ -98,10 +99,11 @@ class CudaStream:
         self.stream.synchronize()
 
     def run(self, work: Work, *, asks: bool = False, reads: bool = False) -> None:
-        """Give the stream a piece of work, behind a gate if it lags.
+        """Queue a piece of work, behind a gate if the stream lags.
 
-        Where the host asks the device in it, there is none, those before it are opened, and the
-        host waits for all of it: what of it the other stream overtakes would be a matter of time.
+        If the host waits for the device within the work (`asks`), the work gets no gate, the gates
+        before it are opened, and the host waits for it. Otherwise the order relative to the other
+        stream would depend on timing.
         """
         if asks:
             self.record().open()
@@ -121,21 +123,21 @@ class CudaStream:
             self.stream.synchronize()
 
     def record(self) -> CudaEvent:
-        """Return an event behind all work given so far."""
+        """Return an event after all work queued so far."""
         return CudaEvent(self)
 
     def wait(self, event: Event) -> None:
-        """Run nothing that is given from now on before `event` is done."""
+        """Run work that is queued from now on only when `event` is done."""
         assert isinstance(event, CudaEvent)
         self.stream.wait_event(event.event)
         for stream, ticket in event.gates.items():
             self.gates[stream] = max(ticket, self.gates.get(stream, 0))
 
     def open(self, last: int) -> None:
-        """Open every gate up to the one of ticket `last`, one after the other.
+        """Open every gate up to the one of ticket `last`, one after another.
 
-        Each is opened once the other stream has gone on as far as it can, and what is behind it
-        waits for nothing but its gate.
+        Each gate is opened only when the other stream has run as far as it can and the work behind
+        the gate waits for nothing else.
         """
         for ticket in range(self.opened + 1, last + 1):
             behind = self._behind.pop(ticket)
@@ -148,7 +150,7 @@ class CudaStream:
             behind.event.synchronize()
 
     def go_on(self) -> None:
-        """Wait for all that was given without a gate and that no closed gate holds back."""
+        """Wait for all work without a gate that no closed gate holds back."""
         last = None
         while self._ungated and not self._ungated[0].held_back:
             last = self._ungated.popleft()
@@ -156,21 +158,21 @@ class CudaStream:
             last.event.synchronize()
 
     def open_all(self) -> None:
-        """Open every gate there is, without waiting, and count those that gave up."""
+        """Open every gate without waiting, and count those that timed out."""
         self._cells[OPENED] = self.opened = self.gates[self]
         self._behind.clear()
         STALLS.gates += int(self._cells[GAVE_UP])
         self._cells[GAVE_UP] = 0
 
     def clear(self) -> None:
-        """Open every gate, and forget what was given."""
+        """Open every gate, and discard the records of queued work."""
         self.open_all()
         self._ungated.clear()
 
     def passed_by(self, others: Sequence[torch.cuda.Stream]) -> bool:
-        """Whether what is given to the others runs while a gate of this one is closed.
+        """Whether work on the other streams runs while a gate of this one is closed.
 
-        Copies have connections of their own, whichever way they go.
+        Copies in each direction have their own connections, so they are tried too.
         """
         self._close_next()
         with torch.cuda.stream(self.stream):
@@ -179,7 +181,7 @@ class CudaStream:
         for other in others:
             with torch.cuda.stream(other):
                 self._copied.copy_(self._cells, non_blocking=True)
-                gate_kernel[(1,)](self._cells, 0, MOST_SPINS)  # Ticket 0's gate stands open.
+                gate_kernel[(1,)](self._cells, 0, MOST_SPINS)  # The gate of ticket 0 is open.
                 self._returned.copy_(self._copied, non_blocking=True)
                 ends.append(other.record_event())
         limit = time.monotonic() + PROBE_SECONDS
@@ -203,13 +205,13 @@ class CudaStream:
 
 
 class CudaStreams:
-    """The two streams on CUDA, of which none waits for the other, or for the current one.
+    """The two streams on CUDA. Neither waits for the other, or for the current stream.
 
     Raises RuntimeError if no such streams are found.
     """
 
     def __init__(self) -> None:
-        # Streams of other priorities rarely share a connection.
+        # Streams of different priorities rarely share a connection.
         pairs = ((CudaStream(-1), CudaStream(-2)) for _ in range(TRIES))
         found = next((pair for pair in pairs if run_beside(*pair)), None)
         if found is None:
@@ -221,12 +223,12 @@ class CudaStreams:
         self.forward.beside, self.schedule.beside = self.schedule, self.forward
 
     def lag(self, *, forward: bool) -> None:
-        """Let the stream of the forwards lag from now on, or else the other one."""
+        """Let the forward stream lag from now on if `forward`, else the other one."""
         self.forward.lags, self.schedule.lags = forward, not forward
 
     @contextmanager
     def rehearsal(self) -> Iterator[bool]:
-        """Run all in order while entered: kernels are loaded, and memory is allocated."""
+        """Run all work in order while entered. This loads kernels and allocates memory."""
         self.forward.in_order = self.schedule.in_order = True
         try:
             yield True
@@ -234,22 +236,22 @@ class CudaStreams:
             self.forward.in_order = self.schedule.in_order = False
 
     def open(self) -> None:
-        """Open all gates, without waiting."""
+        """Open all gates without waiting."""
         for stream in (self.forward, self.schedule):
             stream.open_all()
 
     def follow_host(self) -> None:
-        """Let the host wait for its own device work, which is on neither stream."""
+        """Block the host until its own device work, outside both streams, is done."""
         torch.cuda.current_stream().synchronize()
 
     def clear(self) -> None:
-        """Open all gates and wait for all work: none that was launched can be taken back."""
+        """Open all gates and wait for all work, because launched work cannot be discarded."""
         for stream in (self.forward, self.schedule):
             stream.clear()
         torch.cuda.synchronize()
 
 
 def run_beside(one: CudaStream, other: CudaStream) -> bool:
-    """Whether two streams and the current one run work while another of them waits."""
+    """Whether two streams and the current one each run work while another of them waits."""
     current = torch.cuda.current_stream()
     return one.passed_by([other.stream, current]) and other.passed_by([one.stream, current])

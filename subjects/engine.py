@@ -1,4 +1,4 @@
-"""Our own small engine: chooses a path for every forward, as a model runner does."""
+"""The laboratory's small engine. It chooses a path for each forward, as a model runner does."""
 
 import logging
 from collections.abc import Collection, Mapping
@@ -29,8 +29,9 @@ from paritybit.subjects.toggles import LocationScheme, Toggles
 class Subject:
     """The runner under test: its contract and its toggles. The other runners have no bug.
 
-    `shared` replaces fields of rows in all runners that share static buffers with it. `parts`
-    are the classes that it is built from. `model` is added to fields of the models it runs.
+    - `shared`: changes to rows of all runners that share static buffers with it.
+    - `parts`: the classes that it is built from.
+    - `model`: numbers added to fields of the configurations of its models.
     """
 
     runner: str
@@ -41,7 +42,7 @@ class Subject:
     model: Mapping[str, int] = field(default_factory=dict)
 
     def run(self, model: Model) -> Model:
-        """Return a model whose forwards follow its configuration with this subject's changes."""
+        """Return a model that runs with this subject's changes to its configuration."""
         return model.run_with(self.model)
 
 
@@ -53,8 +54,8 @@ def contract(runner: type[GraphRunner], scheme: LocationScheme) -> Contract:
 class Engine:
     """A subject and the other runners of its engine over one world's pools.
 
-    They are captured by `capture`. Raises SharedBufferError if two runners disagree on a buffer
-    they share.
+    `capture` captures the runners. Raises SharedBufferError if two runners want a shared buffer in
+    different dtypes.
     """
 
     def __init__(
@@ -105,10 +106,10 @@ class Engine:
         self.captured: frozenset[Mode] = frozenset()
 
     def capture(self, modes: Collection[Mode]) -> None:
-        """Capture the runners of these modes that are not captured yet, one after the other.
+        """Capture the runners of these modes that are not captured yet, one after another.
 
-        All others plan as a capture does, so that shared static buffers then hold the same
-        whichever runners are captured, and in whatever order they were.
+        All other runners write their metadata as a capture does. Shared static buffers therefore
+        hold the same values whichever runners are captured, in any order.
         """
         for mode, runner in self.runners.items():
             if mode in modes and mode not in self.captured:
@@ -118,7 +119,7 @@ class Engine:
                 runner.plan_all()
 
     def capture_again(self) -> None:
-        """Capture the runner under test again, while requests hold KV, if it is captured."""
+        """Capture the runner under test again while requests hold KV, if it is captured."""
         if self.under_test.mode in self.captured:
             self.under_test.capture_again()
 
@@ -128,9 +129,10 @@ class Engine:
         idle: Mode = Mode.DECODE,
         overrides: Overrides = NOTHING_OVERRIDDEN,
     ) -> Forward:
-        """Run one forward by a graph if one can, else eagerly; None is an idle step of mode `idle`.
+        """Run one forward by replay if a graph can run it, else eagerly.
 
-        Raises LookupError for an idle step of a mode that has no runner.
+        A batch of None is an idle step of mode `idle`. Raises LookupError if that mode has no
+        runner.
         """
         runner = self.runners.get(idle if batch is None else batch.mode)
         toggles = runner.toggles if runner is not None else self.clean
@@ -149,16 +151,16 @@ class Engine:
     def in_capture_order(
         self, runners: tuple[type[GraphRunner], ...]
     ) -> tuple[type[GraphRunner], ...]:
-        """Return the runners of the engine as they are captured, one after the other."""
+        """Return the runners of the engine in the order of their captures."""
         return runners
 
     def allocator_changed(self) -> None:
-        """React to a change of slot ownership, of which an allocator notifies the target's pool."""
+        """Handle a change of slot ownership, which the allocator reports to the target's pool."""
         if self.under_test.toggles.memo_resets.allocator:
             self.pools[Role.TARGET].invalidate_loc_cache()
 
     def _forward_eagerly(self, batch: ForwardBatch, toggles: Toggles) -> Forward:
-        """Run a batch that extends requests, of the target or of the draft model."""
+        """Run a batch that extends requests, with the target or the draft model."""
         role = Role.DRAFT if batch.mode is Mode.DRAFT_EXTEND else Role.TARGET
         model, pool = self.models[role], self.pools[role]
         if toggles.memo_resets.eager_forward:
@@ -185,7 +187,7 @@ class Engine:
         return Forward(output, None, lists)
 
     def _inputs(self, batch: ForwardBatch) -> TokenInputs:
-        """Return the batch's own tensors as the target's inputs: every row is live."""
+        """Return the batch's own tensors as the target's inputs. Every row is live."""
         model, requests = self.models[Role.TARGET], batch.token_requests
         paths = extend_paths(batch.mamba_track_indices, requests, batch.positions, batch.longest)
         states = model.advance_states(self.ops, self.states.recurrent, paths, batch.input_ids)

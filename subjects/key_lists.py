@@ -1,8 +1,7 @@
-"""Attention metadata: which slots each token reads, in lists that outlive the forward.
+"""Attention metadata: the slots that each token reads.
 
-Under a graph the lists live in static buffers, written before every replay and covering
-the padded rows too, as in the engine's attention backends. For eager attention they are
-fresh.
+For graphs the lists are in static buffers. They are written before each replay and cover the padded
+rows too, as in the engine's attention backends. Eager attention gets fresh lists.
 """
 
 from collections.abc import Mapping
@@ -19,13 +18,13 @@ from paritybit.subjects.toggles import MemoResets, Toggles
 from torch import Tensor
 
 Lists = dict[str, Tensor]
-"""Metadata by the name of its buffer."""
+"""Metadata by buffer name."""
 
 LISTING = {"cpu": "paritybit.subjects.listing.host", "cuda": "paritybit.subjects.listing.device"}
-"""What lists the slots of requests on a device: two modules of the same functions."""
+"""The module that lists the slots of requests on each device. Both have the same functions."""
 
 DRAFTS_ON_CUDA = "paritybit.subjects.listing.drafts"
-"""What lists drafts to verify there."""
+"""The module that lists drafts to verify on CUDA."""
 
 
 class StaticLists:
@@ -38,7 +37,7 @@ class StaticLists:
         self.conversions: Conversions = set()
 
     def write(self, values: Lists) -> None:
-        """Copy every list to the start of its buffer."""
+        """Copy each list to the start of its buffer."""
         self.conversions |= {
             (name, listed.dtype, self.buffers[name].dtype)
             for name, listed in values.items()
@@ -60,7 +59,7 @@ def row_sizes(rows: int, max_keys: int, window: int) -> dict[str, tuple[int, tor
 
 
 def row_keys(lists: Mapping[str, Tensor], first: int, rows: int) -> KeyLists:
-    """Return the keys of `rows` rows from row `first` of `row_lists` on."""
+    """Return the keys of `rows` rows of `row_lists`, starting at row `first`."""
     kinds = ("kv_indptr", "kv_indices"), ("window_kv_indptr", "window_kv_indices")
     full, swa = (
         Keys(
@@ -82,11 +81,11 @@ def row_lists(
     memo_resets: MemoResets,
     shift: tuple[Tensor, Tensor] | None = None,
 ) -> Lists:
-    """Return the lists of rows of which row i sees `seq_lens[i]` keys, itself included.
+    """Return the key lists of rows. Row i sees `seq_lens[i]` keys, including its own.
 
-    All arguments are [rows]: rows of req_to_token (int64), key counts on the device and on
-    the host; the host copy says how many elements to gather. `shift` is (column, by): the
-    keys from `column` on are read from the columns `by` further on.
+    `req_pool_indices` int64 [rows] are rows of req_to_token. `seq_lens` [rows] are key counts, and
+    `seq_lens_cpu` is their copy on the host, which determines the lengths of the lists. `shift` is
+    (column, by): keys from `column` on are read `by` columns further on.
     """
     lengths = seq_lens_cpu.tolist()
     lists = listing(seq_lens.device).list_rows(
@@ -111,8 +110,8 @@ def draft_lists(
 ) -> Lists:
     """Return `row_lists` of all forwards of a draft: [forwards, B, topk] rows, flat.
 
-    At forward s a branch sees the request's keys, [B] of them, and its own s + 1 drafts;
-    branch b's lie in columns seq_len + b * steps on.
+    At forward s a branch sees the request's keys and its own s + 1 drafts. The drafts of branch b
+    are in the columns from seq_len + b * steps on.
     """
     requests, device = seq_lens.shape[0], seq_lens.device
     shape = (SPECULATION.forwards, requests, topk)
@@ -168,10 +167,11 @@ def span_lists(
     pool: SubjectPool,
     memo_resets: MemoResets,
 ) -> Lists:
-    """Return the lists of requests that run their last `counts` of `seq_lens` tokens.
+    """Return the lists of requests that run the last `counts` of their `seq_lens` tokens.
 
-    The tensors are [B], on the device or (`_cpu`) on the host; `tokens` and `window` are
-    counts. The tokens lie one request after the other. A token beyond them all sees no key.
+    The tensors are [B], on the device or (`_cpu`) on the host. `tokens` and `window` are counts.
+    The tokens of each request follow those of the previous one. Tokens beyond the last request see
+    no key.
     """
     lengths, ran = seq_lens_cpu.tolist(), counts_cpu.tolist()
     unseen = (
@@ -193,7 +193,7 @@ def span_lists(
 def fresh_span_keys(
     batch: ForwardBatch, window: int, pool: SubjectPool, memo_resets: MemoResets
 ) -> KeyLists:
-    """Return fresh keys of a batch that extends: one row per token, its prefix and itself."""
+    """Return fresh keys of a batch that extends: one row per token, with its prefix and itself."""
     lists = span_lists(
         batch.req_pool_indices,
         batch.seq_lens,
@@ -222,7 +222,7 @@ def verify_sizes(requests: int, max_keys: int, window: int) -> dict[str, tuple[i
 
 
 def page_table_width(window: int) -> int:
-    """Return how many columns a verify sees of a request on SWA layers."""
+    """Return the number of columns that a verify sees per request on SWA layers."""
     return window - 1 + SPECULATION.draft_tokens
 
 
@@ -231,8 +231,8 @@ def verify_keys(
 ) -> KeyLists:
     """Return the keys of the first `tokens` tokens of `verify_lists`.
 
-    A token's bits on SWA layers begin where its window does: in its row of the page table,
-    which itself begins at the request's offset.
+    A token's mask bits on SWA layers begin where its window begins. This place is in the token's
+    row of the page table, which itself begins at the request's offset.
     """
     begin, end = lists["window_key_begin"][:tokens], lists["window_key_end"][:tokens]
     mask_indptr = lists["mask_indptr"][:tokens]
@@ -272,12 +272,12 @@ def verify_lists(
     pool: SubjectPool,
     toggles: Toggles,
 ) -> Lists:
-    """Return the lists of B requests, request i with `seq_lens[i]` keys and a tree of drafts.
+    """Return the lists of B requests. Request i has `seq_lens[i]` keys and a tree of drafts.
 
-    Full layers list a request's keys and drafts; SWA layers read them off a page table of
-    the window, one row per request, translated to SWA slots (PR 24617). A token's keys are
-    all of its request's from where its window begins; the tree's mask picks among them.
-    `positions` are the tokens', int64 [B draft_tokens].
+    For full layers the lists hold a request's keys and drafts. For SWA layers they are read from a
+    page table of the window: one row per request, translated to SWA slots (PR 24617). A token's
+    keys are all keys of its request from the beginning of its window, and the tree's mask selects
+    among them. `positions` int64 [B draft_tokens] are the tokens' positions.
     """
     table, drafts = pool.pool.req_to_token, SPECULATION.draft_tokens
     total = sum(seq_lens_cpu.tolist()) + drafts * seq_lens_cpu.shape[0]
@@ -294,7 +294,7 @@ def verify_lists(
 def tree_lists(
     req_pool_indices: Tensor, seq_lens: Tensor, positions: Tensor, window: int, table: Tensor
 ) -> Lists:
-    """Return `verify_lists`, but for its full slots and the page table's translation."""
+    """Return `verify_lists` without its full slots and without translating the page table."""
     drafts = SPECULATION.draft_tokens
     ends = seq_lens + drafts
     place = torch.arange(positions.shape[0], device=positions.device)
@@ -325,7 +325,7 @@ def listing(device: torch.device) -> Any:
 
 
 def translated(lists: Lists, pool: SubjectPool, memo_resets: MemoResets) -> Lists:
-    """Return the lists with those of the window translated to SWA slots."""
+    """Return the lists, with the window's lists translated to SWA slots."""
     window_kv_indices = translate_window(lists["window_kv_indices"], pool, memo_resets)
     return {**lists, "window_kv_indices": window_kv_indices}
 

@@ -1,12 +1,12 @@
-"""Overlapping steps: the device work of an engine whose host runs ahead, and the waits between.
+"""Overlapping steps: the order of device work and host work in an engine that plans ahead.
 
 While a forward is in flight the host plans the next one: it frees, allocates, writes the index
-tables and stages the next batch. Four waits keep this right:
+tables and stages the next batch. Four waits prevent races:
 
-- a pinned host buffer is written again once the copies from it have run,
-- a forward reads the tables once they are written,
-- what a forward still reads is rewritten once it has run: of rows and slots that are freed,
-- and of slots that left a window.
+- The host rewrites a pinned buffer only after the copies from it have run.
+- A forward reads the tables only after they are written.
+- Freed rows and slots are rewritten only after the forward in flight has run.
+- So are slots that left a window.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,18 +22,17 @@ from torch import Tensor
 Result = TypeVar("Result")
 
 FEWEST_ELEMENTS = 256
-"""How many elements a pinned buffer has at the least."""
+"""The minimum number of elements of a pinned buffer."""
 
 ONCE_ELEMENTS = 1 << 18
-"""How many elements of pinned memory are there for what is written once: a long schedule's."""
+"""The number of elements of pinned memory that is written only once, enough for a long schedule."""
 
 
 @dataclass(frozen=True)
 class Staged:
-    """A batch's values on the host: as they are, and where they wait for their copy.
+    """The int64 values of a batch on the host, and in the pinned buffers to copy from.
 
-    Tensors are int64. What is in `pinned` may be another batch's by the time it is copied, if
-    nobody waited for the copy.
+    Without a wait for the copy, `pinned` may hold another batch's values by the time it is copied.
     """
 
     host: Mapping[str, Tensor]
@@ -42,14 +41,14 @@ class Staged:
 
 @dataclass
 class Flight(Generic[Result]):
-    """A forward in flight. `result` is there once `done` is."""
+    """A forward in flight. `result` is available once `done` is."""
 
     done: Event
     results: list[Result]
 
     @property
     def result(self) -> Result:
-        """Wait for the forward, and for what follows it; return what it gave."""
+        """Wait for the forward and the work that follows it, and return the forward's result."""
         self.done.synchronise()
         return self.results[0]
 
@@ -57,7 +56,7 @@ class Flight(Generic[Result]):
 class Overlap(InOrder):
     """The order of an engine's device work on two streams, with the waits it needs.
 
-    Staged batches share one set of pinned buffers, one for each name.
+    All staged batches share one set of pinned buffers, one buffer per name.
     """
 
     def __init__(self, streams: Streams, device: torch.device) -> None:
@@ -71,32 +70,32 @@ class Overlap(InOrder):
         self.in_flight: Event | None = None
 
     def clear(self) -> None:
-        """Start again: nothing is in flight."""
+        """Start again with nothing in flight."""
         self.streams.clear()
         self.used = 0
         self.copied = self.written = self.in_flight = None
 
     def write(self, values: Values, work: Callable[[Arrived], None]) -> None:
-        """Write to tables on the schedule's stream, from host memory that is used once."""
+        """Write to tables on the schedule stream, from host memory that is used once."""
         once = {name: self._once(listed) for name, listed in values.items()}
         self.streams.schedule.run(lambda: work(self.arrive(once)))
         self.written = self.streams.schedule.record()
 
     def freeing(self) -> None:
-        """Write nothing for the next owners before the forward in flight has run."""
+        """Delay writes for the next owners until the forward in flight has run."""
         self.wait_for_forward()
 
     def evicting(self) -> None:
-        """Unmap nothing before the forward in flight has run: it may see one token further."""
+        """Delay unmapping until the forward in flight has run: its windows begin earlier."""
         self.wait_for_forward()
 
     def wait_for_forward(self) -> None:
-        """Let the schedule's stream wait for the forward in flight."""
+        """Let the schedule stream wait for the forward in flight."""
         if self.in_flight is not None:
             self.streams.schedule.wait(self.in_flight)
 
     def wait_for_tables(self) -> None:
-        """Let the forwards' stream wait for what was written to the tables."""
+        """Let the forward stream wait for all writes to the tables."""
         if self.written is not None:
             self.streams.forward.wait(self.written)
 
@@ -112,7 +111,7 @@ class Overlap(InOrder):
         return Staged({name: self._once(listed) for name, listed in values.items()}, pinned)
 
     def fill(self, name: str, listed: Sequence[int]) -> Tensor:
-        """Fill the pinned buffer of a name; return the part of it that holds the values."""
+        """Fill the pinned buffer of a name, and return the part that holds the values."""
         buffer = self.buffers.get(name)
         if buffer is None or buffer.shape[0] < len(listed):
             buffer = self._pinned(torch.zeros(max(len(listed), FEWEST_ELEMENTS), dtype=torch.int64))
@@ -122,15 +121,15 @@ class Overlap(InOrder):
         return part
 
     def arrive(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return copies on the device, made on the current stream whenever it gets there."""
+        """Return copies on the device. They are made on the current stream when it reaches them."""
         if self.device.type == "cpu":
             return {name: tensor.clone() for name, tensor in values.items()}
         return {name: tensor.to(self.device, non_blocking=True) for name, tensor in values.items()}
 
     def _once(self, listed: Sequence[int]) -> Tensor:
-        """Return values in host memory that nothing writes again before they were copied.
+        """Return values in host memory that is not rewritten before they are copied.
 
-        It is there already: to pin memory, a driver may wait for the device.
+        The memory is allocated in advance, because a driver may wait for the device to pin memory.
         """
         if self.used + len(listed) > ONCE_ELEMENTS:
             return self._pinned(on_host(listed))
@@ -150,10 +149,10 @@ class Overlap(InOrder):
         *,
         asks: bool,
     ) -> Flight[Result]:
-        """Start a forward of a staged batch, None if it is idle, and what follows it.
+        """Start the forward of a staged batch (None if it is idle) and the work that follows it.
 
-        `forward` gets the batch's values on the device, `follow` what the forward gave. `asks`
-        says whether the host itself waits for the device in the course of the forward.
+        `forward` gets the batch's values on the device, `follow` the result of `forward`. `asks`
+        says whether the host waits for the device during the forward.
         """
         stream, results = self.streams.forward, list[Result]()
         arrived: dict[str, Tensor] = {}
@@ -167,7 +166,7 @@ class Overlap(InOrder):
         return Flight(stream.record(), results)
 
     def finish(self, follow: Callable[[], None]) -> None:
-        """Run what follows a forward; it is in flight until then."""
+        """Run what follows a forward, which is in flight until then."""
         self.streams.forward.run(follow)
         self.in_flight = self.streams.forward.record()
 

@@ -1,7 +1,7 @@
-"""The engine's view of a hybrid KV pool: the location scheme says where SWA layers write.
+"""The engine's view of a hybrid KV pool. The location scheme decides where SWA layers write.
 
-Storage and mapping are the pool's; what is kept here is the Python state that the
-historical changes were about: the sticky `swa_loc` and the one-entry memo.
+The pool owns storage and mapping. This module keeps the Python state that the historical changes
+affected: the persistent `swa_loc` and the one-entry memo.
 """
 
 import logging
@@ -16,21 +16,21 @@ from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
 
 ON_CUDA = "paritybit.subjects.listing.device"
-"""What translates locations there."""
+"""The module that translates locations on CUDA."""
 
 TRANSLATE = "translate_loc_from_full_to_swa"
-"""The name a translation has in the list of captured ops."""
+"""The name of a translation in the list of captured ops."""
 
 
 @dataclass(frozen=True)
 class LocState:
     """Python state about write locations: `swa_loc` under PRESET, the memo under MEMO.
 
-    `cached_source`, the tensor that the key was made of, is held so that its address cannot
-    be reused: a chance memo hit would make replays nondeterministic.
+    `cached_source` is the tensor whose address is in the key. It is kept alive so that no other
+    tensor gets its address, because an accidental memo hit would make replays nondeterministic.
 
-    `ragged` is the attention kernel that the engine last chose: a prefill's, whose tokens see
-    all keys that are listed for them and which takes no mask, or the one that takes a mask.
+    `ragged` is the attention kernel that the engine chose last. The prefill kernel takes no mask,
+    and its tokens see all keys in their lists. The other kernel takes a mask.
     """
 
     swa_loc: Tensor | None = None
@@ -41,7 +41,7 @@ class LocState:
 
 
 class SubjectPool:
-    """Reads and writes a `HybridKVPool` the way the engine does under one location scheme."""
+    """Reads and writes a `HybridKVPool` as the engine does under one location scheme."""
 
     def __init__(
         self, pool: HybridKVPool, ops: Ops, scheme: LocationScheme, logger: logging.Logger
@@ -53,24 +53,24 @@ class SubjectPool:
         self.state = LocState()
 
     def choose_kernel(self, *, ragged: bool) -> None:
-        """Choose the attention kernel of the forwards to come."""
+        """Select the attention kernel of the next forwards."""
         if ragged != self.state.ragged:
             self.state = replace(self.state, ragged=ragged)
 
     def set_swa_loc(self, loc: Tensor | None) -> None:
-        """Preset the SWA write location (PRESET). It stays set until it is set again."""
+        """Preset the SWA write location (PRESET). It stays set until the next call."""
         self.state = replace(self.state, swa_loc=loc)
 
     def invalidate_loc_cache(self) -> None:
-        """Forget the memoised translation (MEMO)."""
+        """Clear the memoised translation (MEMO)."""
         if self.state.cached_key is not None:
             self.state = LocState(swa_loc=self.state.swa_loc, ragged=self.state.ragged)
 
     def translate_loc_from_full_to_swa(self, loc: Tensor) -> Tensor:
-        """Return the SWA slots, int32, of full slots `loc`; memoised under MEMO.
+        """Return the SWA slots, int32, of the full slots `loc`, memoised under MEMO.
 
-        The memo's key is (data_ptr, numel). A tensor rewritten in place keeps its key
-        and gets the old translation, silently; two alternating tensors warn every time.
+        The memo's key is (data_ptr, numel). A tensor that is rewritten in place keeps its key and
+        silently gets the old translation. Two alternating tensors cause a warning each time.
         """
         if self.scheme is not LocationScheme.MEMO:
             return self._gather(loc)
@@ -90,14 +90,14 @@ class SubjectPool:
         return translated
 
     def set_kv_buffer(self, layer: int, loc: Tensor, key: Tensor, value: Tensor) -> None:
-        """Store key and value [T, G, D] of `layer` at full slots `loc` or their SWA slots."""
+        """Store key and value [T, G, D] of `layer` at the full slots `loc` or their SWA slots."""
         kind = self.pool.config.layers[layer]
         slots, cache = self.location(kind, loc), self.pool.cache(layer)
         key, value = self.ops.as_stored(cache, key, value)
         self.ops.store_kv(cache, slots, LOC_DTYPE[kind], key, value)
 
     def location(self, kind: Kind, loc: Tensor) -> Tensor:
-        """Return the slots of a kind's sub-pool at which full slots `loc` are stored."""
+        """Return the slots of a kind's sub-pool for the full slots `loc`."""
         if kind is Kind.SWA:
             preset = self.state.swa_loc
             loc = preset if preset is not None else self.translate_loc_from_full_to_swa(loc)
@@ -109,5 +109,5 @@ class SubjectPool:
         if loc.is_cuda:
             found: Tensor = imported_late(ON_CUDA).translate(mapping, loc)
             return found
-        # To take costs less than to index.
+        # `take` is cheaper than indexing.
         return mapping.take(loc.to(torch.int64)).to(torch.int32)

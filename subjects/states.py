@@ -1,6 +1,6 @@
-"""Where a subject's forward finds and leaves recurrent states, from its own index inputs.
+"""Slots where a subject's forward reads and writes recurrent states, by its own index inputs.
 
-On CUDA by one launch each, of torch's ops on a CPU, where a tape records them.
+On CUDA each function is one launch. On a CPU it runs torch ops, which a tape records.
 """
 
 import torch
@@ -10,11 +10,11 @@ from paritybit.reference.state_pool import STATE_ROWS, StatePaths
 from torch import Tensor
 
 ON_CUDA = "paritybit.subjects.listing.paths"
-"""The same functions for CUDA."""
+"""The module with the same functions for CUDA."""
 
 
 def decode_paths(track_indices: Tensor) -> StatePaths:
-    """Return the paths of one token of each request, of the state slots int64 [B]."""
+    """Return the paths of one token per request. `track_indices` int64 [B] are state slots."""
     if track_indices.is_cuda:
         paths: StatePaths = imported_late(ON_CUDA).decode_paths(track_indices)
         return paths
@@ -23,9 +23,10 @@ def decode_paths(track_indices: Tensor) -> StatePaths:
 
 
 def verify_paths(track_indices: Tensor, tree_parents: Tensor) -> StatePaths:
-    """Return the paths of a tree of drafts of each request, of the state slots int64 [B].
+    """Return the paths of a tree of drafts per request. `track_indices` int64 [B] are state slots.
 
-    `tree_parents` int64 [B draft_tokens] is `parents_in_tree`'s. Every node has a row of its own.
+    `tree_parents` int64 [B draft_tokens] is the result of `parents_in_tree`. Every node has its own
+    row.
     """
     if track_indices.is_cuda:
         paths: StatePaths = imported_late(ON_CUDA).verify_paths(track_indices, tree_parents)
@@ -41,11 +42,11 @@ def verify_paths(track_indices: Tensor, tree_parents: Tensor) -> StatePaths:
 def extend_paths(
     track_indices: Tensor, token_requests: Tensor, positions: Tensor, longest: int
 ) -> StatePaths:
-    """Return the paths of a batch that extends requests, of the state slots int64 [B].
+    """Return the paths of a batch that extends requests.
 
-    `token_requests` and `positions` are the tokens', int64 [T]; a request has `longest` of them
-    at most. A token continues the one before it of its request. The first token a request ever
-    has continues none.
+    `track_indices` int64 [B] are state slots. `token_requests` and `positions`, int64 [T], give the
+    request and the position of each token. A request has at most `longest` tokens. Each token
+    continues the previous token of its request. A request's very first token continues nothing.
     """
     if track_indices.is_cuda:
         paths: StatePaths = imported_late(ON_CUDA).extend_paths(
@@ -53,7 +54,7 @@ def extend_paths(
         )
         return paths
     place = torch.arange(token_requests.shape[0], device=token_requests.device)
-    # The very first token is held against the last one: it has place 0, and no parent either way.
+    # `roll` compares token 0 with the last token. Its place is 0, so it gets no parent either way.
     follows = token_requests == token_requests.roll(1)
     rows = track_indices[token_requests] * STATE_ROWS
     sources = torch.where(positions > 0, rows, -1)
@@ -61,10 +62,11 @@ def extend_paths(
 
 
 def parents_in_tree(custom_mask: Tensor, mask_indptr: Tensor, seq_lens: Tensor) -> Tensor:
-    """Return the parent of each draft token among its request's, -1 for a root, int64 [T].
+    """Return each draft token's parent in its request's tree, int64 [T]; -1 for a root.
 
-    That is the last token before it that it sees. `mask_indptr` int64 [T] says where its bits
-    of `custom_mask` begin, `seq_lens` [B] how many of them are of what is not drafted.
+    The parent is the last preceding node that the token sees. `mask_indptr` int64 [T] is where each
+    token's bits of `custom_mask` begin. The first `seq_lens` [B] of these bits are for keys that
+    are not drafts.
     """
     if custom_mask.is_cuda:
         found: Tensor = imported_late(ON_CUDA).parents_in_tree(custom_mask, mask_indptr, seq_lens)

@@ -1,1 +1,1 @@
-"""From a violation to its cause: what differed first, which index led there, who left it."""
+"""From a violation to its cause: what differed first, and which index or value led there."""

@@ -1,6 +1,6 @@
-"""The cause of a violation that no bit of a forward shows: a place in the code.
+"""Causes of violations that show in no bit of a forward: places in the code.
 
-A cause function takes a recorded forward and returns the cause, or None where it finds none.
+A cause function takes a recorded forward, and returns the cause or None.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from paritybit.subjects.runners.base import GraphRunner
 
 
 def warning_site(recorded: RecordedForward) -> Cause | None:
-    """Explain a warning: the place in the engine's code that logged it."""
+    """Explain a warning by the place in the engine's code that logged it."""
     site = next((site for site in recorded.sites if site.functions), None)
     if site is None:
         return None
@@ -32,7 +32,7 @@ def warning_site(recorded: RecordedForward) -> Cause | None:
 
 
 def dtype_cause(recorded: RecordedForward) -> Cause | None:
-    """Explain a broken index contract: a wrong dtype, an unlisted conversion, another address."""
+    """Explain a broken index contract: a wrong dtype, an unlisted conversion or a new address."""
     found = _locations_misread(recorded) or unlisted_conversion(recorded)
     return found or _moved_buffer(recorded)
 
@@ -54,7 +54,7 @@ def _moved_buffer(recorded: RecordedForward) -> Cause | None:
 
 
 def _locations_misread(recorded: RecordedForward) -> Cause | None:
-    """Return the first store whose locations are not of the dtype that it reads them as."""
+    """Return the first store that reads its locations as another dtype."""
     for number, call in enumerate(recorded.run.calls):
         if call.name != "store_kv" or call.inputs[1].dtype == call.inputs[2]:
             continue
@@ -77,12 +77,12 @@ def _locations_misread(recorded: RecordedForward) -> Cause | None:
 
 
 def unlisted_conversions(runner: GraphRunner) -> Sequence[Conversion]:
-    """Return the conversions of copies into static buffers of a runner that no list allows."""
+    """Return the conversions on copy into a runner's static buffers that are not listed."""
     return sorted(runner.conversions - LISTED_CONVERSIONS, key=str)
 
 
 def unlisted_conversion(recorded: RecordedForward) -> Cause | None:
-    """Return the first copy into a static buffer that converts in a way that no list allows."""
+    """Return the first copy into a static buffer with a conversion that is not listed."""
     runner = recorded.runner
     unlisted = () if runner is None else unlisted_conversions(runner)
     if runner is None or not unlisted:
@@ -99,7 +99,7 @@ def unlisted_conversion(recorded: RecordedForward) -> Cause | None:
 def declared_at(runner: GraphRunner, name: str) -> tuple[SourceLine, ...]:
     """Return the lines that declare a static buffer of a runner, and its dtype.
 
-    Where it has not the dtype that its contract says, what made it comes first.
+    If the buffer has another dtype than its contract says, the line that made it comes first.
     """
     if name in runner.inputs.rows:
         row, dtype = contract_row(type(runner), name), runner.inputs.rows[name].dtype
@@ -120,7 +120,7 @@ def declared_at(runner: GraphRunner, name: str) -> tuple[SourceLine, ...]:
 
 
 def off_path_cause(recorded: RecordedForward) -> Cause | None:
-    """Explain a graph that is not its location scheme's: its first translation too many."""
+    """Explain a graph with too many translations for its location scheme, by the first one."""
     runner, bucket = recorded.runner, recorded.bucket
     if runner is None or bucket is None:
         return None
@@ -142,7 +142,7 @@ def off_path_cause(recorded: RecordedForward) -> Cause | None:
 
 
 def _moved_output(recorded: RecordedForward) -> Cause | None:
-    """Return the first static output that is not where it was when the graphs were captured."""
+    """Return the first static output that has moved since the graphs were captured."""
     facts = recorded.observation.facts if recorded.observation is not None else None
     if facts is None or not facts.outputs:
         return None
@@ -155,5 +155,5 @@ def _moved_output(recorded: RecordedForward) -> Cause | None:
 
 
 def refused_build_cause(reason: str) -> Cause:
-    """Explain a build that cannot be captured: its runners disagree on a shared buffer."""
+    """Explain a build that cannot be captured because its runners disagree on a shared buffer."""
     return Cause("build", site=site_of(BufferPool.get, reason))

@@ -1,8 +1,8 @@
-"""The cause of a difference in bits: what differed first, which index led there, who left it.
+"""The cause of a difference in bits: what differed first, which index led there, who wrote it.
 
-Found from one recorded forward, by changing one thing at a time and running it again. Knows
-no bug. A cause function takes a recorded forward and returns the cause of a violation, or
-None where it finds none; a property names the one that explains its violations.
+The cause is found from one recorded forward, by changing one thing at a time and running it again,
+without knowledge of any bug. A cause function takes a recorded forward, and returns the cause of a
+violation or None. Each property names the function that explains its violations.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,7 +51,7 @@ from paritybit.subjects.contracts import Axis
 CauseFinder = Callable[[RecordedForward], Cause | None]
 
 UNDECLARED: Final = "undeclared state"
-"""What is to blame where a forward does not repeat."""
+"""The blame of a forward that does not repeat."""
 
 AS_GRAPH: Final = "as the graph"
 AS_EAGER: Final = "as the eager world"
@@ -59,14 +59,14 @@ AS_NEITHER: Final = "as neither"
 
 
 def diverged_cause(recorded: RecordedForward) -> Cause | None:
-    """Explain two worlds that have diverged: the graph's ops against the eager world's."""
+    """Explain worlds that have diverged: compare the graph's ops with the eager world's."""
     pair = recorded.pair
     left = Side(pair.eager_pools, recorded.eager_before, recorded.eager_calls)
     return _difference_cause(recorded, left, run_uncaptured=True)
 
 
 def history_cause(recorded: RecordedForward) -> Cause | None:
-    """Explain a replay that depends on its runner's history: its ops against a fresh engine's."""
+    """Explain a replay that depends on its runner's history: compare with a fresh engine's ops."""
     left = Side(recorded.pair.graph_pools, recorded.graph_before, recorded.fresh_calls)
     return _difference_cause(recorded, left, run_uncaptured=False)
 
@@ -76,8 +76,8 @@ def _difference_cause(
 ) -> Cause | None:
     """Return the cause of the first difference of the graph's run from another run of the forward.
 
-    With `run_uncaptured` the captured function is also run eagerly, to tell wrong inputs from
-    wrong captured state, and a just-captured engine and the eager world's tables are asked too.
+    With `run_uncaptured` the captured function also runs eagerly, to distinguish wrong inputs from
+    wrong captured state. A freshly captured engine and the eager world's tables are then tried too.
     """
     right = Side(recorded.pair.graph_pools, recorded.graph_before, recorded.run.calls)
     difference = first_difference(left, right)
@@ -109,9 +109,9 @@ def _difference_cause(
 
 
 def _unseen_cause(recorded: RecordedForward) -> Cause | None:
-    """Explain worlds that differ though no op does that both run.
+    """Explain worlds that differ although all ops that both run agree.
 
-    By what was captured, by an op that the graph alone runs, or by what made the step fail.
+    The cause is captured state, an op that only the graph runs, or what made the step fail.
     """
     if recorded.run.failed is not None and not repeats(recorded):
         return Cause(UNDECLARED)
@@ -134,7 +134,7 @@ def _unseen_cause(recorded: RecordedForward) -> Cause | None:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What is read off the tensors of a forward's ops before any further run writes them again."""
+    """What the tensors of a forward's ops show, read before any further run overwrites them."""
 
     read_from: tuple[str, int] | None
     twin_agrees: bool | None
@@ -145,7 +145,7 @@ class _Seen:
 
 
 def _seen(recorded: RecordedForward, left: Side, difference: Difference, *, twin: bool) -> _Seen:
-    """Return what the ops of both runs show of their first difference."""
+    """Return what the ops of both runs show about their first difference."""
     calls, index = recorded.run.calls, difference.index
     pairs = ((one, place) for place, one, _ in paired(left.calls, calls))
     one = next((one for one, place in pairs if place == difference.call), None)
@@ -173,7 +173,7 @@ def _seen(recorded: RecordedForward, left: Side, difference: Difference, *, twin
 def _captured_cause(
     recorded: RecordedForward, shown: Cause, index: Index | None, run: Run
 ) -> Cause:
-    """Complete the cause where the function, run eagerly, gives what the graph does not."""
+    """Complete the cause if the function, run eagerly, gives another result than the graph."""
     return replace(
         shown,
         blame="captured state",
@@ -185,7 +185,7 @@ def _captured_cause(
 def _input_cause(
     recorded: RecordedForward, shown: Cause, difference: Difference, seen: _Seen
 ) -> Cause:
-    """Complete the cause where it is not the capture's: a static element, or how lists are made."""
+    """Complete the cause if the capture is correct: a static element, or how lists are made."""
     index = difference.index
     if index is not None:
         stale, own = not shown.twin_agrees, not seen.shifted
@@ -195,19 +195,19 @@ def _input_cause(
         return replace(shown, blame=blame_of_lists(shown))
     if seen.argument is None or seen.left is None:
         return shown
-    given, mended = given_value(recorded, seen.argument, difference.call, seen.left, difference.row)
-    return replace(shown, blame="inputs" if mended else "not known", given=given)
+    given, fixed = given_value(recorded, seen.argument, difference.call, seen.left, difference.row)
+    return replace(shown, blame="inputs" if fixed else "not known", given=given)
 
 
 def blame_of(recorded: RecordedForward, shown: Cause, found: IndexOrigin) -> str:
-    """Return what is to blame where a static element led to an index: it, or what lists it."""
+    """Return the blame if a static element led to an index: the element, or what lists it."""
     listing = recorded.runner.metadata.buffers if recorded.runner is not None else {}
     of_list = found.buffer in listing and not found.stale and shown.twin_agrees
     return blame_of_lists(shown) if of_list else "inputs"
 
 
 def blame_of_lists(shown: Cause) -> str:
-    """Return what is to blame where nothing but a list of keys led to an index."""
+    """Return the blame if only a list of keys led to an index."""
     return "key lists" if shown.twin_agrees and shown.listed is not None else "not known"
 
 
@@ -220,7 +220,7 @@ def list_fault(
     *,
     live: bool = True,
 ) -> tuple[ListFault, WrongList] | None:
-    """Return what is wrong with the slots that a row lists, None if nothing is."""
+    """Return what is wrong with the slots that a row lists, or None."""
     rows = recorded.forward_id.rows
     serial = rows[row] if live and row < len(rows) else None
     owner = next((owner for owner in recorded.owners if owner.serial == serial), None)
@@ -237,9 +237,9 @@ def list_fault(
 
 
 def repeats(recorded: RecordedForward) -> bool:
-    """Whether the forward, run again with nothing changed, does what it did.
+    """Whether the forward does the same when it is run again without changes.
 
-    If not it depends on what is not put back, and no further run of it shows anything.
+    If not, it depends on state that is not restored, so further runs show nothing.
     """
     run = recorded.again()
     if run.failed != recorded.run.failed:
@@ -248,15 +248,15 @@ def repeats(recorded: RecordedForward) -> bool:
 
 
 def _as_it_was(recorded: RecordedForward, run: Run) -> bool:
-    """Whether a run left and gave what the recorded one did; an idle one gives nothing live."""
+    """Whether a run gave the same as the recorded one. An idle run gives no live output."""
     return agrees(recorded, run, recorded.run.storage, recorded.run.output or None)
 
 
 def uncaptured_run(recorded: RecordedForward) -> tuple[UncapturedRun | None, Run | None]:
-    """Say whose bits the captured function gives when it runs eagerly, and return that run.
+    """Return whose bits the captured function gives when it runs eagerly, and that run.
 
-    None where nothing was captured, and where this run fails though the replay did not: what
-    fails is no evidence.
+    Returns None if nothing was captured. Also returns None if this run fails although the replay
+    did not, because the failure is no evidence.
     """
     if recorded.runner is None:
         return None, None
@@ -273,13 +273,13 @@ STATE_NAMES: Final = {
     Section.RECURRENT: (Role.TARGET, "recurrent state"),
     Section.DRAFT_TABLE: (Role.DRAFT, "table"),
 }
-"""Whose each section of state beside KV is, and what kind of slot a place of it is called."""
+"""The owner of each section of state beside KV, and the kind of slot that its places are."""
 
 
 def _axis(recorded: RecordedForward, difference: Difference) -> Axis | None:
-    """Return what the rows of a difference's op are of: drafting stores one a request.
+    """Return what the rows of a difference's op are. When drafting, stores have a row per request.
 
-    None where a forward has as many requests as tokens, and where the op's rows are of neither.
+    Returns None if a forward has as many requests as tokens, or the op's rows are neither.
     """
     if difference.section is Section.DRAFT_TABLE:
         return Axis.REQUEST
@@ -294,7 +294,7 @@ def _axis(recorded: RecordedForward, difference: Difference) -> Axis | None:
 
 
 def _taken(difference: Difference) -> SlotTaken | None:
-    """Return the slot that a row took, where it should have taken another."""
+    """Return the wrong slot that a row took, with the right one."""
     index = difference.index
     if index is None:
         return None
@@ -336,7 +336,7 @@ def _name(value: Role | Kind | Axis | None) -> str | None:
 
 
 def _slot(recorded: RecordedForward, difference: Difference) -> Slot | None:
-    """Return the slot that a difference is about: the one changed, or the one read wrongly."""
+    """Return the slot of a difference: the one that changed, or the one that was read wrongly."""
     index = difference.index
     slot = difference.slot if difference.slot is not None else index.value if index else None
     if slot is None:
@@ -362,7 +362,7 @@ def _slot(recorded: RecordedForward, difference: Difference) -> Slot | None:
 
 
 def _row_writer(write: SlotWrite) -> Writer:
-    """Return who wrote a slot, its row being a token's where there are more than requests."""
+    """Return who wrote a slot. Its row is a token's if there are more rows than requests."""
     turn = write.forward_id
     axis = str(Axis.TOKEN) if len(turn.rows) > len(turn.requests) else None
     return Writer(turn.step, turn.runner, write.row, write.request, axis)

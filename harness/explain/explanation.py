@@ -1,4 +1,4 @@
-"""From a violated property to its explanation: the forward is recorded, and its cause found."""
+"""From a violated property to its explanation: record the forward, and find the cause."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -27,7 +27,7 @@ from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.schedules.schedule import Schedule
 
 PlayCauseFinder = Callable[[Pair, Schedule, int], tuple[Situation, Cause] | None]
-"""Plays a schedule and returns the cause of what is violated at a step of it, and where that is."""
+"""Plays a schedule, and returns the cause of a violation at one of its steps, with its place."""
 
 
 def explain(
@@ -38,17 +38,17 @@ def explain(
     cause_of: CauseFinder,
     judge: Judge,
 ) -> Explanation | None:
-    """Return why `property_id` is violated at a forward of a schedule; None if no cause is found.
+    """Return why `property_id` is violated at a forward of a schedule, or None without a cause.
 
-    `forward` counts the schedule's forwards from 0, and the worlds must not have diverged before
-    it. `pair` keeps what its replays' ops did. What is blamed makes `judge` say that the property
-    holds once that alone is changed, in the run of the forward that violates it. `cause_of` finds
-    what its own run shows. Raises ValueError if there is no such forward.
+    `forward` counts the schedule's forwards from 0. The worlds must not have diverged before it.
+    `pair` records the ops of its replays. `cause_of` finds what the forward's own run shows. A
+    cause is kept only if, with that alone changed, `judge` finds that the property holds in the run
+    that violates it. Raises ValueError if there is no such forward.
     """
     with torch.inference_mode():
         recorded = recorded_for(pair, schedule, forward, property_id, judge)
         at_fault = run_at_fault(recorded, judge)
-        # What static inputs hold is read before any further run writes them again.
+        # Static inputs are read before any further run overwrites them.
         play = partial(recorded_for, pair, schedule, forward, property_id, judge)
         search, own = Search(at_fault, judge, play), at_fault is recorded
         cause = recaptured_cause(recorded, schedule, judge)
@@ -73,7 +73,7 @@ def explain(
 def _situation(
     recorded: RecordedForward, at_fault: RecordedForward, further: str | None
 ) -> Situation:
-    """Return what ran: where the path was the wrong one, what replayed the batch, if anything."""
+    """Return what ran. If the path was wrong, this is what replayed the batch, if anything."""
     turn, seen = recorded.forward_id, recorded.observation
     runner, bucket, live_size = turn.runner, at_fault.bucket, recorded.live_size
     if recorded.off_path and seen is not None:
@@ -94,7 +94,7 @@ def recorded_for(
 
 
 def run_at_fault(recorded: RecordedForward, judge: Judge) -> RecordedForward:
-    """Return the run of a forward to blame for a violation: its own, or the further one."""
+    """Return the run that violates the property: the forward's own, or the further one."""
     further, extra = recorded.further, judge.extra_run
     if further is None or extra is None or not (extra.suspect or further.run.failed):
         return recorded
@@ -104,7 +104,7 @@ def run_at_fault(recorded: RecordedForward, judge: Judge) -> RecordedForward:
 def explain_playing(
     pair: Pair, schedule: Schedule, step: int, property_id: str, cause_of: PlayCauseFinder
 ) -> Explanation | None:
-    """Return why `property_id` is violated at a step of a schedule; None if no cause is found."""
+    """Return why `property_id` is violated at a step of a schedule, or None without a cause."""
     with torch.inference_mode():
         found = cause_of(pair, schedule, step)
     if found is None:
@@ -114,7 +114,7 @@ def explain_playing(
 
 
 def explain_refusal(property_id: str, runner: str, reason: str) -> Explanation:
-    """Return why `property_id` is violated by a build whose engine of `runner` was not captured."""
+    """Return why `property_id` is violated by a build that refuses to capture `runner`'s engine."""
     return _told(property_id, Situation(0, runner), refused_build_cause(reason))
 
 
@@ -131,7 +131,7 @@ def explain_unbuilt(property_id: str, runner: str, error: BaseException) -> Expl
 def explain_failed(
     property_id: str, step: int, message: str, lines: tuple[SourceLine, ...]
 ) -> Explanation:
-    """Return all that is known of a step that failed: the lines that raised."""
+    """Return what is known about a step that failed: the lines that raised."""
     line, at = lines[0], Situation(step, None, failed=message)
     proof = (
         f"In step {step}, {message}.",
@@ -142,15 +142,16 @@ def explain_failed(
 
 
 def _told(property_id: str, at: Situation, cause: Cause) -> Explanation:
-    """Return a cause that no one forward shows."""
+    """Return the explanation of a cause that no single forward shows."""
     proof, lines = prove(property_id, at, cause), source_lines(None, cause)
     return Explanation(property_id, at, cause, proof, sources=lines)
 
 
 def violating_forward(timeline: Iterable[TimelineEntry], property_id: str) -> int:
-    """Return the number of the forward, counted from 0, at which a property is first violated.
+    """Return the number of the forward, from 0, at which a property is first violated.
 
-    A forward that failed has no timeline entry: if no entry says so, it is the one after them.
+    A forward that failed has no timeline entry. If no entry has the violation, it is the forward
+    after the last entry.
     """
     forwards = [entry for entry in timeline if entry.mode is not None]
     for number, entry in enumerate(forwards):

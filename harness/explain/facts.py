@@ -1,7 +1,7 @@
-"""What is known of one violation: the steps that were played, and the cause that was found.
+"""The facts of one violation: the steps that were played, and the cause.
 
-Plain data, without torch: made by this package, kept in a run's record, shown by `reports`.
-A step is its place in the schedule, a request its serial number, both counted from 0.
+This is plain data without torch. This package makes it, a run's record keeps it, and `reports`
+shows it. A step is its place in the schedule and a request its serial number, both from 0.
 """
 
 from collections.abc import Mapping
@@ -9,31 +9,31 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 How = Literal["copied", "reset", "equalized", "capture"]
-"""How a static element got its value: equalized is what the harness wrote to all padded rows."""
+"""How a static element got its value. The harness equalizes padded rows by writing one value."""
 
 UncapturedRun = Literal["as the graph", "as the eager world", "as neither"]
-"""Whose bits the captured function gave when it was run eagerly, through the same buffers."""
+"""Whose bits the captured function gave when it ran eagerly over the same buffers."""
 
 CAPTURE = -1
-"""The step of what was written at capture, before any step of the schedule."""
+"""The step of a write at capture, before the first step of the schedule."""
 
 NOBODY = -1
 """The owner of a slot that belongs to no request."""
 
 LATER: Mapping[str, bool] = {"later": True}
-"""The metadata of a field that older records lack: they have its default."""
+"""The metadata of a field that older records lack. They get its default."""
 
 ROWS: Mapping[str, str] = {"request": "request row", "token": "token row", "draft slot": "draft"}
-"""What an element is called that a static input has for each of what its axis counts."""
+"""The name of one element along each axis of a static input."""
 
 
 @dataclass(frozen=True)
 class TimelineEntry:
-    """One step played: which requests were live rows, how many rows were padding, who was parked.
+    """One step: its live requests, its padding, and its parked requests.
 
-    `mode` is None for a step that ran no forward, `runner` and `bucket` are None where no
-    graph was replayed. `padded` counts what the bucket counts, requests or tokens.
-    `violated` names the properties found violated at this step.
+    `mode` is None for a step without a forward. `runner` and `bucket` are None if no graph was
+    replayed. `padded` is in the bucket's unit, requests or tokens. `violated` names the properties
+    that are violated at this step.
     """
 
     place: int
@@ -50,11 +50,10 @@ class TimelineEntry:
 
 @dataclass(frozen=True)
 class Reach:
-    """How far a bug got in some schedules, whether or not anything saw it.
+    """How far a bug got in some schedules, detected or not.
 
-    Of `schedules` played, so many reached its code and so many triggered it. `reached_at` and
-    `triggered_at` are the places of the first steps that did, in the first schedule that did;
-    None where none did.
+    Of `schedules`, `reached` ran its code and `triggered` gave another result. `reached_at` and
+    `triggered_at` are the places of the first such steps in the first such schedule, or None.
     """
 
     schedules: int
@@ -68,10 +67,9 @@ class Reach:
 class Writer:
     """What wrote something last: a row of a step's forward.
 
-    `runner` is None for an eager forward. `axis` says what `row` counts: the requests, tokens or
-    whatever else a static input has an element for; None for a row of an op. `request` is None
-    for a padded row, and where the axis does not say whose an element is. At step CAPTURE it was
-    the capture, and no request.
+    `runner` is None for an eager forward. `axis` says what `row` counts, as the axis of a static
+    input. It is None for a row of an op. `request` is None for a padded row, and if the axis does
+    not determine the request. At step CAPTURE the capture was the writer, for no request.
     """
 
     step: int
@@ -82,7 +80,7 @@ class Writer:
 
     @property
     def place(self) -> str:
-        """The row in words, by what it is a row of."""
+        """The row in words, according to its axis."""
         return f"{'row' if self.axis is None else ROWS.get(self.axis, 'element')} {self.row}"
 
 
@@ -90,11 +88,11 @@ class Writer:
 class FirstDifference:
     """The first bits of a forward that differ, in execution order.
 
-    `op` gave, or stored, the `tensor`; `model`, `layer` and `kind` say on which cache it
-    worked, if on one. `row` is the op's, None where no row wrote the slot, and `live` says
-    whether it is a live row. `slot` is None for what lies in no cache, `head` for what has
-    none. Both bit patterns are hexadecimal texts, the expected one in `eager_bits`. `axis` says
-    what the rows are of, requests or tokens, where a forward has more of one than of the other.
+    `op` gave, or stored, the `tensor`. `model`, `layer` and `kind` are those of its cache, or None.
+    `row` is a row of the op, None if no row wrote the slot. `live` says whether it is a live row.
+    `slot` is None outside caches, and `head` without heads. Both bit patterns are hexadecimal, and
+    `eager_bits` is the expected one. `axis` says whether rows are requests or tokens, if a forward
+    has different numbers of them.
     """
 
     op: str
@@ -113,16 +111,17 @@ class FirstDifference:
 
     @property
     def rows(self) -> str:
-        """What one of its op's rows is called."""
+        """The name of a row of its op."""
         return "row" if self.axis is None else ROWS.get(self.axis, "row")
 
 
 @dataclass(frozen=True)
 class SlotTaken:
-    """The slot of a sub-pool that a row of an op took, and the one that it should have taken.
+    """The slot of a sub-pool that a row of an op took, and the right one.
 
-    Row `row` read `slot` as its key number `key` or, where that is None, stored or went on there.
-    `slot` is None for nothing, and so is the `right` one of a key; of another row it is not known.
+    Row `row` read `slot` as its key number `key`. If `key` is None, it stored there, or continued
+    the state there. `slot` is None for nothing, and so is `right` for a key. Otherwise a `right` of
+    None is not known.
     """
 
     model: str
@@ -137,12 +136,11 @@ class SlotTaken:
 class IndexOrigin:
     """An index that an op read wrongly, and the static element that led to it.
 
-    Row `row` of the op read slot `read`, as its key number `key` or, where that is None, as
-    the location to store at; `read_right` is what the other run read there. Either is None for
-    nothing.
-    Element `element` of the static input `buffer` led there: it held `value`, where `right`
-    was expected, and is stale if this step did not write it. Both are None if no static
-    input says so: the graph has the index from its capture.
+    Row `row` of the op read slot `read` as its key number `key`, or as the location to store at if
+    `key` is None. The other run read `read_right` there. Either is None for nothing. Element
+    `element` of the static input `buffer` led there. It held `value`, and `right` was expected. It
+    is stale if this step did not write it. If `buffer` and `element` are None, the graph has the
+    index from its capture.
     """
 
     buffer: str | None
@@ -160,7 +158,7 @@ class IndexOrigin:
 
 @dataclass(frozen=True)
 class Slot:
-    """The slot that a difference is about: whose it is, in words, and who wrote it before."""
+    """The slot of a difference: its owner, in words, and its last writer before."""
 
     model: str
     kind: str
@@ -171,7 +169,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class CodeSite:
-    """A place in the code that is to blame: a function, its file, its line, what it does there."""
+    """The place in the code to blame: a function, its file, its line, and what happens there."""
 
     function: str
     file: str
@@ -181,7 +179,7 @@ class CodeSite:
 
 @dataclass(frozen=True)
 class SourceLine:
-    """A line of the code that a violation is about; `what` says in words what stands there."""
+    """A line of code that a violation is about. `what` describes it in words."""
 
     what: str
     file: str
@@ -192,7 +190,7 @@ class SourceLine:
 class TableCell:
     """A cell of an index table that led to a wrong index.
 
-    `place` is its row and column, or slot. It has held `value` since step `since`, not `right`.
+    `place` is its row and column, or its slot. It has held `value` since step `since`, not `right`.
     """
 
     table: str
@@ -204,10 +202,10 @@ class TableCell:
 
 @dataclass(frozen=True)
 class ListFault:
-    """What is wrong with the keys that a row lists of one sub-pool.
+    """What is wrong with the keys that a row lists in one sub-pool.
 
-    `message` says it in words, beginning with a verb. `owner` is the row's request in words,
-    None where it is padded.
+    `message` describes it in words, starting with a verb. `owner` is the row's request in words, or
+    None if the row is padded.
     """
 
     kind: str
@@ -220,8 +218,8 @@ class ListFault:
 class GivenValue:
     """A wrong value: an argument of an op, or an element of a static input, named by `what`.
 
-    `right` is None if it is not known. `left_by`, `how` and `stale` say how a static input got it:
-    before the graphs were captured again, if it is stale and left by nobody.
+    `right` is None if it is not known. `left_by`, `how` and `stale` say how a static input got it.
+    If it is stale and `left_by` is None, it is from before the graphs were captured again.
     """
 
     what: str
@@ -236,7 +234,7 @@ class GivenValue:
 class KeptOutput:
     """A value of a step's batch, or of a static input, that is a view of an earlier output.
 
-    It is row `row` of `output`, which step `step` on `runner` gave, and overwritten since.
+    It is row `row` of `output` from step `step` on `runner`, which has been overwritten since.
     """
 
     what: str
@@ -249,10 +247,10 @@ class KeptOutput:
 
 @dataclass(frozen=True)
 class BakedIn:
-    """What a graph has from its capture, and the function, run eagerly, does otherwise.
+    """What a graph has from its capture, where the function, run eagerly, has something else.
 
-    Op `op`, the graph's number `place`, has `value` as its argument `argument`, where the
-    function has `right`. Without an argument the graph runs `value` there, the function `right`.
+    Op `op`, number `place` of the graph, has `value` as its argument `argument`, and the function
+    has `right`. Without an argument, `value` and `right` are the ops that run there.
     """
 
     op: str
@@ -264,10 +262,10 @@ class BakedIn:
 
 @dataclass(frozen=True)
 class Holding:
-    """What is held or free wrongly, or said wrongly by a table, since step `since`.
+    """What is wrongly held, free or listed in a table since step `since`.
 
-    `before` says how it was after the step before, `found` how it is since step `since`, which is
-    a `step`. `both` says whether it is so in both worlds.
+    `before` is its state after the previous step, and `found` since step `since`, which is a
+    `step`. `both` says whether this is the same in both worlds.
     """
 
     what: str
@@ -281,7 +279,7 @@ class Holding:
 
 @dataclass(frozen=True)
 class HeldState:
-    """An attribute of a Python object, by its path: what it held after the capture, and holds."""
+    """An attribute of a Python object, by its path: its values after the capture and now."""
 
     path: str
     captured: str
@@ -290,15 +288,15 @@ class HeldState:
 
 @dataclass(frozen=True)
 class Cause:
-    """What is to blame for a violation, and what shows it.
+    """What is to blame for a violation, and the evidence.
 
     `blame` is in words: inputs, captured state, captured output, index tables, key lists, what an
     op is given, Python state, kept output, slot bookkeeping, request contents, undeclared state,
     build, call site, dispatch, missing wait or copy, narrowed slot number, or not known.
-    `uncaptured_run` is None where that was not tried, or failed, and so is `twin_agrees`: whether
-    an engine just captured does the same wrong. `compared` says which two runs are compared, if
-    others than the worlds' are, and what came before the first difference. `made` is the line that
-    makes what is to blame, and its callers.
+    `uncaptured_run` is None if it was not tried or failed. So is `twin_agrees`: whether a freshly
+    captured engine does the same. `compared` names the two compared runs, if they are not the
+    worlds', and what preceded the first difference. `made` is the line that makes the cause, and
+    its callers.
     """
 
     blame: str
@@ -322,11 +320,11 @@ class Cause:
 
 @dataclass(frozen=True)
 class StaticInputRow:
-    """One static input of a replay, one number an element, in the order of its buffer.
+    """One static input of a replay: a number per element, in the order of its buffer.
 
-    `live` elements at the front of each section hold the batch; `left_by` is the step that
-    wrote each element last; `stale` are the places of the elements that this step did not
-    write and that a runner just captured has otherwise.
+    The first `live` elements of each section hold the batch. `left_by` is the step that wrote each
+    element last. `stale` are the places of elements that this step did not write and that differ in
+    a freshly captured runner.
     """
 
     name: str
@@ -339,7 +337,7 @@ class StaticInputRow:
     stale: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless every element has a value and a step that left it."""
+        """Raise ValueError unless every element has a value and a step that wrote it."""
         if len(self.left_by) != len(self.values):
             raise ValueError(f"static input {self.name[:80]!r} has an element that no step wrote")
 
@@ -348,9 +346,9 @@ class StaticInputRow:
 class SlotMap:
     """The slots of one sub-pool after a step.
 
-    `owners` has the request of each slot, or NOBODY; `live` are the requests in the batch,
-    `written` the slots that the step changed, `differs` those that differ between the worlds.
-    The first `page_size` slots are reserved.
+    `owners` has the request of each slot, or NOBODY. `live` are the requests in the batch,
+    `written` the slots that the step changed, and `differs` the slots that differ between the
+    worlds. The first `page_size` slots are reserved.
     """
 
     model: str
@@ -369,11 +367,11 @@ class SlotMap:
 
 @dataclass(frozen=True)
 class Situation:
-    """The step that a violation was found at, as the graph world ran it.
+    """The step with the violation, as the graph world ran it.
 
-    `runner` is None for an eager forward; `bucket` and `live_size`, in the bucket's unit, are
-    None where no graph was replayed. `failed` says why the step gave nothing, if it did not.
-    `further` says in which circumstances it ran once more, if only that violates the property.
+    `runner` is None for an eager forward. `bucket` and `live_size`, in the bucket's unit, are None
+    if no graph was replayed. `failed` says why the step failed, if it did. `further` describes the
+    further run, if only that violates the property.
     """
 
     step: int
@@ -386,9 +384,9 @@ class Situation:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why one property was violated. `proof` tells it in sentences: Let, Then, But, So.
+    """Why one property was violated. `proof` explains it in sentences: Let, Then, But, So.
 
-    `sources` are the lines of the code to look at, the nearest to the cause first.
+    `sources` are the lines of code to look at, nearest to the cause first.
     """
 
     property: str

@@ -1,7 +1,7 @@
 """The first difference between two runs of one forward, op by op, in execution order.
 
-Ops are paired by name and by how often that name came before: both worlds run one model.
-Stores are compared by what the pools hold after them, all other ops by the rows they give.
+Both worlds run the same model, so ops are paired by name and number of earlier ops of that name.
+Stores are compared by the pools' contents after them, all other ops by their result rows.
 """
 
 from collections import Counter
@@ -25,17 +25,17 @@ from paritybit.reference.state_pool import Section
 from torch import Tensor
 
 ROWS_SECOND = frozenset({"rotary"})
-"""Ops whose result has its rows along the second axis."""
+"""Ops whose results have rows along the second axis."""
 
 
 @dataclass(frozen=True)
 class Index:
     """An index that was read: `value`, where the other run read `right`.
 
-    By op `call` of the forward, for its row `row`; `key` is the place in that row's list of
-    keys, None where an op has one index a row: a location to store at, or a recurrent state.
-    `right` is None where the other run has no such row or key, and `value` where this one has
-    no such key.
+    It was read by op number `call` of the forward, for its row `row`. `key` is the place in that
+    row's list of keys. It is None if the op has one index per row: a store location, or a recurrent
+    state. `right` is None if the other run has no such row or key, `value` if this run has no such
+    key.
     """
 
     call: int
@@ -47,11 +47,11 @@ class Index:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first bits that differ, and the index that led there, if one did.
+    """The first bits that differ, and the index that led there, if any.
 
-    `row` is the op's, None where no row wrote the slot; `slot` is None for what lies in no
-    cache, `head` for what has none. Of state beside KV `section` says which, and `slot` the
-    place. `call` is the op's place in the forward.
+    `row` is a row of the op, None if no row wrote the slot. `slot` is None outside caches, and
+    `head` without heads. For state beside KV, `section` is its section and `slot` its place. `call`
+    is the op's place in the forward.
     """
 
     call: int
@@ -71,7 +71,7 @@ class Difference:
 
 
 class Caches:
-    """KV and other state of one run as the stores of a forward leave it, one after the other."""
+    """KV and other state of one run, after each store of a forward."""
 
     def __init__(self, pools: KVPools, storage: Tensor) -> None:
         self.pools = pools
@@ -88,7 +88,7 @@ class Caches:
         return self.arenas[role, kind][config.layers_of(kind).index(layer)]
 
     def store(self, call: OpCall) -> Store:
-        """Carry out a store, row by row: the highest row wins."""
+        """Carry out a store row by row. The highest row wins."""
         store = store_of(call, self.pools)
         cache = self.cache(store.role, store.layer)
         for row, slot in enumerate(store.slots):
@@ -96,7 +96,7 @@ class Caches:
         return store
 
     def store_rows(self, call: OpCall) -> RowStore:
-        """Carry out a store beside KV, value by value: the highest wins. A copy is not followed."""
+        """Carry out a store beside KV by value. The highest wins. Copies are not followed."""
         store = row_store_of(call, self.pools)
         for number, row in enumerate(() if store.elsewhere else store.rows):
             self.rows[store.section][row] = store.values[number]
@@ -113,10 +113,10 @@ class Side:
 
 
 def first_difference(left: Side, right: Side, after: int = -1) -> Difference | None:
-    """Return where `right` first differs from `left`; None where no op shows a difference.
+    """Return the first difference of `right` from `left`, or None if no op shows one.
 
-    Stores are compared by all slots but slot 0, other ops by the rows that `left` has too. Ops of
-    `right` up to number `after` are not compared.
+    Stores are compared by all slots except slot 0, other ops by the rows that `left` has too. Ops
+    of `right` up to number `after` are not compared.
     """
     caches = Caches(left.pools, left.before), Caches(right.pools, right.before)
     for number, one, other in paired(left.calls, right.calls):
@@ -134,9 +134,9 @@ def first_difference(left: Side, right: Side, after: int = -1) -> Difference | N
 def paired(
     left: Sequence[OpCall], right: Sequence[OpCall]
 ) -> Iterator[tuple[int, OpCall | None, OpCall]]:
-    """Yield every op of `right` with its place, and the op of `left` that it corresponds to.
+    """Yield each op of `right` with its place and the corresponding op of `left`.
 
-    That is the op of the same name that as many ops of that name precede, if there is one.
+    The corresponding op has the same name and as many earlier ops of that name. It may be None.
     """
     counts: Counter[str] = Counter()
     of_left: dict[tuple[str, int], OpCall] = {}
@@ -152,9 +152,9 @@ def paired(
 def _stored(
     number: int, left: OpCall | None, right: OpCall, caches: tuple[Caches, Caches]
 ) -> Difference | None:
-    """Compare what a layer's cache holds after a store.
+    """Compare the contents of a layer's cache after a store.
 
-    A run that stores more often than the other one is not always paired by layers.
+    If one run stores more often than the other, paired stores may be of different layers.
     """
     expected, found = (caches[0].store(left) if left is not None else None), caches[1].store(right)
     alike = expected is not None and (expected.role, expected.layer) == (found.role, found.layer)
@@ -187,7 +187,7 @@ def _stored(
 def _stored_rows(
     number: int, left: OpCall | None, right: OpCall, caches: tuple[Caches, Caches]
 ) -> Difference | None:
-    """Compare what a section of state beside KV holds after a store, its place 0 apart."""
+    """Compare the contents of a section of state beside KV after a store, except place 0."""
     expected = caches[0].store_rows(left) if left is not None else None
     found = caches[1].store_rows(right)
     section, rows = found.section, expected.rows if expected is not None else []
@@ -218,7 +218,7 @@ def _stored_rows(
 
 
 def _place(index: Index | None, rows: int) -> Index | None:
-    """Return an index of rows as one of places, `rows` of which are one; None if all agree."""
+    """Return an index of rows as an index of places with `rows` rows each. None if all agree."""
     if index is None or index.value is None:
         return None
     value, right = index.value // rows, None if index.right is None else index.right // rows
@@ -226,7 +226,7 @@ def _place(index: Index | None, rows: int) -> Index | None:
 
 
 def _source(number: int, row: int, left: OpCall, right: OpCall) -> Index | None:
-    """Return the state that two scans began one row's path with, if it is another."""
+    """Return the state with which one row's path began, if it differs between two scans."""
     sources = [int(call.inputs[1][row]) for call in (right, left)]
     if sources[0] == sources[1]:
         return None
@@ -234,9 +234,9 @@ def _source(number: int, row: int, left: OpCall, right: OpCall) -> Index | None:
 
 
 def _location(number: int, left: list[int], right: list[int], slot: int) -> Index | None:
-    """Return the location that made two stores differ in `slot`; None if both wrote it alike.
+    """Return the location that made two stores differ in `slot`, or None.
 
-    None as well where `right` has no location for the row.
+    Returns None if both wrote the slot alike, and if `right` has no location for the row.
     """
     wrote, should = _last(right, slot), _last(left, slot)
     if wrote == should:
@@ -248,12 +248,12 @@ def _location(number: int, left: list[int], right: list[int], slot: int) -> Inde
 
 
 def _last(slots: Sequence[int], slot: int) -> int | None:
-    """Return the row that wrote `slot`: the highest that names it."""
+    """Return the row that wrote `slot`: the highest row with this location."""
     return max((row for row, written in enumerate(slots) if written == slot), default=None)
 
 
 def _gave(number: int, left: OpCall, right: OpCall, pools: KVPools) -> Difference | None:
-    """Compare the rows that two ops gave: those of `left`, the first ones of `right`."""
+    """Compare the result rows of two ops: those of `left` with the first ones of `right`."""
     pairs = zip(results_of(left), results_of(right), strict=True)
     for number_of_tensor, (one, other) in enumerate(pairs):
         rows = min(len(one), len(other))
@@ -298,7 +298,7 @@ def results_of(call: OpCall) -> list[Tensor]:
 
 
 def rows_of(call: OpCall) -> int:
-    """Return how many rows an op works on: those that it stores, or gives."""
+    """Return the number of rows of an op: the rows that it stores, or gives."""
     if call.name == "store_kv":
         return len(call.inputs[3])
     if call.name == "store_rows":
@@ -313,7 +313,7 @@ def keys_of(call: OpCall, row: int) -> list[int]:
 
 
 def key_places(call: OpCall, row: int) -> list[int]:
-    """Return the places in the op's slot list of the keys that take part in one row's attention."""
+    """Return the places in the op's slot list of the keys in one row's attention."""
     _, _, begin, end, _, _, _, mask, mask_start = (*call.inputs, None, None)[:9]
     places = range(int(begin[row]), int(end[row]))
     if mask is None or mask_start is None:
@@ -323,7 +323,7 @@ def key_places(call: OpCall, row: int) -> list[int]:
 
 
 def _key(number: int, row: int, left: list[int], right: list[int]) -> Index | None:
-    """Return the first key in which two rows' lists differ, if one does."""
+    """Return the first key in which two rows' lists differ, or None."""
     for place, value in enumerate(right):
         expected = left[place] if place < len(left) else None
         if value != expected:
@@ -334,7 +334,7 @@ def _key(number: int, row: int, left: list[int], right: list[int]) -> Index | No
 
 
 def read_again(index: Index, calls: Sequence[OpCall], pools: KVPools) -> int | None:
-    """Return what another run of the same forward read where `index` was read."""
+    """Return what another run of the same forward read in place of `index`."""
     call = calls[index.call]
     if call.name == "store_rows":
         return row_store_of(call, pools).places[index.row]
@@ -347,7 +347,7 @@ def read_again(index: Index, calls: Sequence[OpCall], pools: KVPools) -> int | N
 
 
 def address_of(index: Index, call: OpCall) -> tuple[Tensor, int]:
-    """Return the tensor that an index was read from, and which element of it."""
+    """Return the tensor that an index was read from, and its element."""
     if index.key is None:
         return call.inputs[1], index.row
     return call.inputs[4], key_places(call, index.row)[index.key]

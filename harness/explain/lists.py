@@ -1,4 +1,4 @@
-"""The cause of a row that reads what is not its own: which key of its list, and what led there."""
+"""The cause of a row that reads wrong keys: which key of its list, and what led there."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,10 +28,10 @@ from paritybit.reference.config import Kind
 def listed_cause(
     recorded: RecordedForward, kind: Kind, at: tuple[int, int], right: Sequence[int] | None
 ) -> Cause | None:
-    """Explain a row whose keys are not `right`; None for a padded row, which may read slot 0.
+    """Explain a row whose keys are not `right`. None for a padded row, which may read slot 0.
 
-    `at` is the forward of a draft, 0 of any other, and the row there. None where no op's keys
-    are seen.
+    `at` is (forward of a draft, or 0 otherwise; row in it). Returns None if no op's keys can be
+    observed.
     """
     call = attention_call(recorded, kind, at[0])
     if call is None:
@@ -76,7 +76,7 @@ def _led_to(
 
 
 def attention_call(recorded: RecordedForward, kind: Kind, forward: int) -> int | None:
-    """Return the place of a forward's first attention on layers of one kind; None if none ran."""
+    """Return the place of a forward's first attention on layers of one kind, or None."""
     layers = layers_by_address(recorded.pair.graph_pools)
     caches = [
         (place, call.inputs[1].data_ptr())

@@ -1,4 +1,4 @@
-"""What a step's static inputs and slots held, as data for a drawing."""
+"""The contents of a step's static inputs and slots, as data for a drawing."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 def static_inputs(recorded: RecordedForward) -> tuple[StaticInputRow, ...]:
-    """Return the replay's static inputs that are one number an element; none without a replay."""
+    """Return the replay's static inputs with one number per element, if there is a replay."""
     if recorded.runner is None:
         return ()
     stale = set(stale_elements(recorded))
@@ -58,10 +58,10 @@ def _static_input(
 
 @dataclass(frozen=True)
 class Stored:
-    """All KV around a forward of the graph world, and after the same one of the eager world.
+    """All KV around a forward of the graph world, and after the eager world's forward.
 
-    `compared` is false where no bit is compared. `owners` are the running requests, `spans` what
-    the forward ran.
+    `compared` is false for bits that are not compared. `owners` are the running requests, and
+    `spans` the tokens that the forward ran.
     """
 
     layout: KVLayout
@@ -75,7 +75,7 @@ class Stored:
 
 
 def slot_maps(stored: Stored) -> tuple[SlotMap, ...]:
-    """Return who owns each slot of each sub-pool, and which ones differ, after a forward."""
+    """Return the owner of each slot of each sub-pool after a forward, and which slots differ."""
     different = (bits(stored.eager) != bits(stored.after)) & stored.compared
     changed = bits(stored.before) != bits(stored.after)
     layout, sizes = stored.layout, stored.sizes
@@ -106,7 +106,7 @@ def slot_maps(stored: Stored) -> tuple[SlotMap, ...]:
 
 
 def slots_of_forward(recorded: RecordedForward) -> tuple[SlotMap, ...]:
-    """Return the slot maps of a forward that was recorded."""
+    """Return the slot maps of a recorded forward."""
     pair = recorded.pair
     return slot_maps(
         Stored(

@@ -1,4 +1,4 @@
-"""An explanation told as a short proof: Let …, then …, but …, so …."""
+"""An explanation as a short proof: Let …, then …, but …, so …."""
 
 from collections.abc import Iterator, Mapping
 
@@ -22,7 +22,7 @@ from paritybit.harness.explain.facts import (
 )
 
 LISTS = {"swa": "window list", "full": "key list"}
-"""What the keys that a row lists on layers of each kind are called."""
+"""The name of a row's list of keys on layers of each kind."""
 
 WRITTEN: Mapping[How, str] = {
     "copied": "was copied from the batch in this step",
@@ -30,17 +30,17 @@ WRITTEN: Mapping[How, str] = {
     "equalized": "was not written in this step; it still holds the harness's poison value",
     "capture": "has not been written since the capture",
 }
-"""How an element that is not stale came to hold what it holds."""
+"""How an element that is not stale got its value."""
 
 NOBODY = "nobody"
-"""Whose a slot is that no request holds."""
+"""The owner, in words, of a slot that no request holds."""
 
 
 def prove(property_id: str, at: Situation, cause: Cause) -> tuple[str, ...]:
     """Return the sentences that explain a violation, in order.
 
-    A cause names a site in the code, or what is held wrongly, or else the first difference, a
-    list of keys or a value.
+    They describe a site in the code, a wrong holding, or else the first difference, a list of keys
+    or a value.
     """
     if cause.site is not None:
         return _about_site(property_id, at, cause)
@@ -62,16 +62,16 @@ def prove(property_id: str, at: Situation, cause: Cause) -> tuple[str, ...]:
 
 
 def _about_path(property_id: str, at: Situation, cause: Cause) -> tuple[str, ...]:
-    """Tell which path a batch took that it must not take, and where that was chosen."""
+    """Describe the wrong path of a batch, and where it was chosen."""
     then = [] if cause.given is None else [_then_alone(at, cause)]
     path = "no captured graph can run this batch" if at.bucket else "a captured graph must run it"
-    mended = "With the other path, and nothing else changed, the property holds."
+    fixed = "With the other path, and nothing else changed, the property holds."
     so = f"So {property_id} does not hold."
-    return (_setting(at), *then, f"But {path}. {mended}", *_where(cause), so)
+    return (_setting(at), *then, f"But {path}. {fixed}", *_where(cause), so)
 
 
 def _then_alone(at: Situation, cause: Cause) -> str:
-    """Tell what is wrong of which no bit of the forward need tell: a list of keys, or a value."""
+    """Describe a list of keys or a value that is wrong even if no bit of the forward differs."""
     if cause.listed is not None:
         return f"Then {_list(cause.listed)}."
     if cause.given is None and at.failed is not None:
@@ -90,7 +90,7 @@ def _then_alone(at: Situation, cause: Cause) -> str:
 
 
 def _buts(cause: Cause) -> Iterator[str]:
-    """Yield what is known of what led there, and that nothing is."""
+    """Yield what led there, or that the cause is not known."""
     if cause.listed is not None and cause.difference is not None:
         yield f"But {_list(cause.listed, cause.difference.rows)}."
     if cause.twin_agrees:
@@ -113,7 +113,7 @@ def _buts(cause: Cause) -> Iterator[str]:
 
 
 def _where(cause: Cause) -> Iterator[str]:
-    """Yield where in the code, or in which state, what is to blame lies."""
+    """Yield the place in the code, or the state, that is to blame."""
     if cause.state is not None:
         yield from _state(cause.state, cause)
     elif cause.made:
@@ -132,7 +132,7 @@ def _where(cause: Cause) -> Iterator[str]:
 
 
 def _state(state: HeldState, cause: Cause) -> Iterator[str]:
-    """Tell which attribute holds what no reset undoes, and what set it."""
+    """Describe the attribute whose value survives resets, and the line that set it."""
     yield (
         f"But {state.path} is {state.now}, and was {state.captured} after the capture. With what "
         "it was, and nothing else changed, the property holds."
@@ -143,7 +143,7 @@ def _state(state: HeldState, cause: Cause) -> Iterator[str]:
 
 
 def _list(listed: ListFault, rows: str = "row") -> str:
-    """Tell what is wrong with the keys that a row lists; `rows` are what it is one of."""
+    """Describe what is wrong with the keys that a row lists. `rows` is the name of a row."""
     row = f"padded {rows} {listed.row}"
     if listed.owner is not None:
         row = f"live {rows} {listed.row} ({listed.owner})"
@@ -151,7 +151,7 @@ def _list(listed: ListFault, rows: str = "row") -> str:
 
 
 def _cell(cell: TableCell) -> str:
-    """Tell which cell of which table led there, and since when it holds what it holds."""
+    """Describe the cell of a table that led there, and since when it holds its value."""
     place = ", ".join(map(str, cell.place))
     since = "always" if cell.since == CAPTURE else f"since step {cell.since}"
     return (
@@ -162,7 +162,7 @@ def _cell(cell: TableCell) -> str:
 
 
 def _kept(kept: KeptOutput) -> str:
-    """Tell which output a value is a view of."""
+    """Describe the output that a value is a view of."""
     return (
         f"But {kept.what} is {kept.value}. It is a view of row {kept.row} of the static "
         f"output {kept.output} from step {kept.step} ({kept.runner}), which a later step "
@@ -171,7 +171,7 @@ def _kept(kept: KeptOutput) -> str:
 
 
 def _given(given: GivenValue, *, alone: bool) -> str:
-    """Tell which value an op was given, unless that was told, and who wrote it."""
+    """Describe the value that an op was given, unless it was described before, and who wrote it."""
     right = "the expected value is not known"
     if given.right is not None:
         right = f"expected {given.right}"
@@ -186,7 +186,7 @@ def _given(given: GivenValue, *, alone: bool) -> str:
 
 
 def _baked(baked: BakedIn) -> str:
-    """Tell what a graph has from its capture."""
+    """Describe what a graph has from its capture."""
     if baked.argument is None:
         does = f"op {baked.place} of the graph is {baked.value}, whereas the function runs"
     else:
@@ -200,7 +200,7 @@ def _baked(baked: BakedIn) -> str:
 
 
 def _about_holding(property_id: str, held: Holding, *, contents: bool) -> tuple[str, ...]:
-    """Tell since which step something is held, or said of it, wrongly."""
+    """Describe what is held or listed wrongly, and since which step."""
     worlds = "both runs" if held.both else f"the {held.world} run only"
     once = "Once that is put right, and nothing else, the logits of the request are right."
     return (
@@ -213,7 +213,7 @@ def _about_holding(property_id: str, held: Holding, *, contents: bool) -> tuple[
 
 
 def _about_site(property_id: str, at: Situation, cause: Cause) -> tuple[str, ...]:
-    """Tell a fault that shows in no bit of the forward: its site, and the element misread."""
+    """Describe a fault that shows in no bit of the forward: its site, and the misread element."""
     site, index = cause.site, cause.index
     assert site is not None
     sentences = [_setting(at), f"Then {site.function} ({site.file}): {site.message}."]
@@ -231,14 +231,14 @@ def _element(index: IndexOrigin) -> str:
 
 
 def _path(at: Situation) -> str:
-    """Say what ran the step."""
+    """Describe what ran the step."""
     if at.bucket is None:
         return "an eager forward"
     return f"{at.runner}'s graph for bucket {at.bucket} with {at.live_size} live rows"
 
 
 def _setting(at: Situation) -> str:
-    """Tell what ran, or what was to be captured."""
+    """Describe what ran, or what was to be captured."""
     if at.bucket is None and at.runner is not None:
         return f"The engine captures {at.runner}."
     further = "" if at.further is None else f" once more, {at.further}"
@@ -246,7 +246,7 @@ def _setting(at: Situation) -> str:
 
 
 def _whose(slot: Slot) -> str:
-    """Tell whose slot it is and who wrote it before."""
+    """Describe the owner of a slot, and who wrote it before."""
     by, whose = slot.written_by, f"belongs to {slot.owner}"
     if slot.owner == NOBODY:
         whose = "belongs to no request" if slot.slot else "is the reserved slot"
@@ -263,7 +263,7 @@ def _row_of(writer: Writer) -> str:
 
 
 def _then(at: Situation, difference: FirstDifference, cause: Cause) -> str:
-    """Tell what the step's op did; the step itself, where the proof did not begin with it."""
+    """Describe what the step's op did, and the step itself if the proof has not described it."""
     index, taken = cause.index, cause.taken
     row = index.row if index is not None else difference.row
     runs = "Then" if cause.slot is None else f"Then step {at.step} runs {_path(at)}, and"
@@ -281,9 +281,9 @@ def _then(at: Situation, difference: FirstDifference, cause: Cause) -> str:
 
 
 def _took(taken: SlotTaken, op: str, where: str) -> str:
-    """Tell which slot a row took where another was right, in the layer that `where` names.
+    """Describe the slot that a row took and the right one, in the layer that `where` names.
 
-    Where a padded row should have stored, no other run says.
+    No other run shows where a padded row should have stored.
     """
     if taken.slot is None:
         return f"does not read key {taken.key} (slot {taken.right}){where}"
@@ -297,7 +297,7 @@ def _took(taken: SlotTaken, op: str, where: str) -> str:
 
 
 def _did(index: IndexOrigin, op: str, where: str) -> str:
-    """Tell what a row did by an index, in the layer that `where` names."""
+    """Describe what a row did with an index, in the layer that `where` names."""
     if index.read is None:
         return f"does not read key {index.key} (slot {index.read_right}){where}"
     if op == "scan_states":
@@ -308,7 +308,7 @@ def _did(index: IndexOrigin, op: str, where: str) -> str:
 
 
 def _but(index: IndexOrigin) -> str:
-    """Tell which element led there, and who left it."""
+    """Describe the element that led there, and who wrote it."""
     right = "" if index.read_right is None else f" instead of {index.read_right}"
     if index.buffer is None:
         return (
@@ -346,7 +346,7 @@ def _who(writer: Writer) -> str:
 
 
 def _so(at: Situation, difference: FirstDifference, compared: tuple[str, ...]) -> str:
-    """Tell the first bits that differ; `compared` are the two runs in words, if others differ."""
+    """Describe the first bits that differ. `compared` names the two runs, if not the worlds'."""
     if at.failed is not None:
         return f"So {difference.op} fails: {at.failed}."
     slot, head = difference.slot, difference.head

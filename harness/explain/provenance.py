@@ -1,6 +1,6 @@
-"""Who wrote what last: each element of the static buffers, each slot of the pools.
+"""Who wrote each element of the static buffers, and each slot of the pools, last.
 
-Told by the writes themselves, as they happen, and not from any knowledge of a bug.
+The writes are observed as they happen, without knowledge of any bug.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,9 +21,9 @@ RESETS = frozenset({"aten::zero_", "aten::fill_", "aten::_foreach_zero_"})
 
 @dataclass(frozen=True)
 class ForwardId:
-    """One forward: its number in the play, the schedule's step it is of, and who ran it.
+    """One forward: its number in the play, its step in the schedule, and who ran it.
 
-    `requests` are those of its batch, `rows` that of each live row of its ops, in order.
+    `requests` are the requests of its batch. `rows` has the request of each live row of its ops.
     """
 
     forward: int
@@ -45,7 +45,7 @@ class StaticWrite:
 
 
 class StaticLedger(UncompiledMode):
-    """Follows every write into some static buffers while it is entered."""
+    """Follows every write to some static buffers while it is entered."""
 
     def __init__(self, buffers: Iterable[Tensor]) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class StaticLedger(UncompiledMode):
         self._writes = [StaticWrite(CAPTURE, "capture")]
 
     def during(self, forward_id: ForwardId, *, equalizing: bool = False) -> "StaticLedger":
-        """Credit what is written from now on to `forward_id`, or to the harness as it equalizes."""
+        """Credit writes from now on to `forward_id`, or to the harness if it equalizes padding."""
         self._first = len(self._writes)
         hows = ("equalized", "equalized") if equalizing else ("copied", "reset")
         self._writes += [StaticWrite(forward_id, how) for how in hows]
@@ -66,7 +66,7 @@ class StaticLedger(UncompiledMode):
     def of(self, buffer: Tensor) -> list[StaticWrite]:
         """Return what wrote each element of a contiguous buffer last.
 
-        A buffer that is no longer the one that was there at capture is new in the last forward.
+        A buffer that was replaced since the capture is credited to the last forward.
         """
         written = self._written.get(buffer.untyped_storage()._cdata)
         if written is None:
@@ -99,7 +99,7 @@ class StaticLedger(UncompiledMode):
 
 @dataclass(frozen=True)
 class Store:
-    """One `store_kv` call: which cache, and the slot that each of its rows was written to."""
+    """One `store_kv` call: its cache, and the slot that each of its rows was written to."""
 
     role: Role
     layer: int
@@ -119,21 +119,21 @@ def layers_by_address(pools: KVPools) -> dict[int, tuple[Role, int, Kind]]:
 
 
 def store_of(call: OpCall, pools: KVPools) -> Store:
-    """Return what a `store_kv` call did, its locations read as the store reads them."""
+    """Return what a `store_kv` call did, with its locations as the store reads them."""
     cache, loc, dtype, key, value = call.inputs
     slots: list[int] = loc.view(dtype)[: key.shape[0]].tolist()
     return Store(*layers_by_address(pools)[cache.data_ptr()], slots, key, value)
 
 
 PLACE_ROWS = {Section.RECURRENT: STATE_ROWS, Section.DRAFT_TABLE: 1}
-"""How many rows of an op's table one place of each section of state beside KV has."""
+"""The number of rows of an op's table per place, for each section of state beside KV."""
 
 
 @dataclass(frozen=True)
 class RowStore:
-    """One `store_rows` call: which section, and the row that each of its values was written to.
+    """One `store_rows` call: its section, and the row that each of its values was written to.
 
-    `elsewhere` says that it was not the pool's own table that was written.
+    `elsewhere` says that the written table is not the pool's own.
     """
 
     section: Section
@@ -148,7 +148,7 @@ class RowStore:
 
 
 def row_store_of(call: OpCall, pools: KVPools) -> RowStore:
-    """Return what a `store_rows` call did; a table that lies elsewhere is known by its width."""
+    """Return what a `store_rows` call did. A table that is not the pool's is found by its width."""
     table, rows, values = call.inputs
     views = pools.state.sections
     there = [section for section in views if views[section].data_ptr() == table.data_ptr()]
@@ -166,7 +166,7 @@ class SlotWrite:
 
 
 class SlotLedger:
-    """Who wrote each slot of the graph world's pools, and each place beside KV, last."""
+    """The last writer of each slot of the graph world's pools, and of each place beside KV."""
 
     def __init__(self, pools: KVPools) -> None:
         self.pools = pools
@@ -183,7 +183,7 @@ class SlotLedger:
                     self._writes[store.role, store.kind, slot] = SlotWrite(forward_id, row, request)
             elif call.name == "store_rows":
                 stored = row_store_of(call, self.pools)
-                # Drafting stores a row for each request, other forwards one for each token.
+                # Drafting stores one row per request, other forwards one row per token.
                 in_table = stored.section is Section.DRAFT_TABLE
                 owners = forward_id.requests if in_table else forward_id.rows
                 for row, place in enumerate(stored.places):
@@ -191,17 +191,17 @@ class SlotLedger:
                     self._places[stored.section, place] = SlotWrite(forward_id, row, request)
 
     def of(self, role: Role, kind: Kind, slot: int) -> SlotWrite | None:
-        """Return what wrote a slot last, or None if nothing did."""
+        """Return what wrote a slot last, or None."""
         return self._writes.get((role, kind, slot))
 
     def of_place(self, section: Section, place: int) -> SlotWrite | None:
-        """Return what wrote a place beside KV last, or None if nothing did."""
+        """Return what wrote a place beside KV last, or None."""
         return self._places.get((section, place))
 
 
 def row_requests(batch: ForwardBatch, serials: Sequence[int]) -> tuple[int, ...]:
-    """Return the request of each live row that a forward's ops have, in row order.
+    """Return the request of each live row of a forward's ops, in row order.
 
-    `serials` are those of the batch's requests. A draft runs a row of each branch of each.
+    `serials` are those of the batch's requests. A draft has one row per branch of each request.
     """
     return tuple(serials[request] for request in batch.token_requests.tolist())

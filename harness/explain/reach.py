@@ -1,9 +1,9 @@
-"""How far a bug got on the way to its detection: its code ran, and its step went wrong.
+"""How far a bug got on the way to its detection: its code ran, and its step gave a wrong result.
 
-A step reaches a bug if the code that differs runs in it, or, where something else differs, if
-the runner on trial replays what that is about. It triggers the bug if the engine then holds
-or gives anything else than a right engine that was given the same steps over the same KV.
-Knows no property: whether anything saw it is not asked here.
+A step reaches a bug if it runs the changed code. If no code is changed, it reaches the bug if the
+runner under test replays what the bug changes. It triggers the bug if the engine then holds or
+gives another result than a correct engine after the same steps over the same KV. No property is
+involved, so this does not depend on detection.
 """
 
 from collections.abc import Iterable
@@ -26,18 +26,19 @@ from paritybit.subjects.protocol import Forward
 from torch import Tensor
 
 TAIL_FIELDS = frozenset({"policy", "value"})
-"""Fields of a contract row that say what padding holds: they matter in a padded replay alone."""
+"""Fields of a contract row about padding, which matter only in padded replays."""
 
 
 AT_CAPTURE = Reach(schedules=1, reached=1, triggered=1, reached_at=None, triggered_at=None)
-"""How far a bug got that keeps the engine from being captured: there is no step to name."""
+"""How far a bug got that prevents the capture of the engine. No step exists."""
 
 
 class RightEngine:
-    """An engine without the bug, beside the subject over the same KV: what each step should give.
+    """An engine without the bug, over the same KV as the subject. It gives the right results.
 
-    It runs every step before the subject does, and leaves KV as it was. It has captured only what
-    the steps need, even where the subject has captured everything: a right engine is the same then.
+    It runs each step before the subject does, and leaves KV unchanged. It captures only what the
+    steps need, even if the subject has captured everything, because that does not change its
+    results.
     """
 
     def __init__(self, pair: Pair) -> None:
@@ -48,12 +49,12 @@ class RightEngine:
         self.storage: Tensor = torch.empty_like(pair.graph_pools.storage)
 
     def reset(self) -> None:
-        """Start again just captured, and forget what was run."""
+        """Return to the state after capture, and forget all results."""
         self.engine.reset()
         self.forward, self.output = None, {}
 
     def run(self, pair: Pair, planned: PlannedStep) -> None:
-        """Run a step that is planned, and keep what it gave."""
+        """Run a planned step, and keep its results."""
         pair.equalize_padding(self.engine, planned)
         self.forward = self.engine.forward(planned.graph.batch, planned.mode)
         self.output = cloned(self.forward.output)
@@ -61,9 +62,9 @@ class RightEngine:
         pair.restore_graph()
 
     def differs(self, pair: Pair, seen: Observation) -> bool:
-        """Whether the subject holds, gave, wrote or replayed anything else in the step just run.
+        """Whether the subject held, gave, wrote or replayed anything else in the step just run.
 
-        Of a step that no graph can run, which is not run here, only what it logged is known.
+        A step that no graph can run is not run here. For such a step only the log is compared.
         """
         forward, self.forward = self.forward, None
         if forward is None or seen.warnings:
@@ -78,7 +79,7 @@ class RightEngine:
         return self.engine.facts(forward.replay).graph != seen.facts.graph
 
     def _inputs_differ(self, pair: Pair, mode: Mode) -> bool:
-        """Whether any static input, or list of keys, of a mode's runner differs."""
+        """Whether any static input or key list of a mode's runner differs."""
         assert isinstance(pair.subject, CapturedEngine)
         right, subject = self.engine.runners[mode], pair.subject.runners[mode]
         pairs = [
@@ -107,7 +108,7 @@ class Reaching:
     def count(self, schedules: Iterable[Schedule]) -> Reach:
         """Play each schedule until the bug is triggered, and count.
 
-        The pair keeps no state of it that a reset does not undo.
+        Afterwards a reset of the pair undoes all changes.
         """
         played = 0
         reached: list[int] = []
@@ -160,7 +161,7 @@ class Reaching:
         return self.pair.on_trial.parts.executed.total()
 
     def _replayed(self, seen: Observation) -> bool:
-        """Whether a step replayed what the bug is about, where no code of its own runs in it."""
+        """Whether a step replayed what the bug changes, for a bug without code."""
         if self.bug.parts and not self.pair.captures.executed:
             return False
         replay = seen.replay
@@ -170,7 +171,7 @@ class Reaching:
         return replay.padded or not fields or not fields <= TAIL_FIELDS
 
     def _tables_differ(self, place: int) -> bool:
-        """Whether the worlds hand out other slots, or map them otherwise, after a step."""
+        """Whether the worlds allocate or map slots differently after a step."""
         end = self.pair.end(place)
         lists = [
             (one.free_full, one.free_swa, one.free_rows, one.free_states)

@@ -1,7 +1,7 @@
-"""Recording one forward of a schedule: all that both worlds, and the fresh engine, did.
+"""Recording one forward of a schedule: everything that both worlds and the fresh engine did.
 
-The forward can then be run again with a static input changed, or with nothing captured:
-what a change of one thing changes is what that thing is to blame for.
+The forward can then be run again with one thing changed, such as a static input or the capture. If
+the result changes, that thing is a cause.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +37,7 @@ from torch import Tensor
 
 Calls = list[OpCall]
 Given = Callable[[str, tuple[Any, ...]], tuple[Any, ...]]
-"""Returns the arguments that an op is to be given, by its name and those it would be given."""
+"""Returns the arguments for an op, given its name and its original arguments."""
 
 
 @contextmanager
@@ -53,11 +53,11 @@ def calls_of(ops: Ops) -> Iterator[Calls]:
 
 @dataclass(frozen=True)
 class Run:
-    """What a forward of the graph world gave: its live output, its ops, and all KV after it.
+    """The results of a forward of the graph world: its live output, its ops, and all KV after it.
 
-    `failed` says why it gave no output, if it did not; its ops then hold what they were given.
-    `forward` is what the engine gave, valid until its next forward; None of a forward of the
-    subject that was recorded.
+    `failed` says why it gave no output, if so. Its ops then hold their arguments.
+    `forward` is the engine's result, valid until its next forward. It is None for a recorded
+    forward of the subject.
     """
 
     output: Output
@@ -69,21 +69,20 @@ class Run:
 
 @dataclass
 class RecordedForward:
-    """One forward as it was recorded. `forward_id` is its own; `ledger` ends with it.
+    """One recorded forward. `forward_id` is its own, and `ledger` ends with it.
 
-    Storages are all KV of a world, before and after the forward. `written` tells who wrote
-    each slot before it. `static` holds the static buffers of the replay's runner, by name,
-    after the forward, `static_before` before it, and `fresh` those of the fresh engine after the
-    same forward. `state` is the engine's Python state before it, `objects` what its Python objects
-    held then, and `captured` what they held when the schedule began. `tables` are the graph world's
-    index tables during it, `eager_tables` the eager world's; `cells` tells since when each cell of
-    the graph world's has held what it holds. `outputs` are those of the replays before it, and
-    `observation` is what the checks see of it, None if the subject failed: it is valid until
-    `again` is called.
-
-    A further run of the forward, which a property asked for, is recorded likewise: `engine` is then
-    the fresh engine, and `show` returns what the property is shown of a run. The forward's own has
-    it as `further`, None if there is none.
+    - Storages: all KV of a world, before and after the forward. `written` has each slot's last
+      writer before it.
+    - `static`, `static_before`, `fresh`: the static buffers of the replay's runner by name, after
+      the forward, before it, and on the fresh engine after the same forward.
+    - `state`, `objects`, `captured`: the engine's Python state and objects before it, and the
+      objects when the schedule began.
+    - `tables`, `eager_tables`, `cells`: the index tables of the graph and the eager world during
+      it, and since when each cell of the graph world's has held its value.
+    - `outputs`: the outputs of earlier replays.
+    - `observation`: what the checks see, valid until `again` is called. None if the subject failed.
+    - `further`: the further run that a property asked for, or None. Its `engine` is the fresh
+      engine, and its `show` returns what the property sees of a run.
     """
 
     pair: Pair
@@ -113,16 +112,16 @@ class RecordedForward:
     captured: Kept
     objects: Kept
     runner: GraphRunner | None
-    """The runner whose graph was replayed, if one was."""
+    """The runner whose graph was replayed, if any."""
     payload: Tensor | None
-    """What an eager forward that extends requests was given beside its tokens."""
+    """The payload of an eager forward that extends requests."""
     overrides: Overrides = NOTHING_OVERRIDDEN
     show: Show | None = None
     further: "RecordedForward | None" = None
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """What the forward's batch runs; nothing if it is idle."""
+        """The batch of the forward by request. Empty if it is idle."""
         batch = self.planned.graph.batch
         return batch.spans if batch is not None else ()
 
@@ -136,7 +135,7 @@ class RecordedForward:
 
     @property
     def off_path(self) -> bool:
-        """Whether a graph replayed a batch that none can run, or none did one that it can."""
+        """Whether a graph replayed a batch that none can run, or the reverse."""
         seen = self.observation
         return seen is not None and (seen.replay is None) != (self.runner is None)
 
@@ -149,7 +148,7 @@ class RecordedForward:
         return self.runner.bucket(max(self.live_size or 0, largest))
 
     def owner_of(self, kind: Kind, slot: int) -> str:
-        """Say in words whose slot it is, what is being written included."""
+        """Return the owner of a slot in words, including slots that are being written."""
         return owner_of(kind, slot, self.spans, self.owners)
 
     def again(
@@ -163,13 +162,13 @@ class RecordedForward:
         seen: Seen | None = None,
         prepare: Callable[[], None] = lambda: None,
     ) -> Run:
-        """Run the forward once more from the same bytes, some static elements or cells changed.
+        """Run the forward again from the same bytes, with some static elements or cells changed.
 
-        Without `captured` the captured function runs eagerly, through the static buffers.
-        `attributes` get back what they held when the schedule began, and ops that run are given
-        what `given` makes of their arguments. `seen` is called after each line of the engine,
-        `prepare` before the forward. On CUDA a change that might lead out of bounds is not run,
-        and counts as one that failed: an assertion of the device ends the process.
+        Without `captured` the captured function runs eagerly over the static buffers. `attributes`
+        get their values from the beginning of the schedule, and ops get the arguments that `given`
+        returns. `seen` is called after each line of the engine, `prepare` before the forward. On
+        CUDA, a change that might lead out of bounds counts as failed without a run, because a
+        device assertion ends the process.
         """
         pools = self.pair.graph_pools
         within = (within_bounds(self.pair, self.static, element) for element in elements)
@@ -200,7 +199,7 @@ class RecordedForward:
             self._restore_tables()
 
     def _restore_static(self) -> None:
-        """Give static buffers what they held before the forward: a change of a kept row stays."""
+        """Restore the static buffers, because a changed row that padding keeps would persist."""
         if self.runner is not None:
             for name, buffer in self.runner.static_buffers().items():
                 buffer.copy_(self.static_before[name])
@@ -211,22 +210,22 @@ class RecordedForward:
 
 
 def run(pair: Pair, engine: CapturedEngine, planned: PlannedStep, overrides: Overrides) -> Run:
-    """Run a forward over the graph world's pools and keep what it did."""
+    """Run a forward over the graph world's pools, and keep its results."""
     output: Output = {}
     failed, forward = None, None
     with calls_of(engine.ops) as calls:
         try:
             forward = engine.forward_overridden(planned.graph.batch, planned.mode, overrides)
             output = cloned(forward.output)
-        except Exception as error:  # Whatever a change makes of the subject, it fails.
+        except Exception as error:  # A change may make the subject fail in any way.
             failed = (str(error).splitlines() or [type(error).__name__])[0]
     return Run(output, list(calls), pair.graph_pools.storage.clone(), failed, forward)
 
 
 class OpRecorder(Recorder):
-    """Records the ops of each forward, in the eager world, on the fresh engine and the subject.
+    """Records the ops of each forward in the eager world, on the fresh engine and on the subject.
 
-    Forward `last`, counted from 0, is to be run again.
+    Forward `last`, counted from 0, is the one to run again.
     """
 
     def __init__(self, pair: Pair, engine: CapturedEngine, last: int) -> None:
@@ -247,7 +246,7 @@ class OpRecorder(Recorder):
         self.captured = Kept(self.engine)
 
     def planned(self, pair: Pair, planned: PlannedStep) -> None:
-        """Keep what the forward starts from, and what the fresh engine makes of it."""
+        """Keep the forward's starting state, and what the fresh engine gives."""
         batch = planned.graph.batch
         self.plan = planned
         self.owners = pair.graph.owners()
@@ -281,18 +280,18 @@ class OpRecorder(Recorder):
         self.eager_calls = list(calls)
 
     def eager_gave(self, output: Output | None) -> None:
-        """Keep what the eager forward gave."""
+        """Keep the eager forward's output."""
         self.eager_output, self.payload = output, self.pair.decoder.payload
 
     @contextmanager
     def equalizing(self) -> Iterator[None]:
-        """Credit what is written to the harness."""
+        """Credit writes to the harness."""
         with self.ledger.during(self.forward_id, equalizing=True):
             yield
 
     @contextmanager
     def forwarding(self) -> Iterator[None]:
-        """Record the subject's ops and what they leave, also if it fails."""
+        """Record the subject's ops and what they leave, even if it fails."""
         self.failed: str | None = None
         self.static_before = copied(self.runner)
         with ExitStack() as stack:
@@ -310,7 +309,7 @@ class OpRecorder(Recorder):
                 self.static = copied(self.runner)
 
     def recorded(self, observation: Observation | None) -> RecordedForward:
-        """Return the last forward; `observation` is None if the subject failed in it."""
+        """Return the last forward. `observation` is None if the subject failed."""
         graph_output = observation.graph.output if observation is not None else None
         return RecordedForward(
             pair=self.pair,
@@ -344,7 +343,7 @@ class OpRecorder(Recorder):
         )
 
     def ended(self, place: int, observation: Observation | None) -> None:
-        """Follow a step that is over, before anything overwrites what it gave."""
+        """Follow the end of a step, before anything overwrites its results."""
         self.cells.follow(place)
         if observation is not None:
             self.slots.follow(self.forward_id, self.calls)
@@ -363,10 +362,10 @@ class OpRecorder(Recorder):
 def record_forward(
     pair: Pair, schedule: Schedule, number: int, recording: Callable[..., OpRecorder] = OpRecorder
 ) -> RecordedForward:
-    """Play a schedule up to its forward `number`, counted from 0, and record that one.
+    """Play a schedule up to its forward `number`, counted from 0, and record that forward.
 
-    The worlds must not have diverged before it. Raises ValueError if there is no such forward, and
-    for an engine whose ops are not seen.
+    The worlds must not have diverged before it. Raises ValueError if there is no such forward, or
+    if the engine's ops cannot be observed.
     """
     if not isinstance(pair.subject, CapturedEngine):
         raise ValueError("this engine does not expose its ops, so they cannot be recorded")
@@ -393,7 +392,7 @@ def record_forward(
 
 
 def copied(runner: GraphRunner | None) -> dict[str, Tensor]:
-    """Return a runner's static buffers as they are now, by name."""
+    """Return a runner's current static buffers, by name."""
     if runner is None:
         return {}
     return {name: buffer.clone() for name, buffer in runner.static_buffers().items()}

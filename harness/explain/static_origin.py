@@ -1,7 +1,7 @@
-"""Which element of the static inputs led to an index that an op read wrongly.
+"""The element of the static inputs that led to an index that an op read wrongly.
 
-Found by changing one element at a time and replaying: an element is to blame if, with
-another value there, the index that was read is another. Knows no bug.
+Elements are changed one at a time, with a replay for each. An element is to blame if, with another
+value there, another index is read. No knowledge of any bug is used.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,19 +19,19 @@ from paritybit.subjects.contracts import Axis
 from torch import Tensor
 
 AXES = frozenset({Axis.REQUEST, Axis.TOKEN})
-"""Axes of static inputs whose elements are one request's or one token's."""
+"""Axes of static inputs with one element per request or per token."""
 
 RESERVED = 0
-"""The row or slot that belongs to nobody: what padding is to lead to, which eager code lacks."""
+"""The reserved row or slot, where padding must lead. Eager code has no padding."""
 
 MOST_CANDIDATES = 64
-"""Elements that are tried, one by one, for what led to an index."""
+"""The maximum number of elements to try for an index."""
 
 
 def element_read(recorded: RecordedForward, index: Index) -> tuple[str, int] | None:
-    """Return the static element that an index was read from, if it was read from one.
+    """Return the static element that an index was read from, if any.
 
-    To be asked before the forward is run again, which writes the tensors of its ops anew.
+    Call this before the forward is run again, because that overwrites the tensors of its ops.
     """
     if index.value is None:
         return None
@@ -40,7 +40,7 @@ def element_read(recorded: RecordedForward, index: Index) -> tuple[str, int] | N
 
 
 def element_at(buffers: Mapping[str, Tensor], tensor: Tensor, place: int) -> tuple[str, int] | None:
-    """Return which element of which buffer lies at a place of a tensor's storage, if one does."""
+    """Return the buffer and its element at a place of a tensor's storage, if any."""
     storage = tensor.untyped_storage()._cdata
     for name, buffer in buffers.items():
         first = int(buffer.storage_offset())
@@ -63,12 +63,16 @@ def origin(
     stale: bool,
     own: bool,
 ) -> IndexOrigin | None:
-    """Return the static element that led to an index, found by changing one at a time.
+    """Return the static element that led to an index, by changing one element at a time.
 
-    First those that are `stale`, unless they cannot be to blame: a just-captured runner has
-    other bits there, and this forward did not write them. Then those of a request or token that
-    are not as the batch has them. Then, with `own`, the one the index was read from, then any of
-    its value. An element that gives the right index goes before one that merely gives another.
+    Candidates are tried in this order:
+
+    - with `stale`: elements that this forward did not write and that differ in a freshly captured
+      runner
+    - elements of a request or token that differ from the batch
+    - with `own`: the element that the index was read from, then any element with its value
+
+    An element that gives the right index precedes one that only gives another.
     """
     another = None
     for tried in _candidates(recorded, index, read_from, stale=stale, own=own):
@@ -87,7 +91,7 @@ def origin(
 
 
 def _shown(recorded: RecordedForward, index: Index, found: "Candidate") -> IndexOrigin:
-    """Return an index with the element to blame: what was tried there is right, or is not known."""
+    """Return an index with the element to blame, and its right value if known."""
     right = int(found.value) if found.stale or found.guessed else index.right
     return origin_at(recorded, index, found.name, found.element, stale=found.stale, right=right)
 
@@ -96,7 +100,7 @@ def _shown(recorded: RecordedForward, index: Index, found: "Candidate") -> Index
 class Candidate:
     """An element that may have led to an index, and the value to try instead.
 
-    One that is `guessed` is to blame only if the index is then the right one.
+    If it is `guessed`, it is to blame only if the index is then right.
     """
 
     name: str
@@ -107,27 +111,27 @@ class Candidate:
 
 
 def cell_origin(recorded: RecordedForward, index: Index) -> TableCell | None:
-    """Return the cell of the index tables that led to an index; None if none did."""
+    """Return the cell of the index tables that led to an index, or None."""
 
-    def mended(run: Run) -> bool:
+    def fixed(run: Run) -> bool:
         if not _is_evidence(recorded, run, index):
             return False
         read = read_again(index, run.calls, recorded.pair.graph_pools)
         return read != index.value and index.right in (None, read)
 
-    return cell_to_blame(recorded, mended)
+    return cell_to_blame(recorded, fixed)
 
 
-def cell_to_blame(recorded: RecordedForward, mended: Callable[[Run], bool]) -> TableCell | None:
-    """Return the cell of the index tables with whose right value alone a run is mended.
+def cell_to_blame(recorded: RecordedForward, fixed: Callable[[Run], bool]) -> TableCell | None:
+    """Return the cell of the index tables that alone makes a run right, with its right value.
 
-    Those are tried in which the tables of both worlds differ: at first all of them together.
+    Only cells that differ between the worlds' tables are tried, first all of them together.
     """
     cells = differing_cells(recorded.tables, recorded.eager_tables)
-    if not cells or not mended(recorded.again(cells=cells)):
+    if not cells or not fixed(recorded.again(cells=cells)):
         return None
     for cell in cells[:MOST_CELLS]:
-        if mended(recorded.again(cells=[cell])):
+        if fixed(recorded.again(cells=[cell])):
             table = recorded.tables[cell.table]
             value = int(table.view(-1)[cell.place])
             since = recorded.cells.since(cell)
@@ -137,10 +141,10 @@ def cell_to_blame(recorded: RecordedForward, mended: Callable[[Run], bool]) -> T
 
 
 def _is_evidence(recorded: RecordedForward, run: Run, index: Index) -> bool:
-    """Whether a run with an element changed shows what was read for `index`.
+    """Whether a run with a changed element shows what was read for `index`.
 
-    A run that fails, though the forward itself does not, shows only that the other value cannot
-    be used. Where the forward fails as well, what the op was given counts, if it was reached.
+    If only the changed run fails, the value merely cannot be used. If the forward itself fails too,
+    the op's arguments count if the op was reached.
     """
     if run.failed is not None and recorded.run.failed is None:
         return False
@@ -155,7 +159,7 @@ def _candidates(
     stale: bool,
     own: bool,
 ) -> Iterator[Candidate]:
-    """Yield the elements that may have led to an index; no index is made of a fraction."""
+    """Yield the elements that may have led to an index. Fractions never become indices."""
     for name, element in stale_elements(recorded) if stale else []:
         if not recorded.fresh[name].is_floating_point():
             value = recorded.fresh[name].flatten()[element]
@@ -175,9 +179,9 @@ def _candidates(
 
 
 def of_batch(recorded: RecordedForward) -> Iterator[Candidate]:
-    """Yield the whole numbers of a bucket's requests and tokens that are not what they may be.
+    """Yield the integer elements of a bucket's requests and tokens that have unexpected values.
 
-    That is what the eager world's batch has of a live one, and 0 of a padded one.
+    A live element must equal that of the eager world's batch, and a padded one must be 0.
     """
     runner, bucket, batch = recorded.runner, recorded.bucket, recorded.planned.eager.batch
     if runner is None or bucket is None:
@@ -196,7 +200,7 @@ def of_batch(recorded: RecordedForward) -> Iterator[Candidate]:
 
 
 def stale_elements(recorded: RecordedForward) -> list[tuple[str, int]]:
-    """Return the static elements that this forward did not write and a fresh runner has other."""
+    """Return the elements that this forward did not write and a fresh runner differs in."""
     found = []
     for name, buffer in static_buffers(recorded).items():
         if recorded.fresh[name].shape != buffer.shape:
@@ -221,7 +225,7 @@ def origin_at(
     stale: bool,
     right: int | None,
 ) -> IndexOrigin:
-    """Return an index with the static element that led to it, who left that, and what is right."""
+    """Return an index with its static element, who wrote it, and its right value."""
     write = recorded.ledger.of(static_buffers(recorded)[name])[element]
     return IndexOrigin(
         buffer=name,
@@ -244,7 +248,7 @@ def written_as(write: StaticWrite) -> How:
 
 
 def captured_origin(recorded: RecordedForward, index: Index) -> IndexOrigin:
-    """Return an index that no static element led to: the graph has it from its capture."""
+    """Return an index that no static element led to, so the graph has it from its capture."""
     assert index.value is not None
     return IndexOrigin(
         buffer=None,

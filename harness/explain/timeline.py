@@ -13,7 +13,7 @@ def timeline_entry(
     observation: Observation | None,
     violated: frozenset[str],
 ) -> TimelineEntry:
-    """Return what one step did; requests are those that run after it."""
+    """Return what one step did. Requests are those that run after it."""
     spans = observation.graph.spans if observation is not None else ()
     live = tuple(observation.graph.serial_at(span.row) for span in spans) if observation else ()
     replay = observation.replay if observation is not None else None
@@ -34,7 +34,7 @@ def timeline_entry(
 
 
 def mode_of(observation: Observation | None) -> str | None:
-    """Return what the step's forward was called, None if it ran none."""
+    """Return the name of the step's forward mode, or None without a forward."""
     if observation is None:
         return None
     idle = observation.graph.batch is None
@@ -42,6 +42,6 @@ def mode_of(observation: Observation | None) -> str | None:
 
 
 def sum_tokens(observation: Observation | None) -> int:
-    """Return how many live tokens the step's forward ran."""
+    """Return the number of live tokens of the step's forward."""
     batch = observation.graph.batch if observation is not None else None
     return batch.live_tokens if batch is not None else 0

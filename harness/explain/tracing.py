@@ -1,7 +1,6 @@
-"""Following the engine's own lines as they run: where a value first stands, what sets a thing.
+"""Traces the engine's own lines as they run, to find where a value first exists or is set.
 
-A line that is followed is of the engine: of `subjects`, of the tables and the allocator in
-`reference`, and of the host's scheduler.
+Traced files are `subjects`, the tables and the allocator in `reference`, and the host's scheduler.
 """
 
 import ast
@@ -26,29 +25,29 @@ from paritybit.places import SOURCES
 ENGINE = ("subjects/", "reference/allocator.py", "harness/lockstep/request_book.py")
 HOST = ("harness/lockstep/scheduler.py", "harness/lockstep/speculation.py")
 HOOKS = frozenset({"overwrite"})
-"""Functions of the engine that change what it does, for the harness's sake."""
+"""Functions of the engine that change its behaviour for the harness."""
 
 BETWEEN = ("subjects/parts.py", "subjects/captured.py")
-"""Files that calls of the engine come through: none of them is a place to look at."""
+"""Files that calls of the engine pass through. None of them is a place to look at."""
 
 RECORDS = (KeyLists, Keys, StatePaths, TokenInputs)
 """Records of tensors that the engine makes in a forward."""
 
 MOST_HELD = 64
-"""Values of a list that are looked at."""
+"""The number of values of a list that are examined."""
 
 RAISED_IN = "raised in "
-"""What a line is said to be of that an error came through."""
+"""The words for a line that an error came through."""
 
 Sources = tuple[SourceLine, ...]
 
 Seen = Callable[[FrameType, int, Any], None]
-"""Called after a line has run: its frame, the line, and what it returned if it returned."""
+"""Called after a line has run, with its frame, the line, and the returned value, if any."""
 
 
 @cache
 def shown_file(path: str) -> str | None:
-    """Return the path of one of the engine's files below this tree; None for any other file."""
+    """Return the path of an engine's file below this tree. None for any other file."""
     file = Path(path).resolve()
     if not file.is_relative_to(SOURCES):
         return None
@@ -84,7 +83,7 @@ def following(seen: Seen) -> Iterator[None]:
 
 
 def lines_of(frame: FrameType, line: int, what: str) -> tuple[SourceLine, ...]:
-    """Return a line of a frame and those that called it, the innermost first."""
+    """Return a line of a frame and the lines that called it, innermost first."""
     innermost = SourceLine(f"{what} in {qualified_name(frame)}", _file(frame), line)
     outer = (
         SourceLine(f"called in {qualified_name(one)}", _file(one), one.f_lineno)
@@ -94,7 +93,7 @@ def lines_of(frame: FrameType, line: int, what: str) -> tuple[SourceLine, ...]:
 
 
 def callers_of(frame: FrameType) -> Iterator[FrameType]:
-    """Yield the frames of the engine that led to a frame, the innermost first."""
+    """Yield the frames of the engine that led to a frame, innermost first."""
     outer = frame.f_back
     while outer is not None:
         if shown_file(outer.f_code.co_filename) is not None:
@@ -103,20 +102,20 @@ def callers_of(frame: FrameType) -> Iterator[FrameType]:
 
 
 def frames_calling() -> list[FrameType]:
-    """Return the frames of the engine that led to this call, the innermost first."""
+    """Return the frames of the engine that led to this call, innermost first."""
     return list(callers_of(sys._getframe(1)))
 
 
 def calling(what: str) -> tuple[SourceLine, ...]:
-    """Return the lines of the engine that led to this call, the innermost first."""
+    """Return the lines of the engine that led to this call, innermost first."""
     frame = next(iter(frames_calling()), None)
     return () if frame is None else lines_of(frame, frame.f_lineno, what)
 
 
 def raised_at(error: BaseException) -> tuple[SourceLine, ...]:
-    """Return the lines of the engine at which an error was raised, the innermost first.
+    """Return the lines of the engine at which an error was raised, innermost first.
 
-    Behind that come the functions that made what it depends on.
+    They are followed by the functions that made the values it depends on.
     """
     found, made, trace = list[SourceLine](), tuple[SourceLine, ...](), error.__traceback__
     while trace is not None:
@@ -134,10 +133,10 @@ def _file(frame: FrameType) -> str:
 
 
 class LastChange:
-    """Follows what `say` says after every line, and keeps the lines at which it last changed.
+    """Follows the result of `say` after every line, and keeps the lines of its last change.
 
-    `say` gets the frame whose line has run, None before the first. What comes between two lines of
-    one change is followed too, so that only the last change, to what it says at the end, counts.
+    `say` gets the frame whose line has run, or None before the first line. A value may change
+    several times. Only the change to the final value counts.
     """
 
     def __init__(self, say: Callable[[FrameType | None], Any], what: str) -> None:
@@ -148,10 +147,10 @@ class LastChange:
         self._called: dict[FrameType | None, dict[CodeType, SourceLine]] = {}
 
     def __call__(self, frame: FrameType, line: int, returned: Any) -> None:
-        """Ask again."""
+        """Compare again after a line."""
         if knows_something(frame):
             called = self._called.setdefault(next(callers_of(frame), None), {})
-            called.pop(frame.f_code, None)  # The last one called comes last.
+            called.pop(frame.f_code, None)  # The last function called comes last.
             called[frame.f_code] = SourceLine(f"calls {qualified_name(frame)}", _file(frame), line)
         said = self.say(frame)
         if said != self.said:
@@ -160,34 +159,34 @@ class LastChange:
 
     @property
     def lines_with_called(self) -> tuple[SourceLine, ...]:
-        """The lines, and behind the first of them the last line of each function called there.
+        """The lines. After the first come the last lines of the functions that it called.
 
-        What ought to have been done beside the change may be missing in one of these. The last one
-        called comes first.
+        The code that is missing beside the change may belong in one of these functions. The last
+        one called comes first.
         """
         called = self._called.get(self._frame, {}).values()
         return (*self.lines[:1], *reversed(called), *self.lines[1:])
 
 
 def knows_something(frame: FrameType) -> bool:
-    """Whether a frame is of a function that is given anything but the object it belongs to."""
+    """Whether a frame's function has any argument besides `self`."""
     return not {"self", ".0"}.issuperset(arguments_of(frame))
 
 
 def arguments_of(frame: FrameType) -> tuple[str, ...]:
-    """Return the names of what a frame's function is given."""
+    """Return the names of the arguments of a frame's function."""
     code = frame.f_code
     return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
 def values_of(names: Mapping[str, Any], returned: Any) -> Iterator[Any]:
-    """Yield the values that a frame holds, and what lies in those that hold several."""
+    """Yield the values in a frame, and the values in its collections."""
     for value in (*names.values(), returned):
         yield from held_in(value)
 
 
 def held_in(value: Any) -> Iterator[Any]:
-    """Yield a value, and what lies in it if it is a collection, lists of keys, or paths."""
+    """Yield a value, and what it contains if it is a collection, key lists, or paths."""
     yield value
     held: Iterable[Any] = ()
     if isinstance(value, dict):
@@ -204,15 +203,15 @@ def held_in(value: Any) -> Iterator[Any]:
 
 
 def has_number(value: Any, number: Any) -> bool:
-    """Whether a record has a whole number beside its tensors."""
+    """Whether a record has a certain integer beside its tensors."""
     held = vars(value).values() if isinstance(value, RECORDS) else ()
     return any(isinstance(one, int) and one == number for one in held)
 
 
 def made_by(frame: FrameType, line: int) -> tuple[SourceLine, ...]:
-    """Return the functions of the engine that made what a line of a frame depends on.
+    """Return the functions of the engine that made the values that a line of a frame depends on.
 
-    These are called where a name is assigned that the line reads, or that such a line reads.
+    They are called in assignments to a name that the line, or another such assignment, reads.
     """
     found = dict[SourceLine, None]()
     for name in sorted(callees(frame, line)):
@@ -224,7 +223,7 @@ def made_by(frame: FrameType, line: int) -> tuple[SourceLine, ...]:
 
 
 def callees(frame: FrameType, line: int) -> set[str]:
-    """Return the names of what is called to assign what a line reads, directly or not."""
+    """Return the names of the functions called to assign what a line reads, directly or not."""
     code = frame.f_code
     tree, place = tree_of(code), line - code.co_firstlineno + 1
     reads, called = set(names_used(code, line)), set[str]()
@@ -244,7 +243,7 @@ def callees(frame: FrameType, line: int) -> set[str]:
 def names_used(code: CodeType, line: int) -> frozenset[str]:
     """Return the names that the smallest statement around a line of a function reads.
 
-    Of a line that raises, those that decide whether it does.
+    For a line that raises, return those that decide whether it does.
     """
     place = line - code.co_firstlineno + 1
     around = [
@@ -265,7 +264,7 @@ def names_in(node: ast.AST) -> set[str]:
 
 
 def tree_of(code: CodeType) -> ast.AST:
-    """Return the syntax of a function, its lines counted from 1; nothing if it has no source."""
+    """Return the syntax tree of a function, with lines counted from 1. Empty without a source."""
     try:
         return ast.parse(dedent("".join(inspect.getsourcelines(code)[0])))
     except (OSError, SyntaxError):

@@ -1,7 +1,7 @@
-"""The cause of a violation that shows only where steps overlap: what would prevent it.
+"""The cause of a violation that occurs only if steps overlap: the missing wait or copy.
 
-Each wait of the engine, and each copy, is made sure of in turn, by a class that comes before its
-own order of work; the schedule is then played again. Knows no bug.
+Each wait and each copy of the engine is ensured in turn, by a class that precedes the engine's own
+order of work. The schedule is then played again. No knowledge of any bug is used.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ class CopiesAwaited(Overlap):
 
 
 class EventBehindCopies(Overlap):
-    """The event behind the copies of a batch is recorded behind them."""
+    """The event after the copies of a batch is recorded after them."""
 
     def launch(
         self,
@@ -39,7 +39,7 @@ class EventBehindCopies(Overlap):
         *,
         asks: bool,
     ) -> Flight[Result]:
-        """Launch, and record an event behind the first work that is given, which are the copies."""
+        """Launch, and record an event after the first queued work, which are the copies."""
         stream, behind = self.streams.forward, list[Event]()
         run = stream.run
 
@@ -58,7 +58,7 @@ class EventBehindCopies(Overlap):
 
 
 class ForwardAwaited(Overlap):
-    """What the host writes to the tables waits for the forward in flight, always."""
+    """Writes of the host to the tables always wait for the forward in flight."""
 
     last: Event | None = None
 
@@ -76,23 +76,23 @@ class ForwardAwaited(Overlap):
         *,
         asks: bool,
     ) -> Flight[Result]:
-        """Launch, and keep the event behind all of it."""
+        """Launch, and keep the event after all of it."""
         flight = super().launch(staged, forward, follow, asks=asks)
         self.last = flight.done
         return flight
 
 
 class EventBehindForward(Overlap):
-    """The event behind a forward in flight is recorded behind what follows it."""
+    """The event after a forward in flight is recorded after the work that follows it."""
 
     def finish(self, follow: Callable[[], None]) -> None:
-        """Run what follows, then record."""
+        """Run the work that follows, then record."""
         super().finish(follow)
         self.in_flight = self.streams.forward.record()
 
 
 class EventBehindWrites(Overlap):
-    """The event behind what is written to the tables is recorded behind it."""
+    """The event after writes to the tables is recorded after them."""
 
     def write(self, values: Values, work: Callable[[Arrived], None]) -> None:
         """Write, then record."""
@@ -101,20 +101,20 @@ class EventBehindWrites(Overlap):
 
 
 class HostMemoryKept(Overlap):
-    """Host memory that a copy is to read is never written again."""
+    """Host memory for copies is never rewritten."""
 
     def _once(self, listed: Sequence[int]) -> Tensor:
-        """Take memory of its own."""
+        """Allocate separate memory."""
         return self._pinned(on_host(listed))
 
 
 class TableValuesKept(Overlap):
-    """What is written to the tables lies in host memory that nothing else uses meanwhile."""
+    """Values for the tables are in host memory that nothing else uses meanwhile."""
 
     writing = False
 
     def write(self, values: Values, work: Callable[[Arrived], None]) -> None:
-        """Write, with memory of its own for what is written."""
+        """Write from separate memory."""
         self.writing = True
         try:
             super().write(values, work)
@@ -122,12 +122,12 @@ class TableValuesKept(Overlap):
             self.writing = False
 
     def fill(self, name: str, listed: Sequence[int]) -> Tensor:
-        """Take memory of its own for the tables, else that of a name."""
+        """Use separate memory for the tables, and the buffer of the name otherwise."""
         return self._pinned(on_host(listed)) if self.writing else super().fill(name, listed)
 
 
 class TablesAwaited(Overlap):
-    """A forward waits for all that was written to the tables."""
+    """A forward waits for all writes to the tables."""
 
     def launch(
         self,
@@ -143,19 +143,19 @@ class TablesAwaited(Overlap):
 
 
 class ArrivalsCopied(Overlap):
-    """What arrives on the device lies in memory of its own."""
+    """Values that arrive on the device are in separate memory."""
 
     def arrive(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copy what arrives."""
+        """Copy the values that arrive."""
         return {name: tensor.clone() for name, tensor in super().arrive(values).items()}
 
 
 @dataclass(frozen=True)
 class SureWait:
-    """A wait or a copy that a class makes sure of, and the method that lacks it.
+    """A wait or a copy that a class ensures, and the method that lacks it.
 
-    `words` say what happens without it, and `missing` is what the class adds. The record of an
-    event comes before the waits for it, because they are useless if it is recorded too early.
+    `words` describe what happens without it, and `missing` is what the class adds. Recording an
+    event precedes the waits for it, because they are useless if it is recorded too early.
     """
 
     method: Callable[..., Any]
@@ -165,7 +165,7 @@ class SureWait:
 
     @property
     def function(self) -> str:
-        """What the method is called."""
+        """The name of the method."""
         return self.method.__qualname__
 
 
@@ -220,13 +220,13 @@ WAITS = (
 )
 
 
-def explain_race(property_id: str, step: int, mended: Mapping[type, bool]) -> Explanation | None:
-    """Return why a property is violated at a step, though it holds where no steps overlap.
+def explain_race(property_id: str, step: int, fixed: Mapping[type, bool]) -> Explanation | None:
+    """Return why a property is violated at a step, though it holds if no steps overlap.
 
-    `mended` says, by the class of each of `WAITS`, whether that alone makes it hold. None where
-    none does.
+    `fixed` maps the class of each of `WAITS` to whether it alone makes the property hold. Returns
+    None if none does.
     """
-    found = [wait for wait in WAITS if mended[wait.before]]
+    found = [wait for wait in WAITS if fixed[wait.before]]
     if not found:
         return None
     site = site_of(found[0].method, found[0].words)

@@ -1,6 +1,6 @@
-"""The line of the engine at which a slot number first stands that fewer bits have made another.
+"""The line of the engine at which a slot number is first truncated to fewer bits.
 
-Slots have high numbers in a pool that skips numbers, so that sixteen bits or eight do not hold one.
+Slots have high numbers in a pool that skips numbers, so they do not fit in 16 or 8 bits.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,11 +16,11 @@ from torch import Tensor
 Numbers: TypeAlias = "np.ndarray[Any, Any]"
 
 WIDTHS = (8, 16)
-"""Bits of the whole numbers that such a slot number does not go into."""
+"""Integer widths in bits that are too small for such a slot number."""
 
 
 class _Wrapped:
-    """Looks for the first value that is a slot number but for a multiple of a power of two."""
+    """Looks for the first value that equals a slot number modulo a power of two."""
 
     def __init__(self, slots: range) -> None:
         self.slots = slots
@@ -28,7 +28,7 @@ class _Wrapped:
         self._seen: dict[tuple[int, int], tuple[FrameType, Any]] = {}
 
     def __call__(self, frame: FrameType, line: int, returned: Any) -> None:
-        """Look at what a frame holds, each value once."""
+        """Examine the values in a frame, each once."""
         for value in values_of(frame.f_locals, returned):
             key = id(frame), id(value)
             if self.found is not None or key in self._seen:
@@ -46,7 +46,7 @@ class _Wrapped:
 
 
 def numbers_of(value: Any) -> "Numbers | None":
-    """Return whole numbers as an array, None for anything else."""
+    """Return integers as an array, or None for anything else."""
     if isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex()):
         value = value.detach().cpu().numpy()
     whole = isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.size
@@ -54,10 +54,10 @@ def numbers_of(value: Any) -> "Numbers | None":
 
 
 def narrowed(value: Numbers, slots: range) -> tuple[int, int | None]:
-    """Return an element of an array that is the last bits of a slot number, and that number.
+    """Return an element of an array that is a truncated slot number, and the full number.
 
-    None for the number where there is none. A positive one of eight bits tells nothing in a wide
-    array: it may be the number of anything.
+    Without one, the number is None. A positive 8-bit number in a wide array is no evidence, because
+    it may have any meaning.
     """
     lowest, highest, bits = int(value.min()), int(value.max()), 8 * value.dtype.itemsize
     if lowest < -1:
@@ -66,7 +66,7 @@ def narrowed(value: Numbers, slots: range) -> tuple[int, int | None]:
 
 
 def widened(held: int, slots: range, widths: Iterable[int]) -> int | None:
-    """Return the slot number of which a value is the last bits, None if there is none."""
+    """Return the slot number whose lowest bits a value is, or None."""
     for width in widths:
         first = slots.start + (held - slots.start) % 2**width
         if -(2 ** (width - 1)) <= held != first and first in slots:
@@ -77,7 +77,7 @@ def widened(held: int, slots: range, widths: Iterable[int]) -> int | None:
 def wrapped_at(
     play: Callable[[], Any], slots: range
 ) -> tuple[GivenValue | None, tuple[SourceLine, ...]]:
-    """Play, and return the first slot number that is wrapped, with the line where it stands."""
+    """Play, and return the first truncated slot number and its line."""
     look = _Wrapped(slots)
     with following(look):
         play()

@@ -1,4 +1,4 @@
-"""The breakable runner: one captured forward, broken into segments at attention."""
+"""The breakable runner: one captured forward, split into segments at attention."""
 
 from paritybit.reference.model import Heads, Output, TokenInputs
 from paritybit.subjects.graphs.capture import Capture
@@ -7,14 +7,14 @@ from torch import Tensor
 
 
 class BreakingAttention:
-    """KV access whose attention breaks the capture: it runs now, and again at each replay."""
+    """KV access whose attention breaks the capture: it runs eagerly, now and at each replay."""
 
     def __init__(self, runner: PrefillRunner, capture: Capture[Output] | None) -> None:
         self.runner = runner
         self.capture = capture
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return the attention output, of which the break fills the live tokens."""
+        """Return the attention output. The break fills the rows of live tokens."""
         mixed = self.runner.output_buffer(query)
 
         def eager() -> None:
@@ -34,7 +34,7 @@ class BreakableRunner(PrefillRunner):
     shares_buffers = False
 
     def forward(self, bucket: int, capture: Capture[Output] | None = None) -> Output:
-        """Run the forward over the static inputs, breaking `capture` at attention."""
+        """Run the forward over the static inputs, and break `capture` at attention."""
         tokens = TokenInputs(
             input_ids=self.view("input_ids", bucket),
             payload=self.view("input_embeds", bucket),

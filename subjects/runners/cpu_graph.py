@@ -1,8 +1,8 @@
-"""The CPU graph runner: decode through a compiled function per captured size, nothing recorded.
+"""The CPU graph runner: decode by one compiled function per captured size, without recorded ops.
 
-The compiler's work is not under test, only the function's inputs: a batch of a captured
-size goes in as it is, any other is padded through static inputs. Attention metadata is fresh
-in every forward, and the pool translates: there is no `swa_loc` here.
+Only the function's inputs are under test, not the compiler. A batch of a captured size is passed as
+it is. Any other batch is padded through static inputs. Each forward makes fresh attention metadata,
+and the pool translates locations, so there is no `swa_loc`.
 """
 
 from collections.abc import Mapping
@@ -40,11 +40,11 @@ class CpuGraphRunner(GraphRunner):
         return request_extents(bucket)
 
     def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
-        """Return no buffers: metadata is fresh."""
+        """Return no buffers, because metadata is fresh."""
         return {}
 
     def plan(self, bucket: int) -> None:
-        """Plan nothing ahead."""
+        """Do nothing, because metadata is fresh."""
 
     def keys(self, bucket: int) -> KeyLists:
         """Return the fresh key lists of the last forward."""
@@ -55,20 +55,20 @@ class CpuGraphRunner(GraphRunner):
         return {} if batch is None else self.batch_inputs(batch)
 
     def capture_all(self) -> None:
-        """Run every size once, as its compilation does."""
+        """Run every size once, as compilation does."""
         self.ran: dict[int, list[str]] = {}
         for bucket in reversed(self.buckets):
             self.forward(bucket)
 
     def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
-        """Bring the static inputs up to date for a batch that needs them."""
+        """Populate the static inputs if the batch is padded."""
         if padded:
             super().populate(batch, bucket, padded=padded)
 
     def launch(self, batch: ForwardBatch | None, bucket: int, *, captured: bool = True) -> Output:
         """Run the compiled function over the live tensors, or over the static ones if padded.
 
-        Nothing is captured, so that `captured` changes nothing.
+        `captured` has no effect, because nothing is captured.
         """
         if batch is None or self.padded(batch, bucket):
             static = {name: self.view(name, bucket) for name in self.inputs.buffers}
@@ -82,11 +82,11 @@ class CpuGraphRunner(GraphRunner):
         return self.launch(None, bucket)
 
     def graphs(self, bucket: int) -> list[Graph]:
-        """Return no segments: nothing is captured."""
+        """Return no segments, because nothing is captured."""
         return []
 
     def operations(self, bucket: int) -> list[str]:
-        """Return the ops that the last forward of a bucket ran."""
+        """Return the ops of the last forward of a bucket."""
         return self.ran[bucket]
 
     def _run(self, inputs: Mapping[str, Tensor], batch: ForwardBatch | None, bucket: int) -> Output:
@@ -119,7 +119,7 @@ class CpuGraphRunner(GraphRunner):
             self.ops.log = None
 
     def _payload(self, batch: ForwardBatch | None, bucket: int) -> Tensor:
-        """Return the live rows' payload, their states advanced, and none in padded rows."""
+        """Return the payload of live rows with their states advanced, and zeros in padded rows."""
         payload = torch.zeros((bucket, self.target.config.hidden), device=self.target.device)
         if batch is not None:
             paths = decode_paths(batch.mamba_track_indices)

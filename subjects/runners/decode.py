@@ -1,6 +1,6 @@
-"""The decode runner: one token of every request, padded on the request axis.
+"""The decode runner: one token per request, padded on the request axis.
 
-Verifying drafts is a subclass of it, as in the engine: k tokens of every request then.
+As in the engine, the verify runner is a subclass, with k tokens per request.
 """
 
 import torch
@@ -77,7 +77,7 @@ class DecodeRunner(GraphRunner):
         return found | {"global_num_tokens": self.token_counts[bucket]}
 
     def capture_all(self) -> None:
-        """Capture every bucket, whose count of tokens no batch changes."""
+        """Capture every bucket, with its constant count of tokens."""
         counts = {bucket: bucket * self.tokens_per_request for bucket in self.buckets}
         self.token_counts = {bucket: self.scalar(count) for bucket, count in counts.items()}
         super().capture_all()
@@ -91,15 +91,15 @@ class DecodeRunner(GraphRunner):
         return row_keys(self.metadata.buffers, 0, bucket)
 
     def state_paths(self, bucket: int) -> StatePaths:
-        """Return where the recurrent states of a bucket's tokens come from and go to."""
+        """Return the paths of the recurrent states of a bucket's tokens."""
         return decode_paths(self.view("mamba_track_indices", bucket))
 
     def per_token(self, name: str, bucket: int) -> Tensor:
-        """Return a static input that has one element a request, once for each of its tokens."""
+        """Return a static input with one element per request, repeated for each of its tokens."""
         values = self.view(name, bucket)
         if self.tokens_per_request == 1:
             return values
-        # Of one request `reshape` would give a view, all of whose elements are one.
+        # For one request `reshape` would return a view whose elements share memory.
         return values[:, None].expand(-1, self.tokens_per_request).contiguous().view(-1)
 
     def adapters(self, bucket: int) -> Tensor:
@@ -107,7 +107,7 @@ class DecodeRunner(GraphRunner):
         return self.per_token("lora_ids", bucket)
 
     def live_rows(self, live_size: int) -> int:
-        """Return the live tokens."""
+        """Return the number of live tokens."""
         return live_size * self.tokens_per_request
 
     def forward(self, bucket: int) -> Output:

@@ -1,7 +1,7 @@
-"""The EAGLE draft runner: several forwards of the draft model in one graph, `topk` branches wide.
+"""The EAGLE draft runner: several forwards of the draft model in one graph, with `topk` branches.
 
-The draft model shares the request table and the slot numbers with the target and has KV
-of its own. A forward writes one column of the slots that were allocated for drafting.
+The draft model shares the request table and the slot numbers with the target, but has its own KV.
+Each forward writes one column of the slots that were allocated for drafting.
 """
 
 from functools import partial
@@ -50,7 +50,7 @@ class EagleDraftRunner(GraphRunner):
     never_populated = frozenset({"input_ids", "mrope_positions", "extend_seq_lens"})
 
     def extents(self, bucket: int) -> Extents:
-        """Return the extents of a bucket of requests: `topk` rows and all draft slots a request."""
+        """Return the extents of a bucket: `topk` rows and all draft slots per request."""
         slots = bucket * self.draft.config.speculation.slots
         return {**request_extents(bucket, self.topk), Axis.DRAFT_SLOT: slots}
 
@@ -61,23 +61,23 @@ class EagleDraftRunner(GraphRunner):
         return row_sizes(rows, config.max_context, config.window)
 
     def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
-        """Return those of the batch's tensors that this runner ever populates."""
+        """Return the tensors of the batch that this runner populates."""
         found = {} if batch is None else self.batch_inputs(batch)
         return {name: found[name] for name in found if name not in self.never_populated}
 
     def plan(self, bucket: int) -> None:
-        """List the keys of every branch, for every forward."""
+        """List the keys of every branch for every forward."""
         self.list_rows(bucket, partial(draft_lists, topk=self.topk))
 
     def keys(self, bucket: int) -> KeyLists:
-        """Return the static key lists of every branch, forward after forward."""
+        """Return the static key lists of every branch, one forward after another."""
         rows = SPECULATION.forwards * self.topk * bucket
         return row_keys(self.metadata.buffers, 0, rows)
 
     def forward(self, bucket: int) -> Output:
-        """Return every candidate of every request: `scores`, `tokens` and `chosen`.
+        """Return all candidates of each request: `scores`, `tokens` and `chosen`.
 
-        Scores and tokens are scattered into the requests' rows of the draft table as well.
+        Scores and tokens are also scattered into the requests' rows of the draft table.
         """
         rows = bucket * self.topk
         positions = self.view("positions", bucket)

@@ -1,8 +1,7 @@
-"""The EAGLE draft-extend runner: the draft model catches up with what was accepted.
+"""The EAGLE draft-extend runner: the draft model processes the accepted tokens.
 
-Requests bring different numbers of tokens, packed one after the other; a bucket has room
-for as many tokens of every request as a verified path can hold. Which rows are live is read
-from the static inputs.
+Requests have different numbers of tokens, packed one after another. A bucket has room for the
+longest verified path of every request. The static inputs determine which rows are live.
 """
 
 import torch
@@ -41,7 +40,7 @@ class EagleDraftExtendRunner(GraphRunner):
     )
 
     def extents(self, bucket: int) -> Extents:
-        """Return the extents of a bucket of requests with K tokens apiece."""
+        """Return the extents of a bucket of requests with K tokens each."""
         return request_extents(bucket, K)
 
     def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
@@ -50,7 +49,7 @@ class EagleDraftExtendRunner(GraphRunner):
         return span_sizes(bucket, bucket * K, config.max_context, config.window)
 
     def can_run(self, batch: ForwardBatch) -> bool:
-        """Whether no request brings more than K tokens."""
+        """Whether every request has at most K tokens."""
         return super().can_run(batch) and all(s.end - s.begin <= K for s in batch.spans)
 
     def padded(self, batch: ForwardBatch | None, bucket: int) -> bool:
@@ -58,7 +57,7 @@ class EagleDraftExtendRunner(GraphRunner):
         return batch is None or batch.live_tokens != bucket * K
 
     def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
-        """Bring the static inputs up to date; host ones are reset only for padded requests."""
+        """Populate the static inputs. Host inputs are reset only if requests are padded."""
         on_host = batch is None or batch.live_requests != bucket
         live_values = self.live_values(batch, bucket)
         self.inputs.populate(live_values, padded=padded, padded_on_host=on_host)
@@ -91,7 +90,7 @@ class EagleDraftExtendRunner(GraphRunner):
         return span_keys(self.metadata.buffers, bucket * K)
 
     def forward(self, bucket: int) -> Output:
-        """Return `logits`, `hidden`, `topk_p` and `topk_index` of every request's last token."""
+        """Return `logits`, `hidden`, `topk_p` and `topk_index` of each request's last token."""
         tokens = draft_inputs(
             self.ops,
             self.draft,
@@ -113,5 +112,5 @@ class EagleDraftExtendRunner(GraphRunner):
         return likeliest(self.ops, output, self.topk)
 
     def query_ends(self, counts: Tensor) -> Tensor:
-        """Return the row after the last of each request with `counts` rows: they lie packed."""
+        """Return the end row of each request, exclusive. Requests with `counts` rows lie packed."""
         return counts.cumsum(0)

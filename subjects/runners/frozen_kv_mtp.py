@@ -1,7 +1,7 @@
 """The frozen-KV MTP runner: drafting that reads the target's KV and writes none.
 
-Every forward of a draft sees the same keys, the target's, from where the target wrote
-last. The rows of its index inputs are branches; the rows of its drafting state are requests.
+Every forward of a draft sees the same keys, those of the target up to its last write. The rows of
+the index inputs are branches. The rows of the drafting state are requests.
 """
 
 import torch
@@ -44,7 +44,7 @@ class FrozenKvMtpRunner(GraphRunner):
     )
 
     def extents(self, bucket: int) -> Extents:
-        """Return the extents of a bucket of requests, `topk` rows a request."""
+        """Return the extents of a bucket of requests, with `topk` rows per request."""
         return request_extents(bucket, self.topk)
 
     def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
@@ -53,7 +53,7 @@ class FrozenKvMtpRunner(GraphRunner):
         return row_sizes(bucket * self.topk, config.max_context, config.window)
 
     def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
-        """Return the batch's tensors, those per request repeated for every branch."""
+        """Return the batch's tensors. Per-request tensors are repeated for each branch."""
         found = {} if batch is None else self.batch_inputs(batch)
         return {
             name: values[:, None].expand(-1, self.topk).reshape(-1)
@@ -63,7 +63,7 @@ class FrozenKvMtpRunner(GraphRunner):
         }
 
     def plan(self, bucket: int) -> None:
-        """List the target's keys of every branch."""
+        """List the target's keys for every branch."""
         self.list_rows(bucket, row_lists)
 
     def keys(self, bucket: int) -> KeyLists:
@@ -71,9 +71,9 @@ class FrozenKvMtpRunner(GraphRunner):
         return row_keys(self.metadata.buffers, 0, bucket * self.topk)
 
     def forward(self, bucket: int) -> Output:
-        """Return every candidate of every request: `scores`, `tokens` and `chosen`.
+        """Return all candidates of each request: `scores`, `tokens` and `chosen`.
 
-        Scores and tokens are scattered into the requests' rows of the draft table as well.
+        Scores and tokens are also scattered into the requests' rows of the draft table.
         """
         rows = bucket * self.topk
         borrowed = frozen_layers(self.target, self.draft)

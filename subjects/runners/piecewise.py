@@ -1,4 +1,4 @@
-"""The piecewise runner: the model split at attention ahead of time, one graph per piece."""
+"""The piecewise runner: the model is split at attention ahead of time, with one graph per piece."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ class PiecewiseRunner(PrefillRunner):
         return self._last(bucket, left)
 
     def capture(self, bucket: int) -> Capture[Output]:
-        """Capture every piece as a graph of its own, in the order they run."""
+        """Capture each piece as its own graph, in the order in which they run."""
         whole: Capture[Output] = self.new_capture()
         left = self._captured(whole, lambda: self._first(bucket))
         for layer in range(len(self.target.layers)):
@@ -50,11 +50,11 @@ class PiecewiseRunner(PrefillRunner):
 
     @property
     def _cut(self) -> CutModel:
-        """The model cut at attention, whose output is one of this runner's buffers."""
+        """The model, split at attention. Its attention output is one of this runner's buffers."""
         return CutModel(self.target, self.ops, lambda layer, heads: self.output_buffer(heads.query))
 
     def _first(self, bucket: int) -> PieceOutput:
-        """Run all that comes before the first attention."""
+        """Run everything before the first attention."""
         tokens = TokenInputs(
             input_ids=self.view("input_ids", bucket),
             payload=self.view("input_embeds", bucket),
@@ -65,10 +65,10 @@ class PiecewiseRunner(PrefillRunner):
         return self._cut.first(tokens)
 
     def _middle(self, bucket: int, layer: int, left: PieceOutput) -> PieceOutput:
-        """Run all between the attention of `layer` and the next one."""
+        """Run everything between the attention of `layer` and the next one."""
         return self._cut.between(layer, left, self.scalar(bucket))
 
     def _last(self, bucket: int, left: PieceOutput) -> Output:
-        """Run all that comes after the last attention."""
+        """Run everything after the last attention."""
         last = len(self.target.layers) - 1
         return {"hidden": self._cut.after(last, left, self.scalar(bucket))}

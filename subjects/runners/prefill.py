@@ -1,8 +1,8 @@
-"""What the two prefill runners share: tokens padded to a bucket, attention run between graphs.
+"""The base class of both prefill runners: padded tokens, and eager attention between graphs.
 
-The graphs cover all work that is done token by token. Attention runs eagerly with the real
-batch's metadata, on the real tokens alone: q, k, v and all locations are narrowed, so that
-padded tokens write no KV and their part of the attention output stays uninitialised.
+The graphs contain all work that is done token by token. Attention runs eagerly with the real
+batch's metadata, and only on the real tokens: q, k, v and all locations are narrowed. Padded tokens
+therefore write no KV, and their rows of the attention output stay uninitialised.
 """
 
 from abc import abstractmethod
@@ -36,7 +36,7 @@ from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
 
 MOST_REQUESTS = 8
-"""Most requests of one prefill batch."""
+"""The maximum number of requests in a prefill batch."""
 
 ROWS: Contract = (
     reset("out_cache_loc", Axis.TOKEN, torch.int64),
@@ -73,16 +73,16 @@ class PrefillRunner(GraphRunner):
         return {Axis.TOKEN: bucket, Axis.REQUEST: MOST_REQUESTS}
 
     def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
-        """Return no buffers: metadata is fresh."""
+        """Return no buffers, because metadata is fresh."""
         return {}
 
     def plan(self, bucket: int) -> None:
-        """Plan nothing ahead: attention has the real batch's metadata."""
+        """Do nothing, because attention uses the real batch's metadata."""
 
     def keys(self, bucket: int) -> KeyLists | None:
-        """Return the fresh key lists of the live tokens; padded ones do not attend.
+        """Return the fresh key lists of the live tokens. Padded tokens do not attend.
 
-        They are there while a batch is replayed.
+        The lists exist only during a replay.
         """
         return None if self.access is None else self.access.lists
 
@@ -91,9 +91,9 @@ class PrefillRunner(GraphRunner):
         return {} if batch is None else self.batch_inputs(batch)
 
     def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
-        """Bring the static inputs up to date; the payload goes in as input embeddings.
+        """Populate the static inputs, with the payload as input embeddings.
 
-        The recurrent states are scanned here, before the graphs.
+        This also scans the recurrent states, before the graphs run.
         """
         super().populate(batch, bucket, padded=padded)
         if batch is not None:
@@ -114,7 +114,7 @@ class PrefillRunner(GraphRunner):
             self.inputs.populate({"input_embeds": payload}, padded=False)
 
     def launch(self, batch: ForwardBatch | None, bucket: int, *, captured: bool = True) -> Output:
-        """Run the bucket's graphs, and attention between them."""
+        """Run the bucket's graphs, with attention between them."""
         if self.toggles.scheme is LocationScheme.PRESET:
             self.pool.set_swa_loc(self.view("out_cache_loc_swa", bucket))
         self.access, self.tokens = None, 0
@@ -136,9 +136,9 @@ class PrefillRunner(GraphRunner):
     def replay(
         self, batch: ForwardBatch | None, overrides: Overrides = NOTHING_OVERRIDDEN
     ) -> Replay:
-        """Replay, then make the logits of every request's last token eagerly.
+        """Replay the graphs, then compute the logits of each request's last token eagerly.
 
-        How the batch's tokens attended is told by the replay and kept no longer.
+        The replay includes the key lists of the batch. The runner does not keep them.
         """
         try:
             replay = super().replay(batch, overrides)
@@ -148,7 +148,7 @@ class PrefillRunner(GraphRunner):
         live_output = {"hidden": hidden}
         if batch is not None:
             live_output["logits"] = self.target.logits(self.ops, hidden[batch.last_rows])
-        # Rows of padded tokens are uninitialised memory, so that only live ones are defined.
+        # Rows of padded tokens are uninitialised memory, so only live rows are defined.
         return replace(replay, live_output=live_output, defined=live_output)
 
     def attend(self, layer: int, heads: Heads, mixed: Tensor) -> None:
@@ -158,19 +158,19 @@ class PrefillRunner(GraphRunner):
             mixed[:n] = self.access.attend(layer, heads.query[:n], heads.key[:n], heads.value[:n])
 
     def output_buffer(self, query: Tensor) -> Tensor:
-        """Return uninitialised output memory for `query`; what is made during capture is static."""
+        """Return uninitialised output memory for `query`. It is static if made during capture."""
         mixed = query.new_empty(query.shape)
         if self.capturing:
             self.mixed.append(mixed)
         return mixed
 
     def static_buffers(self) -> Mapping[str, Tensor]:
-        """Return every static buffer by name, the attention outputs of all graphs too."""
+        """Return all static buffers by name, including the attention outputs of all graphs."""
         outputs = {f"attention_output_{place}": output for place, output in enumerate(self.mixed)}
         return {**super().static_buffers(), **outputs}
 
     def capture_all(self) -> None:
-        """Capture every bucket, largest first, with no token live."""
+        """Capture every bucket, largest first, without live tokens."""
         self.access, self.tokens = None, 0
         self.capturing = False
         for bucket in reversed(self.buckets):

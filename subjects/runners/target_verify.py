@@ -1,4 +1,4 @@
-"""Verifying drafts: the decode runner with k draft tokens of every request, and a tree mask."""
+"""The verify runner: decode with k draft tokens per request and a tree mask."""
 
 import torch
 from paritybit.reference.batch import Mode
@@ -21,7 +21,7 @@ class TargetVerifyRunner(DecodeRunner):
     tokens_per_request = SPECULATION.draft_tokens
 
     def extents(self, bucket: int) -> Extents:
-        """Return the extents of a bucket of requests, k rows of mask bits for a request."""
+        """Return the extents of a bucket of requests, with k rows of mask bits per request."""
         bits = SPECULATION.draft_tokens * self.target.config.max_context
         return {**super().extents(bucket), Axis.MASK: bucket * bits}
 
@@ -33,7 +33,7 @@ class TargetVerifyRunner(DecodeRunner):
         return {**sizes, "tree_parents": parents}
 
     def plan(self, bucket: int) -> None:
-        """List the keys of every row, drafts included, and the parent of every draft."""
+        """List the keys of every row, including drafts, and the parent of every draft."""
         lists = verify_lists(
             self.view("req_pool_indices", bucket),
             self.view("seq_lens", bucket),
@@ -49,7 +49,7 @@ class TargetVerifyRunner(DecodeRunner):
         self.metadata.write({**lists, "tree_parents": parents})
 
     def state_paths(self, bucket: int) -> StatePaths:
-        """Return where the recurrent states of a bucket's draft tokens come from and go to."""
+        """Return the paths of the recurrent states of a bucket's draft tokens."""
         parents = self.metadata.buffers["tree_parents"][: self.live_rows(bucket)]
         return verify_paths(self.view("mamba_track_indices", bucket), parents)
 

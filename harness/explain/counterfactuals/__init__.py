@@ -1,1 +1,1 @@
-"""What one changed thing makes of a forward: whether the violated property then holds."""
+"""Whether the violated property holds if one thing in a forward is changed."""

@@ -1,4 +1,4 @@
-"""Whether the violated property holds once ops are given one argument as the other run has it."""
+"""Whether the violated property holds if ops get one argument from the other run."""
 
 import dataclasses
 from collections.abc import Collection, Iterator, Sequence
@@ -42,12 +42,12 @@ def replacements(
     calls: Sequence[OpCall],
     difference: Difference | None,
 ) -> Iterator[Replaced]:
-    """Yield the arguments of the first op of a run that differs that are not those of the other's.
+    """Yield the arguments of a run's first op that differs that the other run has otherwise.
 
-    Of ops of its name behind it only what no op before them gave is replaced as well: what the
-    first one led to must come right by itself. Last come the arguments of ops behind it that lie
-    where it gave its result: that may have been changed since. Where no op differs, padded rows may
-    read by other lists.
+    For later ops of the same name, only arguments that no earlier op gave are replaced too, because
+    consequences of the first op must disappear by themselves. Next come the arguments of later ops
+    that share memory with the first op's result, because it may have been changed since. If no op
+    differs, padded rows may read by other lists.
     """
     pairs = [(one, other) for _, one, other in paired(left, calls)]
     attention = [(one, other) for one, other in pairs if other.name == "attention"]
@@ -81,9 +81,9 @@ def _of_op(
     swa: bool = False,
     lying: Collection[int] = (),
 ) -> Iterator[Replaced]:
-    """Yield the arguments of op `number` that are not those of the other run.
+    """Yield the arguments of op `number` that differ from those of the other run.
 
-    With `lying` only those that lie in one of these storages.
+    With `lying`, yield only those in one of these storages.
     """
     one, other = pairs[number]
     same = [(a, b) for a, b in pairs if b.name == other.name]
@@ -106,9 +106,9 @@ def _of_op(
 def extended(
     recorded: RecordedForward, left: Side, calls: Sequence[OpCall], one: Replaced
 ) -> Replaced | None:
-    """Return a replacement that also replaces a later op of its name, if that differs first then.
+    """Return a replacement that also covers a later op of its name, if that op then differs first.
 
-    None where another op does, or by another argument.
+    Returns None if another op or another argument differs first.
     """
     if one.argument == LIST:
         return None
@@ -130,7 +130,7 @@ def _others(
     argument: tuple[int, str],
     values: dict[int, dict[int, Any]],
 ) -> tuple[Pair, ...]:
-    """Return what ops of one name behind the first are given, and what is right, as full slots."""
+    """Return the arguments of later ops of one name and the right ones, as full slots."""
     layers = layers_by_address(recorded.pair.graph_pools)
     (place, name), found = argument, []
     for number in sorted(values)[1:]:
@@ -138,7 +138,7 @@ def _others(
         held = call.inputs[place]
         if not isinstance(held, Tensor):
             continue
-        pair = held.clone(), right.clone()  # Later runs write the memory of what was held.
+        pair = held.clone(), right.clone()  # Later runs overwrite the held values.
         cache = call.inputs[0].data_ptr() if name == LOCATIONS else None
         if cache in layers and layers[cache][2] is Kind.SWA:
             pair = full_pair(pair, recorded.tables[1])
@@ -147,9 +147,9 @@ def _others(
 
 
 def wrong_arguments(recorded: RecordedForward, left: Sequence[OpCall]) -> Iterator[Replaced]:
-    """Yield the whole numbers that ops are given, and no op made, which the other run has other.
+    """Yield integer arguments that no op made and that differ from the other run's.
 
-    Of ops of one name the first that differs. Lists of keys are each world's own.
+    For ops of one name, yield the first that differs. Each world has its own lists of keys.
     """
     made, seen = _made_by_ops(recorded.run.calls), set[tuple[str, str]]()
     for _, usual, call in paired(left, recorded.run.calls):
@@ -173,7 +173,7 @@ def _values(
     first: int,
     made: Collection[int],
 ) -> dict[int, dict[int, Any]]:
-    """Return what ops of one name, from the first that differs on, are to be given."""
+    """Return the arguments for ops of one name, from the first that differs."""
     (place, name), values = argument, dict[int, dict[int, Any]]()
     for number, (usual, call) in enumerate(same):
         if usual is None or number < first or place >= min(len(usual.inputs), len(call.inputs)):
@@ -188,7 +188,7 @@ def _values(
 def _of_first(
     call: OpCall, usual: OpCall, argument: tuple[int, str], values: dict[int, dict[int, Any]]
 ) -> Replaced:
-    """Return the replacement of an argument that the first op that differs, `call`, has."""
+    """Return the replacement of an argument of `call`, the first op that differs."""
     place, name = argument
     held, right = call.inputs[place], values[min(values)][place]
     if held is None:
@@ -201,7 +201,7 @@ def _of_first(
 
 
 def failing_replacements(recorded: RecordedForward, calls: Sequence[OpCall]) -> Iterator[Replaced]:
-    """Yield the arguments of the last of some ops, which fails, that are not the eager world's."""
+    """Yield the arguments of the failing last op that differ from the eager world's."""
     left = recorded.eager_calls
     failing = calls[-1]
     usual = [call for call in left if call.name == failing.name]
@@ -210,7 +210,7 @@ def failing_replacements(recorded: RecordedForward, calls: Sequence[OpCall]) -> 
         return
     one = usual[number]
     if failing.name == "attention":
-        # What is listed for later layers is as wrong, and replaced as well.
+        # Lists for later layers are wrong too, so they are replaced as well.
         rows = len(failing.inputs[2])
         listed = [(failing, right_lists(failing, one, padded=True))]
         spelled = tuple(pair for _, _, pair in spelled_lists(listed))
@@ -250,10 +250,10 @@ def _lists(
     *,
     padded: bool,
 ) -> Iterator[Replaced]:
-    """Yield the key lists of all attention, each live row's as the other run has it.
+    """Yield the key lists of all attention ops, with those of the other run for live rows.
 
-    With `padded` those of padded rows hold nothing but the reserved slot. Nothing is yielded unless
-    the op and the row `at` differ, or, where that is None, any.
+    With `padded`, the lists of padded rows contain only the reserved slot. Yields nothing unless
+    the op and the row `at` differ, or any if that is None.
     """
     values, shown, listed = {}, None, list[tuple[OpCall, list[list[int]]]]()
     for number, (one, other) in enumerate(same):
@@ -300,7 +300,7 @@ def _lists(
 
 
 def _made_by_ops(calls: Sequence[OpCall]) -> set[int]:
-    """Return where the results of ops lie."""
+    """Return the addresses of the results of ops."""
     found = set()
     for call in calls:
         results = call.result if isinstance(call.result, tuple) else (call.result,)

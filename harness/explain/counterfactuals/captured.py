@@ -1,4 +1,4 @@
-"""What a graph has from its capture, or hands on instead of its output, and which lines do so."""
+"""State that a graph has from its capture, replaced outputs, and the lines responsible."""
 
 from functools import partial
 from typing import Any
@@ -17,16 +17,16 @@ from paritybit.reference.ops import OpCall
 from torch import Tensor
 
 SPOILED = -12345.0
-"""A number that no output consists of."""
+"""A number that occurs in no output."""
 
 GRAPHS = "subjects/graphs/"
-"""Where graphs are captured and replayed."""
+"""Files that capture and replay graphs."""
 
 
 def handed_on(recorded: RecordedForward) -> tuple[str, str, Sources] | None:
-    """Return the output that a replay hands on and its graph does not write, if there is one.
+    """Return the output that a replay returns although its graph does not write it, if any.
 
-    With what it is instead, and the lines at which it is taken.
+    The result also has what it is instead, and the lines that take it.
     """
     run, runner = recorded.again(), recorded.runner
     replay = None if run.forward is None else run.forward.replay
@@ -44,7 +44,7 @@ def handed_on(recorded: RecordedForward) -> tuple[str, str, Sources] | None:
 
 
 def _written(recorded: RecordedForward, name: str, values: Tensor) -> bool:
-    """Whether a replay writes a tensor of numbers that it hands on."""
+    """Whether a replay writes a tensor of numbers that it returns."""
     if not values.is_floating_point():
         return True
     before = values.clone()
@@ -59,23 +59,23 @@ def _written(recorded: RecordedForward, name: str, values: Tensor) -> bool:
 
 
 def cache_of(call: OpCall) -> int | None:
-    """Return the address of the cache that an op is given, if it is given one."""
+    """Return the address of the cache that an op is given, or None."""
     cache = named_arguments(call).get(CACHE)
     return cache.data_ptr() if isinstance(cache, Tensor) else None
 
 
 def other_indices(one: Any, other: Any) -> bool:
-    """Whether two arguments are whole numbers, and not the same."""
+    """Whether two arguments are integers that differ."""
     both = isinstance(one, Tensor) and isinstance(other, Tensor)
     return both and not one.is_floating_point() and not one.equal(other)
 
 
 def captured_at(recorded: RecordedForward) -> Sources:
-    """Return the lines that call the first op that a graph runs otherwise than its function.
+    """Return the lines that call the first op that differs between a graph and its function.
 
-    Those that call it as the graph is replayed, where the engine's own code does; else those that
-    call it as the function runs. Those in the file of the runner come first. Where the ops come in
-    another order, the line that replays them does.
+    If the engine's own code replays the graph, these are the calls of the replay. Otherwise they
+    are the calls of the function. Lines in the runner's file come first. If the ops are in another
+    order, the line that replays them comes first.
     """
     runs, first, met = list[tuple[Side, dict[int, Sources]]](), First(), list[tuple[Any, ...]]()
     for captured in (False, True):

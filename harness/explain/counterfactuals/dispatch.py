@@ -1,6 +1,6 @@
-"""What a runner decides about a batch: its path, graph or eager, and whatever else is yes or no.
+"""Decisions of a runner about a batch: its path, graph or eager, and other yes-or-no methods.
 
-The lines that decided are named where the opposite makes the violated property hold.
+The lines of a decision are named if the opposite decision makes the violated property hold.
 """
 
 import sys
@@ -22,14 +22,14 @@ FORWARD = "forward"
 """The method of an engine that chooses a path."""
 
 REPLAY = "replay"
-"""The method that replays one."""
+"""The method that replays a batch."""
 
 
 def path_chosen_at(recorded: RecordedForward, holds: Callable[[Run], bool]) -> Sources:
     """Return the lines that chose a path that the batch must not take.
 
-    The property holds once the runner says the opposite of whether a graph can run the batch. There
-    are no lines where that is not so, and where the batch took the path that it must.
+    The property holds if the runner gives the opposite answer to whether a graph can run the batch.
+    Returns no lines if that is not so, and if the batch took the right path.
     """
     runner = recorded.engine.runners.get(recorded.planned.mode)
     if runner is None:
@@ -47,7 +47,7 @@ def path_chosen_at(recorded: RecordedForward, holds: Callable[[Run], bool]) -> S
 def _not_asked_at(
     recorded: RecordedForward, runner: GraphRunner, holds: Callable[[Run], bool]
 ) -> Sources:
-    """Return the function that chooses the path, if a property holds once the runner replays."""
+    """Return the function that chooses the path, if the property holds once the runner replays."""
     engine = recorded.engine.engine
 
     def forward(batch: ForwardBatch | None, idle: Mode, overrides: Overrides) -> Forward:
@@ -57,20 +57,18 @@ def _not_asked_at(
     if recorded.runner is None:
         return ()
     try:
-        mended = holds(recorded.again(prepare=lambda: setattr(engine, FORWARD, forward)))
+        fixed = holds(recorded.again(prepare=lambda: setattr(engine, FORWARD, forward)))
     finally:
         vars(engine).pop(FORWARD, None)
     chosen_in = type(engine).forward
-    return (
-        (line_of(f"the path is chosen in {chosen_in.__qualname__}", chosen_in),) if mended else ()
-    )
+    return (line_of(f"the path is chosen in {chosen_in.__qualname__}", chosen_in),) if fixed else ()
 
 
 def decided_at(recorded: RecordedForward, holds: Callable[[Run], bool]) -> Sources:
-    """Return the lines at which the runner decides wrongly what to do with a batch.
+    """Return the lines at which the runner makes a wrong decision about a batch.
 
-    The property holds once one method of the runner, which says yes or no, says the opposite. What
-    chooses the path is not asked: no static input is wrong where nothing reads it.
+    The property holds if one yes-or-no method of the runner returns the opposite. Methods that
+    choose the path are excluded, because static inputs that nothing reads cannot be wrong.
     """
     runner = recorded.runner
     if runner is None:
@@ -87,9 +85,9 @@ def decided_at(recorded: RecordedForward, holds: Callable[[Run], bool]) -> Sourc
 def _said_at(
     recorded: RecordedForward, runner: GraphRunner, name: str, holds: Callable[[Run], bool]
 ) -> Sources:
-    """Return the lines at which a method says yes or no, if the opposite makes a property hold.
+    """Return the lines at which a method says yes or no, if the opposite makes the property hold.
 
-    Second comes the line that asks for it, if the opposite at that line alone does.
+    The line that calls the method comes second, if the opposite at that line alone does.
     """
     contradicted = _Contradicted(recorded, runner, name)
     if not holds(contradicted.run()):
@@ -108,9 +106,9 @@ Site = tuple[CodeType, int]
 
 
 class _Contradicted:
-    """Runs a forward with a method of its runner saying the opposite of what it says.
+    """Runs a forward with one method of its runner returning the opposite.
 
-    `asked` has the lines that ask for it, with their callers.
+    `asked` has the lines that call the method, with their callers.
     """
 
     def __init__(self, recorded: RecordedForward, runner: GraphRunner, name: str) -> None:
@@ -118,7 +116,7 @@ class _Contradicted:
         self.asked: dict[Site, Sources] = {}
 
     def run(self, at: Site | None = None) -> Run:
-        """Run the forward; with `at`, the method says the opposite at that line alone."""
+        """Run the forward. With `at`, the method returns the opposite only at that line."""
         says = getattr(self.runner, self.name)
 
         def contradict(*given: Any, **named: Any) -> bool:
@@ -138,9 +136,9 @@ class _Contradicted:
 
 
 class _Asked:
-    """Takes note of the methods of a runner that return yes or no in a forward.
+    """Records the methods of a runner that return yes or no in a forward.
 
-    `replayed` says whether the runner is asked to replay.
+    `replayed` says whether the runner is called to replay.
     """
 
     def __init__(self, runner: GraphRunner) -> None:
@@ -149,7 +147,7 @@ class _Asked:
         self.replayed = False
 
     def __call__(self, frame: FrameType, line: int, returned: Any) -> None:
-        """Look at what returns."""
+        """Examine a return."""
         if frame.f_locals.get("self") is not self.runner:
             return
         name = frame.f_code.co_name
@@ -160,9 +158,10 @@ class _Asked:
 
 
 class _Choosing:
-    """Takes note of the lines at which a method says yes or no.
+    """Records the lines at which a method says yes or no.
 
-    The last function to say so comes first. Then come those that it asked, and those that asked it.
+    The last function that returned a value comes first. Then come the functions that it called, and
+    the functions that called it.
     """
 
     def __init__(self, method: str) -> None:
@@ -171,7 +170,7 @@ class _Choosing:
         self.lines: Sources = ()
 
     def __call__(self, frame: FrameType, line: int, returned: Any) -> None:
-        """Look at what returns while the method is asked, and at the line that asked."""
+        """Examine a return while the method runs, and the line that called it."""
         asked = [one.f_code.co_name for one in (frame, *callers_of(frame))]
         if self.method not in asked:
             if self.said and not self.lines:

@@ -1,4 +1,4 @@
-"""Elements of static buffers that a run is given other values of."""
+"""Elements of static buffers that get other values in a run."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,16 +12,16 @@ from paritybit.subjects.buffers import StaticInputs
 from torch import Tensor
 
 LENGTHS, ON_HOST = "seq_lens", "seq_lens_cpu"
-"""Lengths, and the host's copy, no element of which may be greater: it sizes the lists."""
+"""Lengths, and their host copy. It must not exceed them, because it sizes the lists."""
 
 Element = tuple[str, int, Tensor]
-"""A static buffer's name, an element of it, counted flat, and the value it is given."""
+"""A static buffer's name, the flat index of an element, and its new value."""
 
 
 def within_bounds(pair: Pair, static: Mapping[str, Tensor], element: Element) -> bool:
-    """Whether an element may hold a value, whatever the others hold.
+    """Whether an element may have a value, whatever the other elements are.
 
-    `static` is what static buffers held in the forward, by name.
+    `static` has the static buffers of the forward, by name.
     """
     name, place, value = element
     if value.dtype.is_floating_point or value.dtype is torch.bool:
@@ -38,9 +38,9 @@ def within_bounds(pair: Pair, static: Mapping[str, Tensor], element: Element) ->
 
 @contextmanager
 def held_by(inputs: StaticInputs, elements: Sequence[Element]) -> Iterator[None]:
-    """Give static inputs these elements each time they are brought up to date.
+    """Set these elements each time the static inputs are populated.
 
-    What reads them meanwhile, to make another input, then reads these.
+    Code that derives another input from them reads the new values.
     """
     populate = inputs.populate
 
@@ -58,7 +58,7 @@ def held_by(inputs: StaticInputs, elements: Sequence[Element]) -> Iterator[None]
 
 
 def overlapping(buffers: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
-    """Yield the names of every two buffers that have some memory in common."""
+    """Yield the names of each two buffers that share memory."""
     there = [(name, one) for name, one in buffers.items() if one.numel()]
     for (name, one), (other, two) in combinations(there, 2):
         begins, ends = zip(

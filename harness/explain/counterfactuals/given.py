@@ -1,4 +1,4 @@
-"""What an op is given in a forward that is run again, who calls it, and where that first stands."""
+"""The arguments of an op in a repeated forward, who calls it, and where they first exist."""
 
 from types import FrameType
 from typing import Any
@@ -21,24 +21,24 @@ from torch import Tensor
 
 
 class First:
-    """Takes note of the line at which each tensor, and each record of some, first stands."""
+    """Records the line at which each tensor, and each record with tensors, first exists."""
 
     def __init__(self, *, returned: bool = False) -> None:
         self.returned = returned
         self.first: dict[int, tuple[Any, Sources]] = {}
 
     def __call__(self, frame: FrameType, line: int, returned: object) -> None:
-        """Look for those that stood nowhere before."""
+        """Look for new tensors and records."""
         for value in values_of({} if self.returned else frame.f_locals, returned):
             if isinstance(value, (Tensor, *RECORDS)) and id(value) not in self.first:
                 self.first[id(value)] = value, lines_of(frame, line, "made")
 
     def lines_of(self, value: Any) -> Sources:
-        """Return the lines at which a tensor first stands, none if it never does."""
+        """Return the lines at which a tensor first exists. Empty if it never does."""
         return self.first.get(id(value), (None, ()))[1]
 
     def of_number(self, number: Any) -> Sources | None:
-        """Return the lines at which the last record that has a number first stands."""
+        """Return the lines at which the last record with a number first exists."""
         found = (
             lines for value, lines in reversed(self.first.values()) if has_number(value, number)
         )
@@ -48,7 +48,7 @@ class First:
 def given_to(
     recorded: RecordedForward, one: Replaced, seen: Seen | None = None
 ) -> tuple[tuple[Any, ...], Sources]:
-    """Return what the op is given that an argument is replaced of first, and who calls it."""
+    """Return the arguments of the first op with a replaced argument, and who calls it."""
     number, given = min(one.values), list[tuple[tuple[Any, ...], Sources]]()
 
     def look(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -61,7 +61,7 @@ def given_to(
 
 
 def called_at(recorded: RecordedForward, one: Replaced) -> Sources:
-    """Return the line at which the tensor that an op is given first stands, else who calls it."""
+    """Return the line at which the op's tensor first exists, or else who calls the op."""
     place, first = next(iter(one.values[min(one.values)])), First()
     arguments, lines = given_to(recorded, one, first)
     if not arguments:
@@ -72,7 +72,7 @@ def called_at(recorded: RecordedForward, one: Replaced) -> Sources:
 
 
 def rows_cut_at(recorded: RecordedForward, one: Replaced) -> Sources:
-    """Return the line that gives an op fewer rows of its values than it holds, and its callers."""
+    """Return the line that gives an op fewer rows than it should have, and its callers."""
     number, rows, found = min(one.values), int(one.right), list[Sources]()
     places, met = tuple(one.values[number]), 0
 
@@ -94,9 +94,9 @@ def rows_cut_at(recorded: RecordedForward, one: Replaced) -> Sources:
 
 
 def unmasked_at(recorded: RecordedForward, one: Replaced, own: str | None) -> Sources:
-    """Return the line that gives attention no mask, or makes key lists that have none.
+    """Return the line that gives attention no mask, or makes key lists without one.
 
-    Of the latter the line in the runner's `own` file comes second.
+    For the latter, the line in the runner's `own` file comes second.
     """
     first = First()
     arguments, calls = given_to(recorded, one, first)
@@ -113,5 +113,5 @@ def unmasked_at(recorded: RecordedForward, one: Replaced, own: str | None) -> So
 
 
 def memory(value: Any) -> int:
-    """Return where the storage of a tensor lies, -1 for anything else."""
+    """Return the address of a tensor's storage, or -1 for anything else."""
     return value.untyped_storage().data_ptr() if isinstance(value, Tensor) else -1

@@ -1,4 +1,4 @@
-"""How the violated property judges a forward that was run again with one thing changed."""
+"""How the violated property judges a forward that was run again with one change."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,10 +21,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class WrongInput:
-    """The elements of a static buffer that hold what they must not, with what is right.
+    """Elements of a static buffer with wrong values, and the right values.
 
-    `held` and `right` are the whole part of the buffer that they lie in, one value after the other,
-    None where that is not known.
+    `held` and `right` are the whole part of the buffer around them, flat. None if that is not
+    known.
     """
 
     elements: tuple[Element, ...]
@@ -33,17 +33,17 @@ class WrongInput:
 
 
 Right = Mapping[str, WrongInput]
-"""Static buffers that hold what they must not, by name."""
+"""Static buffers with wrong values, by name."""
 
 
 def together(found: Right) -> Iterator[WrongInput]:
-    """Yield all static inputs, or lists, that are wrong as one, if there are several."""
+    """Yield all wrong static inputs, or lists, as one, if there are several."""
     if len(found) > 1:
         yield WrongInput(tuple(one for wrong in found.values() for one in wrong.elements))
 
 
 def nothing_wrong(observation: Observation) -> Right:
-    """Return no element."""
+    """Return no elements."""
     return {}
 
 
@@ -51,9 +51,10 @@ def nothing_wrong(observation: Observation) -> Right:
 class Judge:
     """Judges as one property does.
 
-    `violated` says whether an observation violates it. `wrong_inputs` has the static inputs that
-    hold what their contract does not accept: no other is blamed. `extra_run` is the further run
-    that the property asks for, None for one that asks for nothing.
+    - `violated`: whether an observation violates it.
+    - `wrong_inputs`: the static inputs with values that their contract rejects. Others are not
+      blamed.
+    - `extra_run`: the further run that the property needs, or None.
     """
 
     violated: Callable[[Observation], bool]
@@ -62,7 +63,7 @@ class Judge:
 
 
 def agrees(recorded: RecordedForward, run: Run, storage: Tensor, output: Output | None) -> bool:
-    """Whether a run left KV as `storage`, the reserved slots apart, and gave `output`, if any."""
+    """Whether a run left KV as `storage`, except for reserved slots, and gave `output`, if any."""
     different = (bits(run.storage) != bits(storage)) & recorded.pair.compared
     if output is None:
         return not different.any()
@@ -74,7 +75,7 @@ def agrees(recorded: RecordedForward, run: Run, storage: Tensor, output: Output 
 
 
 def inputs_seen(recorded: RecordedForward) -> Observation:
-    """Return as much of an observation of a run as tells its wrong inputs."""
+    """Return the part of an observation of a run that determines its wrong inputs."""
     batch, runner, bucket = recorded.planned.eager.batch, recorded.runner, recorded.bucket
     replay = None
     if runner is not None and bucket is not None:
@@ -92,9 +93,9 @@ def inputs_seen(recorded: RecordedForward) -> Observation:
 
 
 def keys_given(recorded: RecordedForward, run: Run) -> KeyLists | None:
-    """Return the lists that the attention of a run was given; None if it ran none of a kind.
+    """Return the lists that the attention ops of a run were given, or None if a kind did not run.
 
-    They are those of the first layer of each kind, forward after forward of a draft.
+    They are those of the first layer of each kind, one forward of a draft after another.
     """
     layers, found = layers_by_address(recorded.pair.graph_pools), dict[Kind, list[OpCall]]()
     first: dict[Kind, int] = {}
@@ -114,7 +115,7 @@ def keys_given(recorded: RecordedForward, run: Run) -> KeyLists | None:
 
 
 def _joined(calls: Sequence[OpCall]) -> Keys:
-    """Return the lists of the rows of some attention ops, one after the other."""
+    """Return the lists of the rows of some attention ops, one after another."""
     begins, ends, slots, offset = [], [], [], 0
     for call in calls:
         _, _, begin, end, listed = call.inputs[:5]
@@ -129,10 +130,10 @@ def _joined(calls: Sequence[OpCall]) -> Keys:
 
 
 def holds(recorded: RecordedForward, judge: Judge, run: Run, *, lists: bool = False) -> bool:
-    """Whether the violated property holds of a forward that was run again.
+    """Whether the violated property holds for a forward that was run again.
 
-    With `lists` the lists that it read by are those that its attention was given. Of a step that
-    failed it holds once the graph world is as the eager one.
+    With `lists`, the key lists are those that its attention ops were given. For a step that failed,
+    the property holds if the graph world equals the eager world.
     """
     observation, forward = recorded.observation, run.forward
     if run.failed is not None or forward is None:

@@ -1,4 +1,4 @@
-"""Memory that an op is given instead of its own, and rows and masks that it is not given."""
+"""Wrong memory in the arguments of ops, and rows and masks that ops lack."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -25,20 +25,20 @@ from paritybit.harness.explain.recorded import RecordedForward
 from paritybit.reference.ops import OpCall
 
 Pairs = Sequence[tuple[OpCall | None, OpCall]]
-"""Ops of a run, each with the one of another run that it corresponds to, if there is one."""
+"""Ops of a run, each with the corresponding op of another run, if any."""
 
 
 def left_out(recorded: RecordedForward, pairs: Pairs, op: str) -> Iterator[Replaced]:
-    """Yield what all ops of one name are to be given: their own memory, and all rows."""
+    """Yield the right arguments for all ops of one name: their own memory, and all rows."""
     yield from _cache(recorded, pairs, op)
     yield from _table(recorded, pairs, op)
     yield from _rows_left_out(pairs, op)
 
 
 def _cache(recorded: RecordedForward, pairs: Pairs, op: str) -> Iterator[Replaced]:
-    """Yield the cache of all ops of one name, if some have another layer's than in the other run.
+    """Yield the cache of all ops of one name if it is another layer's than in the other run.
 
-    It is shown as the number of the layer.
+    It is shown as the layer's number.
     """
     pools = recorded.pair.graph_pools
     known = {**layers_by_address(recorded.pair.eager_pools), **layers_by_address(pools)}
@@ -60,7 +60,7 @@ def _cache(recorded: RecordedForward, pairs: Pairs, op: str) -> Iterator[Replace
 
 
 def _table(recorded: RecordedForward, pairs: Pairs, op: str) -> Iterator[Replaced]:
-    """Yield the pool's own table for all ops of one name that store rows elsewhere."""
+    """Yield the pool's own table for all ops of one name that store rows in another."""
     pools, values = recorded.pair.graph_pools, dict[int, dict[int, Any]]()
     same = [call for _, call in pairs if call.name == op == "store_rows"]
     for number, call in enumerate(same):
@@ -75,7 +75,7 @@ def _table(recorded: RecordedForward, pairs: Pairs, op: str) -> Iterator[Replace
 
 
 def _rows_left_out(pairs: Pairs, op: str) -> Iterator[Replaced]:
-    """Yield all that stores are given, where they are given fewer rows than in the other run."""
+    """Yield the full values of stores that get fewer rows than in the other run."""
     values, counts = dict[int, dict[int, Any]](), list[tuple[int, int]]()
     same = [(one, call) for one, call in pairs if call.name == op]
     for number, (one, call) in enumerate(same):
@@ -94,16 +94,16 @@ def _rows_left_out(pairs: Pairs, op: str) -> Iterator[Replaced]:
 
 
 def masks_left_out(attention: Pairs) -> Iterator[Replaced]:
-    """Yield masks for all attention that has none, and has one in the other run.
+    """Yield masks for all attention ops that have none and have one in the other run.
 
-    With these each row lists what it ought to.
+    With these, each row lists the right keys.
     """
     values = dict[int, dict[int, Any]]()
     for number, (one, call) in enumerate(attention):
         if one is None or not _masked(one) or _masked(call) or len(call.inputs) <= MASK_START_PLACE:
             continue
         mask = mask_for(call, lists_of(one))
-        if mask is not None:  # Its rows may be longer than they are without it.
+        if mask is not None:  # The mask may make its rows longer.
             given = max(int(given.inputs[MOST_PLACE]) for given in (one, call)), *mask
             places = MOST_PLACE, MASK_PLACE, MASK_START_PLACE
             values[number] = dict(zip(places, given, strict=True))
@@ -113,5 +113,5 @@ def masks_left_out(attention: Pairs) -> Iterator[Replaced]:
 
 
 def _masked(call: OpCall) -> bool:
-    """Whether an attention has a mask."""
+    """Whether an attention op has a mask."""
     return len(call.inputs) > MASK_START_PLACE and call.inputs[MASK_PLACE] is not None

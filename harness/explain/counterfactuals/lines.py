@@ -1,6 +1,6 @@
-"""The lines of the engine that made what an op is given, or what a forward gives.
+"""The lines of the engine that made an op's arguments or a forward's outputs.
 
-A line is named if the property holds once the values are put right there, and nowhere else.
+A line is named if the property holds when the values are corrected at that line alone.
 """
 
 from collections.abc import Callable, Collection
@@ -38,22 +38,22 @@ from paritybit.harness.explain.tracing import (
 from torch import Tensor
 
 INPUTS = frozenset({"subjects/buffers.py", "subjects/contracts.py"})
-"""Files that write static inputs and give views of them."""
+"""Files that write static inputs and return views of them."""
 
 FIRST = 3
-"""Lines that are looked at first."""
+"""The number of lines to examine first."""
 
 MADE = "made in "
-"""What a line is said to be of a function that made something."""
+"""The words for a line of a function that made something."""
 
 VIEW, PLAN = "view", "plan"
-"""Methods of a runner: one gives a view of a static input, one runs once all are written."""
+"""Methods of a runner: one returns a view of a static input, one runs after all are written."""
 
 Holds = Callable[[Run], bool]
 
 
 class Lines:
-    """Runs a forward again with its lines followed. `holds` judges such a run."""
+    """Runs a forward again while following its lines. `holds` judges such a run."""
 
     def __init__(self, recorded: RecordedForward, holds: Holds) -> None:
         self.recorded, self.holds = recorded, holds
@@ -75,7 +75,7 @@ class Lines:
         return (*ranked[:2], *(line for line in calls if line not in ranked[:2]), *ranked[2:])
 
     def _apart(self, one: Replaced) -> Sources:
-        """Return the lines of what is missing: rows, or a mask. No value of those is wrong."""
+        """Return the lines for missing rows or a missing mask, which have no wrong values."""
         if one.argument == ROWS:
             return rows_cut_at(self.recorded, one)
         if one.argument == MASK:
@@ -83,35 +83,37 @@ class Lines:
         return ()
 
     def made(self, one: Replaced) -> Sources:
-        """Return the first line at which an argument, put right there, makes the property hold.
+        """Return the first line at which correcting an argument makes the property hold.
 
-        Lines that bring static inputs up to date come last: what these hold was found right. Others
-        come with it, as `_ranked` says.
+        Lines that populate static inputs come last, because their values are known to be right.
+        Further lines come with it, in the order of `_ranked`.
         """
         lists = self._static_lists()
         for again in (self.after_inputs, self.again):
-            for (wrong, mended), *others in one.spellings(self.recorded.tables[1]):
+            for (wrong, fixed), *others in one.spellings(self.recorded.tables[1]):
                 wanted = Wanted(
                     wrong,
-                    mended,
+                    fixed,
                     others=tuple(others),
                     passed_over=lists,
                     alone=one.whole is not None,
                 )
-                lines = made_at(wanted, again, self.holds) if wanted.mendable else ()
+                lines = made_at(wanted, again, self.holds) if wanted.fixable else ()
                 if lines:
                     return self._ranked(lines)
         return ()
 
     def _ranked(self, lines: Sources) -> Sources:
-        """Return the lines to look at, of the line that made something and those that called it.
+        """Rank the lines to look at: the line that made something, and its callers.
 
-        First the innermost that was given nothing but inputs, which are right: what it makes of
-        them, or asks for, is not. A function that it calls may serve others too. Then the line
-        at which what is wrong first stands, and those that made what this uses. Then the callers,
-        the innermost first: the outer ones serve every forward. What only gives a view of a static
-        input makes nothing, and comes last. Third comes a function that made what the first line
-        depends on, else the innermost line in the runner's own file: what it calls serves others.
+        1. The innermost line that had only inputs, which are right. It makes or requests the wrong
+           values. A function that it calls may have other callers too.
+        2. The line at which the wrong values first exist, and the lines that made what it uses.
+        3. The callers, innermost first. Outer callers serve every forward.
+        4. Lines that only return a view of a static input, because they make nothing.
+
+        The third place goes to a function that made what the first line depends on, or else to the
+        innermost line in the runner's own file, because functions that it calls have other callers.
         """
         if not lines:
             return ()
@@ -132,7 +134,7 @@ class Lines:
         return tuple(ranked)
 
     def _inputs(self) -> set[int]:
-        """Return where the batch and the index tables lie, and static inputs that are as it has."""
+        """Return the addresses of the batch, the index tables, and static inputs that match it."""
         recorded = self.recorded
         runner, batch = recorded.runner, recorded.planned.graph.batch
         buffers = {} if runner is None else runner.inputs.buffers
@@ -142,21 +144,21 @@ class Lines:
         return {one.untyped_storage().data_ptr() for one in inputs if isinstance(one, Tensor)}
 
     def _as_in_batch(self, name: str) -> bool:
-        """Whether a static input begins with what the batch has, if it has that."""
+        """Whether a static input begins with the batch's value, if the batch has one."""
         batch, held = self.recorded.planned.graph.batch, self.recorded.static[name]
         live = None if batch is None else batch.value(name)
         return live is None or held.flatten()[: live.numel()].equal(live.flatten().to(held))
 
     def _static_lists(self) -> set[int]:
-        """Return where static lists lie: what these hold was made before it was written there."""
+        """Return the addresses of static lists. Their values were made before they were written."""
         return {values.untyped_storage().data_ptr() for values in self._lists().values()}
 
     def again(self, seen: Seen) -> Run:
-        """Run what is captured eagerly, with its lines followed."""
+        """Run the captured function eagerly while following its lines."""
         return self.recorded.again(captured=False, seen=seen)
 
     def after_inputs(self, seen: Seen) -> Run:
-        """Likewise, without the lines that write static inputs or give views of them."""
+        """Do the same, without the lines that write static inputs or return views of them."""
         written = self.recorded.runner is None
 
         def look(frame: FrameType, line: int, returned: object) -> None:
@@ -170,9 +172,9 @@ class Lines:
         return self.again(look)
 
     def _made_of(self, used: "_Used") -> Sources:
-        """Return the lines of other functions at which what a line uses first stands.
+        """Return the lines of other functions at which the values that a line uses first exist.
 
-        What it reads of a static buffer was made before it was written there.
+        Values that it reads from a static buffer were made before they were written there.
         """
         found = list[SourceLine]()
         for values, first in used.tensors:
@@ -183,10 +185,10 @@ class Lines:
         return tuple(dict.fromkeys(found))
 
     def _taken(self, one: Replaced) -> Sources:
-        """Return the line that takes an argument from a static list; none if it lies in no such.
+        """Return the line that takes an argument from a static list, or none.
 
-        Nothing says then whether what is taken is wrong, or what is listed. Of keys it is told if
-        other rows of their list hold what is right: the line in the runner's own file.
+        Either what was taken or what was listed may be wrong. For keys the line is returned only if
+        the list holds the right keys elsewhere, and lines in the runner's own file come first.
         """
         first = First(returned=True)
         arguments, _ = given_to(self.recorded, one, first)
@@ -204,7 +206,7 @@ class Lines:
         return tuple(replace(one, what=f"taken {one.what.partition(' ')[2]}") for one in lines[:1])
 
     def _lists(self) -> dict[str, Tensor]:
-        """Return the static lists of the runner, none without one."""
+        """Return the static lists of the runner. Empty without a runner."""
         runner = self.recorded.runner
         return {} if runner is None else runner.metadata.buffers
 
@@ -219,7 +221,7 @@ class Lines:
         return ()
 
     def _kept(self, one: Replaced) -> Sources:
-        """Return the first line at which an argument is held that was made before the forward."""
+        """Return the first line that holds an argument that was made before the forward."""
         buffers = static_buffers(self.recorded)
         held, later = (given_to(self.recorded, one)[0] for _ in range(2))
         for values, again in zip(held[2:5], later[2:5], strict=True):
@@ -230,11 +232,11 @@ class Lines:
 
 
 class _Used(First):
-    """Finds where the tensors first stand that a line uses by name, whole numbers alone.
+    """Finds where the integer tensors that a line uses by name first exist.
 
-    `lines` are that line and those that called it, and `asking` is the place among them of the
-    innermost that is given nothing but tensors in the memory of `inputs`. `callees` made what the
-    line depends on, and `view` is the line that gives a view of a static input.
+    `lines` are that line and its callers. `asking` is the index of the innermost of them that has
+    only tensors in the memory of `inputs`. `callees` made what the line depends on, and `view` is
+    the line that returns a view of a static input.
     """
 
     def __init__(self, lines: Sources, inputs: Collection[int]) -> None:
@@ -247,7 +249,7 @@ class _Used(First):
         self.view: SourceLine | None = None
 
     def __call__(self, frame: FrameType, line: int, returned: object) -> None:
-        """Look for the tensors that the line used, once it has run."""
+        """Look for the tensors that the line used, after it has run."""
         super().__call__(frame, line, returned)
         gives = isinstance(returned, Tensor) and shown_file(frame.f_code.co_filename) in INPUTS
         if gives and self.view is None:
@@ -266,12 +268,12 @@ class _Used(First):
 
 
 def _gives_view(line: SourceLine) -> bool:
-    """Whether a line only writes static inputs, or gives a view of one."""
+    """Whether a line only writes static inputs, or returns a view of one."""
     return line.file in INPUTS or line.what.endswith(f".{VIEW}")
 
 
 def given_alone(frame: FrameType, inputs: Collection[int]) -> bool:
-    """Whether all tensors and arrays that a frame's function is given are in some memory."""
+    """Whether all tensors and arrays in a frame's arguments are in some memory."""
     given = (held for name in arguments_of(frame) for held in held_in(frame.f_locals.get(name)))
     held = [one for one in given if isinstance(one, Tensor | np.ndarray)]
     return all(
@@ -280,7 +282,7 @@ def given_alone(frame: FrameType, inputs: Collection[int]) -> bool:
 
 
 def handed_on_at(again: Callable[[Seen], Run], values: Tensor) -> Sources:
-    """Return the first line at which a tensor of the same memory is held in a forward."""
+    """Return the first line that holds a tensor of the same memory in a forward."""
     found: list[Sources] = []
 
     def look(frame: FrameType, line: int, returned: object) -> None:
@@ -293,9 +295,10 @@ def handed_on_at(again: Callable[[Seen], Run], values: Tensor) -> Sources:
 
 
 def last_held_at(recorded: RecordedForward, name: str) -> Sources:
-    """Return the last line of a forward at which its batch's value of a static input is held.
+    """Return the last line of a forward that holds the batch's value of a static input.
 
-    Of what the batch has no value of, the first line at which one is: that makes it.
+    If the batch has no such value, return the first line that holds one, because it makes the
+    value.
     """
     batch = recorded.planned.graph.batch
     value = None if batch is None else batch.value(name)
@@ -306,7 +309,7 @@ def last_held_at(recorded: RecordedForward, name: str) -> Sources:
 
 
 def first_held_at(recorded: RecordedForward, name: str) -> Sources:
-    """Return the first line of a forward at which a value is held under a name, beside others."""
+    """Return the first line of a forward that holds a value under a name, among others."""
     own = static_buffers(recorded)
     found = _held_at(recorded, name, lambda held: element_at(own, held, 0) is None, "made")
     return found[0][1] if found else ()
@@ -315,10 +318,11 @@ def first_held_at(recorded: RecordedForward, name: str) -> Sources:
 def not_written_at(
     recorded: RecordedForward, name: str, right: Callable[[Tensor], bool]
 ) -> Sources:
-    """Return the last line of a forward at which a list that is right for a static one is held.
+    """Return the last line of a forward that holds a list that is right for a static list.
 
-    Of a function that was given it, if one was: those that made it hold it for longer. Where none
-    is held, it may be that nothing was planned: then the line that would have called for it.
+    If a function was given the list, the line is in that function, because those that made it hold
+    it longer. If no line holds one, nothing may have been planned. Then return the line that would
+    have called for it.
     """
     found = _held_at(recorded, name, right)
     found.sort(key=lambda one: one[0])
@@ -326,7 +330,7 @@ def not_written_at(
 
 
 def last_listed(recorded: RecordedForward) -> dict[str, Tensor]:
-    """Return what was last handed on in a forward under the name of each static list."""
+    """Return the last value in a forward under the name of each static list."""
     buffers = {} if recorded.runner is None else recorded.runner.metadata.buffers
     found: dict[str, Tensor] = {}
 
@@ -345,9 +349,9 @@ def _held_at(
     right: Callable[[Tensor], bool],
     what: str = "last held",
 ) -> list[tuple[bool, Sources]]:
-    """Return the lines at which a right value is held under a name, beside others, in their order.
+    """Return the lines that hold a right value under a name, among others, in order.
 
-    Each with whether its function was given it.
+    Each is paired with whether its function was given the value.
     """
     found = list[tuple[bool, Sources]]()
 
@@ -366,7 +370,7 @@ def _held_at(
 def _not_called_at(recorded: RecordedForward, name: str) -> Sources:
     """Return the last line of a forward, with its callers, of a function that may call a method.
 
-    None if the method is called.
+    Returns no lines if the method is called.
     """
     found, called = list[Sources](), False
 

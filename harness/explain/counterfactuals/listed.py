@@ -1,4 +1,4 @@
-"""Lists of keys as arguments of attention: those that would list other keys than they do."""
+"""Key lists as arguments of attention ops: changes with which they would list other keys."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import compress, zip_longest
@@ -10,26 +10,26 @@ from paritybit.reference.ops import OpCall
 from torch import Tensor
 
 Pair = tuple[Tensor, Tensor]
-"""What is held, and what is right."""
+"""A held value and the right value."""
 
 Lists = Sequence[Sequence[int]]
-"""The keys of each row of an attention."""
+"""The keys of each row of an attention op."""
 
 MOST_PLACE = 6
 MASK, MASK_PLACE = "mask", 7
 MASK_START, MASK_START_PLACE = "mask_start", 8
-"""The arguments of attention for the most keys of a row, the mask, and where a row of it begins."""
+"""Arguments of attention: a row's maximum key count, the mask, and where its rows begin."""
 
 FURTHEST = 64
-"""How many places further on or back it is looked for what a row ought to list."""
+"""How far to search in both directions for the keys that a row should list."""
 
 
 def spelled_lists(calls: Sequence[tuple[OpCall, Lists]]) -> Iterator[tuple[OpCall, bool, Pair]]:
-    """Yield the arguments that, put right, make some attention ops list the keys that are right.
+    """Yield the argument corrections that make some attention ops list the right keys.
 
-    Each with the first op that is given it, and whether it lists slots. These are put right where
-    they stand if that is right for all rows. Otherwise each row begins and ends where the keys
-    stand that it ought to list. Nothing is yielded of ops of which neither can be done.
+    Each comes with the first op that has it, and with whether the argument holds slots. Slots are
+    corrected in place if that is right for all rows. Otherwise each row's begin and end move to
+    where the right keys are. Nothing is yielded if neither is possible.
     """
     by_slots: dict[int, list[tuple[OpCall, Lists]]] = {}
     for call, right in calls:
@@ -41,14 +41,14 @@ def spelled_lists(calls: Sequence[tuple[OpCall, Lists]]) -> Iterator[tuple[OpCal
             continue
         seen = set[int]()
         for call, right in group:
-            for held, mended in _moved(call, right):
+            for held, fixed in _moved(call, right):
                 if held.data_ptr() not in seen:
                     seen.add(held.data_ptr())
-                    yield call, False, (held.clone(), mended)
+                    yield call, False, (held.clone(), fixed)
 
 
 def _in_place(group: Sequence[tuple[OpCall, Lists]]) -> Pair | None:
-    """Return the slots that some ops list from, and those that are right in the same places."""
+    """Return the slots that some ops list from, and the right slots at the same places."""
     found: dict[int, int] = {}
     for call, right in group:
         for row, keys in enumerate(right):
@@ -57,27 +57,27 @@ def _in_place(group: Sequence[tuple[OpCall, Lists]]) -> Pair | None:
                     return None
     first, last = min(found), max(found)
     held = group[0][0].inputs[4][first : last + 1].to(torch.int64).cpu().clone()
-    mended = held.clone()
-    mended[[place - first for place in found]] = torch.tensor(list(found.values()))
-    return held, mended
+    fixed = held.clone()
+    fixed[[place - first for place in found]] = torch.tensor(list(found.values()))
+    return held, fixed
 
 
 def _moved(call: OpCall, right: Lists) -> Iterator[Pair]:
-    """Yield where the rows of an op begin, and where they end, with what is right, if that differs.
+    """Yield the begins and the ends of an op's rows, with the right ones, if they differ.
 
-    Nothing where no place is found for what a row ought to list.
+    Yields nothing if the keys of some row cannot be found.
     """
     bounds = [_bounds(call, row, keys) for row, keys in enumerate(right)]
     known = [found for found in bounds if found is not None]
     if len(known) < len(bounds):
         return
-    for held, mended in zip(call.inputs[2:4], zip(*known, strict=True), strict=True):
-        if held.tolist() != list(mended):
-            yield held, torch.tensor(mended, dtype=held.dtype)
+    for held, fixed in zip(call.inputs[2:4], zip(*known, strict=True), strict=True):
+        if held.tolist() != list(fixed):
+            yield held, torch.tensor(fixed, dtype=held.dtype)
 
 
 def _bounds(call: OpCall, row: int, right: Sequence[int]) -> tuple[int, int] | None:
-    """Return from where to where a row lists what is right, as near as possible to what it does."""
+    """Return the begin and end of a row's right keys, as near as possible to the present ones."""
     _, _, begin, end, slots, _, _, mask, mask_start = (*call.inputs, None, None)[:9]
     first, last, listed = int(begin[row]), int(end[row]), slots.tolist()
     if keys_of(call, row) == list(right):
@@ -96,9 +96,9 @@ def _bounds(call: OpCall, row: int, right: Sequence[int]) -> tuple[int, int] | N
 
 
 def mask_starts(call: OpCall, right: Lists) -> Pair | None:
-    """Return where the mask of each row begins, and where it does if that alone is put right.
+    """Return each row's mask begin, and the right begin if that is the only correction needed.
 
-    None where no beginning lists what is right, or where rows that begin or end elsewhere do.
+    Returns None if no begin lists the right keys, or if rows with other begins or ends do.
     """
     *_, begin, end, slots, _, _, mask, held = (*call.inputs, None, None)[:9]
     if mask is None or held is None or any(_moved(call, right)):
@@ -120,9 +120,9 @@ def mask_starts(call: OpCall, right: Lists) -> Pair | None:
 
 
 def mask_for(call: OpCall, right: Lists) -> Pair | None:
-    """Return a mask with which an attention lists what is right, and where each row's begins.
+    """Return a mask with which an attention op lists the right keys, and where its rows begin.
 
-    None where some row does not list all that it ought to. Rows behind those of `right` list all.
+    Returns None if a row does not list all its right keys. Rows after those of `right` list all.
     """
     _, _, begin, end, slots = call.inputs[:5]
     bits, starts = list[bool](), list[int]()
@@ -139,14 +139,14 @@ def mask_for(call: OpCall, right: Lists) -> Pair | None:
 
 
 def lists_of(call: OpCall) -> list[list[int]]:
-    """Return the keys of each row of an attention."""
+    """Return the keys of each row of an attention op."""
     return [keys_of(call, row) for row in range(len(call.inputs[2]))]
 
 
 def right_lists(call: OpCall, usual: OpCall, *, padded: bool) -> list[list[int]]:
-    """Return the keys of each row of an attention, of live rows those of `usual`.
+    """Return the right keys of each row of an attention op. Live rows have those of `usual`.
 
-    With `padded` those of padded rows are nothing but the reserved slot.
+    With `padded`, padded rows have only the reserved slot.
     """
     held, live = lists_of(call), len(usual.inputs[2])
     further = held[live:]
@@ -156,18 +156,18 @@ def right_lists(call: OpCall, usual: OpCall, *, padded: bool) -> list[list[int]]
 
 
 def row_listed(call: OpCall, row: int, right: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return what is listed for a row, masked keys too, and the same with its keys put right."""
+    """Return a row's listed keys, masked ones included, and the same keys corrected."""
     first, places = int(call.inputs[2][row]), key_places(call, row)
     if len(places) != len(right):
         return torch.tensor(keys_of(call, row)), torch.tensor(right)
     held = call.inputs[4][first : int(call.inputs[3][row])].to(torch.int64).cpu().clone()
-    mended = held.clone()
-    mended[[place - first for place in places]] = torch.tensor(right)
-    return held, mended
+    fixed = held.clone()
+    fixed[[place - first for place in places]] = torch.tensor(right)
+    return held, fixed
 
 
 def elsewhere(given: Sequence[Any], right: Mapping[int, Any]) -> bool:
-    """Whether a list has, at other places, what each row that lists something else ought to list.
+    """Whether a list holds the right keys of each wrong row at another place.
 
     Both are arguments of attention, by their places.
     """
@@ -190,8 +190,8 @@ def _text(keys: Sequence[int]) -> str:
 def as_listed(call: OpCall, usual: OpCall, further: Lists) -> dict[int, Any]:
     """Return the arguments of attention, by place, that list for its rows what `usual` lists.
 
-    With the same mask: a key that takes no part decides how the others are added up. The rows
-    behind those of `usual` list `further` keys.
+    The mask is the same, because a masked key affects the order in which the others are summed.
+    Rows after those of `usual` list `further` keys.
     """
     rows = len(call.inputs[2])
     begin, end, slots, _, most, mask, mask_start = (*usual.inputs[2:], None, None)[:7]

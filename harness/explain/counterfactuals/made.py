@@ -1,7 +1,7 @@
-"""The line of the engine's code at which a wrong value first stands, and holds no more once mended.
+"""The first line of the engine where correcting a wrong value makes the property hold.
 
-The forward is run again with its lines followed. Each place at which a tensor or an array holds
-the wrong values is tried: they are put right there, in place, and nowhere else.
+The forward is run again while following its lines. Each place where a tensor or an array has the
+wrong values is tried: they are corrected in place there, and nowhere else.
 """
 
 from collections.abc import Callable, Collection
@@ -17,27 +17,26 @@ from paritybit.harness.explain.tracing import Seen, lines_of, names_used, values
 from torch import Tensor
 
 MOST_PLACES = 24
-"""Places that are tried, one by one."""
+"""The maximum number of places to try."""
 
 MOST_ELEMENTS = 1 << 14
-"""Elements of a tensor that is looked at again because a line names it."""
+"""The number of elements of a tensor that is examined again when a line names it."""
 
 FEWEST = 2
-"""Different values that a list must have to be known from others."""
+"""Different values that a list needs, to be distinguishable from other lists."""
 
 SEEN = 256
-"""Values of a list of which the different ones are counted."""
+"""The number of values of a list in which different values are counted."""
 
 
 @dataclass
 class Wanted:
-    """The values that are wrong, one after the other, and those that are right.
+    """The wrong values, flat, and the right ones.
 
-    One value alone may stand in many places. It is looked for only if it is `known` to be copied,
-    or, if it is `alone`, where there is nothing beside it.
-    `others` are further values, wrong and right, that are put right where a frame of the same code
-    holds them at the same line.
-    Tensors in the memory of `passed_over`, addresses of storages, are not looked at.
+    A single value may occur in many places. It is searched only if it is `known` to be copied, or,
+    if it is `alone`, where no other values are beside it. `others` are further wrong and right
+    values, which are corrected where a frame of the same code has them at the same line. Tensors
+    whose storage address is in `passed_over` are ignored.
     """
 
     held: Tensor
@@ -53,14 +52,14 @@ class Wanted:
         array = _array(self.held)
         assert array is not None
         self.kind, self.size = _kind(self.held), 8 if array.dtype.kind in "iub" else array.itemsize
-        self.mendable = self.held.numel() == self.right.numel()
+        self.fixable = self.held.numel() == self.right.numel()
         values = set(self.held.flatten()[:SEEN].tolist())
         self.different = len(values)
         known = self.known or self.alone
         self.telling = len(values) >= FEWEST or (known and self.held.numel() > 0)
 
     def at(self, value: Any) -> int | None:
-        """Return from which element on a tensor or an array holds the wrong values."""
+        """Return the element at which a value begins to hold the wrong values, or None."""
         array = _array(value)
         if array is None or array.size < self.held.numel():
             return None
@@ -74,13 +73,13 @@ class Wanted:
         found = held.find(self.wrong_bytes)
         while found >= 0 and found % self.size:
             found = held.find(self.wrong_bytes, found + 1)
-        known = self.right_bytes and not self.mendable and self.right_bytes in held
+        known = self.right_bytes and not self.fixable and self.right_bytes in held
         if found < 0 or known:
             return None
         return found // self.size
 
-    def mend(self, value: Any, first: int) -> None:
-        """Put the right values into a tensor or an array, in place."""
+    def fix(self, value: Any, first: int) -> None:
+        """Write the right values to a tensor or an array, in place."""
         right = self.right.flatten()
         if isinstance(value, Tensor):
             held = value.detach().flatten().clone()
@@ -95,50 +94,50 @@ class Wanted:
 def made_at(
     wanted: Wanted, again: Callable[[Seen], Run], holds: Callable[[Run], bool]
 ) -> tuple[SourceLine, ...]:
-    """Return the first line at which the values stand that, put right there, make a property hold.
+    """Return the first line with the wrong values where correcting them makes the property hold.
 
-    The lines that called it come behind it. Where values cannot be put right in place, the first
-    line at which they stand, or stand in one memory. There are none where nothing is found.
+    Its callers follow. If values cannot be corrected in place, return the first line with them, or
+    with them in one memory. Returns no lines if nothing is found.
     """
     if not wanted.telling or wanted.wrong_bytes == wanted.right_bytes:
         return ()
     first = _Look(wanted)
     again(first)
-    if not wanted.mendable:
+    if not wanted.fixable:
         many = wanted.held.numel() >= FEWEST and first.places
         return first.places[0] if many else ()
     for place, lines in enumerate(first.places[:MOST_PLACES]):
         look = _Look(wanted, place)
-        mended = holds(again(look))
+        fixed = holds(again(look))
         look.undo()
-        if mended:
+        if fixed:
             return lines
     return first.expanded[0] if first.expanded else ()
 
 
 class _Look:
-    """Looks for wanted values after each line; mends them at one place, if one is said.
+    """Looks for wanted values after each line. Corrects them at one place, if given.
 
-    Each value of a frame is looked at once, again where a line that names it may have changed it,
-    and again where the frame returns. Places of tensors that cannot be mended are in `expanded`.
+    Each value of a frame is examined once, again if a line that names it may have changed it, and
+    again when the frame returns. `expanded` has the places of tensors that cannot be corrected.
     """
 
-    def __init__(self, wanted: Wanted, mended: int | None = None) -> None:
-        self.wanted, self.mended = wanted, mended
+    def __init__(self, wanted: Wanted, fixed: int | None = None) -> None:
+        self.wanted, self.fixed = wanted, fixed
         self.places: list[tuple[SourceLine, ...]] = []
         self.expanded: list[tuple[SourceLine, ...]] = []
         self._seen: dict[tuple[int, int], tuple[FrameType, Any]] = {}
         self._found: set[tuple[int, int]] = set()
         self._before: list[tuple[Any, Any]] = []
-        self._mended_at: tuple[CodeType, int] | None = None
+        self._fixed_at: tuple[CodeType, int] | None = None
 
     def undo(self) -> None:
-        """Give what was mended its wrong values back: it may be the batch's, and outlive a run."""
+        """Restore the wrong values, because the memory may be the batch's and outlive a run."""
         for value, before in reversed(self._before):
             put_back(value, before)
 
     def __call__(self, frame: FrameType, line: int, returned: Any) -> None:
-        """Look at what a frame holds."""
+        """Examine the values in a frame."""
         over = returned is not None
         named = {id(frame.f_locals.get(name)) for name in names_used(frame.f_code, line)}
         for value in values_of(frame.f_locals, returned):
@@ -155,37 +154,37 @@ class _Look:
                 if expanded(value):
                     self.expanded.append(lines_of(frame, line, "made"))
                     continue
-                if self.mended == len(self.places):
-                    self._mend(self.wanted, value, first)
-                    self._mended_at = frame.f_code, line
+                if self.fixed == len(self.places):
+                    self._fix(self.wanted, value, first)
+                    self._fixed_at = frame.f_code, line
                 self.places.append(lines_of(frame, line, "made"))
-        if self._mended_at == (frame.f_code, line):  # Now, or in a later layer.
-            self._mend_others(frame, returned)
+        if self._fixed_at == (frame.f_code, line):  # Here, or in a later layer.
+            self._fix_others(frame, returned)
 
-    def _mend(self, wanted: Wanted, value: Any, first: int) -> None:
+    def _fix(self, wanted: Wanted, value: Any, first: int) -> None:
         before = value.clone() if isinstance(value, Tensor) else value.copy()
         self._before.append((value, before))
-        wanted.mend(value, first)
+        wanted.fix(value, first)
 
-    def _mend_others(self, frame: FrameType, returned: Any) -> None:
-        """Put the other wrong values right in whatever the frame holds, each once."""
+    def _fix_others(self, frame: FrameType, returned: Any) -> None:
+        """Correct the other wrong values that the frame holds, each once."""
         for wrong, right in self.wanted.others:
             other = Wanted(wrong, right)
-            for value in values_of(frame.f_locals, returned) if other.mendable else ():
+            for value in values_of(frame.f_locals, returned) if other.fixable else ():
                 first = None if expanded(value) else other.at(value)
                 if first is not None:
-                    self._mend(other, value, first)
+                    self._fix(other, value, first)
                     break
 
 
 def expanded(value: Any) -> bool:
-    """Whether several elements of a tensor are one in memory, so that none can be written alone."""
+    """Whether elements of a tensor share memory, so that none can be written alone."""
     shown = zip(value.shape, value.stride(), strict=True) if isinstance(value, Tensor) else ()
     return any(size > 1 and stride == 0 for size, stride in shown)
 
 
 def put_back(value: Any, before: Any) -> None:
-    """Give a tensor or an array the values that it had."""
+    """Restore the former values of a tensor or an array."""
     if isinstance(value, Tensor):
         value.detach().copy_(before)
     elif value.flags.writeable:
@@ -200,7 +199,7 @@ def _array(value: Any) -> "np.ndarray[Any, Any] | None":
 
 
 def _kind(value: Any) -> str:
-    """Return what decides whether the values of two arrays can be the same: whole, or a dtype."""
+    """Return what decides whether two arrays can hold the same values: integer, or a dtype."""
     if isinstance(value, Tensor):
         return str(value.dtype) if value.is_floating_point() else "whole"
     kinds = {"float32": "torch.float32", "float64": "torch.float64"}
@@ -208,7 +207,7 @@ def _kind(value: Any) -> str:
 
 
 def _bytes(array: "np.ndarray[Any, Any] | None") -> bytes:
-    """Return the bytes of an array, whole numbers as eight bytes each."""
+    """Return the bytes of an array, integers as eight bytes each."""
     assert array is not None
     if array.dtype.kind in "iub" and array.dtype.itemsize != 8:
         return array.astype(np.int64).tobytes()

@@ -1,7 +1,6 @@
-"""The Python objects of an engine as they were at one time, and how to bring that back.
+"""The Python objects of an engine at one time, and how to restore them.
 
-What a forward leaves on objects, and no engine declares, would otherwise change what a second run
-of the forward does.
+Changes of objects that no engine declares would otherwise affect a second run of a forward.
 """
 
 from collections import deque
@@ -21,15 +20,15 @@ from paritybit.subjects.captured import CapturedEngine
 from torch import Tensor
 
 NOT_THERE = object()
-"""The value of an attribute that is not there."""
+"""The value of an attribute that does not exist."""
 
 KEPT_ELEMENTS = 4096
-"""Larger tensors of objects are not copied: they are weights, or what is restored elsewhere."""
+"""Larger tensors are not copied: they are weights, or are restored elsewhere."""
 
 
 @dataclass(frozen=True)
 class Attribute:
-    """An attribute that holds something else than it did: by the whole path to it."""
+    """An attribute whose value has changed, by the whole path to it."""
 
     change: Change
     holder: Any
@@ -37,7 +36,7 @@ class Attribute:
 
 
 class Kept:
-    """What the objects of an engine held at one time."""
+    """The contents of an engine's objects at one time."""
 
     def __init__(self, engine: CapturedEngine) -> None:
         self.engine = engine
@@ -67,7 +66,7 @@ class Kept:
         }
 
     def restore(self) -> None:
-        """Bring back what the objects held."""
+        """Restore the contents of the objects."""
         for value, variables in self._variables:
             vars(value).clear()
             vars(value).update(variables)
@@ -79,7 +78,7 @@ class Kept:
             tensor.detach().copy_(values)
 
     def put_back(self, attribute: Attribute) -> None:
-        """Give one attribute what it held then, with its contents; take it away if it was not."""
+        """Restore one attribute with its contents, or delete it if it did not exist."""
         holder, key = attribute.holder, attribute.key
         value = next(
             (variables.get(key, NOT_THERE) for of, variables in self._variables if of is holder),
@@ -91,7 +90,7 @@ class Kept:
                 refill(container, contents)
 
     def changed_by(self, now: "Kept") -> Iterator[Attribute]:
-        """Yield the attributes that hold something else `now`: of nested ones the outermost."""
+        """Yield the attributes that differ `now`. For nested ones, yield only the outermost."""
         found = {change.path: change for change in changes(self.found.held, now.found.held)}
         attributes: dict[str, Attribute] = {}
         for path, change in found.items():
@@ -105,9 +104,9 @@ class Kept:
 
 
 def put(holder: Any, key: str, value: Any) -> None:
-    """Set an attribute, or take it away where `value` is NOT_THERE."""
+    """Set an attribute, or delete it if `value` is NOT_THERE."""
     if isinstance(holder, type | ModuleType):
-        now = vars(holder).get(key, NOT_THERE)  # As it lies there: no method is bound.
+        now = vars(holder).get(key, NOT_THERE)  # Read from `vars`, so no method is bound.
         if now is not value and value is NOT_THERE:
             delattr(holder, key)
         elif now is not value:
@@ -121,7 +120,7 @@ def put(holder: Any, key: str, value: Any) -> None:
 
 
 def refill(container: Any, contents: Any) -> None:
-    """Give a container the contents of another of its type."""
+    """Fill a container with the contents of another of its type."""
     if isinstance(container, MutableMapping | set):
         container.clear()
         container.update(contents)

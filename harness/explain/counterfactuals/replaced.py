@@ -1,4 +1,4 @@
-"""An argument of ops as another run has it, to be given to them in its stead."""
+"""An argument of ops, replaced by that of another run."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from paritybit.harness.lockstep.bits import bits
 from torch import Tensor
 
 LISTS = ("begin", "end", "slots")
-"""The arguments of attention that say which keys each row reads, by one list for all rows."""
+"""The arguments of attention that determine the keys of each row, by one list for all rows."""
 
 LOCATIONS = "loc"
 """The argument that says where rows store KV."""
@@ -25,27 +25,27 @@ STORED_AT = frozenset({LOCATIONS, "rows"})
 """The arguments of ops that say where rows store."""
 
 STORED_ROWS = frozenset({*STORED_AT, "key", "value", "values"})
-"""The arguments of ops that store which have a row of each token."""
+"""The arguments of store ops that have a row per token."""
 
 LIST = "the list of keys"
-"""What these arguments are together."""
+"""The name of these arguments together."""
 
 ROWS = "the rows"
-"""All that stores are given, where it is of fewer rows than in the other run."""
+"""The name of all values of a store that has fewer rows than in the other run."""
 
 NOT_GIVEN = frozenset({CACHE, "states", "table", "frequency", "decay", "norm", "weight", "sinks"})
-"""Arguments that are memory of an engine's own, or weights: no forward makes them, but may omit."""
+"""An engine's own memory, or weights. Forwards do not make them, but may omit them."""
 
 
 @dataclass(frozen=True)
 class Replaced:
-    """An argument of all ops of one name, in words, and what each of them is to be given.
+    """An argument of all ops of one name, and its right value for each op.
 
-    `held` is what the first op that differs was given, `right` what the other run's was, both of
-    live rows alone; of a list of keys those of one row, masked ones too. `windowed` says that they
-    are slots of the window's sub-pool. `values` has, by the number of the op among those of its
-    name, the arguments to give by their places. `number` is that of the last op that was the first
-    to differ.
+    - `held`, `right`: the value of the first op that differs and that of the other run, for live
+      rows. For a list of keys, those of one row, including masked keys.
+    - `windowed`: whether they are slots of the window's sub-pool.
+    - `values`: the arguments by place, by the op's number among those of its name.
+    - `number`: that of the last op that was first to differ.
     """
 
     op: str
@@ -56,14 +56,14 @@ class Replaced:
     number: int = 0
     windowed: bool = False
     others: tuple[Pair, ...] = ()
-    """What further ops of this name were given, and what is right: made with the first, perhaps."""
+    """What further ops of this name have, and the right values, perhaps made with the first."""
     whole: Pair | None = None
-    """Of a list of keys, what the argument that is wrong holds of all rows, and what is right."""
+    """For a list of keys: the wrong argument of all rows, and the right one."""
 
     def spellings(self, mapping: Tensor) -> Iterator[list[Pair]]:
-        """Yield the values held and right as they may stand before they got to the ops.
+        """Yield the held and right values as they may exist before they reach the ops.
 
-        Slots of a window are made of full slots, by `mapping`; that comes first.
+        Slots of a window are made from full slots by `mapping`. The full slots come first.
         """
         first = self.whole or (self.held, self.right)
         if self.windowed:
@@ -71,7 +71,7 @@ class Replaced:
         yield [first, *self.others]
 
     def given(self) -> Given:
-        """Return what gives ops these arguments, for one run."""
+        """Return a function that gives ops these arguments, for one run."""
         counts: Counter[str] = Counter()
 
         def give(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -89,21 +89,21 @@ class Replaced:
 
 
 def full_pair(pair: Pair, mapping: Tensor) -> Pair:
-    """Return slots of the window's sub-pool, held and right, as full slots."""
+    """Return held and right slots of the window's sub-pool as full slots."""
     return spelled_full(pair[0], mapping), spelled_full(pair[1], mapping)
 
 
 def spelled_full(slots: Tensor, mapping: Tensor) -> Tensor:
-    """Return slots of the window's sub-pool as the full slots that `mapping` makes them of."""
+    """Return slots of the window's sub-pool as the full slots that `mapping` maps to them."""
     full = {swa: place for place, swa in enumerate(mapping.tolist()) if swa > 0}
     return torch.tensor([full.get(slot, slot) for slot in slots.tolist()], dtype=torch.int64)
 
 
 def as_given(held: Any, right: Any, name: str = "") -> Any:
-    """Return an argument with the rows of the other run's; None where they are the same.
+    """Return an argument with the rows of the other run's, or None if they are equal.
 
-    None as well where the two have other forms, so that nothing says which rows are which. Whole
-    numbers may be of other widths. Padded rows store at the reserved slot.
+    Returns None also if their shapes differ so that rows cannot be matched. Integer widths may
+    differ. Padded rows store at the reserved slot.
     """
     if held is None:
         return right
@@ -127,14 +127,14 @@ def as_given(held: Any, right: Any, name: str = "") -> Any:
 
 
 def value_given(one: Replaced) -> GivenValue:
-    """Return an argument in words, and the values that it has and ought to have."""
+    """Return an argument in words, with its held and right values."""
     held, right = values_shown(one.held, one.right)
     what = f"{one.argument} of {one.op}"
     return GivenValue(what, held, right, stale=False, left_by=None, how=None)
 
 
 def values_shown(held: Tensor, right: Tensor) -> tuple[str, str]:
-    """Return the first values of two tensors as texts, of two of one form the first that differ."""
+    """Return the first values of two tensors as text. For equal shapes, the first that differ."""
     first = 0
     if held.shape == right.shape and held.dtype == right.dtype:
         different = (bits(held) != bits(right)).flatten().nonzero()
@@ -143,16 +143,16 @@ def values_shown(held: Tensor, right: Tensor) -> tuple[str, str]:
 
 
 def first_values(values: Tensor) -> str:
-    """Return the first values of a flat tensor as a text."""
+    """Return the first values of a flat tensor as text."""
     if values.is_floating_point():
         return "[" + ", ".join(f"{one:.4g}" for one in values[:4].tolist()) + "]"
     return str(values[:8].tolist())
 
 
 def wrong_outputs(right: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> list[Replaced]:
-    """Return the output whose live rows differ, if one does, and with it the others that do.
+    """Return the output whose live rows differ, if any, with other such outputs.
 
-    What a forward that failed did not give differs in nothing.
+    A failed forward gave no outputs, which therefore count as equal.
     """
     found = []
     for name, values in right.items():
@@ -161,6 +161,6 @@ def wrong_outputs(right: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> li
             found.append((name, rows.clone(), values.to(rows).clone()))
     if not found:
         return []
-    (name, wrong, mended), *others = found
+    (name, wrong, fixed), *others = found
     pairs = tuple((one, other) for _, one, other in others)
-    return [Replaced("the forward", name, wrong, mended, {}, others=pairs)]
+    return [Replaced("the forward", name, wrong, fixed, {}, others=pairs)]

@@ -1,8 +1,8 @@
-"""What is to blame: the one thing that, changed back, makes the violated property hold.
+"""The search for the one thing that, changed back, makes the violated property hold.
 
-A cause that was read off a forward is kept only if that is so of what it names. Where none is,
-these are changed in turn, each alone: attributes of Python objects, cells of the index tables,
-static inputs that hold what their contract does not accept, the capture, and what ops are given.
+A cause read off a forward is kept only if that is true for what it names. If there is none, these
+are changed in turn, each alone: attributes of Python objects, cells of the index tables, static
+inputs that their contract rejects, the capture, and arguments of ops.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,19 +68,19 @@ READING: Final = frozenset({LIST, MASK, MASK_START})
 """Arguments of attention that decide which keys its rows read."""
 
 BY_COMPARISON: Final = frozenset({COMPUTED, "key lists", "captured state", "captured output"})
-"""Blame of what is wrong only by comparison with another run."""
+"""Blame that follows only from a comparison with another run."""
 
 SEEN: Final = frozenset({"build", "call site", "kept output"})
-"""Blame that a forward shows by itself: no change of it is tried."""
+"""Blame that a forward shows by itself. No change is tried."""
 
 
 def bare(cause: Cause) -> Cause:
-    """Return a cause without what it blames: what was seen alone."""
+    """Return only what was seen of a cause, without its blame."""
     return replace(cause, index=None, cell=None, given=None, baked=None, listed=cause.listed)
 
 
 class Search:
-    """Runs a forward again, each time with one thing changed. `play` plays the whole schedule."""
+    """Runs a forward again with one thing changed each time. `play` plays the whole schedule."""
 
     def __init__(self, recorded: RecordedForward, judge: Judge, play: Callable[[], Any]) -> None:
         self.recorded, self.judge, self.play = recorded, judge, play
@@ -89,11 +89,11 @@ class Search:
         self.lines = Lines(recorded, self.holds)
 
     def settled(self, cause: Cause | None) -> Cause | None:
-        """Return the cause that was found if what it names is to blame; else what is, if any."""
+        """Return the cause if what it names is to blame, else the real cause, if any."""
         if cause is not None and (cause.blame in SEEN or cause.compared):
             return cause
         found = None
-        if not self.holds(self.recorded.again()):  # Else nothing that is changed shows anything.
+        if not self.holds(self.recorded.again()):  # Otherwise no change shows anything.
             found = self.state(cause) or self.dispatch(cause)
             found = found or self.kept(cause) or self.by_changes(cause)
         if found is not None:
@@ -101,13 +101,13 @@ class Search:
         return None if cause is None else replace(bare(cause), blame=NOT_KNOWN)
 
     def holds(self, run: Run) -> bool:
-        """Whether the violated property holds of a run."""
+        """Whether the violated property holds for a run."""
         return holds(self.recorded, self.judge, run)
 
     def _stale_lists(self) -> Right:
-        """Return the elements of static lists that no input is, and that a fresh runner has other.
+        """Return elements of static lists, not of inputs, in which a fresh runner differs.
 
-        By the name of their buffer, with what that runner has.
+        They are by buffer name, with the fresh runner's values.
         """
         runner = self.recorded.runner
         lists = runner.metadata.buffers if runner is not None else {}
@@ -119,7 +119,7 @@ class Search:
         return {name: WrongInput(tuple(elements)) for name, elements in found.items()}
 
     def _unwritten_lists(self) -> Right:
-        """Return the elements of static lists that are not as this forward listed them."""
+        """Return the elements of static lists that differ from this forward's lists."""
         found: dict[str, WrongInput] = {}
         for name, listed in last_listed(self.recorded).items():
             held, right = self.recorded.static[name].flatten(), listed.flatten()
@@ -130,7 +130,7 @@ class Search:
         return found
 
     def state(self, shown: Cause | None) -> Cause | None:
-        """Blame an attribute that has changed since the schedule began, which no reset undoes."""
+        """Blame an attribute that has changed since the schedule began and survives resets."""
         recorded = self.recorded
         for attribute in recorded.captured.changed_by(recorded.objects):
             if self.holds(recorded.again(attributes=[attribute])):
@@ -142,7 +142,7 @@ class Search:
         return None
 
     def dispatch(self, shown: Cause | None) -> Cause | None:
-        """Blame what chose the path, graph or eager, that a batch must not take."""
+        """Blame the choice of path, graph or eager, that a batch must not take."""
         recorded = self.recorded
         lines = path_chosen_at(recorded, self.holds)
         if not lines:
@@ -152,7 +152,7 @@ class Search:
         return self._blaming(shown, DISPATCH, given=given, made=lines)
 
     def kept(self, cause: Cause | None) -> Cause | None:
-        """Return a cause that was read off the forward, if what it names is to blame."""
+        """Return a cause read off the forward, if what it names is to blame."""
         if cause is None:
             return None
         if cause.cell is not None:
@@ -172,19 +172,19 @@ class Search:
         return bool(cells) and self.holds(recorded.again(cells=cells))
 
     def _input(self, cause: Cause, name: str) -> Cause | None:
-        """Return the cause that blames a static buffer, if it holds what it must not."""
+        """Return the cause, which blames a static buffer, if that has wrong values."""
         wrong = self.inputs.get(name) or self.stale.get(name)
         if wrong is None or not self.holds(self.recorded.again(wrong.elements)):
             return None
         return replace(cause, made=self.lines_of_input(wrong))
 
     def by_changes(self, shown: Cause | None) -> Cause | None:
-        """Blame what makes the property hold once it is changed: inputs, the capture, arguments."""
+        """Blame what makes the property hold when changed: inputs, the capture, arguments."""
         lists = (self.stale, self._unwritten_lists())
         everything = [wrong for found in (self.inputs, *lists) for wrong in found.values()]
         everything += (wrong for found in (self.inputs, *lists) for wrong in together(found))
         computed = [wrong for wrong in everything if wrong.elements[0][2].is_floating_point()]
-        # What is computed may be what an op before made of what it was given.
+        # A computed argument may come from a wrong argument of an earlier op.
         found = self._inputs(
             shown, [wrong for wrong in everything if not any(wrong is one for one in computed)]
         )
@@ -192,7 +192,7 @@ class Search:
         return found or self.by_origins(shown)
 
     def _inputs(self, shown: Cause | None, candidates: Sequence[WrongInput]) -> Cause | None:
-        """Blame a static input with which, put right, the property holds."""
+        """Blame a static input with which the property holds once it is right."""
         for wrong in candidates:
             if self.holds(self.recorded.again(wrong.elements)):
                 given = self._given(wrong.elements)
@@ -201,14 +201,14 @@ class Search:
         return None
 
     def _code(self, shown: Cause | None) -> Cause | None:
-        """Blame the capture, memory that two buffers share, or what an op is given."""
+        """Blame the capture, memory shared by two buffers, or an op's argument."""
         recorded = self.recorded
         if recorded.runner is not None and self.holds(recorded.again(captured=False)):
             return self._captured(shown)
         return self._shared(shown) or self._converted(shown) or self.by_arguments(shown)
 
     def _captured(self, shown: Cause | None) -> Cause:
-        """Blame what the graph has from its capture, or what is handed on instead of its output."""
+        """Blame the graph's state from its capture, or what replaces its output."""
         recorded = self.recorded
         output = handed_on(recorded)
         if output is not None:
@@ -223,7 +223,7 @@ class Search:
         return self._blaming(shown, "captured state", made=lines)
 
     def _shared(self, shown: Cause | None) -> Cause | None:
-        """Blame two static buffers of a runner that lie in one memory, which ought not to."""
+        """Blame two static buffers of a runner that share memory but should not."""
         recorded, runner = self.recorded, self.recorded.runner
         if runner is None:
             return None
@@ -238,7 +238,7 @@ class Search:
         return None
 
     def _converted(self, shown: Cause | None) -> Cause | None:
-        """Blame a static input that converts what it is given, which ought not to."""
+        """Blame a static input that converts its values but should not."""
         recorded, runner = self.recorded, self.recorded.runner
         cause = unlisted_conversion(recorded)
         if runner is None or cause is None:
@@ -258,8 +258,7 @@ class Search:
     def lines_of_input(self, wrong: WrongInput) -> tuple[SourceLine, ...]:
         """Return the lines that made the values copied into a static input.
 
-        Where what the batch has, or a list, was not copied, the last line that holds that; none if
-        none does.
+        If the batch's value, or a list, was not copied, return the last line that holds it, if any.
         """
         recorded, (name, place, _) = self.recorded, wrong.elements[0]
         write = recorded.ledger.of(static_buffers(recorded)[name])[place]
@@ -273,32 +272,32 @@ class Search:
             return with_part(name, lines)
         wanted = Wanted(wrong.held, wrong.right, known=True)
         lines = made_at(wanted, lambda seen: recorded.again(seen=seen), self.holds)
-        lines = lines or first_held_at(recorded, name)  # It may lie in the memory of others.
+        lines = lines or first_held_at(recorded, name)  # It may lie in other memory.
         overwritten = overwritten_at(recorded.runner, lines, wrong.right, self.play)
         return (*lines[:1], *overwritten, *with_setters(recorded.runner, lines)[1:])
 
     def by_arguments(self, shown: Cause | None) -> Cause | None:
-        """Blame what ops are given, where the property holds once that is as in the other run."""
+        """Blame arguments of ops with which the property holds if they are as in the other run."""
         recorded = self.recorded
         if recorded.run.failed is not None:
             return self._failing_argument(shown)
         for pools, before, calls in self._others():
             right = Side(recorded.pair.graph_pools, recorded.graph_before, recorded.run.calls)
-            recorded.again()  # The tensors of its ops hold again what they held.
+            recorded.again()  # Restore the tensors of the ops.
             left = Side(pools, before, calls)
             difference = first_difference(left, right)
             for one in tuple(replacements(recorded, calls, recorded.run.calls, difference)):
-                found = self._mending(one, left)
+                found = self._fixing(one, left)
                 if found is not None:
                     recorded.again()
                     return self._argument(shown, found)
         return None
 
-    def _mending(self, one: Replaced, left: Side) -> Replaced | None:
-        """Return a replacement with which the property holds; None if it does not.
+    def _fixing(self, one: Replaced, left: Side) -> Replaced | None:
+        """Return a replacement with which the property holds, or None.
 
-        It is extended while the same argument of a later op of its name is the first to differ:
-        what makes it is wrong in each layer anew.
+        It is extended while the same argument of a later op of its name differs first, because the
+        wrong value is made again in each layer.
         """
         found: Replaced | None = one
         while found is not None:
@@ -310,10 +309,10 @@ class Search:
         return None
 
     def by_origins(self, shown: Cause | None) -> Cause | None:
-        """Blame a value that several ops, or an output, are made of, at the line that made it.
+        """Blame a value from which several ops, or an output, are made, at the line that made it.
 
-        The property holds once it is put right there. An output is blamed only where all ops gave
-        what they ought to.
+        The property holds if it is corrected there. An output is blamed only if all ops gave the
+        right results.
         """
         recorded = self.recorded
         for pools, before, calls in self._others():
@@ -330,7 +329,7 @@ class Search:
         return None
 
     def _failing_argument(self, shown: Cause | None) -> Cause | None:
-        """Blame an argument of the op that fails, which does not if given the eager world's."""
+        """Blame an argument of the failing op, if the op succeeds with the eager world's."""
         recorded, met = self.recorded, list[tuple[str, tuple[Any, ...]]]()
 
         def meet(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -356,7 +355,7 @@ class Search:
         return self._told(shown, one, self.lines.of_argument(one))
 
     def _told(self, shown: Cause | None, one: Replaced, lines: tuple[SourceLine, ...]) -> Cause:
-        """Return the cause that blames an argument, which some lines made."""
+        """Return the cause that blames an argument, made by some lines."""
         given = value_given(one)
         if (
             one.argument not in {MASK, MASK_START}
@@ -379,14 +378,14 @@ class Search:
 
 
 def has(listed: Tensor, right: Mapping[int, Tensor]) -> bool:
-    """Whether a list has the elements that are right at their places, as far as it goes."""
+    """Whether a list has the right elements at their places, up to its length."""
     flat = listed.flatten()
     there = {at: value for at, value in right.items() if at < len(flat)}
     return bool(there) and all(flat[at] == value for at, value in there.items())
 
 
 def named_input(cause: Cause) -> str | None:
-    """Return the static buffer that a cause names; None if it names none."""
+    """Return the static buffer that a cause names, or None."""
     if cause.index is not None:
         return cause.index.buffer
     if cause.given is not None and cause.given.left_by is not None:

@@ -1,4 +1,4 @@
-"""The line that set an attribute of a Python object: last in a forward, or in the code."""
+"""The line that last set an attribute of a Python object, in a forward or in the code."""
 
 import ast
 import inspect
@@ -32,14 +32,14 @@ INPUTS = "subjects/buffers.py"
 """The file that writes static inputs."""
 
 SHOWN = 16
-"""Values of a tensor that tell it from one that was written since."""
+"""The values of a tensor to compare, to detect that it was written since."""
 
 
 def set_at(recorded: RecordedForward, attribute: Attribute) -> tuple[SourceLine, ...]:
-    """Return the line that sets an attribute in a forward, and those that called it.
+    """Return the line that sets an attribute in a forward, and its callers.
 
-    The forward is run again with the attribute as it was when the schedule began. Where that does
-    not set it, there is no line.
+    The forward is run again with the attribute's value from the beginning of the schedule. Returns
+    no line if that run does not set it.
     """
     watched = LastChange(lambda _: identity(attribute), "set")
     recorded.again(attributes=[attribute], seen=watched)
@@ -47,7 +47,7 @@ def set_at(recorded: RecordedForward, attribute: Attribute) -> tuple[SourceLine,
 
 
 def identity(attribute: Attribute) -> tuple[Any, ...]:
-    """Return what is another once an attribute is set, or what it holds changes."""
+    """Return a value that changes when an attribute is set, or when its contents change."""
     value = getattr(attribute.holder, attribute.key, NOT_THERE)
     if isinstance(value, Tensor):
         return id(value), *value.flatten()[:SHOWN].tolist()
@@ -61,10 +61,10 @@ def identity(attribute: Attribute) -> tuple[Any, ...]:
 def read_at(
     recorded: RecordedForward, again: Callable[[Seen], Any], attribute: Attribute
 ) -> Sources:
-    """Return the line that reads an attribute of a Python object last, and its callers.
+    """Return the last line that reads an attribute of a Python object, and its callers.
 
     The line that sets it comes second, and the innermost in the runner's own file third. `again`
-    runs the forward with its lines followed.
+    runs the forward while following its lines.
     """
     found, owner = list[Sources](), list[type]()
 
@@ -83,15 +83,15 @@ def read_at(
 
 
 def own_file(recorded: RecordedForward) -> str | None:
-    """Return the file of the runner of a forward, as it is shown; None without one."""
+    """Return the file of a forward's runner as it is shown, or None."""
     runner = recorded.runner
     return None if runner is None else shown_file(inspect.getfile(type(runner)))
 
 
 def with_setters(runner: GraphRunner | None, lines: Sources) -> Sources:
-    """Return lines with those, behind the first, that set what it reads of an object of a runner.
+    """Return lines, and after the first one the lines that set what it reads of a runner's object.
 
-    What is not made in a forward was made where it was set.
+    A value that no forward makes was made where it was set.
     """
     if runner is None or not lines:
         return lines
@@ -102,14 +102,14 @@ def with_setters(runner: GraphRunner | None, lines: Sources) -> Sources:
 
 
 def with_part(name: str, lines: Sources) -> Sources:
-    """Return lines, with what gives the part of a static input that the first one writes."""
+    """Return lines, with the code that gives the part of a static input that line 1 writes."""
     if not lines or lines[0].file != INPUTS:
         return lines
     return (lines[0], line_of(f"a part of {name} is given", StaticInput.head), *lines[1:])
 
 
 def kept(runner: GraphRunner, name: str) -> list[Tensor]:
-    """Return the tensors that lie under the name of an attribute of a runner, or of its graphs."""
+    """Return the tensors under an attribute name of a runner, or of its graphs."""
     holders = (runner, *runner.captured.values())
     values = (getattr(holder, name, None) for holder in holders)
     return [one for value in values for one in held_in(value) if isinstance(one, Tensor)]
@@ -118,9 +118,9 @@ def kept(runner: GraphRunner, name: str) -> list[Tensor]:
 def overwritten_at(
     runner: GraphRunner | None, lines: Sources, right: Tensor, play: Callable[[], Any]
 ) -> Sources:
-    """Return the line that overwrites what a line reads of its runner, while `play` plays.
+    """Return the line that overwrites what a line reads of its runner, while `play` runs.
 
-    What it reads holds the `right` values before.
+    What it reads has the `right` values before.
     """
     if runner is None or not lines:
         return ()
@@ -139,9 +139,9 @@ def overwritten_at(
 
 
 def setters(kind: type, name: str, *, of_records: bool = False) -> Iterator[SourceLine]:
-    """Yield the lines of a class's methods that set an attribute, those of a base class last.
+    """Yield the lines of a class's methods that set an attribute. Base classes come last.
 
-    With `of_records` also those that make another record with a value by that name.
+    With `of_records`, also yield lines that make another record with a value of that name.
     """
     for owner in inspect.getmro(kind):
         for method in vars(owner).values():

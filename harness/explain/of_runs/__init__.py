@@ -1,1 +1,1 @@
-"""Causes that more runs than one show: other batchings, a second playing, the dense oracle."""
+"""Causes that need several runs: other batchings, a second play, the dense oracle."""

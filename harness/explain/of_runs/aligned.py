@@ -1,4 +1,4 @@
-"""The first op whose rows differ between two runs that have them in another order, or not all."""
+"""The first op whose rows differ between two runs with other orders or subsets of rows."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from paritybit.reference.pool import KVPools
 from torch import Tensor
 
 STORED = {"store_kv": ("K", "V"), "store_rows": ("value",)}
-"""The tensors that ops which give nothing are handed, each last among its inputs."""
+"""The stored tensors of ops without a result. Each is last among its op's inputs."""
 
 
 @dataclass(frozen=True)
 class GivenRows:
-    """The rows that an op gave, or stored: each tensor by what it is called."""
+    """The rows that an op gave, or stored: each tensor by name."""
 
     op: str
     tensors: dict[str, Tensor]
@@ -33,13 +33,13 @@ class GivenRows:
         return cls(call.name, dict(zip(names, results, strict=True)))
 
     def cloned(self) -> "GivenRows":
-        """Return the same rows, which no later run overwrites."""
+        """Return a copy of the rows, which no later run overwrites."""
         return GivenRows(self.op, {name: rows.clone() for name, rows in self.tensors.items()})
 
 
 @dataclass(frozen=True)
 class Layered:
-    """Where a difference lies, if its op works on a cache: model, layer and kind, in words."""
+    """The location of a difference if its op works on a cache: model, layer and kind, in words."""
 
     model: str | None = None
     layer: int | None = None
@@ -60,8 +60,8 @@ def rows_differ(
 ) -> FirstDifference | None:
     """Return the first bits that differ in two calls of one op.
 
-    `rows` is given how many rows the usual call has. It returns which of them the first rows of
-    the other call correspond to, or None where that is not known: then no row is compared.
+    `rows` maps the number of rows of the usual call to those that correspond to the first rows of
+    the other call. It returns None if that is not known, and then no row is compared.
     """
     for name, left in usual.tensors.items():
         right, chosen = other.tensors.get(name), rows(len(left))
@@ -94,7 +94,7 @@ def first_aligned(
     rows: Callable[[int], Sequence[int] | None],
     pools: KVPools,
 ) -> FirstDifference | None:
-    """Return the first bits that differ between two runs over the same pools; see `rows_differ`."""
+    """Return the first bits that differ between two runs over the same pools. See `rows_differ`."""
     for _, left, right in paired(usual, other):
         if left is not None:
             found = rows_differ(
@@ -106,5 +106,5 @@ def first_aligned(
 
 
 def live(count: int) -> Callable[[int], Sequence[int]]:
-    """Return what takes the first rows, `count` of them, or all if there are fewer."""
+    """Return a function that returns the first `count` rows, or all if there are fewer."""
     return lambda rows: range(min(count, rows))

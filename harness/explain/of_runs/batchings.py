@@ -1,4 +1,4 @@
-"""The first op that gives a request other bits when it runs in another batching."""
+"""The first op that gives a request different bits in another batching."""
 
 from collections.abc import Sequence
 
@@ -29,9 +29,9 @@ def reordered_cause(recorded: RecordedForward, words: str, order: Sequence[int])
 
 
 def rows_of(batch: ForwardBatch, order: Sequence[int], count: int) -> Sequence[int] | None:
-    """Return which of `count` rows belong to requests of a batch, in their order.
+    """Return the rows, of `count`, that belong to the requests of a batch, in order.
 
-    None where `count` is neither that of its requests nor that of its rows.
+    Returns None if `count` is neither the number of requests nor the number of rows.
     """
     owners = batch.requests_of_rows(count)
     if len(owners) != count:
@@ -40,7 +40,7 @@ def rows_of(batch: ForwardBatch, order: Sequence[int], count: int) -> Sequence[i
 
 
 def _eager_calls(recorded: RecordedForward, batch: ForwardBatch, order: Sequence[int]) -> Calls:
-    """Run some requests of a forward eagerly, from the bytes it began with; return the ops."""
+    """Run some requests of a forward eagerly from its starting bytes, and return the ops."""
     pair = recorded.pair
     pair.eager_pools.storage.copy_(recorded.eager_before)
     spans = [batch.spans[request] for request in order]

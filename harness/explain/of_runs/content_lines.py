@@ -1,4 +1,4 @@
-"""The first content of a request that is wrong, and the lines that made it so."""
+"""The first wrong content of a request, and the lines that made it wrong."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,11 +21,11 @@ Sources = tuple[SourceLine, ...]
 
 
 class Made(Watched):
-    """Follows how the first wrong content of a request comes to be wrong in one step.
+    """Follows how the first wrong content of a request becomes wrong in one step.
 
-    `changes` are of what lies in its place, and of whether it is taken to be there though it is
-    wrong. `hand` is the function in which both its place and a slot that has what is right for it
-    were at hand: the innermost one that ran last before it was taken to be there.
+    `changes` are the changes of the stored content, and of whether the request claims it although
+    it is wrong. `hand` is the function that had both its place and a slot with the right content:
+    the innermost one that ran last before the request claimed it.
     """
 
     def __init__(self, contents: Contents) -> None:
@@ -42,7 +42,7 @@ class Made(Watched):
         self.before = "what its tokens say" if taken else "not there yet"
 
     def __call__(self, frame: FrameType, line: int, returned: Any) -> None:
-        """Look after a line."""
+        """Examine a line."""
         if self.over:
             return
         super().__call__(frame, line, returned)
@@ -56,13 +56,13 @@ class Made(Watched):
                 self.hand, self.near, self.holding = lines, near, frame
 
     def planned(self, pair: Pair, planned: PlannedStep) -> None:
-        """Look no further than to where it is wrong."""
+        """Stop at the checkpoint at which it is wrong."""
         assert self.contents.at is not None
         self.over = not self.contents.at[1]
 
     @contextmanager
     def eager(self) -> Iterator[None]:
-        """Look where what is right lies once the forward has run."""
+        """Find where the right content is after the forward."""
         stored = self._stored()
         with super().eager():
             yield
@@ -72,7 +72,7 @@ class Made(Watched):
 
     @property
     def lines(self) -> Sources | None:
-        """The lines that made it wrong, the nearest of each kind first; None if a forward did."""
+        """The lines that made it wrong, nearest of each kind first. None if a forward did."""
         stored = self.changes[0].lines
         if self.by_forward and not self.others and not stored:
             return None
@@ -81,9 +81,10 @@ class Made(Watched):
         return tuple(dict.fromkeys(line for lines in by_place for line in lines if line))
 
     def _by_request(self, frame: FrameType | None, lines: Sources) -> Sources:
-        """Return the lines of a frame and its callers, first that which has the request at hand.
+        """Return the lines of a frame and its callers. The frame that has the request comes first.
 
-        Who gives back what a request has been taken to have need not know it; its caller does.
+        A function that gives back what a request claimed need not know the request. Its caller
+        does.
         """
         place = 0
         while frame is not None and place < len(lines):
@@ -95,19 +96,19 @@ class Made(Watched):
         return lines
 
     def _both(self, slots: Any) -> bool:
-        """Whether something is a list of slots with both of them."""
+        """Whether a value is a list with both slots."""
         if not isinstance(slots, list | tuple):
             return False
         numbers = {slot for slot in slots if isinstance(slot, int)}
         return self.contents.place in numbers and not numbers.isdisjoint(self.others)
 
     def _stored(self) -> Any:
-        """Return what lies where it is in the end."""
+        """Return what is finally stored at its place."""
         place = self.contents.place
         return None if place is None else self.one.stored(self.contents.book, place).tolist()
 
     def _wrong(self) -> bool:
-        """Whether it is taken to be there, and is not."""
+        """Whether the request claims it, and it is wrong."""
         contents = self.contents
         self.request = request_of(contents.book, contents.serial) or self.request
         request = self.request
@@ -124,17 +125,17 @@ def contents_cause(
     off: Callable[[Sample], bool],
     bound: float,
 ) -> tuple[Situation, Cause] | None:
-    """Explain logits, sampled at step number `last`, by what of their request is wrong first.
+    """Explain logits, sampled at step number `last`, by the first wrong content of their request.
 
-    It is blamed if no logits of the request are `off` where all of its kind is put right whenever
-    it is wrong, and nothing else is. None if some are, and where a forward itself has made it.
+    It is blamed if no logits of the request are `off` when all content of its kind is corrected
+    whenever it is wrong, with no other change. Returns None if some are, and if a forward made it.
     """
-    contents, mended = (Contents(pair, sample.serial, bound) for _ in range(2))
+    contents, fixed = (Contents(pair, sample.serial, bound) for _ in range(2))
     play(pair, schedule, last, contents.look)
     if contents.at is None:
         return None
     number, one = contents.at[0], contents.wrong[0]
-    samples = play(pair, schedule, last, lambda _: mended.mend(one))
+    samples = play(pair, schedule, last, lambda _: fixed.fix(one))
     if any(off(again) for again in samples if again.serial == sample.serial):
         return None
     made = watch_step(pair, schedule, number, lambda: Made(contents))

@@ -1,6 +1,7 @@
-"""What a request has that its tokens do not say: its KV, its recurrent state, its row of tokens.
+"""Contents of a request that must match its tokens: its KV, recurrent state and token row.
 
-The oracle says what is right of each, for a request of the eager world. Knows no bug.
+The oracle gives the right contents for a request of the eager world. No knowledge of any bug is
+used.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,9 +27,9 @@ def request_of(book: RequestBook, serial: int) -> Request | None:
 
 @dataclass(frozen=True)
 class Content:
-    """A token of a request, or what a cache has of it. `right` is float64, and what it must be.
+    """A token of a request, or what a cache holds of it. `right` is the right value, float64.
 
-    KV is of one layer of a model, state of all tokens up to `column`.
+    KV is that of one layer of a model. State covers all tokens up to `column`.
     """
 
     what: Literal["token", "state", "KV"]
@@ -40,7 +41,7 @@ class Content:
 
     @property
     def name(self) -> str:
-        """What it is in words."""
+        """The content in words."""
         if self.what == "token":
             return f"token {self.column}"
         if self.what == "state":
@@ -48,17 +49,17 @@ class Content:
         return f"{self.role} KV of token {self.column} in layer {self.layer}"
 
     def where(self, place: int) -> str:
-        """Name the slot or row that it lies in."""
+        """Return the name of the slot or row that it is in."""
         if self.what == "token":
             return f"token row {place}"
         return f"state slot {place}" if self.what == "state" else f"{self.kind} slot {place}"
 
     def like(self, other: "Content") -> bool:
-        """Whether it is of the same kind as another."""
+        """Whether it has the same kind as another content."""
         return (self.what, self.role) == (other.what, other.role)
 
     def claimed(self, request: Request) -> bool:
-        """Whether a request is taken to have it."""
+        """Whether a request claims to have it."""
         if self.what == "token":
             return self.column < request.known
         if self.role is Role.DRAFT:
@@ -66,7 +67,7 @@ class Content:
         return request.allocation is not None and self.column < request.length
 
     def place(self, book: RequestBook, request: Request) -> int | None:
-        """Return the slot or the row that it lies in, None if it lies nowhere."""
+        """Return the slot or row that it is in, or None."""
         held = request.allocation
         if self.what == "token":
             return request.token_row
@@ -78,7 +79,7 @@ class Content:
         return None if found is None else found * book.pools.sizes.page_size + offset
 
     def stored(self, book: RequestBook, place: int) -> Tensor:
-        """Return the view of what lies in a slot or row."""
+        """Return the view of the contents of a slot or row."""
         if self.what == "token":
             return book.tokens[place, self.column]
         if self.what == "state":
@@ -86,14 +87,14 @@ class Content:
         return book.pools[self.role].cache(self.layer)[:, place : place + 1]
 
     def is_right(self, stored: Tensor, ops: Ops, bound: float) -> bool:
-        """Whether what is stored is what it must be, within a bound of rounding."""
+        """Whether the stored value is right, within a rounding bound."""
         if self.what == "KV" and stored.shape[-1] != self.right.shape[-1]:
             stored = ops.dequantised(stored)
         error = (stored.cpu().double() - self.right).abs() / (1 + self.right.abs())
         return bool(error.max() <= bound)
 
     def put(self, book: RequestBook, place: int, ops: Ops) -> None:
-        """Store what is right."""
+        """Store the right value."""
         stored = self.stored(book, place)
         right = self.right.to(stored)
         if self.what == "KV":
@@ -102,9 +103,9 @@ class Content:
 
 
 class Contents:
-    """The contents of one request of a pair, held against the oracle.
+    """The contents of one request of a pair, compared with the oracle.
 
-    What is `wrong` at the first checkpoint `at` which anything is, is all of one kind.
+    `at` is the first checkpoint with wrong contents. Those in `wrong` are all of one kind.
     """
 
     def __init__(self, pair: Pair, serial: int, bound: float) -> None:
@@ -117,7 +118,7 @@ class Contents:
         self.both = False
 
     def look(self, at: Checkpoint) -> None:
-        """Look for what is wrong at a checkpoint, unless something was before."""
+        """Look for wrong contents at a checkpoint, unless some were found before."""
         request = request_of(self.book, self.serial)
         wrong = [] if self.at is not None or request is None else self._wrong(request)
         if request is not None and wrong:
@@ -127,19 +128,19 @@ class Contents:
             self.both = other is not None and not self.right(first, self.pair.graph, other)
 
     def _wrong(self, request: Request) -> list[Content]:
-        """Return what is wrong now; the tokens that it is known by are followed from the first."""
+        """Return the contents that are wrong now. The tokens are followed from the first."""
         row = self.book.tokens[request.token_row].tolist()
         self.tokens = self.tokens or list(request.prompt_tokens)
         self.tokens += row[len(self.tokens) : request.known]
         return [one for one in self.of(request) if not self.right(one, self.book, request)]
 
     def right(self, one: Content, book: RequestBook, request: Request) -> bool:
-        """Whether a content lies where it should in one world."""
+        """Whether a content is stored right in one world."""
         place = one.place(book, request)
         return place is not None and one.is_right(one.stored(book, place), self.ops, self.bound)
 
     def elsewhere(self, one: Content) -> list[int]:
-        """Return the slots of the eager world that have what is right of KV."""
+        """Return the slots of the eager world that hold the right KV."""
         book = self.book
         slots = range(book.pools.sizes.slots(one.kind))
         return [
@@ -147,7 +148,7 @@ class Contents:
         ]
 
     def of(self, request: Request) -> Iterator[Content]:
-        """Yield what a request has that a query to come can see: what it is made of first."""
+        """Yield the contents of a request that future queries see, dependencies first."""
         book, models = self.book, self.pair.models
         tokens = torch.tensor(self.tokens)
         for column, token in enumerate(tokens):
@@ -174,7 +175,7 @@ class Contents:
             draft = models[Role.DRAFT]
             dense_draft_logits(draft, tokens[1 : drafted + 1], hidden, layers=layers)
             yield from self._kv(request, Role.DRAFT, layers, 0)
-        if request.drafted > drafted:  # Of a token that nothing follows yet.
+        if request.drafted > drafted:  # The draft KV of a token without a successor yet.
             none = book.pools[Role.DRAFT].cache(0)[:, :1].cpu().double() * torch.nan
             kind = models[Role.DRAFT].config.layers[0]
             yield Content("KV", drafted, none, Role.DRAFT, 0, kind)
@@ -194,10 +195,11 @@ class Contents:
                     right = both[layer][:, :, column, None].transpose(1, 2)
                     yield Content("KV", column, right, role, layer, kind)
 
-    def mend(self, like: Content) -> None:
-        """Put right what is wrong now of one kind, in both worlds.
+    def fix(self, like: Content) -> None:
+        """Correct the wrong contents of one kind in both worlds.
 
-        Of KV that lies nowhere, or can be nowhere, the count of tokens that have it.
+        Draft KV without a place, or without a right value, lowers the request's count of drafted
+        tokens instead.
         """
         request = request_of(self.book, self.serial)
         wrong = [] if request is None else [one for one in self._wrong(request) if one.like(like)]

@@ -1,4 +1,4 @@
-"""Where the eager world leaves the dense oracle: a row's keys, or the first op that is off."""
+"""Where the eager world differs from the dense oracle: a row's keys, or the first op."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,9 +26,9 @@ COMPARED = (
 
 @dataclass(frozen=True)
 class Dense:
-    """What the oracle gives one sample: `rows` are each layer's input and output, and logits.
+    """The oracle's results for one sample: each layer's input and output, and logits, in `rows`.
 
-    All are float64, [L, width], of its L tokens. What is off by more than `bound` is wrong.
+    All are float64, [L, width], for its L tokens. A difference above `bound` is wrong.
     """
 
     role: Role
@@ -58,7 +58,7 @@ def dense_cause(
 
 
 def _row_of(recorded: RecordedForward, sample: Sample) -> int | None:
-    """Return the row of a forward's ops that gave a sample's logits; None if none did."""
+    """Return the row of a forward's ops that gave a sample's logits, or None."""
     rows, output = recorded.forward_id.rows, recorded.eager_output
     if output is None:
         return None
@@ -73,7 +73,7 @@ def _row_of(recorded: RecordedForward, sample: Sample) -> int | None:
 
 
 def _listed(recorded: RecordedForward, dense: Dense, row: int) -> ListFault | None:
-    """Return what is wrong with the keys of a row by the definition, None if nothing is."""
+    """Return what is wrong with the keys of a row by definition, or None."""
     owner = next(owner for owner in recorded.owners if owner.serial == dense.sample.serial)
     length = len(dense.sample.tokens)
     layers = layers_by_address(recorded.pair.eager_pools)
@@ -93,7 +93,7 @@ def _listed(recorded: RecordedForward, dense: Dense, row: int) -> ListFault | No
 
 
 def _first_off(recorded: RecordedForward, dense: Dense, row: int) -> FirstDifference | None:
-    """Return the first op, of those that end a layer, whose row is off the oracle's."""
+    """Return the first op that ends a layer and whose row differs from the oracle."""
     for (call, layer), right in zip(_ends(recorded), dense.rows, strict=False):
         place = row if row < len(call.result) else -1
         if len(call.result) != len(recorded.forward_id.rows):
@@ -121,7 +121,7 @@ def _first_off(recorded: RecordedForward, dense: Dense, row: int) -> FirstDiffer
 
 
 def _ends(recorded: RecordedForward) -> Iterator[tuple[OpCall, int | None]]:
-    """Yield the op that gives the first layer's input, that which ends each layer, and the last."""
+    """Yield the op for the first layer's input, the op that ends each layer, and the last one."""
     layer = 0
     linear = [call for call in recorded.eager_calls if call.name == "norm_linear"]
     for call in recorded.eager_calls:

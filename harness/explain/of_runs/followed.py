@@ -1,4 +1,4 @@
-"""A schedule that is played up to a step, and what the lines of that step change."""
+"""A schedule that is played up to a step, with what the lines of that step change."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.harness.schedules.schedule import Schedule
 
 Checkpoint = tuple[int, bool]
-"""The number of a step that is played, and whether it is over: else its forward is to run yet."""
+"""The number of a step, and whether it is over. If not, its forward has not run yet."""
 
 
 FollowedT = TypeVar("FollowedT", bound="Watched")
@@ -24,16 +24,16 @@ def _without_frame(say: Callable[[], Any], _frame: FrameType | None) -> Any:
 
 
 class Watched(Recorder):
-    """Follows the lines of a step, and what they change of what `says` say.
+    """Follows the lines of a step, and the changes that they make to the results of `says`.
 
-    What the eager forward changes, no line did.
+    Changes made by the eager forward are not attributed to a line.
     """
 
     def __init__(self, *says: Callable[[], Any]) -> None:
         self.changes = [LastChange(partial(_without_frame, say), "changed") for say in says]
 
     def __call__(self, frame: FrameType, line: int, returned: Any) -> None:
-        """Ask again after a line."""
+        """Compare again after a line."""
         for one in self.changes:
             one(frame, line, returned)
 
@@ -61,7 +61,7 @@ class Planned(Recorder):
 def watch_step(
     pair: Pair, schedule: Schedule, last: int, make: Callable[[], FollowedT]
 ) -> FollowedT:
-    """Play the steps of a schedule up to number `last`, and follow the lines of that one."""
+    """Play the steps of a schedule up to number `last`, and follow the lines of that step."""
     pair.begin(schedule)
     for number, (place, step, upcoming) in enumerate(schedule.ahead()):
         if number == last:
@@ -76,7 +76,7 @@ def watch_step(
 def play(
     pair: Pair, schedule: Schedule, last: int, at: Callable[[Checkpoint], None]
 ) -> list[Sample]:
-    """Play as many steps, and call `at` at each checkpoint; return what was sampled."""
+    """Play as many steps, and call `at` at each checkpoint. Return the samples."""
     samples = list[Sample]()
     pair.begin(schedule)
     for number, (place, step, upcoming) in enumerate(schedule.ahead()):

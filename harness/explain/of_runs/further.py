@@ -1,4 +1,4 @@
-"""A further run of a forward, on the fresh engine, recorded as the subject's own is."""
+"""A further run of a forward on the fresh engine, recorded like the subject's own run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Started:
-    """What a further run started from, what it did, and what it left in static buffers."""
+    """The starting state of a further run, its results, and its static buffers."""
 
     fields: Mapping[str, Any]
     run: Run
@@ -40,7 +40,7 @@ class Started:
 
 
 class FurtherRecorder(OpRecorder):
-    """Records as an `OpRecorder` does, and what the last forward is when it is run further."""
+    """Records as an `OpRecorder` does, and records the last forward's further run."""
 
     def __init__(self, asked_by: str, extra: FreshRun, *given: Any) -> None:
         super().__init__(*given)
@@ -48,25 +48,25 @@ class FurtherRecorder(OpRecorder):
         self.started: Started | None = None
 
     def begin(self) -> None:
-        """Keep what the fresh engine's Python objects hold as well."""
+        """Keep what the fresh engine's Python objects hold, too."""
         super().begin()
         assert isinstance(self.pair.fresh_engine, CapturedEngine)
         self.fresh_engine = self.pair.fresh_engine
         self.fresh_captured = Kept(self.fresh_engine)
 
     def planned(self, pair: Pair, planned: PlannedStep) -> None:
-        """Run the last forward further, before both worlds run it."""
+        """Run the last forward once more, before both worlds run it."""
         last = self.forwards == self.last
         super().planned(pair, planned)
         if last and planned.expected_graph:
             self.started = self._run(planned)
             pair.restore_graph()
-            # Its ops write where those of the fresh engine's run before it lie.
+            # The further run overwrote the results of the fresh engine, so it runs again.
             self.fresh_calls, self.fresh = self._run_fresh(planned)
             pair.restore_graph()
 
     def _run(self, planned: PlannedStep) -> Started | None:
-        """Run a forward further; None where what asks for it does not run it."""
+        """Run a forward further, or return None if its caller does not run it."""
         pair, engine = self.pair, self.fresh_engine
         pools, runner = pair.graph_pools, engine.runners[planned.mode]
         buffers = engine.all_static_buffers()
@@ -97,7 +97,7 @@ class FurtherRecorder(OpRecorder):
         return Started(fields, ran, copied(runner), shown)
 
     def _shown(self, show: Show, forward: Forward) -> dict[str, Any]:
-        """Return what is observed of the further run, as an observation has it."""
+        """Return what is observed of the further run, as in an observation."""
         return {self.asked_by: show(forward)}
 
     def recorded(self, observation: Observation | None) -> RecordedForward:
@@ -117,12 +117,12 @@ class FurtherRecorder(OpRecorder):
 def record_further(
     pair: Pair, schedule: Schedule, number: int, asked_by: str, extra: FreshRun
 ) -> RecordedForward:
-    """Record a forward of a schedule, and its further run, as `record_forward` does."""
+    """Record a forward of a schedule and its further run, as `record_forward` does."""
     return record_forward(pair, schedule, number, partial(FurtherRecorder, asked_by, extra))
 
 
 def further_cause(recorded: RecordedForward, words: str) -> Cause | None:
-    """Return the first op of a further run that gives other bits than the eager world's."""
+    """Return the first op of a further run whose bits differ from the eager world's."""
     further = recorded.further
     if further is None:
         return None

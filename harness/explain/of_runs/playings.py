@@ -1,4 +1,4 @@
-"""The first op that gives other bits when a schedule is played again."""
+"""The first op that gives different bits when a schedule is played again."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ def compared(world: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class PlayedForward:
-    """One forward of a playing: all KV of both worlds before it, and what each op gave in both."""
+    """One forward of a play: all KV of both worlds before it, and its op results in both."""
 
     at: Situation
     live_rows: int
@@ -38,7 +38,7 @@ class PlayedForward:
 
 
 class PlayingRecorder(Recorder):
-    """Keeps copies of what the ops of every forward gave, in the eager world and the graph's."""
+    """Keeps copies of the op results of every forward in the eager and the graph world."""
 
     def __init__(self, pair: Pair, engine: CapturedEngine) -> None:
         self.pair = pair
@@ -59,13 +59,13 @@ class PlayingRecorder(Recorder):
 
     @contextmanager
     def eager(self) -> Iterator[None]:
-        """Keep what the eager forward's ops give."""
+        """Keep the results of the eager forward's ops."""
         with self._given("eager", self.pair.decoder.ops, self.pair.eager_pools):
             yield
 
     @contextmanager
     def forwarding(self) -> Iterator[None]:
-        """Keep what the subject's ops give."""
+        """Keep the results of the subject's ops."""
         with self._given("graph", self.engine.ops, self.pair.graph_pools):
             yield
 
@@ -78,9 +78,9 @@ class PlayingRecorder(Recorder):
 
 
 def playing_cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] | None:
-    """Explain a schedule that gives other bits when it is played again, up to a step.
+    """Explain a schedule that gives different bits when played again up to a step.
 
-    None where no forward has other bytes before it, and no op gives others.
+    Returns None if no forward starts from different bytes, and no op gives different results.
     """
     if not isinstance(pair.subject, CapturedEngine):
         return None
@@ -100,7 +100,7 @@ def playing_cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation,
 def _played(
     pair: Pair, engine: CapturedEngine, schedule: Schedule, last: int
 ) -> Sequence[PlayedForward]:
-    """Play a schedule up to a step; return its forwards."""
+    """Play a schedule up to a step, and return its forwards."""
     recorder = PlayingRecorder(pair, engine)
     pair.begin(schedule)
     for place, step, upcoming in schedule.ahead(last):
@@ -109,7 +109,7 @@ def _played(
 
 
 def _drifted(pair: Pair, left: PlayedForward, right: PlayedForward) -> Cause | None:
-    """Return which KV is another before a forward, once it is played again."""
+    """Return the KV that differs before a forward when it is played again."""
     for world, one, other in zip(("eager", "graph"), left.before, right.before, strict=True):
         different = (bits(one) != bits(other)) & pair.compared
         if different.any():

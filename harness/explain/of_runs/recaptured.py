@@ -1,4 +1,4 @@
-"""What a capture, made again while requests hold KV, was given instead of padding."""
+"""Values that a repeated capture, while requests hold KV, had instead of padding."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -25,7 +25,7 @@ CAPTURE = "capture_all"
 def recaptured_cause(recorded: RecordedForward, schedule: Schedule, judge: Judge) -> Cause | None:
     """Blame a static input that did not hold padding when the graphs were captured again.
 
-    The KV before the forward is then not that of the eager world. With the eager world's KV the
+    The KV before the forward then differs from the eager world's. With the eager world's KV the
     property holds, and with padding in that input the KV is the eager world's.
     """
     stored = recorded.eager_before, recorded.graph_before
@@ -48,7 +48,7 @@ def recaptured_cause(recorded: RecordedForward, schedule: Schedule, judge: Judge
 
 
 class _Played:
-    """Plays a schedule up to a forward, with what is done when its graphs are captured again."""
+    """Plays a schedule up to a forward, and calls back when its graphs are captured again."""
 
     def __init__(self, recorded: RecordedForward, schedule: Schedule) -> None:
         self.pair, self.schedule = recorded.pair, schedule
@@ -71,7 +71,7 @@ class _Played:
         return not (unequal(*stored) & self.pair.compared).any()
 
     def wrong(self, names: Sequence[str]) -> tuple[str, int, float, int]:
-        """Return the first element of these inputs that was no padding, and what that is."""
+        """Return the first element of these inputs that was not padding, and its value."""
         for name, value in self._padding(names):
             places = (self.held[name].flatten() != value).nonzero().flatten().tolist()
             if places:
@@ -79,7 +79,7 @@ class _Played:
         return names[0], 0, self.held[names[0]].flatten()[0].item(), 0
 
     def written_at(self, names: Sequence[str]) -> tuple[SourceLine, ...]:
-        """Return the lines that write the other inputs, or all, before a capture made again."""
+        """Return the lines that write the other inputs, or all, before a repeated capture."""
         buffers, held = self.runner.inputs.buffers, self.held
         watched = [name for name in buffers if name not in names] or [*buffers]
         change: LastChange | None = None
@@ -93,7 +93,7 @@ class _Played:
 
         def follow(run: Run) -> None:
             nonlocal change
-            for name in watched:  # What is written then differs from what stood there.
+            for name in watched:  # The values written then differ from the previous ones.
                 buffers[name].fill_(int(held[name].flatten()[0] == 0))
             change = LastChange(lambda _: held_before(), "written")
             with following(change):
@@ -110,9 +110,9 @@ class _Played:
     def _play(
         self, prepare: Callable[[], None], recapture: Callable[[Run], object] = lambda run: run()
     ) -> bool:
-        """Play, and call `prepare` before each capture made again, which `recapture` runs.
+        """Play, and call `prepare` before each repeated capture, which `recapture` runs.
 
-        Returns whether the subject did not fail.
+        Returns whether the subject succeeded.
         """
         capture, forwards = getattr(self.runner, CAPTURE), 0
 

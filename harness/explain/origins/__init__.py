@@ -1,1 +1,1 @@
-"""Where what an op was given came from: a table, a list, an argument, an output that was kept."""
+"""Where an op's wrong input came from: a table, a list, an argument, or a kept output."""

@@ -1,6 +1,6 @@
-"""Which argument of an op is wrong: in the values of a row, or as the graph has it from capture.
+"""Which argument of an op is wrong: its values for a row, or what the graph captured.
 
-Indices are no matter of this file: both worlds may well list their slots in different ways.
+Indices are not compared, because both worlds may list their slots differently.
 """
 
 import inspect
@@ -22,18 +22,18 @@ INDICES = frozenset(
         *("longest", "cache"),
     }
 )
-"""Arguments that say where to read or write, in a way of each world's own."""
+"""Arguments that say where to read or write. Each world has its own."""
 
 INDICES_OF = {"scan_states": frozenset({"states"}), "store_rows": frozenset({"table", "rows"})}
-"""Further ones of single ops."""
+"""Further such arguments of single ops."""
 
 
 @dataclass(frozen=True)
 class WrongArgument:
-    """An argument whose values for one row differ: `held` where the other run has `right`.
+    """An argument whose values for one row differ: `held`, where the other run has `right`.
 
-    `element` is the first that differs, `place` its place in the storage of `tensor`, the whole
-    argument, and `strides` are those of the row there.
+    `element` is the first that differs, and `place` its place in the storage of `tensor`, the whole
+    argument. `strides` are those of the row.
     """
 
     name: str
@@ -46,7 +46,7 @@ class WrongArgument:
 
 
 def named_arguments(call: OpCall) -> dict[str, Any]:
-    """Return what a call was given, by the names of the op's parameters."""
+    """Return the arguments of a call by the names of the op's parameters."""
     method = getattr(Ops, call.name, None)
     if method is None:
         return {}
@@ -55,7 +55,7 @@ def named_arguments(call: OpCall) -> dict[str, Any]:
 
 
 def wrong_argument(left: OpCall, right: OpCall, row: int) -> WrongArgument | None:
-    """Return the first argument of `right` whose values for a row are not those of `left`."""
+    """Return the first argument of `right` whose values for a row differ from those of `left`."""
     skipped = INDICES | INDICES_OF.get(right.name, frozenset())
     expected = named_arguments(left)
     for name, held in named_arguments(right).items():
@@ -84,7 +84,7 @@ def wrong_argument(left: OpCall, right: OpCall, row: int) -> WrongArgument | Non
 
 
 def _row_axis(call: OpCall, tensor: Tensor, row: int) -> int | None:
-    """Return along which axis an argument has the rows of its op; None if along none."""
+    """Return the axis of an argument along which the rows of its op lie, or None."""
     axis = 1 if call.name in ROWS_SECOND else 0
     rows = _rows(call)
     if rows is None or tensor.dim() <= axis or tensor.shape[axis] != rows or row >= rows:
@@ -93,7 +93,7 @@ def _row_axis(call: OpCall, tensor: Tensor, row: int) -> int | None:
 
 
 def _rows(call: OpCall) -> int | None:
-    """Return how many rows an op has, None if that is not known."""
+    """Return the number of rows of an op, or None if it is not known."""
     if call.name in ("store_kv", "store_rows"):
         return len(call.inputs[3 if call.name == "store_kv" else 2])
     result = call.result[0] if isinstance(call.result, tuple) else call.result
@@ -103,10 +103,10 @@ def _rows(call: OpCall) -> int | None:
 def baked_in(
     captured: Sequence[OpCall], uncaptured: Sequence[OpCall], buffers: Mapping[str, Tensor]
 ) -> BakedIn | None:
-    """Return what a graph has from its capture, where the function run eagerly does otherwise.
+    """Return what a graph has from its capture, where the function, run eagerly, has another value.
 
-    That is an op that the other does not run, or an argument: a number, a shape, a stride, or a
-    tensor that is no static buffer, where the function reads one of `buffers`.
+    It is an op that the other does not run, or an argument: a number, a shape, a stride, or a
+    tensor that is no static buffer where the function reads one of `buffers`.
     """
     for place, (graph, function) in enumerate(zip_longest(captured, uncaptured)):
         names = [call.name if call is not None else "nothing more" for call in (graph, function)]
@@ -121,7 +121,7 @@ def baked_in(
 
 
 def _traits(held: Any, right: Any, buffers: Mapping[str, Tensor]) -> Iterator[tuple[str, str, str]]:
-    """Yield what may be baked in of an argument, in words, and its values in both runs."""
+    """Yield what may be captured of an argument, in words, and its values in both runs."""
     if not isinstance(held, Tensor) or not isinstance(right, Tensor):
         yield "", str(held), str(right)
         return
@@ -134,12 +134,12 @@ def _traits(held: Any, right: Any, buffers: Mapping[str, Tensor]) -> Iterator[tu
 
 
 def _buffer_of(tensor: Tensor, buffers: Mapping[str, Tensor]) -> str | None:
-    """Return the static buffer, and which element of it, that a tensor begins at."""
+    """Return the static buffer and element at which a tensor begins, or None."""
     found = element_at(buffers, tensor, int(tensor.storage_offset()))
     return None if found is None else f"{found[0]}[{found[1]}]"
 
 
 def text_of(values: Tensor, element: tuple[int, ...]) -> str:
-    """Return one element as a text."""
+    """Return one element as text."""
     value = values[element].item()
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""The op that only a graph runs, and that makes of the right rows an output that is not."""
+"""The op that only a graph runs, and that makes a wrong output from right rows."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -11,9 +11,9 @@ from torch import Tensor
 
 
 def further_op(recorded: RecordedForward) -> FirstDifference | None:
-    """Return the first op without a counterpart whose live rows are not the eager output's.
+    """Return the first op without a counterpart whose live rows differ from the eager output.
 
-    To be asked where no op differs that both worlds run. None if there is no such op.
+    Call this only if no op that both worlds run differs. Returns None if there is no such op.
     """
     for op, name, held, right in _outputs_of_further_ops(recorded):
         different = bits(held) != bits(right)
@@ -39,9 +39,9 @@ def further_op(recorded: RecordedForward) -> FirstDifference | None:
 def _outputs_of_further_ops(
     recorded: RecordedForward,
 ) -> Iterator[tuple[str, str, Tensor, Tensor]]:
-    """Yield what may be an output, of each op without a counterpart.
+    """Yield the possible outputs of each op without a counterpart.
 
-    That is (op, name of the output, its live rows, the eager output) of the same form.
+    Each is (op, name of the output, its live rows, the eager output), with equal shapes.
     """
     outputs = recorded.eager_output or {}
     for _, one, other in paired(recorded.eager_calls, recorded.run.calls):

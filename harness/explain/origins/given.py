@@ -1,4 +1,4 @@
-"""Where a value that an op was given came from: a static input, or an output that was kept."""
+"""Where a value in an op's argument came from: a static input, or a kept output."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -27,7 +27,7 @@ from torch import Tensor
 
 
 def kept_value(recorded: RecordedForward, argument: WrongArgument | None) -> KeptOutput | None:
-    """Return the earlier output that a value of the batch, or of an op's argument, is a view of."""
+    """Return the earlier output that a value of the batch or an op's argument is a view of."""
     planned = recorded.planned
     found = kept_in_batch(recorded.outputs, planned.graph.batch, planned.eager.batch)
     if found is None and argument is not None:
@@ -42,10 +42,10 @@ def given_value(
     left: OpCall,
     row: int | None,
 ) -> tuple[GivenValue, bool]:
-    """Return what is wrong with an argument of op `number`, and whether its static input does it.
+    """Return the wrong value of an argument of op `number`, and whether its static input causes it.
 
-    That is so if the row's result is that of `left` once the static input holds what the other
-    run was given.
+    It does if the row's result equals that of `left` once the static input has the other run's
+    value.
     """
     op, at = recorded.run.calls[number], argument.element
     value, right = text_of(argument.held, at), text_of(argument.right, at)
@@ -53,7 +53,7 @@ def given_value(
     rows = results_of(left)
     expected = [one[row].clone() for one in rows if row is not None and row < len(one)]
 
-    def mends(elements: Sequence[Element]) -> bool:
+    def fixes(elements: Sequence[Element]) -> bool:
         run = recorded.again(tuple(elements))
         if run.failed is not None or number >= len(run.calls) or not expected:
             return False
@@ -62,17 +62,17 @@ def given_value(
         return all(torch.equal(bits(one), bits(other)) for one, other in pairs)
 
     if found is not None:
-        mended = mends(_row_elements(recorded, argument))
-        return given_element(recorded, *found, value, right), mended
+        fixed = fixes(_row_elements(recorded, argument))
+        return given_element(recorded, *found, value, right), fixed
     for one in islice(of_batch(recorded), MOST_CANDIDATES):
-        if mends([(one.name, one.element, one.value)]):
+        if fixes([(one.name, one.element, one.value)]):
             return _of_candidate(recorded, one), True
     what = f"{argument.name} of {op.name}"
     return GivenValue(what, value, right, stale=False, left_by=None, how=None), False
 
 
 def _of_candidate(recorded: RecordedForward, one: Candidate) -> GivenValue:
-    """Return what is wrong with an element whose right value was tried."""
+    """Return the wrong value of an element, for which the right value was tried."""
     held = recorded.static[one.name].flatten()[one.element].item()
     return given_element(recorded, one.name, one.element, str(held), str(one.value.item()))
 
@@ -80,7 +80,7 @@ def _of_candidate(recorded: RecordedForward, one: Candidate) -> GivenValue:
 def given_element(
     recorded: RecordedForward, name: str, element: int, value: str, right: str | None
 ) -> GivenValue:
-    """Return an element of a static input that holds what it must not, and who left it."""
+    """Return an element of a static input with a wrong value, and who wrote it."""
     write = recorded.ledger.of(static_buffers(recorded)[name])[element]
     writer = writer_of(recorded, write, name, element)
     stale = (name, element) in stale_elements(recorded)
@@ -88,9 +88,9 @@ def given_element(
 
 
 def failing_element(recorded: RecordedForward) -> GivenValue | None:
-    """Return the first static element that makes a step fail; None if none is known to.
+    """Return the first static element that makes a step fail, or None.
 
-    The step must go through once the inputs of requests hold what their batch has.
+    The step must succeed once the inputs of requests hold the values of their batch.
     """
     tried = list(of_batch(recorded))
     elements = tuple((one.name, one.element, one.value) for one in tried)
@@ -107,17 +107,17 @@ def failing_element(recorded: RecordedForward) -> GivenValue | None:
 def cell_of_element(
     recorded: RecordedForward, name: str, element: int, right: Tensor
 ) -> TableCell | None:
-    """Return the cell of the index tables that an element of a static input was made of."""
+    """Return the cell of the index tables from which an element of a static input was made."""
     buffer = static_buffers(recorded)[name]
 
-    def mended(run: Run) -> bool:
+    def fixed(run: Run) -> bool:
         return run.failed is None and torch.equal(bits(buffer.flatten()[element]), bits(right))
 
-    return cell_to_blame(recorded, mended)
+    return cell_to_blame(recorded, fixed)
 
 
 def _row_elements(recorded: RecordedForward, argument: WrongArgument) -> list[Element]:
-    """Return the static elements that a row of an argument lies in, with the right values."""
+    """Return the static elements of a row of an argument, with the right values."""
     held, right, buffers = argument.held, argument.right, static_buffers(recorded)
     first = argument.place - _offset(argument.strides, argument.element)
     found = []

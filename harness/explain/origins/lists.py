@@ -1,4 +1,4 @@
-"""What is wrong with a row's list of keys, in words: its length, and at which end, or a key."""
+"""What is wrong with a row's list of keys, in words: its length and end, or a key."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,11 +10,10 @@ NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight",
 
 @dataclass(frozen=True)
 class WrongList:
-    """What is wrong with a list of keys, in words, and the first key that differs.
+    """A wrong list of keys in words, and the first key that differs.
 
-    `key` is its place, `value` the slot there and `right` the slot that should be: None where
-    one of the lists has ended. `shifted` says that the keys there are the right ones, but for
-    some at an end.
+    `key` is its place, `value` the slot there and `right` the right slot. Either is None after the
+    end of its list. `shifted` says that the keys are the right ones except for some at one end.
     """
 
     message: str
@@ -27,9 +26,9 @@ class WrongList:
 def wrong_list(
     kind: Kind, found: Sequence[int], right: Sequence[int], column: Callable[[int], int | None]
 ) -> WrongList | None:
-    """Return what is wrong with a row's slots, where `right` are its own; None if nothing is.
+    """Return what is wrong with a row's slots, of which `right` are its own, or None.
 
-    `column` says in which column of its request a slot is, None where it is in none.
+    `column` returns the column of a slot in its request, or None.
     """
     if list(found) == list(right):
         return None
@@ -49,7 +48,7 @@ def wrong_list(
 def _at_an_end(
     kind: Kind, found: list[int], right: list[int], column: Callable[[int], int | None]
 ) -> str | None:
-    """Say by how many keys a list is too short or too long, if it is at one end alone."""
+    """Return by how many keys a list is too short or too long, if only at one end."""
     count, what = abs(len(found) - len(right)), "window" if kind is Kind.SWA else "request"
     number = NUMBERS[count] if count < len(NUMBERS) else str(count)
     if not found or not right:
@@ -76,7 +75,7 @@ def _place(slot: int, column: Callable[[int], int | None]) -> str:
 
 
 def _slot(slot: int | None, column: Callable[[int], int | None]) -> str:
-    """Name a slot, with its column in the request, or none."""
+    """Return the name of a slot, with its column in the request, or `no slot`."""
     if slot is None:
         return "no slot"
     at = column(slot)

@@ -9,9 +9,9 @@ from types import FrameType
 
 @dataclass(frozen=True)
 class LogSite:
-    """Where in the subject a message was logged: the functions, outermost first.
+    """The place in the subject where a message was logged: its functions, outermost first.
 
-    `file` and `line` are of the innermost, the line at which it calls what logs.
+    `file` and `line` are those of the innermost function: the line that calls the logger.
     """
 
     message: str
@@ -21,7 +21,7 @@ class LogSite:
 
 
 BETWEEN = ("pool.py", "parts.py")
-"""Files that every message comes through: none of them is the site."""
+"""Files that every message passes through. None of them is the site."""
 
 
 class SiteTrap(logging.Handler):
@@ -45,7 +45,7 @@ class SiteTrap(logging.Handler):
 
 
 def qualified_name(frame: FrameType) -> str:
-    """Return the qualified name of a frame's function; Python 3.10 keeps none in its code."""
+    """Return the qualified name of a frame's function. In Python 3.10 its code has none."""
     code = frame.f_code
     if sys.version_info >= (3, 11):
         return code.co_qualname

@@ -1,7 +1,7 @@
-"""Whether a value is a view of an output that an earlier step gave, and that was since overwritten.
+"""Whether a value is a view of an earlier step's output that was overwritten since.
 
-Outputs of replays are static: once they are read the harness overwrites them. What is not a
-number where the eager world has one, or 0 where it has another, is then looked up among them.
+Outputs of replays are static, and the harness overwrites them after reading. A value is looked up
+among them if it is NaN where the eager world has a number, or 0 where it has another.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class GivenOutput:
 
 
 class OutputLedger:
-    """Keeps what each replay gave."""
+    """Keeps the output of each replay."""
 
     def __init__(self) -> None:
         self.given: list[GivenOutput] = []
@@ -39,7 +39,7 @@ class OutputLedger:
 
 
 def overwritten(held: Tensor, right: Tensor) -> bool:
-    """Whether values are those of an overwritten output, where others would be right."""
+    """Whether values are those of an overwritten output, where others are right."""
     if held.is_floating_point():
         return bool(held.isnan().all() and not right.isnan().any())
     return held.dtype is not torch.bool and bool((held == 0).all() and (right != 0).any())
@@ -48,9 +48,10 @@ def overwritten(held: Tensor, right: Tensor) -> bool:
 def kept_output(
     outputs: Sequence[GivenOutput], what: str, held: Tensor, right: Tensor
 ) -> KeptOutput | None:
-    """Return the output that one row of values is a view of; `right` is what it should hold.
+    """Return the output that one row of values is a view of. `right` is what it should hold.
 
-    None unless it was overwritten, and a row of an earlier output, the latest first, held `right`.
+    Returns None unless the output was overwritten and a row of an earlier output held `right`. The
+    latest such output is returned.
     """
     if held.numel() == 0 or not overwritten(held, right):
         return None
@@ -68,7 +69,7 @@ def kept_output(
 def kept_in_batch(
     outputs: Sequence[GivenOutput], graph: ForwardBatch | None, eager: ForwardBatch | None
 ) -> KeptOutput | None:
-    """Return the output that a row of the graph world's batch is a view of; None if none is."""
+    """Return the output that a row of the graph world's batch is a view of, or None."""
     if graph is None or eager is None:
         return None
     for name, held in graph.spec_info.items():

@@ -1,4 +1,4 @@
-"""Lines of the code that a cause is about, found in the code as it runs: none is written down."""
+"""Lines of the code that a cause is about, found in the running code."""
 
 import ast
 import inspect
@@ -15,26 +15,26 @@ from paritybit.subjects.runners.base import GraphRunner
 from paritybit.places import SOURCES
 
 ROWS = (StaticInput, keep, reset)
-"""What a row of a contract is written with."""
+"""The function with which a row of a contract is written."""
 
 
 def site_of(code: Any, message: str, name: str = "") -> CodeSite:
     """Return a function or class as the place in the code that does what `message` says.
 
-    It is called `name`, or what the code calls it.
+    `name` replaces its name in the code.
     """
     line = line_of(name or code.__qualname__, code)
     return CodeSite(line.what, line.file, message, line.line)
 
 
 def line_of(what: str, code: Any) -> SourceLine:
-    """Return where a function, a method or a class begins."""
+    """Return the line at which a function, method or class begins."""
     plain = inspect.unwrap(code)
     return SourceLine(what, _shown(inspect.getfile(plain)), inspect.getsourcelines(plain)[1])
 
 
 def source_lines(runner: GraphRunner | None, cause: Cause) -> tuple[SourceLine, ...]:
-    """Return the lines to look at for a cause that a forward of `runner` shows, nearest first.
+    """Return the lines to look at for a cause from a forward of `runner`, nearest first.
 
     `runner` is None for an eager forward.
     """
@@ -42,7 +42,7 @@ def source_lines(runner: GraphRunner | None, cause: Cause) -> tuple[SourceLine, 
 
 
 def unique(lines: Iterable[SourceLine]) -> tuple[SourceLine, ...]:
-    """Return lines, each place of the code once."""
+    """Return lines without duplicate places."""
     found: dict[tuple[str, int], SourceLine] = {}
     for line in lines:
         found.setdefault((line.file, line.line), line)
@@ -82,9 +82,9 @@ def _inputs_named(cause: Cause) -> Iterator[str]:
 
 @cache
 def contract_row(runner: type[GraphRunner], name: str) -> SourceLine | None:
-    """Return where a runner's contract has its row of a static input; None if no line is found.
+    """Return the line of a static input's row in a runner's contract, or None.
 
-    Its own file is searched first, then those of the classes that it is made from.
+    The runner's own file is searched first, then those of its base classes.
     """
     for owner in inspect.getmro(runner):
         module = sys.modules[owner.__module__]
@@ -98,13 +98,13 @@ def contract_row(runner: type[GraphRunner], name: str) -> SourceLine | None:
 
 
 def _is_row(call: ast.Call, names: dict[str, Any], name: str) -> bool:
-    """Whether a call makes the row `name`, by what its function is in the module's `names`."""
+    """Whether a call makes the row `name`, resolving its function in the module's `names`."""
     makes = isinstance(call.func, ast.Name) and names.get(call.func.id) in ROWS
     first = call.args[0] if call.args else None
     return makes and isinstance(first, ast.Constant) and first.value == name
 
 
 def _shown(path: str) -> str:
-    """Return the path of a source file below this tree, or the name of another."""
+    """Return the path of a source file below this tree, or the name of another file."""
     file = Path(path).resolve()
     return file.relative_to(SOURCES).as_posix() if file.is_relative_to(SOURCES) else file.name

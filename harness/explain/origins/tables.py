@@ -1,6 +1,6 @@
-"""Which cell of the index tables led to an index, and since which step it holds what it holds.
+"""The cell of the index tables that led to an index, and since which step it holds its value.
 
-Found by giving the graph world's tables what the eager world's hold, and running again.
+It is found by giving the graph world's tables the values of the eager world's, and running again.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from paritybit.reference.pool import Tables
 from torch import Tensor
 
 TABLES = ("req_to_token", "full_to_swa_index_mapping")
-"""The names of the index tables, in the order in which they are kept."""
+"""The names of the index tables, in storage order."""
 
 MOST_CELLS = 64
-"""Cells that are tried, one by one."""
+"""The maximum number of cells to try."""
 
 
 def both(tables: Tables) -> tuple[Tensor, Tensor]:
@@ -23,7 +23,7 @@ def both(tables: Tables) -> tuple[Tensor, Tensor]:
 
 
 class TableLedger:
-    """Follows since which step each cell of some tables has held what it holds."""
+    """Tracks since which step each cell of some tables has held its value."""
 
     def __init__(self, tables: Tables) -> None:
         self.tables = both(tables)
@@ -31,19 +31,19 @@ class TableLedger:
         self._since = [torch.full_like(table, -1, dtype=torch.int64) for table in self.tables]
 
     def follow(self, step: int) -> None:
-        """Credit what has changed to a step."""
+        """Credit all changes to a step."""
         for table, held, since in zip(self.tables, self._held, self._since, strict=True):
             since[table != held] = step
             held.copy_(table)
 
     def since(self, cell: "Cell") -> int:
-        """Return the step since which a cell has held what it holds, CAPTURE if always."""
+        """Return the step since which a cell has held its value, CAPTURE if always."""
         return int(self._since[cell.table].view(-1)[cell.place])
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of table number `table` of TABLES, counted flat, and what is to stand there."""
+    """A cell of table number `table` of TABLES, flat index, and the value to try."""
 
     table: int
     place: int
@@ -51,7 +51,7 @@ class Cell:
 
 
 def differing_cells(graph: Sequence[Tensor], eager: Sequence[Tensor]) -> list[Cell]:
-    """Return the cells in which the graph world's tables differ, with the eager world's values."""
+    """Return the cells of the graph world's tables that differ, with the eager world's values."""
     return [
         Cell(number, place, int(right.view(-1)[place]))
         for number, (held, right) in enumerate(zip(graph, eager, strict=True))
