@@ -78,7 +78,6 @@ class CapturedEngine:
     """
 
     missing: Mapping[Offer, str] = {}
-    eager_modes: frozenset[Mode] = frozenset()
     arithmetic: OwnArithmetic | None = None
 
     def __init__(

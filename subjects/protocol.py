@@ -236,7 +236,6 @@ class EngineUnderTest(Protocol):
     """An engine over one world's KV. It runs forwards by replay if a graph exists, else eagerly.
 
     - `missing`: what it does not support, with the reason.
-    - `eager_modes`: modes, besides prefill and decode, whose batches it runs without a graph.
     - `arithmetic`: None if it uses the reference's arithmetic.
 
     The world's storage holds KV in the reference's layout and slot numbers. An engine that stores
@@ -244,7 +243,6 @@ class EngineUnderTest(Protocol):
     """
 
     missing: Mapping[Offer, str]
-    eager_modes: frozenset[Mode]
     arithmetic: OwnArithmetic | None
 
     def reset(self) -> None:

@@ -245,16 +245,20 @@ def names_used(code: CodeType, line: int) -> frozenset[str]:
 
     For a line that raises, return those that decide whether it does.
     """
-    place = line - code.co_firstlineno + 1
-    around = [
-        node
-        for node in ast.walk(tree_of(code))
-        if isinstance(node, ast.stmt) and node.lineno <= place <= (node.end_lineno or 0)
-    ]
-    around.sort(key=lambda node: (node.end_lineno or 0) - node.lineno)
+    around = statements_around(tree_of(code), line - code.co_firstlineno + 1)
     if around and isinstance(around[0], ast.Raise) and isinstance(around[1], ast.If):
         return frozenset(names_in(around[1].test))
     return frozenset(names_in(around[0]) if around else ())
+
+
+def statements_around(tree: ast.AST, line: int) -> list[ast.stmt]:
+    """Return the statements around a line of a tree, the smallest first."""
+    around = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    return sorted(around, key=lambda node: (node.end_lineno or 0) - node.lineno)
 
 
 def names_in(node: ast.AST) -> set[str]:

@@ -116,8 +116,7 @@ class Pair:
             self.subject, self.fresh_engine = both
             self.captures = Captures(*both, parts.executed, self.log, keeps_state=keeps_state)
         widest = max(config.buckets)
-        replayed = frozenset(mode for mode in Mode if self.subject.runner_name(mode) is not None)
-        self.modes = replayed | self.subject.eager_modes
+        self.modes = frozenset(mode for mode in Mode if self.subject.runner_name(mode) is not None)
         lacks = self.subject.missing.keys()
         self.eager = Scheduler(self.config, self.eager_pools, widest, self.modes, lacks=lacks)
         following = subject_runs()(self.subject.ownership_changed)

@@ -21,6 +21,7 @@ from paritybit.harness.explain.tracing import (
     held_in,
     lines_of,
     shown_file,
+    statements_around,
 )
 from paritybit.subjects.contracts import StaticInput
 from paritybit.subjects.runners.base import GraphRunner
@@ -161,12 +162,7 @@ def setters(kind: type, name: str, *, of_records: bool = False) -> Iterator[Sour
 @cache
 def attributes_read(file: str, line: int) -> frozenset[str]:
     """Return the attributes that the statement at a line of one of the engine's files reads."""
-    nodes = ast.walk(ast.parse((Path(SOURCES) / file).read_text(encoding="utf-8")))
-    around = [
-        node
-        for node in nodes
-        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)
-    ]
-    smallest = min(around, key=lambda node: (node.end_lineno or 0) - node.lineno)
+    tree = ast.parse((Path(SOURCES) / file).read_text(encoding="utf-8"))
+    smallest = statements_around(tree, line)[0]
     found = (node for node in ast.walk(smallest) if isinstance(node, ast.Attribute))
     return frozenset(node.attr for node in found if isinstance(node.ctx, ast.Load))

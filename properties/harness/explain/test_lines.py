@@ -79,7 +79,8 @@ def changed(
     exec(compile(text.replace(old, new), str(module.__file__), "exec"), names)
     found = reduce(getattr, function.__qualname__.split("."), SimpleNamespace(**names))
     monkeypatch.setattr(function, "__code__", found.__code__)
-    monkeypatch.setattr(function, "__dict__", {**vars(function)})  # It may keep things there.
+    monkeypatch.setitem(vars(function), "memory", None)  # What it keeps there is taken away.
+    monkeypatch.delitem(vars(function), "memory")
 
 
 def explanation_of(
