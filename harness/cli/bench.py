@@ -15,6 +15,7 @@ from paritybit.harness.campaigns.measuring.captures import share_of_captures
 from paritybit.harness.campaigns.measuring.commands import against_tree, commands, module_of
 from paritybit.harness.campaigns.measuring.profile import profiles
 from paritybit.harness.campaigns.measuring.sharing import sharing_rates
+from paritybit.harness.campaigns.measuring.watching import watching
 from paritybit.harness.cli.exit_codes import OK
 from paritybit.harness.cli.folders import shown
 from paritybit.harness.lockstep.config import resolve_device
@@ -23,6 +24,7 @@ from paritybit.harness.records.typed_json import to_json
 from rich.console import Console
 from rich.table import Table
 
+from paritybit.drive.engines import driven
 from paritybit.watch.bench import measured
 
 Data = Mapping[str, Any]
@@ -41,6 +43,8 @@ def run_bench(options: argparse.Namespace) -> int:
         run_record.require_writable(options.record)
     if options.against is not None:
         module_of(options.against)
+    if options.engine is not None:
+        driven(options.engine)
     figures = bench(device)
     for row in figures["lockstep"]:
         print_preset(row)
@@ -69,6 +73,9 @@ def run_bench(options: argparse.Namespace) -> int:
     for row in against_tree(options.against) if options.against is not None else ():
         figures["against"].append(row)
         print(against_line(row))
+    figures["watching"] = watching(options.engine) if options.engine is not None else None
+    if figures["watching"] is not None:
+        print(watching_line(figures["watching"]))
     environment = to_json(run_record.environment(device))
     found = committed(environment, figures)
     figures["before"] = compared(environment, figures, found)
@@ -158,6 +165,15 @@ def against_line(row: Data) -> str:
     return (
         f"paritybit {row['command']}: {row['cpu_seconds']} CPU seconds, in the other tree "
         f"{row['other_cpu_seconds']} (ratio {row['ratio']})"
+    )
+
+
+def watching_line(row: Data) -> str:
+    """Return what watching an engine costs."""
+    return (
+        f"watch --engine {row['engine']}: a verdict after {row['seconds_until_verdict']} s, then "
+        f"{row['forwards_per_second']} forward passes/s with all cheap checks, in "
+        f"{row['over_unwatched']} of the unwatched time"
     )
 
 

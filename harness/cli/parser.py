@@ -316,6 +316,8 @@ def add_bench(commands: Commands) -> None:
     bench.add_argument("--record", type=file, help="Write the results to this JSON file")
     against = "Also compare the CPU time of regress with that in this tree of another commit"
     bench.add_argument("--against", type=file, metavar="FOLDER", help=against)
+    engine = "Also measure what watching this engine costs on a CPU, for example sglang==0.5.23"
+    bench.add_argument("--engine", help=engine)
     add_device(bench)
 
 

@@ -53,6 +53,16 @@ def over_other(command: str) -> Callable[[Data], float | None]:
     return ratio
 
 
+def of_watching(name: str) -> Callable[[Data], float | None]:
+    """Return what takes a figure of watching an engine, if one was measured."""
+
+    def figure(record: Data) -> float | None:
+        found = record["figures"].get("watching")
+        return found[name] if found else None
+
+    return figure
+
+
 def seconds_for_each_hunt(record: Data) -> float:
     """Return the seconds of a whole run, clean trials included, over the number of its hunts."""
     found = HUNTS.search(record["message"])
@@ -74,9 +84,14 @@ BUDGETS = (
     Budget("H200, MPS: seconds of a hunt", 0.15, seconds_for_each_hunt, "h200/regress-mps.json"),
     Budget("H200, MPS: seconds of the suite", 60, seconds_of_suite, "h200/suite.json"),
     Budget("H200: seconds of the suite", 140, seconds_of_suite, "h200/suite-plain.json"),
-    Budget("sglang on a CPU: seconds until a verdict", 30),
-    Budget("sglang on a CPU: forwards/s, cheap checks", 150, at_least=True),
-    Budget("sglang on a CPU: watched / unwatched time", 1.5),
+    Budget("sglang on a CPU: seconds until a verdict", 30, of_watching("seconds_until_verdict")),
+    Budget(
+        "sglang on a CPU: forwards/s, cheap checks",
+        150,
+        of_watching("forwards_per_second"),
+        at_least=True,
+    ),
+    Budget("sglang on a CPU: watched / unwatched time", 1.5, of_watching("over_unwatched")),
 )
 
 

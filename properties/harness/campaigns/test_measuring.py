@@ -1,9 +1,11 @@
 """What bench measures beside a step, and how its figures are held to bounds."""
 
+import json
 import signal
 import threading
 import time
 from argparse import ArgumentTypeError
+from itertools import pairwise
 from pathlib import Path
 from subprocess import CalledProcessError
 from typing import Any
@@ -18,12 +20,14 @@ from paritybit.harness.campaigns.measuring.sharing import (
     meet,
     sharing_rates,
 )
+from paritybit.harness.campaigns.measuring.watching import watching
 from paritybit.harness.cli.bench import beginning_line, sharing_line
 from paritybit.harness.cli.words.values import counts
 from paritybit.harness.machine import mps
 from paritybit.harness.machine.workers import HERE, Workers
 
 from paritybit.__main__ import main
+from paritybit.watch.replays.relations import NAMES
 from properties.support.harness.command_line import MALFORMED
 from properties.support.harness.fake_gpus import FakeGpus
 
@@ -164,10 +168,12 @@ def test_a_figure_is_held_to_its_bound_by_what_is_measured_else_by_the_record(
 def test_each_bound_has_a_figure_of_bench_or_of_a_record_or_none_at_all() -> None:
     """What no bench and no record holds is not measured, and nothing is made up for it."""
     ratios = [{"command": " ".join(words), "ratio": 0.25} for words in commands.RUNS]
-    figures = {"captures": {"seconds": 3.0, "hunts": ["a", "b"]}, "against": ratios}
+    watching = {"seconds_until_verdict": 8.0, "forwards_per_second": 70.0, "over_unwatched": 2.0}
+    captures = {"seconds": 3.0, "hunts": ["a", "b"]}
+    figures = {"captures": captures, "against": ratios, "watching": watching}
     rows = held(figures, None)
     assert [row.budget for row in rows] == list(BUDGETS)
-    assert [row.now for row in rows] == [1.5, 0.25, 0.25] + [None] * 6
+    assert [row.now for row in rows] == [1.5, 0.25, 0.25, None, None, None, 8.0, 70.0, 2.0]
     of_records = [row.recorded is not None for row in rows]
     assert of_records == [False] * 3 + [True] * 3 + [False] * 3
     record = {"environment": {"commit": "0123456789"}, "figures": figures}
@@ -207,6 +213,40 @@ def test_a_folder_that_is_no_tree_is_refused_before_anything_is_measured(
     monkeypatch.setattr("paritybit.harness.cli.bench.bench", lambda _: 1 / 0)
     assert main(["bench", "--device", "cpu", "--against", str(tmp_path)]) == MALFORMED
     assert "has no command line of paritybit" in capsys.readouterr().err
+
+
+def test_an_engine_is_watched_with_cheap_checks_and_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts = {1: {"forwards": 600}, 1_000_000: {"forwards": 1, "skipped_forwards": 1499}}
+    asked = []
+
+    def run(command: tuple[str, ...], **_: Any) -> None:
+        words = dict(pairwise(command))
+        asked.append(words)
+        (folder := Path(words["--out"]) / "run").mkdir()
+        record = {"seconds": 38.0, "counts": counts[int(words["--every"])]}
+        (folder / "watch.json").write_text(json.dumps(record))
+
+    monkeypatch.setattr("subprocess.run", run)
+    assert watching("sglang==0.5.23") == {
+        "engine": "sglang==0.5.23",
+        "setting": "decode graphs",
+        "seconds_until_verdict": 8.0,
+        "forwards_per_second": 20.0,
+        "over_unwatched": 2.5,
+    }
+    for words in asked:
+        checks = words["--checks"].split(",")
+        assert len(checks) > 10 and not set(checks) & set(NAMES)
+
+
+def test_an_engine_that_no_connector_knows_is_refused_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("paritybit.harness.cli.bench.bench", lambda _: 1 / 0)
+    assert main(["bench", "--device", "cpu", "--engine", "no_engine==1"]) == MALFORMED
+    assert "no_engine" in capsys.readouterr().err
 
 
 def busy(seconds: float) -> None:
