@@ -6,14 +6,14 @@ Stores are compared by the pools' contents after them, all other ops by their re
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 
 from paritybit.harness.explain.provenance import (
     PLACE_ROWS,
     RowStore,
     Store,
-    layers_by_address,
+    layer_of,
     row_store_of,
     store_of,
 )
@@ -88,10 +88,10 @@ class Caches:
         return self.arenas[role, kind][config.layers_of(kind).index(layer)]
 
     def store(self, call: OpCall) -> Store:
-        """Carry out a store row by row. The highest row wins."""
+        """Carry out a store row by row. The highest row wins. Copies are not followed."""
         store = store_of(call, self.pools)
         cache = self.cache(store.role, store.layer)
-        for row, slot in enumerate(store.slots):
+        for row, slot in enumerate(() if store.elsewhere else store.slots):
             cache[0, slot], cache[1, slot] = store.key[row], store.value[row]
         return store
 
@@ -157,6 +157,8 @@ def _stored(
     If one run stores more often than the other, paired stores may be of different layers.
     """
     expected, found = (caches[0].store(left) if left is not None else None), caches[1].store(right)
+    if expected is not None and found.elsewhere:
+        found = replace(found, role=expected.role, layer=expected.layer, kind=expected.kind)
     alike = expected is not None and (expected.role, expected.layer) == (found.role, found.layer)
     slots = expected.slots if expected is not None and alike else []
     touched = sorted({*slots, *found.slots} - {0})
@@ -266,7 +268,7 @@ def _gave(number: int, left: OpCall, right: OpCall, pools: KVPools) -> Differenc
             if right.name == "scan_states":
                 section, index = Section.RECURRENT, _source(number, row, left, right)
             if right.name == "attention":
-                role, layer, kind = layers_by_address(pools)[right.inputs[1].data_ptr()]
+                role, layer, kind = layer_of(right.inputs[1], pools)
                 index = _key(number, row, keys_of(left, row), keys_of(right, row))
             return Difference(
                 call=number,

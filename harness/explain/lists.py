@@ -14,7 +14,7 @@ from paritybit.harness.explain.cause import (
 from paritybit.harness.explain.facts import Cause, ListFault, SlotTaken
 from paritybit.harness.explain.first_difference import Index, keys_of, read_again
 from paritybit.harness.explain.origins.lists import WrongList
-from paritybit.harness.explain.provenance import layers_by_address
+from paritybit.harness.explain.provenance import layer_of
 from paritybit.harness.explain.recorded import RecordedForward
 from paritybit.harness.explain.static_origin import (
     captured_origin,
@@ -46,7 +46,7 @@ def listed_cause(
         agrees = keys_of(recorded.fresh_calls[call], at[1]) == found
     fault, key = wrong
     cache = recorded.run.calls[call].inputs[1]
-    role, _, _ = layers_by_address(recorded.pair.graph_pools)[cache.data_ptr()]
+    role, _, _ = layer_of(cache, recorded.pair.graph_pools)
     taken = SlotTaken(str(role), fault.kind, fault.row, key.key, key.value, key.right)
     shown = Cause("not known", listed=fault, twin_agrees=agrees, taken=taken)
     return _led_to(recorded, shown, call, wrong)
@@ -77,11 +77,11 @@ def _led_to(
 
 def attention_call(recorded: RecordedForward, kind: Kind, forward: int) -> int | None:
     """Return the place of a forward's first attention on layers of one kind, or None."""
-    layers = layers_by_address(recorded.pair.graph_pools)
+    pools = recorded.pair.graph_pools
     caches = [
         (place, call.inputs[1].data_ptr())
         for place, call in enumerate(recorded.run.calls)
-        if call.name == "attention" and layers[call.inputs[1].data_ptr()][2] is kind
+        if call.name == "attention" and layer_of(call.inputs[1], pools)[2] is kind
     ]
     places = [place for place, cache in caches if cache == caches[0][1]]
     return places[forward] if forward < len(places) else None

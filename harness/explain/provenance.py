@@ -99,7 +99,10 @@ class StaticLedger(UncompiledMode):
 
 @dataclass(frozen=True)
 class Store:
-    """One `store_kv` call: its cache, and the slot that each of its rows was written to."""
+    """One `store_kv` call: its cache, and the slot that each of its rows was written to.
+
+    `elsewhere` means that it did not write the pool's own cache.
+    """
 
     role: Role
     layer: int
@@ -107,6 +110,7 @@ class Store:
     slots: list[int]
     key: Tensor
     value: Tensor
+    elsewhere: bool = False
 
 
 def layers_by_address(pools: KVPools) -> dict[int, tuple[Role, int, Kind]]:
@@ -118,11 +122,21 @@ def layers_by_address(pools: KVPools) -> dict[int, tuple[Role, int, Kind]]:
     }
 
 
+def layer_of(cache: Tensor, pools: KVPools) -> tuple[Role, int, Kind]:
+    """Return the model, layer and kind of a cache. A copy counts as the first of its shape."""
+    layers = layers_by_address(pools)
+    alike = (
+        found for found in layers.values() if pools[found[0]].cache(found[1]).shape == cache.shape
+    )
+    return layers.get(cache.data_ptr()) or next(alike, next(iter(layers.values())))
+
+
 def store_of(call: OpCall, pools: KVPools) -> Store:
     """Return what a `store_kv` call did, with its locations as the store reads them."""
     cache, loc, dtype, key, value = call.inputs
     slots: list[int] = loc.view(dtype)[: key.shape[0]].tolist()
-    return Store(*layers_by_address(pools)[cache.data_ptr()], slots, key, value)
+    elsewhere = cache.data_ptr() not in layers_by_address(pools)
+    return Store(*layer_of(cache, pools), slots, key, value, elsewhere=elsewhere)
 
 
 PLACE_ROWS = {Section.RECURRENT: STATE_ROWS, Section.DRAFT_TABLE: 1}
@@ -178,7 +192,7 @@ class SlotLedger:
         for call in calls:
             if call.name == "store_kv":
                 store = store_of(call, self.pools)
-                for row, slot in enumerate(store.slots):
+                for row, slot in enumerate(() if store.elsewhere else store.slots):
                     request = forward_id.rows[row] if row < len(forward_id.rows) else None
                     self._writes[store.role, store.kind, slot] = SlotWrite(forward_id, row, request)
             elif call.name == "store_rows":

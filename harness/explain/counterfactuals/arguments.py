@@ -29,7 +29,7 @@ from paritybit.harness.explain.counterfactuals.replaced import (
 )
 from paritybit.harness.explain.first_difference import Difference, Side, first_difference, paired
 from paritybit.harness.explain.origins.arguments import named_arguments
-from paritybit.harness.explain.provenance import layers_by_address
+from paritybit.harness.explain.provenance import layer_of, layers_by_address
 from paritybit.harness.explain.recorded import RecordedForward
 from paritybit.reference.config import Kind
 from paritybit.reference.ops import OpCall
@@ -220,8 +220,7 @@ def failing_replacements(recorded: RecordedForward, calls: Sequence[OpCall]) -> 
             for at in range(number, len(usual))
         }
         held = failing.inputs[4].flatten().to(torch.int64)
-        layers = layers_by_address(recorded.pair.graph_pools)
-        windowed = layers[failing.inputs[1].data_ptr()][2] is Kind.SWA
+        windowed = layer_of(failing.inputs[1], recorded.pair.graph_pools)[2] is Kind.SWA
         yield Replaced(
             op="attention",
             argument=LIST,
@@ -275,13 +274,13 @@ def _lists(
     if len(known) == len(starts):
         given = {at: {MASK_START_PLACE: right} for at, (_, right) in known.items()}
         yield Replaced("attention", MASK_START, *known[min(known)], given)
-    layers, mapping = layers_by_address(recorded.pair.graph_pools), recorded.tables[1]
+    pools, mapping = recorded.pair.graph_pools, recorded.tables[1]
     spelled = [
-        (pair, of_slots and layers[call.inputs[1].data_ptr()][2] is Kind.SWA)
+        (pair, of_slots and layer_of(call.inputs[1], pools)[2] is Kind.SWA)
         for call, of_slots, pair in spelled_lists(listed)
     ]
     call, row_held, row_right = shown
-    windowed = layers[call.inputs[1].data_ptr()][2] is Kind.SWA
+    windowed = layer_of(call.inputs[1], pools)[2] is Kind.SWA
     whole, others = None, list[Pair]()
     if spelled:
         (whole, windowed), *further = spelled

@@ -7,7 +7,7 @@ from typing import cast
 
 import torch
 from paritybit.harness.explain.counterfactuals.elements import Element
-from paritybit.harness.explain.provenance import layers_by_address
+from paritybit.harness.explain.provenance import layer_of
 from paritybit.harness.explain.recorded import RecordedForward, Run, copied
 from paritybit.harness.lockstep.bits import bits, form
 from paritybit.harness.lockstep.fresh_run import FreshRun
@@ -97,12 +97,12 @@ def keys_given(recorded: RecordedForward, run: Run) -> KeyLists | None:
 
     They are those of the first layer of each kind, one forward of a draft after another.
     """
-    layers, found = layers_by_address(recorded.pair.graph_pools), dict[Kind, list[OpCall]]()
+    pools, found = recorded.pair.graph_pools, dict[Kind, list[OpCall]]()
     first: dict[Kind, int] = {}
     for call in run.calls:
         if call.name == "attention":
             cache = call.inputs[1].data_ptr()
-            kind = layers[cache][2]
+            kind = layer_of(call.inputs[1], pools)[2]
             if first.setdefault(kind, cache) == cache:
                 found.setdefault(kind, []).append(call)
     if set(found) != set(Kind):

@@ -38,7 +38,7 @@ def left_out(recorded: RecordedForward, pairs: Pairs, op: str) -> Iterator[Repla
 def _cache(recorded: RecordedForward, pairs: Pairs, op: str) -> Iterator[Replaced]:
     """Yield the cache of all ops of one name if it is another layer's than in the other run.
 
-    It is shown as the layer's number.
+    It is shown as the layer's number, a copy as -1.
     """
     pools = recorded.pair.graph_pools
     known = {**layers_by_address(recorded.pair.eager_pools), **layers_by_address(pools)}
@@ -50,10 +50,10 @@ def _cache(recorded: RecordedForward, pairs: Pairs, op: str) -> Iterator[Replace
             continue
         place = names.index(CACHE)
         held, right = (known.get(given.inputs[place].data_ptr()) for given in (call, one))
-        if held is not None and right is not None and held != right:
+        if right is not None and held != right:
             role, layer, _ = right
             values[number] = {place: pools[role].cache(layer)}
-            wrong.append((held[1], layer))
+            wrong.append((-1 if held is None else held[1], layer))
     if wrong:
         layers = torch.tensor(wrong[0])
         yield Replaced(op, CACHE, layers[0], layers[1], values, number=min(values))

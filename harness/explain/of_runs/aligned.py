@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from paritybit.harness.explain.facts import FirstDifference
 from paritybit.harness.explain.first_difference import paired, results_of
-from paritybit.harness.explain.provenance import layers_by_address
+from paritybit.harness.explain.provenance import layer_of
 from paritybit.harness.lockstep.bits import bits, first_index, hex_bits
 from paritybit.reference.ops import OpCall
 from paritybit.reference.pool import KVPools
@@ -51,7 +51,7 @@ class Layered:
         if call.name not in ("attention", "store_kv"):
             return cls()
         cache = call.inputs[1 if call.name == "attention" else 0]
-        role, layer, kind = layers_by_address(pools)[cache.data_ptr()]
+        role, layer, kind = layer_of(cache, pools)
         return cls(str(role), layer, str(kind))
 
 

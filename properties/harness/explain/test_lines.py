@@ -37,6 +37,7 @@ from paritybit.subjects.engine import Engine
 from paritybit.subjects.graphs.capture import Capture
 from paritybit.subjects.listing import host
 from paritybit.subjects.overlap import Overlap
+from paritybit.subjects.pool import SubjectPool
 from paritybit.subjects.runners.base import GraphRunner
 from paritybit.subjects.runners.breakable import BreakingAttention
 from paritybit.subjects.runners.cpu_graph import CpuGraphRunner
@@ -401,6 +402,14 @@ def explanation_of(
             "cpu_graph",
         ),
         (
+            SubjectPool.set_kv_buffer,
+            "self.ops.store_kv(cache, slots,",
+            "self.ops.store_kv(cache.clone(), slots,",
+            "kv_parity",
+            SCHEDULE,
+            "decode",
+        ),
+        (
             BreakingAttention.attend,
             "if self.capture is None:",
             "if self.capture is None or layer + 1 == len(self.runner.target.layers):",
@@ -446,6 +455,7 @@ def explanation_of(
         "one array",
         "lists without mask",
         "stored in a copy",
+        "KV in a copy",
         "no break",
     ],
 )
