@@ -135,8 +135,9 @@ def store_of(call: OpCall, pools: KVPools) -> Store:
     """Return what a `store_kv` call did, with its locations as the store reads them."""
     cache, loc, dtype, key, value = call.inputs
     slots: list[int] = loc.view(dtype)[: key.shape[0]].tolist()
-    elsewhere = cache.data_ptr() not in layers_by_address(pools)
-    return Store(*layer_of(cache, pools), slots, key, value, elsewhere=elsewhere)
+    role, layer, kind = layer_of(cache, pools)
+    elsewhere = cache.data_ptr() != pools[role].cache(layer).data_ptr()
+    return Store(role, layer, kind, slots, key, value, elsewhere=elsewhere)
 
 
 PLACE_ROWS = {Section.RECURRENT: STATE_ROWS, Section.DRAFT_TABLE: 1}

@@ -62,7 +62,8 @@ def narrowed(value: Numbers, slots: range) -> tuple[int, int | None]:
     lowest, highest, bits = int(value.min()), int(value.max()), 8 * value.dtype.itemsize
     if lowest < -1:
         return lowest, widened(lowest, slots, WIDTHS)
-    return highest, widened(highest, slots, {bits, WIDTHS[-1]} & {*WIDTHS}) if highest > 0 else None
+    widths = WIDTHS if bits == WIDTHS[0] else WIDTHS[1:]
+    return highest, widened(highest, slots, widths) if highest > 0 else None
 
 
 def widened(held: int, slots: range, widths: Iterable[int]) -> int | None:

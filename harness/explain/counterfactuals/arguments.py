@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
+from paritybit.harness.explain.counterfactuals.given import memory
 from paritybit.harness.explain.counterfactuals.left_out import Pairs, left_out, masks_left_out
 from paritybit.harness.explain.counterfactuals.listed import (
     MASK_START,
@@ -67,7 +68,7 @@ def replacements(
     given = _made_by_ops([other])
     names = set[str]()
     for number, (_, call) in enumerate(pairs):
-        reads = any(_address(value) in given for value in call.inputs)
+        reads = any(memory(value) in given for value in call.inputs)
         if number > difference.call and reads and call.name not in names:
             names.add(call.name)
             yield from _of_op(recorded, pairs, number, lying=given)
@@ -91,7 +92,7 @@ def _of_op(
     made = _made_by_ops([call for _, call in pairs])
     for place, name in enumerate(named_arguments(other)):
         lists = other.name == "attention" and (name in LISTS or "mask" in name)
-        elsewhere = lying and _address(other.inputs[place]) not in lying
+        elsewhere = lying and memory(other.inputs[place]) not in lying
         own = name in NOT_GIVEN and other.inputs[place] is not None
         if one is None or own or lists or elsewhere:
             continue
@@ -159,7 +160,7 @@ def wrong_arguments(recorded: RecordedForward, left: Sequence[OpCall]) -> Iterat
             if name in {*NOT_GIVEN, *LISTS} or (call.name, name) in seen:
                 continue
             held = call.inputs[place]
-            if not isinstance(held, Tensor) or held.is_floating_point() or _address(held) in made:
+            if not isinstance(held, Tensor) or held.is_floating_point() or memory(held) in made:
                 continue
             right = as_given(held, usual.inputs[place], name)
             if isinstance(right, Tensor):
@@ -178,7 +179,7 @@ def _values(
     for number, (usual, call) in enumerate(same):
         if usual is None or number < first or place >= min(len(usual.inputs), len(call.inputs)):
             continue
-        if number == first or _address(call.inputs[place]) not in made:
+        if number == first or memory(call.inputs[place]) not in made:
             right = as_given(call.inputs[place], usual.inputs[place], name)
             if right is not None:
                 values[number] = {place: right}
@@ -303,9 +304,5 @@ def _made_by_ops(calls: Sequence[OpCall]) -> set[int]:
     found = set()
     for call in calls:
         results = call.result if isinstance(call.result, tuple) else (call.result,)
-        found |= {_address(result) for result in results if isinstance(result, Tensor)}
+        found |= {memory(result) for result in results if isinstance(result, Tensor)}
     return found
-
-
-def _address(value: Any) -> int:
-    return value.untyped_storage().data_ptr() if isinstance(value, Tensor) else -1

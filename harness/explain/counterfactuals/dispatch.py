@@ -87,7 +87,7 @@ def _said_at(
 ) -> Sources:
     """Return the lines at which a method says yes or no, if the opposite makes the property hold.
 
-    The line that calls the method comes second, if the opposite at that line alone does.
+    The line that calls the method comes second, if the opposite answer is needed only there.
     """
     contradicted = _Contradicted(recorded, runner, name)
     if not holds(contradicted.run()):

@@ -121,7 +121,7 @@ def overwritten_at(
 ) -> Sources:
     """Return the line that overwrites what a line reads of its runner, while `play` runs.
 
-    What it reads has the `right` values before.
+    Sets the tensors that it reads to the `right` values before.
     """
     if runner is None or not lines:
         return ()

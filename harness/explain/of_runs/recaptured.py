@@ -28,15 +28,18 @@ def recaptured_cause(recorded: RecordedForward, schedule: Schedule, judge: Judge
     The KV before the forward then differs from the eager world's. With the eager world's KV the
     property holds, and with padding in that input the KV is the eager world's.
     """
+    if not any(isinstance(step, Recapture) for _, step in schedule.flat()):
+        return None
     stored = recorded.eager_before, recorded.graph_before
     different = unequal(*stored) & recorded.pair.compared
-    captured_again = any(isinstance(step, Recapture) for _, step in schedule.flat())
-    if not (captured_again and different.any()):
+    if not different.any():
         return None
     right = recorded.graph_before.where(~different, recorded.eager_before)
     if not holds(recorded, judge, replace(recorded, graph_before=right).again()):
         return None
     played = _Played(recorded, schedule)
+    if played.agrees_with(()):  # Then no input is needed to make the worlds agree.
+        return None
     every = tuple(played.runner.inputs.buffers)
     wrong = next((names for names in [*zip(every), every] if played.agrees_with(names)), ())
     if not wrong:
@@ -71,12 +74,13 @@ class _Played:
         return not (unequal(*stored) & self.pair.compared).any()
 
     def wrong(self, names: Sequence[str]) -> tuple[str, int, float, int]:
-        """Return the first element of these inputs that was not padding, and its value."""
-        for name, value in self._padding(names):
-            places = (self.held[name].flatten() != value).nonzero().flatten().tolist()
-            if places:
-                return name, places[0], self.held[name].flatten()[places[0]].item(), value
-        return names[0], 0, self.held[names[0]].flatten()[0].item(), 0
+        """Return the first element of these inputs that was not padding, and both values."""
+        return next(
+            (name, place, held, padding)
+            for name, padding in self._padding(names)
+            for place, held in enumerate(self.held[name].flatten().tolist())
+            if held != padding
+        )
 
     def written_at(self, names: Sequence[str]) -> tuple[SourceLine, ...]:
         """Return the lines that write the other inputs, or all, before a repeated capture."""
