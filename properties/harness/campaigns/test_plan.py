@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paritybit.harness.campaigns.chosen import ground_of, share_of_scenes
+from paritybit.harness.campaigns.chosen import Planned, ground_of, share_of_scenes
 from paritybit.harness.campaigns.regress import (
     FEWEST_CLEAN,
     RunConfig,
@@ -24,9 +24,10 @@ from paritybit.harness.checks.expectations import unaffected_reason
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.lockstep.scale.shapes import TINY, wide
 from paritybit.harness.machine.workers import HERE
-from paritybit.harness.schedules.boundaries import EVERYONE_LEAVES, rows
+from paritybit.harness.schedules.boundaries import EVERYONE_LEAVES, Steps, rows
 from paritybit.harness.schedules.buckets import SMALLEST, SMALLEST_TOKENS
 from paritybit.harness.schedules.coverage import (
+    BEGUN_BESIDE,
     BOUNDS,
     LONGEST,
     OF_ONE_BRANCH,
@@ -34,6 +35,7 @@ from paritybit.harness.schedules.coverage import (
     most_together,
     of_one_branch,
 )
+from paritybit.harness.schedules.schedule import Admit, Prefill, Schedule
 from paritybit.reference.config import PRESETS, Feature, Shape
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
@@ -99,6 +101,33 @@ def test_a_run_of_all_runners_tries_one_of_each_engine_at_the_edges() -> None:
     assert set(BOUNDS) - set(RunConfig("cuda").required_events) == ONLY_ON_CPU
     one = RunConfig("cpu", tuple(pair for pair in all_hunts() if pair[1] == "decode"))
     assert not one.at_edges and LONGEST not in one.required_events
+
+
+def test_a_run_of_all_runners_tries_each_engine_with_each_feature() -> None:
+    settings = RunConfig("cpu")
+    tried = {
+        (engine_runners(trial.runner), feature)
+        for trial in settings.featured
+        for feature in trial.features
+    }
+    wanted = set(Feature) - {Feature.CHAINS}
+    assert tried >= set(product(map(engine_runners, ONE_PER_ENGINE), wanted))
+    assert settings.featured == tuple(dict.fromkeys(settings.featured))
+
+
+@pytest.mark.parametrize(
+    ("steps", "begun"),
+    [
+        ((Admit(6, 2), Prefill((3,), 9)), 1),
+        ((Prefill((6, 3), 9),), 0),
+        ((Prefill((6, 6), 2), Prefill((), 9)), 0),
+    ],
+    ids=["beside another", "together", "both continue"],
+)
+def test_a_prompt_must_begin_beside_one_that_continues(steps: Steps, begun: int) -> None:
+    assert BEGUN_BESIDE in RunConfig("cpu").required_events
+    trial = RunConfig("cpu").featured[0]
+    assert Planned(trial).play(Schedule(steps))[BEGUN_BESIDE] == begun
 
 
 @pytest.mark.parametrize("hunted", ["everything", "tree_states_as_chain", "loc_memo_capture"])

@@ -1,6 +1,7 @@
 """Whose a slot is: of the request that holds a token there, or that the forward writes there."""
 
-from paritybit.harness.lockstep.requests import owner_of
+import pytest
+from paritybit.harness.lockstep.requests import Request, owner_of
 from paritybit.reference.allocator import Owner
 from paritybit.reference.batch import Span
 from paritybit.reference.config import Kind
@@ -19,6 +20,15 @@ SPAN = Span(
     encoder_len=0,
 )
 """The next token of the request, in the last slot of its page."""
+
+
+@pytest.mark.parametrize("name", ["lora_id", "mrope_delta", "encoder_len"])
+def test_inputs_of_three_requests_that_come_together_do_not_ascend(name: str) -> None:
+    """So an engine that sorts them differs from one that does not."""
+    values = [getattr(Request(serial, 1, 1, 0), name) for serial in range(20)]
+    for first in range(len(values) - 2):
+        some = values[first : first + 3]
+        assert sorted(some) != some
 
 
 def test_a_slot_that_holds_a_token_is_its_request_s() -> None:
