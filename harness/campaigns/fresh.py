@@ -155,7 +155,7 @@ def _serve(
         try:
             lockstep = build(trial, properties)
             if captures_all:
-                lockstep.pair.capture(lockstep.pair.modes)
+                lockstep.capture(None)
         except Exception as error:
             pipe.send(traceback_of(error))
             return

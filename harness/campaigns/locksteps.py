@@ -61,8 +61,11 @@ LARGE = Locksteps()
 
 @lru_cache(maxsize=1)
 def kept_clean(trial: TrialConfig) -> Lockstep:
-    """Return the lockstep of a clean trial, kept for all bugs that are compared with it."""
-    return Lockstep(trial)
+    """Return the lockstep of a clean trial, kept for all bugs that are compared with it.
+
+    It captures on demand, because that does not change the results of a correct engine.
+    """
+    return Lockstep(trial, captures_all=False)
 
 
 @lru_cache(maxsize=1)
@@ -74,6 +77,20 @@ def kept_broken(trial: TrialConfig) -> Lockstep:
 def kept_lockstep(trial: TrialConfig) -> Lockstep:
     """Return the kept lockstep of a trial."""
     return kept_clean(trial) if trial.bug is None else kept_broken(trial)
+
+
+def kept_whole(trial: TrialConfig) -> Lockstep:
+    """Return the kept lockstep of a clean trial with all runners captured."""
+    lockstep = kept_lockstep(trial)
+    lockstep.capture(None)
+    return lockstep
+
+
+def kept_for(trial: TrialConfig) -> Build:
+    """Return what builds or keeps the locksteps of a task on a trial."""
+    if trial.large:
+        return LARGE
+    return kept_whole if trial.bug is None else kept_lockstep
 
 
 @lru_cache(maxsize=1)

@@ -32,6 +32,7 @@ from paritybit.harness.campaigns.locksteps import (
     Locksteps,
     explained_small,
     forget_kept,
+    kept_for,
     kept_lockstep,
     kept_reaching,
 )
@@ -191,7 +192,7 @@ def run_in_turn(task: Task) -> Result:
 
     If a bug must be detected, the result also has its `reach`.
     """
-    result = run_task(task, LARGE if task.trial.large else kept_lockstep, begin=begin_fresh)
+    result = run_task(task, kept_for(task.trial), begin=begin_fresh)
     if result.spoiled:
         return result
     try:

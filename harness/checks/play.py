@@ -153,6 +153,7 @@ class Lockstep:
         engines: Callable[[Pair], Engines] | None = None,
         draft: Callable[[ModelConfig], ModelConfig] = draft_config,
         keeps_state: bool = True,
+        captures_all: bool = True,
     ) -> None:
         self.trial = trial
         self.refused: str | None = None
@@ -164,6 +165,7 @@ class Lockstep:
                 engines=engines,
                 draft=draft,
                 keeps_state=keeps_state,
+                captures_all=captures_all,
             )
         except SharedBufferError as error:
             self.refused = str(error)
@@ -240,9 +242,10 @@ class Lockstep:
             raise DeviceLostError(schedule, outcome)
         return outcome
 
-    def capture(self, schedule: Schedule) -> None:
-        """Capture the runners that a schedule may need and that are not captured yet."""
-        asked = modes_of(schedule.steps, self.pair.modes)
+    def capture(self, schedule: Schedule | None) -> None:
+        """Capture the runners that a schedule may need, or all for None, unless they are."""
+        modes = self.pair.modes
+        asked = modes if schedule is None else modes_of(schedule.steps, modes)
         if self.pair.captures.lacks(asked):
             self.pair.capture(asked)
             self.capture_warnings = self.pair.captures.warnings

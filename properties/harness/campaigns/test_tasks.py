@@ -18,6 +18,7 @@ from paritybit.harness.campaigns.hunt import (
     hunt,
     play_all,
 )
+from paritybit.harness.campaigns.locksteps import forget_kept, kept_for, kept_lockstep
 from paritybit.harness.campaigns.regress import Run, RunConfig, plan, verdict
 from paritybit.harness.campaigns.replay import Named, Replayed, judged, replayed
 from paritybit.harness.campaigns.task import (
@@ -88,6 +89,15 @@ def test_a_bug_that_is_seen_alone_is_caught() -> None:
     assert result.hunt_result.schedules == 1
     assert result.finding is not None
     assert result.finding.schedule.steps == ()
+
+
+def test_only_a_clean_trial_captures_everything_first() -> None:
+    forget_kept()
+    compared = kept_lockstep(TRIAL)
+    assert compared.pair.captures.nothing_ran
+    assert kept_for(BROKEN)(TRIAL) is compared and compared.pair.captures.nothing_ran
+    assert kept_for(TRIAL)(TRIAL) is compared and not compared.pair.captures.lacks(TRIAL.modes)
+    forget_kept()
 
 
 def test_gates_that_opened_by_themselves_are_counted_with_their_task(
