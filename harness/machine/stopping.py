@@ -1,11 +1,14 @@
 """Signals that stop this process, at once or after the results have been written."""
 
+import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals for Ctrl-C, the end of a job, and a closed terminal."""
@@ -15,6 +18,9 @@ PATIENCE = 5.0
 
 A process group may get a signal twice, and people press Ctrl-C until something happens.
 """
+
+AGAIN = 0.01
+"""Seconds after which a signal is sent again if Python dropped its exception."""
 
 
 class Stop:
@@ -34,6 +40,11 @@ class Stop:
             return
         self.received, self.at = number, now
         raise KeyboardInterrupt
+
+    def send_again(self) -> None:
+        """Send the last signal again, once the code that dropped its exception has returned."""
+        number, self.received = self.received, None
+        threading.Timer(AGAIN, os.kill, (os.getpid(), number)).start()
 
     def raise_if_swallowed(self) -> None:
         """Raise KeyboardInterrupt if a signal arrived and its exception was caught since."""
@@ -58,9 +69,27 @@ def heard_by(hear: Callable[[int, FrameType | None], object]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def listening(stop: Stop) -> AbstractContextManager[None]:
-    """Pass the stop signals in this context to `stop`, except those that are ignored."""
-    return heard_by(stop.hear)
+@contextmanager
+def listening(stop: Stop) -> Iterator[None]:
+    """Pass the stop signals in this context to `stop`, except those that are ignored.
+
+    Python drops an exception that is raised in a weakref callback or in `__del__`. A signal that
+    arrives there is sent again.
+    """
+    before = sys.unraisablehook
+
+    def hook(dropped: Any) -> None:
+        if stop.received is not None and issubclass(dropped.exc_type, KeyboardInterrupt):
+            stop.send_again()
+        else:
+            before(dropped)
+
+    sys.unraisablehook = hook
+    try:
+        with heard_by(stop.hear):
+            yield
+    finally:
+        sys.unraisablehook = before
 
 
 @contextmanager

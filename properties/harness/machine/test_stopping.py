@@ -3,10 +3,12 @@
 import json
 import os
 import signal
+import time
+import weakref
 from pathlib import Path
 
 import pytest
-from paritybit.harness.machine.stopping import PATIENCE, Stop, heard_at_the_end
+from paritybit.harness.machine.stopping import PATIENCE, Stop, heard_at_the_end, listening
 
 from properties.support.harness.command_line import (
     HUNG_UP,
@@ -43,6 +45,17 @@ def test_what_asks_to_stop_is_heard_once_what_is_kept_is_written() -> None:
         signal.raise_signal(signal.SIGINT)
         written = True
     assert written
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_within_a_weakref_callback_still_stops(number: int) -> None:
+    stop, thing = Stop(), Stop()
+    kept = weakref.ref(thing, lambda _: signal.raise_signal(number))
+    with pytest.raises(KeyboardInterrupt), listening(stop):
+        del thing
+        assert kept() is None
+        time.sleep(LONGEST)
+    assert stop.received == number
 
 
 RUN = """
