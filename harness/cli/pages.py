@@ -52,11 +52,6 @@ def run_report(options: argparse.Namespace) -> int:
     return OK
 
 
-def record_asked_for(path: Path) -> Record:
-    """Load the record of a `regress` run. Raises MalformedError if there is none."""
-    return run_record.record_of(json_asked_for(path), path.name)
-
-
 def json_asked_for(path: Path) -> Any:
     """Return the JSON data of a record. Raises MalformedError if there is none."""
     if path == RECORD and not path.exists():
