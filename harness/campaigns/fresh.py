@@ -155,7 +155,7 @@ def _serve(
         try:
             lockstep = build(trial, properties)
             if captures_all:
-                lockstep.capture(None)
+                lockstep.pair.capture(lockstep.pair.modes)
         except Exception as error:
             pipe.send(traceback_of(error))
             return

@@ -61,11 +61,18 @@ LARGE = Locksteps()
 
 @lru_cache(maxsize=1)
 def kept_clean(trial: TrialConfig) -> Lockstep:
+    """Return the lockstep of a clean trial, kept for consecutive tasks of this trial."""
+    return Lockstep(trial)
+
+
+@lru_cache(maxsize=1)
+def kept_compared(trial: TrialConfig) -> Lockstep:
     """Return the lockstep of a clean trial, kept for all bugs that are compared with it.
 
-    It captures on demand, because that does not change the results of a correct engine.
+    It captures on demand, because that does not change the results of a correct engine, and no bug
+    is detected by the Python state that it does not keep.
     """
-    return Lockstep(trial, captures_all=False)
+    return Lockstep(trial, keeps_state=False, captures_all=False)
 
 
 @lru_cache(maxsize=1)
@@ -79,18 +86,16 @@ def kept_lockstep(trial: TrialConfig) -> Lockstep:
     return kept_clean(trial) if trial.bug is None else kept_broken(trial)
 
 
-def kept_whole(trial: TrialConfig) -> Lockstep:
-    """Return the kept lockstep of a clean trial with all runners captured."""
-    lockstep = kept_lockstep(trial)
-    lockstep.capture(None)
-    return lockstep
+def kept_in_hunt(trial: TrialConfig) -> Lockstep:
+    """Return the kept lockstep of a hunt, or of the clean trial that it is compared with."""
+    return kept_compared(trial) if trial.bug is None else kept_broken(trial)
 
 
 def kept_for(trial: TrialConfig) -> Build:
     """Return what builds or keeps the locksteps of a task on a trial."""
     if trial.large:
         return LARGE
-    return kept_whole if trial.bug is None else kept_lockstep
+    return kept_lockstep if trial.bug is None else kept_in_hunt
 
 
 @lru_cache(maxsize=1)
@@ -102,7 +107,7 @@ def kept_reaching(trial: TrialConfig) -> Reaching:
 
 def forget_kept() -> None:
     """Drop all kept locksteps."""
-    for kept in (kept_clean, kept_broken, kept_reaching):
+    for kept in (kept_clean, kept_compared, kept_broken, kept_reaching):
         kept.cache_clear()
 
 

@@ -242,10 +242,9 @@ class Lockstep:
             raise DeviceLostError(schedule, outcome)
         return outcome
 
-    def capture(self, schedule: Schedule | None) -> None:
-        """Capture the runners that a schedule may need, or all for None, unless they are."""
-        modes = self.pair.modes
-        asked = modes if schedule is None else modes_of(schedule.steps, modes)
+    def capture(self, schedule: Schedule) -> None:
+        """Capture the runners that a schedule may need and that are not captured yet."""
+        asked = modes_of(schedule.steps, self.pair.modes)
         if self.pair.captures.lacks(asked):
             self.pair.capture(asked)
             self.capture_warnings = self.pair.captures.warnings

@@ -50,7 +50,7 @@ class Engines:
         """Play on new engines what a fresh process would play."""
         lockstep = self._seen(built(playing.trial, playing.properties))
         if playing.captures_all:
-            lockstep.capture(None)
+            lockstep.pair.capture(lockstep.pair.modes)
         *history, last = playing.schedules
         for schedule in history:
             lockstep.play(schedule, until=playing.until)
