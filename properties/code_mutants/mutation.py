@@ -15,7 +15,7 @@ MUTATED = ("subjects",)
 LEFT_OUT = (
     *("subjects/bugs", "subjects/mutants"),
     *("subjects/cuda_streams.py", "subjects/graphs/cuda.py"),
-    *("subjects/listing/device.py", "subjects/listing/drafts.py"),
+    *("subjects/listing/device.py", "subjects/listing/drafts.py", "subjects/listing/paths.py"),
 )
 """What no clean trial of our engine runs on a CPU, by how the names of its files begin."""
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from paritybit.reference.config import Kind
 from paritybit.reference.model import Heads, Model, TokenInputs
 from paritybit.reference.ops import Ops
@@ -26,7 +25,7 @@ class PieceOutput:
 class CutModel:
     """A model cut at attention. `room` returns a tensor for the attention of a layer's heads.
 
-    All tokens of a piece are live unless `live_tokens` gives their number.
+    `live_tokens`, a tensor of one element, is the number of live tokens.
     """
 
     model: Model
@@ -39,17 +38,12 @@ class CutModel:
         rotary = self.model.rotary(self.ops, tokens.positions, tokens.mrope_positions)
         return self._before(0, hidden, rotary)
 
-    def between(
-        self, layer: int, left: PieceOutput, live_tokens: Tensor | None = None
-    ) -> PieceOutput:
+    def between(self, layer: int, left: PieceOutput, live_tokens: Tensor) -> PieceOutput:
         """Run everything between the attention of `layer` and the next one."""
         return self._before(layer + 1, self.after(layer, left, live_tokens), left.rotary)
 
-    def after(self, layer: int, left: PieceOutput, live_tokens: Tensor | None = None) -> Tensor:
+    def after(self, layer: int, left: PieceOutput, live_tokens: Tensor) -> Tensor:
         """Run everything in a layer after its attention."""
-        if live_tokens is None:
-            every = len(left.hidden)
-            live_tokens = torch.full_like(left.hidden[:1, 0], every, dtype=torch.int32)
         return self.model.after_attention(self.ops, layer, left.hidden, left.mixed, live_tokens)
 
     def _before(self, layer: int, hidden: Tensor, rotary: Rotary) -> PieceOutput:
