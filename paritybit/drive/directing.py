@@ -107,8 +107,10 @@ def shrink(
 
 def found(key: str) -> bool:
     """Return whether this process has the finding with this key."""
-    lines = journal.of_process()
-    return lines is not None and key in lines.findings
+    if (lines := journal.of_process()) is None:
+        return False
+    lines.settle()
+    return key in lines.findings
 
 
 def forwards() -> int:

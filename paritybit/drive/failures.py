@@ -52,6 +52,7 @@ def judge_failure(failed: BaseException) -> None:
     lines, settings = journal.of_process(), active()
     if lines is None or settings is None:
         return
+    lines.settle()
     name = engine_error.CHECK.name
     checked = settings.checks is None or name in settings.checks
     judged = any(key.startswith(name) for key in lines.findings)

@@ -21,6 +21,8 @@ def in_fork(work: Callable[[], Any], seconds: float) -> Any:
     GPU.
     """
     reads, writes = os.pipe()
+    if (before := journal.of_process()) is not None:
+        before.settle()
     gc.freeze()  # A collection in the fork would copy every page that it touches.
     child = os.fork()
     if child == 0:

@@ -143,6 +143,8 @@ def play(asked: argparse.Namespace, drive: Drive[Kind]) -> int:
 
 def leave(code: int) -> NoReturn:
     """End this process immediately, because threads of the engine may still run."""
+    if (lines := journal.of_process()) is not None:
+        lines.settle()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

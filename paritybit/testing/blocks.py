@@ -49,6 +49,7 @@ class Session:
         """Return the findings and the number of forward passes since the last call."""
         own = of_process()
         if own is not None and own.file is not None:
+            own.settle()
             own.write_counts()
         new, before = Seen(), self.tally.count("forwards")
         for process, entry in self.journals.entries():

@@ -1,7 +1,7 @@
 """Follows what happens between forwards: allocations, frees, copies, and tokens that become known.
 
 Each change is first noted as a copy of its slot numbers, without synchronising with a GPU. `settle`
-then applies all noted changes to the ledgers, in order.
+then applies all noted changes to the ledgers, in order. It runs before anything else is judged.
 """
 
 from collections import OrderedDict
@@ -17,6 +17,7 @@ from paritybit.watch.facts import Forward, Group, Row, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Names
 from paritybit.watch.observations import Cached, EngineError, Freeing, Idle, IdleRows
+from paritybit.watch.reading import repeated
 from paritybit.watch.settings import Settings
 
 MOST_WAITING = 4096
@@ -72,27 +73,30 @@ class Changes:
             return None
         noted, self.noted = self.noted, []
         places, number = self._in_order(noted)
-        of_change = torch.tensor(
-            [(change.freeing, change.what in self.unfollowed) for change in noted],
-            dtype=torch.int32, device=self.ledger.device,
-        )  # fmt: skip
-        freed, unfollowed = of_change[number].unbind(1)
-        if any(change.what in self.unfollowed for change in noted):
-            self.ledger.forget(torch.where(unfollowed > 0, places, -1))
+        freed = self._of_change([change.freeing for change in noted])[number]
+        unfollowed = [change.what in self.unfollowed for change in noted]
+        if any(unfollowed):
+            mine = self._of_change(unfollowed)[number]
+            self.ledger.forget(torch.where(mine > 0, places, -1))
         column = self.ledger.wide[-1]
-        another = places[1:] != places[:-1]
-        first = torch.cat([another.new_ones(1), another])
+        another = torch.ones(len(places) + 1, dtype=torch.bool, device=places.device)
+        another[1:-1] = places[1:] != places[:-1]
+        first, last = another[:-1], another[1:].nonzero().flatten()
         held = column[places]
-        # The last freeing at each change: its own, an earlier one here, or the ledger's.
-        known = torch.where(freed != 0, freed, held.abs())
-        steps = torch.arange(len(places), device=places.device)
-        known = known[steps.masked_fill(~first & (freed == 0), 0).cummax(0).values]
+        # The last freeing at each change: its own, an earlier one here, or the ledger's. Numbers
+        # of freeings grow, so it is the largest so far of its slot.
+        base = places << 32
+        largest = (base + torch.maximum(freed, held.abs())).cummax(0).values
+        known = (largest - base).to(torch.int32)
         state = torch.where(freed != 0, known, -known)
         before = torch.where(first, held, state.roll(1))
-        last = torch.cat([another, another.new_ones(1)])
         column[places[last]] = state[last]
-        mine = (freed != 0) & (places < self.ledger.slots)
+        mine = ((freed != 0) & (places < self.ledger.slots)).nonzero().flatten()
         return Freeing(self.ledger, places[mine], before[mine], freed[mine])
+
+    def _of_change(self, values: Sequence[int]) -> Tensor:
+        """Return a value per change on the ledger's device, int32 [changes]."""
+        return torch.tensor(values, dtype=torch.int32, device=self.ledger.device)
 
     def _in_order(self, noted: list[Change]) -> tuple[Tensor, Tensor]:
         """Return indices of slots and numbers of changes, sorted by slot, then by number."""
@@ -103,8 +107,7 @@ class Changes:
             if not chosen:
                 continue
             slots = torch.cat([noted[n].slots for n in chosen])
-            counts = torch.tensor([noted[n].size for n in chosen])
-            number = torch.tensor(chosen).repeat_interleave(counts).to(slots.device)
+            number = repeated(chosen, [noted[n].size for n in chosen]).to(slots.device)
             if whole and page > 1:
                 first = slots.masked_fill(slots % page != 0, -page)
                 slots = (first[:, None] + torch.arange(page, device=slots.device)).flatten()
@@ -164,6 +167,7 @@ class Between(Boundary):
 
     def __init__(self, groups: Sequence[Group], journal: Journal, settings: Settings) -> None:
         super().__init__(journal, settings)
+        journal.settling.append(self.settled)
         names = Names()
         self.ledgers = {group.name: Ledger(group, names) for group in groups}
         # A slot that was allocated may have been written by a forward that was not checked.
@@ -277,20 +281,30 @@ class Between(Boundary):
         self.loading.setdefault(group, []).append(slots)
 
     def note(self, group: str, what: str, slots: Tensor, source: str | None = None) -> None:
-        """Note a change of slots. It is applied at once, unless forwards are sampled.
+        """Note a change of slots. It is applied later, together with others.
 
-        If forwards are sampled, the changes are applied when a forward runs: its stream has waited
-        for the copies that were made on other streams.
+        When a forward runs, its stream has waited for the copies that were made on other streams.
         """
         self.changes[group].note(what, slots, self.number + 1, source)
-        if self.settings.every == 1:
-            self.settle()
 
     def settle(self) -> None:
         """Apply all noted changes to the ledgers."""
         for changes in self.changes.values():
             if (freeing := changes.enter()) is not None:
                 self.judge("freeing", freeing)
+
+    @guarded
+    def settled(self) -> None:
+        """Apply all noted changes before the process ends."""
+        self.settle()
+
+    def judge(self, stage: str, observation: object) -> None:
+        """Apply all noted changes, then run the selected checks of a stage."""
+        try:
+            if stage != "freeing":
+                self.settle()
+        finally:
+            super().judge(stage, observation)
 
     @guarded
     def idle(
@@ -305,7 +319,6 @@ class Between(Boundary):
         engine reports as locked. `rows` are the number of free rows of the request table and the
         number of all rows.
         """
-        self.settle()
         for name, (free, cached) in groups.items():
             ledger = self.ledgers[name]
             count = (locked or {}).get(name, 0)

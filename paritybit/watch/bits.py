@@ -37,25 +37,22 @@ def as_integers(tensor: Tensor) -> Tensor:
 
 
 def words_of(tensor: Tensor) -> Tensor:
-    """Return a tensor [slots, ...] as [slots, words], with the widest integers that fit.
+    """Return a tensor [slots, ...] as [slots, words], with the widest integers that a slot fits.
 
-    The result is a view, unless the entries of one slot are not contiguous.
+    The result is a view, unless the entries of one slot are not contiguous or not aligned.
     """
     flat = tensor.flatten(1) if tensor.dim() > 1 else tensor[:, None]
-    for word in WORDS:
-        if flat.shape[1] * flat.element_size() % word.itemsize:
-            continue
-        try:
-            return flat.view(word)
-        except RuntimeError:
-            continue
-    return flat.contiguous().view(torch.uint8)
+    size = flat.shape[1] * flat.element_size()
+    word = next(word for word in WORDS if size % word.itemsize == 0)
+    try:
+        return flat.view(word)
+    except RuntimeError:
+        return flat.clone(memory_format=torch.contiguous_format).view(word)
 
 
 def viewable(tensor: Tensor) -> bool:
-    """Return whether the entries of each slot are contiguous, so that `words_of` gives a view."""
-    inner = tensor[:1]
-    return tensor.shape[0] == 0 or inner.is_contiguous()
+    """Return whether `words_of` gives a view."""
+    return len(tensor) == 0 or words_of(tensor[:1]).data_ptr() == tensor.data_ptr()
 
 
 def taken(tensor: Tensor, slots: Tensor, block: int | None) -> Tensor:
@@ -79,6 +76,18 @@ def factors(number: int, seed: int) -> Tensor:
     return drawn | 1
 
 
+def weighted(words: Tensor, table: Tensor) -> Tensor:
+    """Return the sum of each slot's mixed words, multiplied by their factors, int64 [slots].
+
+    `words` is int64 [slots, words], and `table` int64 [words].
+    """
+    mixed = words >> 32
+    mixed &= LOWER
+    mixed ^= words
+    # CUDA has no matrix product for integers.
+    return (mixed * table).sum(1) if mixed.is_cuda else mixed @ table
+
+
 class Checksums:
     """Computes the checksums of the slots of a group."""
 
@@ -92,6 +101,7 @@ class Checksums:
         self.scales: Sequence[int] = factors(len(self.tensors), SEED).tolist()
         self.bytes_per_slot = sum(self.row(t) * t.element_size() for t in self.tensors)
         self.tables: dict[int, Tensor] = {}
+        self.scaled: Tensor | None = None
         self.chunk = CHUNK.get(self.device.type, LARGE_CHUNK)
         self.fast = self._on_cuda()
 
@@ -138,19 +148,23 @@ class Checksums:
         if self.fast is not None:
             sums: Tensor = self.fast.of(slots)
             return sums
-        total = torch.zeros(len(slots), dtype=torch.int64, device=self.device)
-        row = max(1, self.row(self.tensors[0]))
-        step = max(1, self.chunk // row)
+        total = torch.empty(len(slots), dtype=torch.int64, device=self.device)
+        step = max(1, self.chunk // max(1, self.bytes_per_slot // torch.int64.itemsize))
         for first in range(0, len(slots), step):
-            some = slots[first : first + step]
-            for tensor, scale in zip(self.tensors, self.scales, strict=True):
-                there = some.to(tensor.device)
-                if self.block is None and viewable(tensor):
-                    rows = words_of(tensor).index_select(0, there)
-                else:
-                    rows = taken(tensor, there, self.block)
-                self._add(total[first : first + step], rows, scale)
+            total[first : first + step] = self.of_words(self.words(slots[first : first + step]))
         return total
+
+    def words(self, slots: Tensor) -> list[Tensor]:
+        """Return a copy of the words of some slots, [n, words] for each tensor."""
+        return [words_of(taken(one, slots.to(one.device), self.block)) for one in self.tensors]
+
+    def of_words(self, words: Sequence[Tensor]) -> Tensor:
+        """Return the checksums of slots with these words, int64 [n]."""
+        if self.scaled is None:
+            pairs = zip(words, self.scales, strict=True)
+            self.scaled = torch.cat([self.table(one.shape[1]) * scale for one, scale in pairs])
+        all_words = torch.cat([one.to(self.device, torch.int64) for one in words], 1)
+        return weighted(all_words, self.scaled)
 
     def _add_blocks(self, total: Tensor, tensor: Tensor, first: int, scale: int) -> None:
         """Add the share of one tensor of blocks to the checksums of the slots from `first` on."""
@@ -170,10 +184,5 @@ class Checksums:
         step = max(1, self.chunk // max(1, rows[:1].numel()))
         for first in range(0, len(rows), step):
             words = words_of(rows[first : first + step]).to(self.device, torch.int64)
-            table = self.table(words.shape[1])
-            mixed = words >> 32
-            mixed &= LOWER
-            mixed ^= words
-            # CUDA has no matrix product for integers.
-            sums = (mixed * table).sum(1) if mixed.is_cuda else mixed @ table
+            sums = weighted(words, self.table(words.shape[1]))
             total[first : first + step] += sums * scale

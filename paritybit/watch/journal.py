@@ -21,8 +21,9 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from multiprocessing import util
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -86,6 +87,8 @@ class Journal:
     counted: float = 0.0
     lost: bool = False
     """Whether a line could not be written. It is reported on stderr once; the engine continues."""
+    settling: list[Callable[[], None]] = field(default_factory=list)
+    """The functions that judge what happened, but was not judged yet."""
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append one line. `kind` is one of KINDS. Values that JSON does not have become text."""
@@ -152,6 +155,7 @@ class Journal:
         self.pid, self.file = os.getpid(), None
         self.path = self.path.with_name(f"process-{self.pid}.jsonl")
         self.counts, self.findings, self.said = {}, {}, set()
+        self.settle_at_end()
 
     def go_on_in(self, folder: Path) -> None:
         """Continue in a file of this process in a folder. Copies the lines written so far."""
@@ -160,9 +164,19 @@ class Journal:
         if before.exists():
             shutil.copyfile(before, self.path)
 
+    def settle(self) -> None:
+        """Judge everything that happened so far."""
+        for call in self.settling:
+            call()
+
+    def settle_at_end(self) -> None:
+        """Arrange that `settle` is called when this process ends, also one of multiprocessing."""
+        util.Finalize(None, self.settle, exitpriority=0)
+
     def end(self) -> None:
         """Write the counts and the last line, and close the file. Does nothing in a fork."""
         if os.getpid() == self.pid and self.file is not None:
+            self.settle()
             self.write_counts()
             self.write("end")
             self.file.close()
@@ -182,6 +196,7 @@ def of_process(settings: Settings | None = None) -> Journal | None:
     if settings is None:
         return None
     _OPEN[:] = [Journal(settings.folder / f"process-{os.getpid()}.jsonl")]
+    _OPEN[0].settle_at_end()
     return _OPEN[0]
 
 

@@ -1,6 +1,6 @@
 """The ledger records the last write and the last free of each slot in a group.
 
-It takes 32 bytes per slot, on the device of the KV tensors:
+It takes 32 bytes per slot, and one for a mask, on the device of the KV tensors:
 
 | field | bytes | meaning |
 |---|---|---|
@@ -24,6 +24,7 @@ from torch import Tensor
 from paritybit.watch.bits import Checksums
 from paritybit.watch.chains import UNKNOWN
 from paritybit.watch.facts import Group
+from paritybit.watch.shadow import Shadow
 
 NEVER, UNSEEN, MAYBE = 0, -1, -2
 """Special values of `forward`: never written, written while unwatched, possibly written."""
@@ -92,8 +93,17 @@ class Ledger:
         ]
         self.chain, self.checksum, self.before, self.request, self.position, *rest = self.columns()
         self.forward, self.freed = rest
+        self.shadow = Shadow.of(self.checksums)
+        if self.shadow is not None:
+            self.before.copy_(folded(self.checksums.of(torch.arange(self.slots))))
+        self.entered: list[Tensor] = []
+        """The slots that got another slot's `before` since the last frame."""
         reserved = sorted(slot for slot in group.reserved if 0 <= slot < self.slots)
         self.reserved = torch.tensor(reserved, dtype=torch.int64, device=self.device)
+        self.usable = torch.ones(self.slots + 1, dtype=torch.bool, device=self.device)
+        """Which slots requests may use: not the reserved ones, and not the last entry."""
+        self.usable[self.reserved] = False
+        self.usable[-1] = False
         self.stories: OrderedDict[int, Story] = OrderedDict()
         self.freeings: OrderedDict[int, dict[str, Any]] = OrderedDict()
         self.last_freeing = 0
@@ -113,13 +123,27 @@ class Ledger:
         An invalid slot number becomes the last index. The call does not synchronise with a GPU.
         """
         slots = slots.to(self.device, torch.int64).flatten()
-        return slots.masked_fill((slots < 0) | (slots >= self.slots), self.slots)
+        return slots.clamp(-1, self.slots).remainder(self.slots + 1)  # -1 becomes the last index.
 
-    def frame(self) -> Tensor:
+    def frame(self, expected: Tensor | None = None) -> Tensor | None:
         """Compute the checksums of all slots.
 
-        Returns which slots changed since the last frame, bool [slots].
+        Returns which slots changed since the last frame, bool [slots]. With a shadow, it computes
+        only checksums of slots whose bytes changed, or that are `expected` to change, int64 [n].
+        The result is then None if nothing changed.
         """
+        if self.shadow is not None:
+            if not self.entered and self.shadow.same():
+                return None
+            changed = torch.zeros(self.slots, dtype=torch.bool)
+            likely = [self.reserved, *self.entered, *([] if expected is None else [expected])]
+            self.entered.clear()
+            self.reframe(torch.cat(likely), changed)
+            others = self.shadow.changed()
+            if len(slots := others.nonzero().flatten()):
+                self.reframe(slots, changed)
+                changed |= others
+            return changed
         changed = torch.empty(self.slots, dtype=torch.bool, device=self.device)
         for first in range(0, self.slots, FRAME):
             last = min(first + FRAME, self.slots)
@@ -130,14 +154,18 @@ class Ledger:
 
     def reframe(self, slots: Tensor, changed: Tensor) -> None:
         """Compute the checksums of some slots, and set those that changed in `changed`."""
-        now = folded(self.checksums.of(slots))
+        if self.shadow is None:
+            now = folded(self.checksums.of(slots))
+        else:
+            words = self.checksums.words(slots)
+            self.shadow.update(slots, words)
+            now = folded(self.checksums.of_words(words))
         changed[slots] |= now != self.before[slots]
         self.before[slots] = now
 
     def outside(self, changed: Tensor, owned: Tensor) -> Tensor:
         """Return the changed slots that are neither owned nor reserved, int64 [n]."""
-        outside = changed.clone()
-        outside[self.reserved] = False
+        outside = changed & self.usable[:-1]
         outside[owned] = False
         return outside.nonzero().flatten()
 
@@ -178,6 +206,7 @@ class Ledger:
         old, new = self.places(source), self.places(target)
         for column in self.wide[:-1]:
             column[new] = column[old]
+        self.note_entered(new)
         if not self.stories:
             return
         told = [self.stories.get(slot) for slot in old.tolist()]
@@ -196,7 +225,13 @@ class Ledger:
         places = self.places(slots)
         for column, known in zip(self.wide[:-1], entries, strict=True):
             column[places] = known[: len(places)]
+        self.note_entered(places)
         self.forget_stories(places)
+
+    def note_entered(self, places: Tensor) -> None:
+        """Note that `before` may not be the checksum of the bytes that the shadow holds."""
+        if self.shadow is not None:
+            self.entered.append(self.index(places))
 
     def tell(self, slots: list[int], story: Story) -> None:
         """Remember what changed some slots. An earlier story of a slot is kept."""

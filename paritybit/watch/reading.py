@@ -1,8 +1,9 @@
 """Collects the reads and writes of a forward's rows, as flat tensors on the ledger's device."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -42,16 +43,20 @@ def owned(forward: Forward, ledger: Ledger) -> Tensor:
     return ledger.index(torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64))
 
 
-def ranges(spans: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-    """Concatenate half-open ranges.
+def repeated(values: Iterable[int], counts: Iterable[int]) -> Tensor:
+    """Repeat each value as often as its count says, int64 [n]."""
+    flat = array("q")
+    for value, count in zip(values, counts, strict=True):
+        flat += array("q", (value,)) * count
+    return torch.frombuffer(flat, dtype=torch.int64) if flat else torch.empty(0, dtype=torch.int64)
 
-    Returns the index of each entry's range, and the value of each entry, int64 [n].
-    """
-    starts = torch.tensor([first for first, _ in spans])
-    lengths = torch.tensor([last for _, last in spans]) - starts
-    number = torch.arange(len(spans)).repeat_interleave(lengths)
-    before = lengths.cumsum(0) - lengths
-    return number, torch.arange(len(number)) + (starts - before)[number]
+
+def ranges(spans: Sequence[tuple[int, int]]) -> Tensor:
+    """Concatenate half-open ranges. Returns the value of each entry, int64 [n]."""
+    counts = [last - first for first, last in spans]
+    ends = accumulate(counts)
+    shifts = [last - end for (_, last), end in zip(spans, ends, strict=True)]
+    return repeated(shifts, counts) + torch.arange(sum(counts))
 
 
 def hashes(forward: Forward, chains: Chains) -> list["array[int]"]:
@@ -64,11 +69,17 @@ def hashes(forward: Forward, chains: Chains) -> list["array[int]"]:
     ]
 
 
-def reads(forward: Forward, number: int, ledger: Ledger, chain: list["array[int]"]) -> Reads | None:
+def reads(
+    forward: Forward,
+    number: int,
+    ledger: Ledger,
+    chain: list["array[int]"],
+    fresh: Writes | None,
+) -> Reads | None:
     """Return the reads of the rows in a group, or None if there are none.
 
-    The ledger must have just taken a frame. `chain` has the hashes of each row. Hashes may be
-    provisional: call `resolve` before judging.
+    The ledger must have just taken a frame. `chain` has the hashes of each row, and `fresh` the
+    writes of the forward. Hashes may be provisional: call `resolve` before judging.
     """
     group = ledger.group
     parts, rows, spans = list[Tensor](), list[int](), list[tuple[int, int]]()
@@ -87,10 +98,8 @@ def reads(forward: Forward, number: int, ledger: Ledger, chain: list["array[int]
     if not parts:
         return None
     device = ledger.device
-    which, positions = ranges(spans)
     slots = torch.cat(parts).to(device, torch.int64)
-    missing = (slots < 0) | (slots >= ledger.slots)
-    missing |= torch.isin(slots, ledger.reserved)
+    missing = ~ledger.usable[ledger.places(slots)]
     place = slots.masked_fill(missing, 0)
     held = ledger.chain[place]
     hashed = torch.frombuffer(expected, dtype=torch.int64).to(device)
@@ -98,8 +107,8 @@ def reads(forward: Forward, number: int, ledger: Ledger, chain: list["array[int]
         number=number,
         forward=forward,
         ledger=ledger,
-        row=torch.tensor(rows)[which].to(device),
-        position=positions.to(device),
+        row=repeated(rows, [len(part) for part in parts]).to(device),
+        position=ranges(spans).to(device),
         slots=slots,
         expected=hashed,
         judged=(held != UNKNOWN) & (hashed != UNKNOWN) & ~missing,
@@ -110,7 +119,7 @@ def reads(forward: Forward, number: int, ledger: Ledger, chain: list["array[int]
         written=ledger.forward[place],
         freed=ledger.freed[place],
     )
-    written_now(found, writes(forward, ledger, chain))
+    written_now(found, fresh)
     return found
 
 
@@ -156,12 +165,13 @@ def adopt(reads: Reads) -> None:
     """Record the hashes and checksums that rows imply for slots that were written unwatched."""
     ledger = reads.ledger
     written = ~reads.missing & (reads.written != NEVER)
-    unseen = written & (reads.held == UNKNOWN)
-    slots = reads.slots[unseen]
-    ledger.chain[slots] = reads.expected[unseen]
-    bytes_unknown = written & (reads.checksum == 0)
-    slots = reads.slots[bytes_unknown]
-    ledger.checksum[slots] = ledger.before[slots]
+    unseen = (written & (reads.held == UNKNOWN)).nonzero().flatten()
+    if len(unseen):
+        ledger.chain[reads.slots[unseen]] = reads.expected[unseen]
+    bytes_unknown = (written & (reads.checksum == 0)).nonzero().flatten()
+    if len(bytes_unknown):
+        slots = reads.slots[bytes_unknown]
+        ledger.checksum[slots] = ledger.before[slots]
 
 
 def writes(forward: Forward, ledger: Ledger, chain: list["array[int]"]) -> Writes | None:
@@ -182,17 +192,20 @@ def writes(forward: Forward, ledger: Ledger, chain: list["array[int]"]) -> Write
         spans.append((row.cached, last))
     if not parts:
         return None
-    number, positions = ranges(spans)
     slots = torch.cat(parts).to(ledger.device, torch.int64)
-    real = (slots >= 0) & (slots < ledger.slots) & ~torch.isin(slots, ledger.reserved)
-    device = ledger.device
+    real = ledger.usable[ledger.places(slots)].nonzero().flatten()
+    position, counts = ranges(spans), [len(part) for part in parts]
+
+    def chosen(values: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
+        return values.to(ledger.device, dtype)[real]
+
     return Writes(
         slots[real],
-        torch.frombuffer(values, dtype=torch.int64).to(device)[real],
-        torch.tensor(requests)[number].to(device, torch.int32)[real],
-        positions.to(device, torch.int32)[real],
-        torch.tensor(rows)[number].to(device)[real],
-        (positions < torch.tensor(musts)[number]).to(device)[real],
+        chosen(torch.frombuffer(values, dtype=torch.int64)),
+        chosen(repeated(requests, counts), torch.int32),
+        chosen(position, torch.int32),
+        chosen(repeated(rows, counts)),
+        chosen(position < repeated(musts, counts), torch.bool),
     )
 
 
@@ -215,8 +228,9 @@ def note(writes: Writes, ledger: Ledger, changed: Tensor, number: int) -> Tensor
     Returns which slots the forward did not write although it must, bool [n]. Such a slot keeps its
     old entry, so later reads of it are judged against that entry.
     """
-    slots, wrote = writes.slots, seen(writes, ledger, changed)
+    wrote = seen(writes, ledger, changed)
+    mine = wrote.nonzero().flatten()
     ledger.write(
-        slots[wrote], writes.chain[wrote], writes.request[wrote], writes.position[wrote], number
+        writes.slots[mine], writes.chain[mine], writes.request[mine], writes.position[mine], number
     )
     return writes.must & ~wrote

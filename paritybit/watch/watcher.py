@@ -121,11 +121,12 @@ class Watcher(Replaying):
         self.number += 1
         self.recorder.note(self.number, forward)
         chain = reading.hashes(forward, self.chains)
-        owned = {name: reading.owned(forward, ledger) for name, ledger in self.ledgers.items()}
+        owned = {name: reading.owned(forward, one) for name, one in self.ledgers.items()}
+        writes = {name: reading.writes(forward, one, chain) for name, one in self.ledgers.items()}
         read = shared = open_ = 0
-        for ledger in self.ledgers.values():
+        for name, ledger in self.ledgers.items():
             self.moved_between(ledger, BEFORE)
-            reads = reading.reads(forward, self.number, ledger, chain)
+            reads = reading.reads(forward, self.number, ledger, chain, writes[name])
             if reads is None:
                 continue
             open_ += reading.resolve(reads, self.chains)
@@ -136,7 +137,7 @@ class Watcher(Replaying):
             others = ledger.request[reads.slots.clamp(min=0)] != requests
             shared += int((others & reads.judged).sum())
             reading.adopt(reads)
-        self.now = UnderWay(self.number, forward, chain, owned)
+        self.now = UnderWay(self.number, forward, owned, writes)
         self.listener.taken()
         if (known := self.relayed.known(forward)) is not None:
             self.inputs("batch", [known])
@@ -150,7 +151,9 @@ class Watcher(Replaying):
 
     def moved_between(self, ledger: Ledger, what: str) -> None:
         """Remember the slots that changed since the last frame, to explain later reads."""
-        changed = ledger.frame() & (ledger.checksum != 0) & (ledger.before != ledger.checksum)
+        if (changed := ledger.frame()) is None:
+            return
+        changed = changed & (ledger.checksum != 0) & (ledger.before != ledger.checksum)
         slots = changed.nonzero().flatten()
         if len(slots):
             ledger.tell(slots.tolist(), Story(self.number, what))
@@ -212,7 +215,7 @@ class Watcher(Replaying):
         expected = torch.tensor(wanted)
         given = [StaticInput("input_ids", ids[known], len(known), len(known), expected=expected)]
         if positions is not None:
-            right = torch.cat([torch.arange(r.cached, r.cached + r.computed) for r in rows])
+            right = reading.ranges([(row.cached, row.cached + row.computed) for row in rows])
             size = len(positions)
             given.append(StaticInput("positions", positions, size, size, expected=right))
         self.inputs("batch", given)
@@ -232,10 +235,9 @@ class Watcher(Replaying):
                 ledger.reframe(now.owned[name], now.changed[name])
             elif len(stray := self.stray(ledger, now)):
                 self.judge_stray(ledger, now, stray)
-            writes = reading.writes(now.forward, ledger, now.chain)
             if now.forward.owned is not None:
                 self.note_owned(ledger, now, name)
-            if writes is not None:
+            if (writes := now.writes[name]) is not None:
                 missing = reading.note(writes, ledger, now.changed[name], now.number)
                 self.judge_missing(ledger, now, writes, missing)
             if ledger.device.type == "cuda":  # Calls between forwards may use another stream.

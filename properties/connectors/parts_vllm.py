@@ -208,6 +208,7 @@ class Served:
 
     def found(self) -> set[str]:
         """Return the names of the checks that found something, and what is undecided."""
+        self.journal.settle()
         self.journal.write_counts()
         lines = list(read(self.journal.path))
         assert [line["what"] for line in lines if line["kind"] == "undecided"] == []

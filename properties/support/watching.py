@@ -75,6 +75,7 @@ class Scene:
 
     def lines(self, kind: str) -> list[dict[str, Any]]:
         """Return the lines of a kind that the journal has so far."""
+        self.journal.settle()
         self.journal.write_counts()
         return [line for line in journal.read(self.journal.path) if line["kind"] == kind]
 

@@ -7,23 +7,26 @@ from paritybit.watch.observations import SHOWN, Check, Freeing, key_of
 
 
 def judge(freeing: Freeing) -> Iterable[Finding]:
-    """Yield one finding for all slots that were already free."""
+    """Yield one finding per call for all slots that were already free."""
     again = (freeing.before > 0).nonzero().flatten()
     if not len(again):
         return
-    ledger, slots = freeing.ledger, freeing.slots[again]
-    slot, group = int(slots[0]), ledger.group.name
-    yield Finding(
-        check=CHECK.name,
-        text=f"slot {slot} ({group}) is freed twice",
-        key=key_of(CHECK.name, group, None),
-        forward=ledger.freeings[int(freeing.call[again[0]])]["forward"] - 1,
-        group=group,
-        slots=tuple(slots[:SHOWN].tolist()),
-        count=len(slots),
-        writer=ledger.writer(slot),
-        freed=ledger.freeings.get(int(freeing.before[again[0]])),
-    )
+    ledger, calls, group = freeing.ledger, freeing.call[again], freeing.ledger.group.name
+    for call in calls.unique().tolist():
+        mine = again[calls == call]
+        slots = freeing.slots[mine]
+        slot = int(slots[0])
+        yield Finding(
+            check=CHECK.name,
+            text=f"slot {slot} ({group}) is freed twice",
+            key=key_of(CHECK.name, group, None),
+            forward=ledger.freeings[call]["forward"] - 1,
+            group=group,
+            slots=tuple(slots[:SHOWN].tolist()),
+            count=len(slots),
+            writer=ledger.writer(slot),
+            freed=ledger.freeings.get(int(freeing.before[mine[0]])),
+        )
 
 
 CHECK = Check(

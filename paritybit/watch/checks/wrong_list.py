@@ -12,7 +12,7 @@ from torch import Tensor
 from paritybit.watch.facts import Row
 from paritybit.watch.journal import Finding
 from paritybit.watch.observations import SHOWN, Check, Lists, key_of
-from paritybit.watch.reading import ranges
+from paritybit.watch.reading import ranges, repeated
 
 
 def judge(lists: Lists) -> Iterable[Finding]:
@@ -83,14 +83,17 @@ def span_of(lists: Lists, row: Row, count: int) -> Span | str | None:
 def differing(lists: Lists, entries: Tensor, spans: list[Span]) -> Iterable[Finding]:
     """Yield a finding for each row with an entry that is not the slot of its position."""
     given, name = lists.given, lists.ledger.group.name
-    number, position = ranges([(span.needed, span.last) for span in spans])
-    first = torch.tensor([span.first for span in spans])[number]
-    offset = torch.tensor([span.offset for span in spans])[number]
-    listed = entries[offset + (position - first) // given.page] * given.page
-    listed += position % given.page
+    position = ranges([(span.needed, span.last) for span in spans])
+    counts = [span.last - span.needed for span in spans]
+    page = given.page  # A list begins with the first position of a page.
+    offset = repeated([span.offset - span.first // page for span in spans], counts)
+    listed = entries[offset + position // page] * page + position % page
     parts = [span.row.slots[name][span.needed : span.last].cpu() for span in spans]
     slots = torch.cat(parts).to(torch.int64)
     wrong = ((listed != slots) & (slots >= 0)).nonzero().flatten()
+    if not len(wrong):
+        return
+    number = repeated(range(len(spans)), counts)
     for which in number[wrong].unique().tolist():
         mine = wrong[number[wrong] == which]
         at, place = int(position[mine[0]]), mine[0]

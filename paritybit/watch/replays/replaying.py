@@ -1,6 +1,5 @@
 """Judges the replays of a watched forward, and repeats some of them."""
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,12 +20,12 @@ from paritybit.watch.settings import Settings
 
 @dataclass
 class UnderWay:
-    """The forward that is being watched. `chain` has the hashes of each row."""
+    """The forward that is being watched. `owned` and `writes` have its slots, per group."""
 
     number: int
     forward: Forward
-    chain: list["array[int]"]
     owned: dict[str, Tensor]
+    writes: dict[str, reading.Writes | None]
     changed: dict[str, Tensor] = field(default_factory=dict)
     """For each group, the slots that changed since the forward began, bool [slots]."""
     replayed: str | None = None
@@ -84,6 +83,7 @@ class Replaying(Between):
         now, trial = self.now, self.trial
         if now is None or trial is None:
             return
+        self.settle()
         self.trial, now.replayed = None, replay.kind
         padded = int(replay.rows < replay.bucket)
         self.journal.count(replays=1, padded_replays=padded, **{f"replays: {replay.kind}": 1})
@@ -118,7 +118,7 @@ class Replaying(Between):
         changed = now.changed[ledger.group.name]
         if bool(changed[now.owned[ledger.group.name]].all()):
             return ledger.reserved[:0]
-        writes = reading.writes(now.forward, ledger, now.chain)
+        writes = now.writes[ledger.group.name]
         if writes is None:
             return ledger.reserved[:0]
         return writes.slots[writes.must & ~reading.seen(writes, ledger, changed)]
@@ -215,7 +215,10 @@ class Replaying(Between):
     def stray(self, ledger: Ledger, now: UnderWay) -> Tensor:
         """Take a frame of one group. Returns the changed slots that the forward does not own."""
         name = ledger.group.name
-        changed = ledger.frame()
+        changed = ledger.frame(now.owned[name])
+        if changed is None:
+            now.changed.setdefault(name, torch.zeros_like(ledger.usable[:-1]))
+            return ledger.reserved[:0]
         before = now.changed.get(name)
         now.changed[name] = changed if before is None else before | changed
         loading = [ledger.index(slots) for slots in self.loading.get(name, ())]

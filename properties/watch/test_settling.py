@@ -1,0 +1,141 @@
+"""Changes are applied to the ledger later, and no finding is lost or comes too late."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paritybit.watch import journal, settings
+from paritybit.watch.facts import Forward
+from paritybit.watch.journal import Journal
+from properties.support.watching import Scene, row
+
+SLOTS = [3, 4, 5, 6]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    """A watcher with all checks."""
+    made = Scene(tmp_path)
+    yield made
+    made.close()
+
+
+def free(scene: Scene, source: str, *slots: int) -> None:
+    """Free slots of both groups at a line of the engine."""
+    for group in ("full", "swa"):
+        scene.watcher.freed(group, torch.tensor(slots), source)
+
+
+def written(made: Journal) -> list[dict[str, Any]]:
+    """Return the findings that were written so far."""
+    return [line for line in journal.read(made.path) if line["kind"] == "finding"]
+
+
+def test_each_call_that_frees_again_is_named_in_order(scene: Scene) -> None:
+    scene.forward("a", [1, 2, 3], 0, SLOTS)
+    free(scene, "one.py:1", 3, 4, 5)
+    free(scene, "two.py:2", 5, 6)
+    scene.forward("b", [1], 0, [20])
+    free(scene, "three.py:3", 4, 5)
+    scene.watcher.allocated("full", torch.tensor([3]))
+    free(scene, "four.py:4", 3)
+    free(scene, "five.py:5", 3)
+    scene.forward("c", [1], 0, [21])
+    found = [
+        (line["forward"], line["slots"], line["freed"]["source"])
+        for line in written(scene.journal)
+        if line["group"] == "full"
+    ]
+    assert found == [
+        (1, [5], "one.py:1"),
+        (2, [4, 5], "one.py:1"),
+        (2, [3], "four.py:4"),
+    ]
+    of_swa = [line for line in written(scene.journal) if line["group"] == "swa"]
+    assert [line["slots"] for line in of_swa] == [[5], [4, 5], [3], [3]]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_error_comes_after_the_double_free_before_it(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """The error is judged even if the changes cannot be applied, as after a fault of a GPU."""
+    free(scene, "one.py:1", 3)
+    free(scene, "two.py:2", 3)
+    if fails:
+        monkeypatch.setattr(torch.Tensor, "cummax", None)
+    scene.watcher.raised(ValueError("no"), "the pool", "three.py:3")
+    checks = [line["check"] for line in written(scene.journal)]
+    assert checks == (["engine error"] if fails else ["double free"] * 2 + ["engine error"])
+
+
+def test_a_double_free_is_found_before_anything_else_is_judged(scene: Scene) -> None:
+    scene.forward("a", [1, 2, 3], 0, SLOTS)
+    free(scene, "one.py:1", 3)
+    free(scene, "two.py:2", 3)
+    scene.watcher.cached("full", torch.tensor([8]), 0)
+    assert [line["check"] for line in written(scene.journal)] == ["double free"] * 2 + ["leak"]
+
+
+def test_a_slot_that_a_forward_frees_is_free_when_its_stray_write_is_judged(scene: Scene) -> None:
+    scene.forward("a", [1, 2, 3], 0, SLOTS)
+    scene.watcher.begin(Forward("extend", (row("b", [1], 0, [20]),)))
+    free(scene, "one.py:1", 3)
+    scene.write([3, 20])
+    scene.watcher.end()
+    stray, _ = written(scene.journal)
+    assert (stray["check"], stray["freed"]["source"]) == ("stray write", "one.py:1")
+
+
+ENDS = {
+    "the end of a journal": "journal.of_process().end(); os._exit(0)",
+    "the end of a process": "",
+}
+
+PROGRAM = """
+import multiprocessing
+import os
+import torch
+from paritybit.watch import journal
+from paritybit.watch.settings import active
+from paritybit.watch.watcher import Watcher
+from properties.support.watching import groups
+
+def free_twice():
+    watcher = Watcher(
+        groups(), engine="x", release="1", journal=journal.of_process(), settings=active()
+    )
+    watcher.freed("full", torch.tensor([3]))
+    watcher.freed("full", torch.tensor([3]))
+    {end}
+
+if __name__ == "__main__":
+    {run}
+"""
+
+RUNS = {
+    "in the process": "free_twice()",
+    "in a child": "journal.of_process().count(forwards=0); "
+    "one = multiprocessing.get_context('fork').Process(target=free_twice); one.start(); one.join()",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("run", RUNS)
+def test_a_double_free_is_not_lost_when_a_process_ends(tmp_path: Path, end: str, run: str) -> None:
+    given = settings.Settings(str(tmp_path), ("double free",)).text()
+    program = PROGRAM.format(end=ENDS[end], run=RUNS[run])
+    subprocess.run(
+        [sys.executable, "-c", program],
+        check=True,
+        env={"PYTHONPATH": ":".join(sys.path), settings.VARIABLE: given, "PATH": ""},
+    )
+    paths = tmp_path.glob("process-*.jsonl")
+    lines = [line for path in paths for line in journal.read(path)]
+    found = [line for line in lines if line["kind"] == "finding"]
+    assert [line["check"] for line in found] == ["double free"]

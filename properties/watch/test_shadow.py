@@ -1,0 +1,152 @@
+"""The copy of a group's bytes finds the slots that changed, and the ledger keeps its checksums."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from paritybit.watch import shadow
+from paritybit.watch.bits import as_integers
+from paritybit.watch.facts import Group, Layer
+from paritybit.watch.ledger import Ledger, Names, folded
+
+SLOTS, BLOCK = 12, 3
+
+
+def in_a_row() -> tuple[torch.Tensor, ...]:
+    """Return tensors of several dtypes and widths."""
+    return (
+        torch.zeros(SLOTS, 2, 4),
+        torch.zeros(SLOTS, 5, dtype=torch.bfloat16),
+        torch.zeros(SLOTS, dtype=torch.float64),
+        torch.zeros(SLOTS, 3, dtype=torch.uint8).view(torch.float8_e4m3fn),
+    )
+
+
+def apart() -> tuple[torch.Tensor, ...]:
+    """Return views between whose slots other bytes lie, and one at an odd address."""
+    both = torch.zeros(SLOTS, 2, 4)
+    return both[:, 0], both[:, 1], torch.zeros(SLOTS * 4 + 1)[1:].view(SLOTS, 4)
+
+
+def transposed() -> tuple[torch.Tensor, ...]:
+    """Return a view whose slots are not contiguous."""
+    return (torch.zeros(4, SLOTS, 3, dtype=torch.bfloat16).transpose(0, 1),)
+
+
+def longer() -> tuple[torch.Tensor, ...]:
+    """Return a tensor with more slots than the other has."""
+    return torch.zeros(SLOTS + 5, 4), torch.zeros(SLOTS, 4)
+
+
+def blocks() -> tuple[torch.Tensor, ...]:
+    """Return blocks in a row, blocks between which others lie, and blocks of few bytes."""
+    both = torch.zeros(SLOTS // BLOCK, 2, BLOCK, 2, 4)
+    small = torch.zeros(SLOTS // BLOCK, BLOCK, 3, dtype=torch.uint8)
+    return torch.zeros(SLOTS // BLOCK, BLOCK, 4), both[:, 0], both[:, 1], small
+
+
+MADE = [(in_a_row, None), (apart, None), (transposed, None), (longer, None), (blocks, BLOCK)]
+
+
+@pytest.fixture(params=MADE, ids=lambda made: made[0].__name__)
+def ledger(request: pytest.FixtureRequest) -> Ledger:
+    """The ledger of a group with a layer per tensor."""
+    made: Callable[[], tuple[torch.Tensor, ...]]
+    made, block = request.param
+    layers = tuple(Layer(str(number), (tensor,)) for number, tensor in enumerate(made()))
+    return Ledger(Group("group", layers, block=block), Names())
+
+
+def bytes_of(ledger: Ledger, tensor: torch.Tensor, slot: int) -> torch.Tensor:
+    """Return a view of one slot of a tensor as integers."""
+    integers = as_integers(tensor)
+    block = ledger.group.block
+    return integers[slot] if block is None else integers[slot // block, slot % block]
+
+
+def framed(ledger: Ledger) -> torch.Tensor:
+    """Take a frame. Returns which slots changed, bool [slots]."""
+    changed = ledger.frame()
+    return torch.zeros(ledger.slots, dtype=torch.bool) if changed is None else changed
+
+
+def checksums(ledger: Ledger) -> torch.Tensor:
+    """Return the folded checksums of all slots."""
+    return folded(ledger.checksums.of(torch.arange(ledger.slots)))
+
+
+def test_a_frame_finds_a_change_of_any_bit_once(ledger: Ledger) -> None:
+    assert ledger.shadow is not None
+    assert not bool(framed(ledger).any())
+    for tensor in ledger.checksums.tensors:
+        for slot in (0, 4, SLOTS - 1):
+            mine = bytes_of(ledger, tensor, slot)
+            last = (-1,) * mine.dim()
+            mine[last] ^= -128 if mine.dtype != torch.uint8 else 128
+            assert framed(ledger).nonzero().flatten().tolist() == [slot]
+            assert torch.equal(ledger.before, checksums(ledger))
+            assert not bool(framed(ledger).any())
+
+
+def test_a_checksum_is_the_same_however_it_is_computed(ledger: Ledger) -> None:
+    for tensor in ledger.checksums.tensors:
+        as_integers(tensor).random_(0, 256)
+    every = torch.arange(ledger.slots)
+    assert torch.equal(ledger.checksums.all(), ledger.checksums.of(every))
+    assert torch.equal(ledger.checksums.all(2, 7), ledger.checksums.of(every[2:7]))
+
+
+def test_a_frame_of_memory_that_was_released_is_an_error() -> None:
+    tensor = torch.zeros(SLOTS, 4)
+    ledger = Ledger(Group("group", (Layer("0", (tensor,)),)), Names())
+    tensor.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="released"):
+        ledger.frame()
+
+
+def test_a_frame_sees_signs_of_zero_and_payloads_of_nan(ledger: Ledger) -> None:
+    nan = {torch.float32: 0x7FC00000, torch.bfloat16: 0x7FC0, torch.float64: 0x7FF8 << 48}
+    for tensor in ledger.checksums.tensors:
+        if tensor.dtype in nan:
+            mine = bytes_of(ledger, tensor, 5)
+            mine[...] = nan[tensor.dtype]
+            ledger.frame()
+            mine[...] += 1
+            assert framed(ledger).nonzero().flatten().tolist() == [5]
+            mine[...] = 0
+            ledger.frame()
+            mine.view(tensor.dtype)[...] = -0.0
+            assert framed(ledger).nonzero().flatten().tolist() == [5]
+
+
+def test_a_slot_whose_checksum_was_just_taken_has_not_changed_since(ledger: Ledger) -> None:
+    bytes_of(ledger, ledger.checksums.tensors[0], 7)[...] += 1
+    changed = torch.zeros(ledger.slots, dtype=torch.bool)
+    ledger.reframe(torch.tensor([6, 7]), changed)
+    assert changed.nonzero().flatten().tolist() == [7]
+    assert not bool(framed(ledger).any())
+    assert torch.equal(ledger.before, checksums(ledger))
+
+
+def test_a_large_group_has_no_shadow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shadow, "LARGEST", SLOTS * 16)
+    fits, larger = torch.zeros(SLOTS, 4), torch.zeros(SLOTS, 5)
+    for tensor, there in ((fits, True), (larger, False)):
+        ledger = Ledger(Group("group", (Layer("0", (tensor,)),)), Names())
+        assert (ledger.shadow is not None) == there
+        ledger.frame()
+        tensor[3, 1] = 1
+        assert framed(ledger).nonzero().flatten().tolist() == [3]
+        assert torch.equal(ledger.before, checksums(ledger))
+
+
+def test_an_entry_that_was_copied_is_compared_with_the_bytes_of_its_slot() -> None:
+    tensor = torch.randn(SLOTS, 4)
+    ledger = Ledger(Group("group", (Layer("0", (tensor,)),)), Names())
+    tensor[5] = tensor[2]
+    ledger.copy(torch.tensor([2, 3]), torch.tensor([5, 6]))
+    ledger.enter(torch.tensor([7, 8]), ledger.entries(torch.tensor([7, 4])))
+    assert framed(ledger).nonzero().flatten().tolist() == [6, 8]
+    assert torch.equal(ledger.before, checksums(ledger))
+    assert not bool(framed(ledger).any())
