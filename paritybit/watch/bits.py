@@ -55,6 +55,15 @@ def viewable(tensor: Tensor) -> bool:
     return len(tensor) == 0 or words_of(tensor[:1]).data_ptr() == tensor.data_ptr()
 
 
+def rows_of(tensor: Tensor, block: int | None) -> Tensor | None:
+    """Return a view of the words of each slot, [slots, words], or None if there is no such view."""
+    if block is not None:
+        if tensor.stride(0) != block * tensor.stride(1):
+            return None
+        tensor = tensor.flatten(0, 1)
+    return words_of(tensor) if len(tensor) and viewable(tensor) else None
+
+
 def taken(tensor: Tensor, slots: Tensor, block: int | None) -> Tensor:
     """Return a copy of the rows of some slots, [n, ...]. Works for every dtype."""
     bits = as_integers(tensor)
@@ -100,6 +109,7 @@ class Checksums:
         self.device = self.tensors[0].device
         self.scales: Sequence[int] = factors(len(self.tensors), SEED).tolist()
         self.bytes_per_slot = sum(self.row(t) * t.element_size() for t in self.tensors)
+        self.rows = [rows_of(tensor, self.block) for tensor in self.tensors]
         self.tables: dict[int, Tensor] = {}
         self.scaled: Tensor | None = None
         self.chunk = CHUNK.get(self.device.type, LARGE_CHUNK)
@@ -156,7 +166,12 @@ class Checksums:
 
     def words(self, slots: Tensor) -> list[Tensor]:
         """Return a copy of the words of some slots, [n, words] for each tensor."""
-        return [words_of(taken(one, slots.to(one.device), self.block)) for one in self.tensors]
+        return [
+            words_of(taken(tensor, slots.to(tensor.device), self.block))
+            if rows is None
+            else rows.index_select(0, slots.to(rows.device))
+            for tensor, rows in zip(self.tensors, self.rows, strict=True)
+        ]
 
     def of_words(self, words: Sequence[Tensor]) -> Tensor:
         """Return the checksums of slots with these words, int64 [n]."""

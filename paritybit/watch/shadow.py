@@ -21,12 +21,14 @@ class Shadow:
     def __init__(self, checksums: Checksums) -> None:
         self.slots, self.block = checksums.slots, checksums.block
         self.copies: list[tuple[Tensor, Tensor, bytearray]] = []
+        self.rows: list[Tensor] = []
         for tensor in checksums.tensors:
             integers = as_integers(tensor)
             raw = bytearray(tensor.nbytes)
             copied = torch.frombuffer(raw, dtype=integers.dtype).view(tensor.shape)
             copied.copy_(integers)
             self.copies.append((tensor, copied, raw))
+            self.rows.append(self._words(copied))
 
     @classmethod
     def of(cls, checksums: Checksums) -> "Shadow | None":
@@ -42,21 +44,20 @@ class Shadow:
     def changed(self) -> Tensor:
         """Return which slots changed since the last update, bool [slots]."""
         found = torch.zeros(self.slots, dtype=torch.bool)
-        for tensor, copied, raw in self.copies:
+        for (tensor, copied, raw), before in zip(self.copies, self.rows, strict=True):
             if not same(tensor, copied, raw):
-                now, before = self._rows(tensor), self._rows(copied)
-                differ = now != before.view(now.dtype)
-                found |= words_of(differ)[: self.slots].any(1).bool()
+                differ = self._words(tensor.contiguous()) != before
+                found |= differ[: self.slots].any(1)
         return found
 
     def update(self, slots: Tensor, words: Sequence[Tensor]) -> None:
         """Store the words of some slots, int64 [n]. `words` has [n, words] for each tensor."""
-        for (_, copied, _), mine in zip(self.copies, words, strict=True):
-            self._rows(copied).index_copy_(0, slots, mine)
+        for before, mine in zip(self.rows, words, strict=True):
+            before.index_copy_(0, slots, mine)
 
-    def _rows(self, tensor: Tensor) -> Tensor:
-        """Return the words of each slot, [slots, words]."""
-        return words_of((tensor if self.block is None else tensor.flatten(0, 1)).contiguous())
+    def _words(self, tensor: Tensor) -> Tensor:
+        """Return the words of each slot of a contiguous tensor, [slots, words]."""
+        return words_of(tensor if self.block is None else tensor.flatten(0, 1))
 
 
 def same(tensor: Tensor, copied: Tensor, raw: bytearray) -> bool:
