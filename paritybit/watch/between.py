@@ -72,6 +72,9 @@ class Changes:
         if not self.noted:
             return None
         noted, self.noted = self.noted, []
+        if not any(change.freeing for change in noted):
+            self._use(noted)
+            return None
         places, number = self._in_order(noted)
         freed = self._of_change([change.freeing for change in noted])[number]
         unfollowed = [change.what in self.unfollowed for change in noted]
@@ -94,6 +97,25 @@ class Changes:
         mine = ((freed != 0) & (places < self.ledger.slots)).nonzero().flatten()
         return Freeing(self.ledger, places[mine], before[mine], freed[mine])
 
+    def _use(self, noted: list[Change]) -> None:
+        """Apply changes none of which frees slots. Their order does not matter."""
+        column = self.ledger.wide[-1]
+        for what in (FILLED, ALLOCATED):
+            slots = [change.slots for change in noted if change.what == what]
+            if slots:
+                places = self._places(torch.cat(slots), whole=what != FILLED)
+                if what in self.unfollowed:
+                    self.ledger.forget(places)
+                column[places] = -column[places].abs()
+
+    def _places(self, slots: Tensor, *, whole: bool) -> Tensor:
+        """Return the indices in the ledger of slots, or if `whole` of the slots of their pages."""
+        page = self.ledger.group.page_size
+        if whole and page > 1:
+            first = slots.masked_fill(slots % page != 0, -page)
+            slots = (first[:, None] + torch.arange(page, device=slots.device)).flatten()
+        return self.ledger.places(slots)
+
     def _of_change(self, values: Sequence[int]) -> Tensor:
         """Return a value per change on the ledger's device, int32 [changes]."""
         return torch.tensor(values, dtype=torch.int32, device=self.ledger.device)
@@ -104,16 +126,11 @@ class Changes:
         places, numbers = [], []
         for whole in (False, True):
             chosen = [n for n, change in enumerate(noted) if (change.what != FILLED) == whole]
-            if not chosen:
-                continue
-            slots = torch.cat([noted[n].slots for n in chosen])
-            number = repeated(chosen, [noted[n].size for n in chosen]).to(slots.device)
-            if whole and page > 1:
-                first = slots.masked_fill(slots % page != 0, -page)
-                slots = (first[:, None] + torch.arange(page, device=slots.device)).flatten()
-                number = number.repeat_interleave(page)
-            places.append(self.ledger.places(slots))
-            numbers.append(number)
+            if chosen:
+                slots = torch.cat([noted[n].slots for n in chosen])
+                sizes = [noted[n].size * (page if whole else 1) for n in chosen]
+                places.append(self._places(slots, whole=whole))
+                numbers.append(repeated(chosen, sizes).to(slots.device))
         place, number = torch.cat(places), torch.cat(numbers)
         order = (place * len(noted) + number).argsort()
         return place[order], number[order]

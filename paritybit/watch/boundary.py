@@ -12,6 +12,7 @@ import torch
 from paritybit.watch.attach import where
 from paritybit.watch.checks import selected
 from paritybit.watch.journal import Finding, Journal
+from paritybit.watch.observations import Check
 from paritybit.watch.settings import Settings
 
 P = ParamSpec("P")
@@ -78,6 +79,9 @@ class Boundary:
     def __init__(self, journal: Journal, settings: Settings) -> None:
         self.journal, self.settings = journal, settings
         self.checks = selected(settings.checks)
+        self.of_stage: dict[str, list[Check]] = {}
+        for check in self.checks:
+            self.of_stage.setdefault(check.stage, []).append(check)
         self.lock = threading.RLock()
         self.busy = False
         self.listener = Listener()
@@ -108,9 +112,8 @@ class Boundary:
 
     def judge(self, stage: str, observation: object) -> None:
         """Run the selected checks of a stage and write their findings."""
-        for check in self.checks:
-            if check.stage == stage:
-                self.write(check.judge(observation))
+        for check in self.of_stage.get(stage, ()):
+            self.write(check.judge(observation))
 
     def write(self, findings: Iterable[Finding]) -> None:
         """Write findings to the journal."""

@@ -119,27 +119,28 @@ def reads(
         written=ledger.forward[place],
         freed=ledger.freed[place],
     )
-    written_now(found, fresh)
+    if fresh is not None and len(fresh.slots):
+        mine = torch.zeros_like(ledger.usable)
+        mine[fresh.slots] = True
+        if bool(mine[place].any()):
+            written_now(found, fresh)
     return found
 
 
-def written_now(reads: Reads, fresh: Writes | None) -> None:
+def written_now(reads: Reads, fresh: Writes) -> None:
     """Update reads of slots that another row of the same forward writes.
 
     Each layer writes before it reads, so a row can share a prefix while another row computes it. A
     row's own writes are not considered: they replace tokens that have left the window of the row,
     which reads them before.
     """
-    if fresh is None or not len(fresh.slots):
-        return
     order = fresh.slots.argsort()
     slots = fresh.slots[order]
     at = torch.searchsorted(slots, reads.slots).clamp(max=len(slots) - 1)
     now = (slots[at] == reads.slots) & (fresh.row[order][at] != reads.row) & ~reads.missing
-    if bool(now.any()):
-        reads.held[now] = fresh.chain[order][at][now]
-        reads.judged[now] = reads.expected[now] != UNKNOWN
-        reads.checksum[now], reads.written[now] = 0, reads.number
+    reads.held[now] = fresh.chain[order][at][now]
+    reads.judged[now] = reads.expected[now] != UNKNOWN
+    reads.checksum[now], reads.written[now] = 0, reads.number
 
 
 def resolve(reads: Reads, chains: Chains) -> int:

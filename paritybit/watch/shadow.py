@@ -15,20 +15,50 @@ LARGEST = 2**28
 """The most bytes of a group that are copied."""
 
 
+class Copied:
+    """A tensor on a CPU, and a copy of its bytes. `rows` has the words of each slot in the copy."""
+
+    def __init__(self, tensor: Tensor, block: int | None) -> None:
+        self.tensor, self.block = tensor, block
+        integers = as_integers(tensor)
+        self.raw = bytearray(tensor.nbytes)
+        self.copy = torch.frombuffer(self.raw, dtype=integers.dtype).view(tensor.shape)
+        self.copy.copy_(integers)
+        self.rows = self._words(self.copy)
+        self.contiguous = tensor.is_contiguous()
+        self.address, self.live = -1, object()
+
+    def same(self) -> bool:
+        """Return whether the tensor has the bytes of its copy."""
+        if not self.contiguous:
+            return torch.equal(as_integers(self.tensor), self.copy)
+        if self.tensor.data_ptr() != self.address:
+            self._find()
+        return self.raw == self.live  # Python compares bytes several times as fast as torch.
+
+    def differing(self) -> Tensor:
+        """Return which slots differ from the copy, bool [slots]."""
+        return (self._words(self.tensor.contiguous()) != self.rows).any(1)
+
+    def _find(self) -> None:
+        """Find the bytes of the tensor. Raises RuntimeError if the engine released them."""
+        first = self.tensor.storage_offset() * self.tensor.element_size()
+        if self.tensor.untyped_storage().nbytes() < first + len(self.raw):
+            raise RuntimeError("the engine released the memory of its KV cache")
+        self.address = self.tensor.data_ptr()
+        self.live = (c_char * len(self.raw)).from_address(self.address)
+
+    def _words(self, tensor: Tensor) -> Tensor:
+        """Return the words of each slot of a contiguous tensor, [slots, words]."""
+        return words_of(tensor if self.block is None else tensor.flatten(0, 1))
+
+
 class Shadow:
     """The bytes of all slots of a group, as they were at the last `update`."""
 
     def __init__(self, checksums: Checksums) -> None:
-        self.slots, self.block = checksums.slots, checksums.block
-        self.copies: list[tuple[Tensor, Tensor, bytearray]] = []
-        self.rows: list[Tensor] = []
-        for tensor in checksums.tensors:
-            integers = as_integers(tensor)
-            raw = bytearray(tensor.nbytes)
-            copied = torch.frombuffer(raw, dtype=integers.dtype).view(tensor.shape)
-            copied.copy_(integers)
-            self.copies.append((tensor, copied, raw))
-            self.rows.append(self._words(copied))
+        self.slots = checksums.slots
+        self.copies = [Copied(tensor, checksums.block) for tensor in checksums.tensors]
 
     @classmethod
     def of(cls, checksums: Checksums) -> "Shadow | None":
@@ -39,34 +69,17 @@ class Shadow:
 
     def same(self) -> bool:
         """Return whether no slot changed since the last update."""
-        return all(same(*copied) for copied in self.copies)
+        return all(copied.same() for copied in self.copies)
 
     def changed(self) -> Tensor:
         """Return which slots changed since the last update, bool [slots]."""
         found = torch.zeros(self.slots, dtype=torch.bool)
-        for (tensor, copied, raw), before in zip(self.copies, self.rows, strict=True):
-            if not same(tensor, copied, raw):
-                differ = self._words(tensor.contiguous()) != before
-                found |= differ[: self.slots].any(1)
+        for copied in self.copies:
+            if not copied.same():
+                found |= copied.differing()[: self.slots]
         return found
 
     def update(self, slots: Tensor, words: Sequence[Tensor]) -> None:
         """Store the words of some slots, int64 [n]. `words` has [n, words] for each tensor."""
-        for before, mine in zip(self.rows, words, strict=True):
-            before.index_copy_(0, slots, mine)
-
-    def _words(self, tensor: Tensor) -> Tensor:
-        """Return the words of each slot of a contiguous tensor, [slots, words]."""
-        return words_of(tensor if self.block is None else tensor.flatten(0, 1))
-
-
-def same(tensor: Tensor, copied: Tensor, raw: bytearray) -> bool:
-    """Return whether a tensor has the bytes of its copy, whose memory is `raw`."""
-    if not tensor.is_contiguous():
-        return torch.equal(as_integers(tensor), copied)
-    first = tensor.storage_offset() * tensor.element_size()
-    if tensor.untyped_storage().nbytes() < first + len(raw):
-        raise RuntimeError("the engine released the memory of its KV cache")
-    # Python compares bytes several times as fast as torch compares integers.
-    live: object = (c_char * len(raw)).from_address(tensor.data_ptr())
-    return raw == live
+        for copied, mine in zip(self.copies, words, strict=True):
+            copied.rows.index_copy_(0, slots, mine)
