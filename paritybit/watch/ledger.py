@@ -87,10 +87,9 @@ class Ledger:
         self.slots, self.device = self.checksums.slots, self.checksums.device
 
         # The last entry of each column absorbs writes to invalid slot numbers.
-        self.wide = [
-            torch.zeros(self.slots + 1, dtype=dtype, device=self.device)
-            for dtype in (torch.int64, *[torch.int32] * 6)
-        ]
+        chain = torch.zeros(self.slots + 1, dtype=torch.int64, device=self.device)
+        self.narrow = torch.zeros(6, self.slots + 1, dtype=torch.int32, device=self.device)
+        self.wide = [chain, *(self.narrow[number] for number in range(6))]
         self.chain, self.checksum, self.before, self.request, self.position, *rest = self.columns()
         self.forward, self.freed = rest
         self.shadow = Shadow.of(self.checksums)

@@ -40,8 +40,8 @@ class Reads:
     """The slots of one group that the rows of a forward read: one entry per row and position.
 
     - `expected`: the row's own hash at the position.
-    - `held`, `checksum`, `written`, `freed`: the ledger's entries for the slot. `freed` is positive
-      if the slot is free.
+    - `held`, `checksum`, `request`, `written`, `freed`: the ledger's entries for the slot. `freed`
+      is positive if the slot is free.
     - `now`: the folded checksum of the slot's bytes.
     - `judged`: False if a hash is unknown or unresolved.
     - `missing`: the position has no slot (-1) or a reserved slot. The entries of the ledger are
@@ -60,6 +60,7 @@ class Reads:
     held: Tensor
     checksum: Tensor
     now: Tensor
+    request: Tensor
     written: Tensor
     freed: Tensor
 

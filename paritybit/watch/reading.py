@@ -29,18 +29,12 @@ class Writes:
     must: Tensor
 
 
-def owned(forward: Forward, ledger: Ledger) -> Tensor:
-    """Return the slots of a group that a forward may write, int64 [n]."""
-    name = ledger.group.name
-    if forward.owned is not None:
-        given = forward.owned.get(name)
-        return ledger.index(torch.empty(0, dtype=torch.int64) if given is None else given)
-    parts = [
-        row.slots[name][row.cached : row.cached + row.computed]
-        for row in forward.rows
-        if name in row.slots
-    ]
-    return ledger.index(torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64))
+def owned(forward: Forward, ledger: Ledger, fresh: Writes | None) -> Tensor:
+    """Return the slots of a group that a forward may write, int64 [n]. `fresh` are its writes."""
+    if forward.owned is None:
+        return ledger.reserved[:0] if fresh is None else fresh.slots
+    given = forward.owned.get(ledger.group.name)
+    return ledger.reserved[:0] if given is None else ledger.index(given)
 
 
 def repeated(values: Iterable[int], counts: Iterable[int]) -> Tensor:
@@ -102,6 +96,7 @@ def reads(
     missing = ~ledger.usable[ledger.places(slots)]
     place = slots.masked_fill(missing, 0)
     held = ledger.chain[place]
+    checksum, now, request, _, written, freed = ledger.narrow[:, place].unbind()
     hashed = torch.frombuffer(expected, dtype=torch.int64).to(device)
     found = Reads(
         number=number,
@@ -114,10 +109,11 @@ def reads(
         judged=(held != UNKNOWN) & (hashed != UNKNOWN) & ~missing,
         missing=missing,
         held=held,
-        checksum=ledger.checksum[place],
-        now=ledger.before[place],
-        written=ledger.forward[place],
-        freed=ledger.freed[place],
+        checksum=checksum,
+        now=now,
+        request=request,
+        written=written,
+        freed=freed,
     )
     if fresh is not None and len(fresh.slots):
         mine = torch.zeros_like(ledger.usable)
@@ -196,12 +192,14 @@ def writes(forward: Forward, ledger: Ledger, chain: list["array[int]"]) -> Write
     slots = torch.cat(parts).to(ledger.device, torch.int64)
     real = ledger.usable[ledger.places(slots)].nonzero().flatten()
     position, counts = ranges(spans), [len(part) for part in parts]
+    every = len(real) == len(slots)
 
     def chosen(values: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
-        return values.to(ledger.device, dtype)[real]
+        values = values.to(ledger.device, dtype)
+        return values if every else values[real]
 
     return Writes(
-        slots[real],
+        chosen(slots),
         chosen(torch.frombuffer(values, dtype=torch.int64)),
         chosen(repeated(requests, counts), torch.int32),
         chosen(position, torch.int32),
@@ -230,8 +228,9 @@ def note(writes: Writes, ledger: Ledger, changed: Tensor, number: int) -> Tensor
     old entry, so later reads of it are judged against that entry.
     """
     wrote = seen(writes, ledger, changed)
+    entries = [writes.slots, writes.chain, writes.request, writes.position]
     mine = wrote.nonzero().flatten()
-    ledger.write(
-        writes.slots[mine], writes.chain[mine], writes.request[mine], writes.position[mine], number
-    )
+    if len(mine) < len(wrote):
+        entries = [values[mine] for values in entries]
+    ledger.write(*entries, number)
     return writes.must & ~wrote

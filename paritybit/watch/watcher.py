@@ -121,8 +121,10 @@ class Watcher(Replaying):
         self.number += 1
         self.recorder.note(self.number, forward)
         chain = reading.hashes(forward, self.chains)
-        owned = {name: reading.owned(forward, one) for name, one in self.ledgers.items()}
         writes = {name: reading.writes(forward, one, chain) for name, one in self.ledgers.items()}
+        owned = {
+            name: reading.owned(forward, one, writes[name]) for name, one in self.ledgers.items()
+        }
         read = shared = open_ = 0
         for name, ledger in self.ledgers.items():
             self.moved_between(ledger, BEFORE)
@@ -133,8 +135,7 @@ class Watcher(Replaying):
             self.judge("reads", reads)
             read += len(reads.slots)
             mine = [ledger.names.number(row.request) for row in forward.rows]
-            requests = torch.tensor(mine, device=ledger.device)[reads.row]
-            others = ledger.request[reads.slots.clamp(min=0)] != requests
+            others = reads.request != torch.tensor(mine, device=ledger.device)[reads.row]
             shared += int((others & reads.judged).sum())
             reading.adopt(reads)
         self.now = UnderWay(self.number, forward, owned, writes)

@@ -217,7 +217,8 @@ class Replaying(Between):
         name = ledger.group.name
         changed = ledger.frame(now.owned[name])
         if changed is None:
-            now.changed.setdefault(name, torch.zeros_like(ledger.usable[:-1]))
+            if name not in now.changed:
+                now.changed[name] = torch.zeros_like(ledger.usable[:-1])
             return ledger.reserved[:0]
         before = now.changed.get(name)
         now.changed[name] = changed if before is None else before | changed
