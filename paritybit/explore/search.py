@@ -213,15 +213,15 @@ class Search:
 @contextmanager
 def few_collections() -> Iterator[None]:
     """Make garbage collections rare, because the modules of an engine are large and stay."""
-    before = gc.get_threshold()
-    gc.collect()
+    before, frozen = gc.get_threshold(), gc.get_freeze_count()
     gc.freeze()
     gc.set_threshold(ALLOCATIONS, YOUNG, *before[2:])
     try:
         yield
     finally:
         gc.set_threshold(*before)
-        gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()
 
 
 def replayed(make: Callable[[], Machine], path: tuple[str, ...]) -> Machine:

@@ -1,5 +1,6 @@
 """The search over schedules, on a toy allocator whose faults can be switched on."""
 
+import gc
 import itertools
 from collections.abc import Hashable
 
@@ -67,6 +68,13 @@ def test_a_snapshot_that_is_another_state_ends_the_search() -> None:
         one.compare(Toy(), ("take 0",))
     with pytest.raises(SnapshotError, match="no violation"):
         one.confirmed(("take 0",))
+
+
+def test_what_was_frozen_before_a_search_stays_frozen() -> None:
+    """Else each later collection of this process passes over all that it has imported."""
+    gc.freeze()
+    toy()
+    assert gc.get_freeze_count() > 0
 
 
 class Naming(Toy):

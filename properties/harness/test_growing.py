@@ -1,8 +1,9 @@
 """Adding something is one file, and one line in each table that lists such things.
 
-Each test does so on a copy of the code, in a process of its own. A runner has a second line,
-because `static_inputs.py` states its static inputs independently of the runner. A bug has a second
-line, because the property that must detect it is stated in `harness/`, which bugs do not import.
+The tests do so on one copy of the code, in a process for each half of the project. A runner has a
+second line, because `static_inputs.py` states its static inputs independently of the runner. A bug
+has a second line, because the property that must detect it is stated in `harness/`, which bugs do
+not import.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from properties.support.harness.command_line import FINDING, OK, python
+from properties.support.harness.command_line import FINDING, python
 from properties.support.places import copy_packages
 
 Lines = Mapping[str, Mapping[str, str]]
@@ -20,12 +21,10 @@ Lines = Mapping[str, Mapping[str, str]]
 
 @dataclass(frozen=True)
 class Addition:
-    """New files by path, new lines, the script that uses them, its exit code, and its output."""
+    """New files by path, new lines, and what a script that uses them prints."""
 
     files: Mapping[str, str]
     lines: Lines
-    script: str
-    code: int
     shown: tuple[str, ...]
 
 
@@ -59,9 +58,11 @@ FEW_REQUESTS = Property(
 )
 """
 
-HUNT = """
+LABORATORY = """
 from paritybit.harness.records.case import Case, write_case
 from paritybit.harness.campaigns.hunt import hunt
+from paritybit.harness.campaigns.regress import RunConfig, all_hunts, hunting_tasks
+from paritybit.harness.campaigns.task import run_in_turn
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import STEP_PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
@@ -78,23 +79,13 @@ assert violation.step == len(steps) - 1
 assert violation.where == {"requests": 3}
 case = Case(trial, found.schedule, "few_requests", 0, (violation.to_json(),))
 write_case(case, Path("case.json"))
+for pair in (("kept_locations", "decode"), ("swa_pad", "second_decode")):
+    assert pair in all_hunts()
+    task = hunting_tasks(RunConfig("cpu", (pair,)))[0]
+    print(*pair, run_in_turn(task).status, "by", task.target)
 assert main(["list", "--json"]) == 0
 sys.exit(main(["replay", "case.json"]))
 """
-
-TASK = """
-from paritybit.harness.campaigns.regress import RunConfig, all_hunts, hunting_tasks
-from paritybit.harness.campaigns.task import run_in_turn
-
-hunt = ("{}", "{}")
-assert hunt in all_hunts()
-task = hunting_tasks(RunConfig("cpu", (hunt,)))[0]
-result = run_in_turn(task)
-print(result.status, "by", task.target)
-sys.exit(main(["list", "--json"]))
-"""
-
-CAUGHT = "caught by kv_parity"
 
 BUG = """
 from paritybit.reference.batch import Mode
@@ -170,19 +161,9 @@ def connect():
 
 POINTS = "small_connector-1.0.dist-info/entry_points.txt"
 
-CONNECTED = {
-    "small_engine.py": ENGINE,
-    "small_connector.py": CONNECTOR,
-    "small_connector-1.0.dist-info/METADATA": "Name: small_connector\nVersion: 1.0\n",
-    POINTS: "[paritybit.connectors]\n",
-}
-CONNECTED_LINE: Lines = {
-    POINTS: {"[paritybit.connectors]\n": "small_engine = small_connector:connect\n"}
-}
-
 WATCH = """
 serve = [sys.executable, "-c", "import small_engine; small_engine.serve()"]
-sys.exit(main(["watch", "--out", "out", *{}, "--", *serve]))
+sys.exit(main(["watch", "--out", "out", "--", *serve]))
 """
 
 CHECK = """
@@ -207,8 +188,6 @@ ADDITIONS = {
                 "_ORDER = (\n": "    FEW_REQUESTS,\n",
             }
         },
-        HUNT,
-        FINDING,
         (
             '"few_requests": "a decode runs two requests at most"',
             "few_requests: a decode of 3 requests",
@@ -229,9 +208,10 @@ ADDITIONS = {
                 )
             },
         },
-        TASK.format("kept_locations", "decode"),
-        OK,
-        ('"kept_locations": "Padding keeps the write slots of an earlier batch."', CAUGHT),
+        (
+            '"kept_locations": "Padding keeps the write slots of an earlier batch."',
+            "kept_locations decode caught by kv_parity",
+        ),
     ),
     "runner": Addition(
         {"subjects/runners/second_decode.py": RUNNER},
@@ -250,32 +230,49 @@ ADDITIONS = {
                 )
             },
         },
-        TASK.format("swa_pad", "second_decode"),
-        OK,
-        ('"second_decode": "Decode once more."', CAUGHT),
+        (
+            '"second_decode": "Decode once more."',
+            "swa_pad second_decode caught by kv_parity",
+        ),
     ),
     "check": Addition(
-        {"paritybit/watch/checks/long_context.py": CHECK, **CONNECTED},
+        {"paritybit/watch/checks/long_context.py": CHECK},
         {
             "paritybit/watch/checks/__init__.py": {
                 "from paritybit.watch.checks import (\n": "    long_context,\n",
                 "    for module in (\n": "        long_context,\n",
             },
-            **CONNECTED_LINE,
         },
-        WATCH.format('["--checks", "long context"]'),
-        FINDING,
         ("long context", "reads position 4"),
     ),
     "connector": Addition(
-        CONNECTED, CONNECTED_LINE, WATCH.format([]), FINDING, ("stray write", "changed slot 9")
+        {
+            "small_engine.py": ENGINE,
+            "small_connector.py": CONNECTOR,
+            "small_connector-1.0.dist-info/METADATA": "Name: small_connector\nVersion: 1.0\n",
+            POINTS: "[paritybit.connectors]\n",
+        },
+        {POINTS: {"[paritybit.connectors]\n": "small_engine = small_connector:connect\n"}},
+        ("stray write", "changed slot 9"),
     ),
 }
 
+SCRIPTS = {LABORATORY: ("property", "bug", "runner"), WATCH: ("check", "connector")}
+"""What a process uses of the additions."""
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the code with all additions."""
+    folder = tmp_path_factory.mktemp("grown")
+    copy_packages(folder)
+    for addition in ADDITIONS.values():
+        add(addition, folder)
+    return folder
+
 
 def add(addition: Addition, folder: Path) -> None:
-    """Copy the code to a folder, and add the files and lines there."""
-    copy_packages(folder)
+    """Add files and lines to the code in a folder."""
     for name, text in addition.files.items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)
@@ -288,13 +285,11 @@ def add(addition: Addition, folder: Path) -> None:
         (folder / name).write_text(text)
 
 
-@pytest.mark.parametrize("kind", ADDITIONS)
-def test_what_is_added_by_a_file_and_a_line_is_listed_and_used(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("script", SCRIPTS, ids=["laboratory", "sanitizer"])
+def test_what_is_added_by_a_file_and_a_line_is_listed_and_used(script: str, grown: Path) -> None:
     """A bug and a property are detected, a runner is tested, a connected engine is checked."""
-    addition = ADDITIONS[kind]
-    add(addition, tmp_path)
-    variables = {"PYTHONPATH": str(tmp_path)}
-    done = python("-c", COMMAND + addition.script, folder=tmp_path, variables=variables)
+    done = python("-c", COMMAND + script, folder=grown, variables={"PYTHONPATH": str(grown)})
     printed = done.stdout + done.stderr
-    assert done.returncode == addition.code, printed
-    assert [text for text in addition.shown if text not in printed] == []
+    assert done.returncode == FINDING, printed
+    shown = [text for kind in SCRIPTS[script] for text in ADDITIONS[kind].shown]
+    assert [text for text in shown if text not in printed] == []

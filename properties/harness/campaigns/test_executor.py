@@ -42,7 +42,7 @@ def process_of(ended: Ended[Chore, Done]) -> int:
 
 
 ERRORS = {
-    "hang": "it took more than 5 s and was killed",
+    "hang": "it took more than 3 s and was killed",
     "die": "the process died with exit code 3",
     "raise": "LookupError: first line",
     "lose the device unexpectedly": f"{executor_tasks.__name__}.NoDeviceError: no device",
@@ -224,7 +224,7 @@ def busy(*, starting: bool) -> Iterator[subprocess.Popen[str]]:
     with in_its_own_group("-c", code, forked=False) as process:
         assert process.stdout is not None
         assert ("starting\n" if starting else "ended\n") in iter(process.stdout.readline, "")
-        time.sleep(1.0 if starting else 0.0)
+        time.sleep(0.5 if starting else 0.0)
         # As long as their server imports what they need, none of them is there.
         deadline = time.monotonic() + LONGEST
         while len(list(running(process.pid))) <= (1 if starting else 2):

@@ -40,10 +40,10 @@ def run_of(settings: RunConfig) -> Run:
 
 
 def test_a_run_of_everything_leaves_no_state_unreached() -> None:
-    settings = RunConfig("cpu")
-    found = scope(run_of(settings))
+    run = run_of(RunConfig("cpu"))
+    found = scope(run)
     assert found.unreached == ()
-    clean = sum(task.bug is None for task in plan(settings))
+    clean = sum(result.task.bug is None for result in run.results)
     assert f"{3 * clean} replays, {2 * clean} padded" in found.tried
     for said in (
         "contexts up to 30 tokens",

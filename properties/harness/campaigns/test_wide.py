@@ -170,6 +170,7 @@ def test_a_slot_number_is_known_from_its_last_bits_where_nothing_else_is_so_narr
     assert narrowed(values, range(100_001, 100_081))[1] == right
 
 
+@pytest.mark.usefixtures("captures_when_needed")
 def test_a_right_engine_is_green_and_reaches_every_bound() -> None:
     task = of_decode()
     outcome = Lockstep(task.trial, frozenset(PROPERTIES)).play(task.known[0])

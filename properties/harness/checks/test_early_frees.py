@@ -1,6 +1,7 @@
 """A page that leaves its owner while its next query sees it is seen at that step."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from paritybit.harness.checks.holdings import left_early, owners_differ
@@ -17,6 +18,8 @@ pytestmark = pytest.mark.usefixtures("captures_when_needed")
 EVICTED = Schedule((Admit(12, 99), Admit(3, 99), Decode((0, 1)), Evict(0), Decode((0,))), seed=1)
 """The request that is evicted is longer than any window, and then decodes."""
 
+SIZES: dict[str, Any] = {"buckets": (2, 4), "token_buckets": (4, 12)}
+
 OWNER = Owner(7, 2, 3, 13, 4, (5, 6, 7, 8), (None, None, 9, 4), seen_from=6)
 
 
@@ -27,7 +30,7 @@ def test_what_a_query_to_come_can_see_must_be_there() -> None:
 
 
 def test_the_owners_of_both_worlds_are_compared() -> None:
-    lockstep = Lockstep(TrialConfig("decode"), {"slot_ownership"})
+    lockstep = Lockstep(TrialConfig("decode", **SIZES), {"slot_ownership"})
     assert not lockstep.play(EVICTED).violations
     end = lockstep.pair.end(0)
     assert owners_differ(end) is None
@@ -55,8 +58,8 @@ def test_a_page_given_away_while_it_is_visible_is_seen_in_every_trial(
     runner: str, page_size: int, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the step that gives it away, before anything reads it or anybody else owns it."""
-    trial = TrialConfig(runner, page_size=page_size, overlap=overlap)
-    lockstep = Lockstep(trial, {"slot_ownership"})
+    trial = TrialConfig(runner, page_size=page_size, overlap=overlap, **SIZES)
+    lockstep = Lockstep(trial, {"slot_ownership"}, keeps_state=False)
     assert not lockstep.play(EVICTED).violations
     monkeypatch.setattr(RequestBook, "evict", early)
     found = lockstep.play(EVICTED).violations

@@ -43,6 +43,7 @@ def beyond_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speculation, "accepted_path", longer)
 
 
+@pytest.mark.usefixtures("captures_when_needed")
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(
     ("plant", "step", "words"),
@@ -54,7 +55,7 @@ def beyond_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_token_that_no_logits_of_its_request_say_is_seen_at_its_step(
     plant: Plant, step: int, words: str, *, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lockstep = Lockstep(TrialConfig("decode", overlap=overlap), {"next_tokens"})
+    lockstep = Lockstep(TrialConfig("decode", overlap=overlap, buckets=(2, 4)), {"next_tokens"})
     assert not lockstep.play(SCHEDULE).violations
     plant(monkeypatch)
     outcome, timeline = observe(lockstep, SCHEDULE)

@@ -12,6 +12,7 @@ from paritybit.harness.explain.facts import Cause
 from paritybit.harness.explain.of_runs.contents import Contents
 from paritybit.harness.explain.of_runs.followed import play
 from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.pair import Pair, subject_alone
 from paritybit.harness.lockstep.request_book import RequestBook
 from paritybit.harness.lockstep.requests import Request
 from paritybit.harness.schedules.schedule import (
@@ -30,6 +31,8 @@ from paritybit.reference.config import Kind
 from paritybit.reference.pool import HybridKVPool
 from paritybit.reference.state_pool import Section, StatePool
 
+SIZES: dict[str, Any] = {"buckets": (4,), "token_buckets": (12,)}
+
 CAUGHT_UP = (Admit(12, 5), Extend(0, 7), Admit(3, 99), DraftExtend((0, 1)))
 VERIFIED = (*CAUGHT_UP, Draft((0, 1)), Verify((0, 1), 2), DraftExtend((0, 1)), Decode((0, 1)))
 BACK = (Retract(0), Decode((0,)), Resume(0), DraftExtend((0, 1)), Verify((0, 1), 1))
@@ -47,12 +50,12 @@ SCHEDULE = Schedule((*VERIFIED, Evict(0), *BACK, Decode((0, 1, 2))), seed=3)
 def test_all_that_a_request_has_is_right_in_a_clean_play(
     runner: str, model: str, page_size: int, dtype: str
 ) -> None:
-    trial = TrialConfig(runner, model, page_size=page_size, dtype=dtype)
-    lockstep = Lockstep(trial)
+    trial = TrialConfig(runner, model, page_size=page_size, dtype=dtype, **SIZES)
+    pair = Pair(trial, engines=subject_alone, keeps_state=False)
     with torch.inference_mode():
         for serial in range(2):
-            contents = Contents(lockstep.pair, serial, bound_of(lockstep.pair.models))
-            play(lockstep.pair, SCHEDULE, len(SCHEDULE.steps), contents.look)
+            contents = Contents(pair, serial, bound_of(pair.models))
+            play(pair, SCHEDULE, len(SCHEDULE.steps), contents.look)
             assert contents.at is None, [one.name for one in contents.wrong]
             assert len(contents.tokens) > 3
 
@@ -138,7 +141,7 @@ def test_what_is_wrong_of_a_request_is_named_with_the_lines_that_made_it_so(
 
 def cause_of() -> Cause:
     """Play the schedule; return the cause of what the oracle sees."""
-    lockstep = Lockstep(TrialConfig("eagle_draft", "gemma3"), {"dense_agreement"})
+    lockstep = Lockstep(TrialConfig("eagle_draft", "gemma3", **SIZES), {"dense_agreement"})
     outcome, timeline = observe(lockstep, SCHEDULE)
     assert outcome.error is None, outcome.error
     explained = explanation(lockstep, SCHEDULE, outcome, timeline, "dense_agreement")

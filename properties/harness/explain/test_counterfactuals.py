@@ -243,7 +243,7 @@ def test_no_wait_is_blamed_for_what_shows_elsewhere_in_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In order the worlds stay alike, and the row has two owners there too."""
-    lockstep = Lockstep(TrialConfig("decode", overlap=True))
+    lockstep = Lockstep(TrialConfig("decode", overlap=True, **SIZES))
     row_of_a_retracted_request_freed(lockstep, "decode", monkeypatch)
     outcome, timeline = observe(lockstep, TWICE_GIVEN)
     assert "logits_parity" in outcome.violated

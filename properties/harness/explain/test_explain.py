@@ -433,7 +433,7 @@ def test_padding_that_is_kept_is_to_blame_itself_and_not_another_input_of_the_sa
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The harness gives kept padding a live request's slot, of which a window list holds it too."""
-    right = TrialConfig(scheme=LocationScheme.PER_LAYER, device=device, page_size=4)
+    right = TrialConfig(scheme=LocationScheme.PER_LAYER, device=device, page_size=4, buckets=(2,))
     runner = RUNNERS[right.runner]
     kept = override(runner.rows, {"out_cache_loc": {"policy": Policy.KEEP}})
     monkeypatch.setattr(runner, "rows", kept)

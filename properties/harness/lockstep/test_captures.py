@@ -12,7 +12,7 @@ from paritybit.harness.lockstep.bits import bits, cloned
 from paritybit.harness.lockstep.config import FRESH_LOGGER, TrialConfig
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.padding import SpoiledMemory
-from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.lockstep.pair import Pair, subject_alone
 from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.harness.schedules.schedule import (
     Admit,
@@ -128,7 +128,7 @@ def test_a_runner_is_the_same_in_whatever_order_runners_are_captured(
 def test_the_modes_of_a_schedule_are_all_that_it_runs(runner: str) -> None:
     """Of drawn schedules of every engine; that the engine of a bug runs no other is enforced."""
     trial = TrialConfig(runner, buckets=(2, 4), token_buckets=(4, 12))
-    lockstep = Lockstep(trial, ())
+    lockstep = Lockstep(trial, (), engines=subject_alone, keeps_state=False)
     ran = set[Mode]()
 
     def play(schedule: Schedule) -> None:

@@ -15,7 +15,7 @@ from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.errors import MalformedError
 from paritybit.harness.lockstep.config import TrialConfig, trial_from_json
-from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.lockstep.pair import Pair, subject_alone
 from paritybit.harness.schedules.boundaries import Row, scenes
 from paritybit.harness.schedules.coverage import REFILLED, REFILLED_READ
 from paritybit.harness.schedules.schedule import (
@@ -47,6 +47,10 @@ from paritybit.subjects.captured import CapturedEngine
 from paritybit.subjects.graphs.protocol import Graph
 from torch import Tensor
 
+FEW_CAPTURES = pytest.mark.usefixtures("captures_when_needed")
+
+SIZES: dict[str, Any] = {"buckets": (2, 4), "token_buckets": (4, 12)}
+
 ALL = tuple(map(str, Feature))
 
 ROWS = (0, 1, 2, 3)
@@ -60,13 +64,14 @@ STEPS: tuple[Step, ...] = (
 """Everything that features add, with requests that leave before those that they share with."""
 
 
+@FEW_CAPTURES
 @pytest.mark.parametrize(
     ("feature", "page_size"), [*zip([*ALL, "all"], itertools.cycle((1, 4)), strict=False)]
 )
 def test_every_property_holds_with_a_feature(feature: str, page_size: int) -> None:
     """The oracle's among them, which has adapters and 8 bits too."""
     features = ALL if feature == "all" else (feature,)
-    lockstep = Lockstep(TrialConfig(features=features, page_size=page_size))
+    lockstep = Lockstep(TrialConfig(features=features, page_size=page_size, **SIZES))
     lockstep.watch(PROPERTIES)
     outcome = lockstep.play(Schedule(STEPS, seed=3))
     assert outcome.error is None
@@ -104,13 +109,15 @@ SPECULATE: tuple[Step, ...] = (
 """Two requests that are drafted for and verified, padded and in each other's company."""
 
 
+@FEW_CAPTURES
 @pytest.mark.parametrize(("features", "topk"), [((), 2), (CHAINS, 1)])
 @pytest.mark.parametrize(("runner", "slots"), [("eagle_draft", 3), ("frozen_kv_mtp", 0)])
 def test_a_draft_keeps_one_branch_where_drafts_are_chains(
     runner: str, slots: int, features: tuple[str, ...], topk: int
 ) -> None:
     """Otherwise two: in what is allocated, drafted, verified and accepted."""
-    lockstep = Lockstep(TrialConfig(runner, features=features, page_size=4), PROPERTIES)
+    trial = TrialConfig(runner, features=features, page_size=4, **SIZES)
+    lockstep = Lockstep(trial, PROPERTIES)
     spans, widths = defaultdict[Mode, list[Span]](list), set[int]()
 
     def seen(place: int, step: Step, observation: Any, new: Any) -> None:
@@ -133,6 +140,7 @@ def named(static: dict[str, Tensor]) -> set[str]:
     return {"topk_p", "topk_index"} & set(static)
 
 
+@FEW_CAPTURES
 @pytest.mark.parametrize(
     ("bug", "runner"),
     [
@@ -142,7 +150,7 @@ def named(static: dict[str, Tensor]) -> set[str]:
     ],
 )
 def test_what_takes_drafts_for_chains_is_right_where_they_are(bug: str, runner: str) -> None:
-    trial = TrialConfig(runner, buckets=(8,)).with_bug(bug)
+    trial = TrialConfig(runner, buckets=(4,), token_buckets=(12,)).with_bug(bug)
     for features in ((), CHAINS):
         outcome = Lockstep(replace(trial, features=features), PROPERTIES).play(Schedule(SPECULATE))
         assert outcome.error is None
@@ -301,7 +309,7 @@ def test_what_a_third_request_holds_is_not_refilled(holds: str) -> None:
 
 
 REFILLS: tuple[Step, ...] = scenes(
-    ground_of(TrialConfig(features=("sharing",))), [Row(4, "short", "refilled")]
+    ground_of(TrialConfig(features=("sharing",), **SIZES)), [Row(4, "short", "refilled")]
 )
 REFILL_BUGS = (
     *("refill_frees_held_pages", "refilled_window_freed"),
@@ -309,10 +317,11 @@ REFILL_BUGS = (
 )
 
 
+@FEW_CAPTURES
 @pytest.mark.parametrize("bug", [None, *REFILL_BUGS])
 def test_a_refilled_prefix_is_read_right_and_bugs_show_in_it_alone(bug: str | None) -> None:
     """Without the refills, the same schedule shows no bug."""
-    trial = TrialConfig(features=("sharing",))
+    trial = TrialConfig(features=("sharing",), **SIZES)
     lockstep = Lockstep(trial.with_bug(bug) if bug else trial, PROPERTIES)
     outcome = lockstep.play(Schedule(REFILLS, seed=2))
     assert outcome.error is None
@@ -322,6 +331,12 @@ def test_a_refilled_prefix_is_read_right_and_bugs_show_in_it_alone(bug: str | No
     outcome = lockstep.play(Schedule(left_out, seed=2))
     assert (outcome.error, outcome.violations) == (None, ())
     assert not outcome.events[REFILLED]
+
+
+def sharing() -> Pair:
+    """Return a pair whose requests may share prefixes. Nothing here needs a fresh engine."""
+    trial = TrialConfig(features=("sharing",), **SIZES)
+    return Pair(trial, engines=subject_alone, keeps_state=False)
 
 
 def shared_world(pair: Pair) -> tuple[Tensor, Tensor]:
@@ -337,7 +352,7 @@ def shared_world(pair: Pair) -> tuple[Tensor, Tensor]:
 
 def test_what_requests_share_is_held_once_and_mapped_for_both() -> None:
     """One has given back a SWA page that the other still has: its slot stays mapped."""
-    pair = Pair(TrialConfig(features=("sharing",)))
+    pair = sharing()
     wrong, held = shared_world(pair)
     assert not wrong.any() and not held
     owners = pair.graph.ownership().holders
@@ -351,7 +366,7 @@ def test_a_request_that_shares_is_what_it_is_by_itself() -> None:
     """Its tokens are those of a request whose whole prompt is prefilled."""
 
     def tokens(steps: tuple[Step, ...]) -> list[int]:
-        pair = Pair(TrialConfig(features=("sharing",)))
+        pair = sharing()
         with torch.inference_mode():
             pair.begin(Schedule(steps, seed=1))
             for step in steps:
@@ -379,7 +394,7 @@ def graphs(pair: Pair) -> list[Graph]:
 def test_a_capture_writes_to_reserved_slots_alone_and_a_reset_brings_the_first_graphs_back() -> (
     None
 ):
-    pair = Pair(TrialConfig(features=("recapture",)))
+    pair = Pair(TrialConfig(features=("recapture",), **SIZES))
     steps: tuple[Step, ...] = (Admit(5, 5), Admit(3, 3), Decode((0, 1)))
     with torch.inference_mode():
         pair.begin(Schedule((*steps, Recapture()), seed=1))

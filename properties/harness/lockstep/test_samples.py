@@ -1,8 +1,11 @@
 """What is held against the oracle: all logits that are a request's own, at every length."""
 
+from dataclasses import replace
+
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.observation import Observation
+from paritybit.harness.lockstep.pair import subject_alone
 from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
@@ -40,12 +43,12 @@ SCHEDULE = Schedule(
 )
 """Requests that pass a window of 8, or are prefilled together, in forwards of every kind."""
 
-TRIAL = TrialConfig("target_verify", preset="gpt_oss")
+TRIAL = TrialConfig("target_verify", preset="gpt_oss", buckets=(4,), token_buckets=(12,))
 
 
 def test_every_length_that_has_logits_is_sampled_in_every_forward() -> None:
     """A chunk's end, a decoded token, each token of an accepted path, what a draft caught up to."""
-    lockstep = Lockstep(TRIAL)
+    lockstep = Lockstep(TRIAL, (), engines=subject_alone, keeps_state=False)
     pair, lengths = lockstep.pair, dict[int, int]()
     pair.reset(SCHEDULE.seed)
     modes = set()
@@ -75,8 +78,9 @@ def test_every_length_that_has_logits_is_sampled_in_every_forward() -> None:
 
 def test_all_that_is_sampled_is_held_and_agrees() -> None:
     """Around the window and at the end, of the target and of the draft model."""
-    trial = TrialConfig("target_verify", preset="gpt_oss", page_size=4)
-    lockstep = Lockstep(trial, {"dense_agreement"})
+    lockstep = Lockstep(
+        replace(TRIAL, page_size=4), {"dense_agreement"}, engines=subject_alone, keeps_state=False
+    )
     window = lockstep.pair.config.window
     held: list[tuple[bool, int]] = []
 

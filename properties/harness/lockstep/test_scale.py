@@ -204,7 +204,7 @@ def test_a_hunt_over_pools_that_are_not_copied_holds_one_pair_of_them_at_a_time(
 ) -> None:
     """Also while a fresh process would play; it is explained over small pools, and told so."""
     case = load_case(CORPUS / "swa_pad@decode.json")
-    trial = replace(case.trial, full_slots=2048, swa_slots=1024, buckets=(4,), token_buckets=(12,))
+    trial = replace(case.trial, full_slots=512, swa_slots=256, buckets=(4,), token_buckets=(12,))
     monkeypatch.setattr(settings, "COPIED_BYTES", trial.world_bytes - 1)
     monkeypatch.setattr(hunting, "FEW_STEPS", 0)
     built = list[weakref.ref[Lockstep]]()

@@ -212,7 +212,8 @@ def test_as_many_drafts_are_accepted_as_a_verify_asks_for(
     runner: str, accepted: int, device: str
 ) -> None:
     """Of trees of the harness too: up to all of them, and all properties hold of it."""
-    lockstep = Lockstep(TrialConfig(runner, device=device), PROPERTIES)
+    trial = TrialConfig(runner, device=device, buckets=(4,), token_buckets=(12,))
+    lockstep = Lockstep(trial, PROPERTIES)
     both = (0, 1)
     outcome = lockstep.play(
         Schedule(

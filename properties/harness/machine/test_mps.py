@@ -214,7 +214,7 @@ def test_a_keeper_that_says_nothing_is_no_daemon(
     silent.write_text(source)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # Nobody removes what is in there.
     monkeypatch.setattr(keeper, "__file__", str(silent))
-    monkeypatch.setattr(mps, "LONGEST_SECONDS", 1.0 if source else mps.LONGEST_SECONDS)
+    monkeypatch.setattr(mps, "LONGEST_SECONDS", 0.2 if source else mps.LONGEST_SECONDS)
     with pytest.raises(CannotRunError, match=why), private_daemon("cuda"):
         raise AssertionError
     assert fakes.daemons == []

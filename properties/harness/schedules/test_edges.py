@@ -10,7 +10,7 @@ from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.observation import Observation
-from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.lockstep.pair import Pair, subject_alone
 from paritybit.harness.lockstep.scale.shapes import smallest
 from paritybit.harness.schedules.boundaries import FACTORS, MANY, Row, rows, scenes
 from paritybit.harness.schedules.buckets import FILLINGS, filling
@@ -88,7 +88,7 @@ def test_forwards_of_every_kind_reach_as_far_as_a_request_can_grow(
     runner: str, preset: str, page_size: int
 ) -> None:
     trial = smallest(TrialConfig(runner, preset, page_size=page_size))
-    pair, ends = Pair(trial), defaultdict[Mode, int](int)
+    pair, ends = Pair(trial, engines=subject_alone, keeps_state=False), defaultdict[Mode, int](int)
     replayed = set()
     schedule = longest(trial)
     with torch.inference_mode():
@@ -135,11 +135,11 @@ def test_a_forward_of_the_row_and_the_length_of_the_one_before_it_reads_other_sl
     runner: str, length: str, event: str, page_size: int
 ) -> None:
     """Of both sub-pools, or of the SWA sub-pool alone where requests were only evicted from."""
-    trial = TrialConfig(runner, page_size=page_size)
+    trial = TrialConfig(runner, page_size=page_size, buckets=(4,), token_buckets=(12,))
     row = Row(4, length, event, filled="short")
     schedule = Schedule(scenes(ground_of(trial), [row]))
     forwards = list[tuple[int, int, set[int], set[int]]]()
-    pair = Pair(trial)
+    pair = Pair(trial, engines=subject_alone, keeps_state=False)
     with torch.inference_mode():
         pair.begin(schedule)
         for place, step in schedule.flat():
@@ -159,7 +159,7 @@ def test_a_forward_of_the_row_and_the_length_of_the_one_before_it_reads_other_sl
 def test_a_row_becomes_padding_wherever_a_counter_of_bits_begins_again(device: str) -> None:
     """At every replay whose number is a power of two, up to more than a byte counts."""
     trial = smallest(TrialConfig("decode", device=device))
-    lockstep = Lockstep(trial, {"live_inputs"})
+    lockstep = Lockstep(trial, {"live_inputs"}, engines=subject_alone, keeps_state=False)
     sizes: list[int] = []
 
     def observer(

@@ -17,11 +17,11 @@ from paritybit.harness.campaigns.executor import Campaign, Ended, execute
 from paritybit.harness.machine.workers import Workers
 
 FOR_EVER, MOMENT = 3600.0, 1.0
-LIMIT = 5.0
+LIMIT = 3.0
 """Seconds after which a task that hangs is ended; a process has certainly started by then."""
 
 SLOW_START = "SLOW_START"
-START_SECONDS = 3.0
+START_SECONDS = 2.5
 
 
 @dataclass(frozen=True)
