@@ -228,9 +228,10 @@ def note(writes: Writes, ledger: Ledger, changed: Tensor, number: int) -> Tensor
     old entry, so later reads of it are judged against that entry.
     """
     wrote = seen(writes, ledger, changed)
-    entries = [writes.slots, writes.chain, writes.request, writes.position]
     mine = wrote.nonzero().flatten()
-    if len(mine) < len(wrote):
-        entries = [values[mine] for values in entries]
-    ledger.write(*entries, number)
+    slots, chain, request, position = (
+        values if len(mine) == len(wrote) else values[mine]
+        for values in (writes.slots, writes.chain, writes.request, writes.position)
+    )
+    ledger.write(slots, chain, request, position, number)
     return writes.must & ~wrote
