@@ -6,10 +6,11 @@ from dataclasses import replace
 from functools import lru_cache
 
 import torch
-from paritybit.harness.campaigns.hunt import whole
+from paritybit.harness.campaigns.fresh import built
+from paritybit.harness.campaigns.hunt import hunted, whole
 from paritybit.harness.checks.explanation import NOT_EXPLAINED, Explained, explained, observe
 from paritybit.harness.checks.play import Lockstep, Outcome
-from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from paritybit.harness.explain.facts import Cause, Explanation, Situation, TimelineEntry
 from paritybit.harness.explain.origins.source_lines import source_lines
 from paritybit.harness.explain.reach import Reaching
@@ -66,13 +67,13 @@ def kept_clean(trial: TrialConfig) -> Lockstep:
 
 
 @lru_cache(maxsize=1)
-def kept_compared(trial: TrialConfig) -> Lockstep:
-    """Return the lockstep of a clean trial, kept for all bugs that are compared with it.
+def kept_compared(trial: TrialConfig, target: str | None) -> Lockstep:
+    """Return the lockstep of a clean trial, kept for hunts for `target` that are compared with it.
 
-    It captures on demand, because that does not change the results of a correct engine, and no bug
-    is detected by the Python state that it does not keep.
+    It has what the target needs. It captures on demand, because that does not change the results
+    of a correct engine.
     """
-    return Lockstep(trial, keeps_state=False, captures_all=False)
+    return built(trial, hunted(target, STEP_PROPERTIES), captures_all=False)
 
 
 @lru_cache(maxsize=1)
@@ -86,16 +87,16 @@ def kept_lockstep(trial: TrialConfig) -> Lockstep:
     return kept_clean(trial) if trial.bug is None else kept_broken(trial)
 
 
-def kept_in_hunt(trial: TrialConfig) -> Lockstep:
-    """Return the kept lockstep of a hunt, or of the clean trial that it is compared with."""
-    return kept_compared(trial) if trial.bug is None else kept_broken(trial)
-
-
-def kept_for(trial: TrialConfig) -> Build:
+def kept_for(trial: TrialConfig, target: str | None) -> Build:
     """Return what builds or keeps the locksteps of a task on a trial."""
     if trial.large:
         return LARGE
-    return kept_lockstep if trial.bug is None else kept_in_hunt
+
+    def kept(one: TrialConfig) -> Lockstep:
+        compared = one.bug is None and trial.bug is not None
+        return kept_compared(one, target) if compared else kept_lockstep(one)
+
+    return kept
 
 
 @lru_cache(maxsize=1)

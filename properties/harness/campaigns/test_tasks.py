@@ -93,12 +93,20 @@ def test_a_bug_that_is_seen_alone_is_caught() -> None:
 
 def test_only_a_clean_trial_of_its_own_captures_everything_first() -> None:
     forget_kept()
-    compared = kept_for(BROKEN)(TRIAL)
+    beside = kept_for(BROKEN, TARGET)
+    compared = beside(TRIAL)
     assert compared.pair.captures.nothing_ran
-    assert kept_for(BROKEN)(TRIAL) is compared
-    assert not kept_for(TRIAL)(TRIAL).pair.captures.lacks(TRIAL.modes)
+    assert beside(TRIAL) is compared
+    assert not kept_for(TRIAL, None)(TRIAL).pair.captures.lacks(TRIAL.modes)
     forget_kept()
-    assert kept_for(BROKEN)(TRIAL) is not compared
+    assert beside(TRIAL) is not compared
+    forget_kept()
+
+
+def test_a_clean_trial_has_a_fresh_engine_only_if_the_target_needs_it() -> None:
+    for target, both in ((TARGET, True), ("kv_parity", False)):
+        pair = kept_for(BROKEN, target)(TRIAL).pair
+        assert (pair.fresh_engine is not pair.subject) is both
     forget_kept()
 
 
