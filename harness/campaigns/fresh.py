@@ -64,13 +64,10 @@ BeginFresh = Callable[[TrialConfig, frozenset[str]], None]
 """Starts the process for a later playing of a trial with some properties."""
 
 
-def built(
-    trial: TrialConfig, properties: Collection[str], *, captures_all: bool = True
-) -> Lockstep:
+def built(trial: TrialConfig, properties: Collection[str]) -> Lockstep:
     """Return a new lockstep.
 
-    It has no fresh engine, and keeps no Python state, unless a property needs it. Without
-    `captures_all`, all captures are on demand.
+    It has no fresh engine, and keeps no Python state, unless a property needs it.
     """
     asked = [PROPERTIES[name] for name in properties]
     needs_both = any(Offer.FRESH_ENGINE in rule.needs for rule in asked)
@@ -79,7 +76,6 @@ def built(
         properties,
         engines=None if needs_both else subject_alone,
         keeps_state=any(rule.after_reset for rule in asked),
-        captures_all=captures_all,
     )
 
 

@@ -6,11 +6,10 @@ from dataclasses import replace
 from functools import lru_cache
 
 import torch
-from paritybit.harness.campaigns.fresh import built
-from paritybit.harness.campaigns.hunt import hunted, whole
+from paritybit.harness.campaigns.hunt import whole
 from paritybit.harness.checks.explanation import NOT_EXPLAINED, Explained, explained, observe
 from paritybit.harness.checks.play import Lockstep, Outcome
-from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
+from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.explain.facts import Cause, Explanation, Situation, TimelineEntry
 from paritybit.harness.explain.origins.source_lines import source_lines
 from paritybit.harness.explain.reach import Reaching
@@ -62,18 +61,8 @@ LARGE = Locksteps()
 
 @lru_cache(maxsize=1)
 def kept_clean(trial: TrialConfig) -> Lockstep:
-    """Return the lockstep of a clean trial, kept for consecutive tasks of this trial."""
+    """Return the lockstep of a clean trial, kept for all bugs that are compared with it."""
     return Lockstep(trial)
-
-
-@lru_cache(maxsize=1)
-def kept_compared(trial: TrialConfig, target: str | None) -> Lockstep:
-    """Return the lockstep of a clean trial, kept for hunts for `target` that are compared with it.
-
-    It has what the target needs. It captures on demand, because that does not change the results
-    of a correct engine.
-    """
-    return built(trial, hunted(target, STEP_PROPERTIES), captures_all=False)
 
 
 @lru_cache(maxsize=1)
@@ -87,18 +76,6 @@ def kept_lockstep(trial: TrialConfig) -> Lockstep:
     return kept_clean(trial) if trial.bug is None else kept_broken(trial)
 
 
-def kept_for(trial: TrialConfig, target: str | None) -> Build:
-    """Return what builds or keeps the locksteps of a task on a trial."""
-    if trial.large:
-        return LARGE
-
-    def kept(one: TrialConfig) -> Lockstep:
-        compared = one.bug is None and trial.bug is not None
-        return kept_compared(one, target) if compared else kept_lockstep(one)
-
-    return kept
-
-
 @lru_cache(maxsize=1)
 def kept_reaching(trial: TrialConfig) -> Reaching:
     """Return the `Reaching` of a trial with a bug. Its clean engine is captured once."""
@@ -108,7 +85,7 @@ def kept_reaching(trial: TrialConfig) -> Reaching:
 
 def forget_kept() -> None:
     """Drop all kept locksteps."""
-    for kept in (kept_clean, kept_compared, kept_broken, kept_reaching):
+    for kept in (kept_clean, kept_broken, kept_reaching):
         kept.cache_clear()
 
 

@@ -32,7 +32,6 @@ from paritybit.harness.campaigns.locksteps import (
     Locksteps,
     explained_small,
     forget_kept,
-    kept_for,
     kept_lockstep,
     kept_reaching,
 )
@@ -192,7 +191,7 @@ def run_in_turn(task: Task) -> Result:
 
     If a bug must be detected, the result also has its `reach`.
     """
-    result = run_task(task, kept_for(task.trial, task.target), begin=begin_fresh)
+    result = run_task(task, LARGE if task.trial.large else kept_lockstep, begin=begin_fresh)
     if result.spoiled:
         return result
     try:
@@ -385,6 +384,6 @@ def _judge_found(
     if target not in {violation["property"] for violation in finding.violations}:
         return Status.NOT_REPRODUCED
     clean = lockstep_of(task.clean_trial)
-    clean.watch(hunted(target, STEP_PROPERTIES))
+    clean.watch(watched_for(target))
     violations = whole(clean.play(finding.schedule)).violations
     return Status.CLEAN_IS_RED if violations else Status.CAUGHT

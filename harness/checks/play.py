@@ -153,7 +153,6 @@ class Lockstep:
         engines: Callable[[Pair], Engines] | None = None,
         draft: Callable[[ModelConfig], ModelConfig] = draft_config,
         keeps_state: bool = True,
-        captures_all: bool = True,
     ) -> None:
         self.trial = trial
         self.refused: str | None = None
@@ -165,7 +164,6 @@ class Lockstep:
                 engines=engines,
                 draft=draft,
                 keeps_state=keeps_state,
-                captures_all=captures_all,
             )
         except SharedBufferError as error:
             self.refused = str(error)

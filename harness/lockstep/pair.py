@@ -79,8 +79,8 @@ class Pair:
     With `records_ops`, graphs keep the inputs and outputs of each op; on a CPU they always do.
     `engines` builds the subject and the fresh engine over the graph world's pools; the default is
     the built-in engine. `draft` returns the configuration of a target's draft model. For
-    `keeps_state` see `Captures`. Without `captures_all`, all captures are on demand. Raises
-    SharedBufferError if the runners of the built-in engine disagree on a shared buffer.
+    `keeps_state` see `Captures`. Raises SharedBufferError if the runners of the built-in engine
+    disagree on a shared buffer.
     """
 
     def __init__(
@@ -91,12 +91,10 @@ class Pair:
         engines: "Callable[[Pair], Engines] | None" = None,
         draft: Callable[[ModelConfig], ModelConfig] = draft_config,
         keeps_state: bool = True,
-        captures_all: bool = True,
     ) -> None:
         torch.set_num_threads(1)
         self.records_ops = records_ops or config.device == "cpu"
         self.trial = config
-        self.captured_first = config.captured_first if captures_all else frozenset()
         require_memory(config)
         self.config = config.model
         drafting = draft(self.config)
@@ -360,15 +358,16 @@ class Pair:
 
 def captured_engines(pair: Pair) -> Engines:
     """Return the built-in engine as subject and as fresh engine. They share no Python object."""
-    subject = captured_engine(pair, pair.on_trial, SUBJECT_LOGGER)
-    fresh = captured_engine(pair, pair.trial.subject(), FRESH_LOGGER, capturing=SpoiledMemory)
+    subject = captured_engine(pair, pair.on_trial, SUBJECT_LOGGER, pair.trial.captured_first)
+    broken, modes = pair.trial.subject(), pair.trial.captured_first
+    fresh = captured_engine(pair, broken, FRESH_LOGGER, modes, SpoiledMemory)
     subject.count_allocations()
     return subject, fresh
 
 
 def subject_alone(pair: Pair) -> Engines:
     """Return one built-in engine in both roles. Use it if nothing needs the fresh engine."""
-    subject = captured_engine(pair, pair.on_trial, SUBJECT_LOGGER)
+    subject = captured_engine(pair, pair.on_trial, SUBJECT_LOGGER, pair.trial.captured_first)
     subject.count_allocations()
     return subject, subject
 
@@ -377,12 +376,12 @@ def captured_engine(
     pair: Pair,
     subject: Subject,
     logger: logging.Logger,
-    modes: Collection[Mode] | None = None,
+    modes: Collection[Mode],
     capturing: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> CapturedEngine:
     """Return the built-in engine over the graph world's KV, with the runners of `modes` captured.
 
-    None means `pair.captured_first`. It shares all storages with the pair, but no Python object.
+    It shares the storage of KV, tables and weights with the pair, but no Python object.
     """
     trial = pair.trial
     ops = subject.parts.of(Part.OPS, type(trial.ops()))
@@ -395,6 +394,6 @@ def captured_engine(
         trial.token_buckets,
         logger,
         records_ops=pair.records_ops,
-        modes=pair.captured_first if modes is None else modes,
+        modes=modes,
         capturing=capturing,
     )

@@ -18,7 +18,6 @@ from paritybit.harness.campaigns.hunt import (
     hunt,
     play_all,
 )
-from paritybit.harness.campaigns.locksteps import forget_kept, kept_for
 from paritybit.harness.campaigns.regress import Run, RunConfig, plan, verdict
 from paritybit.harness.campaigns.replay import Named, Replayed, judged, replayed
 from paritybit.harness.campaigns.task import (
@@ -89,25 +88,6 @@ def test_a_bug_that_is_seen_alone_is_caught() -> None:
     assert result.hunt_result.schedules == 1
     assert result.finding is not None
     assert result.finding.schedule.steps == ()
-
-
-def test_only_a_clean_trial_of_its_own_captures_everything_first() -> None:
-    forget_kept()
-    beside = kept_for(BROKEN, TARGET)
-    compared = beside(TRIAL)
-    assert compared.pair.captures.nothing_ran
-    assert beside(TRIAL) is compared
-    assert not kept_for(TRIAL, None)(TRIAL).pair.captures.lacks(TRIAL.modes)
-    forget_kept()
-    assert beside(TRIAL) is not compared
-    forget_kept()
-
-
-def test_a_clean_trial_has_a_fresh_engine_only_if_the_target_needs_it() -> None:
-    for target, both in ((TARGET, True), ("kv_parity", False)):
-        pair = kept_for(BROKEN, target)(TRIAL).pair
-        assert (pair.fresh_engine is not pair.subject) is both
-    forget_kept()
 
 
 def test_gates_that_opened_by_themselves_are_counted_with_their_task(
