@@ -160,15 +160,14 @@ def resolve(reads: Reads, chains: Chains) -> int:
 
 def adopt(reads: Reads) -> None:
     """Record the hashes and checksums that rows imply for slots that were written unwatched."""
+    if not bool(((reads.held == UNKNOWN) | (reads.checksum == 0)).any()):
+        return
     ledger = reads.ledger
     written = ~reads.missing & (reads.written != NEVER)
-    unseen = (written & (reads.held == UNKNOWN)).nonzero().flatten()
-    if len(unseen):
-        ledger.chain[reads.slots[unseen]] = reads.expected[unseen]
-    bytes_unknown = (written & (reads.checksum == 0)).nonzero().flatten()
-    if len(bytes_unknown):
-        slots = reads.slots[bytes_unknown]
-        ledger.checksum[slots] = ledger.before[slots]
+    unseen = written & (reads.held == UNKNOWN)
+    ledger.chain[reads.slots[unseen]] = reads.expected[unseen]
+    slots = reads.slots[written & (reads.checksum == 0)]
+    ledger.checksum[slots] = ledger.before[slots]
 
 
 def writes(forward: Forward, ledger: Ledger, chain: list["array[int]"]) -> Writes | None:
