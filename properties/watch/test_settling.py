@@ -2,19 +2,27 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from paritybit.drive import directing, failures
+from paritybit.drive.forks import in_fork
+from paritybit.launch.journals import Journals
+from paritybit.launch.tally import Tally
+from paritybit.testing import blocks
 from paritybit.watch import journal, settings
 from paritybit.watch.facts import Forward
 from paritybit.watch.journal import Journal
 from properties.support.watching import Scene, row
 
 SLOTS = [3, 4, 5, 6]
+
+DOUBLE_FREE = "double free | full | not known"
 
 
 @pytest.fixture
@@ -92,7 +100,33 @@ def test_a_slot_that_a_forward_frees_is_free_when_its_stray_write_is_judged(scen
     assert (stray["check"], stray["freed"]["source"]) == ("stray write", "one.py:1")
 
 
+READERS: dict[str, Callable[[Scene], object]] = {
+    "the driver asks whether it was found": lambda _: directing.found(DOUBLE_FREE),
+    "the engine fails": lambda _: failures.judge_failure(failures.StalledError("2 requests wait")),
+    "the process forks": lambda _: in_fork(lambda: None, 60.0),
+    "a test reads what was found": lambda scene: blocks.Session.seen(
+        SimpleNamespace(journals=Journals(scene.journal.path.parent), tally=Tally())  # type: ignore[arg-type]
+    ),
+}
+"""What reads or copies the findings of this process, by its occasion."""
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_double_free_is_written_before_findings_are_read(
+    scene: Scene, reader: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "_OPEN", [scene.journal])
+    folder = str(scene.journal.path.parent)
+    monkeypatch.setenv(settings.VARIABLE, settings.Settings(folder).text())
+    free(scene, "one.py:1", 3)
+    free(scene, "two.py:2", 3)
+    assert written(scene.journal) == []
+    READERS[reader](scene)
+    assert written(scene.journal)[0]["key"] == DOUBLE_FREE
+
+
 ENDS = {
+    "the end of a drive": "from paritybit.drive.playing import leave; leave(0)",
     "the end of a journal": "journal.of_process().end(); os._exit(0)",
     "the end of a process": "",
 }
