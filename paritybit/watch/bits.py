@@ -37,7 +37,7 @@ def as_integers(tensor: Tensor) -> Tensor:
 
 
 def words_of(tensor: Tensor) -> Tensor:
-    """Return a tensor [slots, ...] as [slots, words], with the widest integers that a slot fits.
+    """Return a tensor [slots, ...] as [slots, words], with the widest integers that fit a slot.
 
     The result is a view, unless the entries of one slot are not contiguous or not aligned.
     """

@@ -88,7 +88,7 @@ class Journal:
     lost: bool = False
     """Whether a line could not be written. It is reported on stderr once; the engine continues."""
     settling: list[Callable[[], None]] = field(default_factory=list)
-    """The functions that judge what happened, but was not judged yet."""
+    """Functions that judge what was only noted so far."""
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append one line. `kind` is one of KINDS. Values that JSON does not have become text."""

@@ -94,7 +94,7 @@ class Ledger:
         self.forward, self.freed = rest
         self.shadow = Shadow.of(self.checksums)
         if self.shadow is not None:
-            self.before.copy_(folded(self.checksums.of(torch.arange(self.slots))))
+            self.before.copy_(folded(self.checksums.all()))
         self.entered: list[Tensor] = []
         """The slots that got another slot's `before` since the last frame."""
         reserved = sorted(slot for slot in group.reserved if 0 <= slot < self.slots)
