@@ -9,7 +9,8 @@ then differs from the subject's, whose graph on CUDA finds the same old bytes at
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from paritybit.harness.lockstep.noise import COUNTS
@@ -18,8 +19,8 @@ from paritybit.harness.lockstep.scheduler import Scheduler
 from paritybit.reference.batch import Span
 from paritybit.reference.config import Kind
 from paritybit.reference.model import Output
-from paritybit.subjects.graphs.dispatch import ALLOCATORS
-from torch.overrides import TorchFunctionMode
+from paritybit.subjects.graphs.dispatch import ALLOCATORS, replaced
+from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 LEVEL: Mapping[str, int] = {"custom_mask": 1}
@@ -84,23 +85,25 @@ def spoil(output: Output) -> None:
         values.fill_(math.nan if values.is_floating_point() else 0)
 
 
-class SpoiledMemory(TorchFunctionMode):
-    """Fills newly allocated floating-point tensors with NaN while entered.
+@contextmanager
+def spoiled_memory() -> Iterator[None]:
+    """Fill newly allocated floating-point tensors with NaN in this context.
 
     A CUDA graph that is captured meanwhile repeats this at each replay, because its memory is
     shared. A tape does not: it owns its memory, which keeps the last values.
     """
+    with replaced(ALLOCATORS, _spoiling):
+        yield
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Call the function, and fill its result if it only allocates memory."""
-        made = func(*args, **(kwargs or {}))
-        if func in ALLOCATORS and made.is_floating_point():
+
+def _spoiling(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a function that allocates and fills."""
+
+    def allocated(*args: Any, **kwargs: Any) -> Tensor:
+        made = allocate(*args, **kwargs)
+        if made.is_floating_point():
             with _disable_current_modes():  # A tape records it otherwise.
                 made.fill_(math.nan)
         return made
+
+    return allocated

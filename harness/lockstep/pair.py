@@ -20,7 +20,7 @@ from paritybit.harness.lockstep.config import DTYPES, FRESH_LOGGER, SUBJECT_LOGG
 from paritybit.harness.lockstep.logs import LogTrap, warnings_logged
 from paritybit.harness.lockstep.observation import Observation, Sample, Snapshot, StepEnd
 from paritybit.harness.lockstep.overlapped import OverlappedScheduler, RanForward
-from paritybit.harness.lockstep.padding import SpoiledMemory, padding_values, spoil
+from paritybit.harness.lockstep.padding import padding_values, spoil, spoiled_memory
 from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.harness.lockstep.scale.kept import Ran, kept_of
 from paritybit.harness.lockstep.scale.memory import require_memory
@@ -360,7 +360,7 @@ def captured_engines(pair: Pair) -> Engines:
     """Return the built-in engine as subject and as fresh engine. They share no Python object."""
     subject = captured_engine(pair, pair.on_trial, SUBJECT_LOGGER, pair.trial.captured_first)
     broken, modes = pair.trial.subject(), pair.trial.captured_first
-    fresh = captured_engine(pair, broken, FRESH_LOGGER, modes, SpoiledMemory)
+    fresh = captured_engine(pair, broken, FRESH_LOGGER, modes, spoiled_memory)
     subject.count_allocations()
     return subject, fresh
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from paritybit.harness.lockstep.config import DTYPES, TrialConfig
@@ -228,6 +229,7 @@ UNCAPTURABLE: dict[str, Callable[[Tensor], Any]] = {
     "repeats that follow values": lambda static: static.repeat_interleave(static[0].long(), 1),
     "item": lambda static: static * static.sum().item(),
     "float": lambda static: static * float(static.sum()),
+    "array": lambda static: static * float(np.asarray(static).sum()),
     "a branch on a value": lambda static: static if static.sum() > 0 else -static,
     "a slice up to a value": lambda static: static[: static[0, 1].long()],
     "equal": lambda static: static if torch.equal(static, static) else -static,
@@ -259,6 +261,7 @@ def test_the_tape_refuses_what_a_graph_cannot_hold() -> None:
             recorded.add(name)
         except UncapturableError:
             assert ops.log is None, name
+        assert not {"item", "tolist", "numpy", "__bool__"} & vars(Tensor).keys(), name
     assert recorded == set()
 
 

@@ -1,4 +1,12 @@
-"""The base class of this project's dispatch modes, which see every aten call."""
+"""What this project puts between torch and its callers: dispatch modes, and other functions.
+
+A dispatch mode sees every aten call. A mode for torch functions is not used, because its Python
+call takes longer than most functions.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,13 +20,41 @@ ALLOCATIONS = frozenset(
 )
 """Calls that return uninitialised memory."""
 
-ALLOCATORS = frozenset(
-    {
-        *(torch.empty, torch.empty_like, torch.empty_strided),
-        *(Tensor.new_empty, Tensor.new_empty_strided),
-    }
+Place = tuple[Any, str]
+"""A module or class, and the name of a function in it."""
+
+ALLOCATORS: tuple[Place, ...] = (
+    *((torch, name) for name in ("empty", "empty_like", "empty_strided")),
+    *((Tensor, name) for name in ("new_empty", "new_empty_strided")),
 )
 """Torch functions that make these calls."""
+
+HOST_READS: tuple[Place, ...] = tuple(
+    (Tensor, name) for name in ("item", "tolist", "numpy", "__array__", "__bool__")
+)
+"""Torch functions that read values into Python. Some never reach a dispatch mode."""
+
+
+@contextmanager
+def replaced(
+    places: Sequence[Place], other: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    """Replace the function at each place by `other` of it, in this context and in all threads.
+
+    A reference to the function that was taken earlier still leads to the function itself.
+    """
+    inherited = object()
+    before = [vars(holder).get(name, inherited) for holder, name in places]
+    for holder, name in places:
+        setattr(holder, name, other(getattr(holder, name)))
+    try:
+        yield
+    finally:
+        for (holder, name), function in zip(places, before, strict=True):
+            if function is inherited:
+                delattr(holder, name)
+            else:
+                setattr(holder, name, function)
 
 
 class UncompiledMode(TorchDispatchMode):

@@ -5,17 +5,17 @@ writes into the same storages. Recording fails on anything that a graph could no
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from paritybit.reference.ops import Ops
-from paritybit.subjects.graphs.dispatch import ALLOCATIONS, ALLOCATORS, UncompiledMode
+from paritybit.subjects.graphs.dispatch import ALLOCATIONS, HOST_READS, UncompiledMode, replaced
 from paritybit.subjects.graphs.op_calls import SegmentCalls
 from paritybit.subjects.graphs.protocol import UncapturableError
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 NOT_CAPTURABLE = frozenset(
     {
@@ -77,7 +77,7 @@ class TapeSegment:
         self.ops = ops
         self.operations: list[str] = []
         self.op_calls = SegmentCalls(ops)
-        self._recorder, self._reads = _Recorder(), _HostReads()
+        self._recorder, self._recording = _Recorder(), ExitStack()
         self._bound: list[Callable[[], Any]] = []
 
     @property
@@ -89,13 +89,12 @@ class TapeSegment:
         """Start to record."""
         self.ops.log = self.operations
         self.op_calls.begin()
-        self._recorder.__enter__()  # type: ignore[no-untyped-call]
-        self._reads.__enter__()  # type: ignore[no-untyped-call]
+        self._recording.enter_context(self._recorder)
+        self._recording.enter_context(replaced(HOST_READS, _refused))
 
     def end(self) -> None:
         """Stop recording."""
-        self._reads.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        self._recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._recording.close()
         self.ops.log = None
         self.op_calls.end()
         self._bound = [call.bound() for call in self.calls]
@@ -140,26 +139,13 @@ class _Recorder(UncompiledMode):
         return value
 
 
-class _HostReads(TorchFunctionMode):
-    """Refuses reads into Python that never reach a dispatch mode.
+def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that raises, in place of one that no graph can contain."""
 
-    Modes that were entered earlier see only allocations, because a Python mode call per torch
-    function takes longer than the function.
-    """
+    def refuse(*_: Any, **__: Any) -> None:
+        raise UncapturableError(f"Tensor.{function.__name__} cannot be recorded in a graph")
 
-    REFUSED = frozenset(
-        {Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__bool__}
-    )
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func in self.REFUSED:
-            raise UncapturableError(f"Tensor.{func.__name__} cannot be recorded in a graph")
-        if func in ALLOCATORS:
-            return func(*args, **(kwargs or {}))
-        with torch._C.DisableTorchFunction():
-            return func(*args, **(kwargs or {}))
+    return refuse
 
 
 def _is_view(value: Any, args: tuple[Any, ...]) -> bool:

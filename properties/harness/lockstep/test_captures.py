@@ -11,7 +11,7 @@ from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.lockstep.bits import bits, cloned
 from paritybit.harness.lockstep.config import FRESH_LOGGER, TrialConfig
 from paritybit.harness.lockstep.observation import Observation
-from paritybit.harness.lockstep.padding import SpoiledMemory
+from paritybit.harness.lockstep.padding import spoiled_memory
 from paritybit.harness.lockstep.pair import Pair, subject_alone
 from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.harness.schedules.schedule import (
@@ -54,7 +54,7 @@ def captured_in(pair: Pair, orders: Sequence[Sequence[Mode]]) -> CapturedEngine:
         FRESH_LOGGER,
         records_ops=pair.records_ops,
         modes=(),
-        capturing=SpoiledMemory,
+        capturing=spoiled_memory,
     )
     for modes in orders:
         engine.capture(modes)

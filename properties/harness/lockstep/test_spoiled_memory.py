@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from paritybit.harness.lockstep.config import TrialConfig
-from paritybit.harness.lockstep.padding import SpoiledMemory
+from paritybit.harness.lockstep.padding import spoiled_memory
 from paritybit.subjects.graphs.capture import Capture
 from torch import Tensor
 
@@ -21,7 +21,7 @@ def test_a_graph_shows_what_it_did_not_write(device: str) -> None:
     values = torch.ones(2, 3, device=device)
     pool = None if device == "cpu" else torch.cuda.graph_pool_handle()
     graph = Capture[Tensor](TrialConfig(device=device).ops(), pool)
-    with torch.inference_mode(), SpoiledMemory():
+    with torch.inference_mode(), spoiled_memory():
         graph.run(lambda: half_written(values))
     values.fill_(2)
     for _ in range(2):
@@ -33,7 +33,7 @@ def test_a_graph_shows_what_it_did_not_write(device: str) -> None:
 def test_a_tape_holds_what_was_last_written_where_it_writes_nothing() -> None:
     """Filling is no part of it: what a replay leaves there must show at the next one."""
     graph = Capture[Tensor](TrialConfig().ops(), None)
-    with torch.inference_mode(), SpoiledMemory():
+    with torch.inference_mode(), spoiled_memory():
         graph.run(lambda: half_written(torch.ones(2, 3)))
     with torch.inference_mode():
         graph.output[1] = 5
@@ -43,7 +43,7 @@ def test_a_tape_holds_what_was_last_written_where_it_writes_nothing() -> None:
 
 ALLOCATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "empty": lambda like: torch.empty(like.shape),
-    "empty_like": torch.empty_like,
+    "empty_like": lambda like: torch.empty_like(input=like),
     "empty_strided": lambda like: torch.empty_strided(like.shape, like.stride()),
     "new_empty": lambda like: like.new_empty(like.shape),
     "new_empty_strided": lambda like: like.new_empty_strided(like.shape, like.stride()),
@@ -54,13 +54,13 @@ ALLOCATORS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("way", ALLOCATORS)
 def test_whatever_is_only_allocated_is_filled(way: str) -> None:
     like = torch.ones(2, 3)
-    with torch.inference_mode(), SpoiledMemory():
+    with torch.inference_mode(), spoiled_memory():
         assert ALLOCATORS[way](like).isnan().all()
 
 
 def test_new_indices_and_what_is_filled_are_left_alone() -> None:
     """An index that is NaN there would lead anywhere."""
-    with SpoiledMemory():
+    with spoiled_memory():
         assert torch.empty(2, dtype=torch.int64).dtype == torch.int64
         assert torch.zeros(2).tolist() == [0.0, 0.0]
         assert torch.empty(0).shape == (0,)
