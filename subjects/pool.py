@@ -23,20 +23,28 @@ TRANSLATE = "translate_loc_from_full_to_swa"
 
 
 @dataclass(frozen=True)
+class Memo:
+    """A memoised translation: `loc` are the SWA slots of `source`.
+
+    `key` is (data_ptr, numel) of `source`, which is kept alive so that no other tensor gets its
+    address. An accidental memo hit would make replays nondeterministic.
+    """
+
+    key: tuple[int, int]
+    source: Tensor
+    loc: Tensor
+
+
+@dataclass(frozen=True)
 class LocState:
     """Python state about write locations: `swa_loc` under PRESET, the memo under MEMO.
-
-    `cached_source` is the tensor whose address is in the key. It is kept alive so that no other
-    tensor gets its address, because an accidental memo hit would make replays nondeterministic.
 
     `ragged` is the attention kernel that the engine chose last. The prefill kernel takes no mask,
     and its tokens see all keys in their lists. The other kernel takes a mask.
     """
 
     swa_loc: Tensor | None = None
-    cached_key: tuple[int, int] | None = None
-    cached_source: Tensor | None = None
-    cached_loc: Tensor | None = None
+    memo: Memo | None = None
     ragged: bool = False
 
 
@@ -63,8 +71,8 @@ class SubjectPool:
 
     def invalidate_loc_cache(self) -> None:
         """Clear the memoised translation (MEMO)."""
-        if self.state.cached_key is not None:
-            self.state = LocState(swa_loc=self.state.swa_loc, ragged=self.state.ragged)
+        if self.state.memo is not None:
+            self.state = replace(self.state, memo=None)
 
     def translate_loc_from_full_to_swa(self, loc: Tensor) -> Tensor:
         """Return the SWA slots, int32, of the full slots `loc`, memoised under MEMO.
@@ -75,18 +83,18 @@ class SubjectPool:
         if self.scheme is not LocationScheme.MEMO:
             return self._gather(loc)
         key = (loc.data_ptr(), loc.numel())
-        cached = self.state.cached_loc
-        if key == self.state.cached_key and cached is not None:
-            return cached
-        if self.state.cached_key is not None:
+        memo = self.state.memo
+        if memo is not None:
+            if memo.key == key:
+                return memo.loc
             self.logger.warning(
                 "loc changed mid-forward from %s elements to %s without invalidate_loc_cache();"
                 " a call site may be missing",
-                self.state.cached_key[1],
+                memo.key[1],
                 loc.numel(),
             )
         translated = self._gather(loc)
-        self.state = replace(self.state, cached_key=key, cached_source=loc, cached_loc=translated)
+        self.state = replace(self.state, memo=Memo(key, loc, translated))
         return translated
 
     def set_kv_buffer(self, layer: int, loc: Tensor, key: Tensor, value: Tensor) -> None:

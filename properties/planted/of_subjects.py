@@ -263,8 +263,8 @@ OF_SUBJECTS: tuple[Fault, ...] = (
     Fault(
         name="invalidation-drops-the-preset",
         file="subjects/pool.py",
-        old="LocState(swa_loc=self.state.swa_loc, ragged=self.state.ragged)",
-        new="LocState(ragged=self.state.ragged)",
+        old="self.state = replace(self.state, memo=None)",
+        new="self.state = LocState(ragged=self.state.ragged)",
         tests=(
             "properties/subjects/test_locations.py",
             "-k",

@@ -94,7 +94,7 @@ def test_a_preset_location_outlives_an_invalidation_until_it_is_set_again(device
     pool.set_swa_loc(loc)
     pool.translate_loc_from_full_to_swa(locs(device, 1, 2))
     pool.invalidate_loc_cache()
-    assert pool.state.cached_key is None
+    assert pool.state.memo is None
     assert pool.state.swa_loc is loc
     pool.set_swa_loc(None)
     assert pool.state.swa_loc is None
@@ -183,7 +183,8 @@ def test_the_memo_knows_a_tensor_by_its_address_and_element_count(
 ) -> None:
     pool, loc = memo(device), locs(device, 1, 2, 3)
     pool.translate_loc_from_full_to_swa(loc)
-    assert pool.state.cached_key == (loc.data_ptr(), 3)
+    assert pool.state.memo is not None
+    assert pool.state.memo.key == (loc.data_ptr(), 3)
     pool.translate_loc_from_full_to_swa(loc[:])
     assert caplog.messages == []
     pool.translate_loc_from_full_to_swa(loc[:2])
