@@ -26,8 +26,8 @@ OF_SUBJECTS: tuple[Fault, ...] = (
     Fault(
         name="least-bucket-is-ignored",
         file="subjects/runners/base.py",
-        old="bucket = self.bucket(max(live_size, self.buckets[-1] if overrides.largest else 0))",
-        new="bucket = self.bucket(live_size)",
+        old="bucket = self.buckets[-1] if overrides.largest else smallest",
+        new="bucket = smallest",
         tests=(
             "properties/harness/checks/test_faults_on_runners.py",
             "-k",

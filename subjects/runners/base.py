@@ -161,9 +161,10 @@ class GraphRunner(ABC):
         bucket holds the batch.
         """
         live_size = 0 if batch is None else self.size(batch)
-        bucket = self.bucket(max(live_size, self.buckets[-1] if overrides.largest else 0))
-        if bucket is None:
+        smallest = self.bucket(live_size)
+        if smallest is None:
             raise ValueError(f"no captured size fits {live_size} rows; captured: {self.buckets}")
+        bucket = self.buckets[-1] if overrides.largest else smallest
         padded = self.padded(batch, bucket)
         self.populate(batch, bucket, padded=padded)
         overwrite(self.inputs.buffers, overrides)
