@@ -62,7 +62,8 @@ def list_spans(
     live = request < len(ran)
     request = np.minimum(request, len(ran) - 1)
     column = (begins - token_indptr[:-1])[request] + place
-    seen = np.maximum(column + 1, 0) * live
+    sees = live & (column >= 0)
+    seen = column + 1
     first = np.maximum(column - window + 1, 0)
     begin = lists.indptr[request]
     window_begin = (lists.window_indptr[:-1] - starts)[request] + first
@@ -70,10 +71,10 @@ def list_spans(
         {
             "kv_indices": lists.slots,
             "key_begin": begin,
-            "key_end": begin + seen,
+            "key_end": begin + seen * sees,
             "window_kv_indices": lists.window_slots,
             "window_key_begin": window_begin,
-            "window_key_end": window_begin + np.maximum(seen - first, 0),
+            "window_key_end": window_begin + (seen - first) * sees,
         }
     )
 
