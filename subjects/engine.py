@@ -156,15 +156,13 @@ class Engine:
 
     def allocator_changed(self) -> None:
         """Handle a change of slot ownership, which the allocator reports to the target's pool."""
-        if self.under_test.toggles.memo_resets.allocator:
-            self.pools[Role.TARGET].invalidate_loc_cache()
+        self.pools[Role.TARGET].invalidate_loc_cache()
 
     def _forward_eagerly(self, batch: ForwardBatch, toggles: Toggles) -> Forward:
         """Run a batch that extends requests, with the target or the draft model."""
         role = Role.DRAFT if batch.mode is Mode.DRAFT_EXTEND else Role.TARGET
         model, pool = self.models[role], self.pools[role]
-        if toggles.memo_resets.eager_forward:
-            pool.invalidate_loc_cache()
+        pool.invalidate_loc_cache()
         lists = fresh_span_keys(batch, model.config.window, pool, toggles.memo_resets)
         if toggles.scheme is LocationScheme.PRESET:
             pool.set_swa_loc(pool.translate_loc_from_full_to_swa(batch.out_cache_loc))

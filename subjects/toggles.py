@@ -22,21 +22,15 @@ class LocationScheme(StrEnum):
 class MemoResets:
     """Which call sites clear the pool's translation memo. By default all do, which is correct.
 
-    From PR 25824:
+    - `run_once`: at the start of each warm-up and capture run (PR 25824)
+    - `entry`: before a forward chooses its path (PR 26152)
+    - `before_window`, `after_window`: around the translation of a window's slots (PR 26152)
 
-    - `allocator`: whenever a slot changes its owner
-    - `run_once`: at the start of each warm-up and capture run
-    - `eager_forward`: in a forward that does not replay
-
-    From PR 26152:
-
-    - `entry`: before a forward chooses its path
-    - `before_window`, `after_window`: around the translation of a window's slots
+    PR 25824 also clears it whenever a slot changes its owner, and in a forward that does not
+    replay. No bug drops these sites.
     """
 
-    allocator: bool = True
     run_once: bool = True
-    eager_forward: bool = True
     entry: bool = True
     before_window: bool = True
     after_window: bool = True
