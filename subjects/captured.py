@@ -293,13 +293,11 @@ class CapturedEngine:
         }
 
     def _translated_dtype(self) -> torch.dtype:
-        """Return the dtype of the pool's translation."""
+        """Return the dtype of the pool's translation. A reset forgets the translation."""
         pool = self.engine.pools[Role.TARGET]
         pool.invalidate_loc_cache()
         loc = torch.zeros(1, dtype=torch.int64, device=pool.pool.device)
-        dtype = pool.translate_loc_from_full_to_swa(loc).dtype
-        self.restore(self._states)
-        return dtype
+        return pool.translate_loc_from_full_to_swa(loc).dtype
 
 
 @contextmanager
@@ -325,7 +323,7 @@ def facts_since(
     """Return the facts about buffers, by name, reusing those of the capture if they still hold."""
     return {
         name: facts
-        if (facts := captured.get(name)) is not None and facts.hold_of(buffer)
+        if (facts := captured.get(name)) and facts.hold_of(buffer)
         else BufferFacts.of(buffer)
         for name, buffer in buffers.items()
     }

@@ -56,18 +56,19 @@ class Flight(Generic[Result]):
 class Overlap(InOrder):
     """The order of an engine's device work on two streams, with the waits it needs.
 
-    All staged batches share one set of pinned buffers, one buffer per name.
+    All staged batches share one set of pinned buffers, one buffer per name. Call `clear` first.
     """
+
+    used: int
+    copied: Event | None
+    written: Event | None
+    in_flight: Event | None
 
     def __init__(self, streams: Streams, device: torch.device) -> None:
         super().__init__(device)
         self.streams = streams
         self.buffers: dict[str, Tensor] = {}
         self.once_memory = self._pinned(torch.zeros(ONCE_ELEMENTS, dtype=torch.int64))
-        self.used = 0
-        self.copied: Event | None = None
-        self.written: Event | None = None
-        self.in_flight: Event | None = None
 
     def clear(self) -> None:
         """Start again with nothing in flight."""
