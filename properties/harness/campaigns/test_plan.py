@@ -2,14 +2,23 @@
 
 import json
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from paritybit.harness.campaigns.chosen import Planned, ground_of, share_of_scenes
+from paritybit.harness.campaigns import chosen
+from paritybit.harness.campaigns.chosen import (
+    Candidate,
+    Planned,
+    ground_of,
+    planned,
+    share_of_scenes,
+)
+from paritybit.harness.campaigns.hunt import draw
 from paritybit.harness.campaigns.regress import (
     FEWEST_CLEAN,
     RunConfig,
@@ -22,6 +31,7 @@ from paritybit.harness.campaigns.spreading import order
 from paritybit.harness.campaigns.task import Source, Task
 from paritybit.harness.checks.expectations import unaffected_reason
 from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.pair import subject_alone
 from paritybit.harness.lockstep.scale.shapes import TINY, wide
 from paritybit.harness.machine.workers import HERE
@@ -45,6 +55,42 @@ from paritybit.subjects.toggles import LocationScheme
 CHAINS = (Feature.CHAINS.value,)
 
 SPECULATING = {"target_verify", "eagle_draft", "eagle_draft_extend", "frozen_kv_mtp"}
+
+
+@cache
+def candidates(trial: TrialConfig, schedules: tuple[Schedule, ...]) -> tuple[Candidate, ...]:
+    """Return schedules of a trial with what each is planned to reach."""
+    return tuple(planned(Planned(trial), schedules))
+
+
+@cache
+def drawn(trial: TrialConfig, seed: int, examples: int) -> tuple[Schedule, ...]:
+    """Return schedules drawn for a trial, not those with scenes first."""
+    found: list[Schedule] = []
+    draw(trial, found.append, seed, examples, scenes_first=False)
+    return tuple(found)
+
+
+@pytest.fixture(autouse=True)
+def planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw and plan each schedule of a trial once, since runs of many bugs share trials."""
+
+    def draw_again(
+        trial: TrialConfig,
+        use: Callable[[Schedule], None],
+        seed: int,
+        examples: int,
+        *,
+        scenes_first: bool,
+    ) -> None:
+        assert not scenes_first
+        for schedule in drawn(trial, seed, examples):
+            use(schedule)
+
+    monkeypatch.setattr(chosen, "draw", draw_again)
+    monkeypatch.setattr(
+        chosen, "planned", lambda player, schedules: candidates(player.trial, tuple(schedules))
+    )
 
 
 def usual(task: Task, settings: RunConfig) -> bool:
