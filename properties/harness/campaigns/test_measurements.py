@@ -92,7 +92,7 @@ def test_a_soak_records_its_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Three trials, one of each engine, in which every runner must replay."""
-    monkeypatch.setattr(soaking, "EXAMPLES", 4)
+    monkeypatch.setattr(soaking, "EXAMPLES", 3)
     path = tmp_path / "new" / "soak.json"
     assert main([*SOAK, "--steps", "3", "--record", str(path)]) == OK
     assert " 0 false alarms" in capsys.readouterr().out
@@ -100,7 +100,7 @@ def test_a_soak_records_its_figures(
     assert figures["as_hoped"] is True
     figured = figures["clean"]
     assert figured["steps"] >= 3
-    assert figured["schedules"] == 3 * 4
+    assert figured["schedules"] == 3 * 3
     assert figured["seeds"] == [0, 2]
     assert [trial["runner"] for trial in figured["trials"]] == list(ONE_PER_ENGINE)
     assert figured["false_alarms"] == 0
@@ -293,6 +293,7 @@ def test_the_exit_code_of_a_soak_follows_from_its_figures(
 def short_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     """One measured repetition of one preset, of a shorter workload, and a profile of a hunt alone.
 
+    Hunts shrink little, and the pool of the sanitizer is small.
     The clock of the CPU goes on by one second whenever it is read, on a busy machine as well.
     """
     ticks = itertools.count(0.0)
@@ -304,6 +305,8 @@ def short_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paritybit.harness.campaigns.bench.PRODUCTS", 200)
     monkeypatch.setattr("paritybit.harness.campaigns.bench.PRESETS", {"mimo": PRESETS["mimo"]})
     monkeypatch.setattr("paritybit.harness.campaigns.measuring.commands.ROUNDS", 1)
+    monkeypatch.setattr("paritybit.harness.campaigns.hunt.SHRINKING_STEPS", 20)
+    monkeypatch.setattr("paritybit.harness.cli.bench.CPU_GIB", 0.01)
     monkeypatch.setattr(sharing, "SECONDS", 0.01)
     monkeypatch.setattr(captures, "HUNTS", (("window_one_short", "decode"),))
     hunt, _ = profile.tasks("cpu")
