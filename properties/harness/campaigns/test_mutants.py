@@ -1,6 +1,7 @@
 """Contract mutants: a sample is seen, what survives does so for the reason said, and the score."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from paritybit.harness.campaigns.mutants.hunting import (
     End,
     Hunted,
     MutantHunt,
+    MutatedTrial,
     Sighting,
     hunt_mutant,
 )
@@ -25,6 +27,19 @@ EVERYTHING = list(mutants())
 
 CHEAP = "cpu_graph"
 """A runner whose engine is captured at once."""
+
+
+@pytest.fixture(autouse=True)
+def one_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try mutants on one model and size, whose clean build is captured once for each scheme."""
+    usual = hunting.trial_of
+    one: dict[str, Any] = {"preset": "gpt_oss", "dtype": "float32", "page_size": 4}
+    one |= {"buckets": (4,), "token_buckets": (12,)}
+
+    def of_one_model(mutant: Mutant, device: str) -> MutatedTrial:
+        return replace(usual(mutant, device), **one)
+
+    monkeypatch.setattr(hunting, "trial_of", of_one_model)
 
 
 def sample() -> list[Mutant]:
