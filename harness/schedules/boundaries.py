@@ -143,16 +143,31 @@ class Ground:
 def rows(ground: Ground) -> tuple[Row, ...]:
     """Return scenes in which every two compatible values occur, those with most pairs first."""
     every = map(Row._make, product(ground.sizes[::-1], *FACTORS.values()))
+    return few_rows(tuple(filter(ground.fits, every)))
+
+
+@cache
+def few_rows(fitting: tuple[Row, ...]) -> tuple[Row, ...]:
+    """Return rows in which every two values of all rows occur, those with most pairs first.
+
+    Many grounds have the same rows. The new pairs of a row only become fewer, so that a row is
+    not counted again while it had no more than the best one has.
+    """
     pairs = {
-        row: {*combinations(enumerate(row), 1), *combinations(enumerate(row), 2)}
-        for row in every
-        if ground.fits(row)
+        row: {*combinations(enumerate(row), 1), *combinations(enumerate(row), 2)} for row in fitting
     }
-    missing, found = set(chain(*pairs.values())), list[Row]()
+    new = {row: len(found) for row, found in pairs.items()}
+    missing, chosen = set(chain(*pairs.values())), list[Row]()
     while missing:
-        found.append(max(pairs, key=lambda row: len(pairs[row] & missing)))
-        missing -= pairs[found[-1]]
-    return tuple(found)
+        most = 0
+        for row, count in new.items():
+            if count > most:
+                new[row] = len(pairs[row] & missing)
+                if new[row] > most:
+                    best, most = row, new[row]
+        chosen.append(best)
+        missing -= pairs[best]
+    return tuple(chosen)
 
 
 def scenes(ground: Ground, played: Iterable[Row]) -> Steps:
