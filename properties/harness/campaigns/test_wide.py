@@ -12,9 +12,10 @@ from paritybit.harness.campaigns.regress import RunConfig, clean_tasks
 from paritybit.harness.campaigns.task import Task
 from paritybit.harness.checks.explanation import observe
 from paritybit.harness.checks.play import Lockstep
-from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.checks.table import PROPERTIES, STATE_PROPERTIES
 from paritybit.harness.explain.wrapped import narrowed
 from paritybit.harness.lockstep.config import TrialConfig, trial_from_json
+from paritybit.harness.lockstep.pair import subject_alone
 from paritybit.harness.schedules.coverage import BOUNDS
 from paritybit.harness.schedules.schedule import Admit, Decode, Schedule
 from paritybit.reference.config import PRESETS, Kind
@@ -28,6 +29,8 @@ from paritybit.subjects.engine import Subject
 from paritybit.subjects.parts import Part
 from paritybit.subjects.protocol import Keys
 from torch import Tensor
+
+from properties.support.harness.planting import WITHOUT_REPLAYS
 
 
 class NarrowSlots(ListedKV):
@@ -124,8 +127,8 @@ def test_a_default_run_finds_what_narrows_a_number(
     """By the schedule of the longest context."""
     monkeypatch.setattr(TrialConfig, "subject", broken(NARROW[name]))
     task = of_decode()
-    lockstep = Lockstep(task.trial, frozenset(PROPERTIES))
-    found = lockstep.play(task.known[0], until=PROPERTIES)
+    lockstep = Lockstep(task.trial, STATE_PROPERTIES, engines=subject_alone, keeps_state=False)
+    found = lockstep.play(task.known[0])
     assert found.error is None and found.violated, found.error
 
 
@@ -173,7 +176,7 @@ def test_a_slot_number_is_known_from_its_last_bits_where_nothing_else_is_so_narr
 @pytest.mark.usefixtures("captures_when_needed")
 def test_a_right_engine_is_green_and_reaches_every_bound() -> None:
     task = of_decode()
-    outcome = Lockstep(task.trial, frozenset(PROPERTIES)).play(task.known[0])
+    outcome = Lockstep(task.trial, WITHOUT_REPLAYS).play(task.known[0])
     assert (outcome.error, outcome.violations) == (None, ())
     assert all(outcome.events[event] for event in BOUNDS)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from paritybit.harness.checks.explanation import explained, observe
 from paritybit.harness.checks.play import Lockstep
-from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from paritybit.harness.explain.facts import Explanation
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.scheduler import Scheduler
@@ -94,7 +94,8 @@ def explanation_of(
 ) -> Explanation:
     """Return why a schedule violates a property; None is any."""
     trial = TrialConfig(runner, device="cpu", overlap=overlap, features=features, **SIZES)
-    lockstep = Lockstep(trial, PROPERTIES, records_ops=True)
+    asked = PROPERTIES if property_id is None else STEP_PROPERTIES | {property_id}
+    lockstep = Lockstep(trial, asked, records_ops=True)
     outcome, timeline = observe(lockstep, schedule)
     assert outcome.violated if property_id is None else property_id in outcome.violated, outcome
     found = explained(lockstep, schedule, outcome, timeline, property_id)
