@@ -4,11 +4,12 @@ Changes of objects that no engine declares would otherwise affect a second run o
 """
 
 from collections import deque
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import torch
 from paritybit.harness.lockstep.python_state import (
     Change,
     Objects,
@@ -49,14 +50,16 @@ class Kept:
         }
         self._variables: list[tuple[Any, dict[str, Any]]] = []
         self._contents: list[tuple[Any, Any]] = []
-        self._tensors: list[tuple[Tensor, Tensor]] = []
+        self._tensors: list[Tensor] = []
+        self._values: list[Tensor] = []
         changing = {address_of(tensor) for tensor in engine.python_objects().changing} | static
         for value in found.objects:
             if isinstance(value, dict | list | set | deque):
                 self._contents.append((value, value.copy()))
             elif isinstance(value, Tensor):
                 if value.numel() <= KEPT_ELEMENTS and address_of(value) not in changing:
-                    self._tensors.append((value, value.detach().clone()))
+                    self._tensors.append(value)
+                    self._values.append(value.detach().clone())
             elif isinstance(getattr(value, "__dict__", None), dict):
                 self._variables.append((value, dict(vars(value))))
         self._attributes = {
@@ -71,11 +74,13 @@ class Kept:
             vars(value).clear()
             vars(value).update(variables)
         for holder, key, value in self._attributes.values():
-            put(holder, key, value)
+            if vars(holder).get(key, NOT_THERE) is not value:
+                put(holder, key, value)
         for container, contents in self._contents:
-            refill(container, contents)
-        for tensor, values in self._tensors:
-            tensor.detach().copy_(values)
+            if container or contents:
+                refill(container, contents)
+        if self._tensors:
+            torch._foreach_copy_([tensor.detach() for tensor in self._tensors], self._values)
 
     def put_back(self, attribute: Attribute) -> None:
         """Restore one attribute with its contents, or delete it if it did not exist."""
@@ -121,7 +126,7 @@ def put(holder: Any, key: str, value: Any) -> None:
 
 def refill(container: Any, contents: Any) -> None:
     """Fill a container with the contents of another of its type."""
-    if isinstance(container, MutableMapping | set):
+    if isinstance(container, (dict, set)):
         container.clear()
         container.update(contents)
     else:
