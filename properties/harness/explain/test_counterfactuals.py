@@ -1,7 +1,7 @@
 """What is blamed is what, changed back, makes the violated property hold; and nothing else is."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from paritybit.harness.checks.of_steps.live_inputs import wrong_inputs
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.explain.counterfactuals.made import Wanted, made_at
-from paritybit.harness.explain.counterfactuals.objects import Kept
+from paritybit.harness.explain.counterfactuals.objects import KEPT_ELEMENTS, Kept
 from paritybit.harness.explain.facts import Explanation
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.observation import Observation
@@ -289,7 +289,15 @@ def test_a_clean_step_has_no_wrong_input() -> None:
     assert seen and not any(seen)
 
 
-def test_objects_are_brought_back_whatever_was_done_to_them() -> None:
+def small_tensors(held: Sequence[Any]) -> list[Tensor]:
+    """Return the small tensors among objects."""
+    found = [one.detach() for one in held if isinstance(one, Tensor)]
+    return [tensor for tensor in found if 0 < tensor.numel() < KEPT_ELEMENTS]
+
+
+def test_objects_are_brought_back_whatever_was_done_to_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with torch.inference_mode():
         pair = Lockstep(TrialConfig("decode", device="cpu", **SIZES)).pair
         engine = pair.captures.engines[0]
@@ -301,6 +309,19 @@ def test_objects_are_brought_back_whatever_was_done_to_them() -> None:
         assert changed.keys() == {"further", "buckets"}
         captured.put_back(changed["further"])
         assert not hasattr(runner, "further")
+        buffers, held = runner.inputs.buffers, captured.found.objects
+        names, empty = list(buffers), [one for one in held if isinstance(one, list) and not one]
+        buffers.clear()
+        for filled in empty:
+            filled.append(1)
+        for tensor in small_tensors(held):
+            tensor.fill_(1)
+        owner = next(one for one in type(runner).__mro__ if "captures" in vars(one))
+        monkeypatch.setattr(owner, "captures", "another value")
         captured.restore()
+        engine.recapture()  # Static buffers are restored apart.
+        assert runner.captures is True
+        assert list(buffers) == names
+        assert empty and not any(empty)
         assert 99 not in runner.buckets
         assert not list(captured.changed_by(Kept(engine)))
