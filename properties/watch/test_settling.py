@@ -1,7 +1,5 @@
 """Changes are applied to the ledger later, and no finding is lost or comes too late."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +16,7 @@ from paritybit.testing import blocks
 from paritybit.watch import journal, settings
 from paritybit.watch.facts import Forward
 from paritybit.watch.journal import Journal
+from properties.support.harness.command_line import python
 from properties.support.watching import Scene, row
 
 SLOTS = [3, 4, 5, 6]
@@ -138,6 +137,7 @@ import torch
 from paritybit.watch import journal
 from paritybit.watch.settings import active
 from paritybit.watch.watcher import Watcher
+from properties.support.harness.command_line import python
 from properties.support.watching import groups
 
 def free_twice():
@@ -164,11 +164,8 @@ RUNS = {
 def test_a_double_free_is_not_lost_when_a_process_ends(tmp_path: Path, end: str, run: str) -> None:
     given = settings.Settings(str(tmp_path), ("double free",)).text()
     program = PROGRAM.format(end=ENDS[end], run=RUNS[run])
-    subprocess.run(
-        [sys.executable, "-c", program],
-        check=True,
-        env={"PYTHONPATH": ":".join(sys.path), settings.VARIABLE: given, "PATH": ""},
-    )
+    done = python("-c", program, variables={settings.VARIABLE: given})
+    assert done.returncode == 0, done.stderr
     paths = tmp_path.glob("process-*.jsonl")
     lines = [line for path in paths for line in journal.read(path)]
     found = [line for line in lines if line["kind"] == "finding"]
