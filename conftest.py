@@ -42,6 +42,7 @@ os.environ.setdefault(
 if sys.dont_write_bytecode:  # Compiling takes half of the time of collecting.
     sys.pycache_prefix = sys.pycache_prefix or str(Path("paritybit-out/bytecode").resolve())
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # Else each child compiles what it imports.
     sys.dont_write_bytecode = False
 
 settings.register_profile("dev", max_examples=25, deadline=None, print_blob=True)

@@ -52,7 +52,10 @@ def run(words: Sequence[str | Path], cwd: Path, **environment: str) -> tuple[int
     return done.returncode, done.stdout + done.stderr
 
 
-FROM_THE_SUITE = ("PYTHONPATH", "HYPOTHESIS_STORAGE_DIRECTORY", "PYTEST_XDIST_WORKER")
+FROM_THE_SUITE = (
+    *("PYTHONPATH", "PYTHONPYCACHEPREFIX"),
+    *("HYPOTHESIS_STORAGE_DIRECTORY", "PYTEST_XDIST_WORKER"),
+)
 """Variables that would tell a command about the suite that starts it."""
 
 
@@ -167,11 +170,16 @@ from paritybit.__main__ import main
 from paritybit.harness.cli import regress
 plan = regress.plan
 regress.plan = lambda settings: [task for task in plan(settings) if task.bug is not None][:1]
+case, words = sys.argv[1], "regress --bug swa_pad@decode --device cpu --workers 1"
 assert main(["list", "--json"]) == 0
-main(["regress", "--bug", "swa_pad@decode", "--device", "cpu", "--workers", "1"])
-sys.exit(main(["replay", sys.argv[1], "--device", "cpu"]))
+sys.argv[1:] = words.split()
+main()
+sys.exit(main(["replay", case, "--device", "cpu"]))
 """
-"""Lists, tests by the first hunt of the main job, and replays."""
+"""Lists, tests by the first hunt of the main job, and replays.
+
+The middle command line is the process's own: only then do workers fork from it.
+"""
 
 
 def test_an_installed_paritybit_lists_tests_and_replays_outside_a_checkout(

@@ -81,7 +81,8 @@ def git(root: Path, *words: str) -> str:
     settings = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
     who = {f"GIT_{role}_NAME": "nobody" for role in ("AUTHOR", "COMMITTER")}
     who |= {f"GIT_{role}_EMAIL": "nobody@example.org" for role in ("AUTHOR", "COMMITTER")}
-    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    suite = ("PYTHONPATH", "PYTHONPYCACHEPREFIX")  # The tree compiles for itself, as a user's does.
+    inherited = {name: value for name, value in os.environ.items() if name not in suite}
     done = subprocess.run(
         ["git", *words],
         cwd=root,
