@@ -12,7 +12,7 @@ from paritybit.harness.errors import MalformedError, cut, known, quoted
 from paritybit.harness.lockstep.config import TrialConfig, trial_from_json
 from paritybit.harness.records import typed_json
 from paritybit.harness.records.files import read_bytes, write_whole
-from paritybit.harness.schedules.schedule import Schedule, from_json, to_json
+from paritybit.harness.schedules.schedule import Schedule
 from paritybit.reference.config import Shape
 
 Kind = TypeVar("Kind")
@@ -72,11 +72,11 @@ class Case:
             "format": FORMAT,
             "version": VERSION,
             "trial": self.trial.to_json(),
-            "schedule": to_json(self.schedule),
+            "schedule": self.schedule.to_data(),
             "target": self.target,
             "seed": self.seed,
             "violations": list(self.violations),
-        } | ({"history": [to_json(one) for one in self.history]} if self.history else {})
+        } | ({"history": [one.to_data() for one in self.history]} if self.history else {})
 
 
 def dump_json(data: Any) -> str:
@@ -237,7 +237,8 @@ def case_from_json(data: Any, name: str) -> Case:
         raise MalformedError(f"{name}: the history of a case must be a list of schedules")
     trial = trial_from_json(data["trial"])
     check_sizes(trial)
-    before, schedule = tuple(from_json(one) for one in history), from_json(data["schedule"])
+    before = tuple(Schedule.from_data(one) for one in history)
+    schedule = Schedule.from_data(data["schedule"])
     if sum(len(one.steps) for one in (*before, schedule)) > MOST_STEPS:
         raise MalformedError(
             f"{name}: a case has at most {MOST_STEPS} steps, including its history"

@@ -2,7 +2,8 @@
 
 Supported are str, int, float, bool, None, Any, Literal, string enums, unions, lists and tuples of
 one type, dictionaries with str keys, counters, and dataclasses of these. Only the declared types
-determine which classes are constructed. Schedules have their own form, as in a case file.
+determine which classes are constructed. A class with `to_data` and `from_data`, such as a schedule,
+has a form of its own.
 """
 
 from collections import Counter
@@ -16,15 +17,14 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from paritybit.harness.errors import quoted
 from paritybit.harness.explain.facts import LATER
-from paritybit.harness.schedules import schedule
 
 Data = TypeVar("Data")
 
 
 def to_json(value: Any) -> Any:
     """Return a dataclass or a value in it as JSON data: dict, list, str, int, float, bool."""
-    if isinstance(value, schedule.Schedule):
-        return schedule.to_json(value)
+    if hasattr(value, "to_data"):
+        return value.to_data()
     if is_dataclass(value):
         return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):
@@ -47,8 +47,8 @@ def _value(kind: Any, data: Any, place: str) -> Any:
     """Return the value from JSON data for a declared type."""
     if kind is Any:
         return data
-    if kind is schedule.Schedule:
-        return schedule.from_json(data)
+    if hasattr(kind, "from_data"):
+        return kind.from_data(data)
     if is_dataclass(kind):
         return _record(kind, data, place)
     if get_origin(kind) is None:

@@ -273,22 +273,21 @@ class Schedule:
                 return
             yield place, step, (step for _, step in islice(steps, number + 1, None))
 
+    def to_data(self) -> dict[str, Any]:
+        """Return the schedule as JSON data."""
+        steps = [{"step": step.name, **asdict(step)} for step in self.steps]
+        return {"seed": self.seed, "steps": steps}
 
-def to_json(schedule: Schedule) -> dict[str, Any]:
-    """Return the schedule as JSON data."""
-    steps = [{"step": step.name, **asdict(step)} for step in schedule.steps]
-    return {"seed": schedule.seed, "steps": steps}
-
-
-def from_json(data: Any) -> Schedule:
-    """Return the schedule in JSON data. Raises MalformedError if the data is not valid."""
-    if not isinstance(data, dict) or data.keys() != {"seed", "steps"}:
-        raise MalformedError("a schedule must have exactly the keys seed and steps")
-    if not is_count(data["seed"]) or not isinstance(data["steps"], list):
-        raise MalformedError(
-            "the seed of a schedule must be a whole number and its steps must be a list"
-        )
-    return Schedule(tuple(_step(step) for step in data["steps"]), data["seed"])
+    @staticmethod
+    def from_data(data: Any) -> "Schedule":
+        """Return the schedule in JSON data. Raises MalformedError if the data is not valid."""
+        if not isinstance(data, dict) or data.keys() != {"seed", "steps"}:
+            raise MalformedError("a schedule must have exactly the keys seed and steps")
+        if not is_count(data["seed"]) or not isinstance(data["steps"], list):
+            raise MalformedError(
+                "the seed of a schedule must be a whole number and its steps must be a list"
+            )
+        return Schedule(tuple(_step(step) for step in data["steps"]), data["seed"])
 
 
 def is_count(value: Any) -> bool:

@@ -10,11 +10,11 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from paritybit.drive.models import VOCABULARY
+from paritybit.harness.records import typed_json
 
 FIRST_TOKEN = 3
 """Tokens below this number are special."""
@@ -132,20 +132,15 @@ MOST_REQUESTS, MOST_TOKENS, MOST_POLLS = 100_000, 100_000, 1_000_000
 """The most requests of a script, the most tokens of a request, and the latest poll."""
 
 
-def typed_json() -> Any:
-    """Return the module that converts data to and from JSON. Its import takes long."""
-    return import_module("paritybit.harness.records.typed_json")
-
-
 def wave_data(wave: Wave) -> Any:
     """Return a wave as JSON data."""
-    return typed_json().to_json(wave)
+    return typed_json.to_json(wave)
 
 
 def script_of(settings: Mapping[str, Setting], waves: Sequence[Any]) -> Script:
     """Return the script of settings and waves in JSON data. Raises ValueError if malformed."""
     data = {"settings": dict(settings), "waves": waves}
-    script: Script = typed_json().from_json(Script, data, "the script")
+    script: Script = typed_json.from_json(Script, data, "the script")
     require_sense(script)
     return script
 
@@ -192,7 +187,7 @@ def require_actions(wave: Wave, number: int) -> None:
 def write(script: Script, path: Path) -> None:
     """Write a script atomically, for the process of an engine to read."""
     part = path.with_name(f"{path.name}.part")
-    part.write_text(json.dumps(typed_json().to_json(script)), encoding="utf-8")
+    part.write_text(json.dumps(typed_json.to_json(script)), encoding="utf-8")
     part.replace(path)
 
 

@@ -8,7 +8,8 @@ from paritybit.drive.limits import Limits
 from paritybit.drive.models import MODELS, Model
 from paritybit.drive.operating.actions import with_actions
 from paritybit.drive.requests import other_beginnings, waves
-from paritybit.drive.script import LARGEST, Setting, Wave, typed_json
+from paritybit.drive.script import LARGEST, Setting, Wave
+from paritybit.harness.records.typed_json import from_json
 
 DEVICES = ("cpu", "cuda")
 
@@ -47,7 +48,7 @@ class Common:
     @classmethod
     def of(cls: type[Kind], settings: Mapping[str, Setting]) -> Kind:
         """Return the settings of a script. Raises ValueError for unknown names or values."""
-        served: Kind = typed_json().from_json(cls, dict(settings), "the settings")
+        served: Kind = from_json(cls, dict(settings), "the settings")
         for name, values in cls.choices().items():
             if getattr(served, name) not in values:
                 raise ValueError(f"{name} is one of {', '.join(map(str, values))}")

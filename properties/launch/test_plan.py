@@ -285,8 +285,9 @@ def test_a_record_of_a_wrong_type_or_size_is_refused(
     assert main(["report", "large.json"]) == MALFORMED
 
 
-def test_a_command_starts_before_torch_is_imported() -> None:
-    code = "import sys, paritybit.harness.cli.watch.run; print('torch' in sys.modules)"
+@pytest.mark.parametrize("module", ["run", "finish"])
+def test_a_command_starts_and_ends_without_torch(module: str) -> None:
+    code = f"import sys, paritybit.harness.cli.watch.{module}; print('torch' in sys.modules)"
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
