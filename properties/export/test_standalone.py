@@ -4,8 +4,6 @@ import ast
 import builtins
 import io
 import itertools
-import os
-import subprocess
 import sys
 import unittest
 from collections.abc import Callable, Sequence
@@ -24,6 +22,7 @@ from paritybit.export.standalone import standalone
 from paritybit.watch.checks import CHECKS
 from properties.export import toy_vllm
 from properties.export.scripts import case_of, request
+from properties.support.harness.command_line import python
 
 TWO_WAVES = (
     Wave((request("a"), request("b", 9, aborted=3), request("c", 1, follows="a")), flush=True),
@@ -241,11 +240,9 @@ def test_no_text_of_a_case_becomes_code(monkeypatch: pytest.MonkeyPatch) -> None
         assert "os.abort" not in called
 
 
-def test_without_a_gpu_a_test_is_skipped(tmp_path: Path) -> None:
+def test_without_a_gpu_a_test_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "test_case.py").write_text(standalone(case_of("vllm"), "vllm"), encoding="utf-8")
-    kept = {name: value for name, value in os.environ.items() if name != "TEST_DEVICE"}
-    done = subprocess.run(
-        [sys.executable, "-m", "unittest", "test_case.py"], cwd=tmp_path, check=False,
-        env={**kept, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True,
-    )  # fmt: skip
+    monkeypatch.delenv("TEST_DEVICE", raising=False)
+    words = ("-m", "unittest", "test_case.py")
+    done = python(*words, folder=tmp_path, variables={"CUDA_VISIBLE_DEVICES": ""})
     assert "OK (skipped=1)" in done.stderr
