@@ -14,7 +14,8 @@ FORWARDS, UNDECIDED, LATE = "paritybit_forwards", "paritybit_undecided", "parity
 
 def register(config: pytest.Config) -> None:
     """Add the plugin: `Watching` in a process that runs tests, else `Summary` (with xdist)."""
-    starts_workers = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
+    spread = config.getoption("dist", "no") != "no"  # Set by `-n` as well.
+    starts_workers = spread and not hasattr(config, "workerinput")
     plugin = Summary() if starts_workers else Watching(config)
     config.pluginmanager.register(plugin, "paritybit-watch")
 

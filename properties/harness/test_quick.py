@@ -38,6 +38,8 @@ def test_what_an_interpreter_reads_as_it_starts_is_heeded() -> None:
     torch = "import sys; print('torch' in sys.modules, sys.flags.optimize)"
     assert python("-c", torch, variables={"PYTHONOPTIMIZE": "1"}).stdout == "False 1\n"
     assert python("-O", "-c", torch).stdout == "False 1\n"
+    at_once = "import os; print('said'); os._exit(0)"
+    assert [python(*how, "-c", at_once).stdout for how in ((), ("-u",))] == ["", "said\n"]
 
 
 def test_a_module_is_run_from_the_folder_first(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from paritybit.watch.settings import VARIABLE
 from properties.support.places import ROOT
-from properties.support.quick import quick
+from properties.support.quick import quick, quick_worker
 
 TOY = Path(__file__).parent / "toy"
 
@@ -92,7 +92,9 @@ def test_a_block_raises_for_what_was_found_while_it_ran(tmp_path: Path) -> None:
 def test_the_plugin_fails_the_test_during_which_something_was_found(tmp_path: Path) -> None:
     """In a worker of xdist, which tells what it saw. Without one: see the last test."""
     (tmp_path / "test_toy.py").write_text(TESTS, encoding="utf-8")
-    done = run(tmp_path, "-m", "pytest", "-p", "paritybit", "-p", "no:cacheprovider", "-n", "1")
+    done = run(
+        tmp_path, "-m", "pytest", "-p", "paritybit", "-p", "no:cacheprovider", *quick_worker()
+    )
     text = done.stdout + done.stderr
     assert done.returncode == 1, text
     assert "2 failed, 5 passed, 1 error" in text

@@ -25,6 +25,7 @@ from paritybit.__main__ import main
 from properties.support.harness.command_line import CANNOT_RUN, FINDING, python
 from properties.support.harness.fake_gpus import FakeGpus
 from properties.support.places import ROOT
+from properties.support.quick import quick_worker
 from properties.support.trials import PAGE_SIZES
 
 PASSED, TESTS_FAILED, USAGE_ERROR = 0, 1, 4
@@ -109,7 +110,7 @@ def test_the_clean_suite_goes_red_on_a_broken_subject_and_says_how_to_replay_it(
     """
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     done = python(
-        *("-c", WITHOUT_CUDA, *SUITE, "-n", "1", "--runner", "decode"),
+        *("-c", WITHOUT_CUDA, *SUITE, *quick_worker(), "--runner", "decode"),
         *("--bug", "swa_pad", "--preset", "gpt_oss", "--device", device),
         *("-k", "(kv_parity or log_hygiene) and float32-page1", "--hypothesis-profile", "ci"),
         *("--junitxml", "reports/junit.xml", CLEAN),

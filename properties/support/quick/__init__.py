@@ -7,6 +7,7 @@ signals on, and ends as the fork ends. Each process that runs tests has one serv
 
 import atexit
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -28,12 +29,17 @@ def quick(*words: object) -> list[str]:
     """Return a command line that runs Python's `words` from a fork.
 
     The fork starts an interpreter all the same if it has other variables of Python or triton than
-    its server, or if the words have an option of the interpreter.
+    its server, or if the words have an option of the interpreter other than `-u`.
     """
     given = [str(word) for word in words]
     if not FORKS:
         return [sys.executable, *given]
     return [sys.executable, "-I", "-S", str(CLIENT), str(_server()), *given]
+
+
+def quick_worker() -> list[str]:
+    """Return the options of pytest that run the tests in one worker of xdist, from a fork."""
+    return ["--dist", "load", "--tx", f"popen//python={shlex.join(quick())}"]
 
 
 @cache

@@ -3,6 +3,7 @@
 import atexit
 import gc
 import importlib
+import io
 import json
 import os
 import pkgutil
@@ -25,6 +26,9 @@ REWRITTEN = ("hypothesis", "_hypothesis_globals", "paritybit")
 
 AS_IT_STARTS = ("PYTHON", "TRITON", "TORCH")
 """How the variables begin that are read as an interpreter starts, or as modules are imported."""
+
+UNBUFFERED = "-u"
+"""The option with which execnet starts the workers of pytest."""
 
 
 def main() -> None:
@@ -115,15 +119,16 @@ def become(asked: dict[str, Any], files: list[int], variables: dict[str, str]) -
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
-    open_streams()
+    unbuffered = asked["words"][0] == UNBUFFERED
+    words = asked["words"][unbuffered:]
+    open_streams(unbuffered=unbuffered)
     os.chdir(asked["folder"])
     os.environ.clear()
     os.environ.update(asked["variables"])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN if number in asked["ignored"] else signal.SIG_DFL)
-    words = asked["words"]
     if started_with(os.environ) != variables or not (words[0] in {"-c", "-m"} or is_script(words)):
-        os.execv(sys.executable, [sys.executable, *words])
+        os.execv(sys.executable, [sys.executable, *asked["words"]])
     if signal.SIGINT not in asked["ignored"]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
@@ -155,11 +160,14 @@ def end(run: Callable[..., None], *words: object) -> NoReturn:
     os._exit(code & 0xFF)
 
 
-def open_streams() -> None:
+def open_streams(*, unbuffered: bool) -> None:
     """Let the streams of Python be those of this process, as an interpreter opens them."""
     streams: Any = sys
     streams.stdin = streams.__stdin__ = os.fdopen(0, closefd=False)
-    streams.stdout = streams.__stdout__ = os.fdopen(1, "w", closefd=False)
+    stdout = os.fdopen(1, "wb", buffering=0 if unbuffered else -1, closefd=False)
+    streams.stdout = streams.__stdout__ = io.TextIOWrapper(
+        stdout, line_buffering=os.isatty(1), write_through=unbuffered
+    )
     streams.stderr = streams.__stderr__ = os.fdopen(
         2, "w", buffering=1, errors="backslashreplace", closefd=False
     )
