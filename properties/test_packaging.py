@@ -28,8 +28,11 @@ MOST_SECONDS = 900.0
 RELEASE = "0.5.12"
 """A release of sglang that has fixed swa_pad."""
 
-ALONE = ("--no-deps", "--no-index", "--ignore-installed")
-"""Options of pip for a wheel whose dependencies, or an older self, another environment has."""
+ALONE = ("--no-deps", "--no-index", "--ignore-installed", "--no-compile")
+"""Options of pip for a wheel whose dependencies, or an older self, another environment has.
+
+Only what is imported is compiled.
+"""
 
 pytestmark = [
     pytest.mark.skipif(find_spec(name) is None, reason=f"{name} is not installed")
