@@ -34,12 +34,21 @@ def test_a_command_ends_as_its_program_does(code: str) -> None:
     assert python("-c", code).returncode == ENDS[code]
 
 
-def test_what_an_interpreter_reads_as_it_starts_is_heeded() -> None:
+def test_what_an_interpreter_reads_as_it_starts_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     torch = "import sys; print('torch' in sys.modules, sys.flags.optimize)"
     assert python("-c", torch, variables={"PYTHONOPTIMIZE": "1"}).stdout == "False 1\n"
     assert python("-O", "-c", torch).stdout == "False 1\n"
     at_once = "import os; print('said'); os._exit(0)"
     assert [python(*how, "-c", at_once).stdout for how in ((), ("-u",))] == ["", "said\n"]
+    assert python("-c", at_once, variables={"PYTHONUNBUFFERED": "1"}).stdout == "said\n"
+
+
+def test_what_torch_sets_as_it_is_used_starts_no_interpreter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "anywhere")
+    assert python("-c", "import sys; print('torch' in sys.modules)").stdout == "True\n"
 
 
 def test_a_module_is_run_from_the_folder_first(tmp_path: Path) -> None:

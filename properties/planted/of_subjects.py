@@ -322,9 +322,9 @@ OF_SUBJECTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="tape-lets-host-reads-pass",
-        file="subjects/graphs/tape.py",
-        old="{Tensor.item, Tensor.tolist, Tensor.numpy,",
-        new="{Tensor.item, Tensor.numpy,",
+        file="subjects/graphs/dispatch.py",
+        old='("item", "tolist", "numpy",',
+        new='("item", "numpy",',
         tests=("properties/subjects/test_graphs.py",),
         why="A tape records a function that reads values back with tolist.",
     ),

@@ -18,6 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from properties.support.any_order import OF_LIBRARIES
+
 COMMANDS = ("paritybit.harness.cli", "paritybit.harness.cli.watch")
 """Packages whose modules are the commands."""
 
@@ -26,6 +28,9 @@ REWRITTEN = ("hypothesis", "_hypothesis_globals", "paritybit")
 
 AS_IT_STARTS = ("PYTHON", "TRITON", "TORCH")
 """How the variables begin that are read as an interpreter starts, or as modules are imported."""
+
+HEEDED = ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")
+"""Variables that a fork heeds although an interpreter reads them as it starts."""
 
 UNBUFFERED = "-u"
 """The option with which execnet starts the workers of pytest."""
@@ -75,10 +80,12 @@ def commands() -> Iterator[str]:
 def started_with(variables: Any) -> dict[str, str]:
     """Return the variables that are read only as an interpreter starts.
 
-    Whether byte code is written can be changed, and so can the folders after those of this tree.
+    A fork heeds those of HEEDED, and the folders after those of this tree. Torch sets those of
+    OF_LIBRARIES as it is used.
     """
     kept = {name: text for name, text in variables.items() if name.startswith(AS_IT_STARTS)}
-    kept.pop("PYTHONDONTWRITEBYTECODE", None)
+    for name in (*HEEDED, *OF_LIBRARIES):
+        kept.pop(name, None)
     kept["PYTHONPATH"] = kept.get("PYTHONPATH", "").split(os.pathsep)[0]
     return kept
 
@@ -119,9 +126,9 @@ def become(asked: dict[str, Any], files: list[int], variables: dict[str, str]) -
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
-    unbuffered = asked["words"][0] == UNBUFFERED
-    words = asked["words"][unbuffered:]
-    open_streams(unbuffered=unbuffered)
+    by_option = asked["words"][0] == UNBUFFERED
+    words = asked["words"][by_option:]
+    open_streams(unbuffered=by_option or bool(asked["variables"].get("PYTHONUNBUFFERED")))
     os.chdir(asked["folder"])
     os.environ.clear()
     os.environ.update(asked["variables"])
