@@ -18,8 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from properties.support.any_order import OF_LIBRARIES
-
 COMMANDS = ("paritybit.harness.cli", "paritybit.harness.cli.watch")
 """Packages whose modules are the commands."""
 
@@ -31,6 +29,9 @@ AS_IT_STARTS = ("PYTHON", "TRITON", "TORCH")
 
 HEEDED = ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")
 """Variables that a fork heeds although an interpreter reads them as it starts."""
+
+BY_TORCH = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+"""Variables that torch and triton set themselves as they are used."""
 
 UNBUFFERED = "-u"
 """The option with which execnet starts the workers of pytest."""
@@ -80,11 +81,11 @@ def commands() -> Iterator[str]:
 def started_with(variables: Any) -> dict[str, str]:
     """Return the variables that are read only as an interpreter starts.
 
-    A fork heeds those of HEEDED, and the folders after those of this tree. Torch sets those of
-    OF_LIBRARIES as it is used.
+    A fork heeds those of HEEDED, and the folders after those of this tree. Those of BY_TORCH do not
+    matter.
     """
     kept = {name: text for name, text in variables.items() if name.startswith(AS_IT_STARTS)}
-    for name in (*HEEDED, *OF_LIBRARIES):
+    for name in (*HEEDED, *BY_TORCH):
         kept.pop(name, None)
     kept["PYTHONPATH"] = kept.get("PYTHONPATH", "").split(os.pathsep)[0]
     return kept
