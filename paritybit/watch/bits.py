@@ -55,6 +55,15 @@ def viewable(tensor: Tensor) -> bool:
     return len(tensor) == 0 or words_of(tensor[:1]).data_ptr() == tensor.data_ptr()
 
 
+def apart(tensor: Tensor, words: Tensor) -> int | None:
+    """Return the distance of the blocks of a tensor in words, or None if it is not whole.
+
+    `words` are those of its first block, [slots, words].
+    """
+    distance, rest = divmod(tensor.stride(0) * tensor.element_size(), words.element_size())
+    return None if rest else distance
+
+
 def rows_of(tensor: Tensor, block: int | None) -> Tensor | None:
     """Return a view of the words of each slot, [slots, words], or None if there is no such view."""
     if block is not None:
@@ -117,10 +126,8 @@ class Checksums:
 
     def _on_cuda(self) -> Any:
         """Return the launcher of the Triton kernel, or None if torch computes the checksums."""
-        if self.block is not None:  # The kernel requires a constant distance between slots.
-            return None
         same = all(tensor.device == self.device for tensor in self.tensors)
-        if self.device.type != "cuda" or not same or not all(map(viewable, self.tensors)):
+        if self.device.type != "cuda" or not same or not self.addressable:
             return None
         try:
             launcher: Any = importlib.import_module("paritybit.watch.kernel").Launcher(self)
@@ -128,6 +135,18 @@ class Checksums:
         except Exception:  # Triton is missing, or cannot compile here.
             return None
         return launcher
+
+    @property
+    def addressable(self) -> bool:
+        """Whether the kernel can read the words of all slots where they are."""
+        if self.block is None:
+            return all(map(viewable, self.tensors))
+        return all(
+            len(tensor) > 0
+            and viewable(tensor[0])
+            and apart(tensor, words_of(tensor[0])) is not None
+            for tensor in self.tensors
+        )
 
     def table(self, width: int) -> Tensor:
         """Return the factors of the words of one slot."""

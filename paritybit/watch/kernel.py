@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paritybit.watch.bits import Checksums, words_of
+from paritybit.watch.bits import Checksums, apart, words_of
 
 TILE = 2048
 """Number of words that one program multiplies at once: 16 KiB for words of 64 bits."""
@@ -43,7 +43,9 @@ def checksum_kernel(
     count,
     tensors,
     stride: tl.int64,
+    apart: tl.int64,
     width,
+    BLOCK: tl.constexpr,
     WORD: tl.constexpr,
     INDEXED: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -58,7 +60,10 @@ def checksum_kernel(
         slot = tl.load(slots + entry, mask=inside, other=0)
     else:
         slot = first + entry.to(tl.int64)
-    place = slot[:, None] * stride
+    if BLOCK == 0:  # noqa: SIM108
+        place = slot * stride
+    else:
+        place = slot // BLOCK * apart + slot % BLOCK * stride
     total = tl.zeros([ROWS, COLUMNS], tl.int64)
     begin = tl.program_id(1) * TENSORS
     for tensor in range(begin, tl.minimum(begin + TENSORS, tensors)):
@@ -71,19 +76,24 @@ def checksum_kernel(
             column = left + tl.arange(0, COLUMNS)
             factor = tl.load(table + column, mask=column < width, other=0) * scale
             mask = inside[:, None] & (column < width)[None, :]
-            word = tl.load(words + place + column[None, :], mask=mask, other=0).to(tl.int64)
+            word = tl.load(words + place[:, None] + column[None, :], mask=mask, other=0)
+            word = word.to(tl.int64)
             total += (word ^ ((word >> 32) & 0xFFFFFFFF)) * factor[None, :]
     tl.atomic_add(out + entry, tl.sum(total, 1), mask=inside)
 
 
 @dataclass(frozen=True)
 class Alike:
-    """Tensors whose slots have the same layout. One launch reads all of them."""
+    """Tensors whose slots have the same layout. One launch reads all of them.
+
+    `stride` is the distance of two slots of a block and `apart` that of two blocks, in words.
+    """
 
     addresses: Tensor
     scales: Tensor
     word: torch.dtype
     stride: int
+    apart: int
     width: int
     aligned: bool
 
@@ -93,7 +103,7 @@ class Launcher:
 
     def __init__(self, checksums: Checksums) -> None:
         self.device, self.table = checksums.device, checksums.table
-        self.parts = list(alike(checksums))
+        self.parts, self.block = list(alike(checksums)), checksums.block or 0
 
     def all(self, first: int, last: int) -> Tensor:
         """Return the checksums of the slots from `first` to `last` - 1, int64 [slots]."""
@@ -126,7 +136,9 @@ class Launcher:
                 len(out),
                 tensors,
                 part.stride,
+                part.apart,
                 part.width,
+                BLOCK=self.block,
                 WORD=TYPES[part.word],
                 INDEXED=indexed,
                 ALIGNED=part.aligned,
@@ -139,14 +151,17 @@ class Launcher:
 
 def alike(checksums: Checksums) -> Iterable[Alike]:
     """Yield the tensors of a group, grouped by the layout of their slots."""
-    found: dict[tuple[torch.dtype, int, int, bool], list[tuple[int, int]]] = {}
+    found: dict[tuple[torch.dtype, int, int, int, bool], list[tuple[int, int]]] = {}
     for tensor, scale in zip(checksums.tensors, checksums.scales, strict=True):
-        words = words_of(tensor)
+        blocks = None if checksums.block is None else tensor
+        words = words_of(tensor if blocks is None else blocks[0])
         row, width, size = words.stride(0), words.shape[1], words.element_size()
-        aligned = words.data_ptr() % 16 == 0 and row * size % 16 == 0
-        key = (words.dtype, row, width, aligned)
+        distance = 0 if blocks is None else apart(blocks, words)
+        assert distance is not None, "the kernel cannot address these blocks"
+        aligned = not any(one % 16 for one in (words.data_ptr(), row * size, distance * size))
+        key = (words.dtype, row, distance, width, aligned)
         found.setdefault(key, []).append((words.data_ptr(), scale))
-    for (word, stride, width, aligned), members in found.items():
+    for (word, stride, distance, width, aligned), members in found.items():
         table = torch.tensor(members, dtype=torch.int64)
         addresses, scales = table.unbind(1)
         device = checksums.device
@@ -155,6 +170,7 @@ def alike(checksums: Checksums) -> Iterable[Alike]:
             scales.contiguous().to(device),
             word,
             stride,
+            distance,
             width,
             aligned,
         )

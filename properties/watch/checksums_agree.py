@@ -1,29 +1,87 @@
 """Takes checksums by the kernel and by torch; they must be equal."""
 
+from collections.abc import Callable
+
 import torch
+from torch import Tensor
 
 from paritybit.watch.bits import Checksums
 from paritybit.watch.facts import Group, Layer
 from paritybit.watch.kernel import Launcher
 
+PAGE = 4
+"""Slots of a block."""
+
+SHAPES = [
+    (torch.bfloat16, (2, 24)),
+    (torch.float16, (1, 5)),
+    (torch.bfloat16, (2, 24)),
+    (torch.float8_e4m3fn, (3,)),
+]
+"""Of several widths, word sizes and alignments: the entries of a slot."""
+
+
+def slots_apart(entries: Tensor) -> Tensor:
+    """Return [slots, ...]."""
+    return entries.flatten(0, 1)[:37]
+
+
+def blocks(entries: Tensor) -> Tensor:
+    """Return [blocks, slots, ...], one block after another."""
+    return entries
+
+
+def keys_before_values(entries: Tensor) -> Tensor:
+    """Return every other block: those of the keys, with those of the values between them."""
+    return entries.repeat_interleave(2, 0)[::2]
+
+
+def blocks_of_one(entries: Tensor) -> Tensor:
+    """Return blocks of one slot each, with room between them."""
+    return entries.flatten(0, 1)[:, None].repeat_interleave(2, 1)[:, :1]
+
+
+def pages_of_rows(entries: Tensor) -> Tensor:
+    """Return blocks of slots that are not adjacent."""
+    return entries.repeat_interleave(3, 1)[:, ::3]
+
+
+LAYOUTS: list[tuple[Callable[[Tensor], Tensor], int | None]] = [
+    (slots_apart, None),
+    (blocks, PAGE),
+    (keys_before_values, PAGE),
+    (pages_of_rows, PAGE),
+    (blocks_of_one, 1),
+]
+
+
+def group_of(tensors: list[Tensor], block: int | None) -> Group:
+    """Return a group of one layer for each tensor."""
+    layers = tuple(Layer(str(number), (tensor,)) for number, tensor in enumerate(tensors))
+    return Group("g", layers, block=block)
+
 
 def compare(device: str) -> None:
-    """Compare over tensors of several widths, word sizes and alignments."""
-    shapes = [(37, 2, 24), (37, 1, 5), (37, 2, 24), (37, 3)]
-    dtypes = [torch.bfloat16, torch.float16, torch.bfloat16, torch.float8_e4m3fn]
-    tensors = [
-        torch.randint(0, 255, (*shape, dtype.itemsize), dtype=torch.uint8)
-        .view(dtype)[..., 0]
-        .to(device)
-        for shape, dtype in zip(shapes, dtypes, strict=True)
-    ]
-    group = Group("g", tuple(Layer(str(n), (tensor,)) for n, tensor in enumerate(tensors)))
-    checksums = Checksums(group)
-    launcher = Launcher(checksums)
-    slots = torch.tensor([5, 3, 36, 0], device=device)
-    assert torch.equal(launcher.all(0, 37), checksums.all())
-    assert torch.equal(launcher.all(4, 9), checksums.all(4, 9))
-    assert torch.equal(launcher.of(slots), checksums.of(slots))
+    """Compare the checksums by the kernel on a device with those by torch on a CPU."""
+    for layout, block in LAYOUTS:
+        tensors = [
+            torch.randint(0, 255, (10, PAGE, *shape, dtype.itemsize), dtype=torch.uint8)
+            .view(dtype)[..., 0]
+            .contiguous()
+            for dtype, shape in SHAPES
+        ]
+        by_torch = Checksums(group_of([layout(tensor) for tensor in tensors], block))
+        there = [layout(tensor.to(device)) for tensor in tensors]
+        checksums = Checksums(group_of(there, block))
+        assert checksums.addressable, layout
+        assert device == "cpu" or checksums.fast is not None, layout
+        launcher = Launcher(checksums)
+        slots = torch.tensor([5, 3, 36, 0])
+        every = by_torch.all()
+        assert torch.equal(launcher.all(0, by_torch.slots).cpu(), every), layout
+        assert torch.equal(launcher.all(4, 9).cpu(), every[4:9]), layout
+        assert torch.equal(launcher.of(slots.to(device)).cpu(), every[slots]), layout
+        assert torch.equal(by_torch.of(slots), every[slots]), layout
 
 
 if __name__ == "__main__":

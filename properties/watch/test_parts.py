@@ -71,6 +71,18 @@ def test_the_kernel_takes_the_same_checksums(device: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_blocks_that_begin_inside_a_word_are_left_to_torch() -> None:
+    memory = torch.arange(200, dtype=torch.int16)
+    aligned, between = (memory.as_strided((10, 4, 4), (apart, 4, 1)) for apart in (20, 17))
+    for tensor, addressable in ((aligned, True), (between, False)):
+        group = Group("g", (Layer("0", (tensor,)),), block=4)
+        checksums = Checksums(group)
+        assert checksums.addressable is addressable
+        rows = tensor.flatten(0, 1)
+        apart = Checksums(Group("g", (Layer("0", (rows,)),)))
+        assert torch.equal(checksums.all(), apart.all())
+
+
 def test_a_draft_that_was_accepted_is_known_once_its_token_is() -> None:
     """A draft's token is known, then not known until the host has it, then known again."""
     chains = Chains()
