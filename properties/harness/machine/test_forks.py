@@ -1,6 +1,7 @@
 """The server that processes are forked from: one for all, and none left behind."""
 
 import os
+import resource
 import signal
 import time
 from collections.abc import Collection, Mapping
@@ -13,7 +14,7 @@ from paritybit.harness.machine.forks import Forked, preload, undisturbed
 from paritybit.harness.machine.gpus import VISIBLE, listed_gpus
 
 from properties.support.harness.command_line import python
-from properties.support.harness.forked import answer_of, answers, ends, sleeps
+from properties.support.harness.forked import WORK, answer_of, answers, ends, sleeps
 
 SOON = 10.0
 
@@ -138,6 +139,7 @@ def test_a_server_that_died_is_replaced() -> None:
 
 FROM_HERE = """
 import sys
+import time
 import paritybit.harness.machine.forks as forks
 from properties.support.harness.forked import answers, sleeps
 import wave
@@ -150,19 +152,28 @@ process.pipe.send("modules")
 assert "wave" in process.pipe.recv()
 process.pipe.send("files")
 assert held.name not in process.pipe.recv()
+process.pipe.send("work")
+process.pipe.recv()
 sleeping = forks.Forked(sleeps, variables={})
-print(server, process.pid, sleeping.pipe.recv(), flush=True)
+print(server, process.pid, sleeping.pipe.recv(), time.process_time(), flush=True)
 """
 """A process whose server is a fork of it. It ends while one of that server's still sleeps."""
 
 
+def of_children() -> float:
+    """Return the processor time of all ended children of this process, in seconds."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime
+
+
 def test_a_server_forked_from_here_has_what_is_imported_here_and_none_of_its_files() -> None:
     """And it ends with it, and all that it has forked: their processor time is then counted."""
-    before = os.times()
-    ran = python("-c", FROM_HERE)
+    before = of_children()
+    ran = python("-c", FROM_HERE, forked=False)
     assert ran.returncode == 0, ran.stderr
-    assert os.times().children_user > before.children_user
-    pids = list(map(int, ran.stdout.split()))
+    *words, own = ran.stdout.split()
+    assert of_children() - before > float(own) + WORK
+    pids = list(map(int, words))
     assert len(pids) == 3
     for pid in pids:
         with pytest.raises(ProcessLookupError):

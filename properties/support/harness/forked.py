@@ -17,6 +17,10 @@ ANSWER_SECONDS = 120.0
 """Seconds after which a process that says nothing is taken to hang: it may begin CUDA first."""
 
 
+WORK = 0.3
+"""The processor time, in seconds, that `work` takes."""
+
+
 def answer_of(process: Forked) -> Any:
     """Return what a forked process says next. Raises AssertionError if it says nothing for long."""
     assert process.pipe.poll(ANSWER_SECONDS), "a forked process says nothing"
@@ -55,6 +59,14 @@ def gpus() -> list[str]:
     return [f"GPU-{one.uuid}" for one in properties]
 
 
+def work() -> float:
+    """Return the processor time of this process in seconds, which is WORK more than before."""
+    until = time.process_time() + WORK
+    while time.process_time() < until:
+        pass
+    return time.process_time()
+
+
 def open_files() -> Sequence[str]:
     """Return what the files of this process are, but for the standard ones."""
     found = []
@@ -74,5 +86,6 @@ ANSWERS = {
     "folder": lambda: str(Path.cwd()),
     "modules": lambda: sorted(sys.modules),
     "files": open_files,
+    "work": work,
     "GPUs": gpus,
 }
