@@ -293,7 +293,10 @@ class CapturedEngine:
         }
 
     def _translated_dtype(self) -> torch.dtype:
-        """Return the dtype of the pool's translation. A reset forgets the translation."""
+        """Return the dtype of the pool's translation.
+
+        It leaves a memo in the pool, which the next reset clears.
+        """
         pool = self.engine.pools[Role.TARGET]
         pool.invalidate_loc_cache()
         loc = torch.zeros(1, dtype=torch.int64, device=pool.pool.device)

@@ -56,7 +56,8 @@ class Flight(Generic[Result]):
 class Overlap(InOrder):
     """The order of an engine's device work on two streams, with the waits it needs.
 
-    All staged batches share one set of pinned buffers, one buffer per name. Call `clear` first.
+    All staged batches share one set of pinned buffers, one buffer per name. Call `clear`
+    before anything else.
     """
 
     used: int

@@ -11,6 +11,7 @@ then differs from the subject's, whose graph on CUDA finds the same old bytes at
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 from paritybit.harness.lockstep.noise import COUNTS
@@ -99,6 +100,7 @@ def spoiled_memory() -> Iterator[None]:
 def _spoiling(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return a function that allocates and fills."""
 
+    @wraps(allocate)
     def allocated(*args: Any, **kwargs: Any) -> Tensor:
         made = allocate(*args, **kwargs)
         if made.is_floating_point():

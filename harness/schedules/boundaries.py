@@ -150,8 +150,8 @@ def rows(ground: Ground) -> tuple[Row, ...]:
 def few_rows(fitting: tuple[Row, ...]) -> tuple[Row, ...]:
     """Return rows in which every two values of all rows occur, those with most pairs first.
 
-    Many grounds have the same rows. The new pairs of a row only become fewer, so that a row is
-    not counted again while it had no more than the best one has.
+    Many grounds have the same rows. The new pairs of a row only become fewer. A row is therefore
+    counted again only if its last count exceeds that of the best row so far.
     """
     pairs = {
         row: {*combinations(enumerate(row), 1), *combinations(enumerate(row), 2)} for row in fitting

@@ -14,7 +14,8 @@ FORWARDS, UNDECIDED, LATE = "paritybit_forwards", "paritybit_undecided", "parity
 
 def register(config: pytest.Config) -> None:
     """Add the plugin: `Watching` in a process that runs tests, else `Summary` (with xdist)."""
-    spread = config.getoption("dist", "no") != "no"  # Set by `-n` as well.
+    # xdist starts workers if both are set, as `-n` does.
+    spread = config.getoption("dist", "no") != "no" and config.getoption("tx", None)
     starts_workers = spread and not hasattr(config, "workerinput")
     plugin = Summary() if starts_workers else Watching(config)
     config.pluginmanager.register(plugin, "paritybit-watch")

@@ -51,8 +51,11 @@ def words_of(tensor: Tensor) -> Tensor:
 
 
 def viewable(tensor: Tensor) -> bool:
-    """Return whether `words_of` gives a view."""
-    return len(tensor) == 0 or words_of(tensor[:1]).data_ptr() == tensor.data_ptr()
+    """Return whether `words_of` gives a view.
+
+    Two slots tell: with one, `flatten` returns another distance to the next slot.
+    """
+    return len(tensor) == 0 or words_of(tensor[:2]).data_ptr() == tensor.data_ptr()
 
 
 def apart(tensor: Tensor, words: Tensor) -> int | None:

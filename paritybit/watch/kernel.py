@@ -158,6 +158,7 @@ def alike(checksums: Checksums) -> Iterable[Alike]:
         row, width, size = words.stride(0), words.shape[1], words.element_size()
         distance = 0 if blocks is None else apart(blocks, words)
         assert distance is not None, "the kernel cannot address these blocks"
+        assert words.data_ptr() == tensor.data_ptr(), "the kernel cannot address these slots"
         aligned = not any(one % 16 for one in (words.data_ptr(), row * size, distance * size))
         key = (words.dtype, row, distance, width, aligned)
         found.setdefault(key, []).append((words.data_ptr(), scale))

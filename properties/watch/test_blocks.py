@@ -2,7 +2,10 @@
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from paritybit.watch.settings import VARIABLE
 from properties.support.places import ROOT
@@ -89,12 +92,21 @@ def test_a_block_raises_for_what_was_found_while_it_ran(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_plugin_fails_the_test_during_which_something_was_found(tmp_path: Path) -> None:
-    """In a worker of xdist, which tells what it saw. Without one: see the last test."""
+WORKERS: dict[str, Callable[[], list[str]]] = {
+    "a worker": quick_worker,
+    "a way to share tests, and no worker": lambda: ["--dist", "load"],
+}
+"""Options of xdist. Without any: see the last test."""
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_the_plugin_fails_the_test_during_which_something_was_found(
+    tmp_path: Path, workers: str
+) -> None:
+    """A worker of xdist tells what it saw."""
     (tmp_path / "test_toy.py").write_text(TESTS, encoding="utf-8")
-    done = run(
-        tmp_path, "-m", "pytest", "-p", "paritybit", "-p", "no:cacheprovider", *quick_worker()
-    )
+    plugins = ("-p", "paritybit", "-p", "no:cacheprovider")
+    done = run(tmp_path, "-m", "pytest", *plugins, *WORKERS[workers]())
     text = done.stdout + done.stderr
     assert done.returncode == 1, text
     assert "2 failed, 5 passed, 1 error" in text

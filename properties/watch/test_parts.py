@@ -72,15 +72,25 @@ def test_the_kernel_takes_the_same_checksums(device: str) -> None:
 
 
 def test_blocks_that_begin_inside_a_word_are_left_to_torch() -> None:
-    memory = torch.arange(200, dtype=torch.int16)
-    aligned, between = (memory.as_strided((10, 4, 4), (apart, 4, 1)) for apart in (20, 17))
-    for tensor, addressable in ((aligned, True), (between, False)):
-        group = Group("g", (Layer("0", (tensor,)),), block=4)
-        checksums = Checksums(group)
-        assert checksums.addressable is addressable
-        rows = tensor.flatten(0, 1)
-        apart = Checksums(Group("g", (Layer("0", (rows,)),)))
-        assert torch.equal(checksums.all(), apart.all())
+    """And slots that do. Their checksums follow the memory."""
+    memory = torch.arange(300, dtype=torch.int16)
+    for strides, addressable in {
+        (32, 8, 4, 1): True,
+        (17, 4, 4, 1): False,
+        (20, 5, 4, 1): False,
+        (21, 5, 4, 1): False,
+    }.items():
+        blocks = memory.as_strided((8, 4, 1, 4), strides)
+        of_slots = memory.as_strided((32, 1, 4), strides[1:])
+        for tensor, block in ((blocks, 4), (of_slots, None)):
+            checksums = Checksums(Group("g", (Layer("0", (tensor,)),), block=block))
+            assert checksums.addressable is (addressable if block else strides[1] % 4 == 0)
+            slots = torch.arange(checksums.slots)
+            before = checksums.all()
+            assert torch.equal(checksums.of(slots), before)
+            memory += 1
+            assert not torch.equal(checksums.all(), before)
+            assert torch.equal(checksums.of(slots), checksums.all()), (strides, block)
 
 
 def test_a_draft_that_was_accepted_is_known_once_its_token_is() -> None:

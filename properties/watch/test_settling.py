@@ -137,7 +137,6 @@ import torch
 from paritybit.watch import journal
 from paritybit.watch.settings import active
 from paritybit.watch.watcher import Watcher
-from properties.support.harness.command_line import python
 from properties.support.watching import groups
 
 def free_twice():
@@ -164,7 +163,8 @@ RUNS = {
 def test_a_double_free_is_not_lost_when_a_process_ends(tmp_path: Path, end: str, run: str) -> None:
     given = settings.Settings(str(tmp_path), ("double free",)).text()
     program = PROGRAM.format(end=ENDS[end], run=RUNS[run])
-    done = python("-c", program, variables={settings.VARIABLE: given})
+    forked = (run, end) != ("in the process", "the end of a process")
+    done = python("-c", program, variables={settings.VARIABLE: given}, forked=forked)
     assert done.returncode == 0, done.stderr
     paths = tmp_path.glob("process-*.jsonl")
     lines = [line for path in paths for line in journal.read(path)]

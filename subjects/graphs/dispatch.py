@@ -1,4 +1,4 @@
-"""What this project puts between torch and its callers: dispatch modes, and other functions.
+"""What this project puts between torch and its callers: dispatch modes and replaced functions.
 
 A dispatch mode sees every aten call. A mode for torch functions is not used, because its Python
 call takes longer than most functions.
@@ -32,22 +32,23 @@ ALLOCATORS: tuple[Place, ...] = (
 HOST_READS: tuple[Place, ...] = tuple(
     (Tensor, name) for name in ("item", "tolist", "numpy", "__array__", "__bool__")
 )
-"""Torch functions that read values into Python. Some never reach a dispatch mode."""
+"""Torch functions that read values into Python. Some of them never reach a dispatch mode."""
 
 
 @contextmanager
 def replaced(
     places: Sequence[Place], other: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
-    """Replace the function at each place by `other` of it, in this context and in all threads.
+    """Replace the function at each place by the result of `other` for it, in all threads.
 
     A reference to the function that was taken earlier still leads to the function itself.
     """
     inherited = object()
     before = [vars(holder).get(name, inherited) for holder, name in places]
-    for holder, name in places:
-        setattr(holder, name, other(getattr(holder, name)))
+    others = [other(getattr(holder, name)) for holder, name in places]
     try:
+        for (holder, name), function in zip(places, others, strict=True):
+            setattr(holder, name, function)
         yield
     finally:
         for (holder, name), function in zip(places, before, strict=True):

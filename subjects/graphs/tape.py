@@ -1,13 +1,14 @@
 """Graphs on a CPU: a tape of aten calls with their concrete tensors.
 
 A tape has the semantics of a CUDA graph. A replay runs no Python of the recorded function and
-writes into the same storages. Recording fails on anything that a graph could not contain.
+writes into the same storages. Recording fails on anything that a graph could not contain, except
+a read into Python by a function that was taken from `Tensor` before.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, partial, wraps
 from typing import Any, NamedTuple
 
 import torch
@@ -142,6 +143,7 @@ class _Recorder(UncompiledMode):
 def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that raises, in place of one that no graph can contain."""
 
+    @wraps(function)
     def refuse(*_: Any, **__: Any) -> None:
         raise UncapturableError(f"Tensor.{function.__name__} cannot be recorded in a graph")
 

@@ -79,7 +79,7 @@ def test_a_device_that_is_lost_by_an_error_of_ours_is_no_finding(
 
 
 BROKEN = {
-    "harness/cli/replay.py": "def broken(:\n",
+    "subjects/pool.py": "def broken(:\n",
     "harness/cli/names.py": "raise ImportError('of ours')\n",
 }
 """Files of the tree, and what makes them impossible to import."""

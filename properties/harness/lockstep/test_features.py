@@ -155,7 +155,8 @@ def named(static: dict[str, Tensor]) -> set[str]:
 def test_what_takes_drafts_for_chains_is_right_where_they_are(bug: str, runner: str) -> None:
     trial = TrialConfig(runner, buckets=(4,), token_buckets=(12,)).with_bug(bug)
     for features in ((), CHAINS):
-        lockstep = Lockstep(replace(trial, features=features), STEP_PROPERTIES)
+        asked = PROPERTIES if features else STEP_PROPERTIES
+        lockstep = Lockstep(replace(trial, features=features), asked)
         outcome = lockstep.play(Schedule(SPECULATE))
         assert outcome.error is None
         target = expectation(BUGS[bug], runner).detected_by
