@@ -58,13 +58,18 @@ def viewable(tensor: Tensor) -> bool:
     return len(tensor) == 0 or words_of(tensor[:2]).data_ptr() == tensor.data_ptr()
 
 
-def apart(tensor: Tensor, words: Tensor) -> int | None:
-    """Return the distance of the blocks of a tensor in words, or None if it is not whole.
+def in_place(tensor: Tensor, block: int | None) -> tuple[Tensor, int] | None:
+    """Return the words of a tensor's slots where they are, and the distance of its rows in words.
 
-    `words` are those of its first block, [slots, words].
+    The words are [slots, words]. With blocks they are those of the first block, and the distance is
+    that of two blocks. None if some slots cannot be viewed as words, or if there are none.
     """
+    if not len(tensor):
+        return None
+    first = tensor if block is None else tensor[0]
+    words = words_of(first)
     distance, rest = divmod(tensor.stride(0) * tensor.element_size(), words.element_size())
-    return None if rest else distance
+    return None if rest or not viewable(first) else (words, distance)
 
 
 def rows_of(tensor: Tensor, block: int | None) -> Tensor | None:
@@ -142,14 +147,7 @@ class Checksums:
     @property
     def addressable(self) -> bool:
         """Whether the kernel can read the words of all slots where they are."""
-        if self.block is None:
-            return all(map(viewable, self.tensors))
-        return all(
-            len(tensor) > 0
-            and viewable(tensor[0])
-            and apart(tensor, words_of(tensor[0])) is not None
-            for tensor in self.tensors
-        )
+        return all(in_place(tensor, self.block) is not None for tensor in self.tensors)
 
     def table(self, width: int) -> Tensor:
         """Return the factors of the words of one slot."""

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paritybit.watch.bits import Checksums, apart, words_of
+from paritybit.watch.bits import Checksums, in_place
 
 TILE = 2048
 """Number of words that one program multiplies at once: 16 KiB for words of 64 bits."""
@@ -153,12 +153,10 @@ def alike(checksums: Checksums) -> Iterable[Alike]:
     """Yield the tensors of a group, grouped by the layout of their slots."""
     found: dict[tuple[torch.dtype, int, int, int, bool], list[tuple[int, int]]] = {}
     for tensor, scale in zip(checksums.tensors, checksums.scales, strict=True):
-        blocks = None if checksums.block is None else tensor
-        words = words_of(tensor if blocks is None else blocks[0])
+        viewed = in_place(tensor, checksums.block)
+        assert viewed is not None, "the kernel cannot address these slots"
+        words, distance = viewed
         row, width, size = words.stride(0), words.shape[1], words.element_size()
-        distance = 0 if blocks is None else apart(blocks, words)
-        assert distance is not None, "the kernel cannot address these blocks"
-        assert words.data_ptr() == tensor.data_ptr(), "the kernel cannot address these slots"
         aligned = not any(one % 16 for one in (words.data_ptr(), row * size, distance * size))
         key = (words.dtype, row, distance, width, aligned)
         found.setdefault(key, []).append((words.data_ptr(), scale))

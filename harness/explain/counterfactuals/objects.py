@@ -74,11 +74,9 @@ class Kept:
             vars(value).clear()
             vars(value).update(variables)
         for holder, key, value in self._attributes.values():
-            if vars(holder).get(key, NOT_THERE) is not value:
-                put(holder, key, value)
+            put(holder, key, value)
         for container, contents in self._contents:
-            if container or contents:
-                refill(container, contents)
+            refill(container, contents)
         if self._tensors:
             torch._foreach_copy_([tensor.detach() for tensor in self._tensors], self._values)
 
