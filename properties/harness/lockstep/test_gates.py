@@ -1,7 +1,7 @@
 """The gates of real streams: what no wait forbids overtakes, however late a device runs it.
 
-On a CPU a device stands in that runs no more than the host waits for, as a GPU does whose time
-another process has.
+On a CPU a device stands in. A lazy one runs no more than the host waits for, as a GPU does whose
+time another process has. An eager one runs at once all that no gate and no wait holds back.
 """
 
 import importlib.util
@@ -9,6 +9,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -31,7 +32,7 @@ class LazyEvent:
     def record(self, stream: "LazyStream") -> None:
         """Stand behind all work of a stream."""
         self.done, self.stream = False, stream
-        stream.queue.append(self)
+        stream.put(self)
 
     def query(self) -> bool:
         """Whether it is done."""
@@ -50,18 +51,39 @@ class Gate:
     def __init__(self, cells: "Cells", ticket: int) -> None:
         self.cells, self.ticket = cells, ticket
 
+    @property
+    def open(self) -> bool:
+        """Whether the host opened it."""
+        return self.cells.numbers[0] >= self.ticket
+
     def pass_or_give_up(self) -> None:
         """Do what the kernel does."""
-        if self.cells.numbers[0] < self.ticket:
+        if not self.open:
             self.cells.numbers[0] = self.cells.numbers[1]
             self.cells.numbers[2] += 1
 
 
 class LazyStream:
-    """A stream of a device that runs what the host waits for, and nothing else."""
+    """A stream of a device. `settle` has the device run what it runs unasked."""
 
-    def __init__(self, priority: int = 0) -> None:
+    def __init__(self, settle: Work) -> None:
         self.queue = deque[Work | LazyEvent | Gate | tuple[str, LazyEvent]]()
+        self.settle = settle
+
+    def put(self, item: Work | LazyEvent | Gate | tuple[str, LazyEvent]) -> None:
+        """Queue something."""
+        self.queue.append(item)
+        self.settle()
+
+    @property
+    def held_back(self) -> bool:
+        """Whether a closed gate or an event comes next that is not done, or nothing does."""
+        if not self.queue:
+            return True
+        head = self.queue[0]
+        return (isinstance(head, Gate) and not head.open) or (
+            isinstance(head, tuple) and not head[1].done
+        )
 
     def advance(self) -> None:
         """Run what comes next."""
@@ -82,7 +104,7 @@ class LazyStream:
 
     def wait_event(self, event: LazyEvent) -> None:
         """Run nothing more before an event is done."""
-        self.queue.append(("wait", event))
+        self.put(("wait", event))
 
     def record_event(self) -> LazyEvent:
         """Return an event behind all work."""
@@ -94,8 +116,9 @@ class LazyStream:
 class Cells:
     """What stands in for a few numbers in pinned memory."""
 
-    def __init__(self, count: int, **_: Any) -> None:
+    def __init__(self, settle: Work, count: int, **_: Any) -> None:
         self.numbers = [0] * count
+        self.settle = settle
 
     def pin_memory(self) -> "Cells":
         """Return itself."""
@@ -109,15 +132,17 @@ class Cells:
 
     def __setitem__(self, place: int, number: int) -> None:
         self.numbers[place] = number
+        self.settle()
 
 
 class Device:
-    """What stands in for torch and its device. `shares` has all probes fail but the last ones."""
+    """What stands in for torch and its device."""
 
     int32 = None
 
-    def __init__(self) -> None:
-        self.current = LazyStream()
+    def __init__(self, *, eager: bool = False) -> None:
+        self.eager = eager
+        self.current = LazyStream(self.settle)
         self.streams = [self.current]
         self.ran: list[str] = []
         self.cuda = SimpleNamespace(
@@ -127,11 +152,11 @@ class Device:
             current_stream=lambda: self.current,
             synchronize=self.synchronize,
         )
-        self.zeros = Cells
+        self.zeros = partial(Cells, self.settle)
 
     def new_stream(self, priority: int) -> LazyStream:
         """Return a stream of this device."""
-        self.streams.append(LazyStream())
+        self.streams.append(LazyStream(self.settle))
         return self.streams[-1]
 
     @contextmanager
@@ -148,13 +173,18 @@ class Device:
         for stream in self.streams:
             stream.synchronize()
 
+    def settle(self) -> None:
+        """Run, if it is eager, all that nothing holds back."""
+        while self.eager and (able := [each for each in self.streams if not each.held_back]):
+            able[0].advance()
+
     def gate(self, cells: Cells, ticket: int, most_spins: int) -> None:
         """Put a gate on the current stream."""
-        self.current.queue.append(Gate(cells, ticket))
+        self.current.put(Gate(cells, ticket))
 
     def work(self, name: str) -> Work:
         """Return what launches a piece of work, which is logged when it runs."""
-        return lambda: self.current.queue.append(lambda: self.ran.append(name))
+        return lambda: self.current.put(lambda: self.ran.append(name))
 
 
 class Launched:
@@ -255,6 +285,13 @@ def test_nothing_is_held_back_once_gates_were_opened(streams: Any, lazy: Device)
     assert (lazy.ran, STALLS.gates) == (["forward"], 0)
 
 
+def test_the_host_follows_its_own_work_and_opens_no_gate(streams: Any, lazy: Device) -> None:
+    streams.forward.run(lazy.work("forward"))
+    lazy.work("of the host")()
+    streams.follow_host()
+    assert lazy.ran == ["of the host"]
+
+
 def test_in_a_rehearsal_all_runs_in_the_order_it_is_given(streams: Any, lazy: Device) -> None:
     """No race ends it early: all that is played later is loaded then."""
     with streams.rehearsal() as needed:
@@ -276,24 +313,33 @@ def order_of(
 ) -> set[Pair]:
     """Return which pieces of the forwards run before which of the schedule's, in a program.
 
-    A piece of work is called by its stream and its place. At the end all is waited for.
+    A piece of work is called by its stream and its place. At the end all is waited for. An event
+    that says it is done has all work before it done.
     """
     on = {"forward": found.forward, "schedule": found.schedule}
-    events = [found.forward.record()]
+    given: dict[str, list[str]] = {name: [] for name in on}
+    events = [(found.forward.record(), list[str]())]
     for place, (name, does, which) in enumerate(program):
+        event, before = events[-1 - which % len(events)]
         if does == "run":
+            given[name].append(f"{name} {place}")
             on[name].run(work(f"{name} {place}"))
         elif does == "record":
-            events.append(on[name].record())
+            events.append((on[name].record(), [*given[name]]))
         elif does == "wait":
-            on[name].wait(events[which % len(events)])
+            on[name].wait(event)
+        elif does == "follow":
+            on[name].wait(on["forward" if name == "schedule" else "schedule"].record())
+        elif does == "ask":
+            assert not event.done or set(before) <= set(ran)
         elif does == "lag":
             found.lag(forward=name == "forward")
         else:
-            events[which % len(events)].synchronise()
+            event.synchronise()
+            assert event.done
     for name in ("schedule", "forward"):
         on[name].record().synchronise()
-    assert len(ran) == sum(does == "run" for _, does, _ in program)
+    assert sorted(ran) == sorted(given["forward"] + given["schedule"])
     return {
         (one, other)
         for place, one in enumerate(ran)
@@ -305,19 +351,22 @@ def order_of(
 def programs(*does: str) -> SearchStrategy[Program]:
     """Return programs of some kinds of steps: of a stream each, and of an event."""
     streams = sampled_from(("forward", "schedule"))
-    return lists(tuples(streams, sampled_from(does), integers(0, 9)), max_size=14)
+    return lists(tuples(streams, sampled_from(does), integers(0, 3)), min_size=6, max_size=20)
 
 
-STEPS = ("run", "run", "record", "wait", "synchronise")
+MANY = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+"""A program takes milliseconds, and few of them have each piece of work wait for the other."""
+
+STEPS = ("run", "run", "record", "wait", "follow", "synchronise", "ask")
 
 
-@given(program=programs(*STEPS), forward=booleans())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(program=programs(*STEPS), forward=booleans(), eager=booleans())
+@MANY
 def test_real_streams_run_in_the_order_of_the_emulated_ones(
-    program: Program, forward: bool, monkeypatch: pytest.MonkeyPatch
+    program: Program, forward: bool, eager: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever lags and waits: however late a device runs it, the same overtakes the same."""
-    emulated, log, lazy = LateStreams(), list[str](), Device()
+    """Whatever lags and waits: however late or soon a device runs it, the same overtakes."""
+    emulated, log, lazy = LateStreams(), list[str](), Device(eager=eager)
     with monkeypatch.context() as patch:
         real = streams_on(lazy, patch)
         for found in (emulated, real):
@@ -328,13 +377,13 @@ def test_real_streams_run_in_the_order_of_the_emulated_ones(
         assert STALLS.gates == 0
 
 
-@given(program=programs(*STEPS, "lag"))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(program=programs(*STEPS, "lag"), eager=booleans())
+@MANY
 def test_no_gate_gives_up_whichever_streams_lag_in_turn(
-    program: Program, monkeypatch: pytest.MonkeyPatch
+    program: Program, eager: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody waits for what is behind a gate that is closed."""
-    lazy = Device()
+    lazy = Device(eager=eager)
     with monkeypatch.context() as patch:
         real = streams_on(lazy, patch)
         order_of(real, program, lazy.work, lazy.ran)
