@@ -100,6 +100,8 @@ class CapturedEngine:
         self.counts = False
         self.capturing_seconds = 0.0
         self._capturing = capturing
+        self.buffers: dict[str, dict[str, BufferFacts]] = {}
+        self.outputs: dict[tuple[str, int], dict[str, BufferFacts]] = {}
         engine = subject.parts.of(Part.ENGINE, Engine)
         self.engine = engine(ops, models, pools, subject, buckets, token_buckets, logger)
         self.runners = self.engine.runners
@@ -121,7 +123,7 @@ class CapturedEngine:
     def _capture(self, modes: Collection[Mode]) -> None:
         """Capture, and keep the state of the engine."""
         started = time.process_time()
-        self._capture_by(partial(self.engine.capture, modes))
+        self._capture_by(partial(self.engine.capture, modes, self._keep_facts))
         self._states = self.state()
         self._captured = [
             (alike, [buffer.clone() for buffer in alike])
@@ -130,21 +132,25 @@ class CapturedEngine:
         self.capturing_seconds += time.process_time() - started
 
     def _capture_by(self, capture: Callable[[], None]) -> None:
-        """Capture, and keep the facts about static buffers and outputs."""
+        """Capture, and prepare what is asked about graphs."""
         self.ops.calls = [] if self.records_ops else None
         with uncollected(), self._capturing():
             capture()
         self.ops.calls = None
         if self.counts:
             self.count_allocations()
-        self.buffers = {
-            runner.name: facts_of(runner.static_buffers()) for runner in self.runners.values()
-        }
-        self.outputs = {
+
+    def _keep_facts(self, runner: GraphRunner) -> None:
+        """Keep the facts about the static buffers and outputs that a runner just captured.
+
+        A later capture may move them. The graphs still read them where they are now.
+        """
+        self.buffers = {**self.buffers, runner.name: facts_of(runner.static_buffers())}
+        outputs = {
             (runner.name, bucket): facts_of(captured.output)
-            for runner in self.runners.values()
             for bucket, captured in runner.captured.items()
         }
+        self.outputs = {**self.outputs, **outputs}
 
     def reset(self) -> None:
         """Restore the state after capture. Owners of slots are only in the world's tables."""
@@ -209,7 +215,7 @@ class CapturedEngine:
 
     def capture_again(self) -> None:
         """Capture the runner under test again. A reset restores the first graphs."""
-        self._capture_by(self.engine.capture_again)
+        self._capture_by(partial(self.engine.capture_again, self._keep_facts))
 
     def recapture(self) -> None:
         """Restore all static buffers and the Python state to their state after capture."""

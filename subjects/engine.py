@@ -1,7 +1,7 @@
 """The laboratory's small engine. It chooses a path for each forward, as a model runner does."""
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -105,23 +105,30 @@ class Engine:
         self.under_test = next(r for r in self.runners.values() if r.name == subject.runner)
         self.captured: frozenset[Mode] = frozenset()
 
-    def capture(self, modes: Collection[Mode]) -> None:
+    def capture(
+        self, modes: Collection[Mode], then: Callable[[GraphRunner], None] = lambda _: None
+    ) -> None:
         """Capture the runners of these modes that are not captured yet, one after another.
 
-        All other runners write their metadata as a capture does. Shared static buffers therefore
+        `then` is called with each of them when it is captured, before the next one is. All other runners write their metadata as a capture does. Shared static buffers therefore
         hold the same values whichever runners are captured, in any order.
         """
         for mode, runner in self.runners.items():
             if mode in modes and mode not in self.captured:
                 runner.capture_all()
                 self.captured |= {mode}
+                then(runner)
             else:
                 runner.plan_all()
 
-    def capture_again(self) -> None:
-        """Capture the runner under test again while requests hold KV, if it is captured."""
+    def capture_again(self, then: Callable[[GraphRunner], None] = lambda _: None) -> None:
+        """Capture the runner under test again while requests hold KV, if it is captured.
+
+        `then` is called with it afterwards.
+        """
         if self.under_test.mode in self.captured:
             self.under_test.capture_again()
+            then(self.under_test)
 
     def forward(
         self,

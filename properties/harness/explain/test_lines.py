@@ -565,7 +565,7 @@ CAPTURED_AGAIN = Schedule((Admit(3, 99), Decode((0,)), Recapture(), Decode((0,))
         ),
         (
             CapturedEngine.capture_again,
-            "self._capture_by(self.engine.capture_again)",
+            "self._capture_by(partial(self.engine.capture_again, self._keep_facts))",
             "self.engine.capture_again()",
             "captured_path",
             "build",

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from paritybit.harness.campaigns.hunt import draw
+from paritybit.harness.checks.of_steps.index_contract import contract_breaches
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.lockstep.bits import bits, cloned
 from paritybit.harness.lockstep.config import FRESH_LOGGER, TrialConfig
@@ -182,6 +183,30 @@ def test_what_steps_left_in_static_buffers_is_not_taken_for_just_captured() -> N
     engine.capture([Mode.TARGET_VERIFY])
     engine.recapture()
     assert differing(before, statics_of(engine)) == []
+
+
+@pytest.mark.parametrize(
+    "orders", [[[Mode.DECODE], [Mode.TARGET_VERIFY]], [[Mode.DECODE, Mode.TARGET_VERIFY]]]
+)
+def test_a_buffer_that_a_later_capture_moves_is_not_the_one_that_a_graph_reads(
+    orders: Sequence[Sequence[Mode]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = captured_in(Lockstep(ON_REQUEST.clean).pair, [])
+    later, buffers = engine.runners[Mode.TARGET_VERIFY], engine.runners[Mode.DECODE].inputs.buffers
+    capture_all = later.capture_all
+
+    def moving() -> None:
+        capture_all()
+        buffers["positions"] = buffers["positions"].clone()
+
+    monkeypatch.setattr(later, "capture_all", moving)
+    for modes in orders:
+        engine.capture(modes)
+    replay = engine.forward(None, Mode.DECODE).replay
+    assert replay is not None
+    assert [line.split(";")[0] for line in contract_breaches(engine.facts(replay))] == [
+        "static buffer positions is not the tensor that was captured"
+    ]
 
 
 def test_a_step_that_needs_what_is_not_captured_is_an_error_of_ours() -> None:

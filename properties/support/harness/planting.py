@@ -131,7 +131,11 @@ def captured(lockstep: Lockstep) -> tuple[CapturedEngine, CapturedEngine]:
 
 
 def runners_named(lockstep: Lockstep, name: str) -> list[GraphRunner]:
-    """Return the subject's runner of that name, and the fresh engine's."""
+    """Capture a runner if it is not, and return the subject's and the fresh engine's of its name.
+
+    A fault planted before the capture would be captured too.
+    """
+    lockstep.pair.capture({RUNNERS[name].mode})
     return [engine.runners[RUNNERS[name].mode] for engine in captured(lockstep)]
 
 
