@@ -101,6 +101,7 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("ci")  # Few schedules reach every runner by this seed, not by any.
     config.stash[DEVICE] = chosen_device(config)
     config.stash[COUNTS], config.stash[STARTED] = Counter(), time.monotonic()
+    config.option.loadscopereorder = False  # Workers order the tests.
     worker_input = getattr(config, "workerinput", None)
     if worker_input is None:
         share_gpus(config)
@@ -165,6 +166,21 @@ class ByTrial(LoadScopeScheduling):  # type: ignore[misc]  # xdist leaves it unt
 
     def _split_scope(self, nodeid: str) -> str:
         return shared_scope(nodeid)
+
+
+def longest_first(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return tests by what takes long: scopes with one marked `long`, then the largest scopes.
+
+    Workers start them in this order, so that none is waited for at the end.
+    """
+    sizes = Counter(shared_scope(item.nodeid) for item in items)
+    long = {shared_scope(item.nodeid) for item in items if item.get_closest_marker("long")}
+
+    def order(item: pytest.Item) -> tuple[bool, int]:
+        scope = shared_scope(item.nodeid)
+        return scope not in long, -sizes[scope]
+
+    return sorted(items, key=order)
 
 
 ALONE = (
@@ -240,12 +256,13 @@ def clear_artifacts(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With a bug switched on, keep only what a clean build must pass."""
-    if config.getoption("--bug") is None:
-        return
-    kept = [item for item in items if item.get_closest_marker("clean")]
-    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-    items[:] = kept
+    """With a bug switched on, keep only what a clean build must pass. Order what is spread."""
+    if config.getoption("--bug") is not None:
+        kept = [item for item in items if item.get_closest_marker("clean")]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
+    if hasattr(config, "workerinput"):
+        items[:] = longest_first(items)
 
 
 def pytest_collection_finish() -> None:

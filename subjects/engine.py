@@ -110,8 +110,9 @@ class Engine:
     ) -> None:
         """Capture the runners of these modes that are not captured yet, one after another.
 
-        `then` is called with each of them when it is captured, before the next one is. All other runners write their metadata as a capture does. Shared static buffers therefore
-        hold the same values whichever runners are captured, in any order.
+        `then` is called with each of them when it is captured, before the next one is. All other
+        runners write their metadata as a capture does. Shared static buffers therefore hold the
+        same values whichever runners are captured, in any order.
         """
         for mode, runner in self.runners.items():
             if mode in modes and mode not in self.captured:

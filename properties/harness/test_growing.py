@@ -285,6 +285,7 @@ def add(addition: Addition, folder: Path) -> None:
         (folder / name).write_text(text)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("script", SCRIPTS, ids=["laboratory", "sanitizer"])
 def test_what_is_added_by_a_file_and_a_line_is_listed_and_used(script: str, grown: Path) -> None:
     """A bug and a property are detected, a runner is tested, a connected engine is checked."""

@@ -45,10 +45,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Undo patches of instances completely, and let xdist keep a shuffled order."""
+    """Undo patches of instances completely."""
     pytest.MonkeyPatch.setattr = taking_back(pytest.MonkeyPatch.setattr)  # type: ignore[method-assign]
-    if config.getoption("--shuffle") is not None:
-        config.option.loadscopereorder = False  # Else the files with most tests come first.
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

@@ -95,6 +95,7 @@ def git(root: Path, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed here")
 def test_git_bisect_names_the_commit_that_plants_a_fault(repository: Path, tmp_path: Path) -> None:
     """One commit cannot run the case and is skipped."""

@@ -97,6 +97,7 @@ WITHOUT_CUDA = (
 """Runs pytest, and exits with 3 if the controlling process initialised CUDA."""
 
 
+@pytest.mark.long
 def test_the_clean_suite_goes_red_on_a_broken_subject_and_says_how_to_replay_it(
     device: str,
     tmp_path: Path,
@@ -205,6 +206,24 @@ SCOPES = {
 @pytest.mark.parametrize("test", SCOPES)
 def test_what_shares_a_trial_or_a_file_goes_to_one_worker(test: str) -> None:
     assert conftest.shared_scope(test) == SCOPES[test]
+
+
+def test_a_worker_starts_with_what_takes_long_and_then_with_the_most_tests() -> None:
+    place = conftest.ALONE[0]
+    names = [
+        f"{place}::test_a",
+        "few.py::test_b",
+        "many.py::test_c",
+        f"{place}::test_d",
+        "many.py::",
+    ]
+    long = {names[3]}
+    items: Any = [
+        SimpleNamespace(nodeid=name, get_closest_marker=lambda _, name=name: name in long)
+        for name in names
+    ]
+    found = [item.nodeid for item in conftest.longest_first(items)]
+    assert found == [names[place] for place in (3, 2, 4, 0, 1)]
 
 
 @pytest.mark.parametrize("place", conftest.ALONE)

@@ -48,6 +48,7 @@ def the_bug_alone(settings: RunConfig) -> list[Task]:
     return [task for task in tasks if task.source == "generated"]
 
 
+@pytest.mark.long
 def test_a_whole_run_leaves_a_record_a_page_and_cases_that_name_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
