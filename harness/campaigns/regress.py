@@ -55,10 +55,10 @@ from paritybit.subjects.runners import RUNNERS, engine_runners
 from paritybit.subjects.toggles import LocationScheme
 
 CLEAN_SCHEDULES = 16
-"""The number of generated schedules that all clean trials of a run share."""
+"""Generated schedules that are divided among the trials of each runner with each scheme."""
 
 FEWEST_CLEAN = 2
-"""The minimum of generated schedules per clean trial."""
+"""The fewest that such a trial gets if the run is not narrowed, and those of `at_edges` too."""
 
 OVERLAPPING = 4
 """Generated schedules per clean trial with overlapping steps."""
@@ -144,7 +144,8 @@ class RunConfig:
     def featured(self) -> tuple[TrialConfig, ...]:
         """The clean versions of the trials whose bugs need features.
 
-        In a run with all hunts each engine that has none gets one with all these features.
+        In a tiny run with all hunts, each engine without such a trial gets one with all these
+        features except chains.
         """
         hunts = ((BUGS[bug], runner) for bug, runner in self.hunts)
         trials = [
@@ -161,7 +162,7 @@ class RunConfig:
 
     @property
     def whole(self) -> bool:
-        """Whether all bugs are hunted on all runners."""
+        """Whether all bugs that need no overlapping steps are hunted on all runners."""
         return set(all_hunts(overlap=False)) <= set(self.hunts)
 
     @property
@@ -245,12 +246,13 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
     | trials | schedules |
     |---|---|
     | each runner with each location scheme | scenes and generated; traffic for one scheme |
-    | `overlapping`: one runner of each engine | generated, with overlapping steps |
+    | `overlapping`: one runner of each engine | a scene and generated, with overlapping steps |
     | `featured`: each engine with features | scenes and generated |
-    | `at_edges`: one runner of each engine | generated, with the smallest sizes |
-    | the same, with long contexts and high slot numbers | generated |
-    Drafts are chains in one trial of each speculating runner. A narrowed run plays the fewest
-    schedules of the first kind that reach all required states.
+    | `at_edges`: one runner of each engine | a scene and generated, with the smallest sizes |
+    | the same, with long contexts and high slot numbers | scenes and generated |
+    Drafts are chains in one trial of each speculating runner. A narrowed run (tiny,
+    without some hunts) plays in the first row the fewest schedules that reach all required states,
+    and traffic on its first runner only.
     """
     schemes = settings.schemes
     trials = [
@@ -327,7 +329,7 @@ def chained(settings: RunConfig, trial: TrialConfig) -> TrialConfig:
 
 
 def run_tasks(tasks: Sequence[Task], workers: Workers, on_result: Callable[[Result], None]) -> None:
-    """Run tasks with `workers`, in their order. `on_result` is called with each result."""
+    """Run tasks with `workers`, sorted by `order`. `on_result` is called with each result."""
     first = sorted(tasks, key=order)
     execute(TASKS, first, workers, lambda ended: on_result(result_of(ended)))
 

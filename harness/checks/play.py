@@ -45,7 +45,7 @@ from torch import Tensor
 class Outcome:
     """The result of playing one schedule.
 
-    - `steps`: forwards that both worlds ran.
+    - `steps`: steps with a forward. In an idle step only the graph world runs one.
     - `replays`, `padded_replays`: replays of the runner under test.
     - `events`: how often each state was reached, by any runner.
     - `most`: the largest values that any replay reached, by the names in `coverage.MOST`.
@@ -142,6 +142,8 @@ class Lockstep:
       is set, the pair is that of the trial without bugs.
     - `unasked`: the properties that do not apply to this engine, each with the reason.
     - `history`: the last schedules played.
+
+    Raises SubjectFailedError as `Pair` does.
     """
 
     def __init__(
@@ -202,10 +204,11 @@ class Lockstep:
 
         | what fails | result |
         |---|---|
-        | the subject, in a step | violations of captured_path and logits_parity |
+        | the subject, in a step or capture | violations of captured_path and logits_parity |
         | the capture, because runners disagree on a shared buffer | one of index_contract |
         | anything else | `Outcome.error` has the traceback |
 
+        The subject fails by IndexError, RuntimeError or ValueError. Other errors are anything else.
         Raises DeviceLostError if the device can no longer be used.
         """
         outcome, judged, stalled = Outcome(), Judged(), STALLS.gates
@@ -275,7 +278,7 @@ class Lockstep:
         sampling = any(rule.samples for rule in self._rules)
         keeps_outputs = any(rule.plays_again for rule in self._rules)
         asked_for = {rule.id: rule.extra_run for rule in self._rules if rule.extra_run}
-        held = self._hold_nothing_back
+        release = self._hold_nothing_back
         self.pair.begin(schedule)
         for place, step, upcoming in schedule.ahead():
             judged.place = place
@@ -289,7 +292,7 @@ class Lockstep:
                 recorder=recorder,
             )
             if observation is None:
-                new = judged.add(judge_end(self._rules, self.pair.end(place), held))
+                new = judged.add(judge_end(self._rules, self.pair.end(place), release))
                 observer(place, step, None, new)
                 if judged.violated.intersection(ending):
                     break
@@ -298,7 +301,7 @@ class Lockstep:
             if observation.replay is not None:
                 coverage.see(observation.replay, len(observation.graph.spans))
                 outcome.most |= most_of(observation.replay, observation.graph.spans)
-            new = judged.add(judge(self._rules, observation, held))
+            new = judged.add(judge(self._rules, observation, release))
             observer(place, step, observation, new)
             if keeps_outputs:
                 judged.outputs += live_outputs(observation)

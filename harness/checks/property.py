@@ -75,7 +75,7 @@ class Playing:
 
 @dataclass(frozen=True)
 class EndOfStep:
-    """Flag and description for the state after a step, even if the step ran no forward."""
+    """Flag and description for the state after a step that ran no forward."""
 
     flag: Callable[[StepEnd], Flag]
     describe: Callable[[StepEnd], Description]
@@ -89,7 +89,7 @@ class Property:
     |---|---|
     | `needs` | what an engine must offer; else the property does not apply to it |
     | `flag`, `describe` | check a step that ran a forward |
-    | `end_of_step` | check the state after any step |
+    | `end_of_step` | check the state after a step without a forward, as `flag` does after others |
     | `at_end` | check a whole schedule |
     | `every_step` | cheap enough for each step of each schedule |
     | `worlds_diverge` | a violation leaves the worlds different, so the play stops |
@@ -100,7 +100,8 @@ class Property:
     | `cause` | finds the cause of a violation from one recorded forward |
     | `cause_in_play` | finds the cause by playing the schedule again |
 
-    Raises ValueError if one of `flag` and `describe` is missing, or if all three checks are.
+    Raises ValueError if only one of `flag` and `describe` is given, or if `flag` and `at_end` are
+    both missing.
     """
 
     id: str
@@ -122,7 +123,9 @@ class Property:
     def __post_init__(self) -> None:
         """Raise ValueError for an incomplete property."""
         if (self.flag is None) != (self.describe is None) or not (self.flag or self.at_end):
-            raise ValueError(f"{self.id} has a flag with its description, or judges at the end")
+            raise ValueError(
+                f"{self.id} must have a flag with its description, or judge at the end"
+            )
 
     def not_asked(self, missing: Mapping[Offer, str]) -> str | None:
         """Return why the property does not apply to an engine that lacks `missing`, or None."""

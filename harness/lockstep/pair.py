@@ -62,7 +62,7 @@ class Recorder:
         """Receive the output of the eager forward."""
 
     def equalizing(self) -> AbstractContextManager[Any]:
-        """Return a context in which the harness equalizes the padded rows."""
+        """Return a context in which the harness equalizes the tails that padding does not reset."""
         return nullcontext()
 
     def forwarding(self) -> AbstractContextManager[Any]:
@@ -80,7 +80,7 @@ class Pair:
     `engines` builds the subject and the fresh engine over the graph world's pools; the default is
     the built-in engine. `draft` returns the configuration of a target's draft model. For
     `keeps_state` see `Captures`. Raises SharedBufferError if the runners of the built-in engine
-    disagree on a shared buffer.
+    disagree on a shared buffer, and SubjectFailedError if its own code fails as it is captured.
     """
 
     def __init__(
@@ -193,19 +193,19 @@ class Pair:
         """Play one step in both worlds: plan, run, observe, commit. None if it runs no forward.
 
         `extra_runs`, by name, run before the step if a graph can run it, and with overlapping
-        steps only if the forward stream lags. With overlapping steps, the graph world plans the
-        `upcoming` steps while the forward is in flight. With `sampling`, the observation has
-        samples. Raises SubjectFailedError if the subject fails.
+        steps only if the forward stream lags, because all that they read is then written. The graph
+        world then plans the `upcoming` steps while the forward is in flight. With `sampling`, the
+        observation has samples. Raises SubjectFailedError if the subject fails.
         """
         with self.log:
             spoil(self._consumed)
             self._consumed = {}
-            quiet = self.overlapped is None or self.overlapped.begin(self.forwards)
+            can_run_extra = self.overlapped is None or self.overlapped.begin(self.forwards)
             planned = self.plan(step, place)
             if planned is None:
                 return None
             self.kept.begin()
-            extra = self._run_extra(planned, extra_runs or {}) if quiet else {}
+            extra = self._run_extra(planned, extra_runs or {}) if can_run_extra else {}
             recorder.planned(self, planned)
             batch = planned.eager.batch
             eager_output = self._run_eager(planned, recorder)
@@ -263,7 +263,7 @@ class Pair:
         return StepEnd(place, self.graph_pools.sizes, self.eager.ownership(), graph)
 
     def equalize_padding(self, engine: EngineUnderTest, planned: PlannedStep) -> None:
-        """Write the same values to the padded rows of a planned forward, on any engine."""
+        """Write equal values to the tails that padding keeps or fills once, on any engine."""
         values = padding_values(self.graph, planned.graph.spans, planned.forwards)
         engine.equalize_padding(planned.mode, values)
 
@@ -359,8 +359,8 @@ class Pair:
 def captured_engines(pair: Pair) -> Engines:
     """Return the built-in engine as subject and as fresh engine. They share no Python object."""
     subject = captured_engine(pair, pair.on_trial, SUBJECT_LOGGER, pair.trial.captured_first)
-    broken, modes = pair.trial.subject(), pair.trial.captured_first
-    fresh = captured_engine(pair, broken, FRESH_LOGGER, modes, spoiled_memory)
+    again, modes = pair.trial.subject(), pair.trial.captured_first
+    fresh = captured_engine(pair, again, FRESH_LOGGER, modes, spoiled_memory)
     subject.count_allocations()
     return subject, fresh
 

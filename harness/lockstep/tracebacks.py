@@ -17,7 +17,7 @@ OUTSIDE_PARTS = 3
 
 
 class SubjectFailedError(Exception):
-    """The subject or the fresh engine failed in a step.
+    """The subject or the fresh engine failed in a step, or as it was built or captured.
 
     `extra_run` is the property whose extra run failed, or None if the step itself failed.
     """

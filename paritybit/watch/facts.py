@@ -80,8 +80,8 @@ class Forward:
     - `kind`: the engine's word for it, such as decode or extend.
     - `rows`: the live rows. A forward whose reads are unknown has no rows and passes `owned`.
       paritybit then checks only its writes and its replays.
-    - `owned`: per group, the slots that the forward may write. None means the slots of the computed
-      positions of its rows.
+    - `owned`: per group, the slots that the forward may write: none in a group that is left out.
+      None means the slots of the computed positions of its rows.
     - `model`: distinguishes several models that compute for the same requests, such as a target and
       its draft model. Their known tokens may differ.
     """

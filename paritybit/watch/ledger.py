@@ -1,6 +1,7 @@
 """The ledger records the last write and the last free of each slot in a group.
 
-It takes 32 bytes per slot, and one for a mask, on the device of the KV tensors:
+It takes 32 bytes per slot, and one for a mask, on the device of the KV tensors. On a CPU, a small
+group also has a shadow: a copy of its bytes, which is compared in place of checksums.
 
 | field | bytes | meaning |
 |---|---|---|
@@ -68,9 +69,10 @@ class Names:
 
 @dataclass(frozen=True)
 class Story:
-    """A change of a slot by a forward that does not own the slot.
+    """A change of a slot by a forward that does not own the slot, or between forwards.
 
-    `forward` is when the slot changed, `what` describes the change, and `cause` explains it.
+    `forward` is the forward during or before which it was found, `what` describes the change, and
+    `cause` explains it.
     """
 
     forward: int
@@ -220,7 +222,10 @@ class Ledger:
         return [column[places] for column in self.wide[:-1]]
 
     def enter(self, slots: Tensor, entries: list[Tensor]) -> None:
-        """Record that some slots hold the content that `entries` describes."""
+        """Record that slots hold the content that `entries` describes.
+
+        If `entries` are longer, their first ones describe it.
+        """
         places = self.places(slots)
         for column, known in zip(self.wide[:-1], entries, strict=True):
             column[places] = known[: len(places)]
@@ -258,6 +263,8 @@ class Ledger:
 
     def note_freeing(self, forward: int, source: str | None) -> int:
         """Record a call that frees slots before a forward, and return the number of the call.
+
+        `Changes.enter` later writes the number to `freed`.
 
         `source` is the line of the engine that made the call.
         """

@@ -111,7 +111,7 @@ class Reads:
 
 
 @dataclass(frozen=True)
-class Frame:
+class StrayWrites:
     """The slots of one group that a forward changed without owning them.
 
     - `stray`: the slots, int64 [n] with n > 0.

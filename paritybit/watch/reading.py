@@ -73,7 +73,8 @@ def reads(
     """Return the reads of the rows in a group, or None if there are none.
 
     The ledger must have just taken a frame. `chain` has the hashes of each row, and `fresh` the
-    writes of the forward. Hashes may be provisional: call `resolve` before judging.
+    writes of the forward. Odd hashes are provisional (see `chains`): call `resolve`
+    before judging.
     """
     group = ledger.group
     parts, rows, spans = list[Tensor](), list[int](), list[tuple[int, int]]()
@@ -208,9 +209,10 @@ def writes(forward: Forward, ledger: Ledger, chain: list["array[int]"]) -> Write
 
 
 def seen(writes: Writes, ledger: Ledger, changed: Tensor) -> Tensor:
-    """Return which slots were certainly written, bool [n].
+    """Return which slots may have been written, bool [n]. The others were certainly not written.
 
-    A slot counts as written if its bytes changed, or if it was last written for the same position.
+    A slot may have been written if its bytes changed, if it was last written for the same position,
+        or if it was written before and its content is unknown.
     Keys depend on positions, so unchanged bytes for another position mean that the forward did not
     write the slot.
     """

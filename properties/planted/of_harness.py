@@ -343,8 +343,8 @@ OF_HARNESS: tuple[Fault, ...] = (
     Fault(
         name="steps-without-a-forward-are-not-judged",
         file="harness/checks/play.py",
-        old="new = judged.add(judge_end(self._rules, self.pair.end(place), held))",
-        new="new = judged.add(judge_end((), self.pair.end(place), held))",
+        old="new = judged.add(judge_end(self._rules, self.pair.end(place), release))",
+        new="new = judged.add(judge_end((), self.pair.end(place), release))",
         tests=("properties/harness/checks/test_wrong_tables.py", "-k", "runs_no_forward"),
         why="What a finish or an eviction frees is judged by the next forward, if at all.",
     ),

@@ -63,7 +63,7 @@ class GraphRunner(ABC):
     | `rows` | the rows of its contract for all location schemes |
     | `token_buckets` | buckets are in tokens rather than in requests |
     | `shares_buffers` | shares static buffers of the same name with other runners of the engine |
-    | `store_count` | the number of captured forwards that store KV |
+    | `store_count` | the number of forwards inside one graph that store KV |
     | `captures` | whether it captures graphs |
     | `ragged` | the attention kernel that it uses: see `SubjectPool` |
     | `attention_captured` | whether attention is in the graphs rather than between them |
@@ -217,7 +217,7 @@ class GraphRunner(ABC):
 
     @property
     def graphs_held(self) -> tuple[dict[int, Capture[Any]], list[LocState], list[Tensor]]:
-        """The captures by bucket, and the objects that they need alive."""
+        """The captures by bucket, and what they need alive: pool states and attention outputs."""
         return self.captured, self.captured_states, self.mixed
 
     @graphs_held.setter

@@ -37,7 +37,7 @@ class Ran:
     batch: ForwardBatch | None
     mapping: Tensor
 
-    def frame(self, kind: Kind) -> Tensor | None:
+    def may_write(self, kind: Kind) -> Tensor | None:
         """Return the slots of one sub-pool that it may write, int64, or None if there are none."""
         if self.batch is None or self.mode.written is None:
             return None
@@ -267,7 +267,7 @@ class Twins:
         """Find the eager world's changes. The graph world still has the bytes before the step."""
         self.eager_ran, self.lent = ran, {}
         for arena, graph in self._arenas("graph").items():
-            slots = ran.frame(arena[1]) if arena[0] is ran.mode.written else None
+            slots = ran.may_write(arena[1]) if arena[0] is ran.mode.written else None
             if slots is not None:
                 self.lent[arena] = slots, graph[:, :, slots].clone()
         self.eager_changed = self._compare([ran])
@@ -277,7 +277,7 @@ class Twins:
         strayed, lent = {}, {}
         for arena, (slots, before) in self.lent.items():
             now = self._arenas("graph")[arena][:, :, slots]
-            own = ran.frame(arena[1])
+            own = ran.may_write(arena[1])
             foreign = ~torch.isin(slots, own) if own is not None else torch.ones_like(slots) > 0
             foreign &= slots != 0
             changed = (bits(now) != bits(before)).flatten(3).any(3)
@@ -330,7 +330,7 @@ class Twins:
             frames = [
                 slots
                 for ran in forwards
-                if arena[0] is ran.mode.written and (slots := ran.frame(arena[1])) is not None
+                if arena[0] is ran.mode.written and (slots := ran.may_write(arena[1])) is not None
             ]
             for slots in frames:
                 marks[slots] = IN_FRAME

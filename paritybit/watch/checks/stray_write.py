@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 
 from paritybit.watch.journal import Finding
-from paritybit.watch.observations import SHOWN, Check, Frame, key_of
+from paritybit.watch.observations import SHOWN, Check, StrayWrites, key_of
 
 
-def judge(frame: Frame) -> Iterable[Finding]:
+def judge(frame: StrayWrites) -> Iterable[Finding]:
     """Yield a finding per cause."""
     explained = {slot for _, slots in frame.causes for slot in slots}
     rest = [slot for slot in frame.stray.tolist() if slot not in explained]
@@ -36,7 +36,7 @@ def judge(frame: Frame) -> Iterable[Finding]:
         )
 
 
-def running(frame: Frame, slot: int) -> dict[str, object] | None:
+def running(frame: StrayWrites, slot: int) -> dict[str, object] | None:
     """Return the row of this forward whose cached positions include the slot, or None."""
     name = frame.ledger.group.name
     for row in frame.forward.rows:

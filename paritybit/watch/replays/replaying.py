@@ -12,7 +12,7 @@ from paritybit.watch.boundary import guarded
 from paritybit.watch.facts import Forward, Group, Replay, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Story
-from paritybit.watch.observations import Captured, Frame, Inputs, Relation
+from paritybit.watch.observations import Captured, Inputs, Relation, StrayWrites
 from paritybit.watch.replays.relations import NAMES, Relations, Tried
 from paritybit.watch.replays.trial import SMALL, Explained, Trial, explain, rewritten, tail
 from paritybit.watch.settings import Settings
@@ -169,7 +169,7 @@ class Replaying(Between):
     ) -> None:
         """Judge stray writes, and remember them for later reads. `kind` is that of the replay."""
         causes, layers = ([], {}) if explained is None else (explained.causes, explained.layers)
-        found = Frame(now.number, now.forward, ledger, stray, kind, causes, layers)
+        found = StrayWrites(now.number, now.forward, ledger, stray, kind, causes, layers)
         self.judge("frame", found)
         for cause, slots in causes:
             self.blamed.add(cause["input"])
