@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from operator import is_not
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from paritybit.reference.quantisation import Quantisation
@@ -35,6 +35,25 @@ class OpCall:
     name: str
     inputs: tuple[Any, ...]
     result: Any
+
+
+class Paths(NamedTuple):
+    """How the states of tokens follow from one another: see `Ops.scan_states`."""
+
+    sources: Tensor
+    parents: Tensor
+    longest: int
+
+
+class ListedKeys(NamedTuple):
+    """The keys that the rows of an attention read: see `Ops.attention`."""
+
+    begin: Tensor
+    end: Tensor
+    slots: Tensor
+    mask: Tensor | None
+    mask_start: Tensor | None
+    max_keys: int
 
 
 class Reused:
@@ -158,7 +177,8 @@ class Ops(Quantisation, ABC):
         is [V, H], `decay` float32 [H]. Raises ValueError unless the index tensors are contiguous.
         """
         require_contiguous(sources, parents, input_ids)
-        return self._scan_states(states, sources, parents, longest, table, input_ids, decay)
+        paths = Paths(sources, parents, longest)
+        return self._scan_states(states, paths, table, input_ids, decay)
 
     @operation
     def store_rows(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
@@ -300,8 +320,8 @@ class Ops(Quantisation, ABC):
             slots = torch.arange(slots.shape[0], device=slots.device)
         if mask is not None and mask_start is not None:
             require_contiguous(mask, mask_start)
-        lists = begin, end, slots, sinks, max_keys, mask, mask_start
-        return self._attention(query, cache, *lists, reused or Reused())
+        keys = ListedKeys(begin, end, slots, mask, mask_start, max_keys)
+        return self._attention(query, cache, keys, sinks, reused or Reused())
 
     def as_stored(self, cache: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return key and value [T, G, D] as the cache stores them: quantised if it has scales."""
@@ -321,14 +341,7 @@ class Ops(Quantisation, ABC):
 
     @abstractmethod
     def _scan_states(
-        self,
-        states: Tensor,
-        sources: Tensor,
-        parents: Tensor,
-        longest: int,
-        table: Tensor,
-        input_ids: Tensor,
-        decay: Tensor,
+        self, states: Tensor, paths: Paths, table: Tensor, input_ids: Tensor, decay: Tensor
     ) -> Tensor: ...
 
     @abstractmethod
@@ -375,15 +388,5 @@ class Ops(Quantisation, ABC):
 
     @abstractmethod
     def _attention(
-        self,
-        query: Tensor,
-        cache: Tensor,
-        begin: Tensor,
-        end: Tensor,
-        slots: Tensor,
-        sinks: Tensor | None,
-        max_keys: int,
-        mask: Tensor | None,
-        mask_start: Tensor | None,
-        reused: Reused,
+        self, query: Tensor, cache: Tensor, keys: ListedKeys, sinks: Tensor | None, reused: Reused
     ) -> Tensor: ...

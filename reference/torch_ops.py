@@ -7,7 +7,7 @@ vectors.
 """
 
 import torch
-from paritybit.reference.ops import STATE_GAIN, Ops, Reused
+from paritybit.reference.ops import STATE_GAIN, ListedKeys, Ops, Paths, Reused
 from torch import Tensor
 from torch.nn.functional import gelu, pad, silu
 
@@ -50,15 +50,9 @@ class TorchOps(Ops):
         return state + _wide(encoder_table.index_select(0, encoder_lens))
 
     def _scan_states(
-        self,
-        states: Tensor,
-        sources: Tensor,
-        parents: Tensor,
-        longest: int,
-        table: Tensor,
-        input_ids: Tensor,
-        decay: Tensor,
+        self, states: Tensor, paths: Paths, table: Tensor, input_ids: Tensor, decay: Tensor
     ) -> Tensor:
+        sources, parents, longest = paths
         added = _wide(table.index_select(0, input_ids)) * STATE_GAIN
         before = _wide(states.index_select(0, sources.clamp(min=0)))
         before = torch.where((sources >= 0)[:, None], before, self.zero)
@@ -157,35 +151,23 @@ class TorchOps(Ops):
         cache.index_copy_(1, loc.long(), torch.stack([key, value]))
 
     def _attention(
-        self,
-        query: Tensor,
-        cache: Tensor,
-        begin: Tensor,
-        end: Tensor,
-        slots: Tensor,
-        sinks: Tensor | None,
-        max_keys: int,
-        mask: Tensor | None,
-        mask_start: Tensor | None,
-        reused: Reused,
+        self, query: Tensor, cache: Tensor, keys: ListedKeys, sinks: Tensor | None, reused: Reused
     ) -> Tensor:
         rows, heads, dim = query.shape
-        kv_heads = cache.shape[2]
+        kv_heads, max_keys = cache.shape[2], keys.max_keys
         width = max_keys if sinks is None else max_keys + 1
         width = -(-width // LANES) * LANES
-        entry, bias, has_key = reused.of(
-            (begin, end, slots, mask, mask_start, max_keys, width, kv_heads), self._read_entries
-        )
+        entry, bias, has_key = reused.of((*keys, width, kv_heads), self._read_entries)
         found = _wide(cache.view(2, -1, dim).index_select(1, entry))
-        keys, values = found.view(2, rows * kv_heads, width, dim).unbind()
+        key, value = found.view(2, rows * kv_heads, width, dim).unbind()
         scaled = (_wide(query) * self.inverse_root[dim]).view(rows * kv_heads, -1, dim)
-        score = torch.baddbmm(bias, scaled, keys.transpose(1, 2))
+        score = torch.baddbmm(bias, scaled, key.transpose(1, 2))
         if sinks is not None:
             score.view(rows, heads, width).select(2, max_keys).copy_(sinks)
         weight = torch.softmax(score, dim=-1)
         if sinks is not None:  # A sink has weight but no value.
-            weight, values = weight[..., :max_keys], values[:, :max_keys]
-        mixed = torch.bmm(weight, values).view(rows, heads, dim)
+            weight, value = weight[..., :max_keys], value[:, :max_keys]
+        mixed = torch.bmm(weight, value).view(rows, heads, dim)
         return _as(torch.where(has_key, mixed, self.zero), query)
 
     def _read_entries(

@@ -22,7 +22,7 @@ from paritybit.reference.kernels.products import (
     project_heads_kernel,
 )
 from paritybit.reference.kernels.ranking import largest_kernel
-from paritybit.reference.ops import Ops, Reused
+from paritybit.reference.ops import ListedKeys, Ops, Paths, Reused
 from torch import Tensor
 
 TILE_AREA = 4096  # elements of a two-axis tile: 32 registers per thread
@@ -58,15 +58,9 @@ class TritonOps(Ops):
         return output
 
     def _scan_states(
-        self,
-        states: Tensor,
-        sources: Tensor,
-        parents: Tensor,
-        longest: int,
-        table: Tensor,
-        input_ids: Tensor,
-        decay: Tensor,
+        self, states: Tensor, paths: Paths, table: Tensor, input_ids: Tensor, decay: Tensor
     ) -> Tensor:
+        sources, parents, longest = paths
         rows, hidden = input_ids.shape[0], table.shape[1]
         output = table.new_empty(rows, hidden)
         tile = _tile(hidden, STATE_TILE)
@@ -254,18 +248,10 @@ class TritonOps(Ops):
         )
 
     def _attention(
-        self,
-        query: Tensor,
-        cache: Tensor,
-        begin: Tensor,
-        end: Tensor,
-        slots: Tensor,
-        sinks: Tensor | None,
-        max_keys: int,  # not used: the loop runs to the end of a row's own list
-        mask: Tensor | None,
-        mask_start: Tensor | None,
-        reused: Reused,  # not used: a kernel reads the lists themselves
+        self, query: Tensor, cache: Tensor, keys: ListedKeys, sinks: Tensor | None, reused: Reused
     ) -> Tensor:
+        # Neither `max_keys` nor `reused` is used: the kernel reads each row's own list to its end.
+        begin, end, slots, mask, mask_start, _ = keys
         rows, heads, dim = query.shape
         output = query.new_empty(rows, heads, dim)
         masked = int(mask is not None)

@@ -6,7 +6,7 @@ interpreted in a process of its own. Does not know what is checked: see `op_chec
 
 import pytest
 import torch
-from paritybit.reference.ops import Ops, Reused
+from paritybit.reference.ops import ListedKeys, Ops, Paths, Reused
 from paritybit.reference.torch_ops import TorchOps
 from torch import Tensor
 
@@ -54,33 +54,19 @@ class ParentsAreIgnored(TorchOps):
     """A scan whose tokens all begin with what lies in the pool."""
 
     def _scan_states(
-        self,
-        states: Tensor,
-        sources: Tensor,
-        parents: Tensor,
-        longest: int,
-        table: Tensor,
-        input_ids: Tensor,
-        decay: Tensor,
+        self, states: Tensor, paths: Paths, table: Tensor, input_ids: Tensor, decay: Tensor
     ) -> Tensor:
-        none = torch.full_like(parents, -1)
-        return super()._scan_states(states, sources, none, longest, table, input_ids, decay)
+        alone = paths._replace(parents=torch.full_like(paths.parents, -1))
+        return super()._scan_states(states, alone, table, input_ids, decay)
 
 
 class NothingIsMultiplied(TorchOps):
     """A scan that loads a state where there is none, and gives it the weight zero."""
 
     def _scan_states(
-        self,
-        states: Tensor,
-        sources: Tensor,
-        parents: Tensor,
-        longest: int,
-        table: Tensor,
-        input_ids: Tensor,
-        decay: Tensor,
+        self, states: Tensor, paths: Paths, table: Tensor, input_ids: Tensor, decay: Tensor
     ) -> Tensor:
-        result = super()._scan_states(states, sources, parents, longest, table, input_ids, decay)
+        result = super()._scan_states(states, paths, table, input_ids, decay)
         return result + 0.0 * states.sum()
 
 
@@ -119,21 +105,9 @@ class UnlistedSlotsAreMultiplied(TorchOps):
     """Attention that gives unlisted slots the weight zero, and so lets NaN through."""
 
     def _attention(
-        self,
-        query: Tensor,
-        cache: Tensor,
-        begin: Tensor,
-        end: Tensor,
-        slots: Tensor,
-        sinks: Tensor | None,
-        max_keys: int,
-        mask: Tensor | None,
-        mask_start: Tensor | None,
-        reused: Reused,
+        self, query: Tensor, cache: Tensor, keys: ListedKeys, sinks: Tensor | None, reused: Reused
     ) -> Tensor:
-        result = super()._attention(
-            query, cache, begin, end, slots, sinks, max_keys, mask, mask_start, reused
-        )
+        result = super()._attention(query, cache, keys, sinks, reused)
         return result + 0.0 * cache.sum()
 
 
@@ -141,67 +115,31 @@ class MaskIsIgnored(TorchOps):
     """Attention to every listed key, as if a tree were a chain."""
 
     def _attention(
-        self,
-        query: Tensor,
-        cache: Tensor,
-        begin: Tensor,
-        end: Tensor,
-        slots: Tensor,
-        sinks: Tensor | None,
-        max_keys: int,
-        mask: Tensor | None,
-        mask_start: Tensor | None,
-        reused: Reused,
+        self, query: Tensor, cache: Tensor, keys: ListedKeys, sinks: Tensor | None, reused: Reused
     ) -> Tensor:
-        return super()._attention(
-            query, cache, begin, end, slots, sinks, max_keys, None, None, reused
-        )
+        unmasked = keys._replace(mask=None, mask_start=None)
+        return super()._attention(query, cache, unmasked, sinks, reused)
 
 
 class MaskedAttentionIsAnotherKernel(TorchOps):
     """Attention that takes another route for a mask, right within any bound."""
 
     def _attention(
-        self,
-        query: Tensor,
-        cache: Tensor,
-        begin: Tensor,
-        end: Tensor,
-        slots: Tensor,
-        sinks: Tensor | None,
-        max_keys: int,
-        mask: Tensor | None,
-        mask_start: Tensor | None,
-        reused: Reused,
+        self, query: Tensor, cache: Tensor, keys: ListedKeys, sinks: Tensor | None, reused: Reused
     ) -> Tensor:
-        result = super()._attention(
-            query, cache, begin, end, slots, sinks, max_keys, mask, mask_start, reused
-        )
-        return result if mask is None else result.nextafter(result.new_zeros(()))
+        result = super()._attention(query, cache, keys, sinks, reused)
+        return result if keys.mask is None else result.nextafter(result.new_zeros(()))
 
 
 class ListsOfTheFirstLayerStay(TorchOps):
     """Attention of later layers by what the first one made, whatever their lists are."""
 
     def _attention(
-        self,
-        query: Tensor,
-        cache: Tensor,
-        begin: Tensor,
-        end: Tensor,
-        slots: Tensor,
-        sinks: Tensor | None,
-        max_keys: int,
-        mask: Tensor | None,
-        mask_start: Tensor | None,
-        reused: Reused,
+        self, query: Tensor, cache: Tensor, keys: ListedKeys, sinks: Tensor | None, reused: Reused
     ) -> Tensor:
-        begin, end, slots, mask, mask_start, *_ = reused.given or (
-            *(begin, end, slots, mask, mask_start),
-        )
-        return super()._attention(
-            query, cache, begin, end, slots, sinks, max_keys, mask, mask_start, reused
-        )
+        if reused.given:
+            keys = ListedKeys(*reused.given[: len(keys)])
+        return super()._attention(query, cache, keys, sinks, reused)
 
 
 class LimitIsIgnored(TorchOps):

@@ -6,7 +6,7 @@ import torch
 from paritybit.reference.allocator import Allocator
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.model import Heads
-from paritybit.reference.ops import Ops, Reused
+from paritybit.reference.ops import ListedKeys, Ops, Reused
 from paritybit.subjects.access import ListedKV
 from paritybit.subjects.bugs.bug import Bug, pull
 from paritybit.subjects.contracts import Policy
@@ -28,24 +28,14 @@ class LoadsMaskedValues(Ops):
     """Ops whose attention gives a masked key the weight zero, but still loads its value."""
 
     def _attention(
-        self,
-        query: Tensor,
-        cache: Tensor,
-        begin: Tensor,
-        end: Tensor,
-        slots: Tensor,
-        sinks: Tensor | None,
-        max_keys: int,
-        mask: Tensor | None,
-        mask_start: Tensor | None,
-        reused: Reused,
+        self, query: Tensor, cache: Tensor, keys: ListedKeys, sinks: Tensor | None, reused: Reused
     ) -> Tensor:
         mixed = super()._attention(  # type: ignore[safe-super]  # the device's ops come next
-            query, cache, begin, end, slots, sinks, max_keys, mask, mask_start, reused
+            query, cache, keys, sinks, reused
         )
-        place = begin[:, None] + torch.arange(max_keys, device=query.device)
-        listed = place < end[:, None]
-        values = cache[1][slots[place.clamp(0, slots.shape[0] - 1)]]
+        place = keys.begin[:, None] + torch.arange(keys.max_keys, device=query.device)
+        listed = place < keys.end[:, None]
+        values = cache[1][keys.slots[place.clamp(0, keys.slots.shape[0] - 1)]]
         masked = torch.where(listed[:, :, None, None], 0.0, values) * 0.0
         grouped = mixed.view(len(mixed), cache.shape[2], -1, mixed.shape[2])
         return (grouped + masked.sum(1)[:, :, None]).view(mixed.shape)
