@@ -16,7 +16,6 @@ from paritybit.reference.kernels.elementwise import (
 )
 from paritybit.reference.kernels.kv import attention_kernel, store_kv_kernel, store_rows_kernel
 from paritybit.reference.kernels.products import (
-    gated_linear_add_kernel,
     linear_add_kernel,
     norm_linear_kernel,
     project_heads_kernel,
@@ -158,6 +157,28 @@ class TritonOps(Ops):
         return found, others
 
     def _linear_add(self, inputs: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+        return self._added(inputs, weight, residual)
+
+    def _gated_linear_add(
+        self,
+        gate_up: Tensor,
+        weight: Tensor,
+        residual: Tensor,
+        activation: str,
+        row_limit: Tensor,
+    ) -> Tensor:
+        return self._added(gate_up, weight, residual, row_limit, gelu=activation == "gelu")
+
+    def _added(
+        self,
+        inputs: Tensor,
+        weight: Tensor,
+        residual: Tensor,
+        row_limit: Tensor | None = None,
+        *,
+        gelu: bool = False,
+    ) -> Tensor:
+        """Return residual + inputs times weight. With a limit of rows, the inputs are gated."""
         output = residual.new_empty(residual.shape)
         grid, constants = _product(residual.shape[0], weight)
         linear_add_kernel.launch(
@@ -168,30 +189,9 @@ class TritonOps(Ops):
             weight,
             residual,
             residual.stride(0),
-            **constants,
-        )
-        return output
-
-    def _gated_linear_add(
-        self,
-        gate_up: Tensor,
-        weight: Tensor,
-        residual: Tensor,
-        activation: str,
-        row_limit: Tensor,
-    ) -> Tensor:
-        output = residual.new_empty(residual.shape)
-        grid, constants = _product(residual.shape[0], weight)
-        gated_linear_add_kernel.launch(
-            grid,
-            output,
-            gate_up,
-            gate_up.stride(0),
-            weight,
-            residual,
-            residual.stride(0),
             row_limit,
-            GELU=activation == "gelu",
+            GATED=row_limit is not None,
+            GELU=gelu,
             **constants,
         )
         return output

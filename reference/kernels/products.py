@@ -119,6 +119,9 @@ def linear_add_kernel(
     weight,
     residual,
     residual_stride,
+    row_limit,
+    GATED: tl.constexpr,
+    GELU: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
     OUTPUT_TILE: tl.constexpr,
@@ -131,43 +134,16 @@ def linear_add_kernel(
         column = start + tl.arange(0, TILE)
         place = inputs + row * input_stride + column
         value = tl.load(place, mask=column < INPUTS, other=0.0).to(tl.float32)
+        if GATED:
+            up = tl.load(place + INPUTS, mask=column < INPUTS, other=0.0).to(tl.float32)
+            exponent = value
+            if GELU:
+                exponent = (value + value * value * value * CUBE) * LOGISTIC
+            value = value / (1.0 + tl.exp(-exponent)) * up
         total += _weight_tile(weight, feature, column, OUTPUTS, INPUTS) * value[None, :]
     wanted = feature < OUTPUTS
     kept = tl.load(residual + row * residual_stride + feature, mask=wanted, other=0.0)
     result = (kept.to(tl.float32) + tl.sum(total, 1)).to(output.dtype.element_ty)
-    tl.store(output + row * OUTPUTS + feature, result, mask=wanted)
-
-
-@Kernel
-def gated_linear_add_kernel(
-    output,
-    gate_up,
-    gate_up_stride,
-    weight,
-    residual,
-    residual_stride,
-    row_limit,
-    GELU: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr,
-    OUTPUT_TILE: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    feature = tl.program_id(1) * OUTPUT_TILE + tl.arange(0, OUTPUT_TILE)
-    total = tl.full((OUTPUT_TILE, TILE), 0.0, tl.float32)
-    for start in range(0, INPUTS, TILE):
-        column = start + tl.arange(0, TILE)
-        place = gate_up + row * gate_up_stride + column
-        gate = tl.load(place, mask=column < INPUTS, other=0.0).to(tl.float32)
-        up = tl.load(place + INPUTS, mask=column < INPUTS, other=0.0).to(tl.float32)
-        exponent = gate
-        if GELU:
-            exponent = (gate + gate * gate * gate * CUBE) * LOGISTIC
-        product = (gate / (1.0 + tl.exp(-exponent)) * up)[None, :]
-        total += _weight_tile(weight, feature, column, OUTPUTS, INPUTS) * product
-    wanted = feature < OUTPUTS
-    kept = tl.load(residual + row * residual_stride + feature, mask=wanted, other=0.0)
-    added = (kept.to(tl.float32) + tl.sum(total, 1)).to(output.dtype.element_ty)
-    result = tl.where(row < tl.load(row_limit), added, kept)
+    if GATED:
+        result = tl.where(row < tl.load(row_limit), result, kept)
     tl.store(output + row * OUTPUTS + feature, result, mask=wanted)
