@@ -39,6 +39,19 @@ class Staged:
     pinned: Mapping[str, Tensor]
 
 
+@dataclass(frozen=True)
+class Work(Generic[Result]):
+    """A forward and the work that follows it.
+
+    `forward` gets the batch's values on the device, `follow` the result of `forward`. `asks` says
+    whether the host waits for the device during the forward.
+    """
+
+    forward: Callable[[Arrived], Result]
+    follow: Callable[[Result], None]
+    asks: bool
+
+
 @dataclass
 class Flight(Generic[Result]):
     """A forward in flight. `result` is available once `done` is."""
@@ -143,19 +156,8 @@ class Overlap(InOrder):
     def _pinned(self, tensor: Tensor) -> Tensor:
         return tensor if self.device.type == "cpu" else tensor.pin_memory()
 
-    def launch(
-        self,
-        staged: Staged | None,
-        forward: Callable[[Arrived], Result],
-        follow: Callable[[Result], None],
-        *,
-        asks: bool,
-    ) -> Flight[Result]:
-        """Start the forward of a staged batch (None if it is idle) and the work that follows it.
-
-        `forward` gets the batch's values on the device, `follow` the result of `forward`. `asks`
-        says whether the host waits for the device during the forward.
-        """
+    def launch(self, staged: Staged | None, work: Work[Result]) -> Flight[Result]:
+        """Start the forward of a staged batch (None if it is idle) and the work that follows it."""
         stream, results = self.streams.forward, list[Result]()
         arrived: dict[str, Tensor] = {}
         if staged is not None:
@@ -163,8 +165,8 @@ class Overlap(InOrder):
             stream.run(lambda: arrived.update(self.arrive(pinned)))
             self.copied = stream.record()
         self.wait_for_tables()
-        stream.run(lambda: results.append(forward(arrived)), asks=asks)
-        self.finish(lambda: follow(results[0]))
+        stream.run(lambda: results.append(work.forward(arrived)), asks=work.asks)
+        self.finish(lambda: work.follow(results[0]))
         return Flight(stream.record(), results)
 
     def finish(self, follow: Callable[[], None]) -> None:
