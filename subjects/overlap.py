@@ -40,7 +40,7 @@ class Staged:
 
 
 @dataclass(frozen=True)
-class Work(Generic[Result]):
+class Launch(Generic[Result]):
     """A forward and the work that follows it.
 
     `forward` gets the batch's values on the device, `follow` the result of `forward`. `asks` says
@@ -156,7 +156,7 @@ class Overlap(InOrder):
     def _pinned(self, tensor: Tensor) -> Tensor:
         return tensor if self.device.type == "cpu" else tensor.pin_memory()
 
-    def launch(self, staged: Staged | None, work: Work[Result]) -> Flight[Result]:
+    def launch(self, staged: Staged | None, given: Launch[Result]) -> Flight[Result]:
         """Start the forward of a staged batch (None if it is idle) and the work that follows it."""
         stream, results = self.streams.forward, list[Result]()
         arrived: dict[str, Tensor] = {}
@@ -165,8 +165,8 @@ class Overlap(InOrder):
             stream.run(lambda: arrived.update(self.arrive(pinned)))
             self.copied = stream.record()
         self.wait_for_tables()
-        stream.run(lambda: results.append(work.forward(arrived)), asks=work.asks)
-        self.finish(lambda: work.follow(results[0]))
+        stream.run(lambda: results.append(given.forward(arrived)), asks=given.asks)
+        self.finish(lambda: given.follow(results[0]))
         return Flight(stream.record(), results)
 
     def finish(self, follow: Callable[[], None]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from paritybit.harness.explain.facts import Cause, Explanation, Situation
 from paritybit.harness.explain.origins.source_lines import site_of, source_lines
 from paritybit.reference.order import Arrived, Values
-from paritybit.subjects.overlap import Flight, Overlap, Staged, Work, on_host
+from paritybit.subjects.overlap import Flight, Launch, Overlap, Staged, on_host
 from paritybit.subjects.streams import Event
 from torch import Tensor
 
@@ -31,7 +31,7 @@ class CopiesAwaited(Overlap):
 class EventBehindCopies(Overlap):
     """The event after the copies of a batch is recorded after them."""
 
-    def launch(self, staged: Staged | None, work: Work[Result]) -> Flight[Result]:
+    def launch(self, staged: Staged | None, given: Launch[Result]) -> Flight[Result]:
         """Launch, and record an event after the first queued work, which are the copies."""
         stream, behind = self.streams.forward, list[Event]()
         run = stream.run
@@ -42,7 +42,7 @@ class EventBehindCopies(Overlap):
 
         stream.run = recording  # type: ignore[method-assign]
         try:
-            flight = super().launch(staged, work)
+            flight = super().launch(staged, given)
         finally:
             stream.run = run  # type: ignore[method-assign]
         if staged is not None:
@@ -61,9 +61,9 @@ class ForwardAwaited(Overlap):
             self.streams.schedule.wait(self.last)
         super().write(values, work)
 
-    def launch(self, staged: Staged | None, work: Work[Result]) -> Flight[Result]:
+    def launch(self, staged: Staged | None, given: Launch[Result]) -> Flight[Result]:
         """Launch, and keep the event after all of it."""
-        flight = super().launch(staged, work)
+        flight = super().launch(staged, given)
         self.last = flight.done
         return flight
 
@@ -115,10 +115,10 @@ class TableValuesKept(Overlap):
 class TablesAwaited(Overlap):
     """A forward waits for all writes to the tables."""
 
-    def launch(self, staged: Staged | None, work: Work[Result]) -> Flight[Result]:
+    def launch(self, staged: Staged | None, given: Launch[Result]) -> Flight[Result]:
         """Wait, then launch."""
         self.streams.forward.wait(self.streams.schedule.record())
-        return super().launch(staged, work)
+        return super().launch(staged, given)
 
 
 class ArrivalsCopied(Overlap):

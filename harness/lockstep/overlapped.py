@@ -28,7 +28,7 @@ from paritybit.reference.batch import (
 )
 from paritybit.reference.model import Output
 from paritybit.reference.order import Arrived, Values
-from paritybit.subjects.overlap import Overlap, Staged, Work
+from paritybit.subjects.overlap import Launch, Overlap, Staged
 from paritybit.subjects.protocol import Forward
 from torch import Tensor
 
@@ -260,7 +260,8 @@ class OverlappedScheduler(Scheduler):
         self.overlap.streams.follow_host()
         over = self._over()
         flight = self.overlap.launch(
-            staged.staged if staged else None, Work(run, follow, asks=work.mode is not Mode.DECODE)
+            staged.staged if staged else None,
+            Launch(run, follow, asks=work.mode is not Mode.DECODE),
         )
         if keep is not None or staged is None:
             self.kept_in_flight = {span.token_row: span.end for span in work.spans}

@@ -313,7 +313,7 @@ OF_LABORATORY: tuple[LaboratoryFault, ...] = (
         "subjects/overlap.py",
         (
             "        self.wait_for_tables()\n        stream",
-            "        if not work.asks:\n            self.wait_for_tables()\n        stream",
+            "        if not given.asks:\n            self.wait_for_tables()\n        stream",
         ),
         r"missing wait|wait_for_tables|\bwritten\b|index tables|req_to_token|launch",
         "A forward whose outcome the host reads may begin before the tables are written.",

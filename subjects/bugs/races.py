@@ -9,7 +9,7 @@ from typing import TypeVar
 from paritybit.reference.batch import Mode
 from paritybit.reference.order import Values
 from paritybit.subjects.bugs.bug import THREAD, Bug
-from paritybit.subjects.overlap import Flight, Overlap, Staged, Work
+from paritybit.subjects.overlap import Flight, Launch, Overlap, Staged
 from paritybit.subjects.parts import Part
 from paritybit.subjects.toggles import LocationScheme
 
@@ -34,10 +34,10 @@ class Unfenced(Overlap):
 class BarrierBeforeLaunch(Unfenced):
     """Waits for the forward in flight before the next launch instead of after it."""
 
-    def launch(self, staged: Staged | None, work: Work[Result]) -> Flight[Result]:
+    def launch(self, staged: Staged | None, given: Launch[Result]) -> Flight[Result]:
         """Wait once for the previous forward, for everything freed until the next launch."""
         self.wait_for_forward()
-        return super().launch(staged, work)
+        return super().launch(staged, given)
 
 
 class FreedAtOnce(Overlap):
