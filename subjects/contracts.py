@@ -129,15 +129,6 @@ def keep(
     return StaticInput(name, axis, dtype, Policy.KEEP, width=width)
 
 
-SWA_LOCATIONS = StaticInput(
-    "out_cache_loc_swa",
-    Axis.TOKEN,
-    torch.int32,
-    Policy.RESET,
-    schemes=frozenset({LocationScheme.PRESET}),
-)
-"""The SWA slots to store at. Only the scheme PRESET passes them to the graph."""
-
 Contract = tuple[StaticInput, ...]
 
 Changes = Mapping[str, Mapping[str, Any]]

@@ -10,7 +10,6 @@ from paritybit.reference.state_pool import StatePaths
 from paritybit.subjects.contracts import (
     ENCODER_LEN_FILL_VALUE,
     SEQ_LEN_FILL_VALUE,
-    SWA_LOCATIONS,
     Axis,
     Contract,
     Extents,
@@ -23,6 +22,7 @@ from paritybit.subjects.key_lists import row_keys, row_lists, row_sizes
 from paritybit.subjects.protocol import KeyLists
 from paritybit.subjects.runners.base import GraphRunner, request_extents
 from paritybit.subjects.states import decode_paths
+from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
 
 ROWS: Contract = (
@@ -32,7 +32,13 @@ ROWS: Contract = (
     reset("seq_lens", Axis.REQUEST, torch.int32, SEQ_LEN_FILL_VALUE),
     reset("seq_lens_cpu", Axis.REQUEST, torch.int32, SEQ_LEN_FILL_VALUE, host=True),
     reset("out_cache_loc", Axis.TOKEN, torch.int64),
-    SWA_LOCATIONS,
+    StaticInput(
+        "out_cache_loc_swa",
+        Axis.TOKEN,
+        torch.int32,
+        Policy.RESET,
+        schemes=frozenset({LocationScheme.PRESET}),
+    ),
     keep("mrope_positions", Axis.MROPE, torch.int64),
     reset("mamba_track_indices", Axis.REQUEST, torch.int64),
     reset("mamba_track_mask", Axis.REQUEST, torch.bool),

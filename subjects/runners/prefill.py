@@ -15,10 +15,11 @@ from paritybit.reference.model import Heads, Output
 from paritybit.subjects.access import ListedKV
 from paritybit.subjects.contracts import (
     HIDDEN,
-    SWA_LOCATIONS,
     Axis,
     Contract,
     Extents,
+    Policy,
+    StaticInput,
     keep,
     reset,
 )
@@ -39,7 +40,13 @@ MOST_REQUESTS = 8
 
 ROWS: Contract = (
     reset("out_cache_loc", Axis.TOKEN, torch.int64),
-    SWA_LOCATIONS,
+    StaticInput(
+        "out_cache_loc_swa",
+        Axis.TOKEN,
+        torch.int32,
+        Policy.RESET,
+        schemes=frozenset({LocationScheme.PRESET}),
+    ),
     reset("input_ids", Axis.TOKEN, torch.int64),
     reset("positions", Axis.TOKEN, torch.int64),
     reset("mrope_positions", Axis.MROPE, torch.int64),
