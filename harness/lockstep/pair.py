@@ -10,6 +10,7 @@ is reset to its state after capture before each use, so its results depend on no
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -381,13 +382,13 @@ def captured_engine(
 ) -> CapturedEngine:
     """Return the built-in engine over the graph world's KV, with the runners of `modes` captured.
 
-    It shares the storage of KV, tables and weights with the pair, but no Python object.
+    It shares the storage of KV, tables and large weights with the pair, but no Python object.
     """
-    trial = pair.trial
+    trial, own = pair.trial, Model.alike if pair.trial.large else deepcopy
     ops = subject.parts.of(Part.OPS, type(trial.ops()))
     return CapturedEngine(
         ops(),
-        {role: model.alike() for role, model in pair.run_models.items()},
+        {role: own(model) for role, model in pair.run_models.items()},
         pair.graph_pools.alike(),
         subject,
         trial.buckets,

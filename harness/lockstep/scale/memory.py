@@ -16,6 +16,9 @@ GIB = 2**30
 COPIES = 4
 """Copies of a world's KV that a pair keeps around a step, if the pools can be copied."""
 
+WEIGHTS = 3
+"""Copies of the weights if the pools can be copied: one for the references, one per engine."""
+
 WIDEST_ROWS = 64
 """Rows of float32 logits that one forward of the largest bucket allocates in total."""
 
@@ -40,7 +43,7 @@ def needs_of(trial: TrialConfig) -> Mapping[str, int]:
     return {
         "KV for the eager and graph runs": 2 * trial.world_bytes,
         "copies of it": 0 if trial.large else (COPIES + 2) * trial.world_bytes,
-        "weights": elements * itemsize,
+        "weights": elements * itemsize * (1 if trial.large else WEIGHTS),
         "tables and lists": tables + slots,
         "logits and scratch": WIDEST_ROWS * model.vocab * 4 * 4 + SCRATCH[trial.device],
     }

@@ -1,6 +1,7 @@
 """Runners are captured when a schedule first needs them: which, when, and that no order matters."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -28,8 +29,10 @@ from paritybit.harness.schedules.schedule import (
     modes_of,
 )
 from paritybit.reference.batch import Mode
+from paritybit.reference.config import Role
 from paritybit.subjects.captured import CapturedEngine
 from paritybit.subjects.runners import ONE_PER_ENGINE
+from paritybit.subjects.runners.eagle_draft_extend import EagleDraftExtendRunner
 from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
 
@@ -207,6 +210,22 @@ def test_a_buffer_that_a_later_capture_moves_is_not_the_one_that_a_graph_reads(
     assert [line.split(";")[0] for line in contract_breaches(engine.facts(replay))] == [
         "static buffer positions is not the tensor that was captured"
     ]
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_weight_that_a_capture_changes_is_not_changed_for_the_eager_run(
+    role: Role, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both engines do the same, as where a warm-up calibrates a scale."""
+    capture_all = EagleDraftExtendRunner.capture_all
+
+    def scaling(runner: EagleDraftExtendRunner) -> None:
+        {Role.TARGET: runner.target, Role.DRAFT: runner.draft}[role].head.mul_(0.5)
+        capture_all(runner)
+
+    monkeypatch.setattr(EagleDraftExtendRunner, "capture_all", scaling)
+    lockstep = Lockstep(replace(ON_REQUEST.clean, runner="eagle_draft_extend"))
+    assert "logits_parity" in lockstep.play(SCHEDULE).violated
 
 
 def test_a_step_that_needs_what_is_not_captured_is_an_error_of_ours() -> None:
