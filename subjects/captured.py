@@ -48,6 +48,21 @@ DECLARED = {
     "Kernel.compiled": "compiled kernels; they depend on the machine, not on any request",
     "Capture.breaks": "data passed from one graph segment to the next",
     "SegmentCalls": "graph data that explanations read",
+    **dict.fromkeys(
+        (
+            "paritybit.reference.allocator.Numbers.of",
+            "paritybit.reference.kernels.late.imported_late",
+            "paritybit.reference.triton_ops._nothing",
+            "paritybit.reference.triton_ops._attention_tiles",
+            "paritybit.reference.triton_ops._product_tiles",
+            "paritybit.reference.triton_ops._head_tiles",
+            "paritybit.subjects.bugs.captured_state._unnamed_stream",
+            "paritybit.subjects.graphs.capture._side_stream",
+            "paritybit.subjects.graphs.tape._traits",
+            "paritybit.subjects.mutants.mutant.metadata",
+        ),
+        "cached results that depend on the arguments only",
+    ),
 }
 """The Python state of the built-in engine that may differ after a reset, with reasons."""
 

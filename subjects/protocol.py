@@ -221,8 +221,8 @@ class PythonObjects:
 
     - `root`: the object to start from.
     - `packages`: the packages whose modules belong to the engine.
-    - `declared`: the reason why an attribute (`Class.attribute`), all objects of a class, or a
-      module may differ.
+    - `declared`: the reason why an attribute (`Class.attribute`), all objects of a class, a module,
+      or the results that a function (`module.function`) has cached may differ.
     - `changing`: tensors whose contents may differ.
     """
 

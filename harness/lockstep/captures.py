@@ -1,18 +1,22 @@
 """The Python state of both engines of a pair after capture, and how it differs after a reset."""
 
 import sys
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextvars import ContextVar
 from enum import Enum
 from itertools import chain, starmap
 from operator import is_
 from types import FunctionType, MethodType
 from typing import Any
 
+import numpy as np
 import torch
 from paritybit.harness.lockstep.logs import LogTrap
 from paritybit.harness.lockstep.python_state import (
     FOREIGN,
+    CachedFunction,
     Change,
     Held,
     Walk,
@@ -22,6 +26,8 @@ from paritybit.harness.lockstep.python_state import (
     comparable,
     contents,
     held,
+    results_of,
+    tensor_of,
     text_of,
     unlike,
     walked,
@@ -185,6 +191,8 @@ class Unchanged:
         """Return a function for the parts of a value. None if its parts are fixed or ignored."""
         if isinstance(value, FunctionType):
             return of_function if self._walk.own(value) else None
+        if isinstance(value, CachedFunction):
+            return of_cache if self._walk.follows_cache(value) else None
         if isinstance(value, type):
             return self._of_class if self._walk.own(value) and not issubclass(value, Enum) else None
         kind = type(value)
@@ -194,12 +202,9 @@ class Unchanged:
 
     def _parts_by_kind(self, kind: type) -> Parts | None:
         """Return the same for all instances of a class, functions and classes excepted."""
-        if issubclass(kind, Mapping):
-            return of_mapping
-        if issubclass(kind, list | set | deque):
-            return tuple
-        if issubclass(kind, torch.Generator):
-            return lambda generator: (generator.get_state(),)  # A new tensor each time.
+        known = next((parts for of, parts in PARTS.items() if issubclass(kind, of)), None)
+        if known is not None:
+            return known
         if issubclass(kind, SETTLED) or kind.__name__ in self._walk.declared:
             return None
         if not self._walk.own(kind):
@@ -225,6 +230,16 @@ def of_mapping(items: Mapping[Any, Any]) -> tuple[Any, ...]:
     return (*items, *items.values())
 
 
+def of_array(array: "np.ndarray[Any, Any]") -> tuple[Any, ...]:
+    """Return the items of an array, or nothing if it is followed as a tensor."""
+    return () if tensor_of(array) is not None else tuple(array.ravel().tolist())
+
+
+def of_cache(function: Any) -> tuple[Any, ...]:
+    """Return the keys and the results that a function has cached."""
+    return of_mapping(results_of(function))
+
+
 def of_variables(value: Any) -> tuple[Any, ...]:
     """Return an object's class, and the names of its variables and their values."""
     variables = vars(value)
@@ -235,6 +250,17 @@ def of_function(function: FunctionType) -> tuple[Any, ...]:
     """Return the closure, the default arguments and the attributes of a function."""
     cells = map(contents, function.__closure__ or ())
     return (*cells, function.__defaults__, function.__kwdefaults__, *of_variables(function))
+
+
+PARTS: Mapping[Any, Parts] = {
+    Mapping: of_mapping,
+    (list, set, deque): tuple,
+    np.ndarray: of_array,
+    threading.local: lambda local: (vars(local),),
+    ContextVar: lambda variable: (variable.get(None),),
+    torch.Generator: lambda generator: (generator.get_state(),),  # A new tensor each time.
+}
+"""The parts of objects of known classes."""
 
 
 def place_of(tensor: Tensor) -> tuple[Any, ...]:

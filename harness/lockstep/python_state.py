@@ -1,21 +1,26 @@
 """The Python state of an engine, and how it differs from an earlier state.
 
 A walk from the engine follows attributes, items, closures, default arguments, the attributes of
-classes, and the variables of the engine's modules. Objects, classes and functions from other
-packages are compared by their text. State that the engine declares as changing is left out.
+classes, the results that functions cache, what a thread or a context has, and the variables of the
+engine's modules. Other objects, classes and functions from other packages are compared by their
+text. State that the engine declares as changing is left out.
 """
 
+import gc
 import logging
 import re
 import sys
+import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache, partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from paritybit.harness.lockstep.bits import bits
 from paritybit.harness.lockstep.scale.comparison import digests
@@ -27,6 +32,9 @@ PLAIN = (bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device,
 
 FOREIGN = (ModuleType, BuiltinFunctionType, logging.Logger, logging.Handler)
 """Types whose instances never belong to an engine."""
+
+CachedFunction = type(cache(lambda: None))
+"""The type of functions that `functools` wraps to cache their results."""
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -199,6 +207,11 @@ class Walk:
         """Whether a class or function is defined in the engine's packages."""
         return within(str(value.__module__), self.packages)
 
+    def follows_cache(self, function: Any) -> bool:
+        """Whether the results that a function has cached are state of the engine."""
+        name = f"{function.__module__}.{function.__qualname__}"
+        return self.own(function) and name not in self.declared
+
     def _note(self, path: str, name: str, text: str) -> None:
         self.found.texts[path] = text
         self.found.names[path] = name
@@ -218,6 +231,31 @@ class Walk:
 
     def _generator(self, generator: torch.Generator, path: str, name: str) -> None:
         self._tensor(generator.get_state(), path, name)
+
+    def _array(self, array: "np.ndarray[Any, Any]", path: str, name: str) -> None:
+        """Follow an array as a tensor, or as text if it is not of numbers."""
+        tensor = tensor_of(array)
+        if tensor is None:
+            self._note(path, name, f"an array of {text_of(array.tolist())}")
+        else:
+            self._tensor(tensor, path, name)
+
+    def _cached(self, function: Any, path: str, name: str) -> None:
+        """Follow a function and the results that it has cached."""
+        self.visit(function.__wrapped__, path, name)
+        if self.follows_cache(function):
+            self._mapping(results_of(function), f"{path}.cache", f"{name}'s cache")
+
+    def _local(self, local: threading.local, path: str, name: str) -> None:
+        """Follow what this thread has of an object."""
+        if self.own(type(local)):
+            self._object(local, path, name)
+        else:
+            self.visit(vars(local), path, name)
+
+    def _variable(self, variable: "ContextVar[Any]", path: str, name: str) -> None:
+        """Follow what this context has of a variable."""
+        self.visit(variable.get(None), path, name)
 
     def _sequence(self, items: Any, path: str, name: str) -> None:
         self._note(path, name, f"a {type(items).__name__} of {len(items)}")
@@ -288,7 +326,11 @@ class Walk:
         PLAIN: _plain,
         FOREIGN: _foreign,
         Tensor: _tensor,
+        np.ndarray: _array,
         torch.Generator: _generator,
+        CachedFunction: _cached,
+        threading.local: _local,
+        ContextVar: _variable,
         Mapping: _mapping,
         (list, tuple, deque): _sequence,
         (set, frozenset): _set,
@@ -303,6 +345,30 @@ class Walk:
 def path_of(kind: type) -> str:
     """Return the path of a class's own attributes."""
     return f"class {kind.__module__}.{kind.__qualname__}"
+
+
+def tensor_of(array: "np.ndarray[Any, Any]") -> Tensor | None:
+    """Return an array as a tensor in its memory, or in a copy if it is read-only. Else None."""
+    try:
+        return torch.from_numpy(array if array.flags.writeable else array.copy())
+    except (TypeError, ValueError):
+        return None
+
+
+def results_of(function: Any) -> dict[Hashable, Any]:
+    """Return the results that a function has cached, by the key of its arguments.
+
+    Only the garbage collector tells them. A bounded cache has a list of keys and results, each
+    followed by the type of the list's elements, in the order of use.
+    """
+    known, found = function.cache_info(), gc.get_referents(function)
+    own = next(one for one in found if type(one) is dict and one is not vars(function))
+    if known.maxsize is None:
+        return dict(own)
+    kinds = {type(link) for link in own.values()}
+    ends = [place for place, one in enumerate(found) if isinstance(one, type) and one in kinds]
+    results = {found[end - 2]: found[end - 1] for end in ends[: known.currsize]}
+    return {key: results[key] for key in own}
 
 
 def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
