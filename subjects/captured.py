@@ -115,7 +115,7 @@ class CapturedEngine:
         self.counts = False
         self.capturing_seconds = 0.0
         self._capturing = capturing
-        self.buffers: dict[str, dict[str, BufferFacts]] = {}
+        self.buffers: dict[tuple[str, int], dict[str, BufferFacts]] = {}
         self.outputs: dict[tuple[str, int], dict[str, BufferFacts]] = {}
         engine = subject.parts.of(Part.ENGINE, Engine)
         self.engine = engine(ops, models, pools, subject, buckets, token_buckets, logger)
@@ -158,9 +158,15 @@ class CapturedEngine:
     def _keep_facts(self, runner: GraphRunner) -> None:
         """Keep the facts about the static buffers and outputs that a runner just captured.
 
-        A later capture may move them. The graphs still read them where they are now.
+        A later capture may move them, of this runner too. The graphs still read them where they
+        were.
         """
-        self.buffers = {**self.buffers, runner.name: facts_of(runner.static_buffers())}
+        now = facts_of(runner.static_buffers())
+        read = {bucket: facts_of(graph.static) for bucket, graph in runner.captured.items()}
+        buffers = {
+            (runner.name, bucket): {**now, **read.get(bucket, {})} for bucket in runner.buckets
+        }
+        self.buffers = {**self.buffers, **buffers}
         outputs = {
             (runner.name, bucket): facts_of(captured.output)
             for bucket, captured in runner.captured.items()
@@ -204,14 +210,14 @@ class CapturedEngine:
     def facts(self, replay: Replay) -> ReplayFacts:
         """Return facts about the last replay: buffers, outputs, dtypes, ops and allocations."""
         runner = self._by_name[replay.runner]
-        buffers = runner.static_buffers()
+        buffers, captured = runner.static_buffers(), self.buffers[runner.name, replay.bucket]
         outputs = self.outputs.get((runner.name, replay.bucket), {})
         operations = runner.operations(replay.bucket)
         locations = buffers.get("out_cache_loc_swa")
         graphs = runner.graphs(replay.bucket)
         return ReplayFacts(
-            captured_buffers=self.buffers[runner.name],
-            buffers=facts_since(self.buffers[runner.name], buffers),
+            captured_buffers=captured,
+            buffers=facts_since(captured, buffers),
             captured_outputs=outputs,
             outputs=facts_since(outputs, replay.output) if runner.captures else {},
             locations=None

@@ -204,7 +204,9 @@ class GraphRunner(ABC):
 
     def new_capture(self) -> Capture[Any]:
         """Return a new, empty capture in this runner's memory pool."""
-        return self.capture_type(self.ops, self.memory_pool)
+        capture = self.capture_type(self.ops, self.memory_pool)
+        capture.static = {**self.inputs.buffers, **self.metadata.buffers}
+        return capture
 
     @property
     def state(self) -> Any:

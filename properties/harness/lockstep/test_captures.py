@@ -31,6 +31,7 @@ from paritybit.harness.schedules.schedule import (
 from paritybit.reference.batch import Mode
 from paritybit.reference.config import Role
 from paritybit.subjects.captured import CapturedEngine
+from paritybit.subjects.protocol import Overrides
 from paritybit.subjects.runners import ONE_PER_ENGINE
 from paritybit.subjects.runners.eagle_draft_extend import EagleDraftExtendRunner
 from paritybit.subjects.toggles import LocationScheme
@@ -210,6 +211,28 @@ def test_a_buffer_that_a_later_capture_moves_is_not_the_one_that_a_graph_reads(
     assert [line.split(";")[0] for line in contract_breaches(engine.facts(replay))] == [
         "static buffer positions is not the tensor that was captured"
     ]
+
+
+def test_a_buffer_that_moves_between_two_buckets_is_not_the_one_that_the_first_graph_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = captured_in(Lockstep(ON_REQUEST.clean).pair, [])
+    runner = engine.runners[Mode.DECODE]
+    new_capture, buffers = runner.new_capture, runner.inputs.buffers
+
+    def moving() -> Any:
+        if runner.captured:
+            buffers["seq_lens"] = buffers["seq_lens"].clone()
+        return new_capture()
+
+    monkeypatch.setattr(runner, "new_capture", moving)
+    engine.capture([Mode.DECODE])
+    breaches = []
+    for largest in (False, True):  # The largest bucket is captured first.
+        replay = engine.forward_overridden(None, Mode.DECODE, Overrides(largest=largest)).replay
+        assert replay is not None
+        breaches.append([one.split(";")[0] for one in contract_breaches(engine.facts(replay))])
+    assert breaches == [[], ["static buffer seq_lens is not the tensor that was captured"]]
 
 
 @pytest.mark.parametrize("role", Role)
