@@ -1,16 +1,18 @@
 """Extra runs of a step on the fresh engine, with other surrounding bytes or in another bucket."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.harness.lockstep.tracebacks import subject_runs
+from paritybit.reference.batch import ForwardBatch
 from paritybit.reference.pool import Tables
 from paritybit.subjects.protocol import Forward, Overrides
 from paritybit.subjects.runners.base import NOTHING_OVERRIDDEN
+from torch import Tensor
 
 Show = Callable[[Forward], Any]
 """Returns the result of an extra run, from a forward that has just run."""
@@ -35,7 +37,7 @@ class FreshRun:
     def __call__(self, pair: Pair, planned: PlannedStep) -> Any:
         """Run a planned step. Returns the result for the property, or None if it was skipped."""
         fresh, batch = pair.fresh_engine, planned.graph.batch
-        with tables_kept(pair.graph_pools.tables):
+        with tables_kept(pair.graph_pools.tables), kept(tensors_of(batch)):
             show = self.prepare(pair, planned)
             if show is None:
                 return None
@@ -48,16 +50,28 @@ class FreshRun:
         return shown
 
 
-@contextmanager
-def tables_kept(tables: Tables) -> Iterator[None]:
+def tables_kept(tables: Tables) -> AbstractContextManager[None]:
     """Restore the index tables at the end of this context."""
-    both = tables.req_to_token, tables.full_to_swa_index_mapping
-    kept = [(table, table.clone()) for table in both]
+    return kept([tables.req_to_token, tables.full_to_swa_index_mapping])
+
+
+@contextmanager
+def kept(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Restore the contents of tensors at the end of this context."""
+    before = [tensor.clone() for tensor in tensors]
     try:
         yield
     finally:
-        for table, before in kept:
-            table.copy_(before)
+        for tensor, values in zip(tensors, before, strict=True):
+            tensor.copy_(values)
+
+
+def tensors_of(batch: ForwardBatch | None) -> list[Tensor]:
+    """Return the tensors of a batch, which an engine may change. The step runs the same batch."""
+    if batch is None:
+        return []
+    fields = (*vars(batch).values(), *batch.spec_info.values())
+    return [value for value in fields if isinstance(value, Tensor)]
 
 
 def just_captured(pair: Pair, planned: PlannedStep) -> None:

@@ -383,8 +383,8 @@ OF_HARNESS: tuple[Fault, ...] = (
     Fault(
         name="noise-leaves-the-tables",
         file="harness/lockstep/fresh_run.py",
-        old="kept = [(table, table.clone()) for table in both]",
-        new="kept = [(table, table) for table in both]",
+        old="before = [tensor.clone() for tensor in tensors]",
+        new="before = list(tensors)",
         tests=(
             "properties/harness/checks/test_extra_runs.py",
             "-k",

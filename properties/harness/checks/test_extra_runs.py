@@ -21,7 +21,7 @@ from paritybit.subjects.protocol import Forward
 from paritybit.subjects.runners import ONE_PER_ENGINE
 from torch import Tensor
 
-from properties.support.harness.planting import SCHEDULE, captured, shared
+from properties.support.harness.planting import SCHEDULE, captured, on_forward, play, shared
 
 EXTRA_RUNS = {name: rule.extra_run for name, rule in PROPERTIES.items() if rule.extra_run}
 
@@ -135,6 +135,24 @@ def test_an_extra_run_leaves_no_byte_behind_in_any_mode(engine: str, device: str
     play_all_steps(lockstep, {name: watching(name, run) for name, run in EXTRA_RUNS.items()})
     modes = captured(lockstep)[0].runners
     assert left == {(name, mode): set() for name in EXTRA_RUNS for mode in modes}
+
+
+def counting_up(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each forward counts its batch's tokens up when it is done, as a loop over steps does."""
+
+    def change(batch: ForwardBatch | None, _: Forward) -> None:
+        if batch is not None:
+            batch.seq_lens.add_(1)
+
+    on_forward(lockstep, monkeypatch, change, fresh_engine=True)
+
+
+@pytest.mark.parametrize("engine", ONE_PER_ENGINE)
+def test_a_step_runs_the_batch_as_it_was_before_the_extra_runs(
+    engine: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, outcome = play(device, engine, counting_up, monkeypatch)
+    assert outcome.violations == ()
 
 
 LENGTHS = (
