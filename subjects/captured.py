@@ -68,18 +68,23 @@ DECLARED = {
 
 
 class CountingGraph:
-    """A graph that counts the blocks that the CUDA allocator hands out during its last replay."""
+    """A graph that counts its replays during the engine's last forward.
+
+    It also counts the blocks that the CUDA allocator hands out during its last replay.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.operations = graph.operations
         self.allocated = 0
+        self.replays = 0
 
     def replay(self) -> None:
         """Replay the graph and count."""
         before = allocations()
         self.graph.replay()
         self.allocated = allocations() - before
+        self.replays += 1
 
 
 class CapturedEngine:
@@ -179,6 +184,8 @@ class CapturedEngine:
 
     def forward(self, batch: ForwardBatch | None, mode: Mode) -> Forward:
         """Run one forward, by replay if a graph can run it, else eagerly."""
+        for graph in self._counting():
+            graph.replays = 0
         return self.engine.forward(batch, mode)
 
     def forward_overridden(
@@ -214,7 +221,7 @@ class CapturedEngine:
         outputs = self.outputs.get((runner.name, replay.bucket), {})
         operations = runner.operations(replay.bucket)
         locations = buffers.get("out_cache_loc_swa")
-        graphs = runner.graphs(replay.bucket)
+        graphs = [one for one in runner.graphs(replay.bucket) if isinstance(one, CountingGraph)]
         return ReplayFacts(
             captured_buffers=captured,
             buffers=facts_since(captured, buffers),
@@ -231,7 +238,8 @@ class CapturedEngine:
                 holds_attention="attention" in operations,
                 expects_attention=runner.attention_captured,
             ),
-            allocated=sum(g.allocated for g in graphs if isinstance(g, CountingGraph)),
+            allocated=sum(graph.allocated for graph in graphs),
+            replays=[graph.replays for graph in graphs],
         )
 
     def capture_again(self) -> None:
@@ -310,6 +318,12 @@ class CapturedEngine:
                     graph if isinstance(graph, CountingGraph) else CountingGraph(graph)
                     for graph in captured.segments
                 ]
+
+    def _counting(self) -> Iterator[CountingGraph]:
+        """Yield all graphs that count."""
+        for runner in self.runners.values():
+            for captured in runner.captured.values():
+                yield from (one for one in captured.segments if isinstance(one, CountingGraph))
 
     def _kept_buffers(self, runner: GraphRunner) -> dict[str, Tensor]:
         """Return the buffers that the runner's correct contract does not reset, by name."""

@@ -175,7 +175,8 @@ class ReplayFacts:
     """What a replay relied on, at its capture and now.
 
     `conversions` are dtype conversions on copy that are not listed: (buffer, from, to). `allocated`
-    counts the blocks that the CUDA allocator handed out around the replay.
+    counts the blocks that the CUDA allocator handed out around the replay. `replays` counts how
+    often the forward replayed each segment of the graph, if that can be observed.
     """
 
     captured_buffers: Mapping[str, BufferFacts] = field(default_factory=dict)
@@ -186,6 +187,7 @@ class ReplayFacts:
     conversions: Sequence[tuple[str, torch.dtype, torch.dtype]] = ()
     graph: GraphFacts | None = None
     allocated: int = 0
+    replays: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

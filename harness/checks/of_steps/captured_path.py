@@ -13,6 +13,11 @@ def path_breaches(observation: Observation) -> list[str]:
         missed = observation.expected_graph
         return ["no graph was replayed although one was captured"] if missed else []
     breaches = graph_breaches(facts)
+    wrong = [(segment, times) for segment, times in enumerate(facts.replays) if times != 1]
+    if wrong:
+        segment, times = wrong[0]
+        which = f"segment {segment} of the graph" if len(facts.replays) > 1 else "the graph"
+        breaches.append(f"{which} was replayed {times} times")
     if facts.allocated:
         breaches.append(f"the allocator handed out {facts.allocated} blocks during the replay")
     captured, now = facts.captured_outputs, facts.outputs

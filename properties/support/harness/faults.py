@@ -330,6 +330,34 @@ def moved_output(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(vars(under_test), "launch", elsewhere)
 
 
+def graph_left_out(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the graph gives is computed eagerly, in its own output."""
+    for one in runners_named(lockstep, runner):
+
+        def eagerly(
+            batch: ForwardBatch | None, bucket: int, *, captured: bool = True, one: Any = one
+        ) -> Output:
+            output: Output = one.captured[bucket].output
+            for name, values in type(one).launch(one, batch, bucket, captured=False).items():
+                output[name].copy_(values)
+            return output
+
+        monkeypatch.setattr(one, "launch", eagerly)
+
+
+def replayed_twice(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph is replayed once more than it is told. Both give the same bits."""
+    for one in runners_named(lockstep, runner):
+        for graph in one.captured.values():
+            replay = graph.replay
+
+            def twice(replay: Callable[[], None] = replay) -> None:
+                replay()
+                replay()
+
+            monkeypatch.setattr(graph, "replay", twice)
+
+
 def allocating_replay(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replays around every one of which the allocator handed out one block."""
     handed_out = count()
@@ -490,6 +518,8 @@ FAULTS: list[tuple[str, str, Plant]] = [
     ("index_contract", "decode", unlisted_conversion),
     ("captured_path", "decode", eager_fallback),
     ("captured_path", "decode", moved_output),
+    ("captured_path", "decode", graph_left_out),
+    ("captured_path", "target_verify", replayed_twice),
     ("captured_path", "decode", allocating_replay),
     ("log_hygiene", "decode", warning),
     ("log_hygiene", "decode", python_warning),
