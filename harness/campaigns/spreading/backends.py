@@ -26,19 +26,24 @@ def execute(
     With a journal, the ends in it come first and their tasks do not run. New ends are saved in it
     before `on_end` is called. Raises as both backends do, and MalformedError for a journal of
     another build. If CannotRunError occurs after some tasks have ended, for example because the
-    cluster was lost, all other tasks end with this error.
+    cluster was lost, all other tasks end with this error. An error of `on_end` is raised.
     """
     waiting = list(tasks)
     planned = len(waiting)
+    of_caller: list[CannotRunError] = []
 
     def end(ended: Ended[T, R]) -> None:
         waiting.remove(ended.task)
-        on_end(ended)
+        try:
+            on_end(ended)
+        except CannotRunError as error:
+            of_caller.append(error)
+            raise
 
     try:
         _carry_out(campaign, tuple(waiting), workers, end)
     except CannotRunError as error:
-        if len(waiting) == planned:
+        if error in of_caller or len(waiting) == planned:
             raise
         for task in waiting:
             on_end(Ended(task, 0.0, error=traceback_of(error)))

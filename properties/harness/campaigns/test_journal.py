@@ -99,6 +99,18 @@ def test_where_work_can_go_on_no_more_what_has_ended_is_kept(
     assert [ended.error for ended in ends_of(path, *"abcd")] == [None] * len(chores)
 
 
+@pytest.mark.parametrize("failing", ["a", "b"])
+def test_what_takes_the_ends_may_fail_and_is_heard(failing: str) -> None:
+    """As where a case cannot be written. Of the last task, too, after which none is left."""
+
+    def take(ended: Ended[Chore, Done]) -> None:
+        if ended.task.does == failing:
+            raise CannotRunError("the case cannot be written")
+
+    with pytest.raises(CannotRunError, match="cannot be written"):
+        execute(CHORES, [Chore("a"), Chore("b")], Workers(0), take)
+
+
 def test_what_ended_without_a_result_is_done_again(tmp_path: Path) -> None:
     """And so is what spoiled its process."""
     path, lost = tmp_path / "journal", tmp_path / "lost"
