@@ -101,16 +101,20 @@ RUN_FOLDER = re.compile(r"(\d{8}T\d{6})(?:-(\d+))?Z")
 
 
 def earlier_records(path: Path) -> list[Path]:
-    """Return the records in earlier folders with the same file name, the latest first."""
+    """Return the records in earlier folders with the same file name, the latest first.
+
+    Records that this user may not see, such as those of another user, are left out.
+    """
     mine = order_of(path.parent)
     if mine is None:
         return []
-    folders = [(order_of(folder), folder) for folder in path.parent.parent.iterdir()]
-    earlier = [
-        (order, folder / path.name)
-        for order, folder in folders
-        if order is not None and order < mine and (folder / path.name).is_file()
-    ]
+    earlier: list[tuple[tuple[str, int], Path]] = []
+    with suppress(PermissionError):
+        for folder in path.parent.parent.iterdir():
+            order, record = order_of(folder), folder / path.name
+            with suppress(PermissionError):
+                if order is not None and order < mine and record.is_file():
+                    earlier.append((order, record))
     return [record for _, record in sorted(earlier, reverse=True)]
 
 

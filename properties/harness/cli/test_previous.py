@@ -1,6 +1,8 @@
 """The page of a run and the terminal offer the run before it: which that is, and what differs."""
 
+import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 from paritybit.harness.cli.folders import earlier_records, swap_link
@@ -50,6 +52,25 @@ def test_the_run_before_is_the_last_of_its_kind_in_the_folder(tmp_path: Path) ->
     latest = tmp_path / "latest" / "run.json"
     assert earlier_records(latest.resolve()) == [first]
     assert before(latest, green()).name == FIRST
+
+
+@pytest.mark.parametrize(
+    ("look", "private", "seen"), [("is_file", SECOND, [FIRST]), ("iterdir", "", [])]
+)
+def test_a_run_that_is_not_mine_to_see_is_left_out(
+    look: str, private: str, seen: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in an output folder that several users share. An error here would lose a whole run."""
+    *_, mine = [written(tmp_path, name, green()) for name in (FIRST, SECOND, THIRD)]
+    before = getattr(Path, look)
+
+    def refuse(path: Path) -> Any:
+        if path.is_relative_to(tmp_path / private):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return before(path)
+
+    monkeypatch.setattr(Path, look, refuse)
+    assert [record.parent.name for record in earlier_records(mine)] == seen
 
 
 def test_the_page_says_what_is_new_and_links_to_the_run_before(tmp_path: Path) -> None:
