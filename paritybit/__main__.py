@@ -111,10 +111,6 @@ def answered(words: Sequence[str], stop: Stop, *, own: bool) -> int:
             code: int = run(options)
     except MalformedError as error:
         return refused(shortened(str(error), words), MALFORMED)
-    except OSError as error:
-        if error.filename not in {str(Path(word)) for word in words}:
-            raise
-        return refused(shortened(f"{error.filename}: {error.strerror}", words), MALFORMED)
     except CannotRunError as error:
         return refused(shortened(str(error), words), CANNOT_RUN)
     except NoVerdictError as error:

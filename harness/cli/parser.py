@@ -277,7 +277,7 @@ def add_pages(commands: Commands) -> None:
 def add_record(command: Parser) -> None:
     """Add the argument with the record to read."""
     about = f"Record of a regress run (default: {RECORD})"
-    command.add_argument("record", type=file, nargs="?", default=RECORD, help=about)
+    command.add_argument("record", type=file, nargs="?", default=str(RECORD), help=about)
 
 
 def add_soak(commands: Commands) -> None:

@@ -57,7 +57,8 @@ def count_or_none(text: str) -> int:
 def file(text: str) -> Path:
     """Return the path of a file or folder, which need not exist.
 
-    Raises ArgumentTypeError for an empty text, a name that is too long, and a loop of links.
+    Raises ArgumentTypeError for an empty text, a name that is too long, a loop of links, and a
+    folder that this user may not enter.
     """
     if not text:
         raise argparse.ArgumentTypeError("'' is not a valid path: the path is empty")
@@ -65,7 +66,7 @@ def file(text: str) -> Path:
         longest = max(map(len, os.fsencode(text).split(b"/")))
         if longest > MOST_NAME_BYTES:
             raise ValueError(f"it has a name of {longest} bytes; the limit is {MOST_NAME_BYTES}")
-        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+        with suppress(FileNotFoundError, NotADirectoryError):
             (Path(text).absolute() / ROOM).stat()
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error

@@ -1,17 +1,19 @@
 """Whatever surrounds a command does it no harm: make, an ASCII terminal, python -OO, no xdist."""
 
+import errno
 import os
 import pwd
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from paritybit.harness.cli.names import catalogue
 
 from paritybit.__main__ import main
-from properties.support.harness.command_line import CANNOT_RUN, LONGEST, OK, python
+from properties.support.harness.command_line import CANNOT_RUN, LONGEST, MALFORMED, OK, python
 from properties.support.places import ROOT
 
 ASCII = {"PYTHONIOENCODING": "ascii"}
@@ -155,6 +157,33 @@ def test_a_user_without_a_home_folder_keeps_nothing(
         "Not a directory\n"
     )
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("report",),
+        ("bisect", "--case=PRIVATE/case.json"),
+        ("watch", "--known=PRIVATE/known.json", "--", "true"),
+        ("regress", "--out=PRIVATE/out"),
+    ],
+)
+def test_a_folder_that_may_not_be_entered_is_refused(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Any
+) -> None:
+    """However its path was given: as a word, in a word, or as a default."""
+    before = Path.stat
+
+    def private(path: Path, **how: Any) -> os.stat_result:
+        if path.is_relative_to(tmp_path / "paritybit-out" / "latest"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return before(path, **how)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Path, "stat", private)
+    here = str(tmp_path / "paritybit-out" / "latest")
+    said = refused(MALFORMED, *(word.replace("PRIVATE", here) for word in words))
+    assert "is not a valid path: Permission denied" in said
 
 
 def test_the_suite_runs_without_xdist(tmp_path: Path) -> None:
