@@ -21,6 +21,7 @@ from paritybit.harness.cli.exit_codes import (
     HUNG_UP,
     INTERRUPTED,
     MALFORMED,
+    OK,
     TERMINATED,
 )
 from paritybit.harness.errors import (
@@ -99,7 +100,11 @@ def answered(words: Sequence[str], stop: Stop, *, own: bool) -> int:
     of the signal, and nothing is run: a module may be imported by half.
     """
     try:
-        options = importlib.import_module("paritybit.harness.cli.parser").parser().parse_args(words)
+        parser = importlib.import_module("paritybit.harness.cli.parser").parser()
+        try:
+            options = parser.parse_args(words)
+        except SystemExit:  # --help and --version print, and exit.
+            return OK
         options.typed = words
         imported("paritybit.harness.cli.names").check_names(options)
         module, function = options.run

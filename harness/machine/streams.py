@@ -1,14 +1,10 @@
 """Output streams that do not end a command when they fail."""
 
-import errno
 import io
 import os
 import select
 import sys
 from typing import Any
-
-STDOUT_IS_BROKEN = frozenset({errno.EPIPE, errno.ENOSPC, errno.EIO})
-"""Error numbers without a file name. Errors of written files name the file."""
 
 
 class Stdout(io.FileIO):
@@ -25,8 +21,6 @@ class Stdout(io.FileIO):
             while (taken := super().write(data)) is None:  # It was opened non-blocking.
                 select.select([], [self], [])
         except OSError as error:
-            if error.errno not in STDOUT_IS_BROKEN:
-                raise
             self.lost = error
             to_nowhere(self.fileno())
             return len(data)

@@ -232,10 +232,7 @@ ASKING = """
 import sys
 before = len(sys.modules)
 from paritybit.__main__ import main
-try:
-    code = main(sys.argv[1:])
-except SystemExit as ended:
-    code = ended.code
+code = main(sys.argv[1:])
 print(code, "torch" in sys.modules, len(sys.modules) - before, file=sys.stderr)
 """
 

@@ -51,10 +51,7 @@ def ends_well(*words: str) -> int:
     """
     said = io.StringIO()
     with redirect_stderr(said), redirect_stdout(io.StringIO()):
-        try:
-            code = main(words)
-        except SystemExit as ended:
-            code = int(ended.code or 0)
+        code = main(words)
     text = said.getvalue()
     assert code in {OK, FINDING, MALFORMED, CANNOT_RUN, INTERRUPTED}
     assert "internal error" not in text

@@ -64,11 +64,19 @@ def test_a_reader_that_goes_away_is_no_finding_and_the_page_is_written(
         ("nothing 2>&-", MALFORMED),
         ("nothing 2>/dev/full", MALFORMED),
         ("list >/dev/full 2>&-", CANNOT_RUN),
+        ("list --help >/dev/full 2>&-", CANNOT_RUN),
     ],
 )
 def test_streams_that_are_closed_or_full_change_no_exit_code(line: str, code: int) -> None:
     done = in_a_shell(f"$started {line}")
     assert (done.returncode, done.stderr) == (code, "")
+
+
+def test_a_stdout_that_may_not_grow_is_lost_as_a_full_disk_is(tmp_path: Path) -> None:
+    """The system has many error numbers for it, such as that of a quota."""
+    done = in_a_shell('ulimit -f 1; $started list bugs >"$1"', tmp_path / "said")
+    assert done.stderr == "paritybit: cannot write to stdout: File too large\n"
+    assert done.returncode == CANNOT_RUN
 
 
 def test_a_file_that_is_written_takes_the_place_of_no_closed_stream(
