@@ -107,6 +107,7 @@ def answered(words: Sequence[str], stop: Stop, *, own: bool) -> int:
             return OK
         options.typed = words
         imported("paritybit.harness.cli.names").check_names(options)
+        require_folder()
         module, function = options.run
         with sharing_gpus(options):
             run = getattr(imported(module), function)
@@ -124,6 +125,14 @@ def answered(words: Sequence[str], stop: Stop, *, own: bool) -> int:
         code = FINDING if error.finding else CANNOT_RUN
         return refused(f"the device was lost: {error}", code)
     return code
+
+
+def require_folder() -> None:
+    """Raise CannotRunError if the current folder was deleted. torch would end the process."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise CannotRunError(f"the current folder cannot be used: {error.strerror}") from error
 
 
 def imported(module: str) -> ModuleType:

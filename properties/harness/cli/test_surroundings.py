@@ -14,7 +14,7 @@ from paritybit.harness.cli.names import catalogue
 
 from paritybit.__main__ import main
 from properties.support.harness.command_line import CANNOT_RUN, LONGEST, MALFORMED, OK, python
-from properties.support.places import ROOT
+from properties.support.places import CORPUS, ROOT
 
 ASCII = {"PYTHONIOENCODING": "ascii"}
 
@@ -157,6 +157,18 @@ def test_a_user_without_a_home_folder_keeps_nothing(
         "Not a directory\n"
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_current_folder_that_was_deleted_is_no_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Any
+) -> None:
+    """torch, or a library below it, would end the process with a code of its own."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    said = "paritybit: the current folder cannot be used: No such file or directory\n"
+    assert refused(CANNOT_RUN, "replay", CORPUS / "swa_pad@decode.json") == said
 
 
 @pytest.mark.parametrize(
