@@ -81,13 +81,13 @@ def _made(folder: Path) -> bool:
 def swap_link(folder: Path) -> None:
     """Point the link `latest` next to `folder` at it, atomically.
 
-    An existing folder with that name, as in a copy of the runs, is renamed. Raises CannotRunError
-    if the link cannot be created.
+    A folder with that name, as in a copy of the runs, is renamed, and so is a file. Raises
+    CannotRunError if the link cannot be created.
     """
     link = folder.parent / LATEST
     fresh = folder.parent / f".{LATEST}-{folder.name}"
     try:
-        if link.is_dir() and not link.is_symlink():
+        if link.exists() and not link.is_symlink():
             names = (link.with_name(f"{LATEST}-{turn}") for turn in count(1))
             link.rename(next(name for name in names if not name.exists()))
         fresh.symlink_to(folder.name)
