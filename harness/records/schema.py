@@ -185,6 +185,11 @@ class TrialRow:
     capture_warnings: int
     finding: Finding | None
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for a state that was reached a negative number of times."""
+        if any(times < 0 for times in self.events.values()):
+            raise ValueError("a state was reached a negative number of times")
+
     @property
     def raised(self) -> str:
         """The internal error in one line, or '' without one."""
@@ -224,6 +229,7 @@ class BugRow(TrialRow):
 
     def __post_init__(self) -> None:
         """Raise ValueError for a bug found before any schedule was drawn."""
+        super().__post_init__()
         if self.schedules_to_detection is not None and self.schedules_to_detection < 1:
             raise ValueError(
                 f"schedule {self.schedules_to_detection} cannot detect a bug: schedules count "

@@ -117,6 +117,11 @@ def test_an_object_with_anything_more_is_refused_by_its_name(place: str) -> None
         (("seed",), True, "the record.seed is True; expected a whole number"),
         (("seconds",), float("nan"), "the record.seconds is nan; expected a finite number"),
         (("clean",), 3, "the record.clean is 3; expected a list"),
+        (
+            ("clean", 0, "events"),
+            {"x": -1},
+            "a state was reached a negative number of times",
+        ),
         (("bugs",), ["x"], "the record.bugs[0] is 'x'; expected an object"),
         (("environment", "dirty"), 1, "the record.environment.dirty is 1; expected true or false"),
         (("properties", "kv_parity"), 1, "the record.properties.kv_parity is 1; expected a text"),
