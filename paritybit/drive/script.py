@@ -170,6 +170,15 @@ def require_sense(script: Script) -> None:
             if not 0 <= one.temperature <= 2:
                 raise ValueError(f"{where}: the temperature is between 0 and 2")
             before.add(one.name)
+            require_unicode(one, where)
+
+
+def require_unicode(one: Planned, where: str) -> None:
+    """Raise ValueError if the name or the prompt of a request has half of a surrogate pair."""
+    try:
+        "".join([one.name, *(part.text for part in one.prompt)]).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{where}: its name and prompt must be valid Unicode") from error
 
 
 def require_actions(wave: Wave, number: int) -> None:

@@ -17,7 +17,16 @@ from paritybit.drive.forks import in_fork
 from paritybit.drive.limits import Limits
 from paritybit.drive.player import Orders, PlayedError, Player
 from paritybit.drive.requests import waves
-from paritybit.drive.script import Part, Planned, Script, Wave, read, script_of, wave_data
+from paritybit.drive.script import (
+    Part,
+    Planned,
+    Script,
+    Wave,
+    read,
+    require_sense,
+    script_of,
+    wave_data,
+)
 from paritybit.drive.sglang.settings import Served
 from paritybit.drive.shrink import PASSES, Waves, fewer_requests, shrunk
 from paritybit.watch import journal
@@ -32,6 +41,14 @@ def drawn(seed: int, count: int) -> Waves:
 
 def test_a_text_has_the_same_tokens_whoever_uses_it() -> None:
     assert Part("a", 9).tokens()[:5] == Part("a", 5).tokens() != Part("b", 5).tokens()
+
+
+def test_a_text_that_is_no_unicode_is_refused() -> None:
+    """JSON can hold half of a surrogate pair, from which no token can be drawn."""
+    half = "\ud800"
+    for one in (Planned(half, (Part("a", 1),), 1), Planned("r", (Part(half, 1),), 1)):
+        with pytest.raises(ValueError, match="must be valid Unicode"):
+            require_sense(Script({}, (Wave((one,)),)))
 
 
 def lengths(waves_given: Waves) -> list[int]:
