@@ -362,7 +362,7 @@ def results_of(function: Any) -> dict[Hashable, Any]:
     followed by the type of the list's elements, in the order of use.
     """
     known, found = function.cache_info(), gc.get_referents(function)
-    own = next(one for one in found if type(one) is dict and one is not vars(function))
+    own = [one for one in found if type(one) is dict and one is not vars(function)][-1]
     if known.maxsize is None:
         return dict(own)
     kinds = {type(link) for link in own.values()}

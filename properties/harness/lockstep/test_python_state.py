@@ -19,11 +19,11 @@ TRIAL = TrialConfig(buckets=(2,), token_buckets=(4,)).with_bug("swa_pad")
 DECODES = Schedule((Admit(3, 9), Decode((0,))))
 
 
-def caching(maxsize: int | None = None) -> Any:
-    """Return a function of the engine that has cached lists for 1 and 2."""
+def caching(maxsize: int | None = None, kind: type = list) -> Any:
+    """Return a function of the engine that has cached lists, or others, for 1 and 2."""
 
-    def made(key: int) -> list[int]:
-        return [key]
+    def made(key: int) -> Any:
+        return kind([(key, key)])
 
     made.__module__ = pool.__name__
     cached = lru_cache(maxsize)(made)
@@ -53,6 +53,7 @@ CHANGES: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object], str]] = 
     "a result": (caching, lambda made: put(made(1), 0), "'s cache[1][0]"),
     "a new result of few": (partial(caching, 8), lambda made: made(3), "'s cache"),
     "a result of few": (partial(caching, 8), lambda made: put(made(1), 0), "'s cache[1][0]"),
+    "a mapping of few": (partial(caching, 8, dict), lambda made: put(made(1), 1), "'s cache[1][1]"),
     "a dropped result": (partial(caching, 2), lambda made: made(3), "'s cache[1]"),
     "of a thread": (of_a_thread, lambda local: setattr(local, "last", 7), "['last']"),
     "of a context": (of_a_context, lambda variable: variable.set(7), ""),
