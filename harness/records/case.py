@@ -1,6 +1,7 @@
 """Case files: one failing schedule as JSON that anyone can replay, independent of Hypothesis."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -183,6 +184,21 @@ def complete(
     except ValueError as error:
         raise MalformedError(f"{name} is not a complete {called}: {error}") from error
     return made
+
+
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Characters that change what a terminal shows. Line feeds and tabs are none of them."""
+
+
+def visible(data: Any) -> Any:
+    """Return JSON data with the CONTROLS in its texts escaped, since commands print them."""
+    if isinstance(data, str):
+        return CONTROLS.sub(lambda found: ascii(found[0])[1:-1], data)
+    if isinstance(data, list):
+        return [visible(item) for item in data]
+    if isinstance(data, dict):
+        return {visible(key): visible(item) for key, item in data.items()}
+    return data
 
 
 def is_of_format(data: Any, file_format: str) -> bool:

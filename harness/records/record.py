@@ -10,7 +10,7 @@ import torch
 from paritybit.harness.errors import MalformedError
 from paritybit.harness.machine.gpus import first_name
 from paritybit.harness.machine.workers import Workers
-from paritybit.harness.records.case import complete, dump_json, read_json
+from paritybit.harness.records.case import complete, dump_json, read_json, visible
 from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.revision import repository, revision
 from paritybit.harness.records.schema import FORMAT, VERSION, Environment, Record, RunAgain
@@ -112,4 +112,4 @@ def load(path: Path) -> Record:
 
 def record_of(data: Any, name: str) -> Record:
     """Return the run record from a file's JSON data. Raises MalformedError for any other data."""
-    return complete(Record, data, name, FORMAT, VERSION, called="run record")
+    return complete(Record, visible(data), name, FORMAT, VERSION, called="run record")

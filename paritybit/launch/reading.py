@@ -4,7 +4,7 @@ from typing import Any
 
 from paritybit.drive.script import require_sense
 from paritybit.harness.errors import MalformedError
-from paritybit.harness.records.case import complete, is_of_format
+from paritybit.harness.records.case import complete, is_of_format, visible
 from paritybit.launch.case import FORMAT as CASE
 from paritybit.launch.case import VERSION as CASE_VERSION
 from paritybit.launch.case import WatchCase
@@ -21,7 +21,7 @@ def is_record(data: Any) -> bool:
 def record_of(data: Any, name: str) -> Watched:
     """Return the record in JSON data. Raises MalformedError for malformed data."""
     record: Watched = complete(
-        Watched, data, name, RECORD, RECORD_VERSION, called="record of watch"
+        Watched, visible(data), name, RECORD, RECORD_VERSION, called="record of watch"
     )
     return record
 

@@ -9,18 +9,24 @@ import os
 import pickle
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from paritybit.harness.campaigns.spreading import database, journal
+from paritybit.harness.cli.exit_codes import OK
 from paritybit.harness.cli.pages import previous_of
 from paritybit.harness.errors import CannotRunError, MalformedError
-from paritybit.harness.records import files
+from paritybit.harness.records import files, schema
 from paritybit.harness.records.case import read_json
 from paritybit.harness.records.record import write
+from paritybit.harness.records.typed_json import to_json
 
+from paritybit.__main__ import main
+from paritybit.launch import schema as launch_schema
 from properties.support.harness.command_line import CANNOT_RUN, MALFORMED, full_disk
+from properties.support.records import shown
 from properties.support.reports.records import green
 
 GIB = 2**30
@@ -211,3 +217,24 @@ def test_an_object_with_many_keys_is_judged_at_once(tmp_path: Path) -> None:
     (path := tmp_path / "case.json").write_text(f"{{{', '.join([*keys, keys[-1]])}}}")
     with pytest.raises(MalformedError, match="the key '199999' appears twice"):
         read_json(path)
+
+
+CLEARS = "a\x1b[2J\r\x9b\u202eb\nc"
+RECORDS: dict[str, tuple[str, int, Any]] = {
+    "regress": (schema.FORMAT, schema.VERSION, replace(green(), message=CLEARS)),
+    "watch": (launch_schema.FORMAT, launch_schema.VERSION, replace(shown(), message=CLEARS)),
+}
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_the_texts_of_a_record_move_no_cursor(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are shown with their control characters escaped."""
+    file_format, version, record = RECORDS[kind]
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps({"format": file_format, "version": version, **to_json(record)}))
+    assert main(["summary", str(path)]) == OK
+    said = capsys.readouterr().out
+    assert r"a\\x1b\[2J\\r\\x9b\\u202eb c" in said
+    assert not set(said) & set(CLEARS) - set("a[2Jb\nc")
