@@ -32,7 +32,7 @@ from paritybit.subjects.protocol import (
     ReplayFacts,
 )
 from paritybit.subjects.runners import RUNNERS
-from paritybit.subjects.runners.base import GraphRunner
+from paritybit.subjects.runners.base import NOTHING_OVERRIDDEN, GraphRunner
 from torch import Tensor
 
 DECLARED = {
@@ -184,9 +184,7 @@ class CapturedEngine:
 
     def forward(self, batch: ForwardBatch | None, mode: Mode) -> Forward:
         """Run one forward, by replay if a graph can run it, else eagerly."""
-        for graph in self._counting():
-            graph.replays = 0
-        return self.engine.forward(batch, mode)
+        return self.forward_overridden(batch, mode, NOTHING_OVERRIDDEN)
 
     def forward_overridden(
         self, batch: ForwardBatch | None, mode: Mode, overrides: Overrides
@@ -195,6 +193,8 @@ class CapturedEngine:
 
         With `overrides.largest` the runner replays even if the engine would run eagerly.
         """
+        for graph in self._counting():
+            graph.replays = 0
         if not overrides.largest:
             return self.engine.forward(batch, mode, overrides)
         replay = self.runners[mode].replay(batch, overrides)

@@ -235,6 +235,22 @@ def test_a_buffer_that_moves_between_two_buckets_is_not_the_one_that_the_first_g
     assert breaches == [[], ["static buffer seq_lens is not the tensor that was captured"]]
 
 
+def test_each_forward_counts_only_its_own_replays() -> None:
+    """Explanations run a forward many times, and the property judges each run."""
+    engine = captured_in(Lockstep(ON_REQUEST.clean).pair, [[Mode.DECODE]])
+    engine.count_allocations()
+    counted = []
+    for overrides in (None, Overrides(), Overrides(), Overrides(largest=True)):
+        forward = (
+            engine.forward(None, Mode.DECODE)
+            if overrides is None
+            else engine.forward_overridden(None, Mode.DECODE, overrides)
+        )
+        assert forward.replay is not None
+        counted.append(engine.facts(forward.replay).replays)
+    assert counted == [[1]] * 4
+
+
 @pytest.mark.parametrize("role", Role)
 def test_a_weight_that_a_capture_changes_is_not_changed_for_the_eager_run(
     role: Role, monkeypatch: pytest.MonkeyPatch
