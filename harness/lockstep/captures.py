@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from paritybit.harness.lockstep.bits import tensor_of
 from paritybit.harness.lockstep.logs import LogTrap
 from paritybit.harness.lockstep.python_state import (
     FOREIGN,
@@ -27,7 +28,6 @@ from paritybit.harness.lockstep.python_state import (
     contents,
     held,
     results_of,
-    tensor_of,
     text_of,
     unlike,
     walked,
@@ -231,8 +231,9 @@ def of_mapping(items: Mapping[Any, Any]) -> tuple[Any, ...]:
 
 
 def of_array(array: "np.ndarray[Any, Any]") -> tuple[Any, ...]:
-    """Return the items of an array, or nothing if it is followed as a tensor."""
-    return () if tensor_of(array) is not None else tuple(array.ravel().tolist())
+    """Return the form of an array, and its items unless it is followed as a tensor."""
+    form = sys.intern(f"{array.dtype} {array.shape} {array.strides}")
+    return (form,) if tensor_of(array) is not None else (form, *array.ravel().tolist())
 
 
 def of_cache(function: Any) -> tuple[Any, ...]:

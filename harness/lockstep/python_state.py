@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from paritybit.harness.lockstep.bits import bits
+from paritybit.harness.lockstep.bits import bits, tensor_of
 from paritybit.harness.lockstep.scale.comparison import digests
 from paritybit.subjects.protocol import PythonObjects
 from torch import Tensor
@@ -209,8 +209,8 @@ class Walk:
 
     def follows_cache(self, function: Any) -> bool:
         """Whether the results that a function has cached are state of the engine."""
-        name = f"{function.__module__}.{function.__qualname__}"
-        return self.own(function) and name not in self.declared
+        name = getattr(function, "__qualname__", "")  # An instance or a partial has none.
+        return self.own(function) and f"{function.__module__}.{name}" not in self.declared
 
     def _note(self, path: str, name: str, text: str) -> None:
         self.found.texts[path] = text
@@ -345,14 +345,6 @@ class Walk:
 def path_of(kind: type) -> str:
     """Return the path of a class's own attributes."""
     return f"class {kind.__module__}.{kind.__qualname__}"
-
-
-def tensor_of(array: "np.ndarray[Any, Any]") -> Tensor | None:
-    """Return an array as a tensor in its memory, or in a copy if it is read-only. Else None."""
-    try:
-        return torch.from_numpy(array if array.flags.writeable else array.copy())
-    except (TypeError, ValueError):
-        return None
 
 
 def results_of(function: Any) -> dict[Hashable, Any]:

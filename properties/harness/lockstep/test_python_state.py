@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,13 @@ def of_a_context() -> "ContextVar[int]":
     return ContextVar("last", default=0)
 
 
+def read_only() -> "np.ndarray[Any, Any]":
+    """Return an array that may not be written, in the memory of one that may."""
+    view = np.zeros(5000)[:]
+    view.setflags(write=False)
+    return view
+
+
 def put(items: Any, place: int) -> None:
     """Set an item to a new value."""
     items[place] = 7
@@ -59,6 +66,8 @@ CHANGES: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object], str]] = 
     "of a context": (of_a_context, lambda variable: variable.set(7), ""),
     "a long array": (lambda: np.zeros(5000), lambda array: put(array, 2500), ""),
     "an array backwards": (lambda: np.zeros(5000)[::-1], lambda array: put(array, 2500), ""),
+    "what an array only reads": (read_only, lambda array: put(array.base, 2500), ""),
+    "the shape of an array": (lambda: np.zeros(5000), lambda array: array.resize(50, 100), ""),
     "an array of objects": (lambda: np.array([1, None]), lambda array: put(array, 0), ""),
 }
 
@@ -73,6 +82,12 @@ def test_what_changes_is_undeclared(what: str, monkeypatch: pytest.MonkeyPatch) 
     change(holder)
     (violation,) = lockstep.play(DECODES).violations
     assert violation.message.startswith(f"{pool.__name__}.kept{where} was ")
+
+
+def test_a_cached_function_may_have_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "kept", cache(partial(int, 1)), raising=False)
+    outcome = Lockstep(TRIAL, ["declared_state"]).play(DECODES)
+    assert (outcome.error, outcome.violations) == (None, ())
 
 
 def test_the_use_of_a_cached_result_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
