@@ -212,7 +212,7 @@ def seen(writes: Writes, ledger: Ledger, changed: Tensor) -> Tensor:
     """Return which slots may have been written, bool [n]. The others were certainly not written.
 
     A slot may have been written if its bytes changed, if it was last written for the same position,
-        or if it was written before and its content is unknown.
+    or if it was written before and its content is unknown.
     Keys depend on positions, so unchanged bytes for another position mean that the forward did not
     write the slot.
     """
