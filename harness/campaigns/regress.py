@@ -58,7 +58,7 @@ CLEAN_SCHEDULES = 16
 """Generated schedules that are divided among the trials of each runner with each scheme."""
 
 FEWEST_CLEAN = 2
-"""The fewest that such a trial gets if the run is not narrowed, and those of `at_edges` too."""
+"""The fewest that such a trial gets if the run is not narrowed. The smallest sizes get as many."""
 
 OVERLAPPING = 4
 """Generated schedules per clean trial with overlapping steps."""
@@ -250,9 +250,9 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
     | `featured`: each engine with features | scenes and generated |
     | `at_edges`: one runner of each engine | a scene and generated, with the smallest sizes |
     | the same, with long contexts and high slot numbers | scenes and generated |
-    Drafts are chains in one trial of each speculating runner. A narrowed run (tiny,
-    without some hunts) plays in the first row the fewest schedules that reach all required states,
-    and traffic on its first runner only.
+    Drafts are chains in one trial of each speculating runner. The first and third row have scenes
+    in tiny runs only. A narrowed run (tiny, without some hunts) plays in the first row the fewest
+    schedules that reach all required states, and traffic on its first runner only.
     """
     schemes = settings.schemes
     trials = [
