@@ -16,7 +16,7 @@ from paritybit.reference.ops import Ops
 from paritybit.reference.pool import LOC_DTYPE, KVPools
 from paritybit.subjects.contracts import LISTED_CONVERSIONS, Policy
 from paritybit.subjects.engine import Engine, Subject, contract
-from paritybit.subjects.graphs.protocol import Graph
+from paritybit.subjects.graphs.counting import CountingGraph
 from paritybit.subjects.parts import Part
 from paritybit.subjects.pool import TRANSLATE
 from paritybit.subjects.protocol import (
@@ -32,7 +32,7 @@ from paritybit.subjects.protocol import (
     ReplayFacts,
 )
 from paritybit.subjects.runners import RUNNERS
-from paritybit.subjects.runners.base import NOTHING_OVERRIDDEN, GraphRunner
+from paritybit.subjects.runners.base import GraphRunner
 from torch import Tensor
 
 DECLARED = {
@@ -65,26 +65,6 @@ DECLARED = {
     ),
 }
 """The Python state of the built-in engine that may differ after a reset, with reasons."""
-
-
-class CountingGraph:
-    """A graph that counts its replays during the engine's last forward.
-
-    It also counts the blocks that the CUDA allocator hands out during its last replay.
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.operations = graph.operations
-        self.allocated = 0
-        self.replays = 0
-
-    def replay(self) -> None:
-        """Replay the graph and count."""
-        before = allocations()
-        self.graph.replay()
-        self.allocated = allocations() - before
-        self.replays += 1
 
 
 class CapturedEngine:
@@ -184,7 +164,8 @@ class CapturedEngine:
 
     def forward(self, batch: ForwardBatch | None, mode: Mode) -> Forward:
         """Run one forward, by replay if a graph can run it, else eagerly."""
-        return self.forward_overridden(batch, mode, NOTHING_OVERRIDDEN)
+        self._count_from_zero()
+        return self.engine.forward(batch, mode)
 
     def forward_overridden(
         self, batch: ForwardBatch | None, mode: Mode, overrides: Overrides
@@ -193,8 +174,7 @@ class CapturedEngine:
 
         With `overrides.largest` the runner replays even if the engine would run eagerly.
         """
-        for graph in self._counting():
-            graph.replays = 0
+        self._count_from_zero()
         if not overrides.largest:
             return self.engine.forward(batch, mode, overrides)
         replay = self.runners[mode].replay(batch, overrides)
@@ -319,11 +299,13 @@ class CapturedEngine:
                     for graph in captured.segments
                 ]
 
-    def _counting(self) -> Iterator[CountingGraph]:
-        """Yield all graphs that count."""
+    def _count_from_zero(self) -> None:
+        """Let all graphs that count their replays begin again."""
         for runner in self.runners.values():
             for captured in runner.captured.values():
-                yield from (one for one in captured.segments if isinstance(one, CountingGraph))
+                for graph in captured.segments:
+                    if isinstance(graph, CountingGraph):
+                        graph.replays = 0
 
     def _kept_buffers(self, runner: GraphRunner) -> dict[str, Tensor]:
         """Return the buffers that the runner's correct contract does not reset, by name."""
@@ -390,11 +372,3 @@ def whole_storages(runners: Iterable[Mapping[str, Tensor]]) -> list[Tensor]:
         if known is None or known.numel() < flat.numel():
             found[buffer.data_ptr()] = flat
     return list(found.values())
-
-
-def allocations() -> int:
-    """Return the number of blocks that the CUDA caching allocator has handed out so far."""
-    if not torch.cuda.is_initialized():
-        return 0
-    stats = torch.cuda.memory.memory_stats_as_nested_dict()
-    return int(stats["allocation"]["all"]["allocated"])

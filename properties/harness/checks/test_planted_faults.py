@@ -23,7 +23,8 @@ from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import Kind, Role
 from paritybit.reference.state_pool import Section
 from paritybit.reference.torch_ops import TorchOps
-from paritybit.subjects.captured import CapturedEngine, CountingGraph, allocations
+from paritybit.subjects.captured import CapturedEngine
+from paritybit.subjects.graphs.counting import CountingGraph, allocations
 from paritybit.subjects.protocol import Replay
 from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
 from torch import Tensor
@@ -170,7 +171,7 @@ def test_blocks_handed_out_around_a_replay_are_counted(monkeypatch: pytest.Monke
         def replay(self) -> None:
             handed_out[0] += 2
 
-    monkeypatch.setattr("paritybit.subjects.captured.allocations", lambda: handed_out[0])
+    monkeypatch.setattr("paritybit.subjects.graphs.counting.allocations", lambda: handed_out[0])
     graph = CountingGraph(Allocating())
     graph.replay()
     assert graph.allocated == 2

@@ -361,7 +361,7 @@ def replayed_twice(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPa
 def allocating_replay(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replays around every one of which the allocator handed out one block."""
     handed_out = count()
-    monkeypatch.setattr("paritybit.subjects.captured.allocations", lambda: next(handed_out))
+    monkeypatch.setattr("paritybit.subjects.graphs.counting.allocations", lambda: next(handed_out))
 
 
 def warning(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:

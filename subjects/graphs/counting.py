@@ -1,0 +1,32 @@
+"""A graph that counts what a check asks about its replays."""
+
+import torch
+from paritybit.subjects.graphs.protocol import Graph
+
+
+class CountingGraph:
+    """A graph that counts its replays during the engine's last forward.
+
+    It also counts the blocks that the CUDA allocator hands out during its last replay.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.operations = graph.operations
+        self.allocated = 0
+        self.replays = 0
+
+    def replay(self) -> None:
+        """Replay the graph and count."""
+        before = allocations()
+        self.graph.replay()
+        self.allocated = allocations() - before
+        self.replays += 1
+
+
+def allocations() -> int:
+    """Return the number of blocks that the CUDA caching allocator has handed out so far."""
+    if not torch.cuda.is_initialized():
+        return 0
+    stats = torch.cuda.memory.memory_stats_as_nested_dict()
+    return int(stats["allocation"]["all"]["allocated"])
