@@ -493,13 +493,12 @@ OF_SUBJECTS: tuple[Fault, ...] = (
         why="A gate opens though the other stream, on a busy GPU, has not yet done what it could.",
     ),
     Fault(
-        name="facts-after-the-last-capture",
-        file="subjects/engine.py",
-        old="                then(runner)\n            else:\n                runner.plan_all()\n",
-        new="            else:\n                runner.plan_all()\n"
-        "        for runner in self.runners.values():\n            then(runner)\n",
-        tests=("properties/harness/lockstep/test_captures.py", "-k", "later"),
-        why="A static buffer that a later capture moves counts as the one that a graph reads.",
+        name="facts-of-the-runner-not-of-its-graphs",
+        file="subjects/captured.py",
+        old="{**now, **read.get(bucket, {})}",
+        new="now",
+        tests=("properties/harness/lockstep/test_captures.py", "-k", "buffer"),
+        why="A buffer that moves between captures of two buckets counts as the one that is read.",
     ),
     Fault(
         name="stream-does-not-wait",
