@@ -18,7 +18,6 @@ from paritybit.harness.explain.origins.tables import Cell, TableLedger, both
 from paritybit.harness.explain.provenance import ForwardId, SlotLedger, StaticLedger, row_requests
 from paritybit.harness.explain.tracing import Seen, following
 from paritybit.harness.lockstep.bits import cloned
-from paritybit.harness.lockstep.config import SUBJECT_LOGGER
 from paritybit.harness.lockstep.fresh_run import Show, just_captured
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair, Recorder
@@ -372,22 +371,18 @@ def record_forward(
     with torch.inference_mode():
         pair.begin(schedule)
     recorder = recording(pair, pair.subject, number)
-    SUBJECT_LOGGER.addHandler(recorder.trap)
-    try:
-        with torch.inference_mode():
-            recorder.begin()
-            for place, step, upcoming in schedule.ahead():
-                try:
-                    observation = pair.step(step, place, upcoming=upcoming, recorder=recorder)
-                except SubjectFailedError:
-                    if recorder.forwards - 1 != number:
-                        raise
-                    return recorder.recorded(None)
-                if observation is not None and recorder.forwards - 1 == number:
-                    return recorder.recorded(observation)
-                recorder.ended(place, observation)
-    finally:
-        SUBJECT_LOGGER.removeHandler(recorder.trap)
+    with recorder.trap, torch.inference_mode():
+        recorder.begin()
+        for place, step, upcoming in schedule.ahead():
+            try:
+                observation = pair.step(step, place, upcoming=upcoming, recorder=recorder)
+            except SubjectFailedError:
+                if recorder.forwards - 1 != number:
+                    raise
+                return recorder.recorded(None)
+            if observation is not None and recorder.forwards - 1 == number:
+                return recorder.recorded(observation)
+            recorder.ended(place, observation)
     raise ValueError(f"the schedule has {recorder.forwards} forwards; there is no forward {number}")
 
 

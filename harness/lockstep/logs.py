@@ -1,11 +1,11 @@
-"""Collects log messages at WARNING or above, except those of the fresh engine."""
+"""Hears log records at WARNING or above, except those of the fresh engine."""
 
 import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO, TypeVar
 
 import numpy as np
 from paritybit.harness.lockstep.config import FRESH_LOGGER, SUBJECT_LOGGER
@@ -15,6 +15,8 @@ from paritybit.subjects.protocol import EngineUnderTest
 FRESH_LOGGER.propagate = False
 FRESH_LOGGER.addHandler(logging.NullHandler())
 
+
+Trap = TypeVar("Trap", bound="RecordTrap")
 
 HEARD = UserWarning, RuntimeWarning
 """Categories of Python warnings that are meant for the users of an engine."""
@@ -52,16 +54,28 @@ def warnings_logged(engine: EngineUnderTest) -> Iterator[None]:
         yield
 
 
-class LogTrap(logging.Handler):
-    """Collects messages on the root logger while it is entered."""
+class RecordTrap:
+    """Hears each record at WARNING or above while it is entered, except those of the fresh engine.
 
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.messages: list[str] = []
+    It hears the records of all loggers as they are made, because an engine's logger may have its
+    own handlers and pass nothing to the root logger.
+    """
 
-    def __enter__(self) -> "LogTrap":
-        """Start collecting."""
-        logging.getLogger().addHandler(self)
+    def hear(self, record: logging.LogRecord) -> None:
+        """Receive one record."""
+        raise NotImplementedError
+
+    def __enter__(self: Trap) -> Trap:
+        """Start hearing."""
+        make = self._make = logging.getLogRecordFactory()
+
+        def made(name: str, level: int, *rest: Any, **named: Any) -> logging.LogRecord:
+            record = make(name, level, *rest, **named)
+            if level >= logging.WARNING and name != FRESH_LOGGER.name:
+                self.hear(record)
+            return record
+
+        logging.setLogRecordFactory(made)
         return self
 
     def __exit__(
@@ -70,10 +84,17 @@ class LogTrap(logging.Handler):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop collecting."""
-        logging.getLogger().removeHandler(self)
+        """Stop hearing."""
+        logging.setLogRecordFactory(self._make)
 
-    def emit(self, record: logging.LogRecord) -> None:
+
+class LogTrap(RecordTrap):
+    """Collects the messages of records."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def hear(self, record: logging.LogRecord) -> None:
         """Collect one message."""
         self.messages.append(record.getMessage())
 

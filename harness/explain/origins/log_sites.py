@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from paritybit.harness.lockstep.logs import RecordTrap
+
 
 @dataclass(frozen=True)
 class LogSite:
@@ -24,14 +26,13 @@ BETWEEN = ("pool.py", "parts.py")
 """Files that every message passes through. None of them is the site."""
 
 
-class SiteTrap(logging.Handler):
-    """Keeps the place in the subject's code of each warning while it is entered."""
+class SiteTrap(RecordTrap):
+    """Keeps the place in the subject's code of each warning."""
 
     def __init__(self) -> None:
-        super().__init__(logging.WARNING)
         self.sites: list[LogSite] = []
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def hear(self, record: logging.LogRecord) -> None:
         """Keep the place of one message: the frames between the engine and the pool."""
         root, frame, found = Path(__file__).parents[3], sys._getframe(), []
         while frame is not None:

@@ -4,6 +4,7 @@ What a property makes of what was observed is tested on observations made by han
 what a fault does is observed at all.
 """
 
+import logging
 import warnings
 from itertools import product
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 import torch
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.explain.origins.log_sites import SiteTrap
 from paritybit.harness.lockstep.config import FRESH_LOGGER, SUBJECT_LOGGER, TrialConfig
 from paritybit.harness.lockstep.logs import LogTrap, warnings_logged
 from paritybit.harness.lockstep.observation import Observation
@@ -192,6 +194,16 @@ def test_only_the_subject_is_heard() -> None:
         SUBJECT_LOGGER.info("quiet")
     SUBJECT_LOGGER.warning("afterwards")
     assert trap.take() == ("subject",)
+
+
+def test_a_logger_that_passes_nothing_on_is_heard_with_its_place_in_the_code() -> None:
+    """An engine's logger may have its own handlers."""
+    own = logging.getLogger("paritybit.subject.own")
+    own.propagate, own.handlers = False, [logging.NullHandler()]
+    with LogTrap() as trap, SiteTrap() as sites:
+        own.error("to its own handler")
+    assert trap.take() == ("to its own handler",)
+    assert [site.message for site in sites.sites] == ["to its own handler"]
 
 
 def test_what_the_subject_says_by_python_s_warnings_is_heard_each_time() -> None:

@@ -254,12 +254,8 @@ def test_the_rows_of_a_draft_are_its_branches() -> None:
 
 
 def test_a_warning_that_no_subject_logged_has_no_site() -> None:
-    trap = SiteTrap()
-    SUBJECT_LOGGER.addHandler(trap)
-    try:
+    with SiteTrap() as trap:
         SUBJECT_LOGGER.log(logging.WARNING, "from a test")
-    finally:
-        SUBJECT_LOGGER.removeHandler(trap)
     assert [(site.message, site.functions, site.file) for site in trap.sites] == [
         ("from a test", (), "")
     ]
