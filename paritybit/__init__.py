@@ -9,7 +9,7 @@ from typing import Any
 
 from paritybit.places import PACKAGE, SOURCES
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 if SOURCES != PACKAGE:  # A checkout: see `paritybit.places`.
     __path__.append(str(SOURCES))
