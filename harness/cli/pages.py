@@ -64,15 +64,13 @@ def json_asked_for(path: Path) -> Any:
 
 def run_compare(options: argparse.Namespace) -> int:
     """Compare two records of `regress`, also as a page, or two of `watch`."""
-    pair = [(read_json(path), path.name) for path in (options.before, options.after)]
+    pair = [(read_json(path), str(path)) for path in (options.before, options.after)]
     of_engines = [reading.is_record(data) for data, _ in pair]
     if all(of_engines):
         return compare_engines(*(reading.record_of(data, name) for data, name in pair))
     if any(of_engines):
-        raise MalformedError(
-            f"cannot compare {options.before.name} with {options.after.name}: only one of "
-            "them is from an engine"
-        )
+        names = " with ".join(name for _, name in pair)
+        raise MalformedError(f"cannot compare {names}: only one of them is from an engine")
     for data, name in pair:
         require_comparable(data, name)
     before, after = (run_record.record_of(data, name) for data, name in pair)

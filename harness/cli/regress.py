@@ -210,7 +210,6 @@ def finish(
         console.print(f"not tried: {data.scope.untried}", soft_wrap=True, markup=False)
     for fact in hitches(data):
         console.print(f"{fact.name}: {fact.value}", soft_wrap=True, markup=False)
-    console.print(f"{data.seconds:.0f} s; page: {folder / 'index.html'}", soft_wrap=True)
     errors = [result.error for result in run.results if result.status is Status.FAILED]
     print_errors(error for error in errors if error is not None)
     for name, case in cases_of(run).items():
@@ -219,6 +218,7 @@ def finish(
     written = run_record.load(folder / "run.json")
     write_whole(folder / "index.html", render(written, previous))
     swap_link(folder)
+    console.print(f"{data.seconds:.0f} s; page: {folder / 'index.html'}", soft_wrap=True)
     unreached = data.scope.unreached if data.scope is not None else ()
     if data.verdict == "green" and strict and unreached:
         return refused(f"--strict: this run never reached {first_of(unreached)}", CANNOT_RUN)

@@ -54,11 +54,12 @@ def warnings_logged(engine: EngineUnderTest) -> Iterator[None]:
         yield
 
 
-class RecordTrap:
+class RecordTrap(logging.NullHandler):
     """Hears each record at WARNING or above while it is entered, except those of the fresh engine.
 
     It hears the records of all loggers as they are made, because an engine's logger may have its
-    own handlers and pass nothing to the root logger.
+    own handlers and pass nothing to the root logger. It is also a handler of the root logger, so
+    that records without another handler are not printed.
     """
 
     def hear(self, record: logging.LogRecord) -> None:
@@ -76,6 +77,7 @@ class RecordTrap:
             return record
 
         logging.setLogRecordFactory(made)
+        logging.getLogger().addHandler(self)
         return self
 
     def __exit__(
@@ -86,12 +88,14 @@ class RecordTrap:
     ) -> None:
         """Stop hearing."""
         logging.setLogRecordFactory(self._make)
+        logging.getLogger().removeHandler(self)
 
 
 class LogTrap(RecordTrap):
     """Collects the messages of records."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.messages: list[str] = []
 
     def hear(self, record: logging.LogRecord) -> None:

@@ -30,6 +30,7 @@ class SiteTrap(RecordTrap):
     """Keeps the place in the subject's code of each warning."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.sites: list[LogSite] = []
 
     def hear(self, record: logging.LogRecord) -> None:
