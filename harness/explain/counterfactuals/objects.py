@@ -4,11 +4,13 @@ Changes of objects that no engine declares would otherwise affect a second run o
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from paritybit.harness.lockstep.python_state import (
     Change,
@@ -54,8 +56,9 @@ class Kept:
         self._values: list[Tensor] = []
         changing = {address_of(tensor) for tensor in engine.python_objects().changing} | static
         for value in found.objects:
-            if isinstance(value, dict | list | set | deque):
-                self._contents.append((value, value.copy()))
+            copied = next((copied for of, copied in COPIED.items() if isinstance(value, of)), None)
+            if copied is not None:
+                self._contents.append((value, copied(value)))
             elif isinstance(value, Tensor):
                 if value.numel() <= KEPT_ELEMENTS and address_of(value) not in changing:
                     self._tensors.append(value)
@@ -122,9 +125,26 @@ def put(holder: Any, key: str, value: Any) -> None:
         object.__setattr__(holder, key, value)
 
 
+COPIED: Mapping[Any, Callable[[Any], Any]] = {
+    (dict, list, set, deque): lambda container: container.copy(),
+    np.ndarray: lambda array: array.copy(),
+    ContextVar: lambda variable: variable.get(NOT_THERE),
+    torch.Generator: lambda generator: generator.get_state(),
+}
+"""Returns the contents of an object, for each type whose contents are kept."""
+
+
 def refill(container: Any, contents: Any) -> None:
-    """Fill a container with the contents of another of its type."""
-    if isinstance(container, (dict, set)):
+    """Give an object its kept contents. What a context never had stays in a context variable."""
+    if isinstance(container, np.ndarray):
+        if container.flags.writeable:
+            container[...] = contents
+    elif isinstance(container, ContextVar):
+        if contents is not NOT_THERE:
+            container.set(contents)
+    elif isinstance(container, torch.Generator):
+        container.set_state(contents)
+    elif isinstance(container, (dict, set)):
         container.clear()
         container.update(contents)
     else:

@@ -96,8 +96,8 @@ class Search:
         if not self.holds(self.recorded.again()):  # Otherwise no change shows anything.
             found = self.state(cause) or self.dispatch(cause)
             found = found or self.kept(cause) or self.by_changes(cause)
-        if found is not None:
-            return found
+        if found is not None and not self.holds(self.recorded.again()):
+            return found  # Otherwise the run itself has changed something that decides.
         return None if cause is None else replace(bare(cause), blame=NOT_KNOWN)
 
     def holds(self, run: Run) -> bool:

@@ -2,9 +2,12 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from paritybit.harness.checks.explanation import explained as explained_by_harness
@@ -14,7 +17,9 @@ from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.explain.counterfactuals.made import Wanted, made_at
 from paritybit.harness.explain.counterfactuals.objects import KEPT_ELEMENTS, Kept
+from paritybit.harness.explain.counterfactuals.search import Search
 from paritybit.harness.explain.facts import Explanation
+from paritybit.harness.explain.recorded import Run
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.schedules.schedule import (
@@ -95,13 +100,16 @@ def shorter_mask_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_lists, "tree_lists", changed)
 
 
-def kept_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copy the tokens of a batch only if it has more or fewer than the last one."""
+def kept_tokens(monkeypatch: pytest.MonkeyPatch, healed: Sequence[Any] = ()) -> None:
+    """Copy the tokens of a batch only if it has more or fewer than the last one.
+
+    Once `healed` has items, always copy them.
+    """
     live_values = DecodeRunner.live_values
 
     def changed(self: Any, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
         found = live_values(self, batch, bucket)
-        if batch is not None and getattr(self, "count", 0) == batch.live_requests:
+        if not healed and batch is not None and getattr(self, "count", 0) == batch.live_requests:
             del found["input_ids"]
         self.count = 0 if batch is None else batch.live_requests
         return found
@@ -157,6 +165,22 @@ def test_python_state_is_named_by_its_path_from_the_engine(monkeypatch: pytest.M
         "engine.engine.runners[DECODE].count",
     )
     assert "nothing else changed" in " ".join(found.proof)
+
+
+def test_nothing_is_blamed_if_the_run_without_a_change_has_come_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What no run restores then decides, and any change would seem to be the cause."""
+    healed: list[bool] = []
+    monkeypatch.setitem(FAULTS, "state", partial(kept_tokens, healed=healed))
+    holds = Search.holds
+
+    def heal(self: Search, run: Run) -> bool:
+        healed.append(True)
+        return holds(self, run)
+
+    monkeypatch.setattr(Search, "holds", heal)
+    assert cause_of("state", "kv_parity", monkeypatch).cause.blame == "not known"
 
 
 def test_undeclared_state_alone_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,6 +326,11 @@ def test_objects_are_brought_back_whatever_was_done_to_them(
         pair = Lockstep(TrialConfig("decode", device="cpu", **SIZES)).pair
         engine = pair.captures.engines[0]
         runner = next(iter(engine.runners.values()))
+        array, variable = np.zeros(3, dtype=np.int64), ContextVar("last", default=0)
+        drawn = torch.Generator()
+        variable.set(1)
+        runner.beside = [array, variable, drawn]  # type: ignore[attr-defined]
+        first = drawn.get_state()
         captured = Kept(engine)
         runner.further = [1, 2]  # type: ignore[attr-defined]
         runner.buckets = (*runner.buckets, 99)
@@ -316,11 +345,16 @@ def test_objects_are_brought_back_whatever_was_done_to_them(
             filled.append(1)
         for tensor in small_tensors(held):
             tensor.fill_(1)
+        array += 1
+        variable.set(2)
+        torch.rand(1, generator=drawn)
         owner = next(one for one in type(runner).__mro__ if "captures" in vars(one))
         monkeypatch.setattr(owner, "captures", "another value")
         captured.restore()
         engine.recapture()  # Static buffers are restored apart.
         assert runner.captures is True
+        assert (array.tolist(), variable.get()) == ([0, 0, 0], 1)
+        assert torch.equal(drawn.get_state(), first)
         assert list(buffers) == names
         assert empty and not any(empty)
         assert 99 not in runner.buckets
