@@ -16,8 +16,12 @@ GIB = 2**30
 COPIES = 4
 """Copies of a world's KV that a pair keeps around a step, if the pools can be copied."""
 
-WEIGHTS = 3
-"""Copies of the weights if the pools can be copied: one for the references, one per engine."""
+WEIGHTS = 4
+"""Copies of the weights if the pools can be copied.
+
+One is the reference's, and one each is the subject's, the fresh engine's and that of the engine
+without the bug.
+"""
 
 WIDEST_ROWS = 64
 """Rows of float32 logits that one forward of the largest bucket allocates in total."""
