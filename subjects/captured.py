@@ -201,7 +201,8 @@ class CapturedEngine:
         outputs = self.outputs.get((runner.name, replay.bucket), {})
         operations = runner.operations(replay.bucket)
         locations = buffers.get("out_cache_loc_swa")
-        graphs = [one for one in runner.graphs(replay.bucket) if isinstance(one, CountingGraph)]
+        graphs = runner.graphs(replay.bucket)
+        counted = [one for one in graphs if isinstance(one, CountingGraph)]
         return ReplayFacts(
             captured_buffers=captured,
             buffers=facts_since(captured, buffers),
@@ -218,8 +219,8 @@ class CapturedEngine:
                 holds_attention="attention" in operations,
                 expects_attention=runner.attention_captured,
             ),
-            allocated=sum(graph.allocated for graph in graphs),
-            replays=[graph.replays for graph in graphs],
+            allocated=sum(graph.allocated for graph in counted),
+            replays=[one.replays if isinstance(one, CountingGraph) else 0 for one in graphs],
         )
 
     def capture_again(self) -> None:

@@ -321,6 +321,14 @@ OF_SUBJECTS: tuple[Fault, ...] = (
         why="What steps left in static buffers counts as just captured from the next capture on.",
     ),
     Fault(
+        name="later-captures-are-not-counted",
+        file="subjects/captured.py",
+        old="        self.counts = True\n",
+        new="",
+        tests=("properties/harness/lockstep/test_captures.py", "-k", "on_request"),
+        why="Nothing tells how often the graphs of later captures are replayed.",
+    ),
+    Fault(
         name="tape-lets-host-reads-pass",
         file="subjects/graphs/dispatch.py",
         old='("item", "tolist", "numpy",',

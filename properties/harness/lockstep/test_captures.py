@@ -177,6 +177,17 @@ def test_what_a_schedule_needs_is_captured_when_it_is_first_played() -> None:
     assert captured(lockstep)[0].runners[Mode.DECODE].captured[4] is graph
 
 
+def test_graphs_that_are_captured_on_request_count_their_replays() -> None:
+    """A graph that nothing counts was not seen to be replayed."""
+    lockstep = Lockstep(ON_REQUEST)
+    for schedule in (DECODES, VERIFIES):
+        assert "captured_path" not in lockstep.play(schedule).violated
+    segments: list[Any] = captured(lockstep)[0].runners[Mode.DECODE].captured[2].segments
+    segments[0] = segments[0].graph
+    (found,) = lockstep.play(DECODES).violations
+    assert (found.property, found.message) == ("captured_path", "the graph was replayed 0 times")
+
+
 def test_what_steps_left_in_static_buffers_is_not_taken_for_just_captured() -> None:
     pair = Lockstep(ON_REQUEST.clean).pair
     engine = captured_in(pair, [[Mode.DECODE]])
