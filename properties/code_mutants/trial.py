@@ -56,6 +56,7 @@ def play() -> dict[str, str]:
     from paritybit.harness.checks.play import DeviceLostError, Lockstep  # noqa: PLC0415
     from paritybit.harness.checks.table import PROPERTIES  # noqa: PLC0415
     from paritybit.harness.lockstep.config import TrialConfig  # noqa: PLC0415
+    from paritybit.reference.config import Feature  # noqa: PLC0415
     from paritybit.subjects.runners import ONE_PER_ENGINE  # noqa: PLC0415
     from paritybit.subjects.toggles import LocationScheme  # noqa: PLC0415
 
@@ -66,7 +67,13 @@ def play() -> dict[str, str]:
             zip(ONE_PER_ENGINE, ("gpt_oss", "mimo", "gemma3"), strict=True)
         )
     ]
-    for trial in (*trials, TrialConfig(overlap=True)):
+    beside = [feature for feature in Feature if feature is not Feature.CHAINS]
+    others = (
+        TrialConfig(overlap=True),
+        TrialConfig(features=tuple(beside)),
+        TrialConfig("eagle_draft", features=(Feature.CHAINS,)),
+    )
+    for trial in (*trials, *others):
         lockstep = Lockstep(trial, PROPERTIES)
         if lockstep.capture_warnings:
             return {"end": "seen", "by": "a warning at capture"}
