@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextvars import ContextVar
 from enum import Enum
+from functools import partial
 from itertools import chain, starmap
 from operator import is_
 from types import FunctionType, MethodType
@@ -194,7 +195,8 @@ class Unchanged:
         if isinstance(value, CachedFunction):
             return of_cache if self._walk.follows_cache(value) else None
         if isinstance(value, type):
-            return self._of_class if self._walk.own(value) and not issubclass(value, Enum) else None
+            followed = self._walk.own(value) and not issubclass(value, Enum)
+            return partial(of_class, self._walk.declared) if followed else None
         kind = type(value)
         if kind not in self._parts_of:
             self._parts_of[kind] = self._parts_by_kind(kind)
@@ -211,18 +213,25 @@ class Unchanged:
             return lambda value: (sys.intern(text_of(value)),)
         slots = any("__slots__" in vars(one) for one in kind.__mro__)
         declared = any(name.startswith(f"{kind.__name__}.") for name in self._walk.declared)
-        return self._of_object if slots or declared else of_variables
+        return partial(of_object, self._walk.declared) if slots or declared else of_variables
 
-    def _of_object(self, value: Any) -> tuple[Any, ...]:
-        return self._undeclared(type(value).__name__, dict(attributes_of(value)))
 
-    def _of_class(self, kind: type) -> tuple[Any, ...]:
-        return (*kind.__mro__, *self._undeclared(kind.__qualname__, vars(kind)))
+def of_object(declared: Collection[str], value: Any) -> tuple[Any, ...]:
+    """Return the names of an object's attributes and their values, without those declared."""
+    return undeclared(declared, type(value).__name__, dict(attributes_of(value)))
 
-    def _undeclared(self, owner: str, attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-        declared = self._walk.declared
-        kept = (one for one in attributes.items() if f"{owner}.{one[0]}" not in declared)
-        return tuple(chain.from_iterable(kept))
+
+def of_class(declared: Collection[str], kind: type) -> tuple[Any, ...]:
+    """Return a class's bases, and the names of its attributes and their values."""
+    return (*kind.__mro__, *undeclared(declared, kind.__qualname__, vars(kind)))
+
+
+def undeclared(
+    declared: Collection[str], owner: str, attributes: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """Return the names and values of the attributes of `owner` that are not declared."""
+    kept = (one for one in attributes.items() if f"{owner}.{one[0]}" not in declared)
+    return tuple(chain.from_iterable(kept))
 
 
 def of_mapping(items: Mapping[Any, Any]) -> tuple[Any, ...]:

@@ -1,5 +1,6 @@
 """Runners are captured when a schedule first needs them: which, when, and that no order matters."""
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -30,7 +31,7 @@ from paritybit.harness.schedules.schedule import (
 )
 from paritybit.reference.batch import Mode
 from paritybit.reference.config import Role
-from paritybit.subjects.captured import CapturedEngine
+from paritybit.subjects.captured import CapturedEngine, uncollected
 from paritybit.subjects.protocol import Overrides
 from paritybit.subjects.runners import ONE_PER_ENGINE
 from paritybit.subjects.runners.eagle_draft_extend import EagleDraftExtendRunner
@@ -276,6 +277,17 @@ def test_a_weight_that_a_capture_changes_is_not_changed_for_the_eager_run(
     monkeypatch.setattr(EagleDraftExtendRunner, "capture_all", scaling)
     lockstep = Lockstep(replace(ON_REQUEST.clean, runner="eagle_draft_extend"))
     assert "logits_parity" in lockstep.play(SCHEDULE).violated
+
+
+def test_a_lockstep_is_freed_without_the_collector() -> None:
+    """The collector runs rarely, and a pair and its captured engines hold much memory."""
+    lockstep = Lockstep(ON_REQUEST)
+    lockstep.play(SCHEDULE)
+    lockstep.pair.captures.undeclared()
+    held = [weakref.ref(one) for one in (lockstep.pair, *lockstep.pair.captures.engines)]
+    with uncollected():
+        del lockstep
+        assert [one() for one in held] == [None, None, None]
 
 
 def test_a_step_that_needs_what_is_not_captured_is_an_error_of_ours() -> None:
