@@ -81,7 +81,8 @@ class Heads:
 class Model:
     """A decoder of `config` with weights drawn from `seed`, in `dtype` on `device`.
 
-    The weights of a large model are drawn on the device. The same seed gives the same weights on
+    The weights of a large model are drawn on the device. On a CPU the norms and matrices of a
+    smaller one are rounded to `dtype` and held as float32. The same seed gives the same weights on
     the same kind of device.
     """
 
@@ -99,9 +100,16 @@ class Model:
             # Added before the copy: a GPU would load a kernel for it.
             return (drawn + mean if mean else drawn).to(device)
 
+        def wide(drawn: Tensor) -> Tensor:
+            # Converted once: the ops of a CPU compute in float32, and would convert at each call.
+            return drawn if many or device.type == "cuda" else drawn.float()
+
+        def norm() -> Tensor:
+            return wide(draw(config.hidden, scale=0.1, mean=1.0))
+
         def factor(rows: int, columns: int, *, scale: float) -> Tensor:
             drawn = draw(rows, columns, scale=scale)
-            return drawn if device.type == "cuda" else column_major(drawn)
+            return drawn if device.type == "cuda" else column_major(wide(drawn))
 
         self.config = config
         self.dtype = dtype
@@ -115,14 +123,14 @@ class Model:
             query_width = config.heads * shape.head_dim
             self.layers.append(
                 LayerWeights(
-                    input_norm=draw(config.hidden, scale=0.1, mean=1.0),
+                    input_norm=norm(),
                     qkv=factor(
                         query_width + 2 * shape.kv_heads * shape.head_dim,
                         config.hidden,
                         scale=1.5 * config.hidden**-0.5,
                     ),
                     output=factor(config.hidden, query_width, scale=query_width**-0.5),
-                    mlp_norm=draw(config.hidden, scale=0.1, mean=1.0),
+                    mlp_norm=norm(),
                     gate_up=factor(2 * width, config.hidden, scale=config.hidden**-0.5),
                     down=factor(config.hidden, width, scale=width**-0.5),
                     sinks=(
@@ -130,9 +138,9 @@ class Model:
                     ),
                 )
             )
-        self.final_norm = draw(config.hidden, scale=0.1, mean=1.0)
+        self.final_norm = norm()
         self.head = factor(config.vocab, config.hidden, scale=2.0 * config.hidden**-0.5)
-        self.hidden_norm = draw(config.hidden, scale=0.1, mean=1.0)
+        self.hidden_norm = norm()
         self.decay = torch.linspace(*STATE_DECAY, config.hidden).to(device)
         self.fusion = factor(config.hidden, config.hidden, scale=config.hidden**-0.5)
         self.frequency = {
