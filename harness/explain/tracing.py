@@ -56,20 +56,29 @@ def shown_file(path: str) -> str | None:
     return name if followed else None
 
 
+class _Local:
+    """Traces the lines of functions. An object, because a function would hold itself."""
+
+    def __init__(self, seen: Seen) -> None:
+        self.seen = seen
+        self.last: dict[FrameType, int] = {}
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> "_Local":
+        """Call `seen` for the line before, if any."""
+        if event in ("line", "return"):
+            if frame in self.last:
+                returned = argument if event == "return" else None
+                self.seen(frame, self.last[frame], returned)
+            self.last[frame] = frame.f_lineno
+        if event == "return":
+            self.last.pop(frame, None)
+        return self
+
+
 @contextmanager
 def following(seen: Seen) -> Iterator[None]:
     """Call `seen` after each line of the engine that runs while entered."""
-    before = sys.gettrace()
-    last: dict[FrameType, int] = {}
-
-    def local(frame: FrameType, event: str, argument: Any) -> Any:
-        if event in ("line", "return"):
-            if frame in last:
-                seen(frame, last[frame], argument if event == "return" else None)
-            last[frame] = frame.f_lineno
-        if event == "return":
-            last.pop(frame, None)
-        return local
+    before, local = sys.gettrace(), _Local(seen)
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         followed = shown_file(frame.f_code.co_filename) is not None

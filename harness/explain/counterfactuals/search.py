@@ -29,6 +29,7 @@ from paritybit.harness.explain.counterfactuals.judge import (
     together,
 )
 from paritybit.harness.explain.counterfactuals.lines import (
+    Holds,
     Lines,
     first_held_at,
     last_held_at,
@@ -80,10 +81,14 @@ def bare(cause: Cause) -> Cause:
 
 
 class Search:
-    """Runs a forward again with one thing changed each time. `play` plays the whole schedule."""
+    """Runs a forward again with one thing changed each time. `play` plays the whole schedule.
+
+    `holds` returns whether the violated property holds for a run.
+    """
 
     def __init__(self, recorded: RecordedForward, judge: Judge, play: Callable[[], Any]) -> None:
         self.recorded, self.judge, self.play = recorded, judge, play
+        self.holds: Holds = partial(holds, recorded, judge)
         self.inputs: Right = judge.wrong_inputs(inputs_seen(recorded))
         self.stale = self._stale_lists()
         self.lines = Lines(recorded, self.holds)
@@ -99,10 +104,6 @@ class Search:
         if found is not None and not self.holds(self.recorded.again()):
             return found  # Otherwise the run itself has changed something that decides.
         return None if cause is None else replace(bare(cause), blame=NOT_KNOWN)
-
-    def holds(self, run: Run) -> bool:
-        """Whether the violated property holds for a run."""
-        return holds(self.recorded, self.judge, run)
 
     def _stale_lists(self) -> Right:
         """Return elements of static lists, not of inputs, in which a fresh runner differs.
