@@ -17,6 +17,7 @@ from paritybit.reference.pool import LOC_DTYPE, KVPools
 from paritybit.subjects.contracts import LISTED_CONVERSIONS, Policy
 from paritybit.subjects.engine import Engine, Subject, contract
 from paritybit.subjects.graphs.counting import CountingGraph
+from paritybit.subjects.graphs.protocol import Graph
 from paritybit.subjects.parts import Part
 from paritybit.subjects.pool import TRANSLATE
 from paritybit.subjects.protocol import (
@@ -38,6 +39,7 @@ from torch import Tensor
 DECLARED = {
     "BufferFacts": "what graphs read and write; a reset brings the first graphs back",
     "CountingGraph": "recorded graph contents, and a counter used by the harness",
+    "CapturedEngine.replayed": "the graphs that the last forward replayed",
     "TapeSegment": "recorded graph contents",
     "CudaSegment": "recorded graph contents",
     "StaticInputs.conversions": "cleared by a reset, created by a capture",
@@ -72,6 +74,7 @@ class CapturedEngine:
 
     - `pools`: the graph world's pools, which hold its KV. `read_kv` and `write_kv` do nothing.
     - `records_ops`: graphs keep the inputs and outputs of their ops.
+    - `replayed`: the counting graphs that the last forward replayed, once for each replay.
     - `modes`: the modes whose runners are captured at once. `capture` captures others.
     - `capturing`: returns a context for each capture.
     - `capturing_seconds`: the CPU seconds of all captures so far.
@@ -98,6 +101,7 @@ class CapturedEngine:
         self.scheme = subject.toggles.scheme
         self.records_ops = records_ops
         self.counts = False
+        self.replayed: list[Graph] = []
         self.capturing_seconds = 0.0
         self._capturing = capturing
         self.buffers: dict[tuple[str, int], dict[str, BufferFacts]] = {}
@@ -164,7 +168,7 @@ class CapturedEngine:
 
     def forward(self, batch: ForwardBatch | None, mode: Mode) -> Forward:
         """Run one forward, by replay if a graph can run it, else eagerly."""
-        self._count_from_zero()
+        self.replayed.clear()
         return self.engine.forward(batch, mode)
 
     def forward_overridden(
@@ -174,7 +178,7 @@ class CapturedEngine:
 
         With `overrides.largest` the runner replays even if the engine would run eagerly.
         """
-        self._count_from_zero()
+        self.replayed.clear()
         if not overrides.largest:
             return self.engine.forward(batch, mode, overrides)
         replay = self.runners[mode].replay(batch, overrides)
@@ -220,7 +224,7 @@ class CapturedEngine:
                 expects_attention=runner.attention_captured,
             ),
             allocated=sum(graph.allocated for graph in counted),
-            replays=[one.replays if isinstance(one, CountingGraph) else 0 for one in graphs],
+            replays=[self.replayed.count(graph) for graph in graphs],
         )
 
     def capture_again(self) -> None:
@@ -296,17 +300,11 @@ class CapturedEngine:
         for runner in self.runners.values():
             for captured in runner.captured.values():
                 captured.segments = [
-                    graph if isinstance(graph, CountingGraph) else CountingGraph(graph)
+                    graph
+                    if isinstance(graph, CountingGraph)
+                    else CountingGraph(graph, self.replayed)
                     for graph in captured.segments
                 ]
-
-    def _count_from_zero(self) -> None:
-        """Let all graphs that count their replays begin again."""
-        for runner in self.runners.values():
-            for captured in runner.captured.values():
-                for graph in captured.segments:
-                    if isinstance(graph, CountingGraph):
-                        graph.replays = 0
 
     def _kept_buffers(self, runner: GraphRunner) -> dict[str, Tensor]:
         """Return the buffers that the runner's correct contract does not reset, by name."""

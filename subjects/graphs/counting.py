@@ -5,23 +5,23 @@ from paritybit.subjects.graphs.protocol import Graph
 
 
 class CountingGraph:
-    """A graph that counts its replays during the engine's last forward.
+    """A graph that adds itself to `replayed` with each replay.
 
     It also counts the blocks that the CUDA allocator hands out during its last replay.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, replayed: list[Graph]) -> None:
         self.graph = graph
         self.operations = graph.operations
+        self.replayed = replayed
         self.allocated = 0
-        self.replays = 0
 
     def replay(self) -> None:
         """Replay the graph and count."""
         before = allocations()
         self.graph.replay()
         self.allocated = allocations() - before
-        self.replays += 1
+        self.replayed.append(self)
 
 
 def allocations() -> int:

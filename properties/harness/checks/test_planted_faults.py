@@ -174,7 +174,7 @@ def test_blocks_handed_out_around_a_replay_are_counted(monkeypatch: pytest.Monke
             handed_out[0] += 2
 
     monkeypatch.setattr("paritybit.subjects.graphs.counting.allocations", lambda: handed_out[0])
-    graph = CountingGraph(Allocating())
+    graph = CountingGraph(Allocating(), [])
     graph.replay()
     assert graph.allocated == 2
 
