@@ -78,7 +78,7 @@ class TorchOps(Ops):
         return torch.stack([angle.cos(), angle.sin()])
 
     def _norm_linear(self, hidden: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
-        return _as(self._projected(hidden, norm, weight), hidden)
+        return _as(self._projected(hidden, norm, weight).squeeze(1), hidden)
 
     def _project_heads(
         self, hidden: Tensor, norm: Tensor, weight: Tensor, rotary: Tensor, turned: int
@@ -92,15 +92,15 @@ class TorchOps(Ops):
         return _as(found, hidden), _as(others.flatten(2), hidden)
 
     def _projected(self, hidden: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
-        """Return RMSNorm(hidden) times a weight [O, I] transposed, float32 [T, O]."""
+        """Return RMSNorm(hidden) times a weight [O, I] transposed, float32 [T, 1, O]."""
         rows, weight = _whole(_wide(hidden)).unsqueeze(1), _whole(weight)
         # The mean of squares plus epsilon, as the product of each row with itself.
         mean = torch.baddbmm(self.epsilon, rows, rows.transpose(1, 2), alpha=1 / hidden.shape[1])
         normed = rows * torch.rsqrt(mean) * _whole(_wide(norm))
-        return torch.bmm(normed, _factor(weight, normed)).squeeze(1)
+        return torch.bmm(normed, _factor(weight, normed))
 
     def _linear_add(self, inputs: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
-        return _as(_added(_wide(residual), _wide(inputs), weight), residual)
+        return _as(_added(_wide(residual), _wide(inputs).unsqueeze(1), weight), residual)
 
     def _gated_linear_add(
         self,
@@ -110,14 +110,14 @@ class TorchOps(Ops):
         activation: str,
         row_limit: Tensor,
     ) -> Tensor:
-        gate, up = _wide(gate_up).view(gate_up.shape[0], 2, -1).unbind(1)
+        gate, up = _wide(gate_up).view(gate_up.shape[0], 2, 1, -1).unbind(1)
         added = _added(_wide(residual), self._activated(gate, activation) * up, weight)
         live = self.place[: residual.shape[0]] < row_limit
         return torch.where(live, _as(added, residual), residual)
 
     def _activated(self, gate: Tensor, activation: str) -> Tensor:
-        """Return the activation of `gate` [T, F], composed of exp unless VECTOR divides F."""
-        if gate.shape[1] % VECTOR == 0:
+        """Return the activation of `gate` [..., F], composed of exp unless VECTOR divides F."""
+        if gate.shape[-1] % VECTOR == 0:
             return gelu(gate, approximate="tanh") if activation == "gelu" else silu(gate)
         exponent = -gate
         if activation == "gelu":
@@ -193,7 +193,9 @@ class TorchOps(Ops):
         place = begin.unsqueeze(1) + turn
         taken = place < end.unsqueeze(1)
         if width > max_keys:
-            taken = taken.logical_and(self.within[COUNTING - max_keys :][:width])
+            taken = taken.logical_and(
+                self.within[COUNTING - max_keys : COUNTING - max_keys + width]
+            )
         last = slots.shape[0] - 1
         if mask is None or mask_start is None:
             # A place beyond the list reads the row's first slot again, and takes no part.
@@ -244,7 +246,7 @@ def _factor(weight: Tensor, inputs: Tensor) -> Tensor:
 
 
 def _added(residual: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:
-    """Return residual [T, O] + inputs [T, I] times weight [O, I] transposed, all in float32."""
+    """Return residual [T, O] + inputs [T, 1, I] times weight [O, I] transposed, all float32."""
     inputs, weight = _whole(inputs), _whole(weight)
     factor = _factor(weight, inputs)
-    return torch.baddbmm(residual.unsqueeze(1), inputs.unsqueeze(1), factor).squeeze(1)
+    return torch.baddbmm(residual.unsqueeze(1), inputs, factor).squeeze(1)
