@@ -263,11 +263,11 @@ class OpRecorder(Recorder):
             (rows.clone(), mapping.clone())
             for rows, mapping in (both(pair.graph_pools.tables), both(pair.eager_pools.tables))
         )
-        self.fresh_calls, self.fresh = self._run_fresh(planned)
-        pair.restore_graph()
-        self.state = self.engine.state()
         if self.forwards == self.last:
+            self.fresh_calls, self.fresh = self._run_fresh(planned)
+            pair.restore_graph()
             self.objects = Kept(self.engine)
+        self.state = self.engine.state()
         self.trap.sites.clear()
         self.forwards += 1
 

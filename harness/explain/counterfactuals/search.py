@@ -56,7 +56,7 @@ from paritybit.harness.explain.first_difference import Side, first_difference
 from paritybit.harness.explain.origins.given import given_element
 from paritybit.harness.explain.origins.source_lines import site_of
 from paritybit.harness.explain.origins.tables import differing_cells
-from paritybit.harness.explain.recorded import RecordedForward, Run
+from paritybit.harness.explain.recorded import RecordedForward
 from paritybit.harness.explain.static_origin import stale_elements, static_buffers
 from paritybit.reference.ops import OpCall
 from torch import Tensor
