@@ -100,44 +100,22 @@ class Model:
             # Added before the copy: a GPU would load a kernel for it.
             return (drawn + mean if mean else drawn).to(device)
 
-        def wide(drawn: Tensor) -> Tensor:
-            # Converted once: the ops of a CPU compute in float32, and would convert at each call.
-            return drawn if many or device.type == "cuda" else drawn.float()
+        # The ops of a CPU compute in float32, and would convert at each call.
+        held_in = dtype if many or device.type == "cuda" else torch.float32
 
         def norm() -> Tensor:
-            return wide(draw(config.hidden, scale=0.1, mean=1.0))
+            return draw(config.hidden, scale=0.1, mean=1.0).to(held_in)
 
         def factor(rows: int, columns: int, *, scale: float) -> Tensor:
-            drawn = draw(rows, columns, scale=scale)
-            return drawn if device.type == "cuda" else column_major(wide(drawn))
+            drawn = draw(rows, columns, scale=scale).to(held_in)
+            return drawn if device.type == "cuda" else column_major(drawn)
 
         self.config = config
         self.dtype = dtype
         self.device = device
         self.embedding = draw(config.vocab, config.hidden, scale=1.0)
         self.encoder_table = draw(ENCODER_ROWS, config.hidden, scale=0.5)
-        self.layers: list[LayerWeights] = []
-        width = config.intermediate
-        for kind in config.layers:
-            shape = config.shape(kind)
-            query_width = config.heads * shape.head_dim
-            self.layers.append(
-                LayerWeights(
-                    input_norm=norm(),
-                    qkv=factor(
-                        query_width + 2 * shape.kv_heads * shape.head_dim,
-                        config.hidden,
-                        scale=1.5 * config.hidden**-0.5,
-                    ),
-                    output=factor(config.hidden, query_width, scale=query_width**-0.5),
-                    mlp_norm=norm(),
-                    gate_up=factor(2 * width, config.hidden, scale=config.hidden**-0.5),
-                    down=factor(config.hidden, width, scale=width**-0.5),
-                    sinks=(
-                        draw(config.heads, scale=1.0).float() if kind in config.sink_kinds else None
-                    ),
-                )
-            )
+        self.layers = [drawn_layer(config, kind, (draw, norm, factor)) for kind in config.layers]
         self.final_norm = norm()
         self.head = factor(config.vocab, config.hidden, scale=2.0 * config.hidden**-0.5)
         self.hidden_norm = norm()
@@ -270,6 +248,28 @@ class Model:
         if tokens.token_count is not None:
             logits = ops.limit_rows(logits, tokens.token_count)
         return {"logits": logits, "hidden": hidden}
+
+
+def drawn_layer(
+    config: ModelConfig, kind: Kind, drawing: tuple[Callable[..., Tensor], ...]
+) -> LayerWeights:
+    """Return the weights of a layer, by functions that draw a tensor, a norm and a matrix."""
+    draw, norm, factor = drawing
+    shape, width = config.shape(kind), config.intermediate
+    query_width = config.heads * shape.head_dim
+    return LayerWeights(
+        input_norm=norm(),
+        qkv=factor(
+            query_width + 2 * shape.kv_heads * shape.head_dim,
+            config.hidden,
+            scale=1.5 * config.hidden**-0.5,
+        ),
+        output=factor(config.hidden, query_width, scale=query_width**-0.5),
+        mlp_norm=norm(),
+        gate_up=factor(2 * width, config.hidden, scale=config.hidden**-0.5),
+        down=factor(config.hidden, width, scale=width**-0.5),
+        sinks=draw(config.heads, scale=1.0).float() if kind in config.sink_kinds else None,
+    )
 
 
 def drawn_adapters(config: ModelConfig, draw: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
