@@ -15,11 +15,11 @@ from paritybit.harness.checks.explanation import observe
 from paritybit.harness.checks.of_steps.live_inputs import wrong_inputs
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.explain.counterfactuals.judge import Judge, holds
 from paritybit.harness.explain.counterfactuals.made import Wanted, made_at
 from paritybit.harness.explain.counterfactuals.objects import KEPT_ELEMENTS, Kept
-from paritybit.harness.explain.counterfactuals.search import Search
 from paritybit.harness.explain.facts import Explanation
-from paritybit.harness.explain.recorded import Run
+from paritybit.harness.explain.recorded import RecordedForward, Run
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.schedules.schedule import (
@@ -173,13 +173,12 @@ def test_nothing_is_blamed_if_the_run_without_a_change_has_come_right(
     """What no run restores then decides, and any change would seem to be the cause."""
     healed: list[bool] = []
     monkeypatch.setitem(FAULTS, "state", partial(kept_tokens, healed=healed))
-    holds = Search.holds
 
-    def heal(self: Search, run: Run) -> bool:
+    def heal(recorded: RecordedForward, judge: Judge, run: Run) -> bool:
         healed.append(True)
-        return holds(self, run)
+        return holds(recorded, judge, run)
 
-    monkeypatch.setattr(Search, "holds", heal)
+    monkeypatch.setattr("paritybit.harness.explain.counterfactuals.search.holds", heal)
     assert cause_of("state", "kv_parity", monkeypatch).cause.blame == "not known"
 
 
