@@ -41,6 +41,7 @@ FORMS: Mapping[str, Form] = {
     "unrepeatable replay": ALONE,
     "padding leak": ALONE,
     "graph and eager differ": ALONE,
+    "wrong read": ALONE,
     "stale input": ALONE,
     "company": ALONE,
 }
@@ -50,7 +51,8 @@ WITH_POOLS: Mapping[str, Form] = {"stray write": WRITES, "corrupted read": WRITE
 """Further forms for sglang, because a test can compare its pools with copies."""
 
 OF_GRAPHS = frozenset(
-    {"stray write", "unrepeatable replay", "padding leak", "graph and eager differ", "stale input"}
+    {"stray write", "unrepeatable replay", "padding leak", "graph and eager differ", "wrong read"}
+    | {"stale input"}
 )
 """The laws that only a replay can violate."""
 

@@ -50,6 +50,7 @@ STATES: Mapping[str, tuple[str, str]] = {
     "tried: unrepeatable replay": ("replaying a graph again", "no replay could be repeated"),
     "tried: padding leak": ("other values in padding", "no padding could be overwritten"),
     "tried: graph and eager differ": ("graph against eager", "no replay was also run eagerly"),
+    "tried: wrong read": ("other values in KV slots", "no replay that reads could be repeated"),
 }
 """Maps a count to what was not reached if it is zero, and the reason."""
 

@@ -246,6 +246,23 @@ class Relation:
 
 
 @dataclass(frozen=True)
+class WrongRead:
+    """A replay that reads other slots than its live rows. `text` says what it does.
+
+    `group`, `layer` and `slots` name what it reads or ignores, as far as they are known.
+    """
+
+    number: int
+    forward: Forward
+    kind: str
+    text: str
+    group: str | None = None
+    layer: str | None = None
+    slots: tuple[int, ...] = ()
+    cause: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
 class Inputs:
     """The static inputs of a replay, and their states when the graph was captured."""
 

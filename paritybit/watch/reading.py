@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paritybit.watch.chains import UNKNOWN, Chains
-from paritybit.watch.facts import Forward
+from paritybit.watch.facts import Forward, Group, Row
 from paritybit.watch.ledger import NEVER, Ledger
 from paritybit.watch.observations import Reads
 
@@ -63,6 +63,25 @@ def hashes(forward: Forward, chains: Chains) -> list["array[int]"]:
     ]
 
 
+def first_read(row: Row, group: Group) -> int:
+    """Return the first cached position that a row reads in a group: the number of all for none."""
+    if not (row.computed or row.only_reads) or group.name not in row.slots:
+        return row.cached
+    window = row.window or group.window
+    return 0 if window is None else max(0, row.cached - window + 1)
+
+
+def slots_read(forward: Forward, ledger: Ledger) -> Tensor:
+    """Return the slots of cached positions that the rows of a forward read, int64 [n]."""
+    name = ledger.group.name
+    parts = [
+        row.slots[name][first_read(row, ledger.group) : row.cached]
+        for row in forward.rows
+        if name in row.slots
+    ]
+    return ledger.index(torch.cat(parts)) if parts else ledger.reserved[:0]
+
+
 def reads(
     forward: Forward,
     number: int,
@@ -80,10 +99,7 @@ def reads(
     parts, rows, spans = list[Tensor](), list[int](), list[tuple[int, int]]()
     expected = array("q")
     for index, row in enumerate(forward.rows):
-        if not (row.computed or row.only_reads) or group.name not in row.slots:
-            continue
-        window = row.window or group.window
-        first = 0 if window is None else max(0, row.cached - window + 1)
+        first = first_read(row, group)
         if first >= row.cached:
             continue
         parts.append(row.slots[group.name][first : row.cached])

@@ -92,7 +92,10 @@ def test_a_right_engine_is_clean_and_all_of_it_is_watched(toy: ModuleType, tmp_p
     assert counts["reads"] > 100
     assert counts["shared_reads"] > 10
     assert counts["lists"] == 18
-    for relation in ("unrepeatable replay", "padding leak", "graph and eager differ"):
+    for relation in (
+        *("unrepeatable replay", "padding leak"),
+        *("graph and eager differ", "wrong read"),
+    ):
         assert counts[f"tried: {relation}"] > 5
         assert counts[f"rounding: {relation}"] <= 9
 
@@ -232,6 +235,27 @@ def baked(engine: Any) -> None:
         graph.engine = other
 
 
+def beyond_its_lists(engine: Any) -> None:
+    """A row also sees the key before its window, which no list names."""
+    run = engine.model
+
+    def wrong(batch: Any) -> Any:
+        logits = run(batch)
+        for row, position in enumerate(batch["positions"].tolist()):
+            for request in engine.running:
+                mine = request.slots["swa"]
+                if position >= 4 and int(batch["loc_swa"][row]) in mine[position:]:
+                    logits[row] += engine.kv["swa"][1, mine[position - 4]].sum()
+        return logits
+
+    engine.model = wrong
+
+
+def ignored_layer(engine: Any) -> None:
+    """Queries of sliding layers are zero, so that their keys do not matter."""
+    engine.weights[1][0] = 0.0
+
+
 def moved(engine: Any) -> None:
     """A static input is allocated again."""
     static = engine.graphs[4].static
@@ -269,6 +293,8 @@ FAULTS: list[tuple[Callable[[Any], None], str]] = [
     (counting, "unrepeatable replay"),
     (leaking, "padding leak"),
     (baked, "graph and eager differ"),
+    (beyond_its_lists, "wrong read"),
+    (ignored_layer, "wrong read"),
     (moved, "moved address"),
     (narrowed, "moved address"),
     (complaining, "dirty log"),
@@ -304,3 +330,23 @@ def test_a_stray_write_names_the_tail_that_explains_it_and_so_does_who_reads_it(
         assert finding["replay"] == "decode"
     assert {f["cause"]["input"] for f in findings["corrupted read"]} == {"loc_swa"}
     assert set(findings) == {"stray write", "corrupted read"}
+
+
+def test_a_wrong_read_names_the_slot_and_whose_it_is(toy: ModuleType, tmp_path: Path) -> None:
+    engine = toy.Engine()
+    beyond_its_lists(engine)
+    serve(engine)
+    findings = found(tmp_path)
+    assert set(findings) == {"wrong read"}
+    for finding in findings["wrong read"]:
+        assert finding["group"] == "swa" and len(finding["slots"]) == 1
+        assert finding["cause"] == {"what": "a key outside of a window"}
+
+
+def test_a_wrong_read_names_the_tensor_that_is_ignored(toy: ModuleType, tmp_path: Path) -> None:
+    engine = toy.Engine()
+    ignored_layer(engine)
+    serve(engine)
+    for finding in found(tmp_path)["wrong read"]:
+        assert finding["layer"] == "swa"
+        assert finding["cause"] == {"what": "tensor 0 of swa is not read"}

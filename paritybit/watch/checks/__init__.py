@@ -19,6 +19,7 @@ from paritybit.watch.checks import (
     unwritten_slot,
     wrong_list,
     wrong_owner,
+    wrong_read,
 )
 from paritybit.watch.observations import Check
 
@@ -38,6 +39,7 @@ CHECKS: Mapping[str, Check] = {
         unrepeatable_replay,
         padding_leak,
         graph_and_eager_differ,
+        wrong_read,
         moved_address,
         stale_input,
         dirty_log,

@@ -1,13 +1,14 @@
 """Relations between two runs that hold for a correct replay, and how often each is tested."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paritybit.watch.replays.differences import Difference, difference
+from paritybit.watch.replays.influence import Reads, Wrong, blamed_slot, foreign, unread
 from paritybit.watch.replays.trial import Trial, Values, cause_of, other_tails
 
-NAMES = ("unrepeatable replay", "padding leak", "graph and eager differ")
+NAMES = ("unrepeatable replay", "padding leak", "graph and eager differ", "wrong read")
 """The checks for relations, in the order in which they are tested."""
 
 AT_FIRST = 64
@@ -30,13 +31,14 @@ class Tried:
     """The result of testing a relation.
 
     `found` is a difference that rounding cannot explain. `rounding` is True if the bits differ, but
-    rounding can explain it.
+    rounding can explain it. `wrong` describes a wrong read.
     """
 
     name: str
     found: Difference | None = None
     rounding: bool = False
     cause: Mapping[str, Any] | None = None
+    wrong: Wrong | None = None
 
 
 @dataclass
@@ -59,13 +61,15 @@ class Relations:
             return () if rest else (self.names[turn % len(self.names)],)
         return self.names if number < AT_FIRST or number % THEN == 0 else ()
 
-    def tried(self, trial: Trial, names: tuple[str, ...], number: int) -> Iterator[Tried]:
-        """Test relations on a replay. The caller restores the state.
+    def tried(
+        self, trial: Trial, names: tuple[str, ...], number: int, reads: Reads
+    ) -> Iterator[Tried]:
+        """Test relations on a replay. The caller restores the state. `reads` are of its live rows.
 
         If two equal runs differ, the remaining relations are meaningless and are skipped.
         """
         again = None
-        if NAMES[0] in names or NAMES[1] in names:
+        if names != NAMES[2:3]:
             trial.again()
             again = self.judged(trial, NAMES[0], difference(trial.first, trial.values()))
             yield again
@@ -77,6 +81,20 @@ class Relations:
             yield leak if leak.found is None else blamed(trial, leak, tails)
         if NAMES[2] in names and trial.replay.eager is not None:
             yield self.judged(trial, NAMES[2], against_eager(trial))
+        if NAMES[3] in names and reads.known:
+            yield self.read(trial, reads)
+
+    def read(self, trial: Trial, reads: Reads) -> Tried:
+        """Test which slots a replay reads."""
+        tried = self.judged(trial, NAMES[3], foreign(trial, reads))
+        if tried.found is not None:
+            return replace(tried, wrong=blamed_slot(trial, reads))
+        for part, ignored in unread(trial, reads):
+            key = (f"{part.group} {part.layer} {part.text}", trial.replay.kind)
+            self.streaks[key] = self.streaks.get(key, 0) + 1 if ignored else 0
+            if ignored and self.streaks[key] >= self.streak:
+                return replace(tried, wrong=part)
+        return tried
 
     def judged(self, trial: Trial, name: str, found: Difference | None) -> Tried:
         """Return the result for a difference between two runs."""

@@ -12,7 +12,8 @@ from paritybit.watch.boundary import guarded
 from paritybit.watch.facts import Forward, Group, Replay, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Story
-from paritybit.watch.observations import Captured, Inputs, Relation, StrayWrites
+from paritybit.watch.observations import Captured, Inputs, Relation, StrayWrites, WrongRead
+from paritybit.watch.replays.influence import Reads
 from paritybit.watch.replays.relations import NAMES, Relations, Tried
 from paritybit.watch.replays.trial import SMALL, Explained, Trial, explain, rewritten, tail
 from paritybit.watch.settings import Settings
@@ -42,6 +43,7 @@ class Replaying(Between):
         self.blamed: set[str] = set()
         tried = tuple(name for name in NAMES if name in {check.name for check in self.checks})
         self.relations = Relations(settings.every, tried)
+        self.turns: dict[str, int] = {}
         self.captures: dict[object, dict[str, Captured]] = {}
 
     @guarded
@@ -107,8 +109,9 @@ class Replaying(Between):
                 found = self.explained(ledger, stray, trial)
                 self.judge_stray(ledger, now, stray, replay.kind, found)
             if due and not strays and trial.possible:
+                reads = Reads.of(now.forward, self.ledgers, self.turns)
                 with trial.restoring():
-                    for tried in self.relations.tried(trial, due, now.number):
+                    for tried in self.relations.tried(trial, due, now.number, reads):
                         self.judge_tried(replay, now, tried)
         if trial.changed:
             self.check_restored(now, trial)
@@ -181,7 +184,9 @@ class Replaying(Between):
         self.journal.count(
             **{f"tried: {tried.name}": 1, f"rounding: {tried.name}": int(tried.rounding)}
         )
-        if tried.found is not None:
+        if (wrong := tried.wrong) is not None:
+            self.judge(tried.name, WrongRead(now.number, now.forward, replay.kind, **vars(wrong)))
+        elif tried.found is not None:
             found = tried.found
             self.judge(
                 tried.name,

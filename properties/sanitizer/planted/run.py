@@ -66,6 +66,7 @@ LEGS: Mapping[frozenset[str], str] = {
     frozenset({"adapters"}): "LoRA adapters",
     frozenset({"ranks"}): "idle data-parallel rank",
     frozenset({"host"}): "KV on the host",
+    frozenset({"states"}): "states of convolutions",
     frozenset({"actions", "overlap"}): "actions with overlap",
 }
 """The leg of the plan that comes nearest to what a fault needs."""

@@ -1,0 +1,33 @@
+"""Wrong read: a replay reads slots that its live rows must not read, or ignores a layer's."""
+
+from collections.abc import Iterable
+
+from paritybit.watch.journal import Finding
+from paritybit.watch.observations import Check, WrongRead, key_of
+
+
+def judge(found: WrongRead) -> Iterable[Finding]:
+    """Yield the finding."""
+    yield Finding(
+        check=CHECK.name,
+        text=f"the replay of {found.kind} {found.text}",
+        key=key_of(CHECK.name, found.group, found.cause),
+        forward=found.number,
+        forward_kind=found.forward.kind,
+        group=found.group,
+        replay=found.kind,
+        layer=found.layer,
+        slots=found.slots,
+        count=max(1, len(found.slots)),
+        cause=found.cause,
+    )
+
+
+CHECK = Check(
+    "wrong read",
+    "wrong read",
+    "other values in slots that no live row reads change no live output and no owned slot; other "
+    "values in what live rows read of a layer's K or V change one",
+    "two more replays per replay that is tried",
+    judge,
+)

@@ -1,0 +1,182 @@
+"""Repeats a replay with other values in KV slots, to see which slots it really reads.
+
+Index lists do not say everything that a kernel reads: it masks a window by itself, and gets the
+tensors of one layer. Other values in slots that no live row reads must change nothing. Other values
+in all slots that the live rows read of one tensor must change something.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from paritybit.watch.facts import Forward, Layer
+from paritybit.watch.ledger import Ledger
+from paritybit.watch.reading import slots_read
+from paritybit.watch.replays.differences import Difference, difference
+from paritybit.watch.replays.trial import LARGEST, SavedSlots, Trial, Values
+
+
+@dataclass
+class Reads:
+    """The slots that the live rows of a forward read, int64 [n] per group.
+
+    `turns` is how often each kind of replay was tried, to change another tensor each time.
+    """
+
+    forward: Forward
+    slots: Mapping[str, Tensor]
+    turns: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, forward: Forward, ledgers: Mapping[str, Ledger], turns: dict[str, int]) -> "Reads":
+        """Return what the rows of a forward read. Groups that no row reads have no slots."""
+        return cls(forward, {n: slots_read(forward, one) for n, one in ledgers.items()}, turns)
+
+    @property
+    def known(self) -> bool:
+        """Whether some row reads a slot."""
+        return any(len(slots) for slots in self.slots.values())
+
+    def others(self, trial: Trial) -> dict[str, Tensor]:
+        """Return slots that no live row reads and that the replay does not own, per group.
+
+        If there are too many to be saved, some are drawn.
+        """
+        found = {}
+        for name, ledger in trial.ledgers.items():
+            free = ledger.usable[:-1].clone()
+            free[self.slots[name]] = False
+            free[trial.owned[name]] = False
+            slots = free.nonzero().flatten()
+            most = LARGEST // max(1, ledger.checksums.bytes_per_slot)
+            if len(slots) > most:
+                slots = slots[torch.randperm(len(slots), device=slots.device)[:most]]
+            found[name] = slots
+        return found
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A wrong read: what a replay does, in which group and layer, at which slot, and why."""
+
+    text: str
+    group: str | None = None
+    layer: str | None = None
+    slots: tuple[int, ...] = ()
+    cause: Mapping[str, str] | None = None
+
+
+def foreign(trial: Trial, reads: Reads) -> Difference | None:
+    """Return the difference that other values in slots make that no live row reads."""
+    with changed(trial, reads, reads.others(trial)) as values:
+        return difference(trial.first, values)
+
+
+def blamed_slot(trial: Trial, reads: Reads) -> Wrong:
+    """Return the wrong read of a slot that no live row reads. The slot is found by halving."""
+    slots = [(name, int(one)) for name, all_ in reads.others(trial).items() for one in all_]
+    while len(slots) > 1:
+        half = len(slots) // 2
+        parts = slots[:half], slots[half:]
+        slots = next((part for part in parts if differs(trial, reads, part)), [])
+    if not slots:
+        return Wrong("depends on slots that no live row reads")
+    group, slot = slots[0]
+    text, cause = described(reads.forward, group, slot)
+    return Wrong(text, group, slots=(slot,), cause={"what": cause})
+
+
+def differs(trial: Trial, reads: Reads, slots: Sequence[tuple[str, int]]) -> bool:
+    """Return whether other values in these slots change the results by more than rounding."""
+    chosen = {
+        name: torch.tensor([slot for group, slot in slots if group == name], device=ledger.device)
+        for name, ledger in trial.ledgers.items()
+    }
+    with changed(trial, reads, {name: one.long() for name, one in chosen.items()}) as values:
+        found = difference(trial.first, values)
+        return found is not None and found.beyond_rounding
+
+
+def described(forward: Forward, group: str, slot: int) -> tuple[str, str]:
+    """Return what reads a slot that no live row reads, as the text and the cause of a finding."""
+    for row in forward.rows:
+        held = (row.slots[group] == slot).nonzero().flatten() if group in row.slots else ()
+        if len(held):
+            place = f"slot {slot} ({group}), position {int(held[-1])} of request {row.request}"
+            text = f"depends on {place}, which is outside of the window of position {row.cached}"
+            return text, "a key outside of a window"
+    return f"depends on slot {slot} ({group}), which no live row reads", "a slot of no live row"
+
+
+def unread(trial: Trial, reads: Reads) -> Iterator[tuple[Wrong, bool]]:
+    """Try one tensor per group that live rows read. Yield it, and whether its content is ignored.
+
+    Each call tries other tensors. A tensor that has only zeros there was never written, and is not
+    tried. Neither is one that does not have numbers.
+    """
+    kind = trial.replay.kind
+    turn = reads.turns[kind] = reads.turns.get(kind, -1) + 1
+    for name, slots in reads.slots.items():
+        layers = [(one.name, n) for one in groups(trial, name) for n in range(len(one.tensors))]
+        number = turn % len(layers)
+        layer, which = layers[number]
+        mine = SavedSlots.of(trial.ledgers[name], slots).rows[number]
+        if not mine.dtype.is_floating_point or not bool(mine.float().any()):
+            continue
+        with changed(trial, reads, {name: slots}, only=number) as values:
+            if not any(value.dtype.is_floating_point for value in values.outputs.values()):
+                continue
+            text = f"does not depend on tensor {which} of {layer} in the slots that live rows read"
+            cause = {"what": f"tensor {which} of {layer} is not read"}
+            yield Wrong(text, name, layer, cause=cause), difference(trial.first, values) is None
+
+
+def groups(trial: Trial, name: str) -> Sequence[Layer]:
+    """Return the layers of a group."""
+    return trial.ledgers[name].group.layers
+
+
+@contextmanager
+def changed(
+    trial: Trial, reads: Reads, slots: Mapping[str, Tensor], only: int | None = None
+) -> Iterator[Values]:
+    """Repeat the replay with other values in some slots, and yield its results.
+
+    With `only`, one tensor of each group is changed. The tensors of groups may overlap: the slots
+    that live rows read, and those that the replay owns, keep their values unless they are in
+    `slots`.
+    """
+    trial.rewind()
+    saved = [SavedSlots.of(ledger, slots[n]) for n, ledger in trial.ledgers.items() if n in slots]
+    kept = [] if only is not None else [*keeping(trial, reads)]
+    try:
+        for one in saved:
+            other_values(one, only).restore()
+        for one in kept:
+            one.restore()
+        trial.replay.run()
+        yield trial.values()
+    finally:
+        for one in saved:
+            one.restore()
+
+
+def keeping(trial: Trial, reads: Reads) -> Iterator[SavedSlots]:
+    """Yield the slots of each group that must keep their values."""
+    for name, ledger in trial.ledgers.items():
+        parts = ledger.reserved, reads.slots[name], trial.owned[name]
+        yield SavedSlots.of(ledger, torch.cat(parts))
+
+
+def other_values(saved: SavedSlots, only: int | None) -> SavedSlots:
+    """Return the slots with other finite values. Values that are no numbers stay as they are."""
+    rows = [
+        (part.float() * 0.5 + 1).to(part.dtype)
+        if part.dtype.is_floating_point and only in (None, number)
+        else part
+        for number, part in enumerate(saved.rows)
+    ]
+    return SavedSlots(saved.ledger, saved.slots, rows)
