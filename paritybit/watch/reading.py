@@ -82,6 +82,17 @@ def slots_read(forward: Forward, ledger: Ledger) -> Tensor:
     return ledger.index(torch.cat(parts)) if parts else ledger.reserved[:0]
 
 
+def slots_computed(forward: Forward, ledger: Ledger) -> Tensor:
+    """Return the slots that the rows of a forward must write, int64 [n]."""
+    name = ledger.group.name
+    parts = [
+        row.slots[name][row.cached : row.cached + row.computed - row.spare]
+        for row in forward.rows
+        if name in row.slots
+    ]
+    return ledger.index(torch.cat(parts)) if parts else ledger.reserved[:0]
+
+
 def reads(
     forward: Forward,
     number: int,

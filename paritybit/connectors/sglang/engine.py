@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.hooking import NotRecognisedError
-from paritybit.connectors.sglang import drafts, graphs, lists, metadata, rows
+from paritybit.connectors.sglang import drafts, eager, graphs, lists, metadata, rows
 from paritybit.connectors.sglang.allocations import Allocations, Original
 from paritybit.connectors.sglang.models import Model, Models
 from paritybit.connectors.sglang.sources import raised_at
@@ -165,6 +165,7 @@ class Engine:
         implied = model.implied(found, forward.kind, batch)
         self.forwards += 1
         self.hook_lists(runner)
+        eager.hook(self, runner)
         watcher.begin(forward)
         self.judge_batch(watcher, batch, implied, model)
         self.now = now = UnderWay(model, batch, forward, found, implied)

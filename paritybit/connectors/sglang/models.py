@@ -168,9 +168,8 @@ class Models:
             "positions": positions,  # Those of a draft grow with each of its steps.
             "mrope_positions": positions,
         }
-        recurrent = hasattr(runner.req_to_token_pool, "mamba_pool")
         ranks = [int(getattr(arguments, name, 1) or 1) for name in ("tp_size", "dp_size")]
-        self.repeatable = (ranks == [1, 1] or alone()) and not recurrent
+        self.repeatable = ranks == [1, 1] or alone()
         self.rewrites = getattr(arguments, "speculative_algorithm", None) is not None
         try:
             self.states = States.of(runner.req_to_token_pool)

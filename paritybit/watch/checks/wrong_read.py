@@ -10,7 +10,7 @@ def judge(found: WrongRead) -> Iterable[Finding]:
     """Yield the finding."""
     yield Finding(
         check=CHECK.name,
-        text=f"the replay of {found.kind} {found.text}",
+        text=f"{found.kind} {found.text}",
         key=key_of(CHECK.name, found.group, found.cause),
         forward=found.number,
         forward_kind=found.forward.kind,

@@ -5,7 +5,7 @@ tensors of one layer. Other values in slots that no live row reads must change n
 in all slots that the live rows read of one tensor must change something.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paritybit.watch.facts import Forward, Layer
 from paritybit.watch.ledger import Ledger
-from paritybit.watch.reading import slots_read
+from paritybit.watch.reading import slots_computed, slots_read
 from paritybit.watch.replays.differences import Difference, difference
 from paritybit.watch.replays.trial import LARGEST, SavedSlots, Trial, Values
 
@@ -41,15 +41,18 @@ class Reads:
         return any(len(slots) for slots in self.slots.values())
 
     def others(self, trial: Trial) -> dict[str, Tensor]:
-        """Return slots that no live row reads and that the replay does not own, per group.
+        """Return the slots whose content must not matter, per group.
 
-        If there are too many to be saved, some are drawn.
+        These are the slots that no live row reads, with those that it computes: it writes them
+        before it reads them. If there are too many to be saved, some are drawn.
         """
         found = {}
         for name, ledger in trial.ledgers.items():
             free = ledger.usable[:-1].clone()
-            free[self.slots[name]] = False
             free[trial.owned[name]] = False
+            free[slots_computed(self.forward, ledger)] = True
+            free[ledger.reserved] = False
+            free[self.slots[name]] = False
             slots = free.nonzero().flatten()
             most = LARGEST // max(1, ledger.checksums.bytes_per_slot)
             if len(slots) > most:
@@ -126,7 +129,7 @@ def unread(trial: Trial, reads: Reads) -> Iterator[tuple[Wrong, bool]]:
         mine = SavedSlots.of(trial.ledgers[name], slots).rows[number]
         if not mine.dtype.is_floating_point or not bool(mine.float().any()):
             continue
-        with changed(trial, reads, {name: slots}, only=number) as values:
+        with changed(trial, reads, {name: slots}, only=(number,)) as values:
             if not any(value.dtype.is_floating_point for value in values.outputs.values()):
                 continue
             text = f"does not depend on tensor {which} of {layer} in the slots that live rows read"
@@ -141,17 +144,16 @@ def groups(trial: Trial, name: str) -> Sequence[Layer]:
 
 @contextmanager
 def changed(
-    trial: Trial, reads: Reads, slots: Mapping[str, Tensor], only: int | None = None
+    trial: Trial, reads: Reads, slots: Mapping[str, Tensor], only: Collection[int] = ()
 ) -> Iterator[Values]:
     """Repeat the replay with other values in some slots, and yield its results.
 
-    With `only`, one tensor of each group is changed. The tensors of groups may overlap: the slots
-    that live rows read, and those that the replay owns, keep their values unless they are in
-    `slots`.
+    With `only`, tensors with these numbers are changed, else all. Tensors of groups may overlap:
+    the slots that live rows read keep their values unless they are in `slots`.
     """
     trial.rewind()
     saved = [SavedSlots.of(ledger, slots[n]) for n, ledger in trial.ledgers.items() if n in slots]
-    kept = [] if only is not None else [*keeping(trial, reads)]
+    kept = [] if only else [*keeping(trial, reads)]
     try:
         for one in saved:
             other_values(one, only).restore()
@@ -167,15 +169,15 @@ def changed(
 def keeping(trial: Trial, reads: Reads) -> Iterator[SavedSlots]:
     """Yield the slots of each group that must keep their values."""
     for name, ledger in trial.ledgers.items():
-        parts = ledger.reserved, reads.slots[name], trial.owned[name]
+        parts = ledger.reserved, reads.slots[name]
         yield SavedSlots.of(ledger, torch.cat(parts))
 
 
-def other_values(saved: SavedSlots, only: int | None) -> SavedSlots:
+def other_values(saved: SavedSlots, only: Collection[int]) -> SavedSlots:
     """Return the slots with other finite values. Values that are no numbers stay as they are."""
     rows = [
         (part.float() * 0.5 + 1).to(part.dtype)
-        if part.dtype.is_floating_point and only in (None, number)
+        if part.dtype.is_floating_point and (not only or number in only)
         else part
         for number, part in enumerate(saved.rows)
     ]

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from paritybit.watch.replays.aimed import aimed
 from paritybit.watch.replays.differences import Difference, difference
 from paritybit.watch.replays.influence import Reads, Wrong, blamed_slot, foreign, unread
 from paritybit.watch.replays.trial import Trial, Values, cause_of, other_tails
@@ -82,9 +83,17 @@ class Relations:
         if NAMES[2] in names and trial.replay.eager is not None:
             yield self.judged(trial, NAMES[2], against_eager(trial))
         if NAMES[3] in names and reads.known:
-            yield self.read(trial, reads)
+            yield self.read(trial, reads, number)
 
-    def read(self, trial: Trial, reads: Reads) -> Tried:
+    def tried_eagerly(self, trial: Trial, number: int, reads: Reads) -> Iterator[Tried]:
+        """Test which slots a forward without a graph reads, if it can be repeated."""
+        if not reads.known:
+            return
+        trial.again()
+        if difference(trial.first, trial.values()) is None:
+            yield self.read(trial, reads, number)
+
+    def read(self, trial: Trial, reads: Reads, number: int) -> Tried:
         """Test which slots a replay reads."""
         tried = self.judged(trial, NAMES[3], foreign(trial, reads))
         if tried.found is not None:
@@ -94,6 +103,12 @@ class Relations:
             self.streaks[key] = self.streaks.get(key, 0) + 1 if ignored else 0
             if ignored and self.streaks[key] >= self.streak:
                 return replace(tried, wrong=part)
+        found = aimed(trial, reads, number)
+        if found is not None and found.cause is not None:
+            key = (f"{found.group} {found.cause['what']}", trial.replay.kind)
+            self.streaks[key] = self.streaks.get(key, 0) + 1
+            if self.streaks[key] >= self.streak:
+                return replace(tried, wrong=found)
         return tried
 
     def judged(self, trial: Trial, name: str, found: Difference | None) -> Tried:

@@ -1,6 +1,6 @@
 """Judges the replays of a watched forward, and repeats some of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -115,6 +115,35 @@ class Replaying(Between):
                         self.judge_tried(replay, now, tried)
         if trial.changed:
             self.check_restored(now, trial)
+
+    def eager(self, run: Replay, again: Callable[[], bool]) -> object:
+        """Run a forward that replays no graph, and repeat some to see which slots they read.
+
+        After the first run, `again` returns whether it may be repeated. Returns the result of the
+        first `run.run()`.
+        """
+        due = NAMES[-1] in self.relations.due(run.kind)
+        if self.now is None or self.busy or not (due and run.repeatable):
+            return run.run()
+        self._prepare(run)
+        result = run.run()
+        self._ran(run, result, again)
+        return result
+
+    @guarded
+    def _ran(self, run: Replay, result: object, again: Callable[[], bool]) -> None:
+        """Repeat a forward that replayed no graph."""
+        now, trial = self.now, self.trial
+        self.trial = None
+        if now is None or trial is None or not again():
+            return
+        trial.ran(result)
+        if not trial.possible:
+            return
+        reads = Reads.of(now.forward, self.ledgers, self.turns)
+        with self.alone(), trial.restoring():
+            for tried in self.relations.tried_eagerly(trial, now.number, reads):
+                self.judge_tried(run, now, tried)
 
     def quiet(self, ledger: Ledger, now: UnderWay) -> Tensor:
         """Return the slots that the forward must write and that look unwritten, int64 [n]."""

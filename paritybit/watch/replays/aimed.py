@@ -1,0 +1,169 @@
+"""Changes one cached key of one layer, to see which queries read it.
+
+The KV that the next layer computes for a token depends on what the token's query read. So the next
+layer says, for each query, whether it read the changed key. The KV of the layer itself, and of the
+layers before it, depends on no key of this layer.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+import torch
+from torch import Tensor
+
+from paritybit.watch.facts import Row
+from paritybit.watch.reading import first_read
+from paritybit.watch.replays.differences import LEAST
+from paritybit.watch.replays.influence import Reads, Wrong, changed
+from paritybit.watch.replays.trial import Trial, Values
+
+
+@dataclass(frozen=True)
+class Aim:
+    """The key of a row that is changed: its group, the number of its layer, position and slot."""
+
+    row: Row
+    group: str
+    layer: int
+    position: int
+    slot: int
+    window: int | None
+
+    def sees(self, query: int, slack: int = 0) -> bool:
+        """Return whether the key is in the window of a query. `slack` makes the window smaller."""
+        return self.window is None or query - self.position < self.window - slack
+
+
+@dataclass(frozen=True)
+class Moved:
+    """The queries of a row whose KV changed in a layer: beyond rounding, or in any bit."""
+
+    group: str
+    layer: int
+    known: frozenset[int]
+    much: frozenset[int]
+    some: frozenset[int]
+    exact: bool
+
+
+def aimed(trial: Trial, reads: Reads, number: int) -> Wrong | None:
+    """Change a key that `number` draws, and return which query reads it wrongly, if one does."""
+    aim = drawn(trial, reads, Random(number))
+    if aim is None:
+        return None
+    layers = trial.ledgers[aim.group].group.layers
+    sizes = [len(layer.tensors) for layer in layers]
+    begin = sum(sizes[: aim.layer])
+    mine = range(begin, begin + sizes[aim.layer])
+    slots = {aim.group: torch.tensor([aim.slot], device=trial.ledgers[aim.group].device)}
+    with changed(trial, reads, slots, only=mine) as values:
+        found = [*moved(trial, values, aim.row)]
+        others = [row for row in reads.forward.rows if not holds(row, aim)]
+        touched = next(
+            (row for row in others if any(one.much for one in moved(trial, values, row))), None
+        )
+    name = layers[aim.layer].name
+    key = f"position {aim.position} of request {aim.row.request} in {name}"
+    if touched is not None:
+        return told(aim, name, f"request {touched.request} depends on {key}", "another request")
+    if any(one.much for one in found if one.group == aim.group and one.layer <= aim.layer):
+        return told(aim, name, f"an earlier layer depends on {key}", "another layer")
+    return of_next_layer(aim, found, name, key)
+
+
+def of_next_layer(aim: Aim, found: list[Moved], name: str, key: str) -> Wrong | None:
+    """Judge the queries that read the key, by the layer after the one that was changed."""
+    queries = range(aim.row.cached, aim.row.cached + aim.row.computed - aim.row.spare)
+    needed = {query for query in queries if aim.sees(query, slack=1)}
+    later = [one for one in found if one.much]
+    if not later:
+        after = [one for one in found if (one.group, one.layer) == (aim.group, aim.layer + 1)]
+        if not after or not after[0].exact or after[0].some or not needed & after[0].known:
+            return None
+        return told(aim, name, f"no later layer depends on {key}", "a key that is not read")
+    after_it = min(later, key=lambda one: len(one.much))
+    if beyond := sorted(query for query in after_it.much if not aim.sees(query)):
+        text = f"position {beyond[0]} depends on {key}, which is outside of its window"
+        return told(aim, name, text, "a key outside of a window")
+    if after_it.exact and (missed := sorted(needed & after_it.known - after_it.some)):
+        text = f"position {missed[0]} does not depend on {key}, which is in its window"
+        return told(aim, name, text, "a key that is not read")
+    return None
+
+
+def told(aim: Aim, layer: str, text: str, cause: str) -> Wrong:
+    """Return the wrong read."""
+    return Wrong(f"reads wrongly: {text}", aim.group, layer, (aim.slot,), {"what": cause})
+
+
+def drawn(trial: Trial, reads: Reads, random: Random) -> Aim | None:
+    """Draw a row, a group, a layer and a cached position, often at the edge of the window."""
+    if reads.forward.model:  # A draft's next step depends on what the one before it drafted.
+        return None
+    held = [
+        (row, name)
+        for row in reads.forward.rows
+        for name, ledger in trial.ledgers.items()
+        if row.computed and first_read(row, ledger.group) < row.cached
+    ]
+    if not held:
+        return None
+    row, name = random.choice(held)
+    group = trial.ledgers[name].group
+    first = first_read(row, group)
+    edge = first - 1 + random.randrange(row.computed + 2)
+    places = [first - 1, first, edge, edge, row.cached - 1, random.randrange(first, row.cached)]
+    position = random.choice([place for place in places if 0 <= place < row.cached])
+    slot = int(row.slots[name][position])
+    if not bool(trial.ledgers[name].usable[slot]) or slot < 0:
+        return None
+    layer = random.randrange(len(group.layers))
+    return Aim(row, name, layer, position, slot, row.window or group.window)
+
+
+def holds(row: Row, aim: Aim) -> bool:
+    """Return whether a row has the changed slot."""
+    return aim.group in row.slots and bool((row.slots[aim.group] == aim.slot).any())
+
+
+def moved(trial: Trial, values: Values, row: Row) -> Iterator[Moved]:
+    """Yield, for each layer, which queries of a row have other KV than in the first run."""
+    last = row.cached + row.computed - row.spare
+    for one, other in zip(trial.first.owned, values.owned, strict=True):
+        name = one.ledger.group.name
+        if name not in row.slots:
+            continue
+        mine = row.slots[name][row.cached : last].to(one.slots.device, torch.int64)
+        place = placed(mine, one.slots)
+        known = (place >= 0).nonzero().flatten()
+        parts = iter(zip(one.rows, other.rows, strict=True))
+        for number, layer in enumerate(one.ledger.group.layers):
+            pairs = [next(parts) for _ in layer.tensors]
+            sizes = [relative(a[place[known]], b[place[known]]) for a, b in pairs]
+            size = torch.stack(sizes).amax(0) if len(known) else known.float()
+            yield Moved(
+                name,
+                number,
+                frozenset((known + row.cached).tolist()),
+                frozenset((known[size > LEAST] + row.cached).tolist()),
+                frozenset((known[size > 0] + row.cached).tolist()),
+                all(a.dtype in (torch.float32, torch.float64) for a, _ in pairs),
+            )
+
+
+def placed(slots: Tensor, among: Tensor) -> Tensor:
+    """Return the index of each slot in a tensor of slots, or -1, int64 [n]."""
+    if not len(among):
+        return torch.full_like(slots, -1)
+    order = among.argsort()
+    at = torch.searchsorted(among[order], slots).clamp(max=len(among) - 1)
+    return order[at].where(among[order[at]] == slots, slots.new_full((), -1))
+
+
+def relative(one: Tensor, other: Tensor) -> Tensor:
+    """Return the largest difference of each row, relative to its largest value, float [n]."""
+    if not one.dtype.is_floating_point:
+        return (one != other).flatten(1).any(1).float()
+    left, right = one.double().flatten(1), other.double().flatten(1)
+    return (left - right).abs().amax(1) / left.abs().amax(1).clamp(min=1e-30)
