@@ -232,11 +232,13 @@ def test_what_is_collected_keeps_the_lines_that_freed_it(
     assert told == [([21, 22], "cache.py:1"), ([23], "cache.py:2"), ([24, 25, 26], "cache.py:3")]
 
 
-def test_the_engine_s_own_check_of_its_pools_is_heard(toy: Toy) -> None:
+@pytest.mark.parametrize("forwards", [0, 1])
+def test_the_engine_s_own_check_of_its_pools_is_heard(toy: Toy, forwards: int) -> None:
     def on_idle() -> None:
         raise ValueError("pool memory leak detected!\n[swa] total=3")
 
-    toy.prefill()
+    for _ in range(forwards):
+        toy.prefill()
     with pytest.raises(ValueError, match="pool memory leak"):
         toy.engine.loop(lambda scheduler: on_idle(), None)
     assert toy.found == {"engine error"}

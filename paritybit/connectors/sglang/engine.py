@@ -94,8 +94,8 @@ class Engine:
         try:
             return original(scheduler, *args, **kwargs)
         except Exception as error:
-            if self.watcher is not None and (what := meaning(error)) is not None:
-                self.watcher.raised(error, what, raised_at(error))
+            if (what := meaning(error)) is not None and self.models.runners:
+                (self.watcher or self.start()).raised(error, what, raised_at(error))
             raise
 
     # Batches and forwards.

@@ -55,31 +55,41 @@ def aimed(trial: Trial, reads: Reads, number: int) -> Wrong | None:
     layers = trial.ledgers[aim.group].group.layers
     sizes = [len(layer.tensors) for layer in layers]
     begin = sum(sizes[: aim.layer])
-    mine = range(begin, begin + sizes[aim.layer])
+    tensors = range(begin, begin + sizes[aim.layer])
     slots = {aim.group: torch.tensor([aim.slot], device=trial.ledgers[aim.group].device)}
-    with changed(trial, reads, slots, only=mine) as values:
-        found = [*moved(trial, values, aim.row)]
-        others = [row for row in reads.forward.rows if not holds(row, aim)]
-        touched = next(
-            (row for row in others if any(one.much for one in moved(trial, values, row))), None
-        )
+    with changed(trial, reads, slots, only=tensors) as values:
+        own = [*moved(trial, values, aim.row)]
+        found, touched = [*own], None
+        for row in reads.forward.rows:
+            if row is not aim.row and not holds(row, aim):
+                changes = [*moved(trial, values, row)]
+                if sequence(row) == sequence(aim.row):
+                    found += changes
+                elif any(one.much for one in changes):
+                    touched = row
     name = layers[aim.layer].name
     key = f"position {aim.position} of request {aim.row.request} in {name}"
     if touched is not None:
         return told(aim, name, f"request {touched.request} depends on {key}", "another request")
-    if any(one.much for one in found if one.group == aim.group and one.layer <= aim.layer):
+    mine = [one for one in own if one.group == aim.group]
+    if any(one.much for one in mine if one.layer <= aim.layer):
         return told(aim, name, f"an earlier layer depends on {key}", "another layer")
-    return of_next_layer(aim, found, name, key)
+    after = next((one for one in mine if one.layer == aim.layer + 1), None)
+    return of_next_layer(aim, found, after, name, key)
 
 
-def of_next_layer(aim: Aim, found: list[Moved], name: str, key: str) -> Wrong | None:
-    """Judge the queries that read the key, by the layer after the one that was changed."""
+def of_next_layer(
+    aim: Aim, found: list[Moved], after: Moved | None, name: str, key: str
+) -> Wrong | None:
+    """Judge the queries that read the key, by the layer after the one that was changed.
+
+    `after` is the next layer of the same group, if there is one.
+    """
     queries = range(aim.row.cached, aim.row.cached + aim.row.computed - aim.row.spare)
     needed = {query for query in queries if aim.sees(query, slack=1)}
     later = [one for one in found if one.much]
     if not later:
-        after = [one for one in found if (one.group, one.layer) == (aim.group, aim.layer + 1)]
-        if not after or not after[0].exact or after[0].some or not needed & after[0].known:
+        if after is None or not after.exact or after.some or not needed & after.known:
             return None
         return told(aim, name, f"no later layer depends on {key}", "a key that is not read")
     after_it = min(later, key=lambda one: len(one.much))
@@ -120,6 +130,11 @@ def drawn(trial: Trial, reads: Reads, random: Random) -> Aim | None:
         return None
     layer = random.randrange(len(group.layers))
     return Aim(row, name, layer, position, slot, row.window or group.window)
+
+
+def sequence(row: Row) -> tuple[object, ...]:
+    """Return what rows of one request have in common, of which an engine may have one per group."""
+    return row.cached, row.computed, tuple(row.tokens)
 
 
 def holds(row: Row, aim: Aim) -> bool:
