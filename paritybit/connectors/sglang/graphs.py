@@ -62,8 +62,8 @@ OF_BACKENDS = (
 )
 """Inputs that an attention backend may keep."""
 
-TAKEN = frozenset({"forward_batch", "pp_proxy_tensors", "split_forward_count"})
-"""Some parameters of the model runner's method that runs a batch."""
+BATCH, TAKEN = "forward_batch", frozenset({"pp_proxy_tensors", "split_forward_count"})
+"""The first parameter of the model runner's method that runs a batch, and some others."""
 
 SLID = "cuda_graph_swa_out_cache_loc"
 """The input of a backend with the slots of `out_cache_loc` in the sliding sub-pool."""
@@ -150,12 +150,16 @@ def live_parts(output: Any, shape: Shape) -> dict[str, Tensor]:
 def runs_batches(kind: type) -> str | None:
     """Return the name of the method that runs a prepared batch, or None if it is unknown.
 
-    The method is private, so it is recognised by its parameters and not by its name.
+    The method is private, so it is recognised by its parameters and not by its name. Its first one
+    is the batch. A method that gets an output first may run the batch again.
     """
-    found = [
-        name
+    private = {
+        name: [*inspect.signature(held).parameters][1:]
         for name, held in inspect.getmembers(kind, inspect.isfunction)
-        if name.startswith("_") and set(inspect.signature(held).parameters) >= TAKEN
+        if name.startswith("_")
+    }
+    found = [
+        name for name, taken in private.items() if taken[:1] == [BATCH] and set(taken) >= TAKEN
     ]
     return found[0] if len(found) == 1 else None
 

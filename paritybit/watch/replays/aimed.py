@@ -48,7 +48,7 @@ class Moved:
 
 
 def aimed(trial: Trial, reads: Reads, number: int) -> Wrong | None:
-    """Change a key that `number` draws, and return which query reads it wrongly, if one does."""
+    """Change a key that `number` draws, and return the query that reads it wrongly, if one does."""
     aim = drawn(trial, reads, Random(number))
     if aim is None:
         return None

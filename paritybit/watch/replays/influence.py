@@ -7,7 +7,7 @@ in all slots that the live rows read of one tensor must change something.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,19 +21,15 @@ from paritybit.watch.replays.trial import LARGEST, SavedSlots, Trial, Values
 
 @dataclass
 class Reads:
-    """The slots that the live rows of a forward read, int64 [n] per group.
-
-    `turns` is how often each kind of replay was tried, to change another tensor each time.
-    """
+    """The slots that the live rows of a forward read, int64 [n] per group."""
 
     forward: Forward
     slots: Mapping[str, Tensor]
-    turns: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, forward: Forward, ledgers: Mapping[str, Ledger], turns: dict[str, int]) -> "Reads":
+    def of(cls, forward: Forward, ledgers: Mapping[str, Ledger]) -> "Reads":
         """Return what the rows of a forward read. Groups that no row reads have no slots."""
-        return cls(forward, {n: slots_read(forward, one) for n, one in ledgers.items()}, turns)
+        return cls(forward, {n: slots_read(forward, one) for n, one in ledgers.items()})
 
     @property
     def known(self) -> bool:
@@ -70,6 +66,11 @@ class Wrong:
     layer: str | None = None
     slots: tuple[int, ...] = ()
     cause: Mapping[str, str] | None = None
+
+    @property
+    def key(self) -> str:
+        """What is equal for wrong reads of one kind."""
+        return self.cause["what"] if self.cause else self.text
 
 
 def foreign(trial: Trial, reads: Reads) -> Difference | None:
@@ -108,20 +109,22 @@ def described(forward: Forward, group: str, slot: int) -> tuple[str, str]:
     for row in forward.rows:
         held = (row.slots[group] == slot).nonzero().flatten() if group in row.slots else ()
         if len(held):
-            place = f"slot {slot} ({group}), position {int(held[-1])} of request {row.request}"
+            position = int(held[-1])
+            place = f"slot {slot} ({group}), position {position} of request {row.request}"
+            if position >= row.cached:
+                text = f"depends on what was in {place}, before it was written"
+                return text, "a slot is read before it is written"
             text = f"depends on {place}, which is outside of the window of position {row.cached}"
             return text, "a key outside of a window"
     return f"depends on slot {slot} ({group}), which no live row reads", "a slot of no live row"
 
 
-def unread(trial: Trial, reads: Reads) -> Iterator[tuple[Wrong, bool]]:
-    """Try one tensor per group that live rows read. Yield it, and whether its content is ignored.
+def unread(trial: Trial, reads: Reads, turn: int) -> Wrong | None:
+    """Return a tensor whose content in the slots that live rows read changes nothing.
 
-    Each call tries other tensors. A tensor that has only zeros there was never written, and is not
-    tried. Neither is one that does not have numbers.
+    `turn` chooses one tensor per group. A tensor that has only zeros there was never written, and
+    is not tried. Neither is one that does not have numbers.
     """
-    kind = trial.replay.kind
-    turn = reads.turns[kind] = reads.turns.get(kind, -1) + 1
     for name, slots in reads.slots.items():
         layers = [(one.name, n) for one in groups(trial, name) for n in range(len(one.tensors))]
         number = turn % len(layers)
@@ -130,11 +133,12 @@ def unread(trial: Trial, reads: Reads) -> Iterator[tuple[Wrong, bool]]:
         if not mine.dtype.is_floating_point or not bool(mine.float().any()):
             continue
         with changed(trial, reads, {name: slots}, only=(number,)) as values:
-            if not any(value.dtype.is_floating_point for value in values.outputs.values()):
-                continue
-            text = f"does not depend on tensor {which} of {layer} in the slots that live rows read"
-            cause = {"what": f"tensor {which} of {layer} is not read"}
-            yield Wrong(text, name, layer, cause=cause), difference(trial.first, values) is None
+            numbers = any(value.dtype.is_floating_point for value in values.outputs.values())
+            if numbers and difference(trial.first, values) is None:
+                what = f"tensor {which} of {layer}"
+                text = f"does not depend on {what} in the slots that live rows read"
+                return Wrong(text, name, layer, cause={"what": f"{what} is not read"})
+    return None
 
 
 def groups(trial: Trial, name: str) -> Sequence[Layer]:

@@ -43,7 +43,6 @@ class Replaying(Between):
         self.blamed: set[str] = set()
         tried = tuple(name for name in NAMES if name in {check.name for check in self.checks})
         self.relations = Relations(settings.every, tried)
-        self.turns: dict[str, int] = {}
         self.captures: dict[object, dict[str, Captured]] = {}
 
     @guarded
@@ -109,7 +108,7 @@ class Replaying(Between):
                 found = self.explained(ledger, stray, trial)
                 self.judge_stray(ledger, now, stray, replay.kind, found)
             if due and not strays and trial.possible:
-                reads = Reads.of(now.forward, self.ledgers, self.turns)
+                reads = Reads.of(now.forward, self.ledgers)
                 with trial.restoring():
                     for tried in self.relations.tried(trial, due, now.number, reads):
                         self.judge_tried(replay, now, tried)
@@ -140,7 +139,7 @@ class Replaying(Between):
         trial.ran(result)
         if not trial.possible:
             return
-        reads = Reads.of(now.forward, self.ledgers, self.turns)
+        reads = Reads.of(now.forward, self.ledgers)
         with self.alone(), trial.restoring():
             for tried in self.relations.tried_eagerly(trial, now.number, reads):
                 self.judge_tried(run, now, tried)
