@@ -36,6 +36,12 @@ class Reads:
         """Whether some row reads a slot."""
         return any(len(slots) for slots in self.slots.values())
 
+    def kept(self, trial: Trial, name: str) -> Tensor:
+        """Return the slots of a group whose content may matter, or that may stay as they are."""
+        ledger, owned = trial.ledgers[name], trial.owned[name]
+        spare = owned[~torch.isin(owned, slots_computed(self.forward, ledger))]
+        return torch.cat((ledger.reserved, self.slots[name], spare))
+
     def others(self, trial: Trial) -> dict[str, Tensor]:
         """Return the slots whose content must not matter, per group.
 
@@ -45,10 +51,7 @@ class Reads:
         found = {}
         for name, ledger in trial.ledgers.items():
             free = ledger.usable[:-1].clone()
-            free[trial.owned[name]] = False
-            free[slots_computed(self.forward, ledger)] = True
-            free[ledger.reserved] = False
-            free[self.slots[name]] = False
+            free[self.kept(trial, name)] = False
             slots = free.nonzero().flatten()
             most = LARGEST // max(1, ledger.checksums.bytes_per_slot)
             if len(slots) > most:
@@ -153,7 +156,7 @@ def changed(
     """Repeat the replay with other values in some slots, and yield its results.
 
     With `only`, tensors with these numbers are changed, else all. Tensors of groups may overlap:
-    the slots that live rows read keep their values unless they are in `slots`.
+    slots whose content may matter keep their values unless they are in `slots`.
     """
     trial.rewind()
     saved = [SavedSlots.of(ledger, slots[n]) for n, ledger in trial.ledgers.items() if n in slots]
@@ -173,8 +176,7 @@ def changed(
 def keeping(trial: Trial, reads: Reads) -> Iterator[SavedSlots]:
     """Yield the slots of each group that must keep their values."""
     for name, ledger in trial.ledgers.items():
-        parts = ledger.reserved, reads.slots[name]
-        yield SavedSlots.of(ledger, torch.cat(parts))
+        yield SavedSlots.of(ledger, reads.kept(trial, name))
 
 
 def other_values(saved: SavedSlots, only: Collection[int]) -> SavedSlots:
