@@ -117,7 +117,7 @@ def drawn(trial: Trial, reads: Reads, random: Random) -> Aim | None:
         (row, name)
         for row in reads.forward.rows
         for name, ledger in trial.ledgers.items()
-        if row.computed and first_read(row, ledger.group) < row.cached
+        if row.computed and first_read(row, ledger.group) < row.cached and appends(row, name)
     ]
     if not held:
         return None
@@ -132,6 +132,12 @@ def drawn(trial: Trial, reads: Reads, random: Random) -> Aim | None:
         return None
     layer = random.randrange(len(group.layers))
     return Aim(row, name, layer, position, slot, row.window or group.window)
+
+
+def appends(row: Row, name: str) -> bool:
+    """Return whether a row keeps the slots that it reads. A recurrent layer replaces its state."""
+    slots = row.slots[name]
+    return not bool(torch.isin(slots[row.cached :], slots[row.cached - 1]).any())
 
 
 def sequence(row: Row) -> tuple[object, ...]:
