@@ -28,6 +28,7 @@ from paritybit.testing.outcome import UndecidedError, reports
 from paritybit.watch.facts import Forward, Group, Replay, Row, StaticInput
 from paritybit.watch.journal import Finding, Journal
 from paritybit.watch.observations import Captured
+from paritybit.watch.replays.relations import NAMES
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import Watcher
 
@@ -166,6 +167,7 @@ def judged(
     watcher = Watcher(groups, engine="test", release="", journal=journal, settings=Settings(""))
     watcher.captures[graph.graph] = dict(known)
     watcher.relations.streak = 1
+    watcher.relations.names = NAMES[:-1]  # It is not known what the replay reads.
     watcher.begin(Forward("test", (row_of(owned),)))
     before = [one for one in given if stale(one)]
     watcher.replay(graph)

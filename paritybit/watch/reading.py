@@ -71,14 +71,20 @@ def first_read(row: Row, group: Group) -> int:
     return 0 if window is None else max(0, row.cached - window + 1)
 
 
-def slots_read(forward: Forward, ledger: Ledger) -> Tensor:
-    """Return the slots of cached positions that the rows of a forward read, int64 [n]."""
+def slots_read(forward: Forward, ledger: Ledger, last: bool = False) -> Tensor:
+    """Return the slots of cached positions that the rows of a forward read, int64 [n].
+
+    With `last`, only what the last query of each row surely reads: some kernels leave out the
+    oldest key of a window.
+    """
     name = ledger.group.name
-    parts = [
-        row.slots[name][first_read(row, ledger.group) : row.cached]
-        for row in forward.rows
-        if name in row.slots
-    ]
+    parts = []
+    for row in forward.rows:
+        window, first = row.window or ledger.group.window, first_read(row, ledger.group)
+        if last and window is not None:
+            first = max(first, row.cached + row.computed - window + (window > 2))
+        if name in row.slots:
+            parts.append(row.slots[name][first : row.cached])
     return ledger.index(torch.cat(parts)) if parts else ledger.reserved[:0]
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from paritybit.watch.facts import Row
 from paritybit.watch.reading import first_read
 from paritybit.watch.replays.differences import LEAST
-from paritybit.watch.replays.influence import Reads, Wrong, changed
+from paritybit.watch.replays.influence import Change, Reads, Wrong, changed
 from paritybit.watch.replays.trial import Trial, Values
 
 
@@ -56,8 +56,8 @@ def aimed(trial: Trial, reads: Reads, number: int) -> Wrong | None:
     sizes = [len(layer.tensors) for layer in layers]
     begin = sum(sizes[: aim.layer])
     tensors = range(begin, begin + sizes[aim.layer])
-    slots = {aim.group: torch.tensor([aim.slot], device=trial.ledgers[aim.group].device)}
-    with changed(trial, reads, slots, only=tensors) as values:
+    slot = torch.tensor([aim.slot], device=trial.ledgers[aim.group].device)
+    with changed(trial, reads, [Change(aim.group, slot, tensors)], keep=False) as values:
         own = [*moved(trial, values, aim.row)]
         found, touched = [*own], None
         for row in reads.forward.rows:

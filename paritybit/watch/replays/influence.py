@@ -5,21 +5,31 @@ tensors of one layer. Other values in slots that no live row reads must change n
 in all slots that the live rows read of one tensor must change something.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from paritybit.watch.facts import Forward, Layer
+from paritybit.watch.bits import as_integers
+from paritybit.watch.facts import Forward
 from paritybit.watch.ledger import Ledger
 from paritybit.watch.reading import slots_computed, slots_read
 from paritybit.watch.replays.differences import Difference, difference
 from paritybit.watch.replays.trial import LARGEST, SavedSlots, Trial, Values
 
 
-@dataclass
+@dataclass(frozen=True)
+class Change:
+    """Slots of a group, int64 [n], and the numbers of the tensors that get other values there."""
+
+    group: str
+    slots: Tensor
+    tensors: Sequence[int]
+
+
+@dataclass(frozen=True)
 class Reads:
     """The slots that the live rows of a forward read, int64 [n] per group."""
 
@@ -33,8 +43,8 @@ class Reads:
 
     @property
     def known(self) -> bool:
-        """Whether some row reads a slot."""
-        return any(len(slots) for slots in self.slots.values())
+        """Whether it is known what the forward reads: otherwise it has no rows."""
+        return any(row.computed or row.only_reads for row in self.forward.rows)
 
     def kept(self, trial: Trial, name: str) -> Tensor:
         """Return the slots of a group whose content may matter, or that may stay as they are."""
@@ -42,22 +52,33 @@ class Reads:
         spare = owned[~torch.isin(owned, slots_computed(self.forward, ledger))]
         return torch.cat((ledger.reserved, self.slots[name], spare))
 
-    def others(self, trial: Trial) -> dict[str, Tensor]:
-        """Return the slots whose content must not matter, per group.
+    def others(self, trial: Trial) -> list[Change]:
+        """Return the slots whose content must not matter.
 
         These are the slots that no live row reads, with those that it computes: it writes them
         before it reads them. If there are too many to be saved, some are drawn.
         """
-        found = {}
-        for name, ledger in trial.ledgers.items():
+        found = []
+        for number, (name, ledger) in enumerate(trial.ledgers.items()):
             free = ledger.usable[:-1].clone()
             free[self.kept(trial, name)] = False
+            free[trial.owned[name]] = False
             slots = free.nonzero().flatten()
             most = LARGEST // max(1, ledger.checksums.bytes_per_slot)
             if len(slots) > most:
                 slots = slots[torch.randperm(len(slots), device=slots.device)[:most]]
-            found[name] = slots
+            mine = trial.owned[name]
+            fresh = mine[~torch.isin(mine, self.kept(trial, name))]
+            found.append(Change(name, slots, range(len(ledger.checksums.tensors))))
+            found.append(Change(name, fresh, written(trial, number)))
         return found
+
+
+def written(trial: Trial, number: int) -> Sequence[int]:
+    """Return the tensors of a group, given its number, that the first run wrote."""
+    before, after = trial.slots[number].rows, trial.first.owned[number].rows
+    pairs = enumerate(zip(before, after, strict=True))
+    return [n for n, (one, other) in pairs if not torch.equal(as_integers(one), as_integers(other))]
 
 
 @dataclass(frozen=True)
@@ -84,27 +105,37 @@ def foreign(trial: Trial, reads: Reads) -> Difference | None:
 
 def blamed_slot(trial: Trial, reads: Reads) -> Wrong:
     """Return the wrong read of a slot that no live row reads. The slot is found by halving."""
-    slots = [(name, int(one)) for name, all_ in reads.others(trial).items() for one in all_]
-    while len(slots) > 1:
-        half = len(slots) // 2
-        parts = slots[:half], slots[half:]
-        slots = next((part for part in parts if differs(trial, reads, part)), [])
-    if not slots:
+    left = [
+        Change(one.group, slot, one.tensors)
+        for one in reads.others(trial)
+        for slot in one.slots.split(1)
+    ]
+    while len(left) > 1:
+        half = len(left) // 2
+        parts = left[:half], left[half:]
+        left = next((part for part in parts if differs(trial, reads, part)), [])
+    if not left:
         return Wrong("depends on slots that no live row reads")
-    group, slot = slots[0]
+    group, slot = left[0].group, int(left[0].slots)
     text, cause = described(reads.forward, group, slot)
     return Wrong(text, group, slots=(slot,), cause={"what": cause})
 
 
-def differs(trial: Trial, reads: Reads, slots: Sequence[tuple[str, int]]) -> bool:
+def differs(trial: Trial, reads: Reads, parts: Sequence[Change]) -> bool:
     """Return whether other values in these slots change the results by more than rounding."""
-    chosen = {
-        name: torch.tensor([slot for group, slot in slots if group == name], device=ledger.device)
-        for name, ledger in trial.ledgers.items()
-    }
-    with changed(trial, reads, {name: one.long() for name, one in chosen.items()}) as values:
+    kinds = {(part.group, tuple(part.tensors)) for part in parts}
+    changes = [
+        Change(group, torch.cat([p.slots for p in parts if key_of(p) == (group, tensors)]), tensors)
+        for group, tensors in kinds
+    ]
+    with changed(trial, reads, changes) as values:
         found = difference(trial.first, values)
         return found is not None and found.beyond_rounding
+
+
+def key_of(change: Change) -> tuple[str, tuple[int, ...]]:
+    """Return what changes have in common that can be made together."""
+    return change.group, tuple(change.tensors)
 
 
 def described(forward: Forward, group: str, slot: int) -> tuple[str, str]:
@@ -126,16 +157,22 @@ def unread(trial: Trial, reads: Reads, turn: int) -> Wrong | None:
     """Return a tensor whose content in the slots that live rows read changes nothing.
 
     `turn` chooses one tensor per group. A tensor that has only zeros there was never written, and
-    is not tried. Neither is one that does not have numbers.
+    is not tried. Neither is one that does not have numbers. The last layer of a group may be the
+    last one of the model, where only the last query of a row matters.
     """
     for name, slots in reads.slots.items():
-        layers = [(one.name, n) for one in groups(trial, name) for n in range(len(one.tensors))]
+        held = trial.ledgers[name].group.layers
+        layers = [(one, n) for one in held for n in range(len(one.tensors))]
         number = turn % len(layers)
-        layer, which = layers[number]
+        layer, which = layers[number][0].name, layers[number][1]
+        if layers[number][0] is held[-1]:
+            slots = slots_read(reads.forward, trial.ledgers[name], last=True)
+        if not len(slots):
+            continue
         mine = SavedSlots.of(trial.ledgers[name], slots).rows[number]
         if not mine.dtype.is_floating_point or not bool(mine.float().any()):
             continue
-        with changed(trial, reads, {name: slots}, only=(number,)) as values:
+        with changed(trial, reads, [Change(name, slots, [number])], keep=False) as values:
             numbers = any(value.dtype.is_floating_point for value in values.outputs.values())
             if numbers and difference(trial.first, values) is None:
                 what = f"tensor {which} of {layer}"
@@ -144,26 +181,24 @@ def unread(trial: Trial, reads: Reads, turn: int) -> Wrong | None:
     return None
 
 
-def groups(trial: Trial, name: str) -> Sequence[Layer]:
-    """Return the layers of a group."""
-    return trial.ledgers[name].group.layers
-
-
 @contextmanager
 def changed(
-    trial: Trial, reads: Reads, slots: Mapping[str, Tensor], only: Collection[int] = ()
+    trial: Trial, reads: Reads, changes: Sequence[Change], keep: bool = True
 ) -> Iterator[Values]:
     """Repeat the replay with other values in some slots, and yield its results.
 
-    With `only`, tensors with these numbers are changed, else all. Tensors of groups may overlap:
-    slots whose content may matter keep their values unless they are in `slots`.
+    Tensors of groups may overlap. With `keep`, slots whose content may matter keep their values.
     """
     trial.rewind()
-    saved = [SavedSlots.of(ledger, slots[n]) for n, ledger in trial.ledgers.items() if n in slots]
-    kept = [] if only else [*keeping(trial, reads)]
+    saved = [SavedSlots.of(trial.ledgers[one.group], one.slots) for one in changes]
+    kept = [
+        SavedSlots.of(ledger, reads.kept(trial, name))
+        for name, ledger in trial.ledgers.items()
+        if keep
+    ]
     try:
-        for one in saved:
-            other_values(one, only).restore()
+        for one, change in zip(saved, changes, strict=True):
+            other_values(one, change.tensors).restore()
         for one in kept:
             one.restore()
         trial.replay.run()
@@ -173,17 +208,11 @@ def changed(
             one.restore()
 
 
-def keeping(trial: Trial, reads: Reads) -> Iterator[SavedSlots]:
-    """Yield the slots of each group that must keep their values."""
-    for name, ledger in trial.ledgers.items():
-        yield SavedSlots.of(ledger, reads.kept(trial, name))
-
-
-def other_values(saved: SavedSlots, only: Collection[int]) -> SavedSlots:
-    """Return the slots with other finite values. Values that are no numbers stay as they are."""
+def other_values(saved: SavedSlots, tensors: Sequence[int]) -> SavedSlots:
+    """Return slots with other finite values in some tensors. What is no number stays as it is."""
     rows = [
         (part.float() * 0.5 + 1).to(part.dtype)
-        if part.dtype.is_floating_point and (not only or number in only)
+        if part.dtype.is_floating_point and number in tensors
         else part
         for number, part in enumerate(saved.rows)
     ]
