@@ -160,16 +160,15 @@ def unread(trial: Trial, reads: Reads, turn: int) -> Wrong | None:
     is not tried. Neither is one that does not have numbers. The last layer of a group may be the
     last one of the model, where only the last query of a row matters.
     """
-    for name, slots in reads.slots.items():
-        held = trial.ledgers[name].group.layers
+    for name, ledger in trial.ledgers.items():
+        held = ledger.group.layers
         layers = [(one, n) for one in held for n in range(len(one.tensors))]
         number = turn % len(layers)
         layer, which = layers[number][0].name, layers[number][1]
-        if layers[number][0] is held[-1]:
-            slots = slots_read(reads.forward, trial.ledgers[name], last=True)
+        slots = slots_read(reads.forward, ledger, last=layers[number][0] is held[-1])
         if not len(slots):
             continue
-        mine = SavedSlots.of(trial.ledgers[name], slots).rows[number]
+        mine = SavedSlots.of(ledger, slots).rows[number]
         if not mine.dtype.is_floating_point or not bool(mine.float().any()):
             continue
         with changed(trial, reads, [Change(name, slots, [number])], keep=False) as values:

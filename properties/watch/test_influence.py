@@ -1,0 +1,147 @@
+"""Which slots a forward reads, seen by other values in them, on a model of three layers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from paritybit.testing.replays import InMemory
+from paritybit.watch.facts import Forward, Group, Layer, Replay, Row
+from paritybit.watch.settings import Settings
+from paritybit.watch.watcher import Watcher
+
+SLOTS, WIDTH, WINDOW, CHUNK = 64, 8, 4, 3
+
+LAYERS = (("swa", 0), ("full", 0), ("swa", 1))
+"""The group of each layer, and its number there."""
+
+
+@dataclass
+class Toy:
+    """Computes chunks of two requests that do not share a slot.
+
+    - `wider`: how many keys beyond its window a query reads; negative for fewer.
+    - `keys_of`: the layer whose cached keys a layer reads, by the layer.
+    - `neighbour`: a request also reads the first key of the other one.
+    - `early`: the last layer reads what its own slots held before.
+    """
+
+    wider: int = 0
+    keys_of: Mapping[int, int] = field(default_factory=dict)
+    neighbour: bool = False
+    early: bool = False
+
+    def __post_init__(self) -> None:
+        noise = torch.Generator().manual_seed(0)
+        self.weights = torch.randn(len(LAYERS), 4, WIDTH, WIDTH, generator=noise) / 3
+        self.embedding = torch.randn(64, WIDTH, generator=noise)
+        self.kv = torch.zeros(len(LAYERS), 2, SLOTS, WIDTH)
+        self.slots = torch.arange(1, 61).view(2, 30)
+        self.tokens = torch.randint(0, 64, (2, 30), generator=noise)
+        self.output = torch.zeros(2, WIDTH)
+        groups = [
+            Group("swa", (self.layer(0), self.layer(2)), WINDOW),
+            Group("full", (self.layer(1),)),
+        ]
+        self.journal = InMemory(Path())
+        self.watcher = Watcher(
+            groups, engine="toy", release="1", journal=self.journal, settings=Settings("")
+        )
+        self.watcher.relations.streak = 1
+
+    def layer(self, number: int) -> Layer:
+        """Return the KV tensors of a layer."""
+        return Layer(f"layer {number}", (self.kv[number, 0], self.kv[number, 1]))
+
+    def run(self, cached: int) -> None:
+        """Compute a chunk of each request."""
+        last = cached + CHUNK
+        for request in range(2):
+            mine = self.slots[request]
+            hidden = self.embedding[self.tokens[request, cached:last]]
+            for number, (group, _) in enumerate(LAYERS):
+                hidden = self.attend(request, number, group, hidden, mine, (cached, last))
+            self.output[request] = hidden[-1]
+
+    def attend(
+        self, request: int, number: int, group: str, hidden: Tensor, mine: Tensor,
+        span: tuple[int, int],
+    ) -> Tensor:  # fmt: skip
+        """Compute one layer."""
+        cached, last = span
+        query, key, value, out = self.weights[number]
+        before = self.kv[number, 1, mine[cached:last]].clone()
+        self.kv[number, 0, mine[cached:last]] = hidden @ key
+        self.kv[number, 1, mine[cached:last]] = hidden @ value
+        keys, values = self.kv[number][:, mine[:last]]
+        other = self.keys_of.get(number, number)
+        keys = torch.cat([self.kv[other, 0, mine[:cached]], keys[cached:]])
+        if self.neighbour and request == 1 and number == 1 and cached:
+            values = values + self.kv[1, 1, self.slots[0, 0]]
+        positions = torch.arange(last)
+        far = positions[cached:, None] - positions[None]
+        hidden_from = far < 0
+        if group == "swa":
+            hidden_from |= far >= WINDOW + self.wider
+        scores = (hidden @ query @ keys.T).masked_fill(hidden_from, -torch.inf).softmax(1)
+        if self.early and number == 2:
+            hidden = hidden + before
+        return hidden + torch.tanh(scores @ values @ out)
+
+    def serve(self) -> set[str]:
+        """Compute all chunks, watched, and return the causes that were found."""
+        outputs = {"output": self.output}
+        for cached in range(0, 30, CHUNK):
+            rows = tuple(
+                Row(
+                    str(request),
+                    self.tokens[request].tolist(),
+                    cached,
+                    CHUNK,
+                    dict.fromkeys(("swa", "full"), self.slots[request, : cached + CHUNK]),
+                )
+                for request in range(2)
+            )
+            self.watcher.begin(Forward("extend", rows))
+
+            def run(cached: int = cached) -> None:
+                self.run(cached)
+
+            whole = Replay("forward", "extend", 6, 6, (), run, lambda: outputs)
+            self.watcher.eager(whole, lambda: True)
+            self.watcher.end()
+        assert self.journal.unsure == []
+        assert {found.check for found in self.journal.found} <= {"wrong read"}
+        return {found.cause["what"] for found in self.journal.found if found.cause is not None}
+
+
+def test_a_right_model_reads_what_its_rows_read() -> None:
+    toy, alone = Toy(), Toy()
+    assert toy.serve() == set()
+    assert toy.journal.counts["tried: wrong read"] == 10
+    for cached in range(0, 30, CHUNK):
+        alone.run(cached)
+    assert torch.equal(toy.kv, alone.kv)
+
+
+@pytest.mark.parametrize(
+    ("toy", "causes"),
+    [
+        (Toy(wider=1), {"a key outside of a window"}),
+        (Toy(wider=30), {"a key outside of a window"}),
+        (Toy(wider=-2), {"a key that is not read"}),
+        (Toy(keys_of={0: 2, 2: 0}), {"another layer"}),
+        (Toy(keys_of={1: 0}), {"tensor 0 of layer 1 is not read"}),
+        (Toy(neighbour=True), {"another request"}),
+        (Toy(early=True), {"a slot is read before it is written"}),
+    ],
+)
+def test_a_wrong_read_is_found_and_told_from_others(toy: Toy, causes: set[str]) -> None:
+    for _ in range(6):  # Each forward tries one key of one layer.
+        if toy.serve() >= causes:
+            break
+        toy.kv.zero_()
+    assert toy.serve() >= causes
