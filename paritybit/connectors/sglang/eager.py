@@ -36,11 +36,10 @@ def run_batch(
         return run()
     repeated = Repeated(watching, run, runner)
     live = len(batch.input_ids)
-    kind = f"{now.forward.kind} forward"
+    copies = models.states is not None and models.states.due  # Made by the first run alone.
+    kind, again = f"{now.forward.kind} forward", models.repeatable and not copies
     return watcher.eager(
-        Replay(
-            runner, kind, live, live, (), repeated.run, repeated.outputs, None, models.repeatable
-        ),
+        Replay(runner, kind, live, live, (), repeated.run, repeated.outputs, None, again),
         lambda: now.replays + now.pieces == 0,
     )
 
