@@ -16,7 +16,7 @@ def hook(watching: Any, runner: Any) -> None:
 
     `watching` is the connector's engine.
     """
-    kind = type(runner)
+    kind: Any = type(runner)
     name = runs_batches(kind)
     owner = next((one for one in kind.__mro__ if name in vars(one)), kind)
     path = f"{owner.__module__}.{owner.__qualname__}.{name}"

@@ -141,9 +141,9 @@ def key_of(change: Change) -> tuple[str, tuple[int, ...]]:
 def described(forward: Forward, group: str, slot: int) -> tuple[str, str]:
     """Return what reads a slot that no live row reads, as the text and the cause of a finding."""
     for row in forward.rows:
-        held = (row.slots[group] == slot).nonzero().flatten() if group in row.slots else ()
-        if len(held):
-            position = int(held[-1])
+        held = (row.slots[group] == slot).nonzero().flatten().tolist() if group in row.slots else []
+        if held:
+            position = held[-1]
             place = f"slot {slot} ({group}), position {position} of request {row.request}"
             if position >= row.cached:
                 text = f"depends on what was in {place}, before it was written"
