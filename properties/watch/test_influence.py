@@ -1,6 +1,6 @@
 """Which slots a forward reads, seen by other values in them, on a model of three layers."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,12 +27,14 @@ class Toy:
     - `keys_of`: the layer whose cached keys a layer reads, by the layer.
     - `neighbour`: a request also reads the first key of the other one.
     - `early`: the last layer reads what its own slots held before.
+    - `integers`: the outputs are token ids.
     """
 
     wider: int = 0
     keys_of: Mapping[int, int] = field(default_factory=dict)
     neighbour: bool = False
     early: bool = False
+    integers: bool = False
 
     def __post_init__(self) -> None:
         noise = torch.Generator().manual_seed(0)
@@ -93,7 +95,7 @@ class Toy:
 
     def serve(self) -> set[str]:
         """Compute all chunks, watched, and return the causes that were found."""
-        outputs = {"output": self.output}
+        outputs = {"output": self.output.long() if self.integers else self.output}
         for cached in range(0, 30, CHUNK):
             rows = tuple(
                 Row(
@@ -118,6 +120,15 @@ class Toy:
         return {found.cause["what"] for found in self.journal.found if found.cause is not None}
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Use one thread: tensors are so small that more would wait for one another."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def test_a_right_model_reads_what_its_rows_read() -> None:
     toy, alone = Toy(), Toy()
     assert toy.serve() == set()
@@ -134,6 +145,7 @@ def test_a_right_model_reads_what_its_rows_read() -> None:
         (Toy(wider=30), {"a key outside of a window"}),
         (Toy(wider=-2), {"a key that is not read"}),
         (Toy(keys_of={0: 2, 2: 0}), {"another layer"}),
+        (Toy(keys_of={0: 1}, integers=True), {"tensor 0 of layer 0 is not read"}),
         (Toy(keys_of={1: 0}), {"tensor 0 of layer 1 is not read"}),
         (Toy(neighbour=True), {"another request"}),
         (Toy(early=True), {"a slot is read before it is written"}),

@@ -41,10 +41,14 @@ class Reads:
         """Return what the rows of a forward read. Groups that no row reads have no slots."""
         return cls(forward, {n: slots_read(forward, one) for n, one in ledgers.items()})
 
-    @property
-    def known(self) -> bool:
-        """Whether it is known what the forward reads: otherwise it has no rows."""
-        return any(row.computed or row.only_reads for row in self.forward.rows)
+    def known(self, trial: Trial) -> bool:
+        """Return whether it is known what the forward reads, and is little enough to be saved."""
+        rows = any(row.computed or row.only_reads for row in self.forward.rows)
+        sizes = [
+            len(self.kept(trial, name)) * ledger.checksums.bytes_per_slot
+            for name, ledger in trial.ledgers.items()
+        ]
+        return rows and sum(sizes) <= LARGEST
 
     def kept(self, trial: Trial, name: str) -> Tensor:
         """Return the slots of a group whose content may matter, or that may stay as they are."""
@@ -165,7 +169,8 @@ def unread(trial: Trial, reads: Reads, turn: int) -> Wrong | None:
         layers = [(one, n) for one in held for n in range(len(one.tensors))]
         number = turn % len(layers)
         layer, which = layers[number][0].name, layers[number][1]
-        slots = slots_read(reads.forward, ledger, last=layers[number][0] is held[-1])
+        last = layers[number][0] is held[-1]
+        slots = slots_read(reads.forward, ledger, last=last)
         if not len(slots):
             continue
         mine = SavedSlots.of(ledger, slots).rows[number]
@@ -173,7 +178,7 @@ def unread(trial: Trial, reads: Reads, turn: int) -> Wrong | None:
             continue
         with changed(trial, reads, [Change(name, slots, [number])], keep=False) as values:
             numbers = any(value.dtype.is_floating_point for value in values.outputs.values())
-            if numbers and difference(trial.first, values) is None:
+            if (numbers or not last) and difference(trial.first, values) is None:
                 what = f"tensor {which} of {layer}"
                 text = f"does not depend on {what} in the slots that live rows read"
                 return Wrong(text, name, layer, cause={"what": f"{what} is not read"})

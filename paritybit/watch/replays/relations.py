@@ -86,12 +86,12 @@ class Relations:
             yield leak if leak.found is None else blamed(trial, leak, tails)
         if NAMES[2] in names and trial.replay.eager is not None:
             yield self.judged(trial, NAMES[2], against_eager(trial))
-        if NAMES[3] in names and reads.known:
+        if NAMES[3] in names and reads.known(trial):
             yield self.read(trial, reads, number)
 
     def tried_eagerly(self, trial: Trial, number: int, reads: Reads) -> Iterator[Tried]:
         """Test which slots a forward without a graph reads, if it can be repeated."""
-        if not reads.known:
+        if not reads.known(trial):
             return
         trial.again()
         if difference(trial.first, trial.values()) is None:
