@@ -23,7 +23,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Group:
-    """Layers that share slot numbers.
+    """Layers that share slot numbers, in the order in which a forward computes them.
 
     - `window`: a query at position p reads the positions from p - window + 1 to p. None means all
       positions up to p.
