@@ -60,6 +60,10 @@ PARTS: Mapping[str, tuple[str, str]] = {
         "tokens after a part of a prompt, as a draft model is given them",
         "the older runner of vLLM gives the prompt's last token, not the next one",
     ),
+    "empty_tensors": (
+        "KV tensors of a layer, in slots that are read",
+        "nothing had written them",
+    ),
     "unresolved_reads": ("owners of reads", "the tokens were not known at that time"),
 }
 """Maps a count to what was not reached if it is not zero, and the reason."""

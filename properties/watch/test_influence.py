@@ -28,6 +28,7 @@ class Toy:
     - `neighbour`: a request also reads the first key of the other one.
     - `early`: the last layer reads what its own slots held before.
     - `integers`: the outputs are token ids.
+    - `shared`: the last layer keeps its KV in the tensors of the first one.
     """
 
     wider: int = 0
@@ -35,6 +36,7 @@ class Toy:
     neighbour: bool = False
     early: bool = False
     integers: bool = False
+    shared: bool = False
 
     def __post_init__(self) -> None:
         noise = torch.Generator().manual_seed(0)
@@ -75,6 +77,7 @@ class Toy:
         """Compute one layer."""
         cached, last = span
         query, key, value, out = self.weights[number]
+        number = 0 if self.shared and number == 2 else number
         before = self.kv[number, 1, mine[cached:last]].clone()
         self.kv[number, 0, mine[cached:last]] = hidden @ key
         self.kv[number, 1, mine[cached:last]] = hidden @ value
@@ -157,3 +160,10 @@ def test_a_wrong_read_is_found_and_told_from_others(toy: Toy, causes: set[str]) 
             break
         toy.kv.zero_()
     assert toy.serve() >= causes
+
+
+def test_a_tensor_that_nothing_writes_is_counted() -> None:
+    """Two layers may share what each should have alone, or an engine may not need it."""
+    toy = Toy(shared=True)
+    assert toy.serve() == set()
+    assert toy.journal.counts["empty_tensors"] > 0

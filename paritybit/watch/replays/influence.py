@@ -7,7 +7,7 @@ in all slots that the live rows read of one tensor must change something.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -31,10 +31,14 @@ class Change:
 
 @dataclass(frozen=True)
 class Reads:
-    """The slots that the live rows of a forward read, int64 [n] per group."""
+    """The slots that the live rows of a forward read, int64 [n] per group.
+
+    `empty` are the tensors that could not be tried, because nothing wrote these slots in them.
+    """
 
     forward: Forward
     slots: Mapping[str, Tensor]
+    empty: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, forward: Forward, ledgers: Mapping[str, Ledger]) -> "Reads":
@@ -171,10 +175,11 @@ def unread(trial: Trial, reads: Reads, turn: int) -> Wrong | None:
         layer, which = layers[number][0].name, layers[number][1]
         last = layers[number][0] is held[-1]
         slots = slots_read(reads.forward, ledger, last=last)
-        if not len(slots):
+        mine = SavedSlots.of(ledger, reads.slots[name]).rows[number]
+        if len(mine) and mine.dtype.is_floating_point and not bool(mine.float().any()):
+            reads.empty.append(f"tensor {which} of {layer}")
             continue
-        mine = SavedSlots.of(ledger, slots).rows[number]
-        if not mine.dtype.is_floating_point or not bool(mine.float().any()):
+        if not len(slots) or not mine.dtype.is_floating_point:
             continue
         with changed(trial, reads, [Change(name, slots, [number])], keep=False) as values:
             numbers = any(value.dtype.is_floating_point for value in values.outputs.values())

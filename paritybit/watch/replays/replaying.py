@@ -112,6 +112,7 @@ class Replaying(Between):
                 with trial.restoring():
                     for tried in self.relations.tried(trial, due, now.number, reads):
                         self.judge_tried(replay, now, tried)
+                self.journal.count(empty_tensors=len(reads.empty))
         if trial.changed:
             self.check_restored(now, trial)
 
@@ -143,6 +144,7 @@ class Replaying(Between):
         with self.alone(), trial.restoring():
             for tried in self.relations.tried_eagerly(trial, now.number, reads):
                 self.judge_tried(run, now, tried)
+        self.journal.count(empty_tensors=len(reads.empty))
 
     def quiet(self, ledger: Ledger, now: UnderWay) -> Tensor:
         """Return the slots that the forward must write and that look unwritten, int64 [n]."""
