@@ -28,6 +28,7 @@ class Toy:
     - `neighbour`: a request also reads the first key of the other one.
     - `early`: the last layer reads what its own slots held before.
     - `integers`: the outputs are token ids.
+    - `reader`: the rows are told as those of a model without KV of its own.
     - `shared`: the last layer keeps its KV in the tensors of the first one.
     """
 
@@ -37,6 +38,7 @@ class Toy:
     early: bool = False
     integers: bool = False
     shared: bool = False
+    reader: bool = False
 
     def __post_init__(self) -> None:
         noise = torch.Generator().manual_seed(0)
@@ -107,6 +109,7 @@ class Toy:
                     cached,
                     CHUNK,
                     dict.fromkeys(("swa", "full"), self.slots[request, : cached + CHUNK]),
+                    only_reads=self.reader,
                 )
                 for request in range(2)
             )
@@ -167,3 +170,13 @@ def test_a_tensor_that_nothing_writes_is_counted() -> None:
     toy = Toy(shared=True)
     assert toy.serve() == set()
     assert toy.journal.counts["empty_tensors"] > 0
+
+
+def test_a_model_without_kv_may_ignore_layers() -> None:
+    """As a draft that reads some layers of its target."""
+    toy, other = Toy(reader=True), Toy()
+    for one in (toy, other):
+        one.weights[1, 3] = 0.0
+    assert toy.serve() == set()
+    assert "tensor 0 of layer 1 is not read" in other.serve()
+    assert toy.journal.counts["tried: wrong read"] == 10

@@ -166,8 +166,11 @@ def unread(trial: Trial, reads: Reads, turn: int) -> Wrong | None:
 
     `turn` chooses one tensor per group. A tensor that has only zeros there was never written, and
     is not tried. Neither is one that does not have numbers. The last layer of a group may be the
-    last one of the model, where only the last query of a row matters.
+    last one of the model, where only the last query of a row matters. A model that has no KV may
+    read some layers of another one alone, so that no layer is tried.
     """
+    if any(row.only_reads for row in reads.forward.rows):
+        return None
     for name, ledger in trial.ledgers.items():
         held = ledger.group.layers
         layers = [(one, n) for one in held for n in range(len(one.tensors))]
