@@ -165,6 +165,39 @@ def test_a_wrong_read_is_found_and_told_from_others(toy: Toy, causes: set[str]) 
     assert toy.serve() >= causes
 
 
+def test_no_slot_is_changed_on_a_gpu_while_the_engine_may_copy_it() -> None:
+    """Another stream or a network card would copy the other values."""
+    toy = Toy(wider=30)
+    ledgers = toy.watcher.ledgers.values()
+    toy.watcher.copied_elsewhere = True
+    assert toy.watcher.changeable()
+    for ledger in ledgers:
+        ledger.device = torch.device("cuda")
+    assert not toy.watcher.changeable()
+    toy.watcher.copied_elsewhere = False
+    assert toy.watcher.changeable()
+    for ledger in ledgers:
+        ledger.device = torch.device("cpu")
+    toy.watcher.changeable = lambda: False  # type: ignore[method-assign]
+    assert toy.serve() == set()
+    assert "tried: wrong read" not in toy.journal.counts
+
+
+def test_a_tensor_is_unread_only_if_it_is_so_several_times() -> None:
+    """One forward may need no cached key of a layer; one that is never read stays so."""
+    toy = Toy(keys_of={0: 1}, integers=True)
+    toy.watcher.relations.streak = 4
+    assert toy.serve() == set()
+    assert toy.serve() == {"tensor 0 of layer 0 is not read"}
+
+
+def test_other_values_leave_the_draws_of_the_engine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paritybit.watch.replays.influence.LARGEST", 2**10)
+    toy, before = Toy(), torch.get_rng_state()
+    assert toy.serve() == set()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_a_tensor_that_nothing_writes_is_counted() -> None:
     """Two layers may share what each should have alone, or an engine may not need it."""
     toy = Toy(shared=True)

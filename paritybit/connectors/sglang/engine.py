@@ -82,6 +82,7 @@ class Engine:
             journal=self.journal,
             settings=self.settings,
         )
+        watcher.copied_elsewhere = self.models.copied_elsewhere
         for graph, kind, inputs in self.captures:
             watcher.captured(graph, kind, inputs)
         self.captures.clear()
@@ -352,9 +353,8 @@ class Engine:
             now.pieces += 1
             return run()
         now.replays += 1
-        runner, batch = now.runner, now.batch
+        runner, batch, pool = now.runner, now.batch, now.model.pool
         live = graphs.live(runner, batch, now.rows)
-        pool = now.model.pool
         backend = graphs.backend_of(runner)
         if backend is None and not now.listed and not now.model.drafts:
             backend = lists.attending(now.model.runner.attn_backend)

@@ -43,6 +43,14 @@ UNWATCHED = {
 }
 """The values of settings that the connector supports. Other values have no verdict."""
 
+COPYING = {
+    "disaggregation_mode": (None, "null"),
+    "enable_hierarchical_cache": (None, False),
+    "enable_lmcache": (None, False),
+    "enable_flexkv": (None, False),
+}
+"""The values of settings with which nothing but forwards reads KV."""
+
 
 ALONE = "alone"
 """The name of a process-group backend whose other members do not exist."""
@@ -85,6 +93,7 @@ class Models:
     - `table`: its content, the location of each position of a request.
     - `ranges`: the values that padding may have, by the name of an input.
     - `repeatable`: whether a replay may be repeated.
+    - `copied_elsewhere`: see `Watcher`.
     - `rewrites`: whether a slot may be written more than once, as with drafts.
     - `states`: the states of recurrent layers, if the model has any.
     """
@@ -98,6 +107,7 @@ class Models:
         self.models: dict[int, Model] = {}
         self.ranges: dict[str, tuple[int, int]] = {}
         self.repeatable = True
+        self.copied_elsewhere = False
         self.rewrites = True
         self.states: States | None = None
 
@@ -170,6 +180,9 @@ class Models:
         }
         ranks = [int(getattr(arguments, name, 1) or 1) for name in ("tp_size", "dp_size")]
         self.repeatable = ranks == [1, 1] or alone()
+        self.copied_elsewhere = any(
+            getattr(arguments, name, None) not in accepted for name, accepted in COPYING.items()
+        )
         self.rewrites = getattr(arguments, "speculative_algorithm", None) is not None
         try:
             self.states = States.of(runner.req_to_token_pool)

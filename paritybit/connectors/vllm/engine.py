@@ -119,6 +119,7 @@ class Engine(Drafting):
             self.pool.groups, engine="vllm", release=self.release, journal=self.journal,
             settings=self.settings,
         )  # fmt: skip
+        watcher.copied_elsewhere = getattr(config, "kv_transfer_config", None) is not None
         for graph, inputs in self.captures:
             watcher.captured(graph, type(graph).__name__, inputs)
         watcher.listen("vllm")

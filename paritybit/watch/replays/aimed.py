@@ -18,6 +18,9 @@ from paritybit.watch.replays.differences import LEAST
 from paritybit.watch.replays.influence import Change, Reads, Wrong, changed
 from paritybit.watch.replays.trial import Trial, Values
 
+MUCH = 2.0**-4
+"""A relative difference that another scale of a batch's activations does not explain."""
+
 
 @dataclass(frozen=True)
 class Aim:
@@ -37,12 +40,16 @@ class Aim:
 
 @dataclass(frozen=True)
 class Moved:
-    """The queries of a row whose KV changed in a layer: beyond rounding, or in any bit."""
+    """The queries of a row whose KV changed in a layer: much, beyond rounding, or in any bit.
+
+    `known` are the queries whose KV is known, and `exact` whether it has 32 bits or more.
+    """
 
     group: str
     layer: int
     known: frozenset[int]
     much: frozenset[int]
+    beyond: frozenset[int]
     some: frozenset[int]
     exact: bool
 
@@ -72,7 +79,7 @@ def aimed(trial: Trial, reads: Reads, number: int) -> Wrong | None:
     if touched is not None:
         return told(aim, name, f"request {touched.request} depends on {key}", "another request")
     mine = [one for one in own if one.group == aim.group]
-    if any(one.much for one in mine if one.layer <= aim.layer):
+    if any(one.beyond for one in mine if one.layer <= aim.layer):
         return told(aim, name, f"an earlier layer depends on {key}", "another layer")
     if sum(row.request == aim.row.request for row in reads.forward.rows) > 1:
         return None  # Kernels may count the window of a tree's branch by the number of its nodes.
@@ -89,13 +96,14 @@ def of_next_layer(
     """
     queries = range(aim.row.cached, aim.row.cached + aim.row.computed - aim.row.spare)
     needed = {query for query in queries if aim.sees(query, slack=1)}
-    later = [one for one in found if one.much]
+    later = [one for one in found if one.some]
     if not later:
-        if after is None or not after.exact or after.some or not needed & after.known:
+        if after is None or not after.exact or not needed & after.known:
             return None
         return told(aim, name, f"no later layer depends on {key}", "a key that is not read")
-    after_it = min(later, key=lambda one: len(one.much))
-    if beyond := sorted(query for query in after_it.much if not aim.sees(query)):
+    # Queries that read it change in the next layer; those that read these queries, only later.
+    after_it = min(later, key=lambda one: len(one.some))
+    if beyond := sorted(query for query in after_it.beyond if not aim.sees(query)):
         text = f"position {beyond[0]} depends on {key}, which is outside of its window"
         return told(aim, name, text, "a key outside of a window")
     if after_it.exact and (missed := sorted(needed & after_it.known - after_it.some)):
@@ -169,6 +177,7 @@ def moved(trial: Trial, values: Values, row: Row) -> Iterator[Moved]:
                 name,
                 number,
                 frozenset((known + row.cached).tolist()),
+                frozenset((known[size > MUCH] + row.cached).tolist()),
                 frozenset((known[size > LEAST] + row.cached).tolist()),
                 frozenset((known[size > 0] + row.cached).tolist()),
                 all(a.dtype in (torch.float32, torch.float64) for a, _ in pairs),

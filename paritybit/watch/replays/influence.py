@@ -33,21 +33,24 @@ class Change:
 class Reads:
     """The slots that the live rows of a forward read, int64 [n] per group.
 
-    `empty` are the tensors that could not be tried, because nothing wrote these slots in them.
+    - `changeable`: whether slots may get other values for a moment.
+    - `empty`: the tensors that could not be tried, because nothing wrote these slots in them.
     """
 
     forward: Forward
     slots: Mapping[str, Tensor]
+    changeable: bool
     empty: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, forward: Forward, ledgers: Mapping[str, Ledger]) -> "Reads":
+    def of(cls, forward: Forward, ledgers: Mapping[str, Ledger], changeable: bool) -> "Reads":
         """Return what the rows of a forward read. Groups that no row reads have no slots."""
-        return cls(forward, {n: slots_read(forward, one) for n, one in ledgers.items()})
+        slots = {n: slots_read(forward, one) for n, one in ledgers.items()}
+        return cls(forward, slots, changeable)
 
     def known(self, trial: Trial) -> bool:
         """Return whether it is known what the forward reads, and is little enough to be saved."""
-        rows = any(row.computed or row.only_reads for row in self.forward.rows)
+        rows = self.changeable and any(row.computed or row.only_reads for row in self.forward.rows)
         sizes = [
             len(self.kept(trial, name)) * ledger.checksums.bytes_per_slot
             for name, ledger in trial.ledgers.items()
@@ -74,7 +77,9 @@ class Reads:
             slots = free.nonzero().flatten()
             most = LARGEST // max(1, ledger.checksums.bytes_per_slot)
             if len(slots) > most:
-                slots = slots[torch.randperm(len(slots), device=slots.device)[:most]]
+                drawn = torch.Generator().manual_seed(0)  # The engine's own draws stay as they are.
+                chosen = torch.randperm(len(slots), generator=drawn)[:most]
+                slots = slots[chosen.to(slots.device)]
             mine = trial.owned[name]
             fresh = mine[~torch.isin(mine, self.kept(trial, name))]
             found.append(Change(name, slots, range(len(ledger.checksums.tensors))))

@@ -55,6 +55,7 @@ class Relations:
     replays: dict[str, int] = field(default_factory=dict)
     streaks: dict[tuple[str, str], int] = field(default_factory=dict)
     turns: dict[str, int] = field(default_factory=dict)
+    tensors: dict[str, int] = field(default_factory=dict)
 
     def due(self, kind: str) -> tuple[str, ...]:
         """Return the relations to test on the next replay of a kind."""
@@ -105,12 +106,19 @@ class Relations:
             tried = self.judged(trial, NAMES[3], foreign(trial, reads))
             return tried if tried.found is None else replace(tried, wrong=blamed_slot(trial, reads))
         if turn % WAYS == 1:
-            return Tried(NAMES[3], wrong=unread(trial, reads, turn // WAYS))
-        wrong = aimed(trial, reads, number)
-        if wrong is None:
-            return Tried(NAMES[3])
-        key = (f"{wrong.group} {wrong.key}", kind)
-        self.streaks[key] = self.streaks.get(key, 0) + 1  # Other keys say nothing of this one.
+            tensor = self.tensors.get(kind, 0)
+            wrong = unread(trial, reads, tensor)
+            key = ("a tensor", kind)
+            if wrong is None:
+                if any(map(len, reads.slots.values())):  # Else the next test tries it again.
+                    self.tensors[kind], self.streaks[key] = tensor + 1, 0
+                return Tried(NAMES[3])
+        else:
+            wrong = aimed(trial, reads, number)
+            if wrong is None:
+                return Tried(NAMES[3])  # Other keys say nothing of one that is read wrongly.
+            key = (f"{wrong.group} {wrong.key}", kind)
+        self.streaks[key] = self.streaks.get(key, 0) + 1
         return Tried(NAMES[3], wrong=wrong if self.streaks[key] >= self.streak else None)
 
     def judged(self, trial: Trial, name: str, found: Difference | None) -> Tried:

@@ -44,6 +44,16 @@ class Replaying(Between):
         tried = tuple(name for name in NAMES if name in {check.name for check in self.checks})
         self.relations = Relations(settings.every, tried)
         self.captures: dict[object, dict[str, Captured]] = {}
+        self.copied_elsewhere = False
+        """Whether the engine may copy any slot at any time, to a host pool or another process."""
+
+    def changeable(self) -> bool:
+        """Return whether slots may get other values for a moment.
+
+        On a GPU, another stream or a network card could copy these values meanwhile.
+        """
+        on_cpu = all(ledger.device.type == "cpu" for ledger in self.ledgers.values())
+        return on_cpu or not (self.copied_elsewhere or self.hosts or self.stored)
 
     @guarded
     def captured(self, graph: object, kind: str, inputs: Sequence[StaticInput]) -> None:
@@ -108,7 +118,7 @@ class Replaying(Between):
                 found = self.explained(ledger, stray, trial)
                 self.judge_stray(ledger, now, stray, replay.kind, found)
             if due and not strays and trial.possible:
-                reads = Reads.of(now.forward, self.ledgers)
+                reads = Reads.of(now.forward, self.ledgers, self.changeable())
                 with trial.restoring():
                     for tried in self.relations.tried(trial, due, now.number, reads):
                         self.judge_tried(replay, now, tried)
@@ -140,7 +150,7 @@ class Replaying(Between):
         trial.ran(result)
         if not trial.possible:
             return
-        reads = Reads.of(now.forward, self.ledgers)
+        reads = Reads.of(now.forward, self.ledgers, self.changeable())
         with self.alone(), trial.restoring():
             for tried in self.relations.tried_eagerly(trial, now.number, reads):
                 self.judge_tried(run, now, tried)
