@@ -81,7 +81,7 @@ BUDGETS = (
     Budget("CPU seconds of a hunt", 0.8, seconds_of_a_hunt),
     Budget(f"{NARROWED}: CPU time / ceb08e2", 0.5, over_other(NARROWED)),
     Budget(f"{WHOLE}: CPU time / ceb08e2", 0.6, over_other(WHOLE)),
-    Budget("H200, MPS: seconds of a hunt", 0.15, seconds_for_each_hunt, "h200/regress-mps.json"),
+    Budget("H200, MPS: seconds of a hunt", 0.15, seconds_for_each_hunt, "h200/regress.json"),
     Budget("H200, MPS: seconds of the suite", 60, seconds_of_suite, "h200/suite.json"),
     Budget("H200: seconds of the suite", 140, seconds_of_suite, "h200/suite-plain.json"),
     Budget("sglang on a CPU: seconds until a verdict", 30, of_watching("seconds_until_verdict")),
