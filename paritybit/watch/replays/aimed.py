@@ -18,6 +18,9 @@ from paritybit.watch.replays.differences import LEAST
 from paritybit.watch.replays.influence import Change, Reads, Wrong, changed
 from paritybit.watch.replays.trial import Trial, Values
 
+EXACT = (torch.float32, torch.float64)
+"""Dtypes that show each key of a window, however little weight it has."""
+
 MUCH = 2.0**-4
 """A relative difference that another scale of a batch's activations does not explain."""
 
@@ -64,7 +67,10 @@ def aimed(trial: Trial, reads: Reads, number: int) -> Wrong | None:
     begin = sum(sizes[: aim.layer])
     tensors = range(begin, begin + sizes[aim.layer])
     slot = torch.tensor([aim.slot], device=trial.ledgers[aim.group].device)
-    with changed(trial, reads, [Change(aim.group, slot, tensors)], keep=False) as values:
+    pair = layers[aim.layer].tensors
+    large = tensors[1:] if len(pair) == 2 and pair[1].dtype in EXACT else ()  # Values, not keys.
+    change = Change(aim.group, slot, tensors, large)
+    with changed(trial, reads, [change], keep=False) as values:
         own = [*moved(trial, values, aim.row)]
         found, touched = [*own], None
         for row in reads.forward.rows:
@@ -180,7 +186,7 @@ def moved(trial: Trial, values: Values, row: Row) -> Iterator[Moved]:
                 frozenset((known[size > MUCH] + row.cached).tolist()),
                 frozenset((known[size > LEAST] + row.cached).tolist()),
                 frozenset((known[size > 0] + row.cached).tolist()),
-                all(a.dtype in (torch.float32, torch.float64) for a, _ in pairs),
+                all(a.dtype in EXACT for a, _ in pairs),
             )
 
 

@@ -19,14 +19,21 @@ from paritybit.watch.reading import slots_computed, slots_read
 from paritybit.watch.replays.differences import Difference, difference
 from paritybit.watch.replays.trial import LARGEST, SavedSlots, Trial, Values
 
+LARGE = 2.0**20
+"""The factor of large values. Any weight that float32 has makes them visible."""
+
 
 @dataclass(frozen=True)
 class Change:
-    """Slots of a group, int64 [n], and the numbers of the tensors that get other values there."""
+    """Slots of a group, int64 [n], and the numbers of the tensors that get other values there.
+
+    Tensors in `large` get large values, so that a key of little weight shows too.
+    """
 
     group: str
     slots: Tensor
     tensors: Sequence[int]
+    large: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -215,7 +222,7 @@ def changed(
     ]
     try:
         for one, change in zip(saved, changes, strict=True):
-            other_values(one, change.tensors).restore()
+            other_values(one, change).restore()
         for one in kept:
             one.restore()
         trial.replay.run()
@@ -225,11 +232,11 @@ def changed(
             one.restore()
 
 
-def other_values(saved: SavedSlots, tensors: Sequence[int]) -> SavedSlots:
+def other_values(saved: SavedSlots, change: Change) -> SavedSlots:
     """Return slots with other finite values in some tensors. What is no number stays as it is."""
     rows = [
-        (part.float() * 0.5 + 1).to(part.dtype)
-        if part.dtype.is_floating_point and number in tensors
+        ((part.float() * 0.5 + 1) * (LARGE if number in change.large else 1)).to(part.dtype)
+        if part.dtype.is_floating_point and number in change.tensors
         else part
         for number, part in enumerate(saved.rows)
     ]
