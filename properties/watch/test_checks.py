@@ -226,6 +226,29 @@ def leaking(engine: Any) -> None:
     engine.model = wrong
 
 
+def coupled(engine: Any) -> None:
+    """Each row stores the logits of all rows, and the padding reads what the last batch listed."""
+    run = engine.model
+    for graph in engine.graphs.values():
+        fill = graph.fill
+
+        def wrong_fill(batch: Any, graph: Any = graph, fill: Any = fill) -> None:
+            names = "entries_swa", "counts_swa"
+            kept = {name: graph.static[name].clone() for name in names}
+            fill(batch)
+            for name in names:
+                graph.static[name][len(batch["ids"]) :] = kept[name][len(batch["ids"]) :]
+
+        graph.fill = wrong_fill
+
+    def wrong(batch: Any) -> Any:
+        logits = run(batch)
+        engine.kv["full"][0][batch["loc_full"], 0] += logits.sum() / 1000
+        return logits
+
+    engine.model = wrong
+
+
 def baked(engine: Any) -> None:
     """Graphs captured other weights than eager uses."""
     for graph in engine.graphs.values():
@@ -341,6 +364,15 @@ def test_a_wrong_read_names_the_slot_and_whose_it_is(toy: ModuleType, tmp_path: 
     for finding in findings["wrong read"]:
         assert finding["group"] == "swa" and len(finding["slots"]) == 1
         assert finding["cause"] == {"what": "a key outside of a window"}
+
+
+def test_what_padding_reads_is_no_wrong_read_of_a_row(toy: ModuleType, tmp_path: Path) -> None:
+    """The rows depend on slots that none of them reads, but through the padding."""
+    engine = toy.Engine()
+    coupled(engine)
+    serve(engine)
+    findings = found(tmp_path)
+    assert "padding leak" in findings and "wrong read" not in findings
 
 
 def test_a_wrong_read_names_the_tensor_that_is_ignored(toy: ModuleType, tmp_path: Path) -> None:
