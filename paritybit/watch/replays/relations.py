@@ -72,8 +72,8 @@ class Relations:
     ) -> Iterator[Tried]:
         """Test relations on a replay. The caller restores the state. `reads` are of its live rows.
 
-        If two equal runs differ, the remaining relations are meaningless and are skipped. Wrong reads
-        are not judged if padding matters, because a padded row may have read what a live one shows.
+        If two equal runs differ, the remaining relations are meaningless and are skipped. Wrong
+        reads are not judged if padding matters, because a padded row may read what a live one shows.
         """
         again = None
         if names != NAMES[2:3]:
