@@ -73,7 +73,7 @@ class Relations:
         """Test relations on a replay. The caller restores the state. `reads` are of its live rows.
 
         If two equal runs differ, the remaining relations are meaningless and are skipped. Wrong
-        reads are not judged if padding matters, because a padded row may read what a live one shows.
+        reads are not judged if padding matters, because a live row may show what a padded one read.
         """
         again = None
         if names != NAMES[2:3]:
