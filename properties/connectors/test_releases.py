@@ -27,6 +27,9 @@ PADDING = "padding in the list cuda_graph_"
 QUERIES = "stale input | - | qo_indptr"
 """What a graph of a draft's extend shows that gives each request as many queries as the others."""
 
+WINDOW = "wrong read | swa | a key outside of a window"
+"""What prompts of Gemma 4 show up to 0.5.13: its layers mask one key more than the pool keeps."""
+
 OWN_CHECK = "pool memory leak detected"
 """What 0.5.11 says of its own pools after it served trees of drafts, watched or not."""
 
@@ -103,7 +106,9 @@ def test_a_whole_release_is_watched(version: str, way: str, tmp_path: Path) -> N
         assert all("cuda_graph_runner.py:373" in source for source in sources)
     elif version == "0.5.12":
         lists = {key for key in found if key.startswith("wrong list") and PADDING in key}
-        assert lists and found - lists == ({QUERIES} if SPECULATION[-1] in WAYS[way] else set())
+        speculates = SPECULATION[-1] in WAYS[way]
+        assert lists and found - lists - {WINDOW} == ({QUERIES} if speculates else set())
+        assert not (speculates and WINDOW in found)
     elif version == "0.5.23":
         assert not found
 
