@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from paritybit.connectors.sglang.eager import hook, run_batch
+from paritybit.watch.replays.relations import NAMES
 
 
 class Runner:
@@ -40,7 +41,8 @@ def engine(kind: str, drafts: bool, due: dict[int, int], repeatable: bool) -> An
         return replay.run()
 
     models = SimpleNamespace(repeatable=repeatable, states=SimpleNamespace(due=due))
-    watcher = SimpleNamespace(eager=eager, kept=kept)
+    relations = SimpleNamespace(names=NAMES)
+    watcher = SimpleNamespace(eager=eager, kept=kept, relations=relations)
     return SimpleNamespace(
         now=now, watcher=watcher, models=models, requests="requests", hooked=set(), hooks=[]
     )
@@ -89,3 +91,7 @@ def test_the_method_that_runs_a_batch_is_wrapped_once() -> None:
     for _ in range(2):
         hook(watching, Runner(watching))
     assert watching.hooks == [f"{__name__}.Runner._runs"]
+    watching.hooked.clear()
+    watching.watcher.relations.names = NAMES[:-1]
+    hook(watching, Runner(watching))
+    assert len(watching.hooks) == 1

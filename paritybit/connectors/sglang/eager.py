@@ -9,13 +9,16 @@ from torch import Tensor
 from paritybit.connectors.sglang.graphs import attribute, runs_batches, tensors
 from paritybit.connectors.sglang.lists import PREFILLS
 from paritybit.watch.facts import Replay
+from paritybit.watch.replays.relations import NAMES
 
 
 def hook(watching: Any, runner: Any) -> None:
     """Wrap the method that runs a prepared batch, once per class of model runner.
 
-    `watching` is the connector's engine.
+    `watching` is the connector's engine. Nothing is wrapped without the check that repeats batches.
     """
+    if NAMES[-1] not in watching.watcher.relations.names:
+        return
     kind: Any = type(runner)
     name = runs_batches(kind)
     owner = next((one for one in kind.__mro__ if name in vars(one)), kind)
