@@ -15,7 +15,8 @@ class LackingError(ValueError):
 class Leg:
     """One way to serve an engine: its name, its options, and its share of the time.
 
-    `device` is the only device that supports the leg. None means any.
+    `device` is the only device that supports the leg. None means any. `graphs` is False if the leg
+    tells the engine not to replay graphs.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Leg:
     share: float = 1.0
     seconds: float = 0.0
     device: str | None = None
+    graphs: bool = True
 
 
 def plan(device: str, seconds: float, legs: Sequence[Leg]) -> tuple[Leg, ...]:

@@ -28,7 +28,7 @@ from paritybit.launch.schema import (
 )
 from paritybit.launch.scope import not_tried
 from paritybit.launch.trend import points
-from paritybit.launch.verdict import NEEDED, Outcome, ending, judged, open_questions
+from paritybit.launch.verdict import Outcome, ending, judged, lacking, open_questions
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,12 @@ def make(asked: Asked, outcomes: Sequence[Outcome], interrupted: str | None) -> 
     )
     unselected = [] if asked.checks is None else sorted({*asked.known_checks} - {*asked.checks})
     settings: dict[str, list[str]] = {}
-    for outcome in filter(seen, outcomes):
+    unseen = {one.name: why for one in outcomes if (why := next(lacking(one), None))}
+    for outcome in outcomes:
+        if outcome.name in unseen:
+            continue
         for name, values in settings_of(outcome).items():
             settings.setdefault(name, []).extend(values)
-    unseen = {one.name: UNSEEN for one in outcomes if not seen(one)}
     untried = tuple(not_tried(settings, counts, unselected, {**asked.not_run, **unseen}))
     undecided = tuple(dict.fromkeys(open_questions(outcomes)))
     verdict, message = judged(findings, undecided, counts, untried, interrupted)
@@ -107,14 +109,6 @@ def make(asked: Asked, outcomes: Sequence[Outcome], interrupted: str | None) -> 
 def marked(finding: Finding, known: Known) -> Finding:
     """Return a finding with `known` set, if it is known."""
     return replace(finding, known=known.where(finding.check, finding.group_of))
-
-
-UNSEEN = "no forward pass, no replay or no read was checked in it"
-
-
-def seen(outcome: Outcome) -> bool:
-    """Return whether enough was watched in a leg for it to count."""
-    return all(outcome.tally.count(name) for name in NEEDED)
 
 
 def settings_of(outcome: Outcome) -> dict[str, list[str]]:

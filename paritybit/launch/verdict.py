@@ -21,7 +21,8 @@ NEEDED: Mapping[str, str] = {
     "reads": "no read of a KV slot was checked",
     "replays": "no graph was replayed",
 }
-"""Counts that must not be zero, with the message if one is zero."""
+"""Counts that must not be zero, with the message if one is zero. A leg without graphs replays none,
+but some leg must."""
 
 DRAFTS: Mapping[str, str] = {
     "drafts": "no draft was verified",
@@ -44,6 +45,7 @@ class Outcome:
     """The outcome of a leg: its tally, and how its command ended.
 
     - `code`: the exit code, negative for a signal.
+    - `graphs`: whether the engine was told to replay graphs.
     - `stopped`: the command was asked to stop.
     - `too_long`: it was asked to stop because it did not end in time.
     - `log`: the name of the file with its output, if the output is not shown.
@@ -55,6 +57,7 @@ class Outcome:
     tally: Tally
     code: int
     seconds: float
+    graphs: bool = True
     stopped: bool = False
     too_long: bool = False
     log: str | None = None
@@ -98,8 +101,21 @@ def open_questions(outcomes: Sequence[Outcome]) -> Iterator[str]:
     if not any(process.started for one in outcomes for process in one.tally.processes.values()):
         yield NO_ENGINE
         return
+    nowhere = []
     for name, sentence in NEEDED.items():
         if not sum(outcome.tally.count(name) for outcome in outcomes):
+            nowhere.append(sentence)
+    yield from nowhere
+    for outcome in outcomes:
+        missing = [sentence for sentence in lacking(outcome) if sentence not in nowhere]
+        if missing and outcome.code == 0 and not outcome.stopped:
+            yield f"{missing[0]} in {outcome.name}"
+
+
+def lacking(outcome: Outcome) -> Iterator[str]:
+    """Yield what a leg did not do, although a leg must do it to be a test."""
+    for name, sentence in NEEDED.items():
+        if not outcome.tally.count(name) and (outcome.graphs or name != "replays"):
             yield sentence
 
 

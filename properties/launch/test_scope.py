@@ -2,9 +2,10 @@
 
 import pytest
 
+from paritybit.launch.record import Asked, make
 from paritybit.launch.scope import AXES, STATES, Axis, not_tried
 from paritybit.launch.tally import Tally
-from paritybit.launch.verdict import Outcome, ending, open_questions, scope_of
+from paritybit.launch.verdict import NEEDED, Outcome, ending, open_questions, scope_of
 
 ALL = {axis.name: list(axis.values) for axis in AXES}
 REACHED = dict.fromkeys(STATES, 1)
@@ -85,6 +86,38 @@ def test_speculation_without_accepted_and_rejected_drafts_has_no_verdict(
     tally.take("1", {"kind": "counts", "counts": enough})
     one = Outcome("n-gram", (), tally, 0, 1.0, log="n-gram.log")
     assert list(open_questions([one])) == ([] if why is None else [why])
-    both = list(open_questions([one, Outcome("other", (), Tally(), 0, 1.0, log="other.log")]))
+    both = list(open_questions([one, leg("other", **dict.fromkeys(NEEDED, 1))]))
     assert both == ([] if why is None else [f"{why} in n-gram"])
     assert ("draft" in scope_of(enough)) == bool(counts)
+
+
+def leg(name: str, *, graphs: bool = True, stopped: bool = False, **counts: int) -> Outcome:
+    """Return the outcome of a leg that ended, with these counts."""
+    tally = Tally()
+    tally.take("1", {"kind": "start", "device": "cpu"})
+    tally.take("1", {"kind": "scope", "settings": {"page_size": name}})
+    tally.take("1", {"kind": "counts", "counts": counts})
+    return Outcome(name, (), tally, 0, 1.0, graphs=graphs, stopped=stopped, log=f"{name}.log")
+
+
+ENOUGH = dict.fromkeys(NEEDED, 1)
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_a_leg_that_tested_too_little_leaves_the_run_undecided(name: str) -> None:
+    legs = [leg("1", **ENOUGH), leg("64", **{**ENOUGH, name: 0})]
+    record = make(Asked("watch"), legs, None)
+    assert (record.verdict, record.undecided) == ("undecided", (f"{NEEDED[name]} in 64",))
+    assert any(one.what == "leg 64" and one.why == NEEDED[name] for one in record.not_tried)
+    assert any(one.what == "page size: 64" for one in record.not_tried)
+
+
+def test_a_leg_may_do_without_graphs_but_not_all_legs() -> None:
+    eager = leg("64", graphs=False, **{**ENOUGH, "replays": 0})
+    assert make(Asked("watch"), [leg("1", **ENOUGH), eager], None).verdict == "no finding"
+    assert list(open_questions([eager])) == [NEEDED["replays"]]
+
+
+def test_a_leg_that_was_stopped_is_not_asked_for_more() -> None:
+    legs = [leg("1", **ENOUGH), leg("64", stopped=True)]
+    assert list(open_questions(legs)) == []

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -51,14 +52,14 @@ class Kept:
             for buffer in buffers.values()
         }
         self._variables: list[tuple[Any, dict[str, Any]]] = []
-        self._contents: list[tuple[Any, Any]] = []
+        self._contents: list[tuple[Any, Any, Callable[[Any, Any], None]]] = []
         self._tensors: list[Tensor] = []
         self._values: list[Tensor] = []
         changing = {address_of(tensor) for tensor in engine.python_objects().changing} | static
         for value in found.objects:
-            copied = next((copied for of, copied in COPIED.items() if isinstance(value, of)), None)
-            if copied is not None:
-                self._contents.append((value, copied(value)))
+            if (handler := handler_of(type(value))) is not None:
+                copied, refill = handler
+                self._contents.append((value, copied(value), refill))
             elif isinstance(value, Tensor):
                 if value.numel() <= KEPT_ELEMENTS and address_of(value) not in changing:
                     self._tensors.append(value)
@@ -77,8 +78,9 @@ class Kept:
             vars(value).clear()
             vars(value).update(variables)
         for holder, key, value in self._attributes.values():
-            put(holder, key, value)
-        for container, contents in self._contents:
+            if vars(holder).get(key, NOT_THERE) is not value:
+                put(holder, key, value)
+        for container, contents, refill in self._contents:
             refill(container, contents)
         if self._tensors:
             torch._foreach_copy_([tensor.detach() for tensor in self._tensors], self._values)
@@ -91,7 +93,7 @@ class Kept:
             self._attributes.get(attribute.change.path, (None, "", NOT_THERE))[2],
         )
         put(holder, key, value)
-        for container, contents in self._contents:
+        for container, contents, refill in self._contents:
             if container is value:
                 refill(container, contents)
 
@@ -125,28 +127,37 @@ def put(holder: Any, key: str, value: Any) -> None:
         object.__setattr__(holder, key, value)
 
 
-COPIED: Mapping[Any, Callable[[Any], Any]] = {
-    (dict, list, set, deque): lambda container: container.copy(),
-    np.ndarray: lambda array: array.copy(),
-    ContextVar: lambda variable: variable.get(NOT_THERE),
-    torch.Generator: lambda generator: generator.get_state(),
+def fill(container: Any, contents: Any) -> None:
+    """Replace the items of a container."""
+    container.clear()
+    (container.update if isinstance(container, (dict, set)) else container.extend)(contents)
+
+
+def overwrite(array: "np.ndarray[Any, Any]", contents: Any) -> None:
+    """Replace the elements of an array, unless it is read-only."""
+    if array.flags.writeable:
+        array[...] = contents
+
+
+def set_variable(variable: "ContextVar[Any]", value: Any) -> None:
+    """Set a context variable. It keeps its value if the context had none, as it cannot be unset."""
+    if value is not NOT_THERE:
+        variable.set(value)
+
+
+Handler = tuple[Callable[[Any], Any], Callable[[Any, Any], None]]
+"""Returns a copy of an object's contents; gives the object such contents again."""
+
+HANDLERS: Mapping[Any, Handler] = {
+    (dict, list, set, deque): (lambda container: container.copy(), fill),
+    np.ndarray: (lambda array: array.copy(), overwrite),
+    ContextVar: (lambda variable: variable.get(NOT_THERE), set_variable),
+    torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
 }
-"""Returns the contents of an object, for each type whose contents are kept."""
+"""For each type of objects whose contents are kept."""
 
 
-def refill(container: Any, contents: Any) -> None:
-    """Give an object its kept contents. What a context never had stays in a context variable."""
-    if isinstance(container, np.ndarray):
-        if container.flags.writeable:
-            container[...] = contents
-    elif isinstance(container, ContextVar):
-        if contents is not NOT_THERE:
-            container.set(contents)
-    elif isinstance(container, torch.Generator):
-        container.set_state(contents)
-    elif isinstance(container, (dict, set)):
-        container.clear()
-        container.update(contents)
-    else:
-        container.clear()
-        container.extend(contents)
+@cache
+def handler_of(kind: type) -> Handler | None:
+    """Return the handler of a type, or None if the contents of its objects are not kept."""
+    return next((handler for of, handler in HANDLERS.items() if issubclass(kind, of)), None)

@@ -3,6 +3,7 @@
 import logging
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
@@ -35,15 +36,23 @@ class SiteTrap(RecordTrap):
 
     def hear(self, record: logging.LogRecord) -> None:
         """Keep the place of one message: the frames between the engine and the pool."""
-        root, frame, found = Path(__file__).parents[3], sys._getframe(), []
+        frame, found = sys._getframe(), []
         while frame is not None:
-            path = Path(frame.f_code.co_filename)
-            if path.is_relative_to(root / "subjects") and path.name not in BETWEEN:
-                found.append((qualified_name(frame), path.relative_to(root), frame.f_lineno))
+            if (file := file_of_subject(frame.f_code.co_filename)) is not None:
+                found.append((qualified_name(frame), file, frame.f_lineno))
             frame = frame.f_back  # type: ignore[assignment]
         functions = tuple(name for name, _, _ in reversed(found))
-        file, line = (found[0][1].as_posix(), found[0][2]) if found else ("", 0)
+        file, line = found[0][1:] if found else ("", 0)
         self.sites.append(LogSite(record.getMessage(), functions, file, line))
+
+
+@cache
+def file_of_subject(name: str) -> str | None:
+    """Return the name of a file from the root of the package, if a message may come from it."""
+    root, path = Path(__file__).parents[3], Path(name)
+    if not path.is_relative_to(root / "subjects") or path.name in BETWEEN:
+        return None
+    return path.relative_to(root).as_posix()
 
 
 def qualified_name(frame: FrameType) -> str:
