@@ -37,6 +37,7 @@ from paritybit.subjects.runners.base import GraphRunner
 from torch import Tensor
 
 DECLARED = {
+    "Bug": "a row of the table of bugs; the engine only reads it",
     "BufferFacts": "what graphs read and write; a reset brings the first graphs back",
     "CountingGraph": "recorded graph contents, and a counter used by the harness",
     "CapturedEngine.replayed": "the graphs that the last forward replayed",
