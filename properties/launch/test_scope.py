@@ -1,5 +1,7 @@
 """What a run says that it did not try, and which of its verdicts come first."""
 
+from collections.abc import Mapping
+
 import pytest
 
 from paritybit.launch.record import Asked, make
@@ -86,17 +88,19 @@ def test_speculation_without_accepted_and_rejected_drafts_has_no_verdict(
     tally.take("1", {"kind": "counts", "counts": enough})
     one = Outcome("n-gram", (), tally, 0, 1.0, log="n-gram.log")
     assert list(open_questions([one])) == ([] if why is None else [why])
-    both = list(open_questions([one, leg("other", **dict.fromkeys(NEEDED, 1))]))
+    both = list(open_questions([one, leg("other", dict.fromkeys(NEEDED, 1))]))
     assert both == ([] if why is None else [f"{why} in n-gram"])
     assert ("draft" in scope_of(enough)) == bool(counts)
 
 
-def leg(name: str, *, graphs: bool = True, stopped: bool = False, **counts: int) -> Outcome:
+def leg(
+    name: str, counts: Mapping[str, int], *, graphs: bool = True, stopped: bool = False
+) -> Outcome:
     """Return the outcome of a leg that ended, with these counts."""
     tally = Tally()
     tally.take("1", {"kind": "start", "device": "cpu"})
     tally.take("1", {"kind": "scope", "settings": {"page_size": name}})
-    tally.take("1", {"kind": "counts", "counts": counts})
+    tally.take("1", {"kind": "counts", "counts": dict(counts)})
     return Outcome(name, (), tally, 0, 1.0, graphs=graphs, stopped=stopped, log=f"{name}.log")
 
 
@@ -105,7 +109,7 @@ ENOUGH = dict.fromkeys(NEEDED, 1)
 
 @pytest.mark.parametrize("name", NEEDED)
 def test_a_leg_that_tested_too_little_leaves_the_run_undecided(name: str) -> None:
-    legs = [leg("1", **ENOUGH), leg("64", **{**ENOUGH, name: 0})]
+    legs = [leg("1", ENOUGH), leg("64", {**ENOUGH, name: 0})]
     record = make(Asked("watch"), legs, None)
     assert (record.verdict, record.undecided) == ("undecided", (f"{NEEDED[name]} in 64",))
     assert any(one.what == "leg 64" and one.why == NEEDED[name] for one in record.not_tried)
@@ -113,11 +117,11 @@ def test_a_leg_that_tested_too_little_leaves_the_run_undecided(name: str) -> Non
 
 
 def test_a_leg_may_do_without_graphs_but_not_all_legs() -> None:
-    eager = leg("64", graphs=False, **{**ENOUGH, "replays": 0})
-    assert make(Asked("watch"), [leg("1", **ENOUGH), eager], None).verdict == "no finding"
+    eager = leg("64", {**ENOUGH, "replays": 0}, graphs=False)
+    assert make(Asked("watch"), [leg("1", ENOUGH), eager], None).verdict == "no finding"
     assert list(open_questions([eager])) == [NEEDED["replays"]]
 
 
 def test_a_leg_that_was_stopped_is_not_asked_for_more() -> None:
-    legs = [leg("1", **ENOUGH), leg("64", stopped=True)]
+    legs = [leg("1", ENOUGH), leg("64", {}, stopped=True)]
     assert list(open_questions(legs)) == []

@@ -52,12 +52,13 @@ class Kept:
             for buffer in buffers.values()
         }
         self._variables: list[tuple[Any, dict[str, Any]]] = []
-        self._contents: list[tuple[Any, Any, Callable[[Any, Any], None]]] = []
+        self._contents: list[tuple[Any, Any, Callable[[Any, Any], object]]] = []
         self._tensors: list[Tensor] = []
         self._values: list[Tensor] = []
         changing = {address_of(tensor) for tensor in engine.python_objects().changing} | static
         for value in found.objects:
-            if (handler := handler_of(type(value))) is not None:
+            kind: type = type(value)
+            if (handler := handler_of(kind)) is not None:
                 copied, refill = handler
                 self._contents.append((value, copied(value), refill))
             elif isinstance(value, Tensor):
@@ -145,7 +146,7 @@ def set_variable(variable: "ContextVar[Any]", value: Any) -> None:
         variable.set(value)
 
 
-Handler = tuple[Callable[[Any], Any], Callable[[Any, Any], None]]
+Handler = tuple[Callable[[Any], Any], Callable[[Any, Any], object]]
 """Returns a copy of an object's contents; gives the object such contents again."""
 
 HANDLERS: Mapping[Any, Handler] = {

@@ -2,11 +2,13 @@
 
 import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
 
-from paritybit.connectors.sglang.graphs import attribute, runs_batches, tensors
+from paritybit.connectors.repeated import Repeated, attribute, tensors
+from paritybit.connectors.sglang.graphs import runs_batches
 from paritybit.connectors.sglang.lists import PREFILLS
 from paritybit.watch.facts import Replay
 from paritybit.watch.replays.relations import NAMES
@@ -37,41 +39,28 @@ def run_batch(
     known = now is not None and watcher is not None and batch is now.batch
     if not known or now.model.drafts or now.forward.kind not in PREFILLS:
         return run()
-    repeated = Repeated(watching, run, runner)
+    repeated = Repeated(run, functools.partial(hidden, watching, runner))
     live = len(batch.input_ids)
     copies = models.states is not None and models.states.due  # Made by the first run alone.
     kind, again = f"{now.forward.kind} forward", models.repeatable and not copies
+
+    def outputs() -> dict[str, Tensor]:
+        return dict(tensors(repeated.result.logits_output))
+
     return watcher.eager(
-        Replay(runner, kind, live, live, (), repeated.run, repeated.outputs, None, again),
+        Replay(runner, kind, live, live, (), repeated.run, outputs, None, again),
         lambda: now.replays + now.pieces == 0,
     )
 
 
-class Repeated:
-    """A batch that may run several times. The engine's own state is as after the first run."""
-
-    def __init__(self, watching: Any, run: Any, runner: Any) -> None:
-        self.watching, self.first, self.runner = watching, run, runner
-        self.result: Any = None
-
-    def run(self) -> Any:
-        """Run the batch. Only the first run is watched."""
-        if self.result is None:
-            self.result = self.first()
-            return self.result
-        backend = getattr(self.runner.attn_backend, "full_attn_backend", self.runner.attn_backend)
-        with contextlib.ExitStack() as kept:
-            for name in ("now", "requests"):
-                kept.enter_context(attribute(self.watching, name, None))
-            for owner, name in (
-                (backend, "forward_metadata"),
-                (self.runner.token_to_kv_pool, "swa_loc"),
-            ):
-                if hasattr(owner, name):
-                    kept.enter_context(attribute(owner, name, getattr(owner, name)))
-            self.result = self.first()
-        return self.result
-
-    def outputs(self) -> dict[str, Tensor]:
-        """Return the outputs of the last run, by name."""
-        return dict(tensors(self.result.logits_output, ""))
+@contextlib.contextmanager
+def hidden(watching: Any, runner: Any) -> Iterator[None]:
+    """Hide a run from the connector, and keep what the engine set for the first run."""
+    backend = getattr(runner.attn_backend, "full_attn_backend", runner.attn_backend)
+    with contextlib.ExitStack() as kept:
+        for name in ("now", "requests"):
+            kept.enter_context(attribute(watching, name, None))
+        for owner, name in ((backend, "forward_metadata"), (runner.token_to_kv_pool, "swa_loc")):
+            if hasattr(owner, name):
+                kept.enter_context(attribute(owner, name, getattr(owner, name)))
+        yield

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.hooking import NotRecognisedError
+from paritybit.connectors.repeated import attribute
 from paritybit.connectors.sglang import drafts, eager, graphs, lists, metadata, rows
 from paritybit.connectors.sglang.allocations import Allocations, Original
 from paritybit.connectors.sglang.models import Model, Models
@@ -206,7 +207,7 @@ class Engine:
         if self.models.states is not None and not model.drafts:
             owned |= self.models.states.written(batch)
         self.forwards += 1
-        with graphs.attribute(self, "requests", None):
+        with attribute(self, "requests", None):
             result = run()
         watcher.skipped(owned)
         return result

@@ -14,12 +14,13 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from paritybit.connectors.hooking import guarded
+from paritybit.connectors.repeated import attribute, tensors
 from paritybit.connectors.sglang.lists import attending
 from paritybit.connectors.sglang.pools import Pool
 from paritybit.connectors.sglang.rows import Rows
@@ -141,7 +142,7 @@ def live_parts(output: Any, shape: Shape) -> dict[str, Tensor]:
     """Return the live part of each tensor in an output, by name."""
     return {
         name: tensor[: len(tensor) // shape.bucket * shape.live]
-        for name, tensor in tensors(output, "")
+        for name, tensor in tensors(output)
         if tensor.ndim and len(tensor) and len(tensor) % shape.bucket == 0
     }
 
@@ -199,31 +200,7 @@ def eagerly(
             if hasattr(owner, name):
                 kept.enter_context(attribute(owner, name, getattr(owner, name)))
         output = run(batch, **{name: arguments[name] for name in arguments if name in known})
-    return dict(tensors(output.logits_output, ""))
-
-
-@contextlib.contextmanager
-def attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute, and restore its value afterwards."""
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
-
-
-def tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors in an output: a tensor, a sequence, or an object with attributes."""
-    if isinstance(value, Tensor):
-        yield name or "output", value
-    elif isinstance(value, (list, tuple)):
-        for number, item in enumerate(value):
-            yield from tensors(item, f"{name}[{number}]" if name else f"output[{number}]")
-    elif dataclasses.is_dataclass(value):
-        for attribute, item in vars(value).items():
-            if isinstance(item, Tensor):
-                yield attribute, item
+    return dict(tensors(output.logits_output))
 
 
 def bucket_of(key: Any) -> int | None:

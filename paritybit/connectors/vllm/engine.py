@@ -5,7 +5,6 @@ the arguments of the call.
 """
 
 import functools
-import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.vllm import batch as batches
+from paritybit.connectors.vllm import eager
 from paritybit.connectors.vllm.drafting import Drafting
 from paritybit.connectors.vllm.drafts import draft_layers
 from paritybit.connectors.vllm.pools import Pool, described
@@ -58,6 +58,8 @@ class UnderWay:
     """The wrapper of the graph that replays, and the arguments of its call."""
     pieces: int | None = None
     """The number of tokens of the replayed graphs that hold parts of the model, or None."""
+    called: bool = False
+    """Whether the model was called without a graph that holds all of it."""
 
 
 class Engine(Drafting):
@@ -70,6 +72,8 @@ class Engine(Drafting):
         self.captures: list[tuple[Any, list[StaticInput]]] = []
         self.capturing: batches.Batch | None = None
         self.unscheduled = 0
+        self.called: set[type] = set()
+        """The classes of models whose calls are wrapped."""
 
     # The start.
 
@@ -144,6 +148,8 @@ class Engine(Drafting):
         if self.watcher is None:
             with torch.inference_mode(False):  # Its tensors are also modified outside of forwards.
                 self.watcher = self.start(runner)
+            if self.watcher is not None:
+                eager.hook(self, runner)
         if self.watcher is None:
             return run()
         self.copies(self.watcher, output)
@@ -245,6 +251,10 @@ class Engine(Drafting):
 
     # Replays.
 
+    def model(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        """Judge the reads of a forward that replays no graph of the whole model."""
+        return eager.run_model(self, original, owner, *args, **kwargs)
+
     def captured(self, original: Original, graph: Any, *args: Any, **kwargs: Any) -> Any:
         """Record the static inputs of a captured graph."""
         result = original(graph, *args, **kwargs)
@@ -310,10 +320,8 @@ def mode_of(wrapper: Any) -> str:
 
 def padded_size() -> int | None:
     """Return the number of tokens of the current batch, including padding, or None."""
-    context = sys.modules.get("vllm.forward_context")
-    if context is None or not context.is_forward_context_available():
-        return None
-    found = getattr(context.get_forward_context().batch_descriptor, "num_tokens", None)
+    context = eager.context_of()
+    found = None if context is None else getattr(context.batch_descriptor, "num_tokens", None)
     return None if found is None else int(found)
 
 

@@ -50,6 +50,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         f"{DRAFTERS}.speculator.DraftModelSpeculator._build_uniform_attn_metadata",
         f"{DRAFTERS}.speculator.DraftModelSpeculator._build_draft_attn_metadata",
     ),
+    "model": (f"{OLDER}._model_forward", f"{MANAGERS}.CudaGraphManager.run_pw_graph"),
     "captured": ("torch.cuda.CUDAGraph.capture_end",),
     "replay": ("torch.cuda.CUDAGraph.replay",),
     "wrapper": (

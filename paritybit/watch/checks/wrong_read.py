@@ -28,6 +28,6 @@ CHECK = Check(
     "wrong read",
     "other values in slots that no live row reads change no live output and no owned slot; other "
     "values in what live rows read of a layer's K or V change one",
-    "two more replays per replay that is tried",
+    "two more runs per replay, or forward pass without a graph, that is tried",
     judge,
 )

@@ -1,0 +1,92 @@
+"""Forwards that replay no graph of the whole model. They are repeated to see what they read."""
+
+import contextlib
+import functools
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from paritybit.connectors.hooking import wrap
+from paritybit.connectors.repeated import Repeated, attribute, tensors
+from paritybit.watch.facts import Replay, StaticInput
+from paritybit.watch.replays.relations import NAMES
+
+
+def hook(watching: Any, runner: Any) -> None:
+    """Wrap the call of a runner's model, once per class.
+
+    `watching` is the connector's engine. Without the check that repeats forwards, nothing is
+    wrapped.
+    """
+    kind = type(model_of(runner))
+    if NAMES[-1] in watching.watcher.relations.names and kind not in watching.called:
+        watching.called.add(kind)
+        wrap(kind, "__call__", watching.model)
+
+
+def model_of(runner: Any) -> Any:
+    """Return the model of a runner, without a wrapper that holds its graphs."""
+    return runner.get_model() if hasattr(runner, "get_model") else runner.model
+
+
+def run_model(watching: Any, original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run the model of the forward under way. Some forwards run again.
+
+    `owner` is the model, or what else of the runner calls it.
+    """
+    run = functools.partial(original, owner, *args, **kwargs)
+    now, watcher, context = watching.now, watching.watcher, context_of()
+    if now is None or now.batch is None or now.called or context is None or holds_all(context):
+        return run()
+    runner, live = now.runner, now.batch.live[1]
+    if owner not in (runner, model_of(runner), getattr(runner, "cudagraph_manager", None)):
+        return run()
+    now.called = True
+    inputs = [
+        StaticInput(name, tensor, live=len(tensor), size=len(tensor))
+        for name, tensor in tensors(kwargs)
+        if tensor.ndim
+    ]
+    repeated = Repeated(run, functools.partial(hidden, watching, context, dict(vars(context))))
+
+    def outputs() -> dict[str, Tensor]:
+        return {name: tensor[:live] for name, tensor in tensors(repeated.result)}
+
+    kind, again = f"{now.forward.kind} forward", repeatable(context, runner.vllm_config)
+    replay = Replay(runner, kind, live, live, inputs, repeated.run, outputs, None, again)
+    return watcher.eager(replay, lambda: True)
+
+
+def context_of() -> Any:
+    """Return what the layers of the model are given for the current forward, or None."""
+    module = sys.modules.get("vllm.forward_context")
+    if module is None or not module.is_forward_context_available():
+        return None
+    return module.get_forward_context()
+
+
+def holds_all(context: Any) -> bool:
+    """Return whether a graph of the whole model replays."""
+    return str(getattr(context.cudagraph_runtime_mode, "name", "FULL")) == "FULL"
+
+
+def repeatable(context: Any, config: Any) -> bool:
+    """Return whether a forward changes nothing but KV and its inputs."""
+    sent = getattr(config, "kv_transfer_config", None) is not None
+    counted = getattr(config.parallel_config, "enable_eplb", False)
+    recorded = getattr(config.model_config, "enable_return_routed_experts", False)
+    return not (sent or counted or recorded or getattr(context, "ubatch_slices", None))
+
+
+@contextlib.contextmanager
+def hidden(watching: Any, context: Any, before: Mapping[str, Any]) -> Iterator[None]:
+    """Hide a run from the connector. The context is as `before`, and then as it is now."""
+    after = dict(vars(context))
+    vars(context).update(before)
+    try:
+        with attribute(watching, "now", None):
+            yield
+    finally:
+        vars(context).update(after)

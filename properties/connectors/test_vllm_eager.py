@@ -1,0 +1,140 @@
+"""Which forwards of vLLM are repeated: those that replay no graph of the whole model."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paritybit.connectors.vllm.eager import hook, run_model
+from paritybit.watch.replays.relations import NAMES
+
+
+@dataclass
+class Context:
+    """What the layers of a model are given for a forward."""
+
+    cudagraph_runtime_mode: Any
+    moe_layer_index: int = 0
+    ubatch_slices: Any = None
+
+
+class Model:
+    """A model with two layers of experts, which notes what the connector observes of its runs."""
+
+    def __init__(self, watching: Any, context: Context) -> None:
+        self.watching, self.context = watching, context
+        self.seen: list[tuple[object, int]] = []
+
+    def __call__(self, input_ids: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return a hidden state per token, with padding, and another one of a layer between."""
+        self.seen.append((self.watching.now, self.context.moe_layer_index))
+        self.context.moe_layer_index += 2
+        made = torch.full((len(input_ids), 1), float(len(self.seen)))
+        return made, [made + 1]
+
+
+CALL = Model.__call__
+
+
+@pytest.fixture
+def context(monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
+    """The context of the forward under way."""
+    made = Context(SimpleNamespace(name="NONE"))
+    module = SimpleNamespace(
+        is_forward_context_available=lambda: True, get_forward_context=lambda: made
+    )
+    monkeypatch.setitem(sys.modules, "vllm.forward_context", module)
+    yield made
+    monkeypatch.setattr(Model, "__call__", CALL)
+
+
+@pytest.fixture
+def watching(context: Context) -> Any:
+    """A connector whose watcher keeps what it may repeat: a prompt of two tokens."""
+    kept: list[Any] = []
+
+    def eager(replay: Any, again: Any) -> object:
+        assert again()
+        kept.append(replay)
+        return replay.run()
+
+    runner = SimpleNamespace(
+        vllm_config=SimpleNamespace(
+            kv_transfer_config=None, parallel_config=SimpleNamespace(), model_config=None
+        ),
+    )
+    now = SimpleNamespace(
+        runner=runner,
+        batch=SimpleNamespace(live=(1, 2)),
+        forward=SimpleNamespace(kind="prefill"),
+        called=False,
+    )
+    relations = SimpleNamespace(names=NAMES)
+    found = SimpleNamespace(
+        now=now, watcher=SimpleNamespace(eager=eager, kept=kept, relations=relations), called=set()
+    )
+    found.model = lambda *args, **kwargs: run_model(found, *args, **kwargs)
+    runner.model = Model(found, context)
+    return found
+
+
+def test_a_second_run_is_not_observed_and_leaves_the_context_alone(
+    watching: Any, context: Context
+) -> None:
+    model, ids = watching.now.runner.model, torch.arange(4)
+    result, _ = run_model(watching, CALL, model, input_ids=ids)
+    (replay,) = watching.watcher.kept
+    assert (replay.kind, replay.rows, replay.repeatable) == ("prefill forward", 2, True)
+    assert [one.tensor is ids for one in replay.inputs] == [True]
+    assert {name: one.tolist() for name, one in replay.outputs().items()} == {
+        "output[0]": [[1], [1]],
+        "output[1][0]": [[2], [2]],
+    }
+    replay.run()
+    assert replay.outputs()["output[0]"].tolist() == [[2], [2]]
+    assert model.seen == [(watching.now, 0), (None, 0)]
+    assert context.moe_layer_index == 2
+    assert result.tolist() == [[1]] * 4
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value", "offered"),
+    [
+        ("context", "ubatch_slices", [slice(1)], False),
+        ("config", "kv_transfer_config", "a connector", False),
+        ("config", "parallel_config", SimpleNamespace(enable_eplb=True), False),
+        ("config", "model_config", SimpleNamespace(enable_return_routed_experts=True), False),
+        ("context", "cudagraph_runtime_mode", SimpleNamespace(name="FULL"), None),
+        ("now", "batch", None, None),
+        ("runner", "model", "another model, such as a draft model", None),
+        ("connector", "now", None, None),
+    ],
+)
+def test_only_forwards_that_change_nothing_else_are_repeated(
+    owner: str, name: str, value: object, offered: bool | None, watching: Any, context: Context
+) -> None:
+    now, model = watching.now, watching.now.runner.model
+    of = {"now": now, "runner": now.runner, "config": now.runner.vllm_config}
+    setattr({**of, "connector": watching, "context": context}[owner], name, value)
+    run_model(watching, CALL, model, input_ids=torch.arange(2))
+    kept = [replay.repeatable for replay in watching.watcher.kept]
+    assert kept == ([] if offered is None else [offered])
+    assert len(model.seen) == 1
+
+
+def test_a_model_is_wrapped_once_and_repeats_the_outermost_call_alone(watching: Any) -> None:
+    runner = watching.now.runner
+    watching.watcher.relations.names = NAMES[:-1]
+    hook(watching, runner)
+    assert Model.__call__ is CALL
+    watching.watcher.relations.names = NAMES
+    for _ in range(2):
+        hook(watching, runner)
+    runner.model(torch.arange(2))
+    runner.model(torch.arange(2))
+    assert len(watching.watcher.kept) == 1
