@@ -21,14 +21,16 @@ def hook(watching: Any, runner: Any) -> None:
     wrapped.
     """
     kind = type(model_of(runner))
-    if NAMES[-1] in watching.watcher.relations.names and kind not in watching.called:
+    if NAMES[-1] not in watching.watcher.relations.names or kind is type(None):
+        return
+    if kind not in watching.called:
         watching.called.add(kind)
         wrap(kind, "__call__", watching.model)
 
 
 def model_of(runner: Any) -> Any:
-    """Return the model of a runner, without a wrapper that holds its graphs."""
-    return runner.get_model() if hasattr(runner, "get_model") else runner.model
+    """Return the model of a runner without a wrapper that holds its graphs. None if it has none."""
+    return runner.get_model() if hasattr(runner, "get_model") else getattr(runner, "model", None)
 
 
 def run_model(watching: Any, original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
