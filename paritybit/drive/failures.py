@@ -26,6 +26,9 @@ from paritybit.watch.settings import active
 SURROUNDINGS = (ImportError, MemoryError, NotImplementedError, OSError, torch.OutOfMemoryError)
 """Errors that concern the machine, or the packages that are installed on it."""
 
+PARTS = (torch.cuda.streams.Stream, torch.cuda.streams.Event, torch.cuda.graphs.CUDAGraph)
+"""Parts of CUDA that something else stands in for on a CPU."""
+
 SAYS = re.compile(r"cuda|cublas|cudnn|nccl|not implemented for|could not run", re.IGNORECASE)
 """Matches the messages of other errors of this kind."""
 
@@ -74,6 +77,7 @@ def fault_of(error: BaseException, counts: Mapping[str, int]) -> EngineError | N
     own = [frame for frame in frames if not passes_on(frame.filename)]
     engine = engine_path(own[-1].filename) if own else None
     environment = isinstance(error, SURROUNDINGS) or SAYS.search(str(error)) is not None
+    environment |= isinstance(error, AttributeError) and incomplete(error)
     if engine is None or environment or not isinstance(error, Exception):
         return None
     if not forwards:
@@ -91,6 +95,12 @@ def fault_of(error: BaseException, counts: Mapping[str, int]) -> EngineError | N
     else:
         what = f"{type(error).__name__} in {own[-1].name} ends the engine"
     return EngineError(forwards, what, text, f"{engine}:{own[-1].lineno}")
+
+
+def incomplete(error: AttributeError) -> bool:
+    """Return whether what stands in for a part of CUDA lacks an attribute of that part."""
+    given, name = error.obj if isinstance(error.obj, type) else type(error.obj), error.name or ""
+    return any(hasattr(part, name) and part.__name__ in given.__name__ for part in PARTS)
 
 
 def passes_on(path: str) -> bool:

@@ -45,6 +45,11 @@ def raised(code: str, path: str, function: str = "step") -> Exception:
         ("import nowhere_at_all", "/e/sglang/srt/layers/rope.py", SERVED, False),
         ("raise NotImplementedError", "/e/sglang/srt/layers/rope.py", SERVED, False),
         ("raise RuntimeError('CUDA error: busy')", "/e/sglang/srt/layers/rope.py", SERVED, False),
+        ("type('Stream', (), {})().wait_stream", "/e/vllm/v1/outputs.py", SERVED, False),
+        ("type('Stream', (), {}).wait_event", "/e/vllm/v1/outputs.py", SERVED, False),
+        ("type('Stream', (), {}).ref_count", "/e/vllm/v1/core/pool.py", SERVED, True),
+        ("type('Block', (), {})().record", "/e/vllm/v1/core/pool.py", SERVED, True),
+        ("raise AttributeError('no room')", "/e/vllm/v1/core/pool.py", SERVED, True),
         ("raise ValueError('no room')", "/e/sglang/srt/layers/rope.py", {}, False),
         (
             "raise ValueError('no room')",

@@ -39,9 +39,18 @@ class Drafting(Blocks):
             resumed = resumed_of(output.scheduled_cached_reqs)
             self.account.follow(output, resumed, self.scheduler.requests)
 
+    def give_up(self, why: str) -> None:
+        """Stop watching, because the state of requests is unknown from now on."""
+        self.journal.undecided(why)
+        self.watcher = self.pool = None
+
     def sampled(self, original: Original, runner: Any, *args: Any, **kwargs: Any) -> Any:
         """Count the drafts that a sampler accepts."""
-        result = original(runner, *args, **kwargs)
+        try:
+            result = original(runner, *args, **kwargs)
+        except BaseException:
+            self.give_up("sampling failed, so later forwards are not watched")
+            raise
         if self.account is not None:
             names = names_of(runner, args, kwargs)
             found = self.account.sampled(names, tokens_of(result))

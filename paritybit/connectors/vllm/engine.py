@@ -141,8 +141,7 @@ class Engine(Drafting):
             self.requests.follow(output)
             self.follow_drafts(runner, output)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            self.journal.undecided(f"what the scheduler says is not recognised: {error!r}")
-            self.watcher = self.pool = None  # The blocks of requests are unknown from now on.
+            self.give_up(f"what the scheduler says is not recognised: {error!r}")
         if not output.total_num_scheduled_tokens:
             return run()
         if self.watcher is None:

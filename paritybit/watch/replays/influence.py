@@ -22,6 +22,9 @@ from paritybit.watch.replays.trial import LARGEST, SavedSlots, Trial, Values
 LARGE = 2.0**20
 """The factor of large values. Any weight that float32 has makes them visible."""
 
+WIDE = (torch.float32, torch.float64, torch.bfloat16)
+"""Dtypes that have large values."""
+
 
 @dataclass(frozen=True)
 class Change:
@@ -198,11 +201,26 @@ def unread(trial: Trial, reads: Reads, turn: int) -> Wrong | None:
             continue
         with changed(trial, reads, [Change(name, slots, [number])], keep=False) as values:
             numbers = any(value.dtype.is_floating_point for value in values.outputs.values())
-            if (numbers or not last) and difference(trial.first, values) is None:
-                what = f"tensor {which} of {layer}"
-                text = f"does not depend on {what} in the slots that live rows read"
-                return Wrong(text, name, layer, cause={"what": f"{what} is not read"})
+            differs = difference(trial.first, values) is not None
+        others = [n for n, (one, _) in enumerate(layers) if one is layers[number][0] and n != number]
+        if (numbers or not last) and not differs and not shows(trial, reads, name, number, others):
+            what = f"tensor {which} of {layer}"
+            text = f"does not depend on {what} in the slots that live rows read"
+            return Wrong(text, name, layer, cause={"what": f"{what} is not read"})
     return None
+
+
+def shows(trial: Trial, reads: Reads, name: str, number: int, others: Sequence[int]) -> bool:
+    """Return whether a tensor shows in what live rows read if all tensors of its layer are large.
+
+    Keys do not show, for example, if all values are alike or tiny.
+    """
+    slots, large = reads.slots[name], [*others, number]
+    with changed(trial, reads, [Change(name, slots, others, others)], keep=False) as values:
+        outputs = {key: value.clone() for key, value in values.outputs.items()}
+        first = Values(outputs, values.owned)
+    with changed(trial, reads, [Change(name, slots, large, large)], keep=False) as values:
+        return difference(first, values) is not None
 
 
 @contextmanager
@@ -233,9 +251,18 @@ def changed(
 
 
 def other_values(saved: SavedSlots, change: Change) -> SavedSlots:
-    """Return slots with other finite values in some tensors. What is no number stays as it is."""
+    """Return slots with other finite values in some tensors. What is no number stays as it is.
+
+    Values that are equal in all slots differ afterwards. Only wide dtypes have large values.
+    """
+
+    def other(part: Tensor, large: bool) -> Tensor:
+        ramp = 1 + torch.arange(len(part), device=part.device) / len(part)
+        moved = part.float() * 0.5 + ramp.reshape(-1, *[1] * (part.dim() - 1))
+        return (moved * (LARGE if large and part.dtype in WIDE else 1)).to(part.dtype)
+
     rows = [
-        ((part.float() * 0.5 + 1) * (LARGE if number in change.large else 1)).to(part.dtype)
+        other(part, number in change.large)
         if part.dtype.is_floating_point and number in change.tensors
         else part
         for number, part in enumerate(saved.rows)
