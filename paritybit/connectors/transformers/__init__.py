@@ -4,6 +4,7 @@
 |---|---|
 | hooks | wraps methods of the engine |
 | engine | the forwards, replays, allocations and idle moments of one paged cache |
+| eager | forwards without a graph, which are repeated |
 | cache | the KV groups of a cache, and the slots of its indices |
 | streams | inputs that are read before another stream has written them |
 | batch | the live rows of a batch |

@@ -14,6 +14,7 @@ from torch import Tensor
 from paritybit.connectors.transformers import cache as caches
 from paritybit.connectors.transformers import streams
 from paritybit.connectors.transformers.batch import Batch, Planned
+from paritybit.connectors.transformers.eager import run_batch
 from paritybit.connectors.transformers.inputs import (
     LARGEST_MASK,
     laws_of,
@@ -62,6 +63,8 @@ class Engine:
         self.warming = False
         self.forwards, self.idle_at = 0, 0
         self.now: tuple[Any, Any, Batch] | None = None
+        self.graphed = False
+        """Whether the forward under way replays or captures a graph."""
 
     def prepare(
         self, original: Original, io: Any, requests_in_batch: Any, *args: Any, **kw: Any
@@ -122,7 +125,7 @@ class Engine:
                 watcher.scope(masks_not_watched=f"those of more than {LARGEST_MASK} entries")
         self.now = runner, model, batch
         try:
-            result = run()
+            result = run() if self.warming else run_batch(self, runner, model, batch, run)
         except BaseException:
             watcher.abandon()
             raise
@@ -138,6 +141,7 @@ class Engine:
 
     def graph(self, original: Original, io: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the engine's graph, wrapped so that its replays are judged."""
+        self.graphed = True
         found = original(io, *args, **kwargs)
         return None if found is None else Graph(self, io, found)
 

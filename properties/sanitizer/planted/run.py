@@ -54,6 +54,7 @@ LEGS: Mapping[frozenset[str], str] = {
     frozenset({"samples"}): "several samples",
     frozenset({"offload"}): "offload to the host",
     frozenset({"sinks"}): "attention sinks",
+    frozenset({"no-graphs"}): "no graphs",
     frozenset({"overlap-windows"}): "overlap",
     frozenset({"async"}): "async scheduling",
     frozenset({"newer-runner"}): "newer runner",

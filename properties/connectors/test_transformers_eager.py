@@ -1,0 +1,158 @@
+"""Which forwards of transformers without a graph are repeated, and what that leaves alone."""
+
+import functools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paritybit.connectors.transformers.eager import Repeated, run_batch
+from paritybit.testing.replays import InMemory
+from paritybit.watch.facts import Forward, Group, Layer, Row
+from paritybit.watch.settings import Settings
+from paritybit.watch.watcher import Watcher
+
+SLOTS, VOCABULARY, STEPS = 16, 8, 9
+
+
+class Model(nn.Module):
+    """One layer that keeps the KV of a token in the slot of its position, and reads all before it.
+
+    `also` is a slot that it reads, too.
+    """
+
+    def __init__(self, also: int | None) -> None:
+        super().__init__()
+        self.kv = torch.randn(2, SLOTS, 2, generator=torch.Generator().manual_seed(0))
+        self.also = [] if also is None else [also]
+
+    def forward(self, input_ids: Tensor, position: int) -> Any:
+        """Return logits, float [1, 1, VOCABULARY]."""
+        token = float(input_ids[0, 0])
+        self.kv[:, position] = torch.tensor([[token, 1.0], [position, token]])
+        keys, values = self.kv[:, [*range(position + 1), *self.also]]
+        read = (keys @ torch.tensor([0.3, 0.1])).softmax(0) @ values
+        wave = torch.arange(VOCABULARY) * 0.3
+        return SimpleNamespace(logits=torch.sin(read.sum() + wave)[None, None])
+
+
+class Runner:
+    """The part of a model runner that the connector knows."""
+
+    def __init__(self, output_ids: Tensor, compiled: object = None) -> None:
+        self.inputs_and_outputs = SimpleNamespace(get_cb_kwargs=lambda: (None, None, output_ids))
+        self._compiled_varlen, self._compiled_decode = None, compiled
+
+
+class Served:
+    """One request that decodes. Each forward changes its input, and draws the next token."""
+
+    def __init__(self, also: int | None = None, checks: tuple[str, ...] | None = None) -> None:
+        self.model = Model(also)
+        self.input_ids, self.output_ids = torch.tensor([[3]]), torch.zeros(1, 4, dtype=torch.int32)
+        self.runner = Runner(self.output_ids)
+        layer = Layer("layer 0", (self.model.kv[0], self.model.kv[1]))
+        self.journal = InMemory(Path())
+        self.watcher = Watcher(
+            [Group("full", (layer,))],
+            engine="toy",
+            release="1",
+            journal=self.journal,
+            settings=Settings("", checks),
+        )
+        self.watcher.relations.streak = 1
+        self.watching = SimpleNamespace(watcher=self.watcher, graphed=False)
+        self.runs, self.graphs, self.made = 0, False, list[int]()
+
+    def batch(self) -> Any:
+        """Return the batch of a step."""
+        return SimpleNamespace(
+            kind="decode",
+            size=1,
+            padded=1,
+            given={"input_ids": self.input_ids, "logits_to_keep": torch.tensor([0])},
+            requests=[SimpleNamespace(predicted=True)],
+        )
+
+    def compute(self, position: int) -> None:
+        """Run the forward of a position."""
+        self.runs, self.watching.graphed = self.runs + 1, self.graphs
+        self.input_ids += 1
+        logits = self.model(self.input_ids, position).logits
+        self.output_ids[0, :1] = torch.multinomial(logits[0].softmax(-1), 1)[0]
+
+    def serve(self, watched: bool = True) -> list[Any]:
+        """Decode STEPS tokens and return all state that the engine has afterwards."""
+        torch.manual_seed(0)
+        for position in range(STEPS):
+            slots = {"full": torch.arange(position + 1)}
+            row = Row("a", [0] * (position + 1), position, 1, slots)
+            if watched:
+                self.watcher.begin(Forward("decode", (row,)))
+                run = functools.partial(self.compute, position)
+                run_batch(self.watching, self.runner, self.model, self.batch(), run)
+                self.watcher.end()
+            else:
+                self.compute(position)
+            self.made.append(int(self.output_ids[0, 0]))
+            self.input_ids[0, 0] = self.output_ids[0, 0]
+        assert self.journal.unsure == []
+        return [
+            self.made,
+            self.input_ids.tolist(),
+            self.output_ids.tolist(),
+            self.model.kv.tolist(),
+            torch.get_rng_state().tolist(),
+        ]
+
+    def causes(self) -> set[str]:
+        """Return the causes of wrong reads that were found."""
+        found = [one for one in self.journal.found if one.check == "wrong read"]
+        return {one.cause["what"] for one in found if one.cause is not None}
+
+
+def test_repeated_forwards_leave_tokens_and_random_draws_of_the_engine_alone() -> None:
+    watched, alone = Served(), Served()
+    assert watched.serve() == alone.serve(watched=False)
+    assert watched.journal.counts["tried: wrong read"] == STEPS
+    assert watched.runs >= 2 * STEPS
+    assert watched.causes() == set()
+    assert not watched.model._forward_hooks
+
+
+def test_a_slot_that_only_the_logits_depend_on_is_found() -> None:
+    served = Served(also=SLOTS - 1)
+    served.serve()
+    assert served.causes() == {"a slot of no live row"}
+
+
+@pytest.mark.parametrize("why", ["a graph", "other ranks", "the check is not selected"])
+def test_a_forward_that_cannot_be_repeated_runs_once(
+    why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = Served(also=SLOTS - 1, checks=("leak",) if why.startswith("the check") else None)
+    served.graphs = why == "a graph"
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: why == "other ranks")
+    if why == "the check is not selected":
+        monkeypatch.delattr(nn.Module, "register_forward_hook")
+    served.serve()
+    assert served.runs == STEPS
+    assert "tried: wrong read" not in served.journal.counts
+
+
+def test_logits_are_kept_where_each_row_has_some_and_no_code_is_compiled() -> None:
+    served = Served()
+    chunk = served.batch()
+    chunk.requests.append(SimpleNamespace(predicted=False))
+    compiled = Runner(served.output_ids, compiled=object())
+    for runner, batch, names in (
+        (served.runner, served.batch(), {"logits"}),
+        (served.runner, chunk, set()),
+        (compiled, served.batch(), set()),
+    ):
+        repeated = Repeated(runner, served.model, batch, lambda: served.compute(0))
+        repeated.run()
+        assert set(repeated.outputs()) == names
