@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paritybit.connectors.transformers.eager import Repeated, run_batch
+from paritybit.connectors.transformers.eager import run_batch
 from paritybit.testing.replays import InMemory
 from paritybit.watch.facts import Forward, Group, Layer, Row
 from paritybit.watch.settings import Settings
@@ -148,11 +148,19 @@ def test_logits_are_kept_where_each_row_has_some_and_no_code_is_compiled() -> No
     chunk = served.batch()
     chunk.requests.append(SimpleNamespace(predicted=False))
     compiled = Runner(served.output_ids, compiled=object())
-    for runner, batch, names in (
-        (served.runner, served.batch(), {"logits"}),
-        (served.runner, chunk, set()),
-        (compiled, served.batch(), set()),
+    kept: list[Any] = []
+
+    def eager(replay: Any, again: Any) -> object:
+        del again
+        result = replay.run()
+        kept.append(set(replay.outputs()))
+        return result
+
+    served.watching.watcher = SimpleNamespace(relations=served.watcher.relations, eager=eager)
+    for runner, batch in (
+        (served.runner, served.batch()),
+        (served.runner, chunk),
+        (compiled, served.batch()),
     ):
-        repeated = Repeated(runner, served.model, batch, lambda: served.compute(0))
-        repeated.run()
-        assert set(repeated.outputs()) == names
+        run_batch(served.watching, runner, served.model, batch, lambda: served.compute(0))
+    assert kept == [{"logits"}, set(), set()]

@@ -1,11 +1,13 @@
 """Forwards without a graph, which are repeated to see which slots they read."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from paritybit.connectors.repeated import Repeated
 from paritybit.connectors.transformers.batch import Batch
 from paritybit.watch.facts import Replay, StaticInput
 from paritybit.watch.replays.relations import NAMES
@@ -20,55 +22,42 @@ def run_batch(watching: Any, runner: Any, model: Any, batch: Batch, run: Callabl
     watcher = watching.watcher
     if NAMES[-1] not in watcher.relations.names:
         return run()
-    repeated = Repeated(runner, model, batch, run)
-    ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
-    watching.graphed = False
-    ran: Any = watcher.eager(
-        Replay(
-            runner, f"{batch.kind} forward", batch.size, batch.padded, repeated.inputs(),
-            repeated.run, repeated.outputs, repeatable=not ranks,
-        ),
-        lambda: not watching.graphed,
-    )  # fmt: skip
-    return ran[0]
+    # Each row has logits, and no compiled code has a hook.
+    compiled = runner._compiled_varlen or runner._compiled_decode
+    whole = not compiled and all(one.predicted for one in batch.requests)
+    first = functools.partial(computed, runner, model if whole else None, run)
+    ids, device = batch.given["input_ids"], batch.given["input_ids"].device
+    devices = [] if device.type == "cpu" else [device]
+    # Only the first run draws the engine's random numbers.
+    hidden = functools.partial(torch.random.fork_rng, devices, device_type=device.type)
+    repeated = Repeated(first, hidden)
 
-
-class Repeated:
-    """A batch that may run several times. Only the first run draws the engine's random numbers."""
-
-    def __init__(self, runner: Any, model: Any, batch: Batch, first: Callable[[], Any]) -> None:
-        self.runner, self.model, self.batch, self.first = runner, model, batch, first
-        self.input_ids: Tensor = batch.given["input_ids"]
-        self.ran, self.logits = False, None
-        compiled = runner._compiled_varlen or runner._compiled_decode
-        self.kept = not compiled and all(one.predicted for one in batch.requests)
-        """Whether logits are kept: there are some for each row, and no compiled code has a hook."""
-
-    def run(self) -> tuple[Any, Tensor]:
-        """Run the batch. Returns what the engine gets, and the output ids, which it writes."""
-        device = self.input_ids.device
-        devices = [] if device.type == "cpu" else [device]
-        hook = self.model.register_forward_hook(self.keep) if self.kept else None
-        try:
-            with torch.random.fork_rng(devices, enabled=self.ran, device_type=device.type):
-                self.ran = True
-                return self.first(), self.runner.inputs_and_outputs.get_cb_kwargs()[-1]
-        finally:
-            if hook is not None:
-                hook.remove()
-
-    def keep(self, model: Any, given: Any, output: Any) -> None:
-        """Keep the logits that the model returns."""
-        del model, given
-        self.logits = output.logits
-
-    def inputs(self) -> list[StaticInput]:
-        """Return the inputs that the forward changes: it carries over tokens of the last batch."""
-        size = self.input_ids.shape[-1]
-        return [StaticInput("input_ids", self.input_ids, size, size, axis=1)]
-
-    def outputs(self) -> dict[str, Tensor]:
+    def outputs() -> dict[str, Tensor]:
         """Return the logits of each row. Tokens are not compared, as they may be drawn."""
-        if self.logits is None or "logits_to_keep" not in self.batch.given:
+        _, _, *logits = repeated.result
+        if not logits or "logits_to_keep" not in batch.given:
             return {}
-        return {"logits": self.logits[0, : len(self.batch.requests)]}
+        return {"logits": logits[0][0, : len(batch.requests)]}
+
+    # The forward changes its input ids: it carries over tokens of the last batch.
+    inputs = [StaticInput("input_ids", ids, ids.shape[-1], ids.shape[-1], axis=1)]
+    kind, live, padded = f"{batch.kind} forward", batch.size, batch.padded
+    alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+    watching.graphed = False
+    replay = Replay(runner, kind, live, padded, inputs, repeated.run, outputs, None, alone)
+    result: Any = watcher.eager(replay, lambda: not watching.graphed)
+    return result[0]
+
+
+def computed(runner: Any, model: Any, run: Callable[[], Any]) -> tuple[Any, ...]:
+    """Run a batch. Returns its result, the output ids that it wrote, and logits of `model`."""
+    found: list[Tensor] = []
+    hook = None
+    if model is not None:
+        hook = model.register_forward_hook(lambda *given: found.append(given[-1].logits))
+    try:
+        result = run()
+    finally:
+        if hook is not None:
+            hook.remove()
+    return result, runner.inputs_and_outputs.get_cb_kwargs()[-1], *found[-1:]
