@@ -28,6 +28,7 @@ class Toy:
     - `neighbour`: a request also reads the first key of the other one.
     - `early`: the last layer reads what its own slots held before.
     - `integers`: the outputs are token ids.
+    - `tiny`: queries, keys and values are so small that keys do not show.
     - `reader`: the rows are told as those of a model without KV of its own.
     - `faint`: the first layer adds little to a token, and the second one makes much of it.
     - `shared`: the last layer keeps its KV in the tensors of the first one.
@@ -40,11 +41,14 @@ class Toy:
     integers: bool = False
     faint: bool = False
     shared: bool = False
+    tiny: bool = False
     reader: bool = False
 
     def __post_init__(self) -> None:
         noise = torch.Generator().manual_seed(0)
         self.weights = torch.randn(len(LAYERS), 4, WIDTH, WIDTH, generator=noise) / 3
+        if self.tiny:
+            self.weights[:, :3] *= 1e-11
         self.embedding = torch.randn(64, WIDTH, generator=noise)
         self.kv = torch.zeros(len(LAYERS), 2, SLOTS, WIDTH)
         self.slots = torch.arange(1, 61).view(2, 30)
@@ -202,10 +206,27 @@ def test_a_tensor_is_unread_only_if_it_is_so_several_times() -> None:
 
 
 def test_other_values_leave_the_draws_of_the_engine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forward draws numbers itself, too. Each run of it that is repeated draws further ones."""
     monkeypatch.setattr("paritybit.watch.replays.influence.LARGEST", 2**10)
-    toy, before = Toy(), torch.get_rng_state()
+    toy, drawn, run = Toy(), list[float](), Toy.run
+
+    def draws(one: Toy, cached: int) -> None:
+        run(one, cached)
+        drawn.append(float(torch.rand(1)))
+
+    monkeypatch.setattr(Toy, "run", draws)
     assert toy.serve() == set()
-    assert torch.equal(torch.get_rng_state(), before)
+    assert len(drawn) > 10
+    after = torch.rand(1)
+    torch.manual_seed(0)
+    assert torch.equal(torch.rand(11)[-1:], after)
+
+
+def test_keys_that_do_not_show_are_made_to() -> None:
+    toy = Toy(tiny=True)
+    for _ in range(6):
+        assert toy.serve() == set()
+    assert "tensor 0 of layer 0 is not read" in Toy(tiny=True, keys_of={0: 1}).serve()
 
 
 def test_a_tensor_that_nothing_writes_is_counted() -> None:

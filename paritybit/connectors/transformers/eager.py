@@ -1,5 +1,6 @@
 """Forwards without a graph, which are repeated to see which slots they read."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -23,14 +24,10 @@ def run_batch(watching: Any, runner: Any, model: Any, batch: Batch, run: Callabl
     if NAMES[-1] not in watcher.relations.names:
         return run()
     # Each row has logits, and no compiled code has a hook.
-    compiled = runner._compiled_varlen or runner._compiled_decode
+    compiled = any(getattr(runner, f"_compiled_{path}", True) for path in ("varlen", "decode"))
     whole = not compiled and all(one.predicted for one in batch.requests)
     first = functools.partial(computed, runner, model if whole else None, run)
-    ids, device = batch.given["input_ids"], batch.given["input_ids"].device
-    devices = [] if device.type == "cpu" else [device]
-    # Only the first run draws the engine's random numbers.
-    hidden = functools.partial(torch.random.fork_rng, devices, device_type=device.type)
-    repeated = Repeated(first, hidden)
+    ids, repeated = batch.given["input_ids"], Repeated(first, contextlib.nullcontext)
 
     def outputs() -> dict[str, Tensor]:
         """Return the logits of each row. Tokens are not compared, as they may be drawn."""

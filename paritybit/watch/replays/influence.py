@@ -202,24 +202,27 @@ def unread(trial: Trial, reads: Reads, turn: int) -> Wrong | None:
         with changed(trial, reads, [Change(name, slots, [number])], keep=False) as values:
             numbers = any(value.dtype.is_floating_point for value in values.outputs.values())
             differs = difference(trial.first, values) is not None
-        others = [n for n, (one, _) in enumerate(layers) if one is layers[number][0] and n != number]
-        if (numbers or not last) and not differs and not shows(trial, reads, name, number, others):
+        if (numbers or not last) and not differs and not shows(trial, reads, name, number):
             what = f"tensor {which} of {layer}"
             text = f"does not depend on {what} in the slots that live rows read"
             return Wrong(text, name, layer, cause={"what": f"{what} is not read"})
     return None
 
 
-def shows(trial: Trial, reads: Reads, name: str, number: int, others: Sequence[int]) -> bool:
-    """Return whether a tensor shows in what live rows read if all tensors of its layer are large.
+def shows(trial: Trial, reads: Reads, name: str, number: int) -> bool:
+    """Return whether large values of a tensor show in what live rows read of its layer.
 
-    Keys do not show, for example, if all values are alike or tiny.
+    The other tensors of the layer get values that differ from slot to slot: keys do not show, for
+    example, if all values are alike or tiny.
     """
-    slots, large = reads.slots[name], [*others, number]
-    with changed(trial, reads, [Change(name, slots, others, others)], keep=False) as values:
+    slots, layers = reads.slots[name], trial.ledgers[name].group.layers
+    of = [layer for layer in layers for _ in layer.tensors]
+    others = [n for n, layer in enumerate(of) if layer is of[number] and n != number]
+    with changed(trial, reads, [Change(name, slots, others)], keep=False) as values:
         outputs = {key: value.clone() for key, value in values.outputs.items()}
         first = Values(outputs, values.owned)
-    with changed(trial, reads, [Change(name, slots, large, large)], keep=False) as values:
+    both = Change(name, slots, [*others, number], [number])
+    with changed(trial, reads, [both], keep=False) as values:
         return difference(first, values) is not None
 
 

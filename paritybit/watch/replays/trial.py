@@ -139,12 +139,17 @@ class Trial:
 
     @contextmanager
     def restoring(self, stray: Sequence[SavedSlots] = ()) -> Iterator[None]:
-        """Restore the state after the first run at the end, even after an error."""
-        try:
-            yield
-        finally:
-            for saved in [*self.after, *stray]:
-                saved.restore()
+        """Restore the state after the first run at the end, even after an error.
+
+        A replay may draw random numbers. The next ones that the engine draws stay as they are.
+        """
+        gpus = {one.device for one in self.ledgers.values() if one.device.type == "cuda"}
+        with torch.random.fork_rng(gpus, device_type="cuda"):
+            try:
+                yield
+            finally:
+                for saved in [*self.after, *stray]:
+                    saved.restore()
 
     def again(self, changes: Mapping[str, Tensor] = {}) -> None:
         """Repeat the replay from the state before it, with changed tails of some inputs."""
