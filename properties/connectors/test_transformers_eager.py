@@ -118,7 +118,7 @@ def test_repeated_forwards_leave_tokens_and_random_draws_of_the_engine_alone() -
     watched, alone = Served(), Served()
     assert watched.serve() == alone.serve(watched=False)
     assert watched.journal.counts["tried: wrong read"] == STEPS
-    assert watched.runs >= 2 * STEPS
+    assert watched.runs > STEPS + STEPS // 2
     assert watched.causes() == set()
     assert not watched.model._forward_hooks
 

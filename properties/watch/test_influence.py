@@ -222,6 +222,20 @@ def test_other_values_leave_the_draws_of_the_engine_alone(monkeypatch: pytest.Mo
     assert torch.equal(torch.rand(11)[-1:], after)
 
 
+def test_a_forward_that_does_not_repeat_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run computes with other weights, so that all other values seem to matter."""
+    toy, run = Toy(), Toy.run
+
+    def changing(one: Toy, cached: int) -> None:
+        run(one, cached)
+        one.embedding = one.embedding.roll(1, 0)
+
+    monkeypatch.setattr(Toy, "run", changing)
+    for _ in range(4):
+        assert toy.serve() == set()
+    assert toy.journal.counts.get("tried: wrong read", 0) < 40
+
+
 def test_keys_that_do_not_show_are_made_to() -> None:
     toy = Toy(tiny=True)
     for _ in range(6):
