@@ -2,8 +2,10 @@
 
 import importlib.util
 import os
+import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +18,16 @@ from paritybit.drive.served import DEVICES
 from paritybit.drive.vllm.attention import attend, store
 from paritybit.drive.vllm.environment import command
 from paritybit.drive.vllm.legs import LEGS
-from paritybit.drive.vllm.settings import COMPILED, DRAFTS, GRAPHS, ROWS, Served, require_drafter
+from paritybit.drive.vllm.settings import (
+    COMPILED,
+    DRAFTS,
+    GRAPHS,
+    ROWS,
+    Served,
+    require_drafter,
+    said,
+)
+from paritybit.drive.vllm.stand_ins import stand_in_for_libdevice
 
 PAGE, HEADS, WIDTH = 4, 2, 8
 
@@ -120,6 +131,33 @@ def test_a_release_without_a_drafter_is_left_out(monkeypatch: pytest.MonkeyPatch
     require_drafter(Served(speculative="ngram"))
     with pytest.raises(LackingError, match="newer runner"):
         require_drafter(Served(speculative="ngram", runner=2))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (
+            "1 validation error for VllmConfig\n  Value error, Async scheduling\n needs EAGLE "
+            "[type=value_error, input_value=ArgsKwargs(())]\n    For further information visit x",
+            "Async scheduling needs EAGLE",
+        ),
+        ("block_size must be 16", "block_size must be 16"),
+    ],
+)
+def test_settings_that_a_release_refuses_are_left_out(text: str, shown: str) -> None:
+    assert said(ValueError(text)) == shown
+
+
+def test_the_logarithm_of_libdevice_is_right_for_small_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    libdevice = SimpleNamespace()
+    monkeypatch.setitem(sys.modules, "triton.language", torch)
+    monkeypatch.setitem(sys.modules, "triton.language.extra.libdevice", libdevice)
+    stand_in_for_libdevice()
+    values = torch.cat([torch.logspace(-30, -0.01, 99), -torch.logspace(-30, -0.01, 99)])
+    made = libdevice.log1p(values)
+    assert torch.allclose(made, torch.log1p(values.double()).float(), rtol=1e-4, atol=0)
 
 
 def test_a_process_finds_what_the_engine_imports(tmp_path: Path) -> None:

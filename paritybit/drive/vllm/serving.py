@@ -18,7 +18,7 @@ from paritybit.drive.operating.actions import Acts
 from paritybit.drive.player import Orders, PlayedError, Player
 from paritybit.drive.playing import Progress
 from paritybit.drive.script import Wave
-from paritybit.drive.vllm.settings import DRAFT, Served, require_drafter
+from paritybit.drive.vllm.settings import DRAFT, Served, require_drafter, said
 from paritybit.drive.vllm.stand_ins import install_in_engine
 from paritybit.watch import journal
 
@@ -90,7 +90,10 @@ class Engine:
         if self.served.speculative == "eagle":
             register(DRAFT.config["architectures"][0])
         require_drafter(self.served)
-        config = arguments.EngineArgs(**self.served.arguments(folder)).create_engine_config()
+        try:
+            config = arguments.EngineArgs(**self.served.arguments(folder)).create_engine_config()
+        except ValueError as error:
+            raise LackingError(f"the release refuses these settings: {said(error)}") from error
         install_in_engine(self.served)
         return core.EngineCore(config, executors.Executor.get_class(config), log_stats=False)
 

@@ -171,3 +171,9 @@ def require_drafter(served: Served) -> None:
     ngram = served.speculative == "ngram" and served.runner > 1
     if ngram and importlib.util.find_spec("vllm.v1.worker.gpu.spec_decode.ngram") is None:
         raise LackingError("the newer runner of this release has no n-gram speculation")
+
+
+def said(error: ValueError) -> str:
+    """Return what a configuration says of a setting, without pydantic's frame."""
+    text = " ".join(str(error).split())
+    return (text.partition("Value error, ")[2] or text).partition(" [type=")[0]

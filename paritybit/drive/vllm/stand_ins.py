@@ -44,6 +44,9 @@ OPERATORS: Any = {
 NAMED = ("gelu_and_mul", "gelu_tanh_and_mul", "silu_and_mul")
 """Compiled operators that layers of older releases look up, but do not call."""
 
+SERIES = 2.0**-8
+"""Below it, log(1 + x) has fewer correct bits than a series of three terms."""
+
 ATTENTION = "vllm.v1.attention.backends.triton_attn"
 
 SAMPLER = "vllm.v1.sample.ops.topk_topp_sampler"
@@ -87,6 +90,18 @@ def stand_in_for_graphs() -> None:
     accelerator: Any = torch.accelerator
     cuda: Any = torch.cuda  # Older releases ask this one.
     accelerator.get_memory_info = cuda.mem_get_info = lambda *arguments: (0, 0)
+
+
+def stand_in_for_libdevice() -> None:
+    """Compute the function of libdevice that older releases sample with."""
+    language: Any = importlib.import_module("triton.language")
+    libdevice: Any = importlib.import_module("triton.language.extra.libdevice")
+
+    def log1p(value: Any) -> Any:
+        series = value * (1 - value * (0.5 - value / 3))
+        return language.where(language.abs(value) < SERIES, series, language.log(1 + value))
+
+    libdevice.log1p = log1p
 
 
 def stand_in_for_operators() -> None:
@@ -138,6 +153,11 @@ BEFORE = (
         "kernels, replayed over the same tensors",
         "a CPU has none",
         stand_in_for_graphs,
+    ),
+    StandIn(
+        "log1p of libdevice: the logarithm, and a series for small numbers",
+        "Triton's interpreter has none",
+        stand_in_for_libdevice,
     ),
     StandIn("compiled operators: torch", "they are compiled", stand_in_for_operators),
     StandIn(
