@@ -15,8 +15,8 @@ class LackingError(ValueError):
 class Leg:
     """One way to serve an engine: its name, its options, and its share of the time.
 
-    `device` is the only device that supports the leg. None means any. `graphs` is False if the leg
-    tells the engine not to replay graphs.
+    `device` is the only device that supports the leg. None means any. `replays` is False if the leg
+    may end without a replay, because its settings allow none or few.
     """
 
     name: str
@@ -24,7 +24,7 @@ class Leg:
     share: float = 1.0
     seconds: float = 0.0
     device: str | None = None
-    graphs: bool = True
+    replays: bool = True
 
 
 def plan(device: str, seconds: float, legs: Sequence[Leg]) -> tuple[Leg, ...]:

@@ -21,8 +21,8 @@ NEEDED: Mapping[str, str] = {
     "reads": "no read of a KV slot was checked",
     "replays": "no graph was replayed",
 }
-"""Counts that must not be zero, with the message if one is zero. A leg without graphs replays none,
-but some leg must."""
+"""Counts that must not be zero, with the message if one is zero. Some leg must replay a graph, even
+if one need not."""
 
 DRAFTS: Mapping[str, str] = {
     "drafts": "no draft was verified",
@@ -45,7 +45,7 @@ class Outcome:
     """The outcome of a leg: its tally, and how its command ended.
 
     - `code`: the exit code, negative for a signal.
-    - `graphs`: whether the engine was told to replay graphs.
+    - `replays`: whether it must have replayed a graph.
     - `stopped`: the command was asked to stop.
     - `too_long`: it was asked to stop because it did not end in time.
     - `log`: the name of the file with its output, if the output is not shown.
@@ -57,7 +57,7 @@ class Outcome:
     tally: Tally
     code: int
     seconds: float
-    graphs: bool = True
+    replays: bool = True
     stopped: bool = False
     too_long: bool = False
     log: str | None = None
@@ -115,7 +115,7 @@ def open_questions(outcomes: Sequence[Outcome]) -> Iterator[str]:
 def lacking(outcome: Outcome) -> Iterator[str]:
     """Yield what a leg did not do, although a leg must do it to be a test."""
     for name, sentence in NEEDED.items():
-        if not outcome.tally.count(name) and (outcome.graphs or name != "replays"):
+        if not outcome.tally.count(name) and (outcome.replays or name != "replays"):
             yield sentence
 
 

@@ -94,14 +94,14 @@ def test_speculation_without_accepted_and_rejected_drafts_has_no_verdict(
 
 
 def leg(
-    name: str, counts: Mapping[str, int], *, graphs: bool = True, stopped: bool = False
+    name: str, counts: Mapping[str, int], *, replays: bool = True, stopped: bool = False
 ) -> Outcome:
     """Return the outcome of a leg that ended, with these counts."""
     tally = Tally()
     tally.take("1", {"kind": "start", "device": "cpu"})
     tally.take("1", {"kind": "scope", "settings": {"page_size": name}})
     tally.take("1", {"kind": "counts", "counts": dict(counts)})
-    return Outcome(name, (), tally, 0, 1.0, graphs=graphs, stopped=stopped, log=f"{name}.log")
+    return Outcome(name, (), tally, 0, 1.0, replays=replays, stopped=stopped, log=f"{name}.log")
 
 
 ENOUGH = dict.fromkeys(NEEDED, 1)
@@ -117,7 +117,7 @@ def test_a_leg_that_tested_too_little_leaves_the_run_undecided(name: str) -> Non
 
 
 def test_a_leg_may_do_without_graphs_but_not_all_legs() -> None:
-    eager = leg("64", {**ENOUGH, "replays": 0}, graphs=False)
+    eager = leg("64", {**ENOUGH, "replays": 0}, replays=False)
     assert make(Asked("watch"), [leg("1", ENOUGH), eager], None).verdict == "no finding"
     assert list(open_questions([eager])) == [NEEDED["replays"]]
 

@@ -108,7 +108,7 @@ class Run:
             tally=tally,
             code=running.process.wait(),
             seconds=following.seconds,
-            graphs=leg.graphs,
+            replays=leg.replays,
             stopped=running.asked_to_stop,
             too_long=following.too_long,
         )

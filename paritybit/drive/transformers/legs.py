@@ -9,7 +9,7 @@ LEGS = (
     Leg("sliding window", ("--page-size", "16"), 3.0),
     Leg("shared prefixes", ("--full", "--page-size", "16"), 3.0),
     Leg("small pages", ("--page-size", "4", "--scheduler", "prefill_first")),
-    Leg("no graphs", ("--no-graphs", "--page-size", "16"), graphs=False),
+    Leg("no graphs", ("--no-graphs", "--page-size", "16"), replays=False),
     Leg("several samples", ("--full", "--samples", "3", "--page-size", "16"), 2.0),
     Leg("several samples of windows", ("--samples", "2", "--page-size", "6")),
     Leg("attention sinks", ("--model", "gpt_oss", "--page-size", "64")),
