@@ -110,6 +110,8 @@ def test_a_second_run_is_not_observed_and_leaves_the_context_alone(
         ("config", "parallel_config", SimpleNamespace(enable_eplb=True), False),
         ("config", "model_config", SimpleNamespace(enable_return_routed_experts=True), False),
         ("context", "cudagraph_runtime_mode", SimpleNamespace(name="FULL"), None),
+        ("context", "cudagraph_runtime_mode", None, None),
+        ("relations", "names", NAMES[:-1], None),
         ("now", "batch", None, None),
         ("runner", "model", "another model, such as a draft model", None),
         ("connector", "now", None, None),
@@ -120,7 +122,8 @@ def test_only_forwards_that_change_nothing_else_are_repeated(
 ) -> None:
     now, model = watching.now, watching.now.runner.model
     of = {"now": now, "runner": now.runner, "config": now.runner.vllm_config}
-    setattr({**of, "connector": watching, "context": context}[owner], name, value)
+    of |= {"connector": watching, "relations": watching.watcher.relations, "context": context}
+    setattr(of[owner], name, value)
     run_model(watching, CALL, model, input_ids=torch.arange(2))
     kept = [replay.repeatable for replay in watching.watcher.kept]
     assert kept == ([] if offered is None else [offered])

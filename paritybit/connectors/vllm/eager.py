@@ -42,6 +42,8 @@ def run_model(watching: Any, original: Any, owner: Any, *args: Any, **kwargs: An
     now, watcher, context = watching.now, watching.watcher, context_of()
     if now is None or now.batch is None or now.called or context is None or holds_all(context):
         return run()
+    if NAMES[-1] not in watcher.relations.names:
+        return run()
     runner, live = now.runner, now.batch.live[1]
     if owner not in (runner, model_of(runner), getattr(runner, "cudagraph_manager", None)):
         return run()
@@ -71,7 +73,8 @@ def context_of() -> Any:
 
 def holds_all(context: Any) -> bool:
     """Return whether a graph of the whole model replays."""
-    return str(getattr(context.cudagraph_runtime_mode, "name", "FULL")) == "FULL"
+    mode = getattr(context, "cudagraph_runtime_mode", None)
+    return str(getattr(mode, "name", "FULL")) == "FULL"
 
 
 def repeatable(context: Any, config: Any) -> bool:
