@@ -21,8 +21,8 @@ NEEDED: Mapping[str, str] = {
     "reads": "no read of a KV slot was checked",
     "replays": "no graph was replayed",
 }
-"""Counts that must not be zero, with the message if one is zero. Some leg must replay a graph, even
-if one need not."""
+"""Counts that must not be zero, with the message if one is zero. A leg may be allowed to replay no
+graph, but at least one leg must replay one."""
 
 DRAFTS: Mapping[str, str] = {
     "drafts": "no draft was verified",
@@ -101,10 +101,11 @@ def open_questions(outcomes: Sequence[Outcome]) -> Iterator[str]:
     if not any(process.started for one in outcomes for process in one.tally.processes.values()):
         yield NO_ENGINE
         return
-    nowhere = []
-    for name, sentence in NEEDED.items():
-        if not sum(outcome.tally.count(name) for outcome in outcomes):
-            nowhere.append(sentence)
+    nowhere = [
+        sentence
+        for name, sentence in NEEDED.items()
+        if not any(outcome.tally.count(name) for outcome in outcomes)
+    ]
     yield from nowhere
     for outcome in outcomes:
         missing = [sentence for sentence in lacking(outcome) if sentence not in nowhere]
@@ -113,7 +114,7 @@ def open_questions(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 
 def lacking(outcome: Outcome) -> Iterator[str]:
-    """Yield what a leg did not do, although a leg must do it to be a test."""
+    """Yield the message for each count of a leg that is zero and must not be."""
     for name, sentence in NEEDED.items():
         if not outcome.tally.count(name) and (outcome.replays or name != "replays"):
             yield sentence

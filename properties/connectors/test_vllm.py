@@ -224,3 +224,20 @@ def test_a_request_that_nobody_announced_ends_the_watch(served: Served) -> None:
     assert served.engine.watcher is None
     undecided = [line for line in read(served.journal.path) if line["kind"] == "undecided"]
     assert len(undecided) == 1
+
+
+def test_nothing_is_watched_after_sampling_failed(served: Served) -> None:
+    """An asynchronous engine runs on, with a state of before."""
+
+    def failing(runner: Part) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        served.engine.sampled(failing, served.runner)
+    served.run(DECODE, [[3, 4], [1, 2]], 6, [16])
+    served.journal.settle()
+    lines = list(read(served.journal.path))
+    assert [one["what"] for one in lines if one["kind"] == "undecided"] == [
+        "sampling failed, so later forwards are not watched"
+    ]
+    assert not any(one["kind"] == "finding" for one in lines)

@@ -144,7 +144,7 @@ def test_a_release_without_a_drafter_is_left_out(monkeypatch: pytest.MonkeyPatch
         ("block_size must be 16", "block_size must be 16"),
     ],
 )
-def test_settings_that_a_release_refuses_are_left_out(text: str, shown: str) -> None:
+def test_what_a_release_says_of_settings_is_shown_alone(text: str, shown: str) -> None:
     assert said(ValueError(text)) == shown
 
 

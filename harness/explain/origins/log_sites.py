@@ -48,7 +48,7 @@ class SiteTrap(RecordTrap):
 
 @cache
 def file_of_subject(name: str) -> str | None:
-    """Return the name of a file from the root of the package, if a message may come from it."""
+    """Return the path of a file of the subject below the root, or None for other files."""
     root, path = Path(__file__).parents[3], Path(name)
     if not path.is_relative_to(root / "subjects") or path.name in BETWEEN:
         return None

@@ -200,7 +200,7 @@ class Engine:
     def skipped(self, watcher: Watcher, model: Model, batch: Any, run: Callable[[], Any]) -> Any:
         """Run a forward that is not checked, and report only the slots that it writes.
 
-        Without drafts, none is: each is written once after its allocation, which the watcher knows.
+        Without drafts, it reports none: each is written once, and its allocation is known.
         """
         owned = model.pool.written(batch.out_cache_loc) if self.models.rewrites else {}
         if self.models.states is not None and not model.drafts:
