@@ -1,4 +1,4 @@
-"""Shrinks a failing schedule: removes steps, then simplifies the others.
+"""Shrinks a failing schedule: removes requests and steps, then simplifies the other steps.
 
 Hypothesis only draws schedules. Its own shrinker does not know about steps, and plays about five
 times as many schedules for the same result.
@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import cache
 
-from paritybit.harness.schedules.schedule import Schedule, Step
+from paritybit.harness.schedules.schedule import Admit, Idle, Prefill, Schedule, Share, Step
 
 Fails = Callable[[Schedule], bool]
+
+FEW = (1, 2)
+"""The numbers of requests that are tried first. Most violations need no more."""
 
 
 def shrink(schedule: Schedule, fails: Fails) -> Schedule:
@@ -19,12 +22,40 @@ def shrink(schedule: Schedule, fails: Fails) -> Schedule:
     `fails` is called once for each schedule that is tried.
     """
     fails = cache(fails)
-    kept = cut(schedule, fails)
+    fewest = (with_requests(schedule, count) for count in FEW)
+    kept = next((few for few in fewest if few != schedule and fails(few)), schedule)
+    kept = cut(kept, fails)
     while True:
         simpler = simplify(kept, fails)
         kept = cut(simpler, fails, 1)
         if kept == simpler:
             return kept
+
+
+def with_requests(schedule: Schedule, count: int) -> Schedule:
+    """Return the schedule without requests after the first `count`, and without picks of them."""
+    steps: list[Step] = []
+    left = count
+    for step in schedule.steps:
+        kept: Step | None = step
+        if isinstance(step, Prefill):
+            kept = with_first(step, "prompts", step.prompts[:left])
+            left -= len(step.prompts[:left])
+        elif isinstance(step, Admit | Share):
+            kept = step if left else None
+            left -= kept is not None
+        elif hasattr(step, "picks"):
+            kept = with_first(step, "picks", tuple(pick for pick in step.picks if pick < count))
+        elif hasattr(step, "pick") and not isinstance(step, Idle):
+            kept = step if step.pick < count else None
+        if kept is not None:
+            steps.append(kept)
+    return Schedule(tuple(steps), schedule.seed)
+
+
+def with_first(step: Step, name: str, values: tuple[int, ...]) -> Step | None:
+    """Return a step with fewer values in a field, or None if none of several values is left."""
+    return replace(step, **{name: values}) if values or not getattr(step, name) else None
 
 
 def cut(schedule: Schedule, fails: Fails, block: int | None = None) -> Schedule:
