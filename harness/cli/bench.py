@@ -164,7 +164,7 @@ def against_line(row: Data) -> str:
     """Return what a command costs here and in another tree."""
     return (
         f"paritybit {row['command']}: {row['cpu_seconds']} CPU seconds, in the other tree "
-        f"{row['other_cpu_seconds']} (ratio {row['ratio']})"
+        f"{row['other_cpu_seconds']} (ratio {row['ratio']}; bugs of both trees: {row['bugs']})"
     )
 
 

@@ -75,7 +75,7 @@ def seconds_of_suite(record: Data) -> float:
     return float(record["figures"]["seconds"])
 
 
-NARROWED, WHOLE = map(" ".join, RUNS)
+NARROWED, WHOLE = RUNS
 
 BUDGETS = (
     Budget("CPU seconds of a hunt", 0.8, seconds_of_a_hunt),

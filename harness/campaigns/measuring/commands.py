@@ -1,15 +1,17 @@
 """Measures the CPU seconds of commands, until they and all their processes have ended."""
 
+import json
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from paritybit.harness.errors import MalformedError
+from paritybit.subjects.bugs.catalogue import BUGS
 
 from paritybit.places import IMPORT_FOLDER
 
@@ -20,8 +22,11 @@ ROUNDS = 5
 """The number of measurements. The result is the median."""
 
 
-RUNS: Sequence[tuple[str, ...]] = (("regress", "--bug", "swa_pad"), ("regress",))
-"""Commands that are measured in this tree and in another, if one is given."""
+RUNS: Mapping[str, Collection[str]] = {"regress --bug swa_pad": ("swa_pad",), "regress": BUGS}
+"""Commands that are measured in this tree and in another, if one is given, and their bugs.
+
+Only bugs that both trees have are hunted.
+"""
 
 MODULES = "paritybit", "harness"
 """How a tree calls the package of its command line; older ones are called by the second name."""
@@ -68,20 +73,24 @@ def module_of(tree: Path) -> str:
     return module
 
 
-def against_tree(tree: Path) -> Iterator[dict[str, Any]]:
-    """Yield what each of RUNS costs here and in another tree, on a CPU, and here over there.
+def against_tree(tree: Path, own: Path = IMPORT_FOLDER) -> Iterator[dict[str, Any]]:
+    """Yield what each of RUNS costs in the own tree and in another, on a CPU, and their ratio.
 
     Raises MalformedError for a folder that is no tree of paritybit, CalledProcessError for a
     command that does not end with 0.
     """
     module = module_of(tree)
-    for words in RUNS:
+    listed = [sys.executable, "-m", module, "list", "--json"]
+    others = json.loads(subprocess.run(listed, cwd=tree, capture_output=True, check=True).stdout)
+    for command, bugs in RUNS.items():
+        shared = [name for name in bugs if name in others["bugs"]]
         with tempfile.TemporaryDirectory(prefix="paritybit-") as out:
-            asked = *words, "--device", "cpu", "--out", out
-            here = cpu_seconds(asked, check=True)
+            asked = "regress", "--bug", ",".join(shared), "--device", "cpu", "--out", out
+            here = cpu_seconds(asked, own, check=True)
             there = cpu_seconds(asked, tree, module, check=True)
         yield {
-            "command": " ".join(words),
+            "command": command,
+            "bugs": len(shared),
             "cpu_seconds": round(here, 2),
             "other_cpu_seconds": round(there, 2),
             "ratio": round(here / there, 3),

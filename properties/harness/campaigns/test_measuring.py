@@ -167,7 +167,7 @@ def test_a_figure_is_held_to_its_bound_by_what_is_measured_else_by_the_record(
 
 def test_each_bound_has_a_figure_of_bench_or_of_a_record_or_none_at_all() -> None:
     """What no bench and no record holds is not measured, and nothing is made up for it."""
-    ratios = [{"command": " ".join(words), "ratio": 0.25} for words in commands.RUNS]
+    ratios = [{"command": command, "ratio": 0.25} for command in commands.RUNS]
     watching = {"seconds_until_verdict": 8.0, "forwards_per_second": 70.0, "over_unwatched": 2.0}
     captures = {"seconds": 3.0, "hunts": ["a", "b"]}
     figures = {"captures": captures, "against": ratios, "watching": watching}
@@ -190,18 +190,31 @@ def tree(folder: Path, package: str, code: str) -> Path:
     return folder
 
 
+OTHER_TREE = """
+import json, sys, time
+if sys.argv[1] == "list":
+    print(json.dumps({"bugs": {"swa_int64": "", "an_older_name": "", "swa_pad": ""}}))
+else:
+    assert sys.argv[1:4] == ["regress", "--bug", "swa_pad,swa_int64"], sys.argv
+    while time.process_time() < 0.5: pass
+"""
+
+
 def test_commands_are_measured_here_and_in_another_tree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the other one calls its package; one that fails has no figure."""
-    monkeypatch.setattr(commands, "RUNS", (("--help",),))
-    busy = "import time\nwhile time.process_time() < 0.5: pass\n"
+    """Whatever the other one calls its package, and for the bugs of both."""
+    own = tree(tmp_path / "own", "paritybit", OTHER_TREE)
+    monkeypatch.setattr(commands, "RUNS", {"regress": ("swa_pad", "req_pool_pad", "swa_int64")})
     for package in commands.MODULES:
-        (row,) = commands.against_tree(tree(tmp_path / package, package, busy))
-        assert row["command"] == "--help"
+        (row,) = commands.against_tree(tree(tmp_path / package, package, OTHER_TREE), own)
+        assert (row["command"], row["bugs"]) == ("regress", 2)
         assert row["other_cpu_seconds"] >= 0.5
-        assert row["cpu_seconds"] > 0
+        assert row["cpu_seconds"] >= 0.5
         assert row["ratio"] == pytest.approx(row["cpu_seconds"] / row["other_cpu_seconds"], abs=0.1)
+
+
+def test_a_command_that_fails_in_another_tree_has_no_figure(tmp_path: Path) -> None:
     failing = commands.against_tree(tree(tmp_path / "failing", "harness", "raise SystemExit(1)"))
     with pytest.raises(CalledProcessError):
         next(failing)
