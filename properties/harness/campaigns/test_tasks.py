@@ -219,7 +219,7 @@ def test_the_status_of_a_task_follows_from_its_playings(which: str) -> None:
 
 def test_a_finding_that_its_shrunk_schedule_does_not_show_is_not_reproduced() -> None:
     def script(lockstep: Scripted, _: Schedule) -> Outcome:
-        return violating(TARGET if lockstep.played < 3 else "log_hygiene")
+        return violating(TARGET if lockstep.played < 4 else "log_hygiene")
 
     assert ended(script, of_clean=clean()).status is Status.NOT_REPRODUCED
 
