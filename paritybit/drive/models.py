@@ -125,7 +125,15 @@ GPT_OSS = Model(
         "hidden_act": "silu",
         "swiglu_limit": 7.0,
         "rms_norm_eps": 1e-5,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 150_000.0},
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 150_000.0,
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "original_max_position_embeddings": _SIZES["max_position_embeddings"] // 32,
+            "truncate": False,
+        },
     },
     draft={
         **_SLIDING,

@@ -17,6 +17,7 @@ def quicken() -> None:
     core: Any = importlib.import_module("triton.language.core")
     builder = interpreter.interpreter_builder
     accept_masks()
+    count_in_tensors()
     refuse_small_floats()
     if not builder.options.debug:
         # Assertions, which only serve for debugging, would check every sum for overflow.
@@ -51,6 +52,23 @@ def with_boolean_mask(access: Callable[..., Any], position: int) -> Callable[...
         return access(*arguments, **named)
 
     return accessed
+
+
+def count_in_tensors() -> None:
+    """Make `tl.range` yield tensors, as in a compiled kernel. The interpreter yields integers."""
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+    patch_core = interpreter._patch_lang_core
+
+    def patched(language: Any, scope: Any) -> None:
+        patch_core(language, scope)
+        counted = language.range
+
+        def counting(*bounds: Any, **options: Any) -> Any:
+            return map(interpreter._implicit_cvt, counted(*bounds, **options))
+
+        scope.set_attr(language, "range", counting)
+
+    interpreter._patch_lang_core = patched
 
 
 SMALL_FLOATS = frozenset({"bf16", "fp8e4b15", "fp8e4b8", "fp8e4nv", "fp8e5", "fp8e5b16"})

@@ -16,7 +16,7 @@ ALIKE: Mapping[tuple[str, str], set[str]] = {
     ("sglang", "cuda"): {"rows", "sliding_draft", "frozen_draft", "backend"},
     ("transformers", "cpu"): {"alone"},
     ("transformers", "cuda"): {"alone"},
-    ("vllm", "cpu"): {"alone", "model", "whole_prompts", "backend"},
+    ("vllm", "cpu"): {"alone", "whole_prompts", "backend"},
     ("vllm", "cuda"): {"alone", "model", "whole_prompts"},
 }
 """Settings that all legs of an engine have alike on a device, besides the device and the seed."""

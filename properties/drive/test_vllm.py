@@ -17,6 +17,7 @@ from paritybit.drive.playing import parser_of, served_as
 from paritybit.drive.served import DEVICES
 from paritybit.drive.vllm.attention import attend, store
 from paritybit.drive.vllm.environment import command
+from paritybit.drive.vllm.experts import ACTIVATIONS, mix, pack
 from paritybit.drive.vllm.legs import LEGS
 from paritybit.drive.vllm.settings import (
     COMPILED,
@@ -183,3 +184,61 @@ def test_graphs_are_captured_for_every_batch() -> None:
         served = Served(graphs=graphs)
         assert not sizes or max(sizes) >= ROWS
         assert served.limits().page == served.page_size
+
+
+def one_token(
+    row: torch.Tensor, experts: list[tuple[torch.Tensor, torch.Tensor]], act: str
+) -> torch.Tensor:
+    """Return the sum of what the chosen experts make of one token, in double precision."""
+    made = torch.zeros_like(row)
+    for up, down in experts:
+        both = up @ row
+        half = len(both) // 2
+        gate, value = (both[::2], both[1::2]) if act == "swigluoai" else (both[:half], both[half:])
+        if act == "swigluoai":
+            gate, value = gate.clamp(max=7), value.clamp(-7, 7) + 1
+            gate = gate / (1 + torch.exp(-1.702 * gate))
+        elif act == "silu":
+            gate = gate / (1 + torch.exp(-gate))
+        else:
+            approximate = "tanh" if act == "gelu_tanh" else "none"
+            gate = torch.nn.functional.gelu(gate, approximate=approximate)
+        made += down @ (gate * value)
+    return made
+
+
+@pytest.mark.parametrize("act", ACTIVATIONS)
+def test_experts_in_torch_mix_what_each_expert_makes_of_each_token(act: str) -> None:
+    """Weighted unless the inputs are, and the same bits for a row whatever the batch."""
+    torch.manual_seed(3)
+    inputs, w13, w2 = 3 * torch.randn(5, 16), torch.randn(4, 64, 16), torch.randn(4, 16, 32)
+    ids = torch.tensor([[0, 3], [1, 2], [3, 3], [2, 0], [1, 1]], dtype=torch.int32)
+    packed = torch.zeros_like(w13)
+    pack(w13, packed, "amx")
+    assert torch.equal(packed, w13)
+    for skipped in (False, True):
+        weights = torch.rand(5, 2)
+        out = torch.full((5, 16), torch.nan)
+        mix(out, inputs, w13, w2, None, None, weights, ids, skipped, act, "amx")
+        for place, row in enumerate(inputs.double()):
+            scaled = torch.ones(2) if skipped else weights[place]
+            chosen = [
+                (w13[one].double(), scale * w2[one].double())
+                for one, scale in zip(ids[place].tolist(), scaled.tolist(), strict=True)
+            ]
+            torch.testing.assert_close(
+                out[place], one_token(row, chosen, act).float(), rtol=1e-4, atol=1e-4
+            )
+            alone = torch.empty(1, 16)
+            at = slice(place, place + 1)
+            mix(alone, inputs[at], w13, w2, None, None, weights[at], ids[at], skipped, act, "amx")
+            assert torch.equal(alone[0], out[place])
+
+
+def test_the_biases_of_experts_are_added_in_both_layers() -> None:
+    inputs, weights = torch.zeros(1, 4), torch.ones(1, 1)
+    w13, w2 = torch.zeros(2, 6, 4), torch.ones(2, 4, 3)
+    biases = torch.tensor([[0.0] * 6, [1.0] * 6]), torch.tensor([[5.0] * 4, [2.0] * 4])
+    out = torch.empty(1, 4)
+    mix(out, inputs, w13, w2, *biases, weights, torch.tensor([[1]]), False, "silu", "amx")
+    assert out[0, 0].item() == pytest.approx(2 + 3 * torch.sigmoid(torch.tensor(1.0)).item())

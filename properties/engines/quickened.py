@@ -1,8 +1,8 @@
 """Run kernels by Triton's interpreter as it is, then quickened; print what both gave.
 
 A script, to be run with TRITON_INTERPRET=1. The answer is JSON: for each kernel the bits of its
-output in both, how often the language was patched in the second ones, and what became of
-arithmetic with bfloat16.
+output in both, how often the language was patched in the second ones, what became of arithmetic
+with bfloat16, and what a loop over `tl.range` wrote.
 """
 
 import json
@@ -74,6 +74,21 @@ def small(out: Any, values: Any, how: tl.constexpr, width: tl.constexpr) -> None
     tl.store(out + place[:, None] * width + place[None, :], square)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def counted(out: Any, count: Any) -> None:
+    """Write the square of each third number below `count`, of which the loop makes 64 bits."""
+    for number in tl.range(tl.program_id(0), count, 3):
+        wide = number.to(tl.int64)
+        tl.store(out + number, wide * wide)
+
+
+def of_loops() -> list[int]:
+    """Return what a kernel writes that converts the number of each turn of its loop."""
+    out = torch.zeros(WIDTH, dtype=torch.int64)
+    counted[(1,)](out, WIDTH)
+    return out.tolist()
+
+
 def of_small_floats() -> dict[str, bool | str]:
     """Return for each kernel of bfloat16 whether it gives what torch gives, or its error."""
     values = torch.linspace(-2, 2, 16 * 16).view(16, 16).bfloat16()
@@ -114,14 +129,14 @@ def main() -> None:
     before = run()
     patches, patch = list[str](), tritons._patch_lang
 
-    def counted(kernel: Any) -> Any:
+    def noted(kernel: Any) -> Any:
         patches.append(kernel.__name__)
         return patch(kernel)
 
-    vars(tritons)["_patch_lang"] = counted
+    vars(tritons)["_patch_lang"] = noted
     interpreter.quicken()
     found = {"before": before, "after": [run(), run()], "patched": patches}
-    sys.stdout.write(json.dumps({**found, "small": of_small_floats()}) + "\n")
+    sys.stdout.write(json.dumps({**found, "small": of_small_floats(), "loop": of_loops()}) + "\n")
 
 
 if __name__ == "__main__":

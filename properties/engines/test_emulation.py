@@ -79,6 +79,7 @@ def test_kernels_give_the_same_bits_by_a_quickened_interpreter_which_patches_onc
     assert found["after"] == [found["before"]] * 2
     assert {"moved", "scaled", "spread", "wrapped"} <= set(found["patched"])
     assert len(found["patched"]) == len(set(found["patched"]))
+    assert found["loop"] == [0, 0, 0, 9, 0, 0, 36, 0]
     refused = 'NotImplementedError("Triton\'s interpreter cannot compute with bf16")'
     assert found["small"] == {
         "moves": True, "adds": refused, "multiplies": refused, "reduces": refused,

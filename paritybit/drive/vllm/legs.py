@@ -20,6 +20,7 @@ LEGS = (
     Leg("newer runner EAGLE async", ("--runner", "2", "--speculative", "eagle", "--overlap")),
     Leg("block size 32", ("--page-size", "32")),
     Leg("no prefix cache", ("--no-prefix-cache",)),
+    Leg("attention sinks", ("--model", "gpt_oss"), device="cpu"),
     Leg("actions", ("--actions",)),
     Leg("newer runner actions", ("--runner", "2", "--overlap", "--actions")),
     Leg("full graphs", ("--graphs", "full", "--overlap")),

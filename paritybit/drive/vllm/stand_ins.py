@@ -15,8 +15,9 @@ import torch
 from paritybit.drive.stand_ins.installing import StandIn, install, put
 from paritybit.drive.stand_ins.packages import UnavailableFinder, replaced
 from paritybit.drive.vllm.attention import attend, store
+from paritybit.drive.vllm.experts import mix, pack
 from paritybit.drive.vllm.settings import Served
-from paritybit.engines.graphs import emulate_device, whole
+from paritybit.engines.graphs import Stream, emulate_device, whole
 from paritybit.engines.interpreter import quicken
 from paritybit.reference.torch_ops import TorchOps
 
@@ -38,8 +39,12 @@ OPERATORS: Any = {
     "init_cpu_memory_env(int[] nodes) -> ()": lambda nodes: None,
     "weak_ref_tensor(Tensor(a) tensor) -> Tensor(a)": lambda tensor: tensor.view_as(tensor),
     "greedy_argmax(Tensor logits) -> Tensor": lambda logits: logits.argmax(-1),
+    "prepack_moe_weight(Tensor weight, Tensor(a!) packed, str isa) -> ()": pack,
+    "cpu_fused_moe(Tensor(a!) out, Tensor inputs, Tensor w13, Tensor w2, Tensor? w13_bias, "
+    "Tensor? w2_bias, Tensor topk_weights, Tensor topk_ids, bool skip_weighted, str act, str isa) "
+    "-> ()": mix,
 }
-"""The compiled operators that the engine always calls on a CPU, by their schemas."""
+"""The compiled operators that the engine calls on a CPU, by their schemas."""
 
 NAMED = ("gelu_and_mul", "gelu_tanh_and_mul", "silu_and_mul")
 """Compiled operators that layers of older releases look up, but do not call."""
@@ -48,6 +53,8 @@ SERIES = 2.0**-8
 """Below it, log(1 + x) has fewer correct bits than a series of three terms."""
 
 ATTENTION = "vllm.v1.attention.backends.triton_attn"
+
+STREAMS = "vllm.utils.torch_utils"
 
 SAMPLER = "vllm.v1.sample.ops.topk_topp_sampler"
 
@@ -135,6 +142,12 @@ def stand_in_for_attention() -> None:
     backend.triton_reshape_and_cache_flash = whole(store)
 
 
+def stand_in_for_streams() -> None:
+    """Let the engine's placeholder of a stream have what its asynchronous scheduling calls."""
+    utilities: Any = importlib.import_module(STREAMS)
+    utilities._StreamPlaceholder = Stream
+
+
 def stand_in_for_sampling() -> None:
     """Use the engine's own sampling in torch."""
     sampler: Any = importlib.import_module(SAMPLER).TopKTopPSampler
@@ -175,6 +188,7 @@ AFTER = (
         "Triton's interpreter takes a second for each step",
         stand_in_for_attention,
     ),
+    StandIn("the engine's placeholder of a stream", "it cannot wait", stand_in_for_streams),
     StandIn("sampling: the engine's own in torch", "it is compiled", stand_in_for_sampling),
 )
 """Replacements for a CPU, after the engine's configuration is complete."""
