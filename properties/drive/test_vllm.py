@@ -186,6 +186,23 @@ def test_graphs_are_captured_for_every_batch() -> None:
         assert served.limits().page == served.page_size
 
 
+@pytest.mark.parametrize(
+    ("model", "speculative", "groups"),
+    [
+        ("gemma4", None, 1),
+        ("gemma4", "eagle", 1),
+        ("gpt_oss", None, 1),
+        ("gpt_oss", "eagle", 2),
+        ("qwen2_vl", "eagle", 1),
+    ],
+)
+def test_each_group_of_full_layers_has_room_for_the_longest_request(
+    model: str, speculative: str | None, groups: int
+) -> None:
+    served = Served(model=model, speculative=speculative, page_size=16)
+    assert served.blocks == groups * 96 + 32
+
+
 def one_token(
     row: torch.Tensor, experts: list[tuple[torch.Tensor, torch.Tensor]], act: str
 ) -> torch.Tensor:

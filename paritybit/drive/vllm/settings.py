@@ -114,6 +114,19 @@ class Served(Common):
         """The number of tokens of a decoding request in a forward."""
         return 1 if self.speculative is None else 1 + DRAFTS
 
+    @property
+    def blocks(self) -> int:
+        """The number of blocks, so few that requests are preempted, and cached blocks evicted.
+
+        All groups of layers share them. A group has layers of one kind, as many as there are of the
+        kind with fewer layers. A draft model adds a layer with full attention.
+        """
+        kinds = self.shape.config.get("layer_types", ())
+        sliding = sum(kind == "sliding_attention" for kind in kinds)
+        full = len(kinds) - sliding + (self.speculative == "eagle")
+        groups = -(-full // min(full, sliding)) if sliding else 1
+        return groups * POOL // self.page_size + WINDOW_BLOCKS
+
     def limits(self) -> Limits:
         """Return the limits for requests."""
         return Limits(WINDOW, self.page_size, CHUNK, CONTEXT, POOL, ROWS)
@@ -159,8 +172,7 @@ class Served(Common):
             "max_num_batched_tokens": CONTEXT if self.whole_prompts else CHUNK,
             "enable_prefix_caching": self.prefix_cache,
             "async_scheduling": self.overlap,
-            # The pool is so small that requests are preempted, and cached blocks are evicted.
-            "num_gpu_blocks_override": POOL // self.page_size + WINDOW_BLOCKS,
+            "num_gpu_blocks_override": self.blocks,
             "kv_cache_memory_bytes": 2**28,
             "compilation_config": compilation,
         }
