@@ -17,7 +17,7 @@ from paritybit.drive.stand_ins.packages import UnavailableFinder, replaced
 from paritybit.drive.vllm.attention import attend, store
 from paritybit.drive.vllm.experts import mix, pack
 from paritybit.drive.vllm.settings import Served
-from paritybit.engines.graphs import Stream, emulate_device, whole
+from paritybit.engines.graphs import emulate_device, whole
 from paritybit.engines.interpreter import quicken
 from paritybit.reference.torch_ops import TorchOps
 
@@ -53,8 +53,6 @@ SERIES = 2.0**-8
 """Below it, log(1 + x) has fewer correct bits than a series of three terms."""
 
 ATTENTION = "vllm.v1.attention.backends.triton_attn"
-
-STREAMS = "vllm.utils.torch_utils"
 
 SAMPLER = "vllm.v1.sample.ops.topk_topp_sampler"
 
@@ -115,6 +113,8 @@ def stand_in_for_operators() -> None:
     """Define compiled operators in torch."""
     for name in NAMED:
         LIBRARY.define(f"{name}() -> ()")
+    # With AMX, older releases compute a mixture of experts by reads of the host.
+    torch.cpu._is_amx_tile_supported = lambda: False
     for schema, function in OPERATORS.items():
         LIBRARY.define(schema)
         LIBRARY.impl(schema.split("(")[0], function, "CompositeExplicitAutograd")
@@ -140,12 +140,6 @@ def stand_in_for_attention() -> None:
     backend: Any = importlib.import_module(ATTENTION)
     backend.unified_attention = whole(attend)
     backend.triton_reshape_and_cache_flash = whole(store)
-
-
-def stand_in_for_streams() -> None:
-    """Let the engine's placeholder of a stream have what its asynchronous scheduling calls."""
-    utilities: Any = importlib.import_module(STREAMS)
-    utilities._StreamPlaceholder = Stream
 
 
 def stand_in_for_sampling() -> None:
@@ -188,7 +182,6 @@ AFTER = (
         "Triton's interpreter takes a second for each step",
         stand_in_for_attention,
     ),
-    StandIn("the engine's placeholder of a stream", "it cannot wait", stand_in_for_streams),
     StandIn("sampling: the engine's own in torch", "it is compiled", stand_in_for_sampling),
 )
 """Replacements for a CPU, after the engine's configuration is complete."""
