@@ -21,7 +21,7 @@ LAYERS = (("swa", 0), ("full", 0), ("swa", 1))
 
 @dataclass
 class Toy:
-    """Computes chunks of two requests that do not share a slot.
+    """Computes chunks of two requests that share the slots of `prefix` tokens, by default none.
 
     - `wider`: how many keys beyond its window a query reads; negative for fewer.
     - `keys_of`: the layer whose cached keys a layer reads, by the layer.
@@ -32,6 +32,7 @@ class Toy:
     - `reader`: the rows are told as those of a model without KV of its own.
     - `faint`: the first layer adds little to a token, and the second one makes much of it.
     - `shared`: the last layer keeps its KV in the tensors of the first one.
+    - `apart`: each request has a row for each group of layers.
     """
 
     wider: int = 0
@@ -43,6 +44,8 @@ class Toy:
     shared: bool = False
     tiny: bool = False
     reader: bool = False
+    apart: bool = False
+    prefix: int = 0
 
     def __post_init__(self) -> None:
         noise = torch.Generator().manual_seed(0)
@@ -53,6 +56,8 @@ class Toy:
         self.kv = torch.zeros(len(LAYERS), 2, SLOTS, WIDTH)
         self.slots = torch.arange(1, 61).view(2, 30)
         self.tokens = torch.randint(0, 64, (2, 30), generator=noise)
+        self.slots[1, : self.prefix] = self.slots[0, : self.prefix]
+        self.tokens[1, : self.prefix] = self.tokens[0, : self.prefix]
         self.output = torch.zeros(2, WIDTH)
         groups = [
             Group("swa", (self.layer(0), self.layer(2)), WINDOW),
@@ -68,10 +73,14 @@ class Toy:
         """Return the KV tensors of a layer."""
         return Layer(f"layer {number}", (self.kv[number, 0], self.kv[number, 1]))
 
+    def live(self, cached: int) -> range:
+        """Return the requests of a chunk: the first one computes what both share."""
+        return range(1 if cached < self.prefix else 2)
+
     def run(self, cached: int) -> None:
         """Compute a chunk of each request."""
         last = cached + CHUNK
-        for request in range(2):
+        for request in self.live(cached):
             mine = self.slots[request]
             hidden = self.embedding[self.tokens[request, cached:last]]
             for number, (group, _) in enumerate(LAYERS):
@@ -115,10 +124,11 @@ class Toy:
                     self.tokens[request].tolist(),
                     cached,
                     CHUNK,
-                    dict.fromkeys(("swa", "full"), self.slots[request, : cached + CHUNK]),
+                    dict.fromkeys(names, self.slots[request, : cached + CHUNK]),
                     only_reads=self.reader,
                 )
-                for request in range(2)
+                for names in ((("swa",), ("full",)) if self.apart else (("swa", "full"),))
+                for request in self.live(cached)
             )
             self.watcher.begin(Forward("extend", rows))
 
@@ -151,6 +161,15 @@ def test_a_right_model_reads_what_its_rows_read() -> None:
     assert torch.equal(toy.kv, alone.kv)
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_requests_may_depend_on_what_they_share_in_every_group(apart: bool) -> None:
+    toy = Toy(prefix=9, apart=apart)
+    for times in range(1, 7):  # Each forward tries one key of one layer.
+        assert toy.serve() == set()
+        assert toy.journal.counts["tried: wrong read"] == 10 * times
+        toy.kv.zero_()
+
+
 @pytest.mark.parametrize(
     ("toy", "causes"),
     [
@@ -161,6 +180,7 @@ def test_a_right_model_reads_what_its_rows_read() -> None:
         (Toy(keys_of={0: 1}, integers=True), {"tensor 0 of layer 0 is not read"}),
         (Toy(keys_of={1: 0}), {"tensor 0 of layer 1 is not read"}),
         (Toy(neighbour=True), {"another request"}),
+        (Toy(neighbour=True, apart=True), {"another request"}),
         (Toy(early=True), {"a slot is read before it is written"}),
     ],
 )

@@ -73,12 +73,14 @@ def aimed(trial: Trial, reads: Reads, number: int) -> Wrong | None:
     with changed(trial, reads, [change], keep=False) as values:
         own = [*moved(trial, values, aim.row)]
         found, touched = [*own], None
-        for row in reads.forward.rows:
+        rows = reads.forward.rows
+        sharing = {sequence(row) for row in rows if holds(row, aim)}
+        for row in rows:
             if row is not aim.row and not holds(row, aim):
                 changes = [*moved(trial, values, row)]
                 if sequence(row) == sequence(aim.row):
                     found += changes
-                elif any(one.much for one in changes):
+                elif sequence(row) not in sharing and any(one.much for one in changes):
                     touched = row
     name = layers[aim.layer].name
     key = f"position {aim.position} of request {aim.row.request} in {name}"
