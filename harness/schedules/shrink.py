@@ -39,13 +39,13 @@ def with_requests(schedule: Schedule, count: int) -> Schedule:
     for step in schedule.steps:
         kept: Step | None = step
         if isinstance(step, Prefill):
-            kept = with_first(step, "prompts", step.prompts[:left])
+            kept = with_values(step, "prompts", step.prompts[:left])
             left -= len(step.prompts[:left])
         elif isinstance(step, Admit | Share):
             kept = step if left else None
-            left -= kept is not None
+            left = max(0, left - 1)
         elif hasattr(step, "picks"):
-            kept = with_first(step, "picks", tuple(pick for pick in step.picks if pick < count))
+            kept = with_values(step, "picks", tuple(pick for pick in step.picks if pick < count))
         elif hasattr(step, "pick") and not isinstance(step, Idle):
             kept = step if step.pick < count else None
         if kept is not None:
@@ -53,7 +53,7 @@ def with_requests(schedule: Schedule, count: int) -> Schedule:
     return Schedule(tuple(steps), schedule.seed)
 
 
-def with_first(step: Step, name: str, values: tuple[int, ...]) -> Step | None:
+def with_values(step: Step, name: str, values: tuple[int, ...]) -> Step | None:
     """Return a step with fewer values in a field, or None if none of several values is left."""
     return replace(step, **{name: values}) if values or not getattr(step, name) else None
 

@@ -76,12 +76,14 @@ def aimed(trial: Trial, reads: Reads, number: int) -> Wrong | None:
         rows = reads.forward.rows
         sharing = {sequence(row) for row in rows if holds(row, aim)}
         for row in rows:
-            if row is not aim.row and not holds(row, aim):
-                changes = [*moved(trial, values, row)]
-                if sequence(row) == sequence(aim.row):
-                    found += changes
-                elif sequence(row) not in sharing and any(one.much for one in changes):
-                    touched = row
+            if row is aim.row or holds(row, aim):
+                continue
+            if sequence(row) == sequence(aim.row):
+                found += moved(trial, values, row)
+            elif sequence(row) not in sharing and any(
+                one.much for one in moved(trial, values, row)
+            ):
+                touched = row
     name = layers[aim.layer].name
     key = f"position {aim.position} of request {aim.row.request} in {name}"
     if touched is not None:
