@@ -2,8 +2,9 @@
 
 import contextlib
 import functools
+import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -12,6 +13,9 @@ from paritybit.connectors.hooking import wrap
 from paritybit.connectors.repeated import Repeated, attribute, tensors
 from paritybit.watch.facts import Replay, StaticInput
 from paritybit.watch.replays.relations import NAMES
+
+PREPARED = "input_batch", "slot_mappings", "kv_cache_config"
+"""Arguments from which the newer runner's attention metadata is built."""
 
 
 def hook(watching: Any, runner: Any) -> None:
@@ -61,6 +65,46 @@ def run_model(watching: Any, original: Any, owner: Any, *args: Any, **kwargs: An
     kind, again = f"{now.forward.kind} forward", repeatable(context, runner.vllm_config)
     replay = Replay(runner, kind, live, live, inputs, repeated.run, outputs, None, again)
     return watcher.eager(replay, lambda: True)
+
+
+def in_place_of_a_graph(
+    watching: Any, state: Any, metadata: Any, args: Sequence[Any], named: Mapping[str, Any]
+) -> Callable[[], Any] | None:
+    """Return a function that runs the newer runner's model with the inputs of its whole graph.
+
+    `state` prepared the attention metadata from the other arguments. None if the model gets other
+    inputs, too.
+    """
+    runner, given = watching.now.runner, inspect.signature(state.prepare_attn).bind(*args, **named)
+    batch: Any
+    batch, mappings, config = map(given.arguments.get, PREPARED)
+    embeds = getattr(runner, "uses_inputs_embeds", getattr(runner, "supports_mm_inputs", True))
+    if embeds or mappings is None or getattr(runner, "ubatch_runner", None) is not None:
+        return None
+
+    def run() -> Any:
+        module: Any = sys.modules["vllm.forward_context"]
+        layers: Any = sys.modules["vllm.v1.worker.gpu.attn_utils"]
+        context = {"is_padding": batch.is_padding} if hasattr(batch, "is_padding") else {}
+        entered = module.set_forward_context(
+            metadata,
+            runner.vllm_config,
+            num_tokens=batch.num_tokens_after_padding,
+            slot_mapping=layers.build_slot_mappings_by_layer(mappings, config),
+            **context,
+        )
+        inputs = {
+            "input_ids": batch.input_ids,
+            "positions": batch.positions,
+            "inputs_embeds": None,
+            "intermediate_tensors": None,
+            **state.prepare_inputs(batch, runner.req_states),
+        }
+        with attribute(watching, "now", None), entered:
+            output = model_of(runner)(**inputs)
+        return output[0] if isinstance(output, tuple) else output
+
+    return run
 
 
 def context_of() -> Any:

@@ -60,6 +60,8 @@ class UnderWay:
     """The number of tokens of the replayed graphs that hold parts of the model, or None."""
     called: bool = False
     """Whether the model was called without a graph that holds all of it."""
+    whole: Callable[[], Any] | None = None
+    """Runs the newer runner's model without the graph that holds all of it."""
 
 
 class Engine(Drafting):
@@ -210,6 +212,8 @@ class Engine(Drafting):
                 self.capturing = batches.of_runner(runner, found, pool, given, (0, 0))
             elif now is not None and now.forward is None and pool is not None:
                 self.begin(now, pool, found, given)
+                if given is not None:
+                    now.whole = eager.in_place_of_a_graph(self, owner, found, args, kwargs)
         except NotRecognisedError as error:
             self.journal.undecided(f"{error} is not watched")
         return result
@@ -294,7 +298,7 @@ class Engine(Drafting):
                 run,
                 functools.partial(outputs_of, wrapper, graph, live),
                 functools.partial(self.eagerly, now, live)
-                if hasattr(wrapper, "runnable")
+                if now.whole or hasattr(wrapper, "runnable")
                 else None,
             )
         )
@@ -303,7 +307,8 @@ class Engine(Drafting):
         """Run the model of the current graph without the graph."""
         assert now.wrapped is not None
         wrapper, args, kwargs = now.wrapped
-        return {"output": wrapper.runnable(*args, **kwargs)[:live]}
+        whole = now.whole or functools.partial(wrapper.runnable, *args, **kwargs)
+        return {"output": whole()[:live]}
 
 
 def origin(runner: Any) -> str:

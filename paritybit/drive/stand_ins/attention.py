@@ -13,6 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+LOWEST = -1e30
+"""A score that takes no weight from any other, except from those of keys that are not seen."""
 
 
 def decode_attention(
@@ -30,23 +34,22 @@ def decode_attention(
     xai_temperature_len: int = -1,
 ) -> None:
     """Attend with one query per row to all slots that the row lists. Writes to `o`."""
-    rows, kv_indices = q.shape[0], unbounded(kv_indices)
-    starts = kv_indptr[:rows].long()
-    counts = kv_indptr[1 : rows + 1].long() - starts
-    longest = int(counts.max()) if rows else 0
-    if longest <= 0:
+    kv_indices = unbounded(kv_indices)
+    ends = [max(end, 0) for end in kv_indptr[: q.shape[0] + 1].tolist()]
+    lists = [kv_indices[first:last] for first, last in pairwise(ends)]
+    longest = max(map(len, lists), default=0)
+    if not longest:
         o.zero_()
         return
-    places = torch.arange(longest, device=q.device)
-    listed = places < counts[:, None]
-    entries = (starts[:, None] + places).where(listed, starts.new_zeros(()))
-    slots = kv_indices[_inside(entries, kv_indices)].long().where(listed, starts.new_zeros(()))
-    keys, values = gathered(k_buffer, slots), gathered(v_buffer, slots)
-    grouped = q.float().view(rows, keys.shape[2], -1, q.shape[-1])
-    scores = torch.einsum("rghd,rlgd->rghl", grouped, keys) * (sm_scale * k_scale)
+    slots = pad_sequence(lists, batch_first=True)
+    counts = torch.tensor([len(listed) for listed in lists], device=q.device)
+    seen = torch.arange(longest, device=q.device) < counts[:, None]
+    keys, values = (gathered(buffer, slots).transpose(1, 2) for buffer in (k_buffer, v_buffer))
+    grouped = q.float().view(len(lists), keys.shape[1], -1, q.shape[-1])
+    scores = grouped @ keys.transpose(2, 3) * (sm_scale * k_scale)
     temperature = _temperature(counts - 1, xai_temperature_len)
-    weights = _weights(scores, listed, logit_cap, sinks, temperature)
-    o.copy_(torch.einsum("rghl,rlgd->rghd", weights, values).reshape(o.shape) * v_scale)
+    weights = _weights(scores, seen, logit_cap, sinks, temperature)
+    o.copy_((weights @ values).reshape(o.shape) * v_scale)
 
 
 def extend_attention(
@@ -206,19 +209,18 @@ def _weights(
 ) -> Tensor:
     """Return the weights of keys from scores [T, G, H / G, keys]. `seen` is [T, keys].
 
-    A sink takes weight without a value. No key gives zeros.
+    A sink takes weight without a value. No key gives zeros: the rest then has all weight.
     """
     if logit_cap > 0:
         scores = logit_cap * (scores / logit_cap).tanh()
     if temperature is not None:
         scores = scores * temperature.view(-1, 1, 1, 1)
     scores = scores.masked_fill(~seen[:, None, None, :], -math.inf)
-    highest = scores.amax(-1, keepdim=True).clamp(min=-1e20)
-    parts = (scores - highest).exp()
-    total = parts.sum(-1, keepdim=True)
+    rest = scores.new_tensor(LOWEST)
     if sinks is not None:
-        total = total + (sinks.float().view(1, scores.shape[1], -1, 1) - highest).exp()
-    return parts / total.where(total > 0, total.new_ones(()))
+        rest = sinks.float().view(scores.shape[1], -1, 1)
+    columns = torch.cat([scores, rest.expand(*scores.shape[:-1], 1)], -1)
+    return columns.softmax(-1)[..., :-1]
 
 
 def _temperature(positions: Tensor, length: int) -> Tensor | None:
@@ -238,7 +240,8 @@ def gathered(buffer: Tensor, slots: Tensor) -> Tensor:
         page = buffer.shape[1]
         slots = slots.clamp(0, buffer.shape[0] * page - 1)
         return buffer[slots // page, slots % page].float()
-    return buffer[_inside(slots, buffer)].float()
+    rows = buffer.index_select(0, _inside(slots, buffer).flatten())
+    return rows.float().view(*slots.shape, *buffer.shape[1:])
 
 
 def _lines(custom_mask: Tensor, start: int, count: int, width: int) -> Tensor:
