@@ -30,6 +30,9 @@ from paritybit.watch.shadow import Shadow
 NEVER, UNSEEN, MAYBE = 0, -1, -2
 """Special values of `forward`: never written, written while unwatched, possibly written."""
 
+EMPTY = 1
+"""The folded checksum of a slot whose bytes are all zero."""
+
 FRAME = 2**18
 """Number of slots whose checksums are computed at once while a frame is taken."""
 
@@ -41,7 +44,7 @@ MOST_FREEINGS = 200_000
 def folded(checksums: Tensor) -> Tensor:
     """Fold int64 checksums to int32. The result is never 0, because 0 means "unknown"."""
     small = (checksums ^ (checksums >> 32)).to(torch.int32)
-    return small.masked_fill_(small == 0, 1)
+    return small.masked_fill_(small == 0, EMPTY)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paritybit.watch.chains import UNKNOWN, Chains
 from paritybit.watch.facts import Forward, Group, Row
-from paritybit.watch.ledger import NEVER, Ledger
+from paritybit.watch.ledger import EMPTY, NEVER, Ledger
 from paritybit.watch.observations import Reads
 
 
@@ -241,27 +241,34 @@ def writes(forward: Forward, ledger: Ledger, chain: list["array[int]"]) -> Write
     )
 
 
-def seen(writes: Writes, ledger: Ledger, changed: Tensor) -> Tensor:
+def seen(writes: Writes, ledger: Ledger, changed: Tensor, warm: bool = False) -> Tensor:
     """Return which slots may have been written, bool [n]. The others were certainly not written.
 
     A slot may have been written if its bytes changed, if it was last written for the same position,
-    or if it was written before and its content is unknown.
+    or if it was written before and its content is unknown. With `warm`, so may a slot that has
+    content although it was never written while it was watched: engines warm up with tokens that a
+    request may have.
     Keys depend on positions, so unchanged bytes for another position mean that the forward did not
     write the slot.
     """
     slots = writes.slots
-    same = ledger.position[slots] == writes.position
-    known = (ledger.forward[slots] != 0) & (same | (ledger.chain[slots] == UNKNOWN))
-    return changed[slots] | known
+    never = ledger.forward[slots] == NEVER
+    known = (ledger.position[slots] == writes.position) | (ledger.chain[slots] == UNKNOWN)
+    filled = ledger.before[slots] != EMPTY if warm else torch.zeros_like(never)
+    return changed[slots] | filled.where(never, known)
 
 
-def note(writes: Writes, ledger: Ledger, changed: Tensor, number: int) -> Tensor:
+def note(
+    writes: Writes, ledger: Ledger, changed: Tensor, number: int, warm: bool = False
+) -> Tensor:
     """Record the writes of a forward in the ledger. The ledger must have just taken a frame.
+
+    `warm` is that of `seen`.
 
     Returns which slots the forward did not write although it must, bool [n]. Such a slot keeps its
     old entry, so later reads of it are judged against that entry.
     """
-    wrote = seen(writes, ledger, changed)
+    wrote = seen(writes, ledger, changed, warm)
     mine = wrote.nonzero().flatten()
     slots, chain, request, position = (
         values if len(mine) == len(wrote) else values[mine]

@@ -239,7 +239,8 @@ class Watcher(Replaying):
             if now.forward.owned is not None:
                 self.note_owned(ledger, now, name)
             if (writes := now.writes[name]) is not None:
-                missing = reading.note(writes, ledger, now.changed[name], now.number)
+                changed, warm = now.changed[name], not now.rewritten
+                missing = reading.note(writes, ledger, changed, now.number, warm)
                 self.judge_missing(ledger, now, writes, missing)
             if ledger.device.type == "cuda":  # Calls between forwards may use another stream.
                 torch.cuda.current_stream(ledger.device).synchronize()

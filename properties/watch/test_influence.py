@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from paritybit.testing.replays import InMemory
 from paritybit.watch.facts import Forward, Group, Layer, Replay, Row
+from paritybit.watch.replays.aimed import Aim, aimed, held_at
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import Watcher
 
@@ -208,6 +211,33 @@ def test_no_slot_is_changed_on_a_gpu_while_the_engine_may_copy_it() -> None:
     toy.watcher.changeable = lambda: False  # type: ignore[method-assign]
     assert toy.serve() == set()
     assert "tried: wrong read" not in toy.journal.counts
+
+
+def test_a_row_does_not_hold_what_its_window_has_left() -> None:
+    slots = torch.arange(20, 32)
+    row = Row("0", list(range(12)), 10, 2, {"swa": slots, "full": slots})
+    for name, window, first in (("swa", WINDOW, 7), ("full", None, 0), ("another", None, 12)):
+        held = [held_at(row, Group(name, (), window), slot) for slot in slots.tolist()]
+        assert held == [{place} if place >= first else set() for place in range(12)]
+
+
+def test_a_key_is_not_changed_where_its_slot_holds_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where two groups of a request share a pool, and one got the slot that the other left."""
+    group = Group("swa", (Layer("layer 0", (torch.zeros(SLOTS, WIDTH),)),), WINDOW)
+    rows = [
+        Row(f"0 in group {number}", list(range(12)), 10, 2, {"swa": slots})
+        for number, slots in enumerate((torch.arange(12), torch.arange(12) + 20))
+    ]
+    aim = Aim(rows[0], "swa", 0, position=6, slot=6, window=WINDOW)
+    monkeypatch.setattr("paritybit.watch.replays.aimed.drawn", lambda *_: aim)
+    trial: Any = SimpleNamespace(ledgers={"swa": SimpleNamespace(group=group)})
+    reads: Any = SimpleNamespace(forward=Forward("decode", tuple(rows)))
+    with pytest.raises(AttributeError, match="device"):  # It changes the key.
+        aimed(trial, reads, 0)
+    rows[1].slots["swa"][9] = aim.slot
+    assert aimed(trial, reads, 0) is None
 
 
 def test_rounding_in_the_next_layer_does_not_hide_it() -> None:

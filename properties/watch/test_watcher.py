@@ -122,6 +122,19 @@ def test_a_slot_that_a_forward_left_alone_is_not_taken_for_written(scene: Scene)
     assert "which is position 2 of request a" in scene.lines("finding")[0]["text"]
 
 
+@pytest.mark.parametrize(("content", "found"), [(1.0, []), (0.0, ["unwritten slot"] * 2)])
+def test_an_engine_may_warm_up_with_the_first_token_of_a_request(
+    scene: Scene, content: float, found: list[str]
+) -> None:
+    for group in scene.groups:
+        for tensor in group.layers[0].tensors:
+            tensor[SLOTS[2]] = content
+    scene.watcher.begin(Forward("extend", (row("a", TOKENS[:3], 0, SLOTS),)))
+    scene.write(SLOTS[:2])
+    scene.watcher.end()
+    assert scene.checks() == found
+
+
 def test_a_row_that_only_reads_is_judged_and_writes_nothing(scene: Scene) -> None:
     scene.forward("a", TOKENS[:6], 0, SLOTS)
     reading = replace(row("a", TOKENS[:6], 5, SLOTS), cached=6, computed=0, only_reads=True)

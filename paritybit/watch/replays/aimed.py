@@ -12,7 +12,7 @@ from random import Random
 import torch
 from torch import Tensor
 
-from paritybit.watch.facts import Row
+from paritybit.watch.facts import Group, Row
 from paritybit.watch.reading import first_read
 from paritybit.watch.replays.differences import LEAST
 from paritybit.watch.replays.influence import Change, Reads, Wrong, changed
@@ -62,21 +62,24 @@ def aimed(trial: Trial, reads: Reads, number: int) -> Wrong | None:
     aim = drawn(trial, reads, Random(number))
     if aim is None:
         return None
-    layers = trial.ledgers[aim.group].group.layers
+    rows, group = reads.forward.rows, trial.ledgers[aim.group].group
+    held = [held_at(row, group, aim.slot) for row in rows]
+    if any(places - {aim.position} for places in held):
+        return None  # The key left the window, and its slot was given away.
+    layers = group.layers
     sizes = [len(layer.tensors) for layer in layers]
     begin = sum(sizes[: aim.layer])
     tensors = range(begin, begin + sizes[aim.layer])
-    slot = torch.tensor([aim.slot], device=trial.ledgers[aim.group].device)
     pair = layers[aim.layer].tensors
     large = tensors[1:] if len(pair) == 2 and pair[1].dtype in EXACT else ()  # Values, not keys.
+    slot = torch.tensor([aim.slot], device=trial.ledgers[aim.group].device)
     change = Change(aim.group, slot, tensors, large)
     with changed(trial, reads, [change], keep=False) as values:
         own = [*moved(trial, values, aim.row)]
         found, touched = [*own], None
-        rows = reads.forward.rows
-        sharing = {sequence(row) for row in rows if holds(row, aim)}
-        for row in rows:
-            if row is aim.row or holds(row, aim):
+        sharing = {sequence(row) for row, places in zip(rows, held, strict=True) if places}
+        for row, places in zip(rows, held, strict=True):
+            if row is aim.row or places:
                 continue
             if sequence(row) == sequence(aim.row):
                 found += moved(trial, values, row)
@@ -163,9 +166,16 @@ def sequence(row: Row) -> tuple[object, ...]:
     return row.cached, row.computed, tuple(row.tokens)
 
 
-def holds(row: Row, aim: Aim) -> bool:
-    """Return whether a row has the changed slot."""
-    return aim.group in row.slots and bool((row.slots[aim.group] == aim.slot).any())
+def held_at(row: Row, group: Group, slot: int) -> set[int]:
+    """Return the positions at which a row reads or computes a slot.
+
+    The slots of a row also name those that its window has left. The engine may have given such a
+    slot to another row, even of the same request.
+    """
+    slots, first = row.slots.get(group.name), first_read(row, group)
+    if slots is None:
+        return set()
+    return {first + place for place in (slots[first:] == slot).nonzero().flatten().tolist()}
 
 
 def moved(trial: Trial, values: Values, row: Row) -> Iterator[Moved]:

@@ -31,6 +31,8 @@ class UnderWay:
     """For each group, the slots that changed since the forward began, bool [slots]."""
     replayed: str | None = None
     """The kind of the last graph runner that replayed a graph in this forward."""
+    rewritten: bool = False
+    """Whether a replay ran again to see which slots with unchanged bytes it writes."""
 
 
 class Replaying(Between):
@@ -106,6 +108,7 @@ class Replaying(Between):
         if strays or due or quiet:
             trial.ran(result)
         if trial.possible:
+            now.rewritten = True
             for name, slots in quiet.items():
                 with self.alone():
                     wrote = rewritten(trial, self.ledgers[name], slots)
