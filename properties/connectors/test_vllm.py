@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +15,11 @@ from paritybit.watch.journal import read
 from properties.connectors.parts_vllm import (
     BLOCKS,
     DECODE,
+    FIRST,
     GROUPS,
     PAGE,
+    PROMPT,
+    TABLE,
     WINDOW,
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -194,6 +198,7 @@ def test_a_replay_is_judged_or_counted(served: Served, mode: str, kind: str) -> 
     assert served.found() == set()
     assert served.journal.counts[f"replays: {kind}"] == 1
     assert served.journal.counts.get("tried: unrepeatable replay", 0) == (mode == "FULL")
+    assert (served.engine.states is not None) == (mode == "FULL")
 
 
 def test_a_forward_that_is_not_checked_tells_what_it_writes(served: Served) -> None:
@@ -216,6 +221,34 @@ def test_a_warm_up_is_not_watched_and_a_scheduler_elsewhere_is_said(tmp_path: Pa
     served.run(output({"a": 1}, new={"a": ([1], [2])}), [[1], [2]], 0, [10])
     assert [line["kind"] for line in read(served.journal.path)] == ["undecided"]
     served.journal.end()
+
+
+@pytest.mark.parametrize(("role", "watched"), [("kv_both", False), ("kv_producer", True)])
+def test_kv_that_a_connector_loads_is_not_watched(tmp_path: Path, role: str, watched: bool) -> None:
+    """The slots that it fills are computed by no forward."""
+    served = Served(tmp_path)
+    served.runner.vllm_config.kv_transfer_config = Part(kv_role=role)
+    served.scheduler.requests["a"] = a_request(*PROMPT)
+    served.run(FIRST, TABLE, 0, PROMPT)
+    said = [one["what"] for one in read(served.journal.path) if one["kind"] == "undecided"]
+    assert said == ([] if watched else ["a KV connector that loads KV is not watched"])
+    assert (served.engine.watcher is not None) == watched
+    served.journal.end()
+
+
+@pytest.mark.parametrize("name", ["seq_lens", "query_start_loc"])
+def test_each_group_s_lengths_are_compared(served: Served, name: str) -> None:
+    """A second group may have a tensor of its own, which keeps what it held."""
+    build = served.engine.metadata
+
+    def other(original: Any, *args: Any, **kwargs: Any) -> Any:
+        setattr(served.metadata["slid"], name, getattr(served.metadata["slid"], name) - 1)
+        return build(original, *args, **kwargs)
+
+    served.engine.metadata = other  # type: ignore[method-assign]
+    served.run(DECODE, [[1, 2], [3, 4]], 6, [16])
+    lines = [line for line in read(served.journal.path) if line["kind"] == "finding"]
+    assert f"{name} 1" in {line["cause"]["input"] for line in lines if line["cause"]}
 
 
 def test_a_request_that_nobody_announced_ends_the_watch(served: Served) -> None:

@@ -150,6 +150,48 @@ def test_a_wrong_draft_model_is_found(
     assert check in served.found()
 
 
+@pytest.mark.parametrize(("changed", "found"), [((), False), ((0,), True), ((1,), True)])
+def test_a_draft_model_gets_the_hidden_states_of_the_target(
+    served: Served, drafter: Drafter, changed: tuple[int, ...], found: bool
+) -> None:
+    """Those of rejected drafts are not compared."""
+    drafter.draft(0, [*PROMPT[1:], 16], 6)
+    verify(served)
+    served.engine.states = torch.rand(4, 3)
+    held = torch.cat([served.engine.states, torch.rand(4, 3)])
+    held[[*changed, 2, 3]] += 1
+    served.runner.drafter.hidden_states = held
+    drafter.draft(6, [17, 18, 5, 5], 8)
+    assert served.found() == ({"stale input"} if found else set())
+
+
+def test_hidden_states_of_another_width_are_not_compared(served: Served, drafter: Drafter) -> None:
+    """A draft model may get those of several layers."""
+    served.engine.states = torch.rand(6, 3)
+    served.runner.drafter.hidden_states = torch.rand(8, 9)
+    drafter.draft(0, [*PROMPT[1:], 16], 6)
+    assert served.found() == set()
+
+
+@pytest.mark.parametrize("stepping", [False, True])
+def test_hidden_states_are_judged_with_and_without_a_graph(tmp_path: Path, stepping: bool) -> None:
+    engine, judged = Served(tmp_path, "eagle").engine, list[Any]()
+    owner = Part(hidden_states=torch.rand(8, 3))
+    watcher: Any = Part(inputs=lambda kind, given: judged.append(given), replay=lambda one: one)
+    engine.watcher, engine.states = watcher, torch.rand(4, 3)
+    turn: Any = Part(
+        names=["a"],
+        account=Part(counts={"a": 4}),
+        stepping=stepping,
+        states=lambda held, target: (held is owner.hidden_states, target is engine.states),
+        owner=owner,
+    )
+    engine.turn = turn
+    engine.draft_prefill(lambda one: None, owner)
+    engine.draft_graph(lambda *_: None, Part(), Part(num_tokens=8))
+    assert judged == ([] if stepping else [(True, True)] * 2)
+
+
 def test_a_draft_model_that_writes_for_the_target_is_found(
     served: Served, drafter: Drafter
 ) -> None:

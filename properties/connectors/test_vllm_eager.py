@@ -31,7 +31,9 @@ class Model:
         self.watching, self.context = watching, context
         self.seen: list[tuple[object, int]] = []
 
-    def __call__(self, input_ids: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def __call__(
+        self, input_ids: Tensor, positions: Tensor | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
         """Return a hidden state per token, with padding, and another one of a layer between."""
         self.seen.append((self.watching.now, self.context.moe_layer_index))
         self.context.moe_layer_index += 2
@@ -71,14 +73,20 @@ def watching(context: Context) -> Any:
     )
     now = SimpleNamespace(
         runner=runner,
-        batch=SimpleNamespace(live=(1, 2)),
+        batch=SimpleNamespace(live=(1, 2), expected=lambda _: {"positions": torch.tensor([4, 5])}),
         forward=SimpleNamespace(kind="prefill"),
         called=False,
     )
     relations = SimpleNamespace(names=NAMES)
-    found = SimpleNamespace(
-        now=now, watcher=SimpleNamespace(eager=eager, kept=kept, relations=relations), called=set()
+    judged: list[Any] = []
+    watcher = SimpleNamespace(
+        eager=eager,
+        kept=kept,
+        relations=relations,
+        judged=judged,
+        inputs=lambda kind, inputs: judged.append((kind, inputs)),
     )
+    found = SimpleNamespace(now=now, watcher=watcher, called=set())
     found.model = lambda *args, **kwargs: run_model(found, *args, **kwargs)
     runner.model = Model(found, context)
     return found
@@ -96,11 +104,27 @@ def test_a_second_run_is_not_observed_and_leaves_the_context_alone(
         "output[0]": [[1], [1]],
         "output[1][0]": [[2], [2]],
     }
+    assert watching.states.tolist() == [[1], [1]]
     replay.run()
     assert replay.outputs()["output[0]"].tolist() == [[2], [2]]
     assert model.seen == [(watching.now, 0), (None, 0)]
     assert context.moe_layer_index == 2
     assert result.tolist() == [[1]] * 4
+
+
+@pytest.mark.parametrize("names", [NAMES, ()])
+def test_positions_that_a_model_gets_are_judged(watching: Any, names: tuple[str, ...]) -> None:
+    model, positions = watching.now.runner.model, torch.arange(4)
+    watching.watcher.relations.names = names
+    run_model(watching, CALL, model, input_ids=torch.arange(4), positions=positions)
+    ((kind, (given,)),) = watching.watcher.judged
+    assert (kind, given.name, given.live, given.size) == ("model", "positions", 2, 4)
+    assert given.tensor is positions
+    assert given.expected.tolist() == [4, 5]
+    for other in (None, torch.zeros(3, 4)):  # None, and positions of images.
+        watching.now.called = False
+        run_model(watching, CALL, model, input_ids=torch.arange(4), positions=other)
+        assert watching.watcher.judged[-1] == ("model", [])
 
 
 @pytest.mark.parametrize(

@@ -57,9 +57,9 @@ class Batch:
         """Return the inputs of the model and of the attention kernels."""
         rows, tokens = self.live
         given = {"input_ids": (self.ids, tokens), "positions": (self.positions, tokens)}
-        given["seq_lens"] = self.metadata[0].seq_lens, rows
-        given["query_start_loc"] = self.metadata[0].query_start_loc, rows + 1
         for number, one in enumerate(self.metadata):
+            given[f"seq_lens {number}"] = one.seq_lens, rows
+            given[f"query_start_loc {number}"] = one.query_start_loc, rows + 1
             given[f"block_table {number}"] = one.block_table, rows
             given[f"slot_mapping {number}"] = one.slot_mapping, tokens
         return [
@@ -74,10 +74,10 @@ class Batch:
         counts = [0, *(end - first for first, end in right)]
         found = {
             "positions": torch.cat([torch.arange(first, end) for first, end in right]),
-            "seq_lens": torch.tensor([end for _, end in right]),
-            "query_start_loc": torch.tensor(counts).cumsum(0),
         }
         for number in range(len(self.metadata)):
+            found[f"seq_lens {number}"] = torch.tensor([end for _, end in right])
+            found[f"query_start_loc {number}"] = torch.tensor(counts).cumsum(0)
             mine = forward.rows[number * rows : (number + 1) * rows]
             parts = [next(iter(row.slots.values()))[row.cached :] for row in mine]
             found[f"slot_mapping {number}"] = torch.cat(parts)

@@ -28,6 +28,8 @@ class Drafting(Blocks):
         """Requests whose last tokens the draft model has not computed."""
         self.checked = False
         """Whether the last forward of the target was checked."""
+        self.states: Tensor | None = None
+        """The hidden states that the last forward of the target returned, or None."""
 
     def follow_drafts(self, runner: Any, output: Any) -> None:
         """Read the output of the scheduler about requests with drafts, before a forward."""
@@ -77,7 +79,7 @@ class Drafting(Blocks):
         turn = self.turn_of(names_of(owner, args, kwargs), owner)
         if turn is None or self.watcher is None or not self.checked:
             return original(owner, *args, **kwargs)
-        self.turn = turn
+        self.turn, turn.owner = turn, owner
         try:
             result = original(owner, *args, **kwargs)
         except BaseException:
@@ -113,6 +115,20 @@ class Drafting(Blocks):
         self.watcher.begin(turn.extended())
         self.watcher.inputs("draft", turn.inputs(ids, positions, mapping))
         self.journal.count(ends_of_chunks=turn.unnamed)
+
+    def judge_states(self, owner: Any) -> None:
+        """Judge the hidden states that a draft model gets for the target's tokens."""
+        held = getattr(owner, "hidden_states", None)
+        turn, watcher = self.turn, self.watcher
+        if turn is None or watcher is None or turn.stepping or self.states is None:
+            return
+        if isinstance(held, Tensor):
+            watcher.inputs("draft", turn.states(held, self.states))
+
+    def draft_prefill(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        """Judge the hidden states before a draft model of the newer runner runs without a graph."""
+        self.judge_states(owner)
+        return original(owner, *args, **kwargs)
 
     def prefills(self, original: Original, *args: Any, **kwargs: Any) -> Any:
         """Begin to watch a draft model of the newer runner, which has just built its inputs."""
@@ -160,6 +176,7 @@ class Drafting(Blocks):
         mine = layers[turn.pool.draft.layer]
         if older and not watcher.watching:
             self.take_up(turn, owner.input_ids, owner.positions, mine.slot_mapping)
+            self.judge_states(owner)
         else:
             self.begin_steps(turn)
             turn.step += 1
@@ -179,6 +196,7 @@ class Drafting(Blocks):
         turn, watcher = self.turn, self.watcher
         if turn is None or watcher is None:
             return run()
+        self.judge_states(turn.owner)
         rows, tokens = len(turn.names), sum(turn.account.counts[name] for name in turn.names)
         live = rows if turn.stepping else tokens
         return watcher.replay(

@@ -32,6 +32,7 @@ class Turn:
     - `longest`: the largest number of tokens of a request.
     - `names_next`: after a chunk of a prompt, the model gets the next token of the prompt.
     - `step`: the number of steps that have begun.
+    - `owner`: the object of the engine that proposes drafts.
     """
 
     names: list[str]
@@ -44,6 +45,7 @@ class Turn:
     names_next: bool = True
     step: int = 0
     stepping: bool = False
+    owner: Any = None
 
     def done(self, name: str) -> int:
         """Return the number of tokens of a request whose KV the target has computed."""
@@ -108,19 +110,16 @@ class Turn:
 
         `mapping` has the slot to write for each token.
         """
-        places, tokens, where, slots = list[int](), list[int](), list[int](), list[int]()
-        kept, begin = list[bool](), 0
+        tokens, where, slots, kept = list[int](), list[int](), list[int](), list[bool]()
         for name in self.names:
-            count, first = self.given(name)
+            _, first = self.given(name)
             mine = self.account.requests[name]
-            places += range(begin, begin + mine.computed - first)
             tokens += mine.tokens[first + 1 : mine.computed + 1]
             where += range(first, mine.computed)
             kept += [True] * (mine.computed - first - 1)
             kept.append(self.names_next or mine.computed == len(mine.tokens) - 1)
             slots += self.slots(name, mine.computed)[first:].tolist()
-            begin += count
-        at = torch.tensor(places, dtype=torch.int64, device=ids.device)
+        at = self.places(ids)
         known = torch.tensor(kept)
         right = torch.tensor(tokens)[known].tolist()
         found = [
@@ -128,6 +127,26 @@ class Turn:
             expected("positions", positions[at], where),
         ]
         return found if mapping is None else [*found, expected("slot_mapping", mapping[at], slots)]
+
+    def places(self, given: Tensor) -> Tensor:
+        """Return the indices of the tokens in an input, except those of rejected drafts."""
+        places, begin = list[int](), 0
+        for name in self.names:
+            count, first = self.given(name)
+            places += range(begin, begin + self.done(name) - first)
+            begin += count
+        return torch.tensor(places, dtype=torch.int64, device=given.device)
+
+    def states(self, held: Tensor, target: Tensor) -> list[StaticInput]:
+        """Return the hidden states that the draft model gets, with those that the target returned.
+
+        Both have the order of the target's batch, [tokens, width].
+        """
+        if held.ndim != 2 or held.shape[1:] != target.shape[1:]:
+            return []
+        mine = held[self.places(held)]
+        right = target[self.places(target)]
+        return [StaticInput("draft hidden_states", mine, len(mine), len(mine), expected=right)]
 
     @property
     def unnamed(self) -> int:

@@ -25,7 +25,7 @@ def hook(watching: Any, runner: Any) -> None:
     wrapped.
     """
     kind = type(model_of(runner))
-    if NAMES[-1] not in watching.watcher.relations.names or kind is type(None):
+    if not judges_reads(watching.watcher) or kind is type(None):
         return
     if kind not in watching.called:
         watching.called.add(kind)
@@ -46,12 +46,26 @@ def run_model(watching: Any, original: Any, owner: Any, *args: Any, **kwargs: An
     now, watcher, context = watching.now, watching.watcher, context_of()
     if now is None or now.batch is None or now.called or context is None or holds_all(context):
         return run()
-    if NAMES[-1] not in watcher.relations.names:
-        return run()
     runner, live = now.runner, now.batch.live[1]
     if owner not in (runner, model_of(runner), getattr(runner, "cudagraph_manager", None)):
         return run()
     now.called = True
+    watcher.inputs("model", given_to_model(now, kwargs))
+    result = watched(watching, context, run, kwargs) if judges_reads(watcher) else run()
+    watching.states = next((one[:live] for _, one in tensors(result)), None)
+    return result
+
+
+def judges_reads(watcher: Any) -> bool:
+    """Return whether the check that repeats forwards is selected."""
+    return NAMES[-1] in watcher.relations.names
+
+
+def watched(
+    watching: Any, context: Any, run: Callable[[], Any], kwargs: Mapping[str, Any]
+) -> object:
+    """Run the model, and again if a test is due. Returns the result of the first run."""
+    now, runner, live = watching.now, watching.now.runner, watching.now.batch.live[1]
     inputs = [
         StaticInput(name, tensor, live=len(tensor), size=len(tensor))
         for name, tensor in tensors(kwargs)
@@ -64,7 +78,19 @@ def run_model(watching: Any, original: Any, owner: Any, *args: Any, **kwargs: An
 
     kind, again = f"{now.forward.kind} forward", repeatable(context, runner.vllm_config)
     replay = Replay(runner, kind, live, live, inputs, repeated.run, outputs, None, again)
-    return watcher.eager(replay, lambda: True)
+    return watching.watcher.eager(replay, lambda: True)
+
+
+def given_to_model(now: Any, kwargs: Mapping[str, Any]) -> list[StaticInput]:
+    """Return the positions that a model gets without a graph, with those that its rows imply.
+
+    Positions of several dimensions are not judged.
+    """
+    positions = kwargs.get("positions")
+    if not isinstance(positions, Tensor) or positions.ndim != 1:
+        return []
+    expected = now.batch.expected(now.forward)["positions"]
+    return [StaticInput("positions", positions, len(expected), len(positions), expected=expected)]
 
 
 def in_place_of_a_graph(

@@ -109,6 +109,8 @@ class Engine(Drafting):
         config = runner.vllm_config
         unknown = [f"{name} > 1" for name in ALONE if getattr(config.parallel_config, name, 1) != 1]
         unknown += unjudged(config, self.pool.draft is not None)
+        if loads(config):
+            unknown.append("a KV connector that loads KV")
         if unknown:
             self.journal.undecided(f"{', '.join(unknown)} is not watched")
             self.pool = None
@@ -157,6 +159,7 @@ class Engine(Drafting):
         if not self.watcher.due():
             return self.skipped(self.watcher, output, run)
         self.now = now = UnderWay(runner, output)
+        self.states = None
         try:
             result = run()
         except BaseException:
@@ -288,7 +291,7 @@ class Engine(Drafting):
             now.pieces = now.pieces or padded_size() or now.batch.padded[1]
             return run()
         live, padded = now.batch.live[1], now.batch.padded[1]
-        return watcher.replay(
+        result = watcher.replay(
             Replay(
                 graph,
                 type(wrapper).__name__,
@@ -302,6 +305,8 @@ class Engine(Drafting):
                 else None,
             )
         )
+        self.states = outputs_of(wrapper, graph, live).get("output")
+        return result
 
     def eagerly(self, now: UnderWay, live: int) -> dict[str, Tensor]:
         """Run the model of the current graph without the graph."""
@@ -309,6 +314,12 @@ class Engine(Drafting):
         wrapper, args, kwargs = now.wrapped
         whole = now.whole or functools.partial(wrapper.runnable, *args, **kwargs)
         return {"output": whole()[:live]}
+
+
+def loads(config: Any) -> bool:
+    """Return whether a KV connector may fill slots with KV that no forward computed."""
+    transfer = getattr(config, "kv_transfer_config", None)
+    return transfer is not None and getattr(transfer, "kv_role", None) != "kv_producer"
 
 
 def origin(runner: Any) -> str:

@@ -38,6 +38,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         *(f"{module}.{kind}.propose" for module, kind in SPECULATORS),
     ),
     "prefills": tuple(f"{module}.prepare_prefill_inputs" for module, _ in SPECULATORS),
+    "draft_prefill": tuple(f"{module}.{kind}._prefill" for module, kind in SPECULATORS),
     "steps": tuple(
         f"{module}.{kind}.{name}"
         for module, kind in SPECULATORS
