@@ -51,17 +51,22 @@ class Draw:
         return deck.pop()
 
 
-def other_beginnings(given: Iterable[Wave]) -> Iterator[Wave]:
-    """Give every fifth request of a wave another first token.
+def other_prefixes(given: Iterable[Wave]) -> Iterator[Wave]:
+    """Give every fifth request of a wave another token: its first one, or one in the middle.
 
     The tokens that it shares with others then follow another prefix, so their KV differs.
     """
     for wave in given:
         requests = list(wave.requests)
-        for place in range(2, len(requests), 5):
+        for turn, place in enumerate(range(2, len(requests), 5)):
             first, *rest = requests[place].prompt
-            more = (replace(first, length=first.length - 1, start=1),) if first.length > 1 else ()
-            prompt = (Part("another beginning", 1), *more, *rest)
+            at = first.length // 2 if turn % 2 else 0
+            parts = [
+                replace(first, length=at),
+                Part("another beginning", 1),
+                replace(first, length=first.length - at - 1, start=first.start + at + 1),
+            ]
+            prompt = (*(part for part in parts if part.length > 0), *rest)
             requests[place] = replace(requests[place], prompt=prompt)
         yield replace(wave, requests=tuple(requests))
 

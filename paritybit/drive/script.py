@@ -76,12 +76,12 @@ class Planned:
         return [token for part in self.prompt for token in part.tokens()]
 
 
-ACTIONS = ("flush", "weights", "recapture", "pause", "retract", "sleep")
+ACTIONS = ("flush", "weights", "recapture", "pause", "retract", "preempt", "sleep")
 """The actions of an operator.
 
 `flush` empties the cache, `weights` updates the weights, and `recapture` captures the graphs again.
-`pause` and `retract` pause the engine; `retract` also retracts its requests. `sleep` releases the
-memory until the engine wakes up.
+`pause` and `retract` pause the engine; `retract` also retracts its requests, as `preempt` does
+without a pause. `sleep` releases the memory until the engine wakes up.
 """
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar, TypeVar
 from paritybit.drive.limits import Limits
 from paritybit.drive.models import MODELS, Model
 from paritybit.drive.operating.actions import with_actions
-from paritybit.drive.requests import other_beginnings, waves
+from paritybit.drive.requests import other_prefixes, waves
 from paritybit.drive.script import LARGEST, Setting, Wave
 from paritybit.harness.records.typed_json import from_json
 
@@ -79,4 +79,4 @@ class Common:
 
     def requests(self) -> Iterator[Wave]:
         """Return the generated requests for the seed."""
-        return other_beginnings(waves(self.seed, self.limits()))
+        return other_prefixes(waves(self.seed, self.limits()))

@@ -91,6 +91,11 @@ def test_a_pause_lasts_and_weights_change_within_it() -> None:
     assert said == [(1, "request"), *within, (6, "flush")]
 
 
+@pytest.mark.parametrize(("what", "at"), [("preempt", 2), ("flush", 6)])
+def test_what_needs_no_pause_happens_while_a_request_runs(what: str, at: int) -> None:
+    assert played(Action(what, 2), names=("preempt", "flush")) == [(1, "request"), (at, what)]
+
+
 @pytest.mark.parametrize("within", [True, False])
 def test_a_cache_is_emptied_within_a_retraction_where_the_release_can(within: bool) -> None:
     names = NAMES if within else NAMES[:-1]

@@ -21,8 +21,12 @@ ENDS: Mapping[str, str] = {"pause": "continue", "retract": "continue", "sleep": 
 AT_ONCE = (("sleep",), ("weights",), ("flush",))
 """Actions before the first request of a wave arrives."""
 
+WHILE_RUNNING = frozenset({"preempt"})
+"""Actions that do not last, and that happen while requests run."""
+
 LATER = (
     ("pause",),
+    ("preempt",),
     ("retract",),
     ("retract", "flush"),
     ("pause", "weights"),
@@ -102,7 +106,7 @@ class Operator:
         if what in ENDS:
             return what if within is None and (idle or what != "sleep") else ""
         if within is None:
-            return what if idle else ""
+            return what if idle or what in WHILE_RUNNING else ""
         if within == "sleep" or poll == self._since:
             return ""
         if within == "retract" and "flush retracted" in self.acts:

@@ -19,6 +19,7 @@ LEGS = (
     Leg("newer runner EAGLE", ("--runner", "2", "--speculative", "eagle")),
     Leg("newer runner EAGLE async", ("--runner", "2", "--speculative", "eagle", "--overlap")),
     Leg("block size 32", ("--page-size", "32")),
+    Leg("window of three blocks", ("--window", "40")),
     Leg("no prefix cache", ("--no-prefix-cache",)),
     Leg("attention sinks", ("--model", "gpt_oss"), device="cpu"),
     Leg("actions", ("--actions",)),

@@ -143,6 +143,7 @@ def acts_of(core: Any) -> Acts:
         "flush": lambda: [functools.partial(require, core.reset_prefix_cache)],
         "pause": lambda: [pause],
         "retract": lambda: [pause, functools.partial(require, retract)],
+        "preempt": lambda: [functools.partial(require, retract)],
         "continue": lambda: [core.resume_scheduler],
     }
 

@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -84,6 +84,7 @@ SIMPLE: Mapping[str, Setting] = {
     "runner": 1,
     "whole_prompts": False,
     "page_size": 16,
+    "window": WINDOW,
     "graphs": "decode",
     "backend": "triton",
     "speculative": None,
@@ -95,7 +96,8 @@ SIMPLE: Mapping[str, Setting] = {
 class Served(Common):
     """The settings of a whole vLLM. `runner` is 1 for its older model runner, or 2."""
 
-    ACTIONS: ClassVar = ("flush", "pause", "retract")
+    ACTIONS: ClassVar = ("flush", "pause", "retract", "preempt")
+    SIZES: ClassVar = ("page_size", "window")
     CHOICES: ClassVar = {
         "graphs": tuple(GRAPHS),
         "runner": (1, 2),
@@ -108,6 +110,13 @@ class Served(Common):
     runner: int = 1
     backend: str = "triton"
     speculative: str | None = field(default=None, metadata={"later": True})
+    window: int = field(default=WINDOW, metadata={"later": True})
+
+    @property
+    def shape(self) -> Model:
+        """The model's configuration, with the window of the settings."""
+        model = super().shape
+        return replace(model, config={**model.config, "sliding_window": self.window})
 
     @property
     def queries(self) -> int:
@@ -129,7 +138,7 @@ class Served(Common):
 
     def limits(self) -> Limits:
         """Return the limits for requests."""
-        return Limits(WINDOW, self.page_size, CHUNK, CONTEXT, POOL, ROWS)
+        return Limits(self.window, self.page_size, CHUNK, CONTEXT, POOL, ROWS)
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables of the engine's process."""
