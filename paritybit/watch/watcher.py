@@ -126,6 +126,7 @@ class Watcher(Replaying):
             name: reading.owned(forward, one, writes[name]) for name, one in self.ledgers.items()
         }
         read = shared = open_ = 0
+        astray = False
         for name, ledger in self.ledgers.items():
             self.moved_between(ledger, BEFORE)
             reads = reading.reads(forward, self.number, ledger, chain, writes[name])
@@ -134,11 +135,12 @@ class Watcher(Replaying):
             open_ += reading.resolve(reads, self.chains)
             self.judge("reads", reads)
             read += len(reads.slots)
+            astray |= bool(reads.missing.any())
             mine = [ledger.names.number(row.request) for row in forward.rows]
             others = reads.request != torch.tensor(mine, device=ledger.device)[reads.row]
             shared += int((others & reads.judged).sum())
             reading.adopt(reads)
-        self.now = UnderWay(self.number, forward, owned, writes)
+        self.now = UnderWay(self.number, forward, owned, writes, astray)
         self.listener.taken()
         if (known := self.relayed.known(forward)) is not None:
             self.inputs("batch", [known])

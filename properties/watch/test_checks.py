@@ -226,6 +226,19 @@ def leaking(engine: Any) -> None:
     engine.model = wrong
 
 
+def unplaced(engine: Any) -> None:
+    """The last token of each prompt gets the slot of the padding."""
+    obtain = engine.obtain
+
+    def wrong(requests: list[Any]) -> None:
+        obtain(requests)
+        for request in requests:
+            if not request.cached:
+                request.slots["swa"][-1] = 0
+
+    engine.obtain = wrong
+
+
 def coupled(engine: Any) -> None:
     """Each row stores the logits of all rows, and the padding reads what the last batch listed."""
     run = engine.model
@@ -373,6 +386,14 @@ def test_what_padding_reads_is_no_wrong_read_of_a_row(toy: ModuleType, tmp_path:
     serve(engine)
     findings = found(tmp_path)
     assert "padding leak" in findings and "wrong read" not in findings
+
+
+def test_padding_is_not_blamed_where_a_row_reads_its_slot(toy: ModuleType, tmp_path: Path) -> None:
+    engine = toy.Engine()
+    unplaced(engine)
+    serve(engine)
+    findings = found(tmp_path)
+    assert "uninitialised read" in findings and "padding leak" not in findings
 
 
 def test_a_wrong_read_names_the_tensor_that_is_ignored(toy: ModuleType, tmp_path: Path) -> None:

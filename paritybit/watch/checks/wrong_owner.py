@@ -1,4 +1,7 @@
-"""Wrong owner (use after free): a row reads a slot that was last written for other tokens."""
+"""Wrong owner (use after free): a row reads a slot that was last written for another prefix.
+
+A prefix is tokens, and what else their KV depends on, such as an adapter.
+"""
 
 from collections.abc import Iterable
 
@@ -9,9 +12,8 @@ from paritybit.watch.observations import Check, Reads
 def judge(reads: Reads) -> Iterable[Finding]:
     """Yield a finding per row."""
     wrong = reads.judged & (reads.held != reads.expected)
-    yield from reads.findings(
-        CHECK.name, wrong, "it was last written for other tokens", reused=True
-    )
+    what = "it was last written for other tokens, or with another adapter or salt"
+    yield from reads.findings(CHECK.name, wrong, what, reused=True)
 
 
 CHECK = Check(

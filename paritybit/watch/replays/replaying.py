@@ -21,12 +21,17 @@ from paritybit.watch.settings import Settings
 
 @dataclass
 class UnderWay:
-    """The forward that is being watched. `owned` and `writes` have its slots, per group."""
+    """The forward that is being watched. `owned` and `writes` have its slots, per group.
+
+    `astray` is True if a row reads a position that has no slot of its own. It then reads what
+    padded rows write.
+    """
 
     number: int
     forward: Forward
     owned: dict[str, Tensor]
     writes: dict[str, reading.Writes | None]
+    astray: bool = False
     changed: dict[str, Tensor] = field(default_factory=dict)
     """For each group, the slots that changed since the forward began, bool [slots]."""
     replayed: str | None = None
@@ -101,6 +106,8 @@ class Replaying(Between):
         padded = int(replay.rows < replay.bucket)
         self.journal.count(replays=1, padded_replays=padded, **{f"replays: {replay.kind}": 1})
         due = self.relations.due(replay.kind)
+        if now.astray:
+            due = tuple(name for name in due if name != NAMES[1])
         strays = {name: self.stray(ledger, now) for name, ledger in self.ledgers.items()}
         strays = {name: stray for name, stray in strays.items() if len(stray)}
         quiet = {name: self.quiet(ledger, now) for name, ledger in self.ledgers.items()}
