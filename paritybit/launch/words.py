@@ -92,10 +92,13 @@ class CauseGroup:
         return None if None in known else known[0]
 
     @property
-    def source(self) -> str | None:
-        """The file and line of the engine, such as `engine/pool.py:12`, or None."""
-        found = next(filter(None, map(source_of, self.findings)), None)
-        return None if found is None else f"{found[0]}:{found[1]}"
+    def place(self) -> str | None:
+        """The line of the cause or else of the free, such as `at engine/pool.py:12`, or None."""
+        for finding in self.findings:
+            if (found := source_of(finding)) is not None:
+                known = finding.cause is not None and finding.cause.source
+                return f"{'at' if known else 'freed at'} {found[0]}:{found[1]}"
+        return None
 
     @property
     def count(self) -> str:

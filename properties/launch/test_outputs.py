@@ -9,7 +9,8 @@ from xml.etree import ElementTree as ET
 import pytest
 from paritybit.reports.watched.junit import junit_of
 
-from paritybit.launch.schema import Cause, Finding, NotTried
+from paritybit.launch.schema import Cause, Finding, NotTried, Who
+from paritybit.launch.words import CauseGroup
 from properties.launch.conftest import Script, Watch
 from properties.support.known import STRAY, THREAD, listed
 from properties.support.records import LEG, watched
@@ -83,3 +84,20 @@ def test_a_finding_carries_the_lines_of_the_engine_around_it(
     region = result["locations"][0]["physicalLocation"]["contextRegion"]
     assert (region["startLine"], region["endLine"]) == (1, 5)
     assert region["snippet"]["text"].startswith("line = 1\n")
+
+
+@pytest.mark.parametrize(
+    ("cause", "freed", "place"),
+    [
+        (Cause("what", source="engine/a.py:3"), Who(source="engine/b.py:7"), "at engine/a.py:3"),
+        (Cause("what"), Who(source="engine/b.py:7"), "freed at engine/b.py:7"),
+        (None, Who(source="engine/b.py:7"), "freed at engine/b.py:7"),
+        (None, Who(forward=3), None),
+        (None, None, None),
+    ],
+)
+def test_the_line_of_a_cause_is_told_from_the_line_that_freed_a_slot(
+    cause: Cause | None, freed: Who | None, place: str | None
+) -> None:
+    finding = Finding("leak", "text", "key", 1, "leg", "group", cause=cause, freed=freed)
+    assert CauseGroup("group", (finding,)).place == place

@@ -60,8 +60,8 @@ def cause_lines(cause: CauseGroup, engine: str | None) -> Iterator[str]:
     """Yield a cause: its count, its line in the engine, its first finding, a replay command."""
     known = f" \\({text(cause.known)}\\)" if cause.known else ""
     yield f"- **{text(cause.name)}**{known}: {text(cause.count)}"
-    if cause.source:
-        yield f"  - {text(cause.source)}"
+    if cause.place:
+        yield f"  - {text(cause.place)}"
     first = cause.findings[0]
     yield f"  - {text(first.check)}: {text(first.text)}"
     yield from (f"  - {name}: {text(words)}" for name, words in lines_of(first))

@@ -40,7 +40,7 @@ def show(display: Display, folder: Path, record: Watched, engine: str | None) ->
 def last_lines(causes: list[CauseGroup], folder: Path, engine: str | None) -> Iterator[str]:
     """Yield the summary without the verdict: the causes, a replay command, and the page."""
     for cause in causes[:MOST]:
-        place = f" at {cause.source}" if cause.source else ""
+        place = f" {cause.place}" if cause.place else ""
         known = f" (known: {cause.known})" if cause.known else ""
         yield f"cause: {cause.name}: {cause.count}{place}{known}"
     if len(causes) > MOST:
