@@ -14,6 +14,12 @@ from paritybit.drive.script import Part, Planned, Wave
 LONG = tuple(tuple(block + step for step in (80, 0, -1, 1, 8)) for block in BLOCKS)
 """Lengths of long prompts, around and beyond each of BLOCKS, in the order of their use."""
 
+OTHER = {2: 0, 4: 20}
+"""The index of the token that a request has for itself, by its place among five of a wave.
+
+The second one lies in the second block of most page sizes, so that a block follows an equal one.
+"""
+
 
 def waves(seed: int, limits: Limits) -> Iterator[Wave]:
     """Yield waves without end. The kinds of waves for the limits take turns."""
@@ -52,22 +58,23 @@ class Draw:
 
 
 def other_prefixes(given: Iterable[Wave]) -> Iterator[Wave]:
-    """Give every fifth request of a wave another token: its first one, or one in the middle.
+    """Give two of five requests of a wave another token: their first one, or one in the middle.
 
-    The tokens that it shares with others then follow another prefix, so their KV differs.
+    The tokens that they share with others then follow another prefix, so their KV differs.
     """
     for wave in given:
         requests = list(wave.requests)
-        for turn, place in enumerate(range(2, len(requests), 5)):
-            first, *rest = requests[place].prompt
-            at = first.length // 2 if turn % 2 else 0
-            parts = [
-                replace(first, length=at),
-                Part("another beginning", 1),
-                replace(first, length=first.length - at - 1, start=first.start + at + 1),
-            ]
-            prompt = (*(part for part in parts if part.length > 0), *rest)
-            requests[place] = replace(requests[place], prompt=prompt)
+        for place, one in enumerate(requests):
+            first, *rest = one.prompt
+            at = OTHER.get(place % 5, first.length)
+            if at < first.length:
+                parts = (
+                    replace(first, length=at),
+                    Part("another beginning", 1),
+                    replace(first, length=first.length - at - 1, start=first.start + at + 1),
+                )
+                prompt = (*(part for part in parts if part.length > 0), *rest)
+                requests[place] = replace(one, prompt=prompt)
         yield replace(wave, requests=tuple(requests))
 
 

@@ -11,7 +11,8 @@ from paritybit.harness.errors import MalformedError
 from paritybit.reference.torch_ops import TorchOps
 
 from paritybit.drive.engines import DRIVEN, driven
-from paritybit.drive.requests import other_prefixes, waves
+from paritybit.drive.requests import OTHER, other_prefixes, waves
+from paritybit.drive.script import LARGEST
 from paritybit.drive.transformers import stand_ins
 from paritybit.drive.transformers.settings import POOL, Served
 from paritybit.engines import fetch
@@ -80,6 +81,8 @@ def test_some_requests_have_the_same_tokens_after_another_one() -> None:
             for one, two in pairs
             if one != two
         ]
-        firsts = [wave.requests[place].prompt[0].length for place in range(2, len(pairs), 5)]
-        middles = [(0, length // 2)[turn % 2] for turn, length in enumerate(firsts)]
-        assert differ == [[place] for place in middles]
+        lengths = [one.prompt[0].length for one in wave.requests]
+        places = [OTHER.get(number % 5, LARGEST) for number in range(len(lengths))]
+        pairs_of = zip(places, lengths, strict=True)
+        assert differ == [[place] for place, length in pairs_of if place < length]
+        assert {place for (place,) in differ} == set(OTHER.values())
