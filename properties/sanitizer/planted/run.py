@@ -63,6 +63,8 @@ LEGS: Mapping[frozenset[str], str] = {
     frozenset({"drafts", "draft-model"}): "EAGLE",
     frozenset({"drafts", "draft-model", "newer-runner"}): "newer runner EAGLE",
     frozenset({"newer-breakable"}): "newer runner breakable graphs",
+    frozenset({"newer-actions"}): "newer runner actions",
+    frozenset({"wide-window"}): "window of three blocks",
     frozenset({"actions"}): "actions",
     frozenset({"adapters"}): "LoRA adapters",
     frozenset({"ranks"}): "idle data-parallel rank",
