@@ -251,6 +251,31 @@ def test_each_group_s_lengths_are_compared(served: Served, name: str) -> None:
     assert f"{name} 1" in {line["cause"]["input"] for line in lines if line["cause"]}
 
 
+@pytest.mark.parametrize(
+    ("bounds", "wrong"),
+    [
+        ({"max_seq_len": 7, "max_query_len": 1}, None),
+        ({"max_seq_len": 64, "max_query_len": 4}, None),
+        ({"max_seq_len": 6, "max_query_len": 1}, "max_seq_len 1"),
+        ({"max_seq_len": 7, "max_query_len": 0}, "max_query_len 1"),
+        ({"max_seq_len": None, "max_query_len": torch.tensor(0)}, None),
+    ],
+)
+def test_the_largest_lengths_on_the_host_may_be_too_large_alone(
+    served: Served, bounds: dict[str, Any], wrong: str | None
+) -> None:
+    build = served.engine.metadata
+
+    def other(original: Any, *args: Any, **kwargs: Any) -> Any:
+        vars(served.metadata["slid"]).update(bounds)
+        return build(original, *args, **kwargs)
+
+    served.engine.metadata = other  # type: ignore[method-assign]
+    served.run(DECODE, [[1, 2], [3, 4]], 6, [16])
+    lines = [line for line in read(served.journal.path) if line["kind"] == "finding"]
+    assert [line["cause"]["input"] for line in lines] == ([] if wrong is None else [wrong])
+
+
 def test_a_request_that_nobody_announced_ends_the_watch(served: Served) -> None:
     said = output({"b": 1}, cached={"b": (3, None)})
     guarded(served.engine.execute)(lambda *_: None, served.runner, said)

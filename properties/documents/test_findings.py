@@ -29,7 +29,7 @@ def test_each_thread_has_one_score_with_a_reason() -> None:
     [
         ("sgl#34870", FOUND, "its fix undone in a release: frontier-counts-tokens-not-the-key"),
         ("sgl#17061", MISSED, "its fix undone in a release: tombstone-keeps-a-long-count"),
-        ("vllm#48941", MISSED, "a fault that resembles it, planted: graphs-hold-old-weights"),
+        ("vllm#42276", MISSED, "a fault that resembles it, planted: freed-blocks-stay"),
         ("vllm#51430", FOUND, "a fault that resembles it, planted: every-batch-replays"),
     ],
 )

@@ -67,6 +67,20 @@ class Batch:
             for name, (tensor, live) in given.items()
         ]
 
+    def bounds(self, forward: Forward) -> list[StaticInput]:
+        """Return the largest lengths that kernels get from the host, which may be too large."""
+        needed = {
+            "max_seq_len": max(row.cached + row.computed for row in forward.rows),
+            "max_query_len": max(row.computed for row in forward.rows),
+        }
+        found = []
+        for number, one in enumerate(self.metadata):
+            for name, least in needed.items():
+                if isinstance(held := getattr(one, name, None), int):
+                    given, right = torch.tensor([min(held, least)]), torch.tensor([least])
+                    found.append(StaticInput(f"{name} {number}", given, 1, 1, expected=right))
+        return found
+
     def expected(self, forward: Forward) -> dict[str, Tensor]:
         """Return the values of inputs that the rows of a forward imply, by name."""
         rows = self.live[0]

@@ -240,7 +240,7 @@ class Engine(Drafting):
         watcher.tokens(
             batch.ids[: live[1]].repeat(groups), batch.positions[: live[1]].repeat(groups)
         )
-        watcher.inputs("batch", self.inputs(now))
+        watcher.inputs("batch", [*self.inputs(now), *batch.bounds(forward)])
 
     def inputs(self, now: UnderWay) -> list[StaticInput]:
         """Return the inputs of the current forward, with the values that its rows imply."""
