@@ -141,6 +141,7 @@ class Watcher(Replaying):
             shared += int((others & reads.judged).sum())
             reading.adopt(reads)
         self.now = UnderWay(self.number, forward, owned, writes, astray)
+        self.judge_layers(self.now)
         self.listener.taken()
         if (known := self.relayed.known(forward)) is not None:
             self.inputs("batch", [known])

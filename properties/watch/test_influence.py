@@ -13,6 +13,7 @@ from torch import Tensor
 from paritybit.testing.replays import InMemory
 from paritybit.watch.facts import Forward, Group, Layer, Replay, Row
 from paritybit.watch.replays.aimed import Aim, aimed, held_at
+from paritybit.watch.replays.overlaps import overlaps
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import Watcher
 
@@ -35,6 +36,7 @@ class Toy:
     - `reader`: the rows are told as those of a model without KV of its own.
     - `faint`: the first layer adds little to a token, and the second one makes much of it.
     - `shared`: the last layer keeps its KV in the tensors of the first one.
+    - `alias`: the last layer is told to have the tensors of the first one.
     - `apart`: each request has a row for each group of layers.
     """
 
@@ -45,6 +47,7 @@ class Toy:
     integers: bool = False
     faint: bool = False
     shared: bool = False
+    alias: bool = False
     tiny: bool = False
     reader: bool = False
     apart: bool = False
@@ -74,7 +77,8 @@ class Toy:
 
     def layer(self, number: int) -> Layer:
         """Return the KV tensors of a layer."""
-        return Layer(f"layer {number}", (self.kv[number, 0], self.kv[number, 1]))
+        kept = 0 if self.alias and number == 2 else number
+        return Layer(f"layer {number}", (self.kv[kept, 0], self.kv[kept, 1]))
 
     def live(self, cached: int) -> range:
         """Return the requests of a chunk: the first one computes what both share."""
@@ -308,3 +312,41 @@ def test_a_model_without_kv_may_ignore_layers() -> None:
     assert toy.serve() == set()
     assert "tensor 0 of layer 1 is not read" in other.serve()
     assert toy.journal.counts["tried: wrong read"] == 10
+
+
+def test_layers_of_a_group_that_share_memory_are_named() -> None:
+    """What other values show is then true, too: one layer reads what the other one keeps."""
+    toy = Toy(shared=True, alias=True)
+    causes = set().union(*(toy.serve() for _ in range(6)))
+    assert causes == {"layer 0 and layer 2 share memory", "another layer"}
+    assert sum("in the same memory" in found.text for found in toy.journal.found) == 1
+
+
+def group_of(*tensors: Tensor) -> Group:
+    """Return a group with a layer per tensor."""
+    return Group("kv", tuple(Layer(str(n), (one,)) for n, one in enumerate(tensors)))
+
+
+def test_layers_in_turn_share_no_memory_but_shifted_ones_do() -> None:
+    """Blocks have a page per layer, and a layer begins where its first page does."""
+    flat = torch.zeros(10 * 12, 2, WIDTH)
+    pages = [flat[4 * n :].as_strided((8, 4, 2, WIDTH), (12 * 16, 16, 8, 1)) for n in range(3)]
+    shifted = flat[2:].as_strided((8, 4, 2, WIDTH), (12 * 16, 16, 8, 1))
+    next_block = flat[12:].as_strided((8, 4, 2, WIDTH), (12 * 16, 16, 8, 1))
+    wide = torch.zeros(2, 6, WIDTH)
+    odd = flat[8:].as_strided((4, 4, 2, WIDTH), (24 * 16, 16, 8, 1))
+    halves = [flat[:, :, :4], flat[:, :, 4:]]
+    for apart in (pages, [wide[0], wide[1]], [flat[:24], flat[24:]], [pages[0], odd], halves):
+        assert list(overlaps([group_of(*apart)])) == []
+    for one, other in ((0, shifted), (0, next_block), (1, shifted)):
+        (found,) = overlaps([group_of(pages[one], pages[2], other)])
+        assert found.cause == {"what": "0 and 2 share memory"}
+        assert len(list(overlaps([group_of(other, pages[one])]))) == 1
+    for shared in ([wide[0, 1:], wide[0]], [wide[0, :1], wide[0]], [wide[0], wide.flatten(0, 1)]):
+        (found,) = overlaps([group_of(*shared)])
+        assert found.layer == "1"
+    (found,) = overlaps([group_of(wide[0].view(12, 4), wide[0])])
+    assert found.text == "keeps the KV of 0 and 1 in the same memory"
+    (found,) = overlaps([group_of(wide[0], wide[0], wide[0])])
+    both = Layer("both", (wide[0], wide[0, :, :4]))
+    assert list(overlaps([Group("kv", (both,)), Group("another", (both,))])) == []

@@ -232,7 +232,8 @@ def changed(
 ) -> Iterator[Values]:
     """Repeat the replay with other values in some slots, and yield its results.
 
-    Tensors of groups may overlap. With `keep`, slots whose content may matter keep their values.
+    Tensors may overlap, so only those that change are written. With `keep`, slots whose content may
+    matter keep their values.
     """
     trial.rewind()
     saved = [SavedSlots.of(trial.ledgers[one.group], one.slots) for one in changes]
@@ -243,7 +244,7 @@ def changed(
     ]
     try:
         for one, change in zip(saved, changes, strict=True):
-            other_values(one, change).restore()
+            other_values(one, change).restore(change.tensors)
         for one in kept:
             one.restore()
         trial.replay.run()

@@ -14,6 +14,7 @@ from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Story
 from paritybit.watch.observations import Captured, Inputs, Relation, StrayWrites, WrongRead
 from paritybit.watch.replays.influence import Reads
+from paritybit.watch.replays.overlaps import overlaps
 from paritybit.watch.replays.relations import NAMES, Relations, Tried
 from paritybit.watch.replays.trial import SMALL, Explained, Trial, explain, rewritten, tail
 from paritybit.watch.settings import Settings
@@ -51,6 +52,8 @@ class Replaying(Between):
         tried = tuple(name for name in NAMES if name in {check.name for check in self.checks})
         self.relations = Relations(settings.every, tried)
         self.captures: dict[object, dict[str, Captured]] = {}
+        self.overlaps = list(overlaps(groups))
+        """Layers that share memory. They are judged with the first forward that has rows."""
         self.copied_elsewhere = False
         """Whether the engine may copy any slot at any time, to a host pool or another process."""
 
@@ -61,6 +64,14 @@ class Replaying(Between):
         """
         on_cpu = all(ledger.device.type == "cpu" for ledger in self.ledgers.values())
         return on_cpu or not (self.copied_elsewhere or self.hosts or self.stored)
+
+    def judge_layers(self, now: UnderWay) -> None:
+        """Judge, once, that no layers of a group share memory."""
+        if now.forward.rows and NAMES[-1] in self.relations.names:
+            found, self.overlaps = self.overlaps, []
+            for wrong in found:
+                kind = f"{now.forward.kind} forward"
+                self.judge(NAMES[-1], WrongRead(now.number, now.forward, kind, **vars(wrong)))
 
     @guarded
     def captured(self, graph: object, kind: str, inputs: Sequence[StaticInput]) -> None:

@@ -59,10 +59,12 @@ class SavedSlots:
         block = ledger.group.block
         return cls(ledger, slots, [taken(t, slots, block) for t in ledger.checksums.tensors])
 
-    def restore(self) -> None:
-        """Restore the content of the slots."""
-        for tensor, rows in zip(self.ledger.checksums.tensors, self.rows, strict=True):
-            put(tensor, self.slots, rows, self.ledger.group.block)
+    def restore(self, numbers: Collection[int] | None = None) -> None:
+        """Restore the content of the slots in the tensors with these numbers, by default in all."""
+        parts = zip(self.ledger.checksums.tensors, self.rows, strict=True)
+        for number, (tensor, rows) in enumerate(parts):
+            if numbers is None or number in numbers:
+                put(tensor, self.slots, rows, self.ledger.group.block)
 
     def inverted(self) -> "SavedSlots":
         """Return the same slots with every bit flipped, which certainly differs from now."""
