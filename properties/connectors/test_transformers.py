@@ -1,7 +1,7 @@
 """What the connector of transformers says of a paged cache and of its batches."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +13,12 @@ from torch import Tensor
 from paritybit.connectors.transformers import MODULE, connect, hooks, streams
 from paritybit.connectors.transformers.batch import Batch, Planned
 from paritybit.connectors.transformers.cache import free_and_cached, groups_of, owned, parts_of
+from paritybit.connectors.transformers.engine import Engine
 from paritybit.connectors.transformers.inputs import laws_of, lists_of
 from paritybit.connectors.transformers.sources import called_at, meaning
+from paritybit.testing.replays import InMemory
 from paritybit.watch.checks.stale_input import judge as stale
-from paritybit.watch.facts import StaticInput
+from paritybit.watch.facts import Forward, StaticInput
 from paritybit.watch.journal import Finding, Journal
 from paritybit.watch.observations import Inputs
 from paritybit.watch.settings import Settings
@@ -184,6 +186,74 @@ def test_what_is_read_before_it_is_written_is_stale() -> None:
     early[f"read_index[{FULL}]"].zero_()  # As the engine left it before it wrote the batch.
     (finding,) = judged(streams.unordered(early, inputs))
     assert f"read_index[{FULL}] (read without waiting" in finding.text
+
+
+def an_io(batch: Batch) -> SimpleNamespace:
+    """Return the static tensors of the engine in which the arguments of a batch lie."""
+    given = batch.given
+    kinds = {name: part.allocator for name, part in batch.parts.items()}
+    return SimpleNamespace(
+        input_ids=given["input_ids"][0],
+        position_ids=given["position_ids"][0],
+        logits_indices=torch.zeros(8, dtype=torch.int64),
+        cumulative_seqlens_q=given["cu_seq_lens_q"],
+        cumulative_seqlens_k=given["cu_seq_lens_k"],
+        carry_over_ids=torch.zeros(8),
+        write_index_storage=given["write_index"],
+        read_index_storage=given["read_index"],
+        attention_mask=None,
+        block_table=torch.empty(0),
+        output_ids=torch.zeros(1, 8),
+        config=SimpleNamespace(vocab_size=16),
+        cache=SimpleNamespace(max_tokens_read=8, cache_allocators=kinds),
+    )
+
+
+class Counting:
+    """A graph that counts its replays."""
+
+    runs = 0
+
+    def replay(self) -> None:
+        """Replay the graph."""
+        self.runs += 1
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (lambda given: given, None),
+        (
+            lambda given: {**given, "position_ids": given["position_ids"].clone()},
+            "position_ids of the batch is not at the address",
+        ),
+        (
+            lambda given: {**given, "input_ids": given["input_ids"][:, :4]},
+            r"input_ids of the batch is int32 [1, 4], but was captured as int32 [1, 8]",
+        ),
+    ],
+)
+def test_a_graph_must_have_captured_the_arguments_of_the_batch(
+    other: Callable[[dict[str, Any]], dict[str, Any]], what: str | None
+) -> None:
+    """Else it reads inputs that nothing here saves, and is not repeated."""
+    batch = a_batch(position_ids=torch.zeros(1, 8, dtype=torch.int32))
+    io, journal, graph = an_io(batch), InMemory(Path()), Counting()
+    runner = SimpleNamespace(
+        inputs_and_outputs=SimpleNamespace(get_cb_kwargs=tuple),
+        _forward_process_and_sample=lambda *_: None,
+    )
+    engine = Engine(a_cache(), "5", journal, Settings(""))
+    engine.now = (runner, None, batch)
+    engine.capture(lambda io, graph: None, io, graph)
+    given = other(dict(batch.given))
+    engine.now = (runner, None, Batch(batch.requests, given, batch.parts))
+    engine.watcher.begin(Forward("prefill", (), batch.written()))
+    engine.replay(io, graph)
+    assert journal.unsure == []
+    found = [one.text for one in journal.found if one.check == "moved address"]
+    assert [what is not None and what in text for text in found] == [True] * (what is not None)
+    assert (graph.runs == 1) == (what is not None)
 
 
 def test_importing_transformers_alone_wraps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,12 +17,14 @@ from paritybit.connectors.transformers.batch import Batch, Planned
 from paritybit.connectors.transformers.eager import run_batch
 from paritybit.connectors.transformers.inputs import (
     LARGEST_MASK,
+    given_of,
     laws_of,
     lists_of,
     masks_of,
     statics_of,
 )
 from paritybit.connectors.transformers.sources import called_at
+from paritybit.watch.checks.moved_address import fault
 from paritybit.watch.facts import Forward, Replay
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
@@ -148,7 +150,8 @@ class Engine:
     def capture(self, original: Original, io: Any, graph: Any, *args: Any, **kw: Any) -> Any:
         """Note a graph that was captured over the static inputs of a batch."""
         result = original(io, graph, *args, **kw)
-        self.watcher.captured(graph, KIND, statics_of(io, None))
+        given = [] if self.now is None else given_of(self.now[2])
+        self.watcher.captured(graph, KIND, [*statics_of(io, None), *given])
         return result
 
     def replay(self, io: Any, graph: Any) -> Any:
@@ -156,7 +159,11 @@ class Engine:
         if self.now is None or not self.watcher.watching:
             return graph.replay()
         runner, model, batch = self.now
-        statics, (count, padded) = statics_of(io, batch), (batch.size, batch.padded)
+        statics, given = statics_of(io, batch), given_of(batch)
+        count, padded = batch.size, batch.padded
+        known = self.watcher.captures.get(graph, {})
+        # Else the graph reads and changes other tensors, which are not restored.
+        same = not any(one.name in known and fault(one, known[one.name]) for one in given)
         predicted = sum(one.predicted for one in batch.requests)
 
         def outputs() -> dict[str, Tensor]:
@@ -168,8 +175,10 @@ class Engine:
             return outputs()
 
         return self.watcher.replay(
-            Replay(graph, KIND, count, padded, statics, graph.replay, outputs, eager)
-        )
+            Replay(
+                graph, KIND, count, padded, [*statics, *given], graph.replay, outputs, eager, same
+            )
+        )  # fmt: skip
 
     # Blocks.
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from paritybit.connectors.transformers.batch import Batch, Lists
 from paritybit.connectors.transformers.cache import Part
+from paritybit.connectors.transformers.streams import inputs_of
 from paritybit.watch.facts import IndexList, StaticInput
 
 LARGEST_MASK = 2**24
@@ -140,3 +141,15 @@ def statics_of(io: Any, batch: Batch | None) -> list[StaticInput]:
     if io.block_table.numel():
         add("block_table", io.block_table, len(io.block_table), len(io.block_table))
     return found
+
+
+def given_of(batch: Batch) -> list[StaticInput]:
+    """Return the arguments of the model, to compare with those that a graph captured.
+
+    An engine may replay a graph that captured the tensors of another batch, or fewer tokens.
+    """
+    names = {part.allocator.index: name for name, part in batch.parts.items()}
+    found = inputs_of(batch.given, names)
+    if batch.given.get("block_table") is not None:
+        found["block_table"] = batch.given["block_table"]
+    return [StaticInput(f"{name} of the batch", one, 0, 0) for name, one in found.items()]
