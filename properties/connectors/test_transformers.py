@@ -145,6 +145,15 @@ def test_a_row_has_the_slots_that_the_lists_name() -> None:
     assert (sliding.counts.tolist(), sliding.offsets.tolist()) == ([3, 0, 6], [0, 4, 6])
 
 
+def test_a_position_beyond_a_list_that_is_too_short_has_no_slot() -> None:
+    batch = a_batch()
+    short = [batch.given["read_index"][0][:3], batch.given["read_index"][1]]
+    rows = a_batch(read_index=short).rows()
+    assert rows[0].slots[FULL].tolist() == [24, 25, 26, -1, -1, 29]
+    assert rows[0].slots[SLIDING].tolist() == [-1, -1, 14, 15, 12, 13]
+    assert rows[1].slots[FULL].tolist() == [32, 33]
+
+
 def test_a_batch_without_lists_reads_nothing_and_a_table_of_pages_is_a_list() -> None:
     empty = torch.empty(0, dtype=torch.int64)
     assert a_batch(read_index=[empty, empty]).rows()[0].slots[FULL].tolist() == [-1] * 5 + [29]
@@ -175,6 +184,28 @@ def test_arguments_of_the_model_follow_from_the_batch() -> None:
         f"new tokens in read_index[{SLIDING}]",
         f"attention_mask[{SLIDING}]",
     }
+
+
+@pytest.mark.parametrize(
+    ("cut", "what"),
+    [
+        (lambda mask: mask[..., :7], "[3, 7] live, not [3, 8]"),
+        (lambda mask: mask[:, :, :2], "[2, 12] live, not [3, 12]"),
+        (lambda mask: mask[:, :, :2, :0], "[2, 0] live, not [3, 8]"),
+    ],
+)
+def test_a_mask_without_room_for_the_rows_is_found(
+    cut: Callable[[Tensor], Tensor], what: str
+) -> None:
+    batch = a_batch()
+    batch.given["attention_mask"][FULL] = cut(batch.given["attention_mask"][FULL])
+    (finding,) = judged(laws_of(batch))
+    assert finding.text == f"batch: attention_mask[{FULL}] has {what}"
+
+
+def test_an_argument_that_is_too_short_is_found() -> None:
+    assert wrong(a_batch(cu_seq_lens_q=torch.tensor([0, 1]))) == {"cu_seq_lens_q"}
+    assert wrong(a_batch(logits_indices=torch.tensor([]))) == {"logits_indices"}
 
 
 def test_what_is_read_before_it_is_written_is_stale() -> None:

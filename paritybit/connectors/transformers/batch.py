@@ -115,9 +115,9 @@ class Batch:
         found, place, begin = [], 0, 0
         for one, end in zip(self.requests, lists.ends, strict=True):
             slots = torch.full((one.cached + one.computed,), -1)
-            old = read[begin : max(begin, end - one.computed)]
-            old = old[max(0, len(old) - one.cached) :]
-            slots[one.cached - len(old) : one.cached] = old
+            size = min(max(0, end - one.computed - begin), one.cached)
+            old = read[end - one.computed - size : end - one.computed]  # The list may be too short.
+            slots[one.cached - size :][: len(old)] = old
             slots[one.cached :] = write[place : place + one.computed]
             found.append(slots)
             place, begin = place + one.computed, max(begin, end)

@@ -85,10 +85,12 @@ def new_tokens(batch: Batch, part: Part, lists: Lists) -> Iterator[StaticInput]:
 def mask_of(batch: Batch, part: Part, mask: Tensor) -> StaticInput:
     """Return the keys that each live token attends to, with the keys in its window as expected.
 
-    The keys of a row are its last positions.
+    The keys of a row are its last positions. A mask that has too few keys or queries for the rows
+    has another shape than what is expected.
     """
     queries, keys = mask.shape
     ends = batch.given["cu_seq_lens_k"][part.name].tolist()
+    keys = max(keys, *ends)
     expected = torch.zeros(batch.size, keys, dtype=torch.bool)
     first = 0
     for row, one in enumerate(batch.requests):
