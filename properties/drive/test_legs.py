@@ -10,6 +10,7 @@ from paritybit.drive.environment import Environment
 from paritybit.drive.legs import plan
 from paritybit.drive.playing import parser_of, served_as
 from paritybit.drive.served import DEVICES
+from paritybit.drive.transformers.settings import Served
 
 ALIKE: Mapping[tuple[str, str], set[str]] = {
     ("sglang", "cpu"): {"rows", "sliding_draft", "frozen_draft", "backend"},
@@ -43,3 +44,14 @@ def test_legs_are_command_lines_that_vary_each_setting(
         scopes.append(served_as(one.served, asked).scope())
     alike = {name for name in scopes[0] if len({scope[name] for scope in scopes}) == 1}
     assert alike - {"device", "seed"} == ALIKE[one.package.name, device]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_leg_of_transformers_combines_what_may_hold_or_move_blocks(device: str) -> None:
+    """Samples and batches that run together end with equal blocks, which one of them gives up."""
+    (one,) = (one for one in DRIVEN if one.package.name == "transformers")
+    served = [
+        parser_of(Served).parse_args([*leg.arguments, "--device", device])
+        for leg in plan(device, 100.0, one.legs)
+    ]
+    assert any(s.full and s.overlap and s.offload and s.samples > 1 for s in served)

@@ -18,5 +18,10 @@ LEGS = (
     Leg("actions", ("--full", "--actions", "--page-size", "16")),
     Leg("no prefix cache", ("--full", "--no-prefix-cache", "--page-size", "16")),
     Leg("overlap of shared prefixes", ("--full", "--overlap", "--page-size", "16")),
+    Leg(
+        "overlap of several samples",
+        ("--full", "--overlap", "--samples", "3", "--offload", "--page-size", "16"),
+        2.0,
+    ),
 )
 """The legs in order, with their shares of the time."""
