@@ -328,13 +328,13 @@ class Between(Boundary):
         self,
         groups: Mapping[str, tuple[Tensor, Tensor]],
         locked: Mapping[str, int] | None = None,
-        rows: tuple[int, int] | None = None,
+        rows: tuple[Sequence[int], int] | None = None,
     ) -> None:
         """Judge the free slots and the slots in the prefix cache while no request runs.
 
         `groups` has both for each group. `locked` counts, per group, the cached slots that the
-        engine reports as locked. `rows` are the number of free rows of the request table and the
-        number of all rows.
+        engine reports as locked. `rows` are the free rows of the request table and the number of
+        all rows.
         """
         for name, (free, cached) in groups.items():
             ledger = self.ledgers[name]

@@ -195,10 +195,13 @@ class Cached:
 
 @dataclass(frozen=True)
 class IdleRows:
-    """The numbers of free rows and of all rows of the request table while no request runs."""
+    """The free rows of the request table, and the number of all rows, while no request runs.
+
+    A row in the free list twice occurs twice.
+    """
 
     number: int
-    free: int
+    free: Sequence[int]
     all: int
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -245,35 +246,42 @@ def test_the_engine_s_own_check_of_its_pools_is_heard(toy: Toy, forwards: int) -
 
 
 @pytest.mark.parametrize(
-    ("locked", "counted", "lost", "sessions", "idle", "found"),
+    ("locked", "counted", "free", "sessions", "idle", "found"),
     [
-        (0, 6, 0, {}, True, set()),
-        (2, 4, 0, {}, True, {"leak"}),
-        (0, 6, 1, {}, True, {"leak"}),
-        (2, 4, 1, {"s": 1}, True, set()),
-        (2, 4, 1, {}, False, set()),
-        (0, 5, 0, {}, False, {"leak"}),
+        (0, 6, [1, 2, 3, 4], {}, True, set()),
+        (2, 4, [1, 2, 3, 4], {}, True, {"slots are locked"}),
+        (-1, 7, [1, 2, 3, 4], {}, True, {"slots are unlocked twice"}),
+        (0, 6, [2, 3, 4], {}, True, {"rows are not free"}),
+        (0, 6, [4, 1, 2, 3, 4], {}, True, {"rows are free twice"}),
+        (0, 6, [2, 3, 4, 4], {}, True, {"rows are not free", "rows are free twice"}),
+        (0, 6, [1, 2, 3, 4, 5], {}, True, {"free rows are not in the table"}),
+        (2, 4, [2, 3, 4, 4], {"s": 1}, True, set()),
+        (2, 4, [2, 3, 4, 4], {}, False, set()),
+        (0, 5, [1, 2, 3, 4], {}, False, {"slots can never be evicted"}),
+        (0, 7, [1, 2, 3, 4], {}, False, {"slots count as evictable and are not in the cache"}),
     ],
 )
-def test_what_nothing_can_use_again_leaks(
+def test_what_the_engine_counts_wrongly_leaks(
     toy: Toy,
     locked: int,
     counted: int,
-    lost: int,
+    free: list[int],
     sessions: dict[str, int],
     idle: bool,
     found: set[str],
 ) -> None:
-    """Locks and rows leak when nothing runs, and cached slots that are not counted at any time."""
+    """Locks and rows are judged when nothing runs, and the size of the cache at any time."""
     toy.prefill()
     table = toy.runner.req_to_token_pool
     assert (len(table.free_slots), toy.engine.all_rows) == (3, 4)
-    table.free_slots = [1, 2, 3, 4][lost:]
+    table.free_slots = free
     open_ = SimpleNamespace(sessions=sessions)
     toy.idle(
         toy.table[1, :6], locked, counted, is_fully_idle=lambda: idle, session_controller=open_
     )
-    assert toy.found == found
+    what = {key.split(" | ")[-1] for key in toy.journal.findings}
+    of = re.compile(" of the (request table|prefix cache)|(?<=in the )(request|prefix) ")
+    assert {of.sub("", text) for text in what} == found
 
 
 @pytest.mark.parametrize("error", [RuntimeError, ValueError])

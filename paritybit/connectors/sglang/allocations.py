@@ -216,7 +216,7 @@ class Allocations:
         """Return the group of a copy to or from the host, its device slots and its host slots."""
         return self.names.get(id(device_pool)), device_indices, host_indices
 
-    def idle(self, cache: Any, rows: tuple[int, int] | None, quiet: bool) -> None:
+    def idle(self, cache: Any, rows: tuple[list[int], int] | None, quiet: bool) -> None:
         """Report the free slots and the slots in the prefix cache to the watcher, per group.
 
         `rows` is None if a session is open, which may keep rows and locks. Without `quiet`,

@@ -394,7 +394,7 @@ class Engine:
                 self.journal.undecided(f"{error} are not watched")
         return original(scheduler, *args, **kwargs)
 
-    def free_rows(self, scheduler: Any) -> tuple[int, int] | None:
-        """Return the numbers of free and of all request rows. None if a session is open."""
+    def free_rows(self, scheduler: Any) -> tuple[list[int], int] | None:
+        """Return the free request rows and the number of all. None if a session is open."""
         sessions = getattr(getattr(scheduler, "session_controller", None), "sessions", None)
-        return None if sessions else (len(self.models.rows.free_slots), self.all_rows)
+        return None if sessions else ([*self.models.rows.free_slots], self.all_rows)

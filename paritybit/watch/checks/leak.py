@@ -1,7 +1,8 @@
 """Leak: while no request runs, a slot is neither free nor in the prefix cache, or it is both.
 
 A cached slot that stays locked is also a leak, as is a cached slot that can never be evicted, and a
-row of the request table that is not freed. No request can use them again.
+row of the request table that is not freed. No request can use them again. If the engine counts too
+many instead, requests get what others use: a row that was freed twice, for example.
 """
 
 from collections.abc import Iterable
@@ -17,17 +18,23 @@ from paritybit.watch.observations import SHOWN, Cached, Check, Idle, IdleRows, k
 def judge(idle: Idle | IdleRows | Cached) -> Iterable[Finding]:
     """Yield a finding per kind of leak."""
     if isinstance(idle, IdleRows):
-        count = idle.all - idle.free
-        yield from held(idle.number, None, count, "rows of the request table are not free")
+        rows = len(set(idle.free))
+        twice, missing = len(idle.free) - rows, idle.all - rows
+        yield from held(idle.number, None, twice, "rows of the request table are free twice", "")
+        what = "rows of the request table are not free"
+        more = "free rows are not in the request table"
+        yield from held(idle.number, None, missing, what, more)
         return
     if isinstance(idle, Cached):
         count = idle.held - idle.evictable
         what = "slots of the prefix cache can never be evicted"
-        yield from held(idle.number, idle.group, count, what)
+        more = "slots count as evictable and are not in the prefix cache"
+        yield from held(idle.number, idle.group, count, what, more)
         return
     ledger = idle.ledger
-    locked = "slots of the prefix cache are locked"
-    yield from held(idle.number, ledger.group.name, idle.locked, locked)
+    what = "slots of the prefix cache are locked"
+    more = "slots of the prefix cache are unlocked twice"
+    yield from held(idle.number, ledger.group.name, idle.locked, what, more)
 
     def marks(slots: Tensor) -> Tensor:
         mask = torch.zeros(ledger.slots, dtype=torch.bool, device=ledger.device)
@@ -41,10 +48,14 @@ def judge(idle: Idle | IdleRows | Cached) -> Iterable[Finding]:
     yield from found(idle, free & cached, "is free and in the prefix cache")
 
 
-def held(number: int, group: str | None, count: int, what: str) -> Iterable[Finding]:
-    """Yield a finding if `count` is positive. `what` describes what is counted."""
+def held(number: int, group: str | None, count: int, what: str, fewer: str) -> Iterable[Finding]:
+    """Yield a finding unless `count` is 0.
+
+    `what` describes what is counted, and `fewer` what a negative count means.
+    """
     where = "" if group is None else f" ({group})"
-    if count > 0:
+    if count:
+        count, what = abs(count), what if count > 0 else fewer
         yield Finding(
             check=CHECK.name,
             text=f"no forward pass runs, and {count} {what}{where}",
@@ -78,7 +89,7 @@ CHECK = Check(
     "leak",
     "idle",
     "when nothing runs, every slot ever written is either free or in the prefix cache, none is "
-    "locked, all cached ones can be evicted, and all rows of the request table are free",
+    "locked, all cached ones can be evicted, and each row of the request table is free once",
     "a pass over the ledger whenever the engine is idle",
     judge,
 )
