@@ -53,7 +53,8 @@ def release_of(package: str) -> str:
 def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a hook that falls back to the original function if the connector fails.
 
-    An error that the original function raises is the engine's own and is raised again.
+    An error that the original function raises is the engine's own and is raised again. What the
+    method gets as the original has its signature.
     """
 
     @functools.wraps(method)
@@ -61,6 +62,7 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
         called: list[Any] = []
         raised: list[BaseException] = []
 
+        @functools.wraps(original)
         def once(*args: Any, **kwargs: Any) -> Any:
             try:
                 called[:] = [original(*args, **kwargs)]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from paritybit.connectors import hooking
 from paritybit.connectors.sglang import allocations as allocations_module
 from paritybit.connectors.sglang.engine import Engine
 from paritybit.connectors.sglang.graphs import given_to
@@ -491,7 +492,8 @@ class Runner:
     """A graph runner with one graph for 4 rows."""
 
     def __init__(self, toy: Toy) -> None:
-        self.buffers, self.toy = parts.Buffers(), toy
+        self.buffers: Any = parts.Buffers()
+        self.toy = toy
         self.graphs = {4: Graph(toy, self.buffers)}
         self.attn_backend = toy.runner.attn_backend
         self.model_runner = toy.runner
@@ -521,6 +523,45 @@ def test_a_replay_is_judged_with_its_static_inputs(toy: Toy, right: bool) -> Non
     assert (counts["captures"], counts["replays"], counts["padded_replays"]) == (1, 1, 1)
     assert counts["lists"] == 4
     assert bool(toy.found) is not right
+
+
+class Selecting(Runner):
+    """A runner that also gets values that are no field of the batch."""
+
+    def __init__(self, toy: Toy) -> None:
+        super().__init__(toy)
+        self.selected = torch.tensor([7, 7, 7, 7])
+        self.buffers.select_index, self.buffers.kept = self.selected, torch.tensor([6, 6, 6, 6])
+
+    def execute(self, batch: Any, select_index: torch.Tensor, **more: torch.Tensor) -> Any:
+        """Populate the inputs, and call the method of the base class, which is hooked, too."""
+        self.selected[:1], self.buffers.kept[:1] = select_index, more["kept"]
+        return self.toy.engine.runner(Runner.replay, self, batch)
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("stale", [None, "select_index", "kept"])
+def test_an_argument_of_a_runner_fills_the_input_of_its_name(
+    toy: Toy, named: bool, stale: str | None
+) -> None:
+    runner = Selecting(toy)
+    hook = functools.partial(hooking.guarded(toy.engine.runner), Selecting.execute, runner)
+    selected, more = torch.tensor([3]), {"kept": torch.tensor([2])}
+
+    def execute(batch: Any) -> Any:
+        if named:
+            return hook(batch, select_index=selected, **more)
+        return hook(batch, selected, **more)
+
+    toy.engine.capture(lambda runner: None, runner)
+    toy.prefill()
+    if stale is not None:
+        toy.fault = lambda: getattr(runner.buffers, stale)[:1].fill_(4)
+    toy.model = execute
+    toy.decode()
+    assert toy.journal.counts["replays"] == 1
+    found = {tuple(key.split(" | ")[::2]) for key in toy.journal.findings}
+    assert found == (set() if stale is None else {("stale input", stale)})
 
 
 class ModelRunner(parts.Part):

@@ -31,8 +31,8 @@ from paritybit.watch.watcher import BEFORE, Watcher
 class UnderWay:
     """The current forward, and the graph runner that replays it, if there is one.
 
-    `replays` counts replays of whole graphs, and `pieces` replays of graphs of parts of the model.
-    `listed` is True once index lists of the forward were judged.
+    `arguments` are those of the runner. `replays` counts replays of whole graphs, and `pieces`
+    replays of graphs of parts of the model. `listed` is True once index lists were judged.
     """
 
     model: Model
@@ -41,6 +41,7 @@ class UnderWay:
     rows: rows.Rows
     implied: dict[str, Tensor]
     runner: Any = None
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     replays: int = 0
     pieces: int = 0
     listed: bool = False
@@ -131,18 +132,19 @@ class Engine:
         run = functools.partial(original, runner, batch, *args, **kwargs)
         if self.now is None:
             return self.watched(run, runner.model_runner, batch, runner)
-        with self.running(self.now, runner):
+        with self.running(self.now, runner, run):
             return run()
 
     @contextmanager
-    def running(self, now: UnderWay, runner: Any) -> Iterator[None]:
+    def running(self, now: UnderWay, runner: Any, run: graphs.Call) -> Iterator[None]:
         """Note the runner that replays graphs. Afterwards, report a replay in pieces."""
-        before, now.runner = now.runner, runner
+        before = now.runner, now.arguments
+        now.runner, now.arguments = runner, {**now.arguments, **graphs.passed(run)}
         pieces, replays = now.pieces, now.replays
         try:
             yield
         finally:
-            now.runner = before
+            now.runner, now.arguments = before
         only_pieces = now.pieces > pieces and now.replays == replays
         if only_pieces and self.watcher is not None and self.watcher.watching:
             live = len(now.batch.input_ids)
@@ -152,7 +154,7 @@ class Engine:
                 Replay(runner, type(runner).__name__, live, bucket, (), tuple, repeatable=False)
             )
 
-    def watched(self, run: Callable[[], Any], runner: Any, batch: Any, graph_runner: Any) -> Any:
+    def watched(self, run: graphs.Call, runner: Any, batch: Any, graph_runner: Any) -> Any:
         """Run a forward between `begin` and `end` of the watcher."""
         watcher, requests = self.watcher, self.requests
         model = self.models.of(runner)
@@ -175,7 +177,7 @@ class Engine:
             if graph_runner is None:
                 result = run()
             else:
-                with self.running(now, graph_runner):
+                with self.running(now, graph_runner, run):
                     result = run()
         except BaseException:
             watcher.abandon()
@@ -345,16 +347,14 @@ class Engine:
         now, watcher = self.now, self.watcher
         if now is None or now.runner is None or watcher is None or not watcher.watching:
             return run()
-        key = next(
-            (key for key, known in graphs.graphs_of(now.runner).items() if known is graph), None
-        )
-        bucket = graphs.bucket_of(key)
+        bucket = graphs.bucket_of(key := graphs.key_of(now.runner, graph))
         if bucket is None:
             now.pieces += 1
             return run()
         now.replays += 1
         runner, batch, pool = now.runner, now.batch, now.model.pool
         live = graphs.live(runner, batch, now.rows)
+        known = self.models.ranges, pool, now.implied, now.arguments
         backend = graphs.backend_of(runner)
         if backend is None and not now.listed and not now.model.drafts:
             backend = lists.attending(now.model.runner.attn_backend)
@@ -366,7 +366,7 @@ class Engine:
                 type(runner).__name__,
                 live,
                 bucket,
-                graphs.inputs_of(runner, batch, bucket, self.models.ranges, pool, now.implied),
+                graphs.inputs_of(runner, batch, bucket, *known),
                 run,
                 functools.partial(graphs.outputs_of, runner, key, graphs.Shape(live, bucket), run),
                 graphs.eager(self, now.model.runner, now.batch, now.forward.kind),

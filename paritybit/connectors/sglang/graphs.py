@@ -2,8 +2,8 @@
 
 A runner keeps its inputs in `buffers`, and its graphs in `graphs` or in `_graphs` of its backend,
 by a key that contains the batch size. An input has the same number of entries per row in all
-graphs. The batch's value for an input is the attribute of the same name in the engine's
-ForwardBatch, or in the draft's input.
+graphs. The value for an input is the argument of the same name that the runner is called with, or
+the attribute of that name in the engine's ForwardBatch, or in the draft's input.
 
 The graph runner for CPUs keeps its inputs itself, and compiles a function in place of each graph.
 It passes a batch of a captured size to the function directly. Only a smaller batch fills the
@@ -66,6 +66,9 @@ OF_BACKENDS = (
 BATCH, TAKEN = "forward_batch", frozenset({"pp_proxy_tensors", "split_forward_count"})
 """The first parameter of the model runner's method that runs a batch, and some others."""
 
+Call = functools.partial[Any]
+"""A call of a function of the engine, with its arguments."""
+
 SLID = "cuda_graph_swa_out_cache_loc"
 """The input of a backend with the slots of `out_cache_loc` in the sliding sub-pool."""
 
@@ -86,6 +89,17 @@ def graphs_of(runner: Any) -> Mapping[Any, Any]:
         if isinstance(graphs, dict):
             found.update(graphs)
     return found
+
+
+def key_of(runner: Any, graph: Any) -> Any:
+    """Return the key of a graph of a runner, or None if the runner has no such graph."""
+    return next((key for key, known in graphs_of(runner).items() if known is graph), None)
+
+
+def passed(run: Call) -> dict[str, Any]:
+    """Return the arguments of a call by the names of its parameters, and all named ones."""
+    bound = inspect.signature(run.func).bind(*run.args, **run.keywords)
+    return {**bound.arguments, **run.keywords}
 
 
 def follow_functions(runner: Any, replay: Callable[..., Any]) -> None:
@@ -222,15 +236,17 @@ def inputs_of(
     ranges: Mapping[str, tuple[int, int]],
     pool: Pool | None,
     implied: Mapping[str, Tensor],
+    arguments: Mapping[str, Any] | None = None,
 ) -> list[StaticInput]:
     """Return the static inputs of a runner. With `batch` None, they are described as at capture.
 
     `ranges` are the values that padding may have, by name. `implied` are the expected values of
-    inputs that are known independently of the batch.
+    inputs that are known independently of the batch. `arguments` are those of the runner.
     """
     buffers, backend = getattr(runner, "buffers", runner), backend_of(runner)
     largest = max(filter(None, map(bucket_of, graphs_of(runner))), default=bucket)
-    found = []
+    found: list[StaticInput] = []
+    held = functools.partial(given_to, batch=batch, runner=runner, arguments=arguments)
 
     writes = {} if pool is None else slots_to_write(pool)
 
@@ -253,12 +269,12 @@ def inputs_of(
     of_requests = getattr(runner, "_prefill_static_buffers", None) or {}
     for name, tensor in {**of_requests, **vars(buffers)}.items():
         if isinstance(tensor, Tensor) and name != "next_token_logits_buffer":
-            add(name, tensor, given_to(name, batch, runner), (type(buffers), type(runner)))
+            add(name, tensor, held(name), (type(buffers), type(runner)))
     for name in OF_BACKENDS:
         if isinstance(getattr(backend, name, None), Tensor):
             add(name, getattr(backend, name), None, (type(backend),))
     if isinstance(getattr(backend, SLID, None), Tensor):
-        locations = implied.get("out_cache_loc", given_to("out_cache_loc", batch, runner))
+        locations = implied.get("out_cache_loc", held("out_cache_loc"))
         slid = None
         if locations is not None and pool is not None and pool.sliding is not None:
             slid = pool.mapping[locations.long()]
@@ -281,17 +297,20 @@ def fits(given: Tensor, tensor: Tensor, axis: int, size: int) -> bool:
     return all(given.shape[number] == tensor.shape[number] for number in others)
 
 
-def given_to(name: str, batch: Any, runner: Any) -> Tensor | None:
-    """Return the value of the batch for an input of a runner, or None if it need not fill it."""
+def given_to(
+    name: str, batch: Any, runner: Any, arguments: Mapping[str, Any] | None = None
+) -> Tensor | None:
+    """Return the value for an input of a runner, or None if the runner need not fill it.
+
+    A runner is called with an argument in order to fill the input of this name.
+    """
     kind = type(runner).__name__
     if kind == OF_A_CPU and batch is not None and batch.batch_size in runner.graphs:
         return None
+    found = [(arguments or {}).get(name)]
     if name in REFRESHED.get(kind, ()):
-        for holder in (batch, getattr(batch, "spec_info", None)):
-            value = getattr(holder, name, None)
-            if isinstance(value, Tensor) and value.ndim:
-                return value
-    return None
+        found += [getattr(held, name, None) for held in (batch, getattr(batch, "spec_info", None))]
+    return next((one for one in found if isinstance(one, Tensor) and one.ndim), None)
 
 
 def live(runner: Any, batch: Any, found: Rows) -> int:
