@@ -396,6 +396,21 @@ def test_copies_to_the_host_and_back_are_followed(toy: Toy, right: bool) -> None
     assert toy.found == (set() if right else {"wrong owner"})
 
 
+@pytest.mark.parametrize("buffer", [0, 1])
+def test_the_weights_of_another_adapter_are_a_stale_input(toy: Toy, buffer: int) -> None:
+    info = {"num_segments": 1, "weight_indices": torch.tensor([buffer]), "req_weight_indices": None}
+    toy.runner.lora_manager = SimpleNamespace(
+        memory_pool=SimpleNamespace(buffer_id_to_uid=["mine", "another"]),
+        lora_backend=SimpleNamespace(
+            batch_info=SimpleNamespace(**info, lora_ranks=torch.tensor([8, 8]))
+        ),
+    )
+    toy.request.lora_id = "mine"
+    toy.prefill()
+    found = {tuple(key.split(" | ")[::2]) for key in toy.journal.findings}
+    assert found == ({("stale input", "weight_indices")} if buffer else set())
+
+
 COPIES = {"backup_from_device_all_layer": print, "load_to_device_per_layer": print}
 HostPool = type("HostPool", (), COPIES)
 MHATokenToKVPoolHost = type("MHATokenToKVPoolHost", (HostPool,), COPIES)

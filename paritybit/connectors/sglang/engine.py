@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.repeated import attribute
-from paritybit.connectors.sglang import drafts, eager, graphs, lists, metadata, rows
+from paritybit.connectors.sglang import adapters, drafts, eager, graphs, lists, metadata, rows
 from paritybit.connectors.sglang.allocations import Allocations, Original
 from paritybit.connectors.sglang.models import Model, Models
 from paritybit.connectors.sglang.sources import raised_at
@@ -172,6 +172,7 @@ class Engine:
         eager.hook(self, runner)
         watcher.begin(forward)
         self.judge_batch(watcher, batch, implied, model)
+        watcher.inputs("LoRA", adapters.buffers_used(model, found, requests))
         self.now = now = UnderWay(model, batch, forward, found, implied)
         try:
             if graph_runner is None:
@@ -186,8 +187,7 @@ class Engine:
             self.now = None
         if forward.rows and not now.listed and not model.drafts:
             watcher.undecided(f"the index lists of a forward of kind {forward.kind}")
-        if self.models.states is not None:
-            self.models.states.judge(watcher)
+        self.models.judge_states(watcher)
         watcher.end()
         return result
 

@@ -20,6 +20,7 @@ from paritybit.connectors.sglang.recurrent import NAME, States
 from paritybit.connectors.sglang.rows import Rows, implied
 from paritybit.watch.facts import Forward, Group
 from paritybit.watch.journal import Journal
+from paritybit.watch.watcher import Watcher
 
 SCOPE = (
     "model_path", "page_size", "attention_backend", "prefill_attention_backend",
@@ -125,6 +126,11 @@ class Models:
         if self.states is None or not found.rows:
             return forward, found
         return self.states.told(batch, forward, found)
+
+    def judge_states(self, watcher: Watcher) -> None:
+        """Judge the states that a forward used, if there are any."""
+        if self.states is not None:
+            self.states.judge(watcher)
 
     def described(self, allocations: Allocations) -> list[Group]:
         """Return the groups of all models. Those of the target come first."""
