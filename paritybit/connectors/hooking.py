@@ -62,7 +62,6 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
         called: list[Any] = []
         raised: list[BaseException] = []
 
-        @functools.wraps(original)
         def once(*args: Any, **kwargs: Any) -> Any:
             try:
                 called[:] = [original(*args, **kwargs)]
@@ -71,6 +70,7 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
                 raise
             return called[0]
 
+        once.__wrapped__ = original  # type: ignore[attr-defined]  # `inspect.signature` follows it.
         try:
             return method(once, *args, **kwargs)
         except Exception as error:
