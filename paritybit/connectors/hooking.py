@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import inspect
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator
@@ -84,6 +85,16 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
             return original(*args, **kwargs)
 
     return hook
+
+
+Call = functools.partial[Any]
+"""A call of a function of the engine, with its arguments."""
+
+
+def passed(run: Call) -> dict[str, Any]:
+    """Return the arguments of a call by the names of its parameters, and all named ones."""
+    bound = inspect.signature(run.func).bind(*run.args, **run.keywords)
+    return {**bound.arguments, **run.keywords}
 
 
 def wrap(owner: Any, name: str, method: Callable[..., Any]) -> None:

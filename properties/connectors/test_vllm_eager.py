@@ -1,6 +1,7 @@
 """Which forwards of vLLM are repeated, and how the model of a whole graph runs without it."""
 
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ def watching(context: Context) -> Any:
     )
     now = SimpleNamespace(
         runner=runner,
-        batch=SimpleNamespace(live=(1, 2), expected=lambda _: {"positions": torch.tensor([4, 5])}),
+        batch=SimpleNamespace(live=(1, 2), expected_positions=lambda _: torch.tensor([4, 5])),
         forward=SimpleNamespace(kind="prefill"),
         called=False,
     )
@@ -208,7 +209,9 @@ def test_a_model_whose_graph_holds_all_of_it_runs_with_the_inputs_of_the_graph(
 ) -> None:
     one = served_whole
     given = {"slot_mappings": "slots", "kv_cache_config": "groups"}
-    run = in_place_of_a_graph(one.watching, State(), "metadata", (one.batch, "full"), given)
+    state = State()
+    prepare = functools.partial(state.prepare_attn, one.batch, "full", **given)
+    run = in_place_of_a_graph(one.watching, state, "metadata", prepare)
     assert run is not None
     assert run().tolist() == [1] * 4
     (metadata, of_config, context), (now, inputs) = one.notes
@@ -238,5 +241,6 @@ def test_a_graph_with_other_inputs_is_not_compared(
 ) -> None:
     one = served_whole
     setattr(one.runner, name, value)
-    given = (one.batch, "full", mappings, "groups")
-    assert in_place_of_a_graph(one.watching, State(), "metadata", given, {}) is None
+    state = State()
+    prepare = functools.partial(state.prepare_attn, one.batch, "full", mappings, "groups")
+    assert in_place_of_a_graph(one.watching, state, "metadata", prepare) is None

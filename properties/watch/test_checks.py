@@ -379,21 +379,23 @@ def test_a_wrong_read_names_the_slot_and_whose_it_is(toy: ModuleType, tmp_path: 
         assert finding["cause"] == {"what": "a key outside of a window"}
 
 
-def test_what_padding_reads_is_no_wrong_read_of_a_row(toy: ModuleType, tmp_path: Path) -> None:
-    """The rows depend on slots that none of them reads, but through the padding."""
+@pytest.mark.parametrize(
+    ("fault", "true", "false"),
+    [
+        # The rows depend on slots that none of them reads, but through the padding.
+        (coupled, "padding leak", "wrong read"),
+        # A row reads the slot of the padding.
+        (unplaced, "uninitialised read", "padding leak"),
+    ],
+)
+def test_a_dependence_on_padding_has_its_true_name(
+    toy: ModuleType, tmp_path: Path, fault: Callable[[Any], None], true: str, false: str
+) -> None:
     engine = toy.Engine()
-    coupled(engine)
+    fault(engine)
     serve(engine)
     findings = found(tmp_path)
-    assert "padding leak" in findings and "wrong read" not in findings
-
-
-def test_padding_is_not_blamed_where_a_row_reads_its_slot(toy: ModuleType, tmp_path: Path) -> None:
-    engine = toy.Engine()
-    unplaced(engine)
-    serve(engine)
-    findings = found(tmp_path)
-    assert "uninitialised read" in findings and "padding leak" not in findings
+    assert true in findings and false not in findings
 
 
 def test_a_wrong_read_names_the_tensor_that_is_ignored(toy: ModuleType, tmp_path: Path) -> None:

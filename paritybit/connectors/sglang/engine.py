@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.hooking import NotRecognisedError
+from paritybit.connectors.hooking import Call, NotRecognisedError, passed
 from paritybit.connectors.repeated import attribute
 from paritybit.connectors.sglang import adapters, drafts, eager, graphs, lists, metadata, rows
 from paritybit.connectors.sglang.allocations import Allocations, Original
@@ -136,10 +136,10 @@ class Engine:
             return run()
 
     @contextmanager
-    def running(self, now: UnderWay, runner: Any, run: graphs.Call) -> Iterator[None]:
+    def running(self, now: UnderWay, runner: Any, run: Call) -> Iterator[None]:
         """Note the runner that replays graphs. Afterwards, report a replay in pieces."""
         before = now.runner, now.arguments
-        now.runner, now.arguments = runner, {**now.arguments, **graphs.passed(run)}
+        now.runner, now.arguments = runner, {**now.arguments, **passed(run)}
         pieces, replays = now.pieces, now.replays
         try:
             yield
@@ -154,7 +154,7 @@ class Engine:
                 Replay(runner, type(runner).__name__, live, bucket, (), tuple, repeatable=False)
             )
 
-    def watched(self, run: graphs.Call, runner: Any, batch: Any, graph_runner: Any) -> Any:
+    def watched(self, run: Call, runner: Any, batch: Any, graph_runner: Any) -> Any:
         """Run a forward between `begin` and `end` of the watcher."""
         watcher, requests = self.watcher, self.requests
         model = self.models.of(runner)

@@ -66,9 +66,6 @@ OF_BACKENDS = (
 BATCH, TAKEN = "forward_batch", frozenset({"pp_proxy_tensors", "split_forward_count"})
 """The first parameter of the model runner's method that runs a batch, and some others."""
 
-Call = functools.partial[Any]
-"""A call of a function of the engine, with its arguments."""
-
 SLID = "cuda_graph_swa_out_cache_loc"
 """The input of a backend with the slots of `out_cache_loc` in the sliding sub-pool."""
 
@@ -94,12 +91,6 @@ def graphs_of(runner: Any) -> Mapping[Any, Any]:
 def key_of(runner: Any, graph: Any) -> Any:
     """Return the key of a graph of a runner, or None if the runner has no such graph."""
     return next((key for key, known in graphs_of(runner).items() if known is graph), None)
-
-
-def passed(run: Call) -> dict[str, Any]:
-    """Return the arguments of a call by the names of its parameters, and all named ones."""
-    bound = inspect.signature(run.func).bind(*run.args, **run.keywords)
-    return {**bound.arguments, **run.keywords}
 
 
 def follow_functions(runner: Any, replay: Callable[..., Any]) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.vllm.pools import GROUP, Pool
 from paritybit.watch.facts import Forward, IndexList, StaticInput
+from paritybit.watch.reading import ranges
 
 NEEDED = ("block_table", "seq_lens", "query_start_loc", "slot_mapping")
 
@@ -81,17 +82,19 @@ class Batch:
                     found.append(StaticInput(f"{name} {number}", given, 1, 1, expected=right))
         return found
 
+    def expected_positions(self, forward: Forward) -> Tensor:
+        """Return the positions of all live tokens, int64 [tokens]."""
+        rows = forward.rows[: self.live[0]]
+        return ranges([(row.cached, row.cached + row.computed) for row in rows])
+
     def expected(self, forward: Forward) -> dict[str, Tensor]:
         """Return the values of inputs that the rows of a forward imply, by name."""
         rows = self.live[0]
-        right = [(row.cached, row.cached + row.computed) for row in forward.rows[:rows]]
-        counts = [0, *(end - first for first, end in right)]
-        found = {
-            "positions": torch.cat([torch.arange(first, end) for first, end in right]),
-        }
+        ends = torch.tensor([row.cached + row.computed for row in forward.rows[:rows]])
+        starts = torch.tensor([0, *(row.computed for row in forward.rows[:rows])]).cumsum(0)
+        found = {"positions": self.expected_positions(forward)}
         for number in range(len(self.metadata)):
-            found[f"seq_lens {number}"] = torch.tensor([end for _, end in right])
-            found[f"query_start_loc {number}"] = torch.tensor(counts).cumsum(0)
+            found[f"seq_lens {number}"], found[f"query_start_loc {number}"] = ends, starts
             mine = forward.rows[number * rows : (number + 1) * rows]
             parts = [next(iter(row.slots.values()))[row.cached :] for row in mine]
             found[f"slot_mapping {number}"] = torch.cat(parts)

@@ -144,9 +144,9 @@ class Turn:
         """
         if held.ndim != 2 or held.shape[1:] != target.shape[1:]:
             return []
-        mine = held[self.places(held)]
-        right = target[self.places(target)]
-        return [StaticInput("draft hidden_states", mine, len(mine), len(mine), expected=right)]
+        at = self.places(held)
+        size = len(at)
+        return [StaticInput("draft hidden_states", held[at], size, size, expected=target[at])]
 
     @property
     def unnamed(self) -> int:

@@ -1,15 +1,17 @@
-"""Forwards that replay no graph of the whole model. They are repeated to see what they read."""
+"""Runs of the model without a graph of all of it: the engine's own, and those beside a replay.
+
+Some of the engine's own are repeated to see what they read.
+"""
 
 import contextlib
 import functools
-import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
 
-from paritybit.connectors.hooking import wrap
+from paritybit.connectors.hooking import Call, passed, wrap
 from paritybit.connectors.repeated import Repeated, attribute, tensors
 from paritybit.watch.facts import Replay, StaticInput
 from paritybit.watch.replays.relations import NAMES
@@ -89,21 +91,21 @@ def given_to_model(now: Any, kwargs: Mapping[str, Any]) -> list[StaticInput]:
     positions = kwargs.get("positions")
     if not isinstance(positions, Tensor) or positions.ndim != 1:
         return []
-    expected = now.batch.expected(now.forward)["positions"]
+    expected = now.batch.expected_positions(now.forward)
     return [StaticInput("positions", positions, len(expected), len(positions), expected=expected)]
 
 
 def in_place_of_a_graph(
-    watching: Any, state: Any, metadata: Any, args: Sequence[Any], named: Mapping[str, Any]
+    watching: Any, state: Any, metadata: Any, prepare: Call
 ) -> Callable[[], Any] | None:
     """Return a function that runs the newer runner's model with the inputs of its whole graph.
 
-    `state` prepared the attention metadata from the other arguments. None if the model gets other
+    `prepare` is the call by which `state` made the attention metadata. None if the model gets other
     inputs, too.
     """
-    runner, given = watching.now.runner, inspect.signature(state.prepare_attn).bind(*args, **named)
+    runner = watching.now.runner
     batch: Any
-    batch, mappings, config = map(given.arguments.get, PREPARED)
+    batch, mappings, config = map(passed(prepare).get, PREPARED)
     embeds = getattr(runner, "uses_inputs_embeds", getattr(runner, "supports_mm_inputs", True))
     if embeds or mappings is None or getattr(runner, "ubatch_runner", None) is not None:
         return None

@@ -203,7 +203,8 @@ class Engine(Drafting):
 
     def metadata(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
         """Begin the forward when its attention metadata has been built."""
-        result = original(owner, *args, **kwargs)
+        prepare = functools.partial(original, owner, *args, **kwargs)
+        result = prepare()
         found = result[0] if isinstance(result, tuple) else result
         given = next((a for a in (*args, *kwargs.values()) if hasattr(a, "req_ids")), None)
         now, pool = self.now, self.pool
@@ -216,7 +217,7 @@ class Engine(Drafting):
             elif now is not None and now.forward is None and pool is not None:
                 self.begin(now, pool, found, given)
                 if given is not None:
-                    now.whole = eager.in_place_of_a_graph(self, owner, found, args, kwargs)
+                    now.whole = eager.in_place_of_a_graph(self, owner, found, prepare)
         except NotRecognisedError as error:
             self.journal.undecided(f"{error} is not watched")
         return result
