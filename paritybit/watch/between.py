@@ -184,7 +184,6 @@ class Between(Boundary):
 
     def __init__(self, groups: Sequence[Group], journal: Journal, settings: Settings) -> None:
         super().__init__(journal, settings)
-        journal.settling.append(self.settled)
         names = Names()
         self.ledgers = {group.name: Ledger(group, names) for group in groups}
         # A slot that was allocated may have been written by a forward that was not checked.

@@ -61,6 +61,7 @@ class Watcher(Replaying):
             checks=[check.name for check in self.checks],
             every=settings.every,
         )
+        journal.settling.append(self.settled)
 
     def write(self, findings: Iterable[Finding]) -> None:
         """Write findings to the journal. The first finding of each key also writes the traffic."""

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.watch.facts import Forward, IndexList, Replay
+from paritybit.watch.facts import Forward, Group, IndexList, Layer, Replay
+from paritybit.watch.watcher import Watcher
 from properties.support.watching import Scene, row
 
 TOKENS = [5, 6, 7, 8, 9, 10, 11, 12]
@@ -473,6 +474,16 @@ def test_an_error_of_the_sanitizer_leaves_the_engines_result_alone(
     assert "/" not in line["what"]
     scene.forward("a", TOKENS[:2], 1, SLOTS)
     assert scene.lines("finding") == []
+
+
+def test_a_watcher_that_cannot_start_leaves_the_journal_usable(scene: Scene) -> None:
+    with pytest.raises(ValueError, match="no tensors"):
+        Watcher(
+            [Group("full", (Layer("0", ()),))], engine="pretended", release="1",
+            journal=scene.journal, settings=scene.watcher.settings,
+        )  # fmt: skip
+    scene.forward("a", TOKENS[:2], 0, SLOTS)
+    assert scene.checks() == []
 
 
 @pytest.mark.parametrize(("slot", "found"), [(SLOTS[0], []), (SLOTS[4], ["unwritten slot"])])
