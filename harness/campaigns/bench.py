@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 from paritybit.harness.campaigns.hunt import play_all, whole
-from paritybit.harness.checks.of_steps.hermetic_replay import HERMETIC_REPLAY
 from paritybit.harness.checks.play import Lockstep, Outcome
+from paritybit.harness.checks.step_properties.hermetic_replay import HERMETIC_REPLAY
 from paritybit.harness.checks.table import STEP_PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.observation import Observation

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 from paritybit.harness.campaigns.fresh import FreshPlaying, PlayFresh
 from paritybit.harness.campaigns.hunt import HuntResult, ends, failed, hunted, whole
-from paritybit.harness.checks.of_schedules.declared_state import ID
 from paritybit.harness.checks.property import Violation
+from paritybit.harness.checks.schedule_properties.declared_state import ID
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.schema import STALLED
 from paritybit.harness.schedules.schedule import Schedule

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis.strategies import SearchStrategy
-from paritybit.harness.checks.of_schedules.declared_state import ID as UNDECLARED
 from paritybit.harness.checks.play import Lockstep, Outcome
 from paritybit.harness.checks.property import Violation
+from paritybit.harness.checks.schedule_properties.declared_state import ID as UNDECLARED
 from paritybit.harness.checks.table import PROPERTIES, STATE_PROPERTIES
 from paritybit.harness.errors import NoVerdictError
 from paritybit.harness.lockstep.config import TrialConfig

@@ -9,8 +9,8 @@ from typing import Any
 from paritybit.harness.campaigns.executor import Campaign, Ended
 from paritybit.harness.campaigns.hunt import time_limit, whole
 from paritybit.harness.campaigns.locksteps import LARGE
-from paritybit.harness.checks.of_schedules.declared_state import DECLARED_STATE
 from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
+from paritybit.harness.checks.schedule_properties.declared_state import DECLARED_STATE
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.errors import CannotRunError, MalformedError, UnknownNameError, headline
 from paritybit.harness.lockstep.config import TrialConfig, require_cuda, resolve_device

@@ -40,8 +40,8 @@ from paritybit.harness.checks.explanation import (
     explained_unbuilt,
     observe,
 )
-from paritybit.harness.checks.of_schedules.dense_agreement import DENSE_AGREEMENT
 from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
+from paritybit.harness.checks.schedule_properties.dense_agreement import DENSE_AGREEMENT
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES, asked_of
 from paritybit.harness.explain.facts import Reach, TimelineEntry
 from paritybit.harness.explain.reach import AT_CAPTURE

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from paritybit.harness.checks.of_schedules.declared_state import ID
-from paritybit.harness.checks.of_steps.captured_path import CAPTURED_PATH
-from paritybit.harness.checks.of_steps.live_inputs import wrong_inputs
 from paritybit.harness.checks.play import EXTRA_RUN, RAISED, Lockstep, Outcome
 from paritybit.harness.checks.property import Property, Violation
+from paritybit.harness.checks.schedule_properties.declared_state import ID
+from paritybit.harness.checks.step_properties.captured_path import CAPTURED_PATH
+from paritybit.harness.checks.step_properties.live_inputs import wrong_inputs
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.explain.counterfactuals.judge import Judge
 from paritybit.harness.explain.counterfactuals.search import BY_COMPARISON, NOT_KNOWN

@@ -2,26 +2,26 @@
 
 from collections.abc import Mapping
 
-from paritybit.harness.checks.of_schedules.declared_state import DECLARED_STATE
-from paritybit.harness.checks.of_schedules.dense_agreement import DENSE_AGREEMENT
-from paritybit.harness.checks.of_schedules.determinism import DETERMINISM
-from paritybit.harness.checks.of_schedules.token_trajectory import TOKEN_TRAJECTORY
-from paritybit.harness.checks.of_steps.batch_invariance import BATCH_INVARIANCE
-from paritybit.harness.checks.of_steps.captured_path import CAPTURED_PATH
-from paritybit.harness.checks.of_steps.frozen_kv import FROZEN_KV
-from paritybit.harness.checks.of_steps.hermetic_replay import HERMETIC_REPLAY
-from paritybit.harness.checks.of_steps.index_contract import INDEX_CONTRACT
-from paritybit.harness.checks.of_steps.kv_parity import KV_PARITY
-from paritybit.harness.checks.of_steps.live_inputs import LIVE_INPUTS
-from paritybit.harness.checks.of_steps.log_hygiene import LOG_HYGIENE
-from paritybit.harness.checks.of_steps.logits_parity import LOGITS_PARITY
-from paritybit.harness.checks.of_steps.next_tokens import NEXT_TOKENS
-from paritybit.harness.checks.of_steps.padded_reads import PADDED_READS
-from paritybit.harness.checks.of_steps.padding_noninterference import PADDING_NONINTERFERENCE
-from paritybit.harness.checks.of_steps.read_frame import READ_FRAME
-from paritybit.harness.checks.of_steps.slot_ownership import SLOT_OWNERSHIP
-from paritybit.harness.checks.of_steps.write_frame import WRITE_FRAME
 from paritybit.harness.checks.property import Property
+from paritybit.harness.checks.schedule_properties.declared_state import DECLARED_STATE
+from paritybit.harness.checks.schedule_properties.dense_agreement import DENSE_AGREEMENT
+from paritybit.harness.checks.schedule_properties.determinism import DETERMINISM
+from paritybit.harness.checks.schedule_properties.token_trajectory import TOKEN_TRAJECTORY
+from paritybit.harness.checks.step_properties.batch_invariance import BATCH_INVARIANCE
+from paritybit.harness.checks.step_properties.captured_path import CAPTURED_PATH
+from paritybit.harness.checks.step_properties.frozen_kv import FROZEN_KV
+from paritybit.harness.checks.step_properties.hermetic_replay import HERMETIC_REPLAY
+from paritybit.harness.checks.step_properties.index_contract import INDEX_CONTRACT
+from paritybit.harness.checks.step_properties.kv_parity import KV_PARITY
+from paritybit.harness.checks.step_properties.live_inputs import LIVE_INPUTS
+from paritybit.harness.checks.step_properties.log_hygiene import LOG_HYGIENE
+from paritybit.harness.checks.step_properties.logits_parity import LOGITS_PARITY
+from paritybit.harness.checks.step_properties.next_tokens import NEXT_TOKENS
+from paritybit.harness.checks.step_properties.padded_reads import PADDED_READS
+from paritybit.harness.checks.step_properties.padding_noninterference import PADDING_NONINTERFERENCE
+from paritybit.harness.checks.step_properties.read_frame import READ_FRAME
+from paritybit.harness.checks.step_properties.slot_ownership import SLOT_OWNERSHIP
+from paritybit.harness.checks.step_properties.write_frame import WRITE_FRAME
 from paritybit.subjects.protocol import Offer
 
 _ORDER = (

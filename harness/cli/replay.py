@@ -18,7 +18,7 @@ from paritybit.harness.campaigns.replay import (
     vacuous,
 )
 from paritybit.harness.checks.explanation import NOT_EXPLAINED, observe
-from paritybit.harness.checks.of_schedules.declared_state import DECLARED_STATE
+from paritybit.harness.checks.schedule_properties.declared_state import DECLARED_STATE
 from paritybit.harness.cli.display import print_errors
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
 from paritybit.harness.cli.explore import replay_explored

@@ -16,8 +16,8 @@ from paritybit.harness.explain.facts import (
     SourceLine,
     TimelineEntry,
 )
-from paritybit.harness.explain.of_runs.further import further_cause, record_further
-from paritybit.harness.explain.of_runs.recaptured import recaptured_cause
+from paritybit.harness.explain.further_runs.further import further_cause, record_further
+from paritybit.harness.explain.further_runs.recaptured import recaptured_cause
 from paritybit.harness.explain.origins.source_lines import source_lines
 from paritybit.harness.explain.pictures import slots_of_forward, static_inputs
 from paritybit.harness.explain.proof import prove

@@ -179,11 +179,12 @@ CHECK = Check("long context", "reads", "a request reads four positions at most",
 
 ADDITIONS = {
     "property": Addition(
-        {"harness/checks/of_steps/few_requests.py": PROPERTY},
+        {"harness/checks/step_properties/few_requests.py": PROPERTY},
         {
             "harness/checks/table.py": {
                 "from paritybit.harness.checks.property import Property\n": (
-                    "from paritybit.harness.checks.of_steps.few_requests import FEW_REQUESTS\n"
+                    "from paritybit.harness.checks.step_properties.few_requests import (\n"
+                    "    FEW_REQUESTS,\n)\n"
                 ),
                 "_ORDER = (\n": "    FEW_REQUESTS,\n",
             }

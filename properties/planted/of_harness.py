@@ -17,7 +17,7 @@ OF_HARNESS: tuple[Fault, ...] = (
     ),
     Fault(
         name="oracle-holds-the-target-alone",
-        file="harness/checks/of_schedules/dense_agreement.py",
+        file="harness/checks/schedule_properties/dense_agreement.py",
         old="in sample_errors(playing.models, playing.samples):",
         new="in sample_errors(playing.models, [s for s in playing.samples if not s.of_draft]):",
         tests=(
@@ -105,7 +105,7 @@ OF_HARNESS: tuple[Fault, ...] = (
     ),
     Fault(
         name="oracle-answers-for-another-prefix",
-        file="harness/checks/of_schedules/dense_agreement.py",
+        file="harness/checks/schedule_properties/dense_agreement.py",
         old="                (self.hidden_states, other.hidden_states),\n",
         new="",
         tests=(
@@ -117,7 +117,7 @@ OF_HARNESS: tuple[Fault, ...] = (
     ),
     Fault(
         name="dense-bound-too-wide",
-        file="harness/checks/of_schedules/dense_agreement.py",
+        file="harness/checks/schedule_properties/dense_agreement.py",
         old="torch.float32: 2e-4,",
         new="torch.float32: 2.0,",
         tests=(
@@ -137,7 +137,7 @@ OF_HARNESS: tuple[Fault, ...] = (
     ),
     Fault(
         name="verify-may-write-the-state",
-        file="harness/checks/of_steps/write_frame.py",
+        file="harness/checks/step_properties/write_frame.py",
         old="sections[Section.RECURRENT][:, 1:].index_fill_",
         new="sections[Section.RECURRENT].index_fill_",
         tests=("properties/harness/checks/test_state_beside_kv.py", "-k", "of_its_own_requests"),
@@ -169,7 +169,7 @@ OF_HARNESS: tuple[Fault, ...] = (
     ),
     Fault(
         name="frozen-kv-of-one-world",
-        file="harness/checks/of_steps/frozen_kv.py",
+        file="harness/checks/step_properties/frozen_kv.py",
         old="    return any_set(graph.logical_or_(eager))",
         new="    return any_set(graph)",
         tests=(
@@ -181,7 +181,7 @@ OF_HARNESS: tuple[Fault, ...] = (
     ),
     Fault(
         name="moved-buffer-is-forgiven",
-        file="harness/checks/of_steps/index_contract.py",
+        file="harness/checks/step_properties/index_contract.py",
         old="if captured.get(name) != now.get(name)",
         new=(
             "if not (name in captured and name in now and captured[name].dtype == now[name].dtype)"
@@ -195,7 +195,7 @@ OF_HARNESS: tuple[Fault, ...] = (
     ),
     Fault(
         name="eager-fallback-is-forgiven",
-        file="harness/checks/of_steps/captured_path.py",
+        file="harness/checks/step_properties/captured_path.py",
         old="missed = observation.expected_graph",
         new="missed = not observation.expected_graph",
         tests=(
@@ -207,7 +207,7 @@ OF_HARNESS: tuple[Fault, ...] = (
     ),
     Fault(
         name="missing-translation-is-forgiven",
-        file="harness/checks/of_steps/captured_path.py",
+        file="harness/checks/step_properties/captured_path.py",
         old="if graph.translations != graph.expected_translations:",
         new="if graph.translations > graph.expected_translations:",
         tests=(
@@ -234,7 +234,7 @@ OF_HARNESS: tuple[Fault, ...] = (
     ),
     Fault(
         name="padded-rows-may-read-anything",
-        file="harness/checks/of_steps/read_frame.py",
+        file="harness/checks/step_properties/read_frame.py",
         old="counts[first + len(reads) : first + block.of_forward, 1] = AS_OFTEN",
         new="counts[first + len(reads) : first + block.of_forward] = AS_OFTEN",
         tests=("properties/harness/checks/test_wrong_tables.py", "-k", "always_read"),
@@ -298,7 +298,7 @@ OF_HARNESS: tuple[Fault, ...] = (
     ),
     Fault(
         name="tail-is-judged-one-short",
-        file="harness/checks/of_steps/live_inputs.py",
+        file="harness/checks/step_properties/live_inputs.py",
         old="padded = row.of(observation.layout.configs[Role.DRAFT], bucket) - live",
         new="padded = row.of(observation.layout.configs[Role.DRAFT], bucket) - live - 1",
         tests=(
@@ -318,7 +318,7 @@ OF_HARNESS: tuple[Fault, ...] = (
     ),
     Fault(
         name="lengths-of-another-runner-pass",
-        file="harness/checks/of_steps/live_inputs.py",
+        file="harness/checks/step_properties/live_inputs.py",
         old="if name in observation.static and observation.static[name].dtype != dtype",
         new="if False",
         tests=("properties/harness/checks/test_wrong_tables.py", "-k", "another_runner"),
@@ -374,7 +374,7 @@ OF_HARNESS: tuple[Fault, ...] = (
     ),
     Fault(
         name="poison-spares-everyone",
-        file="harness/checks/of_steps/padded_reads.py",
+        file="harness/checks/step_properties/padded_reads.py",
         old="pools.storage.masked_fill_(~kept, math.nan)",
         new="pools.storage.masked_fill_(~kept & kept, math.nan)",
         tests=("properties/harness/checks/test_planted_faults.py", "-k", "seen_by_one_property"),
@@ -775,7 +775,7 @@ OF_HARNESS: tuple[Fault, ...] = (
     ),
     Fault(
         name="no-room-is-too-small",
-        file="harness/checks/of_steps/live_inputs.py",
+        file="harness/checks/step_properties/live_inputs.py",
         old="if buffer is not None and buffer.numel() < needed:",
         new="if buffer is not None and buffer.numel() < 0:",
         tests=(
@@ -787,7 +787,7 @@ OF_HARNESS: tuple[Fault, ...] = (
     ),
     Fault(
         name="poison-of-another-bucket",
-        file="harness/checks/of_steps/padded_reads.py",
+        file="harness/checks/step_properties/padded_reads.py",
         old="other is not None and other.shape == values.shape:",
         new="other is not None:",
         tests=(
@@ -871,7 +871,7 @@ OF_HARNESS: tuple[Fault, ...] = (
     ),
     Fault(
         name="key-lists-of-any-dtype",
-        file="harness/checks/of_steps/live_inputs.py",
+        file="harness/checks/step_properties/live_inputs.py",
         old="for name, dtype in sorted({**METADATA, **expected.dtypes}.items())",
         new="for name, dtype in sorted(expected.dtypes.items())",
         tests=("properties/harness/checks/test_wrong_tables.py", "-k", "drifts_in_every_runner"),
@@ -919,7 +919,7 @@ OF_HARNESS: tuple[Fault, ...] = (
     ),
     Fault(
         name="poison-spares-a-sub-pool",
-        file="harness/checks/of_steps/padded_reads.py",
+        file="harness/checks/step_properties/padded_reads.py",
         old="        for _, _, arena in pools.arenas_of(kept):\n",
         new=(
             "        for _, kind, arena in pools.arenas_of(kept):\n"
@@ -946,7 +946,7 @@ OF_HARNESS: tuple[Fault, ...] = (
     ),
     Fault(
         name="one-section-of-positions-is-judged",
-        file="harness/checks/of_steps/live_inputs.py",
+        file="harness/checks/step_properties/live_inputs.py",
         old="held = buffer[..., :live] if row.wide else buffer[:live]",
         new=(
             "held = buffer[:1, :live] if row.wide else buffer[:live]\n"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from paritybit.harness.checks.of_schedules.dense_agreement import DENSE_BOUND
+from paritybit.harness.checks.schedule_properties.dense_agreement import DENSE_BOUND
 from paritybit.harness.lockstep.bits import bits
 from paritybit.harness.lockstep.config import DTYPES, TrialConfig
 from paritybit.harness.lockstep.pair import DRAFT_SEED

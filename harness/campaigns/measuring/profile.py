@@ -19,7 +19,7 @@ from paritybit.harness.campaigns.locksteps import Locksteps, explained_small
 from paritybit.harness.campaigns.measuring.captures import EXAMPLES, Engines
 from paritybit.harness.campaigns.regress import RunConfig, plan
 from paritybit.harness.campaigns.task import GOOD, Source, Task, run_task
-from paritybit.harness.checks.of_schedules import dense_agreement
+from paritybit.harness.checks.schedule_properties import dense_agreement
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.fresh_run import FreshRun
 from paritybit.harness.lockstep.pair import Pair

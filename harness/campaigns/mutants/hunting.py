@@ -8,8 +8,8 @@ from zlib import crc32
 from paritybit.harness.campaigns.executor import Campaign
 from paritybit.harness.campaigns.hunt import EnoughDrawn, draw, time_limit, whole
 from paritybit.harness.campaigns.mutants.survivors import CHECKS, survivor
-from paritybit.harness.checks.of_schedules.declared_state import DECLARED_STATE
 from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
+from paritybit.harness.checks.schedule_properties.declared_state import DECLARED_STATE
 from paritybit.harness.checks.table import STEP_PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.scale.shapes import TINY

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 from paritybit.harness.checks.holdings import left_early, owners_differ
-from paritybit.harness.checks.of_steps.slot_ownership import flag
 from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.step_properties.slot_ownership import flag
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.request_book import RequestBook
 from paritybit.harness.lockstep.requests import Request

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from paritybit.harness.checks.of_steps.captured_path import graph_breaches
-from paritybit.harness.checks.of_steps.index_contract import contract_breaches
 from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.step_properties.captured_path import graph_breaches
+from paritybit.harness.checks.step_properties.index_contract import contract_breaches
 from paritybit.harness.checks.table import STEP_PROPERTIES
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.schedules.schedule import Step

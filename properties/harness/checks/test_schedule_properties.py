@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from paritybit.harness.checks.of_schedules import dense_agreement
-from paritybit.harness.checks.of_schedules.dense_agreement import (
+from paritybit.harness.checks.property import Playback, Playing, Violation
+from paritybit.harness.checks.schedule_properties import dense_agreement
+from paritybit.harness.checks.schedule_properties.dense_agreement import (
     DENSE_BOUND,
     oracle_logits,
     sample_error,
     sample_errors,
 )
-from paritybit.harness.checks.property import Playback, Playing, Violation
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.observation import Sample
 from paritybit.reference.batch import Mode

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from paritybit.harness.checks.of_steps.batch_invariance import Variant
-from paritybit.harness.checks.of_steps.hermetic_replay import FreshReplay
 from paritybit.harness.checks.property import Description, judge
+from paritybit.harness.checks.step_properties.batch_invariance import Variant
+from paritybit.harness.checks.step_properties.hermetic_replay import FreshReplay
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.reference.batch import Mode

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from paritybit.harness.checks.of_steps.live_inputs import describe as describe_inputs
-from paritybit.harness.checks.of_steps.live_inputs import flag as inputs_flag
-from paritybit.harness.checks.of_steps.live_inputs import parts
-from paritybit.harness.checks.of_steps.read_frame import flag as reads_flag
-from paritybit.harness.checks.of_steps.slot_ownership import describe as describe_end
-from paritybit.harness.checks.of_steps.slot_ownership import flag as end_flag
 from paritybit.harness.checks.play import Lockstep, Outcome
 from paritybit.harness.checks.static_inputs import CONVERTED, INPUTS, METADATA, ROOM
+from paritybit.harness.checks.step_properties.live_inputs import describe as describe_inputs
+from paritybit.harness.checks.step_properties.live_inputs import flag as inputs_flag
+from paritybit.harness.checks.step_properties.live_inputs import parts
+from paritybit.harness.checks.step_properties.read_frame import flag as reads_flag
+from paritybit.harness.checks.step_properties.slot_ownership import describe as describe_end
+from paritybit.harness.checks.step_properties.slot_ownership import flag as end_flag
 from paritybit.harness.checks.table import STEP_PROPERTIES
 from paritybit.harness.explain.recorded import record_forward
 from paritybit.harness.lockstep.config import TrialConfig

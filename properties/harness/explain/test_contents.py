@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 from paritybit.harness.checks.explanation import explanation, observe
-from paritybit.harness.checks.of_schedules.dense_agreement import bound_of
 from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.schedule_properties.dense_agreement import bound_of
 from paritybit.harness.explain.facts import Cause
-from paritybit.harness.explain.of_runs.contents import Contents
-from paritybit.harness.explain.of_runs.followed import play
+from paritybit.harness.explain.further_runs.contents import Contents
+from paritybit.harness.explain.further_runs.followed import play
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.pair import Pair, subject_alone
 from paritybit.harness.lockstep.request_book import RequestBook

@@ -12,8 +12,8 @@ import pytest
 import torch
 from paritybit.harness.checks.explanation import explained as explained_by_harness
 from paritybit.harness.checks.explanation import observe
-from paritybit.harness.checks.of_steps.live_inputs import wrong_inputs
 from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.step_properties.live_inputs import wrong_inputs
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.explain.counterfactuals.judge import Judge, holds
 from paritybit.harness.explain.counterfactuals.made import Wanted, made_at

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from paritybit.harness.campaigns.hunt import draw
-from paritybit.harness.checks.of_steps.index_contract import contract_breaches
 from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.step_properties.index_contract import contract_breaches
 from paritybit.harness.lockstep.bits import bits, cloned
 from paritybit.harness.lockstep.config import FRESH_LOGGER, TrialConfig
 from paritybit.harness.lockstep.observation import Observation

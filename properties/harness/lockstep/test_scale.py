@@ -14,8 +14,8 @@ from paritybit.harness.campaigns import hunt as hunting
 from paritybit.harness.campaigns.fresh import FreshPlaying
 from paritybit.harness.campaigns.locksteps import Locksteps
 from paritybit.harness.campaigns.task import Source, Status, Task, run_task
-from paritybit.harness.checks.of_steps import read_frame
 from paritybit.harness.checks.play import Lockstep, Outcome
+from paritybit.harness.checks.step_properties import read_frame
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from paritybit.harness.checks.twins import WORLDS, first_slot_outside, twins_wrote_outside
 from paritybit.harness.cli.exit_codes import CANNOT_RUN

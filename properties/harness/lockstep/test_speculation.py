@@ -13,8 +13,8 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from paritybit.harness.checks.of_schedules.dense_agreement import DENSE_BOUND
 from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.schedule_properties.dense_agreement import DENSE_BOUND
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.bits import bits
 from paritybit.harness.lockstep.config import TrialConfig

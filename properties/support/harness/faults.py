@@ -422,7 +422,7 @@ def wrong_after_five_tokens(
     lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An oracle with other logits after five tokens: both worlds' are wrong there, in passing."""
-    at = "paritybit.harness.checks.of_schedules.dense_agreement.dense_logits"
+    at = "paritybit.harness.checks.schedule_properties.dense_agreement.dense_logits"
 
     def other(*arguments: Any, **options: Any) -> Tensor:
         logits = oracle.dense_logits(*arguments, **options)
@@ -436,7 +436,7 @@ def draft_wrong_after_three_tokens(
     lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Likewise of the draft model, after three."""
-    at = "paritybit.harness.checks.of_schedules.dense_agreement.dense_draft_logits"
+    at = "paritybit.harness.checks.schedule_properties.dense_agreement.dense_draft_logits"
 
     def other(*arguments: Any, **named: Any) -> Tensor:
         logits = oracle.dense_draft_logits(*arguments, **named)

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from paritybit.harness.checks.of_steps.batch_invariance import Variant
-from paritybit.harness.checks.of_steps.hermetic_replay import FreshReplay
-from paritybit.harness.checks.of_steps.padded_reads import PoisonedRun
-from paritybit.harness.checks.of_steps.padding_noninterference import NoisyRun
+from paritybit.harness.checks.step_properties.batch_invariance import Variant
+from paritybit.harness.checks.step_properties.hermetic_replay import FreshReplay
+from paritybit.harness.checks.step_properties.padded_reads import PoisonedRun
+from paritybit.harness.checks.step_properties.padding_noninterference import NoisyRun
 from paritybit.harness.lockstep.observation import Observation, Snapshot, StepEnd
 from paritybit.harness.schedules.schedule import Decode
 from paritybit.reference.allocator import Owner

@@ -19,15 +19,15 @@ from paritybit.harness.checks.device.host_arrays import on_device
 from paritybit.harness.checks.device.storages import storages_differ, strayed
 from paritybit.harness.checks.device.unequal import Pairs, Unequal
 from paritybit.harness.checks.holdings import right_cells, wrong_cells
-from paritybit.harness.checks.of_steps.live_inputs import parts
-from paritybit.harness.checks.of_steps.read_frame import (
+from paritybit.harness.checks.step_properties.live_inputs import parts
+from paritybit.harness.checks.step_properties.read_frame import (
     allowed,
     blocks_of,
     listed_rows,
     most_listed,
     reads_of,
 )
-from paritybit.harness.checks.of_steps.write_frame import writes_outside_frame
+from paritybit.harness.checks.step_properties.write_frame import writes_outside_frame
 from paritybit.harness.lockstep.bits import bits
 from paritybit.harness.lockstep.observation import Observation, Snapshot
 from paritybit.harness.schedules.schedule import Step

@@ -6,7 +6,7 @@ import torch
 from paritybit.harness.checks.differences import first_output_difference
 from paritybit.harness.checks.property import Description, Property
 from paritybit.harness.explain.facts import Cause
-from paritybit.harness.explain.of_runs.batchings import reordered_cause
+from paritybit.harness.explain.further_runs.batchings import reordered_cause
 from paritybit.harness.explain.recorded import RecordedForward
 from paritybit.harness.lockstep.bits import cloned, outputs_differ
 from paritybit.harness.lockstep.fresh_run import FreshRun, Show, tables_kept

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from paritybit.harness.explain.facts import Cause
-from paritybit.harness.explain.of_runs.aligned import first_aligned
-from paritybit.harness.explain.of_runs.further import compared
+from paritybit.harness.explain.further_runs.aligned import first_aligned
+from paritybit.harness.explain.further_runs.further import compared
 from paritybit.harness.explain.origins.tables import both
 from paritybit.harness.explain.recorded import Calls, RecordedForward, calls_of
 from paritybit.harness.lockstep.fresh_run import tables_kept

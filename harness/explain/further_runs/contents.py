@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from paritybit.harness.explain.of_runs.followed import Checkpoint
+from paritybit.harness.explain.further_runs.followed import Checkpoint
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.request_book import RequestBook
 from paritybit.harness.lockstep.requests import Request

@@ -7,8 +7,8 @@ from types import FrameType
 from typing import Any
 
 from paritybit.harness.explain.facts import Cause, Holding, Situation, SourceLine
-from paritybit.harness.explain.of_runs.contents import Contents, request_of
-from paritybit.harness.explain.of_runs.followed import Watched, play, watch_step
+from paritybit.harness.explain.further_runs.contents import Contents, request_of
+from paritybit.harness.explain.further_runs.followed import Watched, play, watch_step
 from paritybit.harness.explain.tracing import lines_of, shown_file, values_of
 from paritybit.harness.lockstep.observation import Sample
 from paritybit.harness.lockstep.pair import Pair

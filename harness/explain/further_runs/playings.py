@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from paritybit.harness.explain.facts import Cause, GivenValue, Situation
-from paritybit.harness.explain.of_runs.aligned import GivenRows, Layered, live, rows_differ
+from paritybit.harness.explain.further_runs.aligned import GivenRows, Layered, live, rows_differ
 from paritybit.harness.explain.provenance import row_requests
 from paritybit.harness.explain.recorded import calls_of
 from paritybit.harness.lockstep.bits import bits, hex_bits

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from paritybit.harness.checks.property import Playing, Property, Violation
 from paritybit.harness.explain.facts import Cause, Situation
-from paritybit.harness.explain.of_runs.content_lines import contents_cause
-from paritybit.harness.explain.of_runs.dense import Dense, dense_cause
+from paritybit.harness.explain.further_runs.content_lines import contents_cause
+from paritybit.harness.explain.further_runs.dense import Dense, dense_cause
 from paritybit.harness.lockstep.observation import Sample
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.schedules.schedule import Schedule

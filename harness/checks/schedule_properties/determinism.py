@@ -2,7 +2,7 @@
 
 import torch
 from paritybit.harness.checks.property import Playing, Property, Violation
-from paritybit.harness.explain.of_runs.playings import playing_cause
+from paritybit.harness.explain.further_runs.playings import playing_cause
 from paritybit.harness.lockstep.bits import any_set, bits, unequal
 from paritybit.subjects.protocol import Offer
 

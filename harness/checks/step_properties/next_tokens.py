@@ -7,7 +7,7 @@ from paritybit.harness.checks.device.flags import Flag
 from paritybit.harness.checks.device.host_arrays import on_device
 from paritybit.harness.checks.property import Description, Property
 from paritybit.harness.explain.facts import Cause, Holding, Situation
-from paritybit.harness.explain.of_runs.followed import Watched, watch_step
+from paritybit.harness.explain.further_runs.followed import Watched, watch_step
 from paritybit.harness.lockstep.bits import any_set
 from paritybit.harness.lockstep.observation import Observation, Snapshot
 from paritybit.harness.lockstep.pair import Pair
