@@ -18,6 +18,7 @@ from paritybit.connectors.hooking import Call, NotRecognisedError, passed
 from paritybit.connectors.repeated import attribute
 from paritybit.connectors.sglang import adapters, drafts, eager, graphs, lists, metadata, rows
 from paritybit.connectors.sglang.allocations import Allocations, Original
+from paritybit.connectors.sglang.hidden import HiddenStates
 from paritybit.connectors.sglang.models import Model, Models
 from paritybit.connectors.sglang.sources import raised_at
 from paritybit.connectors.sglang.states import meaning, nothing_runs
@@ -64,6 +65,7 @@ class Engine:
         self.hooked: set[str] = set()
         self.forwards = 0
         self.idle_at: tuple[int, bool, dict[str, int]] = 0, False, {}
+        self.states = HiddenStates()
         self.all_rows = 0
         self.names_next = False
         """Whether a batch passes the token after a chunk of a prompt to the draft model."""
@@ -161,6 +163,7 @@ class Engine:
         if watcher is None or requests is None or self.capturing or self.now is not None:
             return run()
         if model is None or not self.located(model, batch):
+            self.states.clear()
             watcher.skipped(None)
             return run()
         if not watcher.due():
@@ -172,6 +175,7 @@ class Engine:
         eager.hook(self, runner)
         watcher.begin(forward)
         self.judge_batch(watcher, batch, implied, model)
+        watcher.inputs("draft", self.states.given(model, found, batch))
         watcher.inputs("LoRA", adapters.buffers_used(model, found, requests))
         self.now = now = UnderWay(model, batch, forward, found, implied)
         try:
@@ -181,6 +185,7 @@ class Engine:
                 with self.running(now, graph_runner, run):
                     result = run()
         except BaseException:
+            self.states.clear()
             watcher.abandon()
             raise
         finally:
@@ -188,6 +193,8 @@ class Engine:
         if forward.rows and not now.listed and not model.drafts:
             watcher.undecided(f"the index lists of a forward of kind {forward.kind}")
         self.models.judge_states(watcher)
+        if any(one.ahead for one in self.models.models.values()):
+            self.states.note(model, found, batch, result)
         watcher.end()
         return result
 
@@ -208,6 +215,7 @@ class Engine:
         if self.models.states is not None and not model.drafts:
             owned |= self.models.states.written(batch)
         self.forwards += 1
+        self.states.clear()
         with attribute(self, "requests", None):
             result = run()
         watcher.skipped(owned)
@@ -253,15 +261,7 @@ class Engine:
             kept = drafts.kept_ids(batch, requests, self.names_next) if model.drafts else None
             watcher.tokens(ids, positions if same else None, kept)
         names = ("seq_lens", "out_cache_loc", *(["positions"] if model.drafts else []))
-        given = {name: getattr(batch, name, None) for name in names}
-        watcher.inputs(
-            "batch",
-            [
-                StaticInput(name, tensor, len(tensor), len(tensor), expected=implied[name])
-                for name, tensor in given.items()
-                if isinstance(tensor, Tensor) and name in implied
-            ],
-        )
+        watcher.inputs("batch", rows.fields_of(batch, implied, names))
 
     def hook_lists(self, runner: Any) -> None:
         """Wrap the method that builds index lists, once per class of attention backend."""

@@ -1,6 +1,6 @@
 """The live rows of a batch: the tokens, lengths and slots of each request."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sglang.pools import Pool
-from paritybit.watch.facts import Forward, Row
+from paritybit.watch.facts import Forward, Row, StaticInput
 
 MODES = ("extend", "mixed", "decode", "target_verify")
 """Modes of a forward whose rows are reported."""
@@ -115,6 +115,16 @@ def implied(found: Rows, mode: str, group: str) -> dict[str, Tensor]:
     if None not in tokens:
         inputs["input_ids"] = torch.tensor(tokens)
     return inputs
+
+
+def fields_of(batch: Any, implied: Mapping[str, Tensor], names: Iterable[str]) -> list[StaticInput]:
+    """Return fields of a batch with the values that its rows imply."""
+    given = {name: getattr(batch, name, None) for name in names if name in implied}
+    return [
+        StaticInput(name, tensor, len(tensor), len(tensor), expected=implied[name])
+        for name, tensor in given.items()
+        if isinstance(tensor, Tensor)
+    ]
 
 
 def lengths(batch: Any, mode: str) -> list[tuple[int, int]]:

@@ -1,0 +1,123 @@
+"""The hidden states that a draft model gets, compared with those that a model returned.
+
+A draft model computes the tokens of its target's last forward with the hidden states that the
+target returned for them. Its steps begin with the hidden state that the draft model itself then
+returned for the last token of each request. A tree of draft tokens is not judged.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paritybit.connectors.sglang.drafts import EXTENDS
+from paritybit.connectors.sglang.models import Model
+from paritybit.connectors.sglang.rows import Rows, mode_of
+from paritybit.watch.facts import Row, StaticInput
+
+LARGEST = 2**26
+"""The most bytes of hidden states of one forward that are copied."""
+
+MOST = 4096
+"""The number of requests whose last hidden states are kept."""
+
+
+class Returned:
+    """The hidden states that a model returned last for each request.
+
+    `kept` has the position of the first one, and the states, [positions, width].
+    """
+
+    def __init__(self) -> None:
+        self.kept: OrderedDict[str, tuple[int, Tensor]] = OrderedDict()
+
+    def note(self, rows: Sequence[Row], states: Tensor | None, lasts: Sequence[int]) -> None:
+        """Keep a copy of the states that a forward returned: one per computed token, or per row.
+
+        The state of a row is that of its computed token number `lasts`, counted from 1.
+        """
+        for row in rows:
+            self.kept.pop(row.request, None)
+        if states is None or states.ndim != 2 or states.nbytes > LARGEST:
+            return
+        counts = [row.computed for row in rows]
+        if len(states) == sum(counts):
+            lasts = counts
+        elif len(states) == len(lasts):
+            counts = [1] * len(rows)
+        else:
+            return
+        parts = states.clone().split(counts)
+        for row, last, mine in zip(rows, lasts, parts, strict=True):
+            self.kept[row.request] = row.cached + last - len(mine), mine
+        while len(self.kept) > MOST:
+            self.kept.popitem(last=False)
+
+    def of(self, request: str, first: int, count: int) -> Tensor | None:
+        """Return the known ones of the states of `count` positions, or None if the first is not."""
+        begin, states = self.kept.get(request, (0, None))
+        return None if states is None or first < begin else states[first - begin :][:count]
+
+
+class HiddenStates:
+    """Follows the hidden states of a target and of its draft model."""
+
+    def __init__(self) -> None:
+        self.target, self.draft = Returned(), Returned()
+
+    def clear(self) -> None:
+        """Forget all states, because a forward was not watched."""
+        self.target.kept.clear()
+        self.draft.kept.clear()
+
+    def note(self, model: Model, found: Rows, batch: Any, result: Any) -> None:
+        """Keep the hidden states that a forward returned."""
+        mode = mode_of(batch)
+        if model.drafts and mode == "decode":
+            return  # They belong to drafts.
+        mine = self.draft if model.drafts else self.target
+        if not one_row_each(found):
+            mine.kept.clear()
+            return
+        lasts = [row.computed for row in found.rows]
+        if mode in EXTENDS:
+            accepted = getattr(batch.spec_info, "num_accept_tokens", None)
+            # A graph runner pads it.
+            lasts = [] if accepted is None else accepted[: len(lasts)].tolist()
+        mine.note(found.rows, states_of(result), lasts)
+
+    def given(self, model: Model, found: Rows, batch: Any) -> list[StaticInput]:
+        """Return the hidden states that a draft model gets, with those that were returned.
+
+        Rows whose states are unknown are left out.
+        """
+        held = getattr(getattr(batch, "spec_info", None), "hidden_states", None)
+        if not (model.drafts and model.ahead and one_row_each(found) and isinstance(held, Tensor)):
+            return []
+        steps = mode_of(batch) == "decode"
+        counts = [1 if steps else row.computed for row in found.rows]
+        if held.ndim != 2 or len(held) != sum(counts):
+            return []
+        pairs, source = [], self.draft if steps else self.target
+        for row, count, mine in zip(found.rows, counts, held.split(counts), strict=True):
+            right = source.of(row.request, row.cached - steps, count)
+            if right is not None and right.shape == mine.shape:
+                pairs.append((mine, right))
+        if not pairs:
+            return []
+        states, expected = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        return [StaticInput("hidden_states", states, len(states), len(states), expected=expected)]
+
+
+def one_row_each(found: Rows) -> bool:
+    """Return whether each row of the batch is one row of the forward, in order."""
+    return found.batch_rows == list(range(len(found.rows)))
+
+
+def states_of(result: Any) -> Tensor | None:
+    """Return the hidden states in the result of a forward, or None."""
+    first = result[0] if isinstance(result, tuple) and result else result
+    states = getattr(getattr(first, "logits_output", first), "hidden_states", None)
+    return states if isinstance(states, Tensor) else None
