@@ -21,7 +21,7 @@ from paritybit.watch.reading import repeated
 from paritybit.watch.settings import Settings
 
 MOST_WAITING = 4096
-"""Number of requests whose ids are kept until their tokens are known."""
+"""Number of requests whose ids wait for their tokens, and of contents stored elsewhere."""
 
 
 FREED, ALLOCATED, FILLED = "freed", "allocated", "filled"

@@ -64,7 +64,7 @@ def hashes(forward: Forward, chains: Chains) -> list["array[int]"]:
 
 
 def first_read(row: Row, group: Group) -> int:
-    """Return the first cached position that a row reads in a group: the number of all for none."""
+    """Return the first cached position that a row reads in a group, or `row.cached` for none."""
     if not (row.computed or row.only_reads) or group.name not in row.slots:
         return row.cached
     window = row.window or group.window

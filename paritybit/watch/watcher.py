@@ -269,7 +269,6 @@ class Watcher(Replaying):
         slots = mine[now.changed[name][mine]]
         ledger.forget(slots)
         ledger.use(slots)
-        ledger.forward[slots] = now.number
         ledger.checksum[slots] = ledger.before[slots]
 
     @guarded

@@ -30,9 +30,12 @@ def rows_of(*spans: tuple[str, int, int], branches: int = 1) -> Rows:
     return found
 
 
-def batch_of(mode: str, states: Tensor | None = None, accepted: list[int] | None = None) -> Any:
+def batch_of(
+    mode: str, states: Tensor | None = None, accepted: list[int] | None = None, **told: Any
+) -> Any:
     """Return a batch with the hidden states that a draft gets, and how many tokens are accepted."""
-    told = {} if accepted is None else {"num_accept_tokens": torch.tensor(accepted)}
+    if accepted is not None:
+        told["num_accept_tokens"] = torch.tensor(accepted)
     info = None if mode == "extend" and states is None else SimpleNamespace(**told)
     if info is not None:
         info.hidden_states = states
@@ -113,25 +116,35 @@ def test_steps_begin_with_the_state_of_the_last_accepted_token(
     assert judged(states, DRAFT, steps, batch_of("decode", given)) == right
 
 
-@pytest.mark.parametrize("why", ["not watched", "a tree", "too large"])
+@pytest.mark.parametrize(
+    "why", ["not watched", "another batch", "a tree", "a tree of one branch", "too large"]
+)
 def test_what_is_not_known_is_not_judged(
     states: HiddenStates, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if why == "not watched":
         states.clear()
+    elif why == "another batch":
+        states.note(TARGET, rows_of(("c", 0, 7)), batch_of("extend"), result_of(STATES))
     elif why == "a tree":
         tree = rows_of(("c", 0, 4), branches=2)
         states.note(TARGET, tree, batch_of("target_verify"), result_of(STATES))
+    elif why == "a tree of one branch":
+        states.note(TARGET, PROMPTS, batch_of("target_verify", topk=2), result_of(STATES))
     else:
         monkeypatch.setattr(hidden, "LARGEST", STATES.nbytes - 1)
         states.note(TARGET, PROMPTS, batch_of("extend"), result_of(STATES))
     assert judged(states, DRAFT, PROMPTS, batch_of("draft_extend_v2", STATES.roll(1, 0))) == []
 
 
-def test_the_oldest_states_are_forgotten(
+def test_what_is_kept_of_requests_that_ended_is_small(
     states: HiddenStates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hidden, "MOST", 2)
-    states.note(TARGET, rows_of(("c", 0, 1)), batch_of("extend"), (result_of(STATES[:1]), True))
-    given = batch_of("draft_extend_v2", torch.cat((STATES[:4], STATES[:1])))
-    assert judged(states, DRAFT, rows_of(("a", 0, 4), ("c", 0, 1)), given) == [True]
+    for request in "abc":
+        states.note(DRAFT, rows_of((request, 2, 3), ("d", 5, 1)), batch_of("extend"), (
+            result_of(STATES[[0, 1]]), True,
+        ))  # fmt: skip
+    kept = states.draft.kept
+    assert list(kept) == ["c", "d"]
+    assert {mine.untyped_storage().nbytes() for _, mine in kept.values()} == {STATES[0].nbytes}

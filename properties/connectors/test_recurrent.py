@@ -35,7 +35,7 @@ def told(**more: Any) -> list[list[int]]:
         Row("b", [7, 8], 0, 2, {"full": torch.arange(4, 6)}),
     ]
     batch = SimpleNamespace(req_pool_indices=torch.tensor([1, 2]), **more)
-    forward, found = states.told(batch, Forward("extend", tuple(rows)), Rows(rows, [0, 1]))
+    forward, found = states.with_states(batch, Forward("extend", tuple(rows)), Rows(rows, [0, 1]))
     assert forward.rows == tuple(found.rows)
     assert found.rows[0].slots["full"].tolist() == [0, 1, 2, 3]
     return [row.slots[NAME].tolist() for row in found.rows]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.watch.facts import Forward, Group, IndexList, Layer, Replay
+from paritybit.watch.facts import Forward, Group, IndexList, Layer, Replay, StaticInput
 from paritybit.watch.watcher import Watcher
 from properties.support.watching import Scene, row
 
@@ -344,9 +344,12 @@ def test_sampling_takes_its_last_frame_after_the_replay(scene: Scene) -> None:
 
 
 def test_forwards_of_a_draft_model_may_name_what_they_own_alone(scene: Scene) -> None:
+    """Who writes these slots, and for which position, is then unknown."""
+    scene.forward("a", TOKENS[:4], 0, SLOTS)
     owned = {"full": torch.tensor([5, 6, -1])}
     scene.run(Forward("draft", (), owned), {"full": [5, 6]})
     assert scene.checks() == []
+    assert [bool(scene.watcher.ledgers["full"].writer(slot)) for slot in (4, 5)] == [True, False]
     scene.run(Forward("draft", (), owned), {"full": [5, 7]})
     assert scene.checks() == ["stray write"]
 
@@ -408,6 +411,26 @@ def test_ids_that_a_request_does_not_keep_are_not_compared(scene: Scene) -> None
     after = (row("b", [1, 2, 3], 2, [20, 21, 22]),)
     scene.watcher.begin(Forward("draft extend", after, model="draft "))
     assert "stale input" not in scene.checks()
+
+
+@pytest.mark.parametrize(
+    ("held", "found"),
+    [
+        ([1.0, float("nan"), 0.0], []),
+        ([1.0, float("nan"), -0.0], []),
+        ([1.0, 2.0, 0.0], ["stale input"]),
+        ([float("nan"), float("nan"), 0.0], ["stale input"]),
+    ],
+)
+def test_inputs_that_are_no_numbers_are_compared_by_their_bits(
+    scene: Scene, held: list[float], found: list[str]
+) -> None:
+    scene.watcher.begin(Forward("decode", (row("a", TOKENS[:1], 0, SLOTS),)))
+    expected = torch.tensor([1.0, float("nan"), 0.0])
+    scene.watcher.inputs("batch", [StaticInput("x", torch.tensor(held), 3, 3, expected=expected)])
+    scene.write(SLOTS[:1])
+    scene.watcher.end()
+    assert scene.checks() == found
 
 
 def test_a_draft_s_ids_are_kept_apart_from_those_of_its_target(scene: Scene) -> None:

@@ -8,7 +8,7 @@ captures before the first batch are not.
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -179,11 +179,9 @@ class Engine:
         watcher.inputs("LoRA", adapters.buffers_used(model, found, requests))
         self.now = now = UnderWay(model, batch, forward, found, implied)
         try:
-            if graph_runner is None:
+            running = None if graph_runner is None else self.running(now, graph_runner, run)
+            with running or nullcontext():
                 result = run()
-            else:
-                with self.running(now, graph_runner, run):
-                    result = run()
         except BaseException:
             self.states.clear()
             watcher.abandon()
@@ -229,7 +227,8 @@ class Engine:
         kind = f"draft {mode}" if model.drafts else mode
         try:
             if not model.drafts:
-                return self.models.told(batch, *rows.forward_of(batch, requests, pool, table))
+                facts = rows.forward_of(batch, requests, pool, table)
+                return self.models.with_states(batch, *facts)
             if model.frozen:
                 return drafts.frozen_forward_of(batch, requests, pool, table)
             if model.shares:

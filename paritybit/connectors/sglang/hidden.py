@@ -27,7 +27,7 @@ MOST = 4096
 class Returned:
     """The hidden states that a model returned last for each request.
 
-    `kept` has the position of the first one, and the states, [positions, width].
+    `kept` has, by request, the position of the first one, and the states, [positions, width].
     """
 
     def __init__(self) -> None:
@@ -49,14 +49,16 @@ class Returned:
             counts = [1] * len(rows)
         else:
             return
-        parts = states.clone().split(counts)
-        for row, last, mine in zip(rows, lasts, parts, strict=True):
-            self.kept[row.request] = row.cached + last - len(mine), mine
+        for row, last, mine in zip(rows, lasts, states.split(counts), strict=True):
+            self.kept[row.request] = row.cached + last - len(mine), mine.clone()
         while len(self.kept) > MOST:
             self.kept.popitem(last=False)
 
     def of(self, request: str, first: int, count: int) -> Tensor | None:
-        """Return the known ones of the states of `count` positions, or None if the first is not."""
+        """Return the known states of positions `first` to `first + count` - 1, possibly none.
+
+        None if the states of the request, or of the first position, are not kept.
+        """
         begin, states = self.kept.get(request, (0, None))
         return None if states is None or first < begin else states[first - begin :][:count]
 
@@ -78,8 +80,11 @@ class HiddenStates:
         if model.drafts and mode == "decode":
             return  # They belong to drafts.
         mine = self.draft if model.drafts else self.target
-        if not one_row_each(found):
+        # The engine moves the accepted branch of a tree to the front.
+        tree = not found.one_each or (getattr(batch.spec_info, "topk", None) or 1) > 1
+        if tree or mine is self.target:  # The next draft forward alone uses the target's states.
             mine.kept.clear()
+        if tree:
             return
         lasts = [row.computed for row in found.rows]
         if mode in EXTENDS:
@@ -94,7 +99,7 @@ class HiddenStates:
         Rows whose states are unknown are left out.
         """
         held = getattr(getattr(batch, "spec_info", None), "hidden_states", None)
-        if not (model.drafts and model.ahead and one_row_each(found) and isinstance(held, Tensor)):
+        if not (model.drafts and model.ahead and found.one_each and isinstance(held, Tensor)):
             return []
         steps = mode_of(batch) == "decode"
         counts = [1 if steps else row.computed for row in found.rows]
@@ -109,11 +114,6 @@ class HiddenStates:
             return []
         states, expected = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         return [StaticInput("hidden_states", states, len(states), len(states), expected=expected)]
-
-
-def one_row_each(found: Rows) -> bool:
-    """Return whether each row of the batch is one row of the forward, in order."""
-    return found.batch_rows == list(range(len(found.rows)))
 
 
 def states_of(result: Any) -> Tensor | None:

@@ -121,11 +121,11 @@ class Models:
         model = self.models.get(id(runner))
         return model if model is not None and model.runner is runner else None
 
-    def told(self, batch: Any, forward: Forward, found: Rows) -> tuple[Forward, Rows]:
+    def with_states(self, batch: Any, forward: Forward, found: Rows) -> tuple[Forward, Rows]:
         """Add the slots of states, if there are any, to the facts of a forward of the target."""
         if self.states is None or not found.rows:
             return forward, found
-        return self.states.told(batch, forward, found)
+        return self.states.with_states(batch, forward, found)
 
     def judge_states(self, watcher: Watcher) -> None:
         """Judge the states that a forward used, if there are any."""

@@ -82,7 +82,7 @@ class States:
         """Return the slots that a batch writes."""
         return {NAME: self.table.req_index_to_mamba_index_mapping[batch.req_pool_indices]}
 
-    def told(self, batch: Any, forward: Forward, found: Rows) -> tuple[Forward, Rows]:
+    def with_states(self, batch: Any, forward: Forward, found: Rows) -> tuple[Forward, Rows]:
         """Add the slots of states to the facts and the rows of a forward."""
         mine = self.written(batch)[NAME].tolist()
         target, source = (

@@ -30,6 +30,11 @@ class Rows:
         self.rows.append(row)
         self.batch_rows.append(batch_row)
 
+    @property
+    def one_each(self) -> bool:
+        """Whether each row of the forward is one row of the batch, in order."""
+        return self.batch_rows == list(range(len(self.rows)))
+
 
 def mode_of(batch: Any) -> str:
     """Return the engine's forward mode of a batch, in lower case."""
@@ -97,7 +102,7 @@ def implied(found: Rows, mode: str, group: str) -> dict[str, Tensor]:
     `group` is the group whose slots are locations.
     """
     rows = found.rows
-    if not rows or found.batch_rows != list(range(len(rows))):
+    if not rows or not found.one_each:
         return {}
     spans = [(row.cached, row.cached + row.computed) for row in rows]
     slots = [row.slots[group][first:last] for row, (first, last) in zip(rows, spans, strict=True)]

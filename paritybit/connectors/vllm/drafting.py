@@ -79,7 +79,7 @@ class Drafting(Blocks):
         turn = self.turn_of(names_of(owner, args, kwargs), owner)
         if turn is None or self.watcher is None or not self.checked:
             return original(owner, *args, **kwargs)
-        self.turn, turn.owner = turn, owner
+        self.turn = turn
         try:
             result = original(owner, *args, **kwargs)
         except BaseException:
@@ -103,7 +103,7 @@ class Drafting(Blocks):
             int(config.speculative_config.num_speculative_tokens),
             int(config.model_config.max_model_len),
             # The older runner passes the last token of a prompt in place of the next one.
-            names_next=not hasattr(owner, "drafter"),
+            names_next=not hasattr(owner, "drafter"), owner=owner,
         )  # fmt: skip
 
     def take_up(

@@ -1,6 +1,6 @@
-"""Runs of the model without a graph of all of it: the engine's own, and those beside a replay.
+"""Runs the model without a graph of all of it: in the engine's own forwards, or to check a replay.
 
-Some of the engine's own are repeated to see what they read.
+Some of the engine's own forwards are repeated to see what they read.
 """
 
 import contextlib

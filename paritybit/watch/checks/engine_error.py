@@ -28,7 +28,7 @@ CHECK = Check(
     "engine error",
     "error",
     "no forward pass accesses memory out of bounds, the engine's own checks of slots pass, "
-    "and each request that it accepts ends without ending it",
+    "and no request that it accepts ends it",
     "none",
     judge,
 )

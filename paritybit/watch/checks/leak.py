@@ -1,8 +1,8 @@
 """Leak: while no request runs, a slot is neither free nor in the prefix cache, or it is both.
 
 A cached slot that stays locked is also a leak, as is a cached slot that can never be evicted, and a
-row of the request table that is not freed. No request can use them again. If the engine counts too
-many instead, requests get what others use: a row that was freed twice, for example.
+row of the request table that is not freed. No request can use them again. The opposite is reported,
+too: a row that is free twice, for example, is given to two requests.
 """
 
 from collections.abc import Iterable

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import torch
 
+from paritybit.watch.bits import as_integers
 from paritybit.watch.journal import Finding
 from paritybit.watch.observations import Check, Inputs
 
@@ -20,8 +21,9 @@ def judge(inputs: Inputs) -> Iterable[Finding]:
             what = f"{static.name} has {list(live.shape)} live, not {list(expected.shape)}"
             yield inputs.finding(CHECK.name, static, what)
         elif not torch.equal(live, expected):
-            place = (live != expected).flatten().nonzero().flatten()
-            if not len(place):
+            bits = as_integers(live.contiguous()) != as_integers(expected.contiguous())
+            place = (bits & (live != expected)).flatten().nonzero().flatten()
+            if not len(place):  # Equal NaNs.
                 continue
             first = int(place[0])
             held, right = live.flatten()[first].item(), expected.flatten()[first].item()

@@ -75,7 +75,7 @@ def span_of(lists: Lists, row: Row, count: int, offset: int) -> Span | str | Non
     first = (pages - count) * page
     if needed == last:
         return None
-    if first > lowest or first < 0 or (given.exact and first != lowest and count):
+    if first > lowest or first < 0 or (given.exact and first != lowest):
         return f"{count} entries, not {pages - lowest // page}"
     return Span(row, needed, last, first, offset)
 

@@ -1,4 +1,4 @@
-"""Wrong read: a replay reads slots that its live rows must not read, or ignores a layer's."""
+"""Wrong read: a forward reads slots that it must not read, or ignores the K or V of a layer."""
 
 from collections.abc import Iterable
 

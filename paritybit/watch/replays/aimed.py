@@ -90,10 +90,10 @@ def aimed(trial: Trial, reads: Reads, number: int) -> Wrong | None:
     name = layers[aim.layer].name
     key = f"position {aim.position} of request {aim.row.request} in {name}"
     if touched is not None:
-        return told(aim, name, f"request {touched.request} depends on {key}", "another request")
+        return wrong_of(aim, name, f"request {touched.request} depends on {key}", "another request")
     mine = [one for one in own if one.group == aim.group]
     if any(one.beyond for one in mine if one.layer <= aim.layer):
-        return told(aim, name, f"an earlier layer depends on {key}", "another layer")
+        return wrong_of(aim, name, f"an earlier layer depends on {key}", "another layer")
     if sum(row.request == aim.row.request for row in reads.forward.rows) > 1:
         return None  # Kernels may count the window of a tree's branch by the number of its nodes.
     after = next((one for one in mine if one.layer == aim.layer + 1), None)
@@ -113,19 +113,19 @@ def of_next_layer(
     if not later:
         if after is None or not after.exact or not needed & after.known:
             return None
-        return told(aim, name, f"no later layer depends on {key}", "a key that is not read")
+        return wrong_of(aim, name, f"no later layer depends on {key}", "a key that is not read")
     # Queries that read it change in the next layer; those that read these queries, only later.
     after_it = min(later, key=lambda one: len(one.some))
     if beyond := sorted(query for query in after_it.beyond if not aim.sees(query)):
         text = f"position {beyond[0]} depends on {key}, which is outside of its window"
-        return told(aim, name, text, "a key outside of a window")
+        return wrong_of(aim, name, text, "a key outside of a window")
     if after_it.exact and (missed := sorted(needed & after_it.known - after_it.some)):
         text = f"position {missed[0]} does not depend on {key}, which is in its window"
-        return told(aim, name, text, "a key that is not read")
+        return wrong_of(aim, name, text, "a key that is not read")
     return None
 
 
-def told(aim: Aim, layer: str, text: str, cause: str) -> Wrong:
+def wrong_of(aim: Aim, layer: str, text: str, cause: str) -> Wrong:
     """Return the wrong read."""
     return Wrong(f"reads wrongly: {text}", aim.group, layer, (aim.slot,), {"what": cause})
 

@@ -137,7 +137,7 @@ class Trial:
         self.first = Values({k: v.clone() for k, v in outputs.items()}, self.owned_slots())
         saved = Saved.of([*inputs, *outputs.values(), *tensors_in(result)])
         self.after = [saved, *self.first.owned]
-        self.possible = bool(self.slots) and len(saved.pairs) > len(self.inputs.pairs)
+        self.possible = len(saved.pairs) > len(self.inputs.pairs)
 
     @contextmanager
     def restoring(self, stray: Sequence[SavedSlots] = ()) -> Iterator[None]:
