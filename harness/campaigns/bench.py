@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from paritybit.harness.campaigns.hunt import play_all, whole
+from paritybit.harness.campaigns.hunt import play_all, without_error
 from paritybit.harness.checks.play import Lockstep, Outcome
 from paritybit.harness.checks.step_properties.hermetic_replay import HERMETIC_REPLAY
 from paritybit.harness.checks.table import STEP_PROPERTIES
@@ -116,7 +116,7 @@ def played(
     watch = stopwatch or Stopwatch()
     started, busy = time.perf_counter(), time.process_time()
     watch.since = busy
-    outcome = whole(lockstep.play(schedule, watch.observe, recorder=watch))
+    outcome = without_error(lockstep.play(schedule, watch.observe, recorder=watch))
     if outcome.violations or not outcome.padded_replays:
         raise RuntimeError(f"the benchmark schedule has violations: {outcome.violations}")
     if lockstep.trial.device == "cuda":

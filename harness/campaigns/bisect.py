@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
 
-from paritybit.harness.campaigns.hunt import hunt, whole, without_error
+from paritybit.harness.campaigns.hunt import hunt, without_error
 from paritybit.harness.checks.expectations import unaffected_reason
 from paritybit.harness.checks.play import Lockstep, Outcome
 from paritybit.harness.checks.table import STEP_PROPERTIES
@@ -44,8 +44,8 @@ class Bisection:
             trial = replace(self.case.trial, bugs=wanted)
             lockstep = Lockstep(trial, STEP_PROPERTIES | {self.target})
             for schedule in self.case.history:
-                whole(lockstep.play(schedule))
-            outcome = whole(lockstep.play(self.case.schedule, until=(self.target,)))
+                without_error(lockstep.play(schedule))
+            outcome = without_error(lockstep.play(self.case.schedule, until=(self.target,)))
             self.outcomes[wanted] = outcome
             self.on_played(wanted, outcome)
         return self.target in self.outcomes[wanted].violated
@@ -74,7 +74,7 @@ def with_goal(case: Case | None) -> Case | None:
     """
     if case is None or case.target is not None:
         return case
-    seen = whole(Lockstep(case.trial).play(case.schedule)).violations
+    seen = without_error(Lockstep(case.trial).play(case.schedule)).violations
     return replace(case, target=seen[0].property) if seen else None
 
 

@@ -1,9 +1,9 @@
-"""The schedules of clean trials: scenes, and the fewest that reach what a narrowed run must reach.
+"""Chooses the schedules of clean trials.
 
-The latter are found by planning, which runs the scheduler without a model. What real forwards
-decide (which drafts are accepted) is made up from a seed, so a state is looked for in two schedules
-where two reach it. Trees of a draft model that are planned have branches, so that none is accepted
-whole.
+A narrowed run plays few schedules, chosen so that they reach the required states. `Planned` finds
+what a schedule reaches by running the scheduler without a model. It draws the outputs of forwards,
+such as accepted drafts, from a seed, so the real run can differ. Each state is therefore covered by
+two schedules if two reach it. Planned draft trees have branches, so no tree is accepted whole.
 """
 
 from collections import Counter
@@ -55,7 +55,10 @@ class Candidate:
 
 
 def ground_of(trial: TrialConfig, mode: Mode | None = None) -> Ground:
-    """Return what the scenes of a trial stand on: for a mode, that of its own runner if None."""
+    """Return the sizes and modes from which a trial's scenes are built.
+
+    `mode` defaults to that of the runner under test.
+    """
     own = RUNNERS[trial.runner].mode if mode is None else mode
     return Ground(trial.model, trial.buckets, trial.token_buckets, trial.modes, own)
 
@@ -64,9 +67,10 @@ def ground_of(trial: TrialConfig, mode: Mode | None = None) -> Ground:
 def chosen_for(
     trials: tuple[TrialConfig, ...], required: tuple[str, ...], seed: int
 ) -> Mapping[TrialConfig, tuple[Schedule, ...]]:
-    """Return the schedules of each clean trial of a narrowed run: the fewest, of scenes and drawn.
+    """Return the schedules that each clean trial of a narrowed run plays.
 
-    Each scene is a schedule here. More are drawn for as long as no candidate reaches some state.
+    Candidates are scenes and drawn schedules. More are drawn until candidates reach every required
+    state, for at most MOST_ROUNDS rounds.
     """
     candidates: list[Candidate] = []
     players = [Planned(trial) for trial in trials]
@@ -80,28 +84,28 @@ def chosen_for(
             candidates += planned(player, drawn)
         if set(required) <= {event for one in candidates for event in one.events}:
             break
-    chosen = fewest(candidates, required)
+    chosen = few_reaching(candidates, required)
     return {trial: tuple(one.schedule for one in chosen if one.trial == trial) for trial in trials}
 
 
 def share_of_scenes(trial: TrialConfig) -> Schedule:
-    """Return the scenes of a runner that its trial with one location scheme plays: of each size."""
+    """Return this trial's share of its runner's scenes.
+
+    The trials of all location schemes together play all scenes, and each gets scenes of every size.
+    """
     ground, schemes = ground_of(trial), list(LocationScheme)
     place, by_size = schemes.index(trial.scheme), sorted(rows(ground), key=attrgetter("bucket"))
     return Schedule(scenes(ground, by_size[place :: len(schemes)]), place)
 
 
 def handed_over(trial: TrialConfig) -> Schedule:
-    """Return a scene in which a request leaves as it is decoded, and a longer one gets its row."""
+    """Return a scene in which a request finishes in a decode, and a longer one takes its row."""
     row = Row(min(trial.buckets), "short", "replaced")
     return Schedule(scenes(ground_of(trial, Mode.DECODE), [row]))
 
 
 def with_prompts(trial: TrialConfig) -> Schedule:
-    """Return the first scenes of a runner, and prompts that come together, or are too long.
-
-    The long ones are for no graph.
-    """
+    """Return the runner's first scenes, then prompts prefilled together or too long for a graph."""
     ground, smallest = ground_of(trial), min(trial.buckets)
     others = Row(smallest, "longest", "evicted"), Row(smallest, "short", "resumed", "together")
     prompts = scenes(ground_of(trial, Mode.DECODE), others)
@@ -126,10 +130,11 @@ def planned(player: "Planned", schedules: Iterable[Schedule]) -> list[Candidate]
     return found
 
 
-def fewest(candidates: Sequence[Candidate], required: Iterable[str]) -> list[Candidate]:
-    """Return few candidates that reach the events, those with most new ones a forward first.
+def few_reaching(candidates: Sequence[Candidate], required: Iterable[str]) -> list[Candidate]:
+    """Return few candidates that reach the events.
 
-    A padded replay of the runner on trial is looked for in each trial.
+    The one with the most new events per forward is chosen first. Each trial must also have a padded
+    replay of its runner under test.
     """
     wanted = frozenset(required)
     reached = [(one, Counter(_own(one) | (one.events & wanted))) for one in candidates]

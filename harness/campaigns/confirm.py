@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from paritybit.harness.campaigns.fresh import FreshPlaying, PlayFresh
-from paritybit.harness.campaigns.hunt import HuntResult, ends, failed, hunted, whole
+from paritybit.harness.campaigns.hunt import HuntResult, ends, failed, hunted, without_error
 from paritybit.harness.checks.property import Violation
 from paritybit.harness.checks.schedule_properties.declared_state import ID
 from paritybit.harness.lockstep.config import TrialConfig
@@ -57,11 +57,11 @@ def confirmed(
     assert drawn is not None and shrunk is not None
 
     def is_shown_by(playing: FreshPlaying) -> bool:
-        outcome = whole(play(playing))
+        outcome = without_error(play(playing))
         if outcome.stalled:
             hunt_result.events[STALLED] += outcome.stalled
             if not failed(outcome, target):
-                outcome = whole(play(playing))
+                outcome = without_error(play(playing))
         return failed(outcome, target)
 
     def shows(schedule: Schedule, history: tuple[Schedule, ...] = ()) -> bool:

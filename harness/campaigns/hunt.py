@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis.strategies import SearchStrategy
@@ -48,20 +49,13 @@ class PlayingFailedError(NoVerdictError):
     """
 
 
-def whole(outcome: Outcome) -> Outcome:
-    """Return an outcome. Raises PlayingFailedError if it has an error."""
-    if outcome.error is not None:
-        raise PlayingFailedError(outcome.error)
-    return outcome
-
-
 @dataclass
 class HuntResult:
-    """The result of a hunt. Counts include drawn schedules only, not those played to shrink.
+    """The result of a hunt. Counts include all schedules played, except those played to shrink.
 
-    - `schedules`: schedules drawn until the first that fails, or all.
+    - `schedules`: the schedules played until the hunt was over: see `over`.
     - `events`, `most`: see `Outcome`.
-    - `violated`: how many drawn schedules violated each property.
+    - `violated`: how many of them violated each property.
     - `schedule`: the shrunk counterexample, or None.
     - `drawn`: the schedule that it was shrunk from.
     - `seen`: the violations of `drawn`.
@@ -97,7 +91,7 @@ class HuntResult:
         return self.telling or self.error is not None
 
     def add(self, outcome: Outcome) -> None:
-        """Count one drawn schedule."""
+        """Count one schedule."""
         self.schedules += 1
         self.steps += outcome.steps
         self.replays += outcome.replays
@@ -108,8 +102,8 @@ class HuntResult:
         self.error = self.error or outcome.error
         self.device_lost = self.device_lost or outcome.device_lost
 
-    def ends_with(self, lockstep: Lockstep, schedule: Schedule, target: str | None) -> bool:
-        """Play one drawn schedule, and keep it if it fails. Returns whether the hunt is over."""
+    def play(self, lockstep: Lockstep, schedule: Schedule, target: str | None) -> bool:
+        """Play a schedule, count it, and keep it if it fails. Returns whether the hunt is over."""
         before = tuple(lockstep.history)
         outcome = lockstep.play(schedule, until=ends(target))
         self.add(outcome)
@@ -120,7 +114,7 @@ class HuntResult:
         return self.over
 
     def shrink(self, lockstep: Lockstep, target: str | None) -> None:
-        """Shrink the schedule that was found. Only the target is checked.
+        """Shrink the schedule that was found, and check only the properties in `hunted`.
 
         Shrinking ends after SHRINKING_STEPS steps, or FEW_STEPS with large pools.
         """
@@ -162,10 +156,10 @@ def hunted(target: str | None, watched: Iterable[str]) -> frozenset[str]:
     return frozenset(watched) if target is None else STATE_PROPERTIES | ends(target)
 
 
-def narrowed(
+def search_few_first(
     lockstep: Lockstep, target: str | None, search: Callable[[Lockstep], HuntResult]
 ) -> HuntResult:
-    """Return the result of a search for a target, with few properties checked, which is faster.
+    """Search for a target with few properties checked, which is faster.
 
     A search that finds nothing is repeated with all watched properties.
     """
@@ -193,11 +187,14 @@ def holding_steps(
     return schedule.steps[:place]
 
 
-def without_error(hunt_result: HuntResult) -> HuntResult:
-    """Return a hunt's result. Raises PlayingFailedError if it has an error."""
-    if hunt_result.error is not None:
-        raise PlayingFailedError(hunt_result.error)
-    return hunt_result
+Played = TypeVar("Played", Outcome, HuntResult)
+
+
+def without_error(played: Played) -> Played:
+    """Return an outcome or a hunt's result. Raises PlayingFailedError if it has an error."""
+    if played.error is not None:
+        raise PlayingFailedError(played.error)
+    return played
 
 
 def failed(outcome: Outcome, target: str | None) -> bool:
@@ -231,13 +228,13 @@ def hunt(
     """Draw up to `examples` schedules until one violates `target` (None: anything), and shrink it.
 
     The schedules in `first` are played before any is drawn, in place of the scenes that are drawn
-    first otherwise. Violations of other properties are counted, and not checked while shrinking.
-    An internal error ends the hunt.
+    first otherwise. Violations of other properties are counted. Shrinking checks only the
+    properties in `hunted`. An internal error ends the hunt.
     """
     hunt_result = HuntResult()
 
     def search(schedule: Schedule) -> None:
-        if hunt_result.ends_with(lockstep, schedule, target):
+        if hunt_result.play(lockstep, schedule, target):
             raise EnoughDrawn
 
     with suppress(EnoughDrawn):
@@ -314,7 +311,7 @@ def first_failure(
     """Play given schedules until one violates `target` (None: anything), and shrink it."""
     hunt_result = HuntResult()
     for schedule in candidates:
-        if hunt_result.ends_with(lockstep, schedule, target):
+        if hunt_result.play(lockstep, schedule, target):
             break
     hunt_result.shrink(lockstep, target)
     return hunt_result

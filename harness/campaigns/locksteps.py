@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 import torch
-from paritybit.harness.campaigns.hunt import whole
+from paritybit.harness.campaigns.hunt import without_error
 from paritybit.harness.checks.explanation import NOT_EXPLAINED, Explained, explained, observe
 from paritybit.harness.checks.play import Lockstep, Outcome
 from paritybit.harness.checks.table import PROPERTIES
@@ -109,7 +109,7 @@ def explained_small(
     small.watch(PROPERTIES)
     again, entries = observe(small, schedule)
     wanted = {target} if target is not None else outcome.violated
-    shown = whole(again).violated
+    shown = without_error(again).violated
     if trial.skipped_slots and not shown:
         first = trial.page_size + trial.skipped_slots
         numbers = range(first, trial.full_slots + first)

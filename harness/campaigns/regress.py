@@ -251,7 +251,7 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
     | `at_edges`: one runner of each engine | a scene and generated, with the smallest sizes |
     | the same, with long contexts and high slot numbers | scenes and generated |
     Drafts are chains in one trial of each speculating runner. The first and third row have scenes
-    in tiny runs only. A narrowed run (tiny, without some hunts) plays in the first row the fewest
+    in tiny runs only. A narrowed run (tiny, without some hunts) plays in the first row few
     schedules that reach all required states, and traffic on its first runner only.
     """
     schemes = settings.schemes
@@ -282,8 +282,8 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
         tasks.append(Task(trial, Source.GENERATED, seed, few, (handed_over(trial),)))
         seed += 1
     for trial in settings.featured:
-        known = (with_prompts(trial),) if settings.shape is Shape.TINY else ()
-        tasks.append(Task(trial, Source.GENERATED, seed, 1, known))
+        first = (with_prompts(trial),) if settings.shape is Shape.TINY else ()
+        tasks.append(Task(trial, Source.GENERATED, seed, 1, first))
         seed += 1
     for place, runner in enumerate(settings.at_edges):
         trial = smallest(trial_of(settings, runner, schemes[place % len(schemes)]))
@@ -330,8 +330,8 @@ def chained(settings: RunConfig, trial: TrialConfig) -> TrialConfig:
 
 def run_tasks(tasks: Sequence[Task], workers: Workers, on_result: Callable[[Result], None]) -> None:
     """Run tasks with `workers`, sorted by `order`. `on_result` is called with each result."""
-    first = sorted(tasks, key=order)
-    execute(TASKS, first, workers, lambda ended: on_result(result_of(ended)))
+    ordered = sorted(tasks, key=order)
+    execute(TASKS, ordered, workers, lambda ended: on_result(result_of(ended)))
 
 
 def verdict(run: Run) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paritybit.harness.campaigns.executor import Campaign, Ended
-from paritybit.harness.campaigns.hunt import time_limit, whole
+from paritybit.harness.campaigns.hunt import time_limit, without_error
 from paritybit.harness.campaigns.locksteps import LARGE
 from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
 from paritybit.harness.checks.schedule_properties.declared_state import DECLARED_STATE
@@ -104,7 +104,7 @@ def lockstep_of(case: Case) -> Lockstep:
     LARGE.clear()
     lockstep = Lockstep(case.trial, frozenset(PROPERTIES))
     for schedule in case.history:
-        whole(lockstep.play(schedule))
+        without_error(lockstep.play(schedule))
     return lockstep
 
 

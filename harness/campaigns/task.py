@@ -22,9 +22,8 @@ from paritybit.harness.campaigns.hunt import (
     first_failure,
     hunt,
     hunted,
-    narrowed,
+    search_few_first,
     time_limit,
-    whole,
     without_error,
 )
 from paritybit.harness.campaigns.locksteps import (
@@ -104,14 +103,14 @@ OPEN = frozenset({Status.FAILED, Status.VACUOUS})
 class Task:
     """Play up to `examples` schedules from `source` on `trial`, with `seed`.
 
-    The schedules in `known` are played before any is drawn.
+    The schedules in `first` are played before any is drawn.
     """
 
     trial: TrialConfig
     source: Source
     seed: int
     examples: int
-    known: tuple[Schedule, ...] = ()
+    first: tuple[Schedule, ...] = ()
 
     @property
     def bug(self) -> Bug | None:
@@ -137,7 +136,7 @@ class Task:
     def seconds(self) -> float:
         """The time limit in seconds."""
         slower = LARGE_SLOWER if self.trial.large else 1
-        return slower * time_limit(self.examples + len(self.known))
+        return slower * time_limit(self.examples + len(self.first))
 
     @property
     def label(self) -> str:
@@ -226,7 +225,7 @@ def run_task(
     warnings = len(locksteps(task.trial).capture_warnings)
     hunt_result, finding, error = HuntResult(), None, None
     try:
-        hunt_result = narrowed(locksteps(task.trial), task.target, partial(_search, task))
+        hunt_result = search_few_first(locksteps(task.trial), task.target, partial(_search, task))
         warnings = len(locksteps(task.trial).capture_warnings)
         without_error(hunt_result)
         if hunt_result.schedule is not None:
@@ -268,7 +267,7 @@ def _unbuilt(task: Task, failure: SubjectFailedError, seconds: float) -> Result:
 def _search(task: Task, lockstep: Lockstep) -> HuntResult:
     """Play the task's schedules until one violates the target, and shrink it."""
     if task.source is Source.GENERATED:
-        return hunt(lockstep, task.target, task.seed, task.examples, first=task.known)
+        return hunt(lockstep, task.target, task.seed, task.examples, first=task.first)
     return first_failure(lockstep, pieces_of(task.trial, task.examples, task.seed), task.target)
 
 
@@ -281,21 +280,21 @@ def _finding(task: Task, locksteps: Locksteps, shown: Confirmed) -> Finding:
     if shown.undeclared is not None:
         return Finding.of_undeclared_state(shown)
     schedule = shown.schedule
-    outcome, timeline = _seen_whole(task, locksteps, schedule)
+    outcome, timeline = _observed(task, locksteps, schedule)
     if not (failed(outcome, task.target) or task.trial.large):
         locksteps = Locksteps()  # What was played before hides it.
-        outcome, timeline = _seen_whole(task, locksteps, schedule)
+        outcome, timeline = _observed(task, locksteps, schedule)
     found = explained_small(locksteps, task.trial, schedule, outcome, timeline, task.target)
     return Finding.of(schedule, outcome, timeline, found)
 
 
-def _seen_whole(
+def _observed(
     task: Task, locksteps: Locksteps, schedule: Schedule
 ) -> tuple[Outcome, list[TimelineEntry]]:
     """Play a schedule with every property on. Raises PlayingFailedError if that fails."""
     locksteps(task.trial).watch(PROPERTIES)
     outcome, timeline = observe(locksteps(task.trial), schedule)
-    return whole(outcome), timeline
+    return without_error(outcome), timeline
 
 
 def _reach(task: Task, lockstep: Lockstep, finding: Finding | None) -> Reach | None:
@@ -328,7 +327,7 @@ def _reach_small(task: Task, finding: Finding | None) -> Reach | None:
         lockstep = kept_lockstep(small.trial)
         if finding is not None:
             lockstep.watch(watched_for(task.target))
-            if task.target not in whole(lockstep.play(finding.schedule)).violated:
+            if task.target not in without_error(lockstep.play(finding.schedule)).violated:
                 return None
         return _reach(small, lockstep, finding)
     finally:
@@ -385,5 +384,5 @@ def _judge_found(
         return Status.NOT_REPRODUCED
     clean = lockstep_of(task.clean_trial)
     clean.watch(watched_for(target))
-    violations = whole(clean.play(finding.schedule)).violations
+    violations = without_error(clean.play(finding.schedule)).violations
     return Status.CLEAN_IS_RED if violations else Status.CAUGHT

@@ -134,7 +134,9 @@ def expectation(bug: Bug, runner: str) -> Expectation:
 
     Raises KeyError for a bug without a row, and if the row has no cell for this kind of runner.
     """
-    row = _row(bug)
+    if bug.name not in TABLE:
+        raise KeyError(f"bug {bug.name} has no row in the table of expectations")
+    row = TABLE[bug.name]
     lacks = lacking(bug, runner)
     if lacks is not None:
         return Expectation(None, lacks)
@@ -156,16 +158,6 @@ def affected_runners(bug: Bug) -> tuple[str, ...]:
     return tuple(name for name in RUNNERS if unaffected_reason(bug, name) is None)
 
 
-def detected_by(bug: Bug, runner: str | None = None) -> str | None:
-    """Return the property that must detect `bug` on a runner, or None if none can.
-
-    Without a runner, return that of most runners, or None if no runner is affected. Raises
-    KeyError for a bug without a row, and with a runner as `expectation` does.
-    """
-    return _row(bug).detected_by if runner is None else expectation(bug, runner).detected_by
-
-
-def _row(bug: Bug) -> Row:
-    if bug.name not in TABLE:
-        raise KeyError(f"bug {bug.name} has no row in the table of expectations")
-    return TABLE[bug.name]
+def detected_by(bug: Bug, runner: str) -> str | None:
+    """Return the property that must detect `bug` on `runner`, or None. Raises as `expectation`."""
+    return expectation(bug, runner).detected_by

@@ -4,7 +4,7 @@ import argparse
 
 from paritybit.harness.campaigns.confirm import DEPENDS
 from paritybit.harness.campaigns.executor import Ended, execute
-from paritybit.harness.campaigns.hunt import whole
+from paritybit.harness.campaigns.hunt import without_error
 from paritybit.harness.campaigns.locksteps import LARGE, Locksteps, explained_small
 from paritybit.harness.campaigns.replay import (
     REPLAYS,
@@ -60,7 +60,7 @@ def replay_one(case: Case, name: str) -> int:
     """Replay a case, and print its violations with an explanation of the first."""
     lockstep = lockstep_of(case)
     outcome, timeline = observe(lockstep, case.schedule)
-    if vacuous(whole(outcome)):
+    if vacuous(without_error(outcome)):
         raise CannotRunError(f"{name} runs no forward, so it proves nothing")
     undeclared = [
         one.get("message", DEPENDS)

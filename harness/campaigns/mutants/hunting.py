@@ -6,7 +6,7 @@ from functools import lru_cache
 from zlib import crc32
 
 from paritybit.harness.campaigns.executor import Campaign
-from paritybit.harness.campaigns.hunt import EnoughDrawn, draw, time_limit, whole
+from paritybit.harness.campaigns.hunt import EnoughDrawn, draw, time_limit, without_error
 from paritybit.harness.campaigns.mutants.survivors import CHECKS, survivor
 from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
 from paritybit.harness.checks.schedule_properties.declared_state import DECLARED_STATE
@@ -116,7 +116,7 @@ class Watch:
         """Play one schedule up to its first violation. Raises PlayingFailedError."""
         self.latest = schedule
         if schedule not in self.known:
-            outcome: Outcome = whole(self.lockstep.play(schedule, until=JUDGED))
+            outcome: Outcome = without_error(self.lockstep.play(schedule, until=JUDGED))
             self.known[schedule] = outcome.violated
         self.schedules += 1
         self.seen = self.known[schedule]
@@ -133,7 +133,7 @@ def clean_lockstep(trial: TrialConfig) -> Lockstep:
 @lru_cache(maxsize=KEPT)
 def violated_when_clean(trial: TrialConfig, schedule: Schedule) -> frozenset[str]:
     """Return what a schedule violates on a clean trial. Raises PlayingFailedError."""
-    return whole(clean_lockstep(trial).play(schedule, until=JUDGED)).violated
+    return without_error(clean_lockstep(trial).play(schedule, until=JUDGED)).violated
 
 
 def hunt_mutant(hunt: MutantHunt) -> Hunted:

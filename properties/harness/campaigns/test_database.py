@@ -58,8 +58,8 @@ def test_every_clean_trial_of_a_runner_tries_what_failed_on_it_and_no_hunt_does(
     for task in clean_tasks(settings):
         usual = task.trial.buckets != SMALLEST and not (task.trial.overlap or task.trial.features)
         tried = task.trial.runner == "decode" and task.source is Source.GENERATED and usual
-        assert task.known[:1] == (ONE,) if tried else ONE not in task.known
-    assert all(not task.known for task in hunting_tasks(settings))
+        assert task.first[:1] == (ONE,) if tried else ONE not in task.first
+    assert all(not task.first for task in hunting_tasks(settings))
 
 
 def test_known_schedules_are_played_before_any_is_drawn() -> None:

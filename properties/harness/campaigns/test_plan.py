@@ -182,7 +182,7 @@ def test_drafts_are_chains_in_one_clean_trial_of_each_runner_that_speculates(hun
     """Where nothing is hunted, if there is such a scheme; and its replays are required then."""
     hunts = tuple(pair for pair in all_hunts() if hunted in {"everything", pair[0]})
     settings = RunConfig("cpu", hunts)
-    usual_ones = (task for task in clean_tasks(settings) if usual(task, settings) and task.known)
+    usual_ones = (task for task in clean_tasks(settings) if usual(task, settings) and task.first)
     clean = [task for task in usual_ones if task.trial.features == CHAINS]
     free = SPECULATING if hunted == "everything" else set()
     assert sorted(task.trial.runner for task in clean) == sorted(free)
@@ -197,7 +197,7 @@ def test_the_clean_trials_of_a_runner_play_all_scenes_first() -> None:
     settings = RunConfig("cpu")
     for runner in settings.runners:
         tasks = [task for task in clean_tasks(settings) if task.trial.runner == runner]
-        trials = {task.trial: task.known for task in tasks if task.known and usual(task, settings)}
+        trials = {task.trial: task.first for task in tasks if task.first and usual(task, settings)}
         assert trials == {trial: (share_of_scenes(trial),) for trial in trials}
         (every,) = {rows(ground_of(replace(trial, features=()))) for trial in trials}
         begun = sum(share_of_scenes(trial).steps.count(EVERYONE_LEAVES[1]) for trial in trials)
@@ -205,7 +205,7 @@ def test_the_clean_trials_of_a_runner_play_all_scenes_first() -> None:
         if RUNNERS[runner].token_buckets:
             assert most_together(runner) in settings.required_events
     large = replace(settings, shape=Shape.MID)
-    assert not any(task.known for task in clean_tasks(large) if not task.trial.overlap)
+    assert not any(task.first for task in clean_tasks(large) if not task.trial.overlap)
 
 
 def test_a_clean_trial_plays_no_more_schedules_than_a_hunt_was_asked_for() -> None:
@@ -276,7 +276,7 @@ def test_a_run_of_one_bug_tries_clean_what_its_hunts_are_held_to_and_little_else
     assert in_order - usual_ones <= held_to
     assert len(usual_ones) == len(settings.runners)
     generated = [task for task in clean if usual(task, settings) and task.source != Source.TRAFFIC]
-    assert all(task.known and not task.examples for task in generated)
+    assert all(task.first and not task.examples for task in generated)
     assert any(task.trial.overlap for task in clean) is BUGS[name].overlap
 
 
@@ -337,6 +337,6 @@ def test_what_a_narrowed_run_chose_reaches_all_that_it_must(name: str) -> None:
     settings, reached = RunConfig("cpu", hunts), Counter[str]()
     for task in clean_tasks(settings):
         lockstep = Lockstep(task.trial, (), engines=subject_alone, keeps_state=False)
-        for schedule in task.known:
+        for schedule in task.first:
             reached += lockstep.play(schedule).events
     assert [event for event in settings.required_events if not reached[event]] == []

@@ -128,7 +128,7 @@ def test_a_default_run_finds_what_narrows_a_number(
     monkeypatch.setattr(TrialConfig, "subject", broken(NARROW[name]))
     task = of_decode()
     lockstep = Lockstep(task.trial, STATE_PROPERTIES, engines=subject_alone, keeps_state=False)
-    found = lockstep.play(task.known[0])
+    found = lockstep.play(task.first[0])
     assert found.error is None and found.violated, found.error
 
 
@@ -176,7 +176,7 @@ def test_a_slot_number_is_known_from_its_last_bits_where_nothing_else_is_so_narr
 @pytest.mark.usefixtures("captures_when_needed")
 def test_a_right_engine_is_green_and_reaches_every_bound() -> None:
     task = of_decode()
-    outcome = Lockstep(task.trial, WITHOUT_REPLAYS).play(task.known[0])
+    outcome = Lockstep(task.trial, WITHOUT_REPLAYS).play(task.first[0])
     assert (outcome.error, outcome.violations) == (None, ())
     assert all(outcome.events[event] for event in BOUNDS)
 

@@ -323,6 +323,6 @@ def test_steps_overlap_in_a_clean_trial_of_each_engine_that_launches(
         found = [task for task in clean_tasks(settings) if task.trial.overlap]
         assert [task.trial.runner for task in found] == runners
         assert all(task.examples == OVERLAPPING for task in found)
-        assert all(task.known == (handed_over(task.trial),) for task in found)
+        assert all(task.first == (handed_over(task.trial),) for task in found)
         for event in (OVERLAPPED, HANDED_OVER_IN_FLIGHT):
             assert (event in settings.required_events) is bool(runners)

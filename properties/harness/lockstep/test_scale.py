@@ -220,7 +220,7 @@ def test_a_hunt_over_pools_that_are_not_copied_holds_one_pair_of_them_at_a_time(
         lockstep.watch(playing.properties)
         return lockstep.play(playing.schedules[-1], until=playing.until)
 
-    task = Task(trial, Source.GENERATED, 0, 1, known=(case.schedule,))
+    task = Task(trial, Source.GENERATED, 0, 1, first=(case.schedule,))
     locksteps = Locksteps(build)
     result = run_task(task, locksteps, fresh)
     assert (result.status, result.error) == (Status.CAUGHT, None)
