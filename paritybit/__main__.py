@@ -10,7 +10,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -18,11 +18,10 @@ from types import ModuleType
 from paritybit.harness.cli.exit_codes import (
     CANNOT_RUN,
     FINDING,
-    HUNG_UP,
     INTERRUPTED,
     MALFORMED,
     OK,
-    TERMINATED,
+    STOPPED,
 )
 from paritybit.harness.errors import (
     LONGEST_VALUE,
@@ -40,9 +39,6 @@ from paritybit.harness.machine.mps import private_daemon
 from paritybit.harness.machine.stopping import Stop, listening
 from paritybit.harness.machine.streams import taken_over
 from paritybit.places import cache_folder
-
-STOPPED_BY: Mapping[int | None, int] = {signal.SIGTERM: TERMINATED, signal.SIGHUP: HUNG_UP}
-"""Exit codes of what was interrupted by another signal than Ctrl-C's."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     exec("")
     if own:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # All is done; what ends is the interpreter.
-    return STOPPED_BY.get(stop.received, INTERRUPTED) if code == INTERRUPTED else code
+    return STOPPED.get(stop.received, INTERRUPTED) if code == INTERRUPTED else code
 
 
 def carried_out(words: Sequence[str], stop: Stop, *, own: bool) -> int:

@@ -4,23 +4,20 @@ A task is plain data and `run` is a module-level function, so both can be sent t
 one task fails, the others still finish. The executor knows nothing about trials or devices.
 """
 
-import gc
-import multiprocessing
 import os
-import re
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import connection, process, resource_tracker
+from multiprocessing import connection
 from typing import Any, Generic, Protocol, TypeVar
 
 from paritybit.harness.errors import headline
 from paritybit.harness.lockstep.tracebacks import traceback_of
-from paritybit.harness.machine.forks import KERNELS, Forked, end_with_asker, preload, undisturbed
+from paritybit.harness.machine.forks import KERNELS, Forked, preload, undisturbed
 from paritybit.harness.machine.gpus import VISIBLE
 from paritybit.harness.machine.workers import Workers
 
@@ -50,15 +47,12 @@ class Campaign(Generic[T, R]):
       one key go to one process if possible.
     - `own`: a finer key, for what only some of these tasks share. None means `shared`.
     - `seconds`: the time limit of a task, after which it counts as hung.
-    - `variables`: a pattern of the environment variables that processes get. None means all. With
-      a pattern, processes are not forked, because a fork keeps all variables in its memory.
     - `label`: the name of a task in messages.
     """
 
     run: Callable[[T], R]
     shared: Callable[[T], Hashable]
     seconds: Callable[[T], float]
-    variables: re.Pattern[str] | None = None
     own: Callable[[T], Hashable] | None = None
     label: Callable[[T], str] = str
 
@@ -71,33 +65,6 @@ class Ended(Generic[T, R]):
     seconds: float
     result: R | None = None
     error: str | None = None
-
-
-def variables_of(variables: re.Pattern[str] | None, gpu: str | None = None) -> dict[str, str]:
-    """Return the environment variables whose whole name matches a pattern. None means all.
-
-    With `gpu`, a process with these variables only sees this GPU.
-    """
-    pinned = {} if gpu is None else {VISIBLE: gpu}
-    given = {
-        name: value
-        for name, value in os.environ.items()
-        if variables is None or variables.fullmatch(name)
-    }
-    return given | pinned
-
-
-@contextmanager
-def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Replace this process's environment within this context."""
-    before = dict(os.environ)
-    os.environ.clear()
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def outcome_of(run: Callable[[T], R], task: T) -> tuple[R | None, str | None]:
@@ -122,42 +89,15 @@ def _serve(pipe: connection.Connection, run: Callable[[Any], Any]) -> None:
                 pipe.send((None, traceback_of(unsendable)))
 
 
-def _serve_apart(pipe: connection.Connection, run: Callable[[Any], Any]) -> None:
-    """Serve in a process that was not forked."""
-    end_with_asker(pipe)
-    gc.freeze()  # Imported objects are never garbage, so the collector skips them.
-    _serve(pipe, run)
-
-
-def _started_apart(
-    run: Callable[[Any], Any], variables: Mapping[str, str]
-) -> tuple[process.BaseProcess, connection.Connection]:
-    """Return a new process that only ever had these variables, and the pipe to it."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    # Not a daemon, because a task may start processes.
-    started = context.Process(target=_serve_apart, args=(theirs, run))
-    # The tracker must run already, because its start would unblock SIGINT.
-    resource_tracker.ensure_running()
-    with undisturbed(), environment(variables):
-        started.start()
-    theirs.close()
-    return started, ours
-
-
 class _Worker(Generic[T, R]):
     """A worker process that runs one task at a time. It ignores Ctrl-C."""
 
     task: T
 
     def __init__(self, campaign: Campaign[T, R], gpu: str | None) -> None:
-        variables = variables_of(campaign.variables, gpu)
-        self.process: process.BaseProcess | Forked
-        if campaign.variables is None:
-            self.process = Forked(_serve, campaign.run, variables=variables)
-            self.pipe = self.process.pipe
-        else:
-            self.process, self.pipe = _started_apart(campaign.run, variables)
+        variables = {**os.environ, **({} if gpu is None else {VISIBLE: gpu})}
+        self.process = Forked(_serve, campaign.run, variables=variables)
+        self.pipe = self.process.pipe
         self.busy = False
         self.usable = True
         self.started = self.deadline = 0.0
@@ -377,8 +317,7 @@ def _spread(
             on_end(_run_here(campaign, last))
         return
     workers: list[_Worker[T, R] | None] = [None] * spread_over.processes
-    if campaign.variables is None:
-        preload([campaign.run.__module__, *(KERNELS if spread_over.gpus else ())])
+    preload([campaign.run.__module__, *(KERNELS if spread_over.gpus else ())])
     try:
         while True:
             _hand_out(campaign, workers, waiting, spread_over.pin)

@@ -1,5 +1,6 @@
 """Exit codes of the command line."""
 
+import signal
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,13 @@ INTERRUPTED = 130
 TERMINATED = 143
 HUNG_UP = 129
 """Ended by Ctrl-C, SIGTERM, or a closed terminal. Finished results are saved."""
+
+STOPPED: Mapping[int | None, int] = {
+    signal.SIGINT: INTERRUPTED,
+    signal.SIGTERM: TERMINATED,
+    signal.SIGHUP: HUNG_UP,
+}
+"""Exit codes of what a signal interrupted."""
 
 
 def code_of(figures: Mapping[str, Any]) -> int:

@@ -99,9 +99,9 @@ def parser() -> Parser:
     return top
 
 
-def add_names(command: Parser, flag: str, what: str, default: str = "all") -> None:
+def add_names(command: Parser, flag: str, what: str) -> None:
     """Add an option that takes a comma-separated list of names."""
-    about = f"Comma-separated {what} (default: {default})"
+    about = f"Comma-separated {what} (default: all)"
     command.add_argument(flag, type=names, default=(), help=about)
 
 

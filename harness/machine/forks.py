@@ -200,13 +200,14 @@ def collect_rarely() -> None:
 @contextmanager
 def few_collections() -> Iterator[None]:
     """Collect garbage in this context as rarely as in a fork."""
-    before = gc.get_threshold()
+    before, frozen = gc.get_threshold(), gc.get_freeze_count()
     collect_rarely()
     try:
         yield
     finally:
         gc.set_threshold(*before)
-        gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()
 
 
 def serve_from_here() -> None:

@@ -223,20 +223,6 @@ def case_of(data: Any, name: str) -> Case:
         raise MalformedError(
             f"{name}: a case must have exactly these keys: {', '.join(sorted(KEYS))}"
         )
-    return case_from_json(data, name)
-
-
-def case_from_json(data: Any, name: str) -> Case:
-    """Return the case from JSON data of the current version. `name` is its name in messages.
-
-    Format and version are not read. Raises as `case_of` does.
-    """
-    if not isinstance(data, dict) or not (
-        KEYS - {"format", "version"} <= data.keys() <= KEYS | OPTIONAL
-    ):
-        raise MalformedError(
-            f"{name}: a case must have exactly these keys: {', '.join(sorted(KEYS))}"
-        )
     target, seed, violations = data["target"], data["seed"], data["violations"]
     if type(seed) is not int:
         raise MalformedError(f"{name}: {quoted(seed)} is not a valid seed for a case")

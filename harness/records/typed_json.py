@@ -96,11 +96,6 @@ def _literal(texts: tuple[str, ...], data: Any, place: str) -> str:
     return data
 
 
-def _enum(kind: type[Enum], data: Any, place: str) -> Enum:
-    """Return the enum member with a value."""
-    return kind(_literal(tuple(member.value for member in kind), data, place))
-
-
 def _tuple(kinds: tuple[Any, ...], data: Any, place: str) -> tuple[Any, ...]:
     """Return the items of a list, all of one type."""
     return tuple(_list(kinds, data, place))
@@ -142,7 +137,7 @@ PLAIN = {str: "a text", int: "a whole number", float: "a finite number", bool: "
 def _plain(kind: Any, data: Any, place: str) -> Any:
     """Return a text, a number or a bool. An int is a valid float; a bool, NaN and inf are not."""
     if issubclass(kind, Enum):
-        return _enum(kind, data, place)
+        return kind(_literal(tuple(member.value for member in kind), data, place))
     fits = type(data) is kind or (kind is float and type(data) is int)
     fits = fits and not (type(data) is float and not isfinite(data))
     if not fits:

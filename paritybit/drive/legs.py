@@ -1,7 +1,7 @@
 """The legs of a plan. A leg is a set of settings with which an engine is served in one process."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 LACKING = 4
 """The exit code of a leg that the release does not support. Its last line has the reason."""
@@ -27,8 +27,6 @@ class Leg:
     replays: bool = True
 
 
-def plan(device: str, seconds: float, legs: Sequence[Leg]) -> tuple[Leg, ...]:
-    """Return the legs for a device. Their seconds add up to `seconds`."""
-    mine = [leg for leg in legs if leg.device in (None, device)]
-    total = sum(leg.share for leg in mine)
-    return tuple(replace(leg, seconds=seconds * leg.share / total) for leg in mine)
+def plan(device: str, legs: Sequence[Leg]) -> tuple[Leg, ...]:
+    """Return the legs for a device."""
+    return tuple(leg for leg in legs if leg.device in (None, device))

@@ -9,28 +9,21 @@ States are restored from snapshots. Some successors of a snapshot are compared w
 the replayed path. A violation counts only if replaying its path from the start also leads to one.
 """
 
-import gc
 import marshal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Protocol
 
 from paritybit.explore.snapshots import Objects, Snapshot, Snapshots
+from paritybit.harness.machine.forks import few_collections
 
 PROGRESS = 1.0
 """Seconds between two reports of progress."""
 
 ROOM = 400_000_000
 """The most bytes of snapshots per level. Other states of the level are reached by their path."""
-
-ALLOCATIONS = 100_000
-"""The number of net allocations between two collections of the youngest generation."""
-
-YOUNG = 100
-"""Collections of the youngest generation between two of older ones, as snapshots are long-lived."""
 
 COMPARED = 200
 """After one in COMPARED snapshots, one of its actions is compared with its replayed path."""
@@ -208,20 +201,6 @@ class Search:
         except ViolationError as error:
             return str(error)
         raise SnapshotError(f"no violation at the end of {', '.join(path)}, from the start")
-
-
-@contextmanager
-def few_collections() -> Iterator[None]:
-    """Make garbage collections rare, because the modules of an engine are large and stay."""
-    before, frozen = gc.get_threshold(), gc.get_freeze_count()
-    gc.freeze()
-    gc.set_threshold(ALLOCATIONS, YOUNG, *before[2:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        if not frozen:
-            gc.unfreeze()
 
 
 def replayed(make: Callable[[], Machine], path: tuple[str, ...]) -> Machine:

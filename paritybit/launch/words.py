@@ -6,11 +6,8 @@ from dataclasses import dataclass
 from paritybit.launch.schema import Finding, Who
 
 
-def lines_of(finding: Finding, replay: str | None = None) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of each line about a finding.
-
-    `replay` is the command that replays it.
-    """
+def lines_of(finding: Finding) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each line about a finding."""
     yield "where", ", ".join(where(finding))
     yield "written", f"last written by {by(finding.writer)}" if finding.writer else "not known"
     if finding.freed is not None:
@@ -20,8 +17,6 @@ def lines_of(finding: Finding, replay: str | None = None) -> Iterator[tuple[str,
     yield "cause", why(finding)
     if finding.known is not None:
         yield "known", finding.known
-    if replay is not None:
-        yield "replay", replay
 
 
 def where(finding: Finding) -> Iterator[str]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from paritybit.harness.cli.watch.run import legs_of
 
 from paritybit.drive.engines import DRIVEN, Driven
 from paritybit.drive.environment import Environment
@@ -32,7 +33,7 @@ def test_legs_are_command_lines_that_vary_each_setting(
     compiled = engine.source / one.package.name / "_C.abi3.so"  # vLLM needs it on a GPU.
     compiled.parent.mkdir(parents=True)
     compiled.touch()
-    legs = plan(device, 60.0, one.legs)
+    legs = legs_of(plan(device, one.legs), 60.0)
     assert sum(leg.seconds for leg in legs) == pytest.approx(60.0)
     assert len({leg.name for leg in legs}) == len(legs)
     scopes = []
@@ -52,6 +53,6 @@ def test_a_leg_of_transformers_combines_what_may_hold_or_move_blocks(device: str
     (one,) = (one for one in DRIVEN if one.package.name == "transformers")
     served = [
         parser_of(Served).parse_args([*leg.arguments, "--device", device])
-        for leg in plan(device, 100.0, one.legs)
+        for leg in plan(device, one.legs)
     ]
     assert any(s.full and s.overlap and s.offload and s.samples > 1 for s in served)

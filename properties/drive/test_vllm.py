@@ -96,7 +96,7 @@ def test_tokens_without_a_slot_are_not_written() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_what_is_compiled_for_a_gpu_is_served_there_alone(device: str) -> None:
     made = parser_of(Served)
-    asked = [served_as(Served, made.parse_args(leg.arguments)) for leg in plan(device, 1, LEGS)]
+    asked = [served_as(Served, made.parse_args(leg.arguments)) for leg in plan(device, LEGS)]
     elsewhere = {one.backend for one in asked} - {"triton"}
     elsewhere |= {one.graphs for one in asked} & {*COMPILED}
     assert bool(elsewhere) == (device == "cuda")

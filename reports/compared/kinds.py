@@ -73,34 +73,26 @@ def counted(kinds: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Name:
-    """The parts of a run's name: commit, device, what was tested, and start time.
-
-    `subject` and `started` are '' if they are not known or not needed.
-    """
+    """The parts of a run's name: commit, device and start time."""
 
     commit: str | None
     dirty: bool | None
     device: str
-    subject: str = ""
-    started: str = ""
+    started: str
 
     @property
     def short(self) -> str:
-        """The name with subject, commit and device."""
+        """The name with commit and device."""
         commit = "an unrecorded commit" if self.commit is None else self.commit[:12]
         dirty = ", with uncommitted changes" if self.dirty else ""
-        subject = f"{self.subject}, tested by " if self.subject else ""
-        return f"{subject}{commit}{dirty}, on {self.device}"
+        return f"{commit}{dirty}, on {self.device}"
 
 
 def distinct_names(before: Name, after: Name) -> tuple[str, str]:
     """Return different names for the two runs of a comparison."""
     names = [before.short, after.short]
     if names[0] == names[1]:
-        names = [
-            f"{name.short}, {name.started}" if name.started else name.short
-            for name in (before, after)
-        ]
+        names = [f"{name.short}, {name.started}" for name in (before, after)]
     if names[0] == names[1]:
         names = [f"{names[0]} (earlier)", f"{names[1]} (later)"]
     return names[0], names[1]

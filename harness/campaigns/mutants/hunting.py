@@ -1,7 +1,7 @@
 """Hunts mutants. A schedule must violate a property that holds for the clean subject."""
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from zlib import crc32
 
@@ -32,13 +32,13 @@ KEPT = 12
 
 @dataclass(frozen=True)
 class MutatedTrial(TrialConfig):
-    """A trial of a mutant, or of the clean subject for None."""
+    """A trial of a mutant."""
 
-    mutant: Mutant | None = None
+    mutant: Mutant = field(kw_only=True)
 
     def subject(self) -> Subject:
         """Return the subject."""
-        return super().subject() if self.mutant is None else mutated_subject(self.mutant)
+        return mutated_subject(self.mutant)
 
     @property
     def clean(self) -> TrialConfig:

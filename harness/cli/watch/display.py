@@ -1,7 +1,7 @@
 """The output of `watch` during the run: progress, and each new finding."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,17 +32,11 @@ class Display:
     that no other process writes to. Otherwise lines are printed at increasing intervals.
     """
 
-    def __init__(
-        self,
-        console: Console,
-        *,
-        redraws: bool,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.console, self.clock = console, clock
+    def __init__(self, console: Console, *, redraws: bool) -> None:
+        self.console = console
         self.redraws = redraws and console.is_terminal
         self.leg = ""
-        self.started = clock()
+        self.started = time.monotonic()
         self.pause = FIRST_LINE
         self.next = self.started + self.pause
         self.status = console.status("starting") if self.redraws else None
@@ -61,7 +55,7 @@ class Display:
         if finding is not None:
             key = str(finding.get("key"))
             self.put_finding(finding_of(finding, key, tally.number(key), self.leg))
-        now = self.clock()
+        now = time.monotonic()
         if self.status is not None:
             self.status.update(Text(self.progress(tally, now)))
         elif now >= self.next:
@@ -76,10 +70,10 @@ class Display:
         leg = f"{self.leg}: " if self.leg else ""
         return f"{now - self.started:.0f} s: {leg}{seen}: {found}"
 
-    def put_finding(self, finding: Finding, replay: str | None = None) -> None:
+    def put_finding(self, finding: Finding) -> None:
         """Print a finding: the headline, then a line per fact."""
         self.put(f"{finding.check}: {finding.text}", style="bold red")
-        for name, text in lines_of(finding, replay):
+        for name, text in lines_of(finding):
             self.put(f"  {name:{NAMES}}{text}")
 
     def put(self, line: str, style: str | None = None) -> None:

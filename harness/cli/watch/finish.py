@@ -7,14 +7,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from paritybit.harness.cli.exit_codes import (
-    CANNOT_RUN,
-    FINDING,
-    HUNG_UP,
-    INTERRUPTED,
-    OK,
-    TERMINATED,
-)
+from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK, STOPPED
 from paritybit.harness.cli.failures import on_github
 from paritybit.harness.cli.folders import shown, swap_link
 from paritybit.harness.cli.watch.announce import PAGE, annotations, show
@@ -38,13 +31,6 @@ RECORD, RESULTS, SUITE = "watch.json", "findings.sarif", "junit.xml"
 
 CODES: Mapping[str, int] = {"finding": FINDING, "no finding": OK, "undecided": CANNOT_RUN}
 """Exit codes by verdict."""
-
-STOPPED: Mapping[int, int] = {
-    signal.SIGINT: INTERRUPTED,
-    signal.SIGTERM: TERMINATED,
-    signal.SIGHUP: HUNG_UP,
-}
-"""Exit codes of a run without a finding that a signal interrupted."""
 
 
 def finish(run: Run, options: argparse.Namespace) -> int:

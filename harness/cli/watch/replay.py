@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
+from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK, STOPPED
 from paritybit.harness.cli.watch.display import Display
-from paritybit.harness.cli.watch.finish import STOPPED
 from paritybit.harness.cli.watch.run import Run, device_of
 from paritybit.harness.errors import CannotRunError, MalformedError, cut, refused
 from rich.console import Console

@@ -150,7 +150,7 @@ def watch_engine(
     device = device_of(options.device or "auto")
     seconds = float(options.seconds or SECONDS)
     asked = driven(options.engine)
-    every = plan(device, seconds, asked.legs)
+    every = plan(device, asked.legs)
     legs = legs_of(every, seconds, options.page_size, options.settings)
     engine = asked.starter.prepare(options.engine)
     console = Console(soft_wrap=True)

@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING
+from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, STOPPED
 from paritybit.harness.cli.watch.display import Display
-from paritybit.harness.cli.watch.finish import STOPPED
 from paritybit.harness.cli.watch.replay import case_here
 from paritybit.harness.errors import CannotRunError, MalformedError
 from paritybit.harness.records.case import read_json

@@ -1,7 +1,6 @@
 """The executor: whatever happens to one task, its end says what, and the rest finishes."""
 
 import os
-import re
 import signal
 import subprocess
 import threading
@@ -147,22 +146,6 @@ def test_what_takes_note_of_an_end_may_raise_and_no_process_is_left() -> None:
     with pytest.raises(ZeroDivisionError):
         execute(CHORES, [Chore("go well"), Chore("hang")], Workers(2), on_end)
     assert not Path(f"/proc/{processes[0]}").exists()
-
-
-def test_a_process_is_given_no_variable_but_those_that_its_campaign_names(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """And this one has them all again."""
-    monkeypatch.setenv("OF_THE_CAMPAIGN", "given")
-    monkeypatch.setenv("A_TOKEN", "secret")
-    before = dict(os.environ)
-    ends: list[Ended[Chore, Done]] = []
-    campaign = replace(CHORES, variables=re.compile("PYTHON.*|PATH|OF_.*"))
-    execute(campaign, [Chore("say the environment")], Workers(1), ends.append)
-    assert ends[0].result is not None
-    assert ends[0].result.extra["OF_THE_CAMPAIGN"] == "given"
-    assert not {"A_TOKEN", "HOME"} & ends[0].result.extra.keys()
-    assert dict(os.environ) == before
 
 
 def test_processes_take_the_gpus_in_turn_and_each_sees_one(
