@@ -67,10 +67,6 @@ class BufferFacts:
         )
 
 
-Reads = Mapping[str, Sequence[Sequence[int]]]
-"""The slots that each row of a replay reads according to its index lists, by sub-pool."""
-
-
 @dataclass(frozen=True)
 class Keys:
     """The keys of R rows on layers of one kind: slots[begin[r]:end[r]] of a slot list.
@@ -107,12 +103,7 @@ class Replay:
     - `output`: the static output of the whole bucket. `live_rows` of its rows are live.
     - `live_output`: the forward's output for the live rows.
     - `defined`: the part of `output` that depends only on the batch.
-    - `reads`: empty if the engine's index lists cannot be observed.
     - `keys`: the lists by which it read KV. None if they cannot be observed, or it read none.
-    - `given`: the batch's values for static inputs, by name, which their live parts must equal.
-      None if the harness knows the engine's static inputs by name.
-    - `padding`: what the engine promises about the padded parts of static inputs, by name: the
-      first element or row, and the values from there on.
     """
 
     runner: str
@@ -123,10 +114,7 @@ class Replay:
     live_rows: int
     live_output: Output
     defined: Output
-    reads: Reads = field(default_factory=dict)
     keys: KeyLists | None = None
-    given: Mapping[str, Tensor] | None = None
-    padding: Mapping[str, tuple[int, Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -135,13 +123,11 @@ class Forward:
 
     - `keys`: the lists by which it read KV, valid until the engine's next forward. None if they
       cannot be observed.
-    - `padding`: the padded parts of static inputs, by name, if a padded forward ran eagerly.
     """
 
     output: Output
     replay: Replay | None
     keys: KeyLists | None = None
-    padding: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

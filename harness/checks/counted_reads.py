@@ -3,15 +3,14 @@
 Both sub-pools are counted together, because on a GPU each op is a kernel launch.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from paritybit.harness.checks.device.host_arrays import Numbers, on_device
+from paritybit.harness.checks.device.host_arrays import on_device
 from paritybit.reference.config import Kind
 from paritybit.subjects.protocol import KeyLists, Keys
 from torch import Tensor
@@ -176,13 +175,3 @@ class CountedReads:
         """Return the counts for the rows of one sub-pool."""
         rows = slice(block.first, block.first + block.rows)
         return CountedReads(self.read[rows], self.right[rows], [block])
-
-
-def counted_on_host(lists: Mapping[Kind, Sequence[Any]], blocks: Sequence[Block]) -> Numbers:
-    """Count how often each list has each slot, in the cells of `counted`."""
-    counts = np.zeros((sum(block.rows for block in blocks), width_of(blocks)), dtype=np.int32)
-    for block in blocks:
-        for row, listed in enumerate(lists[block.kind], block.first):
-            for slot in listed:
-                counts[row, min(max(slot, -1), block.columns.width) + 1] += 1
-    return counts

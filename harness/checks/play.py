@@ -34,7 +34,6 @@ from paritybit.harness.lockstep.pair import NO_RECORDER, Engines, ExtraRun, Pair
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError, traceback_of
 from paritybit.harness.schedules.coverage import Coverage, most_of
 from paritybit.harness.schedules.schedule import Schedule, Step, modes_of
-from paritybit.reference.config import ModelConfig, draft_config
 from paritybit.subjects.buffers import SharedBufferError
 from paritybit.subjects.protocol import Offer
 from paritybit.subjects.streams import STALLS
@@ -153,7 +152,6 @@ class Lockstep:
         *,
         records_ops: bool = False,
         engines: Callable[[Pair], Engines] | None = None,
-        draft: Callable[[ModelConfig], ModelConfig] = draft_config,
         keeps_state: bool = True,
     ) -> None:
         self.trial = trial
@@ -164,7 +162,6 @@ class Lockstep:
                 trial,
                 records_ops=records_ops,
                 engines=engines,
-                draft=draft,
                 keeps_state=keeps_state,
             )
         except SharedBufferError as error:

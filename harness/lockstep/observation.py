@@ -112,7 +112,6 @@ class Observation:
     - `keys`: the key lists of the graph world's forward. None if they cannot be observed.
     - `static`: the static buffers of the runner after the replay, by name.
     - `payload`: [T, H], added to the embeddings in an extend.
-    - `padding`: values of padded tokens in a forward that ran eagerly, by static input.
     - `extra`: results of extra runs, by the property that asked for them.
     - `warnings`: messages at WARNING or above that the step logged.
     - `samples`: empty unless asked for.
@@ -136,7 +135,6 @@ class Observation:
     keys: KeyLists | None = None
     static: Mapping[str, Tensor] = field(default_factory=dict)
     payload: Tensor | None = None
-    padding: Mapping[str, Tensor] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     samples: tuple[Sample, ...] = ()

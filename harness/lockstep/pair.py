@@ -30,7 +30,7 @@ from paritybit.harness.lockstep.tracebacks import SubjectFailedError, subject_ru
 from paritybit.harness.schedules.schedule import Recapture, Schedule, Step, modes_of
 from paritybit.reference.allocator import Allocator, Owner
 from paritybit.reference.batch import ForwardBatch, Mode
-from paritybit.reference.config import ModelConfig, Role, draft_config
+from paritybit.reference.config import Role, draft_config
 from paritybit.reference.eager import EagerDecoder
 from paritybit.reference.model import Model, Output
 from paritybit.reference.pool import KVPools, Tables
@@ -79,9 +79,9 @@ class Pair:
 
     With `records_ops`, graphs keep the inputs and outputs of each op; on a CPU they always do.
     `engines` builds the subject and the fresh engine over the graph world's pools; the default is
-    the built-in engine. `draft` returns the configuration of a target's draft model. For
-    `keeps_state` see `Captures`. Raises SharedBufferError if the runners of the built-in engine
-    disagree on a shared buffer, and SubjectFailedError if its own code fails as it is captured.
+    the built-in engine. For `keeps_state` see `Captures`. Raises SharedBufferError if the runners
+    of the built-in engine disagree on a shared buffer, and SubjectFailedError if its own code fails
+    as it is captured.
     """
 
     def __init__(
@@ -90,7 +90,6 @@ class Pair:
         *,
         records_ops: bool = False,
         engines: "Callable[[Pair], Engines] | None" = None,
-        draft: Callable[[ModelConfig], ModelConfig] = draft_config,
         keeps_state: bool = True,
     ) -> None:
         torch.set_num_threads(1)
@@ -98,7 +97,7 @@ class Pair:
         self.trial = config
         require_memory(config)
         self.config = config.model
-        drafting = draft(self.config)
+        drafting = draft_config(self.config)
         dtype, device = DTYPES[config.dtype], torch.device(config.device)
         self.model = Model(self.config, dtype, device)
         self.draft = Model(drafting, dtype, device, DRAFT_SEED)
@@ -235,7 +234,6 @@ class Pair:
                 keys=ran.forward.keys,
                 static=self.subject.static_buffers(planned.mode) if replay is not None else {},
                 payload=self.decoder.payload if batch and batch.extends else None,
-                padding=ran.forward.padding,
                 extra=extra,
                 warnings=warnings,
                 samples=samples,

@@ -12,15 +12,14 @@ from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.reference.model import Output
-from paritybit.subjects.protocol import Forward, Offer, Reads
+from paritybit.subjects.protocol import Forward, Offer
 
 
 @dataclass(frozen=True)
 class FreshReplay:
-    """The defined output of a replay without earlier replays, and the slots in its key lists."""
+    """The defined output of a replay without earlier replays."""
 
     defined: Output
-    reads: Reads
 
 
 def prepare(pair: Pair, planned: PlannedStep) -> Show:
@@ -32,11 +31,11 @@ def prepare(pair: Pair, planned: PlannedStep) -> Show:
 def shown(forward: Forward) -> FreshReplay | None:
     """Return the result of a forward, or None without a replay."""
     replay = forward.replay
-    return None if replay is None else FreshReplay(cloned(replay.defined), replay.reads)
+    return None if replay is None else FreshReplay(cloned(replay.defined))
 
 
 def flag(observation: Observation) -> Flag:
-    """Whether output or key lists differ between the replay and that of the fresh engine.
+    """Whether the output differs between the replay and that of the fresh engine.
 
     It is also set if only the subject replayed. A step that the subject did not replay is reported
     by captured_path.
@@ -45,7 +44,7 @@ def flag(observation: Observation) -> Flag:
     if "hermetic_replay" not in observation.extra or replay is None:
         return False
     fresh = observation.extra["hermetic_replay"]
-    if fresh is None or fresh.reads != replay.reads:
+    if fresh is None:
         return True
     return outputs_unequal(fresh.defined, replay.defined) if replay.defined else False
 
@@ -56,8 +55,6 @@ def describe(observation: Observation) -> Description:
     assert replay is not None
     if fresh is None:
         return f"{replay.runner} replays this batch; a freshly captured runner replays nothing", {}
-    if fresh.reads != replay.reads:
-        return describe_reads(observation, fresh)
     where = first_output_difference(fresh.defined, replay.defined)
     if "eager" in where:  # The shapes or dtypes differ, so rows cannot be compared.
         forms = f"freshly captured {where['eager']}, after earlier replays {where['graph']}"
@@ -70,33 +67,6 @@ def describe(observation: Observation) -> Description:
         f"captured {where['eager_bits']}, after earlier replays {where['graph_bits']}",
         where,
     )
-
-
-def describe_reads(observation: Observation, fresh: FreshReplay) -> Description:
-    """Name the first row whose key list depends on earlier replays."""
-    replay = observation.replay
-    assert replay is not None
-    for kind, rows in replay.reads.items():
-        expected = fresh.reads.get(kind, ())
-        if len(expected) != len(rows):
-            where = {"kind": kind, "rows": len(rows), "fresh_rows": len(expected)}
-            message = (
-                f"{replay.runner} has {kind} slot lists for {len(rows)} rows; a freshly "
-                f"captured runner has them for {len(expected)}"
-            )
-            return message, where
-        for row, (slots, right) in enumerate(zip(rows, expected, strict=True)):
-            if slots != right:
-                live = row < replay.live_rows
-                where = {"kind": kind, "row": row, "live": live, "padded_slots": list(slots)}
-                message = (
-                    f"{replay.runner}: the list of {'live' if live else 'padded'} row "
-                    f"{row} of {len(rows)} has {kind} slots {list(slots)}; with a freshly "
-                    f"captured runner it has {list(right)}"
-                )
-                return message, where
-    missing = sorted(fresh.reads.keys() - replay.reads.keys())
-    return f"{replay.runner} has no {', '.join(missing)} slot lists", {"kinds": missing}
 
 
 HERMETIC_REPLAY = Property(

@@ -1,6 +1,6 @@
 """live_inputs: detects static inputs that are not refreshed, and tails that are not reset."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
@@ -27,9 +27,6 @@ from paritybit.harness.lockstep.observation import Observation
 from paritybit.reference.config import Role
 from paritybit.subjects.protocol import Offer, Replay
 from torch import Tensor
-
-LENGTHS = frozenset({"seq_lens", "seq_lens_cpu"})
-"""Static inputs whose dtype differs between runners."""
 
 
 class Part(NamedTuple):
@@ -60,8 +57,6 @@ def odd_inputs(observation: Observation) -> list[str]:
     replay = observation.replay
     if replay is None:
         return []
-    if replay.given is not None:
-        return _odd_given(observation, replay.given)
     expected = expected_inputs(replay)
     there = {name for name in observation.static if not name.startswith(OUTPUTS)}
     there -= METADATA.keys()
@@ -99,38 +94,10 @@ def _too_small(observation: Observation, replay: Replay) -> Iterator[str]:
             )
 
 
-def _odd_given(observation: Observation, given: Mapping[str, Tensor]) -> list[str]:
-    """List the static inputs, except lengths, whose dtype differs from the batch's."""
-    return [
-        f"static input {name} is {held.dtype}; the batch has {right.dtype}"
-        for name, right in sorted(given.items())
-        if (held := observation.static[name]).dtype != right.dtype and name not in LENGTHS
-    ]
-
-
-def batch_axis(held: Tensor, given: Tensor) -> int:
-    """Return the axis along which a static input is larger than the batch's tensor.
-
-    Returns the last axis if it is not larger.
-    """
-    axes = range(held.ndim)
-    return next((axis for axis in axes if held.shape[axis] != given.shape[axis]), held.ndim - 1)
-
-
 def parts(observation: Observation) -> Iterator[Part]:
     """Yield the parts of a replay's static inputs whose required content is known."""
     replay = observation.replay
     if replay is None:
-        return
-    if replay.given is not None:
-        for name, right in replay.given.items():
-            held = observation.static[name]
-            axis = batch_axis(held, right)
-            live = (*[slice(None)] * axis, slice(right.shape[axis]))
-            yield Part(name, True, 0, held[live], right)
-        for name, (first, right) in replay.padding.items():
-            held = observation.static[name][first : first + right.shape[0]]
-            yield Part(name, False, first, held, right)
         return
     expected = expected_inputs(replay)
     if expected.only_padded and not replay.padded:
@@ -230,7 +197,7 @@ def wrong_inputs(observation: Observation) -> Right:
     """
     found: dict[str, WrongInput] = {}
     replay = observation.replay
-    if replay is None or (replay.given is None and replay.runner not in INPUTS):
+    if replay is None or replay.runner not in INPUTS:
         return found
     for part in parts(observation):
         if part.held.shape != part.right.shape or part.name not in observation.static:

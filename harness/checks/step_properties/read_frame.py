@@ -7,7 +7,6 @@ row may only read the reserved slot 0.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
-import torch
 from paritybit.harness.checks.counted_reads import (
     AS_OFTEN,
     Block,
@@ -15,7 +14,6 @@ from paritybit.harness.checks.counted_reads import (
     CountedReads,
     Slots,
     counted,
-    counted_on_host,
     keys_of,
     width_of,
 )
@@ -139,10 +137,7 @@ def blocks_of(observation: Observation, listed: Mapping[Kind, int]) -> list[Bloc
     live = sum(len(span.positions(observation.mode)) for span in observation.graph.spans)
     blocks, first = list[Block](), 0
     for kind, count in listed.items():
-        if observation.keys is not None:
-            columns = columns_counted(observation, kind, count)
-        else:
-            columns = Columns(observation.layout.sizes.slots(kind))
+        columns = columns_counted(observation, kind, count)
         block = Block(kind, first, count, max(count // forwards, live), forwards, columns)
         blocks.append(block)
         first += block.rows
@@ -174,16 +169,11 @@ def allowed(observation: Observation, blocks: Sequence[Block]) -> Numbers:
 
 def reads_of(observation: Observation) -> CountedReads | None:
     """Return the counted reads of a step in both sub-pools, or None without key lists."""
-    keys, replay = observation.keys, observation.replay
-    if keys is not None:
-        blocks = blocks_of(observation, listed_rows(keys))
-        read = counted(keys, blocks, most_listed(observation, blocks))
-    elif replay is not None and replay.reads:
-        lists = {kind: replay.reads[kind] for kind in Kind if kind in replay.reads}
-        blocks = blocks_of(observation, {kind: len(rows) for kind, rows in lists.items()})
-        read = torch.from_numpy(counted_on_host(lists, blocks))
-    else:
+    keys = observation.keys
+    if keys is None:
         return None
+    blocks = blocks_of(observation, listed_rows(keys))
+    read = counted(keys, blocks, most_listed(observation, blocks))
     return CountedReads(read, on_device(allowed(observation, blocks), read.device), blocks)
 
 
@@ -255,9 +245,10 @@ def slots_of(
     that are not counted one by one come from the row's list.
     """
     keys = observation.keys
+    assert keys is not None
     if column < 0:
         return [columns.count]
-    if columns.slots is None or column < columns.width or keys is None:
+    if columns.slots is None or column < columns.width:
         return [columns.slot(column)]
     of_kind = keys_of(keys, kind)
     begin, end = int(of_kind.begin[row]), int(of_kind.end[row])

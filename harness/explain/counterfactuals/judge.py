@@ -153,6 +153,5 @@ def holds(recorded: RecordedForward, judge: Judge, run: Run, *, lists: bool = Fa
             facts=recorded.engine.facts(replay) if replay is not None else None,
             keys=keys_given(recorded, run) if lists else forward.keys,
             static=copied(recorded.runner) if replay is not None else {},
-            padding=forward.padding,
         )
     )

@@ -52,7 +52,6 @@ FREE = 23
 """A slot that nobody owns, in either sub-pool."""
 
 BUCKET = 4
-PADDED_SLOT = 0
 
 COUNTS: Mapping[Mode, tuple[int, ...]] = {
     Mode.EXTEND: (3,),
@@ -113,10 +112,9 @@ def observation(mode: Mode = Mode.DECODE) -> Observation:
         arena[:, :, 0] = False
     for places in LAYOUT.sections_of(compared).values():
         places[0] = False
-    reads = {"full": [slots_of(owner, Kind.FULL) for owner in OWNERS] + [[PADDED_SLOT]]}
     rows = len(next(iter(output.values())))
     live_size = batch.live_tokens if mode is Mode.EXTEND else batch.live_requests
-    replay = Replay(RUNNER[mode], BUCKET, live_size, True, static, rows, live, static, reads=reads)
+    replay = Replay(RUNNER[mode], BUCKET, live_size, True, static, rows, live, static)
     found = Observation(
         place=3,
         step=Decode((0, 1)),
@@ -164,11 +162,6 @@ def idle(mode: Mode = Mode.DECODE) -> Observation:
         payload=None,
         extra={},
     )
-
-
-def slots_of(owner: Owner, kind: Kind) -> list[int]:
-    """Return the slots of a request's tokens, as a list of reads has them."""
-    return owner.slots(kind)
 
 
 def batch_of(mode: Mode, tables: Tables) -> ForwardBatch:
@@ -275,9 +268,7 @@ def extra_results(found: Observation, batch: ForwardBatch) -> dict[str, object]:
     noise = torch.full_like(found.graph.after, 77.0)
     defined = {name: values.clone() for name, values in replay.defined.items()}
     return {
-        "hermetic_replay": FreshReplay(
-            defined, {kind: list(x) for kind, x in replay.reads.items()}
-        ),
+        "hermetic_replay": FreshReplay(defined),
         "padded_reads": PoisonedRun({name: values.clone() for name, values in defined.items()}),
         "padding_noninterference": NoisyRun(
             {name: values.clone() for name, values in output.items()},
