@@ -29,7 +29,6 @@ def dense_logits(
     tokens: Tensor,
     mrope_delta: int,
     encoder_len: int,
-    windows: Tensor | None = None,
     *,
     tracked: bool,
     lora_id: int = 0,
@@ -37,9 +36,8 @@ def dense_logits(
 ) -> Tensor:
     """Return float64 logits [L, vocab] of a whole request of L tokens (int64 [L], host).
 
-    `tracked` says whether the recurrent state is added to the input. `windows` int64 [L] has one
-    window per token. None means the model's window. If `layers` is given, the first layer's input
-    and then each layer's output, [L, H], are appended to it.
+    `tracked` says whether the recurrent state is added to the input. If `layers` is given, the
+    first layer's input and then each layer's output, [L, H], are appended to it.
     """
     inputs = wide(model.embedding)[tokens] + wide(model.encoder_table)[encoder_len]
     if tracked:
@@ -47,7 +45,7 @@ def dense_logits(
     if model.adapters is not None:
         down, up = model.adapters
         inputs += wide(down)[lora_id, tokens] @ wide(up)[lora_id]
-    return _decode(model, inputs, mrope_delta, windows, layers)
+    return _decode(model, inputs, mrope_delta, layers)
 
 
 def recurrent_states(model: Model, tokens: Tensor) -> Tensor:
@@ -70,7 +68,7 @@ def dense_draft_logits(
     `layers` is as in `dense_logits`.
     """
     fused = _norm(wide(hidden_states), wide(draft.hidden_norm)) @ wide(draft.fusion).T
-    return _decode(draft, wide(draft.embedding)[tokens] + fused, 0, None, layers)
+    return _decode(draft, wide(draft.embedding)[tokens] + fused, 0, layers)
 
 
 def wide(weight: Tensor) -> Tensor:
@@ -82,11 +80,9 @@ def _decode(
     model: Model,
     inputs: Tensor,
     mrope_delta: int,
-    windows: Tensor | None,
     layers: list[Tensor] | None,
 ) -> Tensor:
     config = model.config
-    window = config.window if windows is None else windows[:, None]
     length, hidden = len(inputs), inputs
     found = [] if layers is None else layers
     found.append(hidden)
@@ -96,7 +92,7 @@ def _decode(
         group = config.heads // shape.kv_heads
         key, value = key.repeat_interleave(group, 0), value.repeat_interleave(group, 0)
         score = query @ key.transpose(1, 2) / math.sqrt(shape.head_dim)
-        score = score.masked_fill(~visible(kind, window, length), -math.inf)
+        score = score.masked_fill(~visible(kind, config.window, length), -math.inf)
         if layer.sinks is not None:
             sink = wide(layer.sinks)[:, None, None].expand(-1, length, 1)
             weight = torch.softmax(torch.cat([score, sink], -1), -1)[..., :-1]

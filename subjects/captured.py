@@ -25,9 +25,7 @@ from paritybit.subjects.protocol import (
     Forward,
     GraphFacts,
     LocationDtypes,
-    Offer,
     Overrides,
-    OwnArithmetic,
     PythonObjects,
     Replay,
     ReplayFacts,
@@ -73,16 +71,13 @@ DECLARED = {
 class CapturedEngine:
     """The built-in engine. It keeps its state after capture, and `reset` restores it.
 
-    - `pools`: the graph world's pools, which hold its KV. `read_kv` and `write_kv` do nothing.
+    - `pools`: the graph world's pools, which hold its KV.
     - `records_ops`: graphs keep the inputs and outputs of their ops.
     - `replayed`: the counting graphs that the last forward replayed, once for each replay.
     - `modes`: the modes whose runners are captured at once. `capture` captures others.
     - `capturing`: returns a context for each capture.
     - `capturing_seconds`: the CPU seconds of all captures so far.
     """
-
-    missing: Mapping[Offer, str] = {}
-    arithmetic: OwnArithmetic | None = None
 
     def __init__(
         self,
@@ -282,18 +277,9 @@ class CapturedEngine:
             runner.state = state["runners"][mode]
         self.buffers, self.outputs = state["facts"]
 
-    def ownership(self) -> None:
-        """Return None, because the world's tables are the engine's."""
-
     def ownership_changed(self) -> None:
         """Report a change of slot owners to the pool, as the engine's allocator does."""
         self.engine.allocator_changed()
-
-    def read_kv(self) -> None:
-        """Do nothing, because the engine's KV is in the world's storage."""
-
-    def write_kv(self) -> None:
-        """Do nothing, because the engine's KV is in the world's storage."""
 
     def count_allocations(self) -> None:
         """Count the allocator's blocks during each replay from now on."""

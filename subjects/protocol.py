@@ -1,7 +1,6 @@
 """The interface between the harness and an engine under test.
 
-The built-in engine and the adapters of other engines implement it. An engine lists what it does not
-support, with the reason. The report then lists the properties that could not be checked.
+The built-in engine implements it: see `CapturedEngine`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,38 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from paritybit.reference.allocator import Ownership
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.model import Output
 from torch import Tensor
-
-from paritybit.compat import StrEnum
-
-
-class Offer(StrEnum):
-    """What can be observed of an engine, and which work it accepts.
-
-    A property lists what it needs. A scheduler plans only work that the engine accepts.
-    """
-
-    ARITHMETIC = "outputs and KV of the reference arithmetic, bit for bit"
-    KV = "all KV, readable slot by slot"
-    FRESH_ENGINE = "a freshly captured engine over the same KV"
-    STATIC_INPUTS = "the dtypes and addresses of static inputs"
-    GRAPHS = "which graphs were replayed"
-    LOG = "what the engine logs"
-    PYTHON_STATE = "its Python objects, and which of them a reset leaves changed"
-    NOISE = "KV and static inputs that noise can be written to"
-    LARGER_BUCKET = "replaying a batch in a larger bucket than it needs"
-    IDLE_REPLAY = "replaying padded rows only"
-    CROSS_ATTENTION = "requests with cross attention"
-    TRACKED_STATE = "requests whose recurrent state is tracked"
-    SECTIONS = "requests whose positions differ by section, as with images"
-    TREES = "drafts that branch, verified as a tree"
-    JOINT_PREFILL = "several requests prefilled in one forward"
-    ALLOCATOR = "the owner of each slot, according to the engine's own allocator"
-    READS = "the index lists from which each row reads KV"
-    INPUTS = "the contents of its static inputs, under known names"
 
 
 @dataclass(frozen=True)
@@ -192,18 +162,6 @@ class Overrides:
 
 
 @dataclass(frozen=True)
-class OwnArithmetic:
-    """What the dense oracle must know of an engine with its own arithmetic.
-
-    `windows` are the numbers of keys that a query of each mode sees on SWA layers. `bound` is the
-    largest |logit - dense| / (1 + |dense|) that rounding explains.
-    """
-
-    windows: Mapping[Mode, int]
-    bound: float
-
-
-@dataclass(frozen=True)
 class PythonObjects:
     """An engine's Python objects, and which of them may differ after a reset.
 
@@ -223,15 +181,8 @@ class PythonObjects:
 class EngineUnderTest(Protocol):
     """An engine over one world's KV. It runs forwards by replay if a graph exists, else eagerly.
 
-    - `missing`: what it does not support, with the reason.
-    - `arithmetic`: None if it uses the reference's arithmetic.
-
-    The world's storage holds KV in the reference's layout and slot numbers. An engine that stores
-    KV elsewhere copies it with `read_kv` and `write_kv`.
+    Its KV is the world's storage, in the reference's layout and slot numbers.
     """
-
-    missing: Mapping[Offer, str]
-    arithmetic: OwnArithmetic | None
 
     def reset(self) -> None:
         """Return to the state after capture: no request owns a slot, KV is the world's."""
@@ -293,16 +244,4 @@ class EngineUnderTest(Protocol):
 
     def ownership_changed(self) -> None:
         """Handle a change of slot ownership by the world's allocator."""
-        ...
-
-    def ownership(self) -> Ownership | None:
-        """Return who owns what by the engine's tables. None if these are the world's."""
-        ...
-
-    def read_kv(self) -> None:
-        """Copy the engine's KV to the world's storage, if it is stored elsewhere."""
-        ...
-
-    def write_kv(self) -> None:
-        """Copy the world's storage to the engine's KV, if it is stored elsewhere."""
         ...

@@ -21,7 +21,6 @@ from paritybit.harness.lockstep.pair import subject_alone
 from paritybit.harness.lockstep.tracebacks import traceback_of
 from paritybit.harness.machine.forks import KERNELS, Forked, end_with_asker, preload
 from paritybit.harness.schedules.schedule import Schedule
-from paritybit.subjects.protocol import Offer
 
 ON_DEVICE = {"cuda": KERNELS}
 """Modules that the fork server imports in addition for a device."""
@@ -70,7 +69,7 @@ def built(trial: TrialConfig, properties: Collection[str]) -> Lockstep:
     It has no fresh engine, and keeps no Python state, unless a property needs it.
     """
     asked = [PROPERTIES[name] for name in properties]
-    needs_both = any(Offer.FRESH_ENGINE in rule.needs for rule in asked)
+    needs_both = any(rule.extra_run for rule in asked)
     return Lockstep(
         trial,
         properties,

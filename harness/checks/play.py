@@ -24,7 +24,6 @@ from paritybit.harness.checks.table import (
     PROPERTIES,
     STATE_PROPERTIES,
     STEP_PROPERTIES,
-    not_asked,
 )
 from paritybit.harness.errors import DeviceError, headline
 from paritybit.harness.explain.tracing import raised_at
@@ -35,7 +34,6 @@ from paritybit.harness.lockstep.tracebacks import SubjectFailedError, traceback_
 from paritybit.harness.schedules.coverage import Coverage, most_of
 from paritybit.harness.schedules.schedule import Schedule, Step, modes_of
 from paritybit.subjects.buffers import SharedBufferError
-from paritybit.subjects.protocol import Offer
 from paritybit.subjects.streams import STALLS
 from torch import Tensor
 
@@ -139,7 +137,7 @@ class Lockstep:
 
     - `refused`: why the built-in engine cannot be captured with the trial's bugs, or None. If it
       is set, the pair is that of the trial without bugs.
-    - `unasked`: the properties that do not apply to this engine, each with the reason.
+    - `unasked`: the properties that are not checked in this trial, each with the reason.
     - `history`: the last schedules played.
 
     Raises SubjectFailedError as `Pair` does.
@@ -168,15 +166,11 @@ class Lockstep:
             self.refused = str(error)
             self.pair = Pair(trial.clean)
         self.capture_warnings = self.pair.captures.warnings
-        missing = self.pair.subject.missing
-        self.unasked = not_asked(missing) | (dict(NOT_OF_LARGE_POOLS) if trial.large else {})
-        # An engine with its own arithmetic has other bits from the first forward on. The worlds
-        # cannot diverge any further, so the play never stops early.
-        self.ending = frozenset() if Offer.ARITHMETIC in missing else STATE_PROPERTIES
+        self.unasked = NOT_OF_LARGE_POOLS if trial.large else {}
         self.watch(property_ids)
 
     def watch(self, property_ids: Collection[str]) -> None:
-        """Check these properties from now on, except those that do not apply to the engine."""
+        """Check these properties from now on, except those in `unasked`."""
         self.properties = frozenset(property_ids)
         self._rules = [
             rule
@@ -215,7 +209,7 @@ class Lockstep:
                 if self.refused is not None:
                     judged.add(self._refusal(schedule, self.refused))
                 else:
-                    ending = self.ending.union(until)
+                    ending = STATE_PROPERTIES.union(until)
                     self.capture(schedule)
                     self._rehearse(schedule, ending, extra_runs)
                     self._play(schedule, outcome, judged, observer, ending, extra_runs, recorder)

@@ -17,7 +17,6 @@ from paritybit.harness.lockstep.pair import ExtraRun
 from paritybit.harness.lockstep.python_state import Change
 from paritybit.reference.config import Role
 from paritybit.reference.model import Model
-from paritybit.subjects.protocol import Offer
 from torch import Tensor
 
 Description = tuple[str, dict[str, Any]]
@@ -87,7 +86,6 @@ class Property:
 
     | field | meaning |
     |---|---|
-    | `needs` | what an engine must offer; else the property does not apply to it |
     | `flag`, `describe` | check a step that ran a forward |
     | `end_of_step` | check the state after a step without a forward, as `flag` does after others |
     | `at_end` | check a whole schedule |
@@ -106,7 +104,6 @@ class Property:
 
     id: str
     statement: str
-    needs: frozenset[Offer]
     flag: Callable[[Observation], Flag] | None = None
     describe: Callable[[Observation], Description] | None = None
     at_end: Callable[[Playing], list[Violation]] | None = None
@@ -126,10 +123,6 @@ class Property:
             raise ValueError(
                 f"{self.id} must have a flag with its description, or judge at the end"
             )
-
-    def not_asked(self, missing: Mapping[Offer, str]) -> str | None:
-        """Return why the property does not apply to an engine that lacks `missing`, or None."""
-        return next((missing[offer] for offer in sorted(self.needs) if offer in missing), None)
 
 
 def do_nothing() -> None:

@@ -22,7 +22,6 @@ from paritybit.harness.checks.step_properties.padding_noninterference import PAD
 from paritybit.harness.checks.step_properties.read_frame import READ_FRAME
 from paritybit.harness.checks.step_properties.slot_ownership import SLOT_OWNERSHIP
 from paritybit.harness.checks.step_properties.write_frame import WRITE_FRAME
-from paritybit.subjects.protocol import Offer
 
 _ORDER = (
     LOGITS_PARITY,
@@ -71,9 +70,3 @@ NOT_OF_LARGE_POOLS: Mapping[str, str] = {
 def asked_of(*, large: bool) -> tuple[str, ...]:
     """Return the properties that are checked for the built-in engine. `large`: see TrialConfig."""
     return tuple(name for name in PROPERTIES if not large or name not in NOT_OF_LARGE_POOLS)
-
-
-def not_asked(missing: Mapping[Offer, str]) -> dict[str, str]:
-    """Return the properties that do not apply to an engine that lacks `missing`, with reasons."""
-    reasons = {rule.id: rule.not_asked(missing) for rule in _ORDER}
-    return {name: reason for name, reason in reasons.items() if reason is not None}

@@ -35,7 +35,7 @@ from paritybit.harness.lockstep.python_state import (
 )
 from paritybit.reference.batch import Mode
 from paritybit.subjects.captured import CapturedEngine
-from paritybit.subjects.protocol import EngineUnderTest, Offer, PythonObjects
+from paritybit.subjects.protocol import EngineUnderTest, PythonObjects
 from torch import Tensor
 
 
@@ -125,15 +125,11 @@ class Captures:
         self._unchanged = Unchanged(walk, self.just_captured)
 
     def _reset(self) -> dict[str, PythonObjects]:
-        """Reset both engines, and return the Python objects of those that offer them."""
-        objects: dict[str, PythonObjects] = {}
-        if Offer.PYTHON_STATE not in self.subject.missing:
-            self.subject.reset()
-            objects["engine"] = self.subject.python_objects()
-        if Offer.PYTHON_STATE not in self.fresh.missing:
-            self.fresh.recapture()
-            objects["fresh engine"] = self.fresh.python_objects()
-        return objects
+        """Reset both engines, and return their Python objects."""
+        self.subject.reset()
+        self.fresh.recapture()
+        engines = {"engine": self.subject, "fresh engine": self.fresh}
+        return {name: engine.python_objects() for name, engine in engines.items()}
 
 
 SETTLED = (*FOREIGN, Tensor, tuple, frozenset, MethodType, classmethod, staticmethod)

@@ -41,10 +41,8 @@ class FreshRun:
             show = self.prepare(pair, planned)
             if show is None:
                 return None
-            fresh.write_kv()
             with subject_runs():
                 forward = fresh.forward_overridden(batch, planned.mode, self.overrides)
-            fresh.read_kv()
             shown = show(forward)
         pair.restore_graph()
         return shown

@@ -17,7 +17,7 @@ from paritybit.reference.config import Kind
 from paritybit.reference.model import Output
 from paritybit.reference.pool import KVLayout, PoolSizes
 from paritybit.reference.state_pool import Section
-from paritybit.subjects.protocol import KeyLists, OwnArithmetic, Replay, ReplayFacts
+from paritybit.subjects.protocol import KeyLists, Replay, ReplayFacts
 from torch import Tensor
 
 
@@ -64,8 +64,6 @@ class Sample:
     - `hidden_states`: [L, H] for a draft model, whose tokens are shifted by one. Else None.
     - `tracked`: whether the request's recurrent state enters its input.
     - `lora_id`: the adapter of the request.
-    - `arithmetic`: that of the engine that computed the logits. None for the eager world.
-    - `prefilled`: how many of the first tokens were prefilled.
     - `place`: the place of the step in its schedule.
     """
 
@@ -75,10 +73,8 @@ class Sample:
     tracked: bool
     mrope_delta: int
     encoder_len: int
-    prefilled: int
     hidden_states: Tensor | None = None
     lora_id: int = 0
-    arithmetic: OwnArithmetic | None = None
     place: int = 0
 
     @property

@@ -281,7 +281,7 @@ class OverlappedScheduler(Scheduler):
         if work.mode is Mode.DRAFT_EXTEND:
             states = count_caught_up(self, work.spans)
             return lambda _, output: keep_caught_up(states, output)
-        rows = count_sampled(self, work.mode, work.spans)
+        rows = count_sampled(self, work.spans)
         return lambda batch, output: keep_sampled(self, batch, output, rows)
 
     def commit(self, batch: ForwardBatch, output: Output) -> list[int]:

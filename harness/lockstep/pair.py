@@ -117,13 +117,10 @@ class Pair:
             self.captures = Captures(*both, parts.executed, self.log, keeps_state=keeps_state)
         widest = max(config.buckets)
         self.modes = frozenset(mode for mode in Mode if self.subject.runner_name(mode) is not None)
-        lacks = self.subject.missing.keys()
-        self.eager = Scheduler(self.config, self.eager_pools, widest, self.modes, lacks=lacks)
+        self.eager = Scheduler(self.config, self.eager_pools, widest, self.modes)
         following = subject_runs()(self.subject.ownership_changed)
-        of_graph = (
-            *(self.config, self.graph_pools, widest, self.modes, following),
-            *(lacks, parts.of(Part.ALLOCATOR, Allocator)),
-        )
+        allocator = parts.of(Part.ALLOCATOR, Allocator)
+        of_graph = self.config, self.graph_pools, widest, self.modes, following, allocator
         self.overlapped: OverlappedScheduler | None = None
         if config.overlap:
             order = parts.of(Part.OVERLAP, Overlap)(config.streams(), device)
@@ -258,8 +255,8 @@ class Pair:
 
     def end(self, place: int) -> StepEnd:
         """Return the owners of all slots in both worlds after the step at `place`."""
-        graph = self.subject.ownership() or self.graph.ownership()
-        return StepEnd(place, self.graph_pools.sizes, self.eager.ownership(), graph)
+        sizes = self.graph_pools.sizes
+        return StepEnd(place, sizes, self.eager.ownership(), self.graph.ownership())
 
     def equalize_padding(self, engine: EngineUnderTest, planned: PlannedStep) -> None:
         """Write equal values to the tails that padding keeps or fills once, on any engine."""
@@ -269,9 +266,7 @@ class Pair:
     def run_subject(self, planned: PlannedStep, recorder: Recorder = NO_RECORDER) -> Forward:
         """Run a planned forward on the subject. Call `equalize_padding` first."""
         with recorder.forwarding(), subject_runs(), warnings_logged(self.subject):
-            forward = self.subject.forward(planned.graph.batch, planned.mode)
-        self.subject.read_kv()
-        return forward
+            return self.subject.forward(planned.graph.batch, planned.mode)
 
     def _run_eager(self, planned: PlannedStep, recorder: Recorder) -> Output | None:
         """Run the eager world's forward. Returns None for an idle step."""
@@ -306,7 +301,6 @@ class Pair:
     def restore_graph(self) -> None:
         """Restore the graph world's KV to its bytes before this step's forwards."""
         self.kept.restore_graph()
-        self.subject.write_kv()
 
     def _snapshots_after(
         self,
@@ -344,14 +338,10 @@ class Pair:
             return ()
         assert eager_output is not None
         rows = self.eager.commit(batch, eager_output)
-        graph_rows = self.graph.commit(planned.graph.batch, forward.output)
-        self.subject.write_kv()
+        self.graph.commit(planned.graph.batch, forward.output)
         if not sampling:
             return ()
         samples = samples_of(self.eager, batch, eager_output, rows)
-        if self.subject.arithmetic is not None:
-            own = samples_of(self.graph, planned.graph.batch, forward.output, graph_rows)
-            samples += [replace(one, arithmetic=self.subject.arithmetic) for one in own]
         return tuple(replace(sample, place=planned.place) for sample in samples)
 
 

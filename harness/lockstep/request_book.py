@@ -12,7 +12,6 @@ from paritybit.reference.config import Feature, Kind, ModelConfig, Role
 from paritybit.reference.order import InOrder
 from paritybit.reference.pool import KVPools
 from paritybit.reference.state_pool import hidden_states_of
-from paritybit.subjects.protocol import Offer
 from torch import Tensor
 
 
@@ -22,7 +21,6 @@ class RequestBook:
     - `max_bs`: the largest number of requests in a batch.
     - `modes`: the modes for which the engine has runners.
     - `on_change`: called after anything that may change the owner of a slot.
-    - `lacks`: the kinds of work that the engine does not support.
     - `allocator`: the class that hands out slots.
     - `order`: runs the device work of the host's decisions.
     """
@@ -34,7 +32,6 @@ class RequestBook:
         max_bs: int,
         modes: Collection[Mode] = frozenset(Mode),
         on_change: Callable[[], None] = lambda: None,
-        lacks: Collection[Offer] = (),
         allocator: type[Allocator] = Allocator,
         *,
         order: InOrder | None = None,
@@ -43,7 +40,6 @@ class RequestBook:
         self.pools = pools
         self.max_bs = max_bs
         self.modes = frozenset(modes)
-        self.lacks = frozenset(lacks)
         self.draft_mode = next((mode for mode in Mode if mode.drafts and mode in modes), None)
         self.order = order or InOrder(pools.storage.device)
         self.allocator = allocator(pools[Role.TARGET], on_change, self.order)
@@ -196,10 +192,10 @@ class RequestBook:
             end=end,
             full_slots=self.allocator.full_slots(allocation, begin, end),
             swa_slots=self.allocator.swa_slots(allocation, begin, end),
-            mrope_delta=self.mrope_delta(request),
-            track_index=0 if Offer.TRACKED_STATE in self.lacks else allocation.state_slot,
+            mrope_delta=request.mrope_delta,
+            track_index=allocation.state_slot,
             tracked=self.tracked(request),
-            encoder_len=self.encoder_len(request),
+            encoder_len=request.encoder_len,
             lora_id=request.lora_id,
         )
 
@@ -209,15 +205,7 @@ class RequestBook:
         A request that shares a prefix has no state for it.
         """
         few = Feature.SHARING in self.config.features
-        return request.tracked is not few and Offer.TRACKED_STATE not in self.lacks
-
-    def mrope_delta(self, request: Request) -> int:
-        """Return the offset between the mrope sections of `request`, 0 without support for them."""
-        return 0 if Offer.SECTIONS in self.lacks else request.mrope_delta
-
-    def encoder_len(self, request: Request) -> int:
-        """Return the cross-attention length of `request`, 0 without support for it."""
-        return 0 if Offer.CROSS_ATTENTION in self.lacks else request.encoder_len
+        return request.tracked is not few
 
     def make_room(self, allocation: PageAllocation, length: int, count: int) -> bool:
         """Give `allocation` slots for `count` more tokens. Returns whether there were enough.

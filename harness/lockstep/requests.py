@@ -18,7 +18,6 @@ class Request:
 
     - `known`: the number of tokens whose value is known.
     - `length`: how many of them are in the pool.
-    - `prefilled`: how many of them were prefilled when they were last computed.
     - `drafted`: how many tokens the draft model has KV for.
     - `state`: the draft model's state after these tokens, once it has caught up.
     - `tree`: the draft model's last proposal. It and `state` are invalid once `length` grows.
@@ -32,7 +31,6 @@ class Request:
     allocation: PageAllocation | None = None
     length: int = 0
     prefilling: bool = True
-    prefilled: int = 0
     drafted: int = 0
     state: DraftState | None = None
     tree: Tree = ()

@@ -43,7 +43,6 @@ from paritybit.reference.batch import ForwardBatch, Mode, Span
 from paritybit.reference.model import Output
 from paritybit.reference.order import Arrived
 from paritybit.reference.speculative import path_to
-from paritybit.subjects.protocol import Offer
 from torch import Tensor
 
 COMMITS: dict[Mode, Callable[[RequestBook, ForwardBatch, Output], list[int]]] = {
@@ -211,10 +210,9 @@ class Scheduler(RequestBook):
         return self._extend(waiting[step.pick % len(waiting)], step.tokens) if waiting else None
 
     def _prefill(self, step: Prefill) -> PlannedForward | None:
-        """Plan the prefill of waiting requests, or of one if the engine takes one at a time."""
-        most = 1 if Offer.JOINT_PREFILL in self.lacks else self.max_bs
-        waiting = [request for request in self.running if request.prefilling][:most]
-        for prompt in step.prompts[: most - len(waiting)]:
+        """Plan the prefill of waiting requests, and admit more if the batch has room."""
+        waiting = [request for request in self.running if request.prefilling][: self.max_bs]
+        for prompt in step.prompts[: self.max_bs - len(waiting)]:
             request = self._add(prompt, step.tokens)
             waiting += [request] if request is not None else []
         spans = [self._next(request, step.tokens) for request in waiting]
@@ -228,7 +226,7 @@ class Scheduler(RequestBook):
         return self.planned(Mode.DECODE, [self.span(request, 1) for request in chosen])
 
     def _idle(self, step: Idle) -> PlannedForward | None:
-        modes = [] if Offer.IDLE_REPLAY in self.lacks else idle_modes(self.modes)
+        modes = idle_modes(self.modes)
         return PlannedForward(modes[step.pick % len(modes)], None) if modes else None
 
     def _evict_one(self, step: Evict) -> None:
@@ -258,20 +256,18 @@ def sample(book: RequestBook, batch: ForwardBatch, output: Output) -> list[int]:
 
     Returns the rows of the logits that give a request's next token.
     """
-    rows = count_sampled(book, batch.mode, batch.spans)
+    rows = count_sampled(book, batch.spans)
     keep_sampled(book, batch, output, rows)
     return rows
 
 
-def count_sampled(book: RequestBook, mode: Mode, spans: Sequence[Span]) -> list[int]:
+def count_sampled(book: RequestBook, spans: Sequence[Span]) -> list[int]:
     """Do the host's part of `sample`. It needs nothing from the device."""
     rows = []
     requests = book.requests_by_row()
     for row, span in enumerate(spans):
         request = requests[span.row]
         book.advance(request, span.end)
-        if mode is Mode.EXTEND:
-            request.prefilled = span.end
         whole = request.length == request.known
         if whole:
             request.prefilling = False
@@ -334,9 +330,8 @@ def sample_of(
         tokens=tokens[draft : length + draft].clone(),
         logits=logits.clone(),
         tracked=world.tracked(request),
-        mrope_delta=world.mrope_delta(request),
-        encoder_len=world.encoder_len(request),
+        mrope_delta=request.mrope_delta,
+        encoder_len=request.encoder_len,
         lora_id=request.lora_id,
-        prefilled=request.prefilled,
         hidden_states=world.hidden_states[request.token_row, :length].clone() if draft else None,
     )

@@ -13,19 +13,14 @@ from paritybit.reference.batch import DraftState, ForwardBatch, Mode, Span
 from paritybit.reference.config import SPECULATION, Kind, Role
 from paritybit.reference.model import Output
 from paritybit.reference.speculative import Tree, accepted_path, tree_of
-from paritybit.subjects.protocol import Offer
-
-
-def branches(book: RequestBook) -> int:
-    """Return the number of branches of a draft. It is 1 in an engine that supports chains only."""
-    return 1 if Offer.TREES in book.lacks else book.config.speculation.topk
 
 
 def draft(book: RequestBook, picks: Sequence[int]) -> PlannedForward | None:
     """Plan a draft for the picked requests that the draft model has caught up on."""
     if book.draft_mode is None:
         return None
-    count = branches(book) * SPECULATION.steps if book.draft_mode is Mode.DRAFT else 0
+    topk = book.config.speculation.topk
+    count = topk * SPECULATION.steps if book.draft_mode is Mode.DRAFT else 0
     ready = book.ready(
         lambda request: (
             request.state is not None and request.length + count <= book.config.max_context
@@ -121,15 +116,15 @@ def count_caught_up(book: RequestBook, spans: Sequence[Span]) -> list[tuple[int,
 
     Returns pairs of a request's index in the batch and its new state, which is still empty.
     """
-    states, like = [], book.hidden_states
+    states, like, topk = [], book.hidden_states, book.config.speculation.topk
     for place, span in enumerate(spans):
         request = book.request_of(span.row)
         book.events["draft caught up in several steps"] += request.drafted > 0
         request.drafted = span.end
         if span.end == request.length:
             request.state = DraftState(
-                like.new_empty(branches(book), dtype=torch.float32),
-                like.new_empty(branches(book), dtype=torch.int64),
+                like.new_empty(topk, dtype=torch.float32),
+                like.new_empty(topk, dtype=torch.int64),
                 like.new_empty(like.shape[-1]),
             )
             states.append((place, request.state))
@@ -168,12 +163,12 @@ def _may_catch_up(book: RequestBook, request: Request) -> bool:
 def _tree_of_the_harness(book: RequestBook, request: Request, accept: int) -> Tree:
     """Return a tree of random drafts with two branches, of which the second is longer.
 
-    It is a chain if the engine supports chains only, or if no branch is as long as the path that
-    will be accepted.
+    It is a chain if no branch is as long as the path that will be accepted.
     """
     draw = random.Random(book.seed * 100_003 + request.serial * 1009 + request.length)
     root = int(book.tokens[request.token_row, request.length])
-    wide = branches(book) if accept <= SPECULATION.draft_tokens - branches(book) else 1
+    topk = book.config.speculation.topk
+    wide = topk if accept <= SPECULATION.draft_tokens - topk else 1
     parents = [0 if i <= wide else i - 1 for i in range(SPECULATION.draft_tokens)]
     drafts = [(draw.randrange(book.config.vocab), parent) for parent in parents[1:]]
     return ((root, -1), *drafts)

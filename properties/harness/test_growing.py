@@ -52,7 +52,6 @@ def describe(observation: Observation) -> Description:
 FEW_REQUESTS = Property(
     id="few_requests",
     statement="a decode runs two requests at most",
-    needs=frozenset(),
     flag=flag,
     describe=describe,
 )

@@ -800,8 +800,8 @@ OF_HARNESS: tuple[Fault, ...] = (
     Fault(
         name="one-prompt-at-a-time",
         file="harness/lockstep/scheduler.py",
-        old="most = 1 if Offer.JOINT_PREFILL in self.lacks else self.max_bs",
-        new="most = 1",
+        old=("[: self.max_bs]\n        for prompt in step.prompts[: self.max_bs - len(waiting)]:"),
+        new="[:1]\n        for prompt in step.prompts[: 1 - len(waiting)]:",
         tests=("properties/harness/lockstep/test_joint_prefill.py",),
         why="No forward prefills more than one request.",
     ),
@@ -912,8 +912,8 @@ OF_HARNESS: tuple[Fault, ...] = (
     Fault(
         name="no-tree-holds-the-longest-path",
         file="harness/lockstep/speculation.py",
-        old="wide = branches(book) if accept <= SPECULATION.draft_tokens - branches(book) else 1",
-        new="wide = branches(book)",
+        old="wide = topk if accept <= SPECULATION.draft_tokens - topk else 1",
+        new="wide = topk",
         tests=("properties/harness/lockstep/test_speculation.py", "-k", "asks_for"),
         why="Of a tree of the harness all drafts can never be accepted.",
     ),

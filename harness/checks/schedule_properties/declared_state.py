@@ -9,7 +9,6 @@ from paritybit.harness.explain.tracing import LastChange, following
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.schedules.schedule import Schedule
 from paritybit.subjects.captured import CapturedEngine
-from paritybit.subjects.protocol import Offer
 
 ID = "declared_state"
 
@@ -75,7 +74,6 @@ DECLARED_STATE = Property(
         "a finding also appears in a fresh process, and a reset engine has the same "
         "Python state as a freshly captured one"
     ),
-    needs=frozenset({Offer.PYTHON_STATE}),
     at_end=at_end,
     cause_in_play=cause,
     every_step=False,

@@ -11,7 +11,6 @@ from paritybit.harness.explain.further_runs.dense import Dense, dense_cause
 from paritybit.harness.lockstep.observation import Sample
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.schedules.schedule import Schedule
-from paritybit.reference.batch import Mode
 from paritybit.reference.config import Feature, Role
 from paritybit.reference.model import Model
 from paritybit.reference.oracle import dense_draft_logits, dense_logits
@@ -36,14 +35,12 @@ def bound_of(models: Mapping[Role, Model]) -> float:
 def at_end(playing: Playing) -> list[Violation]:
     """Compare all logits of requests, including the draft model's, with the oracle.
 
-    The first wrong logits of each request are reported. For an engine with its own arithmetic, the
-    oracle uses the engine's windows, and the bound is the engine's.
+    The first wrong logits of each request are reported.
     """
-    rounding = bound_of(playing.models)
-    found: dict[tuple[int, bool, bool], Violation] = {}
+    bound = bound_of(playing.models)
+    found: dict[tuple[int, bool], Violation] = {}
     for sample, error in sample_errors(playing.models, playing.samples):
-        bound = rounding if sample.arithmetic is None else sample.arithmetic.bound
-        whose = (sample.serial, sample.of_draft, sample.arithmetic is None)
+        whose = (sample.serial, sample.of_draft)
         if not error <= bound and (whose not in found or sample.place < found[whose].step):
             found[whose] = _violation(sample, error, bound)
     return sorted(found.values(), key=lambda violation: violation.step)
@@ -51,9 +48,8 @@ def at_end(playing: Playing) -> list[Violation]:
 
 def _violation(sample: Sample, error: float, bound: float) -> Violation:
     what = "draft logits" if sample.of_draft else "logits"
-    whose = "eager" if sample.arithmetic is None else "the engine's"
     message = (
-        f"request {sample.serial} with {len(sample.tokens)} tokens: {whose} {what} differ "
+        f"request {sample.serial} with {len(sample.tokens)} tokens: eager {what} differ "
         f"from the dense oracle by {error:.3g}; the tolerance is {bound:g}"
     )
     where = {"owner": f"request {sample.serial}", "error": error, "bound": bound}
@@ -62,14 +58,10 @@ def _violation(sample: Sample, error: float, bound: float) -> Violation:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """Everything that a dense forward reads of a request, on the host: see `Sample`.
-
-    `windows` has the window of each token, or is None if all have the model's.
-    """
+    """Everything that a dense forward reads of a request, on the host: see `Sample`."""
 
     of_request: tuple[int, bool, int, int, bool, int]
     tokens: Tensor
-    windows: Tensor | None
     hidden_states: Tensor | None
 
     @classmethod
@@ -86,7 +78,6 @@ class _Inputs:
                 sample.lora_id,
             ),
             sample.tokens.cpu(),
-            own_windows(sample),
             states.cpu() if states is not None else None,
         )
 
@@ -97,7 +88,6 @@ class _Inputs:
             theirs is None if mine is None else theirs is not None and mine[:length].equal(theirs)
             for mine, theirs in (
                 (self.tokens, other.tokens),
-                (self.windows, other.windows),
                 (self.hidden_states, other.hidden_states),
             )
         )
@@ -155,26 +145,14 @@ def _dense_rows(
         inputs.tokens,
         mrope_delta,
         encoder_len,
-        inputs.windows,
         tracked=tracked,
         lora_id=lora_id,
         **added,
     )
 
 
-def own_windows(sample: Sample) -> Tensor | None:
-    """Return the window of each token, int64 [L], or None if all have the model's."""
-    if sample.arithmetic is None:
-        return None
-    windows, place = sample.arithmetic.windows, torch.arange(len(sample.tokens))
-    return torch.where(place < sample.prefilled, windows[Mode.EXTEND], windows[Mode.DECODE])
-
-
 def cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] | None:
-    """Explain the first wrong logits of a step: its keys, or the first wrong op.
-
-    Returns None for an engine with its own arithmetic, whose ops cannot be observed.
-    """
+    """Explain the first wrong logits of a step: its keys, or the first wrong op."""
     models = pair.models
     bound = bound_of(models)
     number, forward, off = _off_at(pair, schedule, step, bound)
@@ -194,9 +172,8 @@ def cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] 
 
 
 def _off(models: Mapping[Role, Model], samples: Iterable[Sample], bound: float) -> list[Sample]:
-    """Return the samples of the reference's arithmetic with errors above the bound."""
-    ours = (sample for sample in samples if sample.arithmetic is None)
-    return [sample for sample, error in sample_errors(models, ours) if not error <= bound]
+    """Return the samples with errors above the bound."""
+    return [sample for sample, error in sample_errors(models, samples) if not error <= bound]
 
 
 def _off_at(
@@ -220,11 +197,7 @@ def _off_at(
 
 DENSE_AGREEMENT = Property(
     id=ID,
-    statement=(
-        "eager logits, or those of a released engine, match a float64 model without a KV "
-        "cache within a tolerance"
-    ),
-    needs=frozenset(),
+    statement="eager logits match a float64 model without a KV cache within a tolerance",
     at_end=at_end,
     every_step=False,
     samples=True,

@@ -4,7 +4,6 @@ import torch
 from paritybit.harness.checks.property import Playing, Property, Violation
 from paritybit.harness.explain.further_runs.playings import playing_cause
 from paritybit.harness.lockstep.bits import any_set, bits, unequal
-from paritybit.subjects.protocol import Offer
 
 ID = "determinism"
 
@@ -35,7 +34,6 @@ def at_end(playing: Playing) -> list[Violation]:
 DETERMINISM = Property(
     id=ID,
     statement="playing the same schedule twice gives the same bits",
-    needs=frozenset({Offer.KV}),
     at_end=at_end,
     every_step=False,
     plays_again=True,

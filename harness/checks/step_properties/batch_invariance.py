@@ -15,7 +15,7 @@ from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.model import Output
-from paritybit.subjects.protocol import Offer, Overrides
+from paritybit.subjects.protocol import Overrides
 from torch import Tensor
 
 
@@ -114,7 +114,6 @@ BATCH_INVARIANCE = Property(
         "the bits of a request do not depend on its row, on other requests in the batch, or "
         "on the bucket"
     ),
-    needs=frozenset({Offer.ARITHMETIC, Offer.FRESH_ENGINE, Offer.LARGER_BUCKET}),
     flag=flag,
     describe=describe,
     every_step=False,

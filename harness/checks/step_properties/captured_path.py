@@ -3,7 +3,7 @@
 from paritybit.harness.checks.property import Description, Property
 from paritybit.harness.explain.build_faults import off_path_cause
 from paritybit.harness.lockstep.observation import Observation
-from paritybit.subjects.protocol import Offer, ReplayFacts
+from paritybit.subjects.protocol import ReplayFacts
 
 
 def path_breaches(observation: Observation) -> list[str]:
@@ -61,7 +61,6 @@ CAPTURED_PATH = Property(
     statement=(
         "a graph was replayed, it contains the expected ops, and the replay allocated no memory"
     ),
-    needs=frozenset({Offer.GRAPHS}),
     flag=flag,
     describe=describe,
     cause=off_path_cause,

@@ -16,7 +16,6 @@ from paritybit.harness.lockstep.observation import Observation, Snapshot
 from paritybit.harness.lockstep.scale.kept import Arena, Compared
 from paritybit.reference.batch import Mode
 from paritybit.reference.state_pool import Section
-from paritybit.subjects.protocol import Offer
 from torch import Tensor
 
 
@@ -98,7 +97,6 @@ def _slots_of_twins(twins: Compared, world: str) -> list[tuple[Arena, int]]:
 FROZEN_KV = Property(
     id="frozen_kv",
     statement="a draft that reads frozen KV changes only its own draft table rows",
-    needs=frozenset({Offer.KV}),
     flag=flag,
     describe=describe,
     cause=diverged_cause,

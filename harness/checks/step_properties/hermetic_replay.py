@@ -12,7 +12,7 @@ from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.reference.model import Output
-from paritybit.subjects.protocol import Forward, Offer
+from paritybit.subjects.protocol import Forward
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,6 @@ def describe(observation: Observation) -> Description:
 HERMETIC_REPLAY = Property(
     id="hermetic_replay",
     statement="a runner gives the same bits after earlier replays as it does when freshly captured",
-    needs=frozenset({Offer.FRESH_ENGINE}),
     flag=flag,
     describe=describe,
     extra_run=FreshRun(prepare, "freshly captured", suspect=False),

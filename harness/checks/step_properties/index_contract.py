@@ -3,7 +3,7 @@
 from paritybit.harness.checks.property import Description, Property
 from paritybit.harness.explain.build_faults import dtype_cause
 from paritybit.harness.lockstep.observation import Observation
-from paritybit.subjects.protocol import BufferFacts, Offer, ReplayFacts
+from paritybit.subjects.protocol import BufferFacts, ReplayFacts
 
 
 def contract_breaches(facts: ReplayFacts) -> list[str]:
@@ -61,7 +61,6 @@ INDEX_CONTRACT = Property(
         "static buffers are still the captured tensors, and every dtype conversion is on the "
         "list of allowed ones"
     ),
-    needs=frozenset({Offer.STATIC_INPUTS}),
     flag=flag,
     describe=describe,
     cause=dtype_cause,

@@ -9,7 +9,6 @@ from paritybit.harness.checks.twins import first_twin_difference, twins_differ
 from paritybit.harness.explain.cause import diverged_cause
 from paritybit.harness.lockstep.bits import any_set, unequal
 from paritybit.harness.lockstep.observation import Observation
-from paritybit.subjects.protocol import Offer
 
 
 def flag(observation: Observation) -> Flag:
@@ -40,7 +39,6 @@ KV_PARITY = Property(
         "KV, recurrent states and draft table rows have the same bits after graph replay as "
         "after eager execution"
     ),
-    needs=frozenset({Offer.ARITHMETIC, Offer.KV}),
     flag=flag,
     describe=describe,
     worlds_diverge=True,

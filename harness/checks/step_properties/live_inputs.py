@@ -25,7 +25,7 @@ from paritybit.harness.explain.recorded import RecordedForward
 from paritybit.harness.lockstep.bits import bits
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.reference.config import Role
-from paritybit.subjects.protocol import Offer, Replay
+from paritybit.subjects.protocol import Replay
 from torch import Tensor
 
 
@@ -254,7 +254,6 @@ LIVE_INPUTS = Property(
         "the live part of each static input matches the batch, and the padded part holds its "
         "fill value"
     ),
-    needs=frozenset({Offer.INPUTS}),
     flag=flag,
     describe=describe,
     cause=cause,

@@ -3,7 +3,6 @@
 from paritybit.harness.checks.property import Description, Property
 from paritybit.harness.explain.build_faults import warning_site
 from paritybit.harness.lockstep.observation import Observation
-from paritybit.subjects.protocol import Offer
 
 
 def flag(observation: Observation) -> bool:
@@ -21,7 +20,6 @@ def describe(observation: Observation) -> Description:
 LOG_HYGIENE = Property(
     id="log_hygiene",
     statement="a step without a bug logs nothing at WARNING or above",
-    needs=frozenset({Offer.LOG}),
     flag=flag,
     describe=describe,
     cause=warning_site,

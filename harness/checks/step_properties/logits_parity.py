@@ -5,7 +5,6 @@ from paritybit.harness.checks.differences import first_output_difference
 from paritybit.harness.checks.property import Description, Property
 from paritybit.harness.explain.cause import diverged_cause
 from paritybit.harness.lockstep.observation import Observation
-from paritybit.subjects.protocol import Offer
 
 
 def flag(observation: Observation) -> Flag:
@@ -45,7 +44,6 @@ LOGITS_PARITY = Property(
     statement=(
         "every output of every live row has the same bits with graph replay as with eager execution"
     ),
-    needs=frozenset({Offer.ARITHMETIC}),
     flag=flag,
     describe=describe,
     worlds_diverge=True,

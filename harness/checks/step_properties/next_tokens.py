@@ -165,7 +165,6 @@ def _violated(pair: Pair, schedule: Schedule, last: int) -> tuple[int, Observati
 NEXT_TOKENS = Property(
     id=ID,
     statement="each request gets the tokens that its own logits say, behind those that it has",
-    needs=frozenset(),
     flag=flag,
     describe=describe,
     cause_in_play=cause,

@@ -14,7 +14,7 @@ from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.harness.lockstep.scale.kept import Rows, Twins
 from paritybit.reference.model import Output
-from paritybit.subjects.protocol import Forward, Offer
+from paritybit.subjects.protocol import Forward
 from torch import Tensor
 
 
@@ -93,7 +93,6 @@ def describe(observation: Observation) -> Description:
 PADDED_READS = Property(
     id="padded_reads",
     statement="no row becomes NaN when all KV is NaN except slot 0 and the slots of the batch",
-    needs=frozenset({Offer.FRESH_ENGINE, Offer.NOISE}),
     flag=flag,
     describe=describe,
     every_step=False,

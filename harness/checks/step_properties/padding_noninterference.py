@@ -26,7 +26,6 @@ from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.harness.lockstep.scale.kept import Rows, Twins
 from paritybit.reference.model import Output
-from paritybit.subjects.protocol import Offer
 from torch import Tensor
 
 
@@ -128,7 +127,6 @@ def _describe_rows(observation: Observation, noisy: Rows) -> Description:
 PADDING_NONINTERFERENCE = Property(
     id="padding_noninterference",
     statement="memory that no request in the batch owns does not affect live results",
-    needs=frozenset({Offer.FRESH_ENGINE, Offer.NOISE}),
     flag=flag,
     describe=describe,
     every_step=False,

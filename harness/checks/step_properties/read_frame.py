@@ -29,7 +29,7 @@ from paritybit.harness.lockstep.observation import Observation
 from paritybit.reference.allocator import Owner
 from paritybit.reference.batch import Mode, Span
 from paritybit.reference.config import SPECULATION, Kind, Role
-from paritybit.subjects.protocol import KeyLists, Offer
+from paritybit.subjects.protocol import KeyLists
 
 
 def columns_read(mode: Mode, span: Span, window: int | None) -> Iterable[Slots | slice]:
@@ -290,7 +290,6 @@ READ_FRAME = Property(
         "a live row reads only its own request's slots inside the window, and a padded row "
         "reads only slot 0"
     ),
-    needs=frozenset({Offer.READS}),
     flag=flag,
     describe=describe,
     cause=cause,

@@ -35,7 +35,6 @@ from paritybit.harness.lockstep.request_book import RequestBook
 from paritybit.harness.schedules.schedule import Schedule
 from paritybit.reference.allocator import Owner, Ownership, PageAllocation
 from paritybit.reference.pool import PoolSizes
-from paritybit.subjects.protocol import Offer
 from torch import Tensor
 
 
@@ -368,7 +367,6 @@ SLOT_OWNERSHIP = Property(
         "each slot and row either has one owner or is free once, and the index tables match "
         "the owners"
     ),
-    needs=frozenset({Offer.ALLOCATOR}),
     flag=flag_step,
     describe=describe_step,
     end_of_step=EndOfStep(flag, describe),

@@ -19,7 +19,6 @@ from paritybit.harness.lockstep.scale.kept import Compared
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import Kind, Role
 from paritybit.reference.state_pool import Section
-from paritybit.subjects.protocol import Offer
 from torch import Tensor
 
 
@@ -149,7 +148,6 @@ WRITE_FRAME = Property(
         "a step changes only the slots in its out_cache_loc, the state of its own requests, "
         "and slot 0"
     ),
-    needs=frozenset({Offer.KV}),
     flag=flag,
     describe=describe,
     worlds_diverge=True,

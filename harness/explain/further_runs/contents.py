@@ -154,13 +154,12 @@ class Contents:
         for column, token in enumerate(tokens):
             yield Content("token", column, token.double())
         if request.allocation is not None and request.length:
-            length, tracked = request.length, book.tracked(request)
-            delta, layers = book.mrope_delta(request), list[Tensor]()
+            length, tracked, layers = request.length, book.tracked(request), list[Tensor]()
             dense_logits(
                 models[Role.TARGET],
                 tokens[:length],
-                delta,
-                book.encoder_len(request),
+                request.mrope_delta,
+                request.encoder_len,
                 tracked=tracked,
                 lora_id=request.lora_id,
                 layers=layers,
@@ -168,7 +167,7 @@ class Contents:
             if tracked:
                 state = recurrent_states(models[Role.TARGET], tokens[:length])[-1]
                 yield Content("state", length - 1, state)
-            yield from self._kv(request, Role.TARGET, layers, delta)
+            yield from self._kv(request, Role.TARGET, layers, request.mrope_delta)
         drafted = min(request.drafted, request.known - 1)
         if drafted > 0:
             hidden, layers = book.hidden_states[request.token_row, :drafted], []
@@ -212,4 +211,3 @@ class Contents:
                     one.put(book, place, self.ops)
                 elif one.role is Role.DRAFT:
                     request.drafted = min(request.drafted, one.column)
-        self.pair.subject.write_kv()

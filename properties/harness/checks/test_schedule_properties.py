@@ -16,10 +16,8 @@ from paritybit.harness.checks.schedule_properties.dense_agreement import (
 )
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.observation import Sample
-from paritybit.reference.batch import Mode
 from paritybit.reference.config import PRESETS, Role, draft_config
 from paritybit.reference.model import Model
-from paritybit.subjects.protocol import OwnArithmetic
 from torch import Tensor
 
 from properties.support.harness.tensors import flip
@@ -50,7 +48,6 @@ def unjudged(serial: int, length: int, *, draft: bool = False) -> Sample:
         tracked=True,
         mrope_delta=serial % 5,
         encoder_len=serial % 4,
-        prefilled=length,
         hidden_states=hidden if draft else None,
         place=4,
     )
@@ -282,13 +279,6 @@ def other_at(name: str, place: int) -> Callable[[Sample], Sample]:
         (lambda one: replace(one, mrope_delta=one.mrope_delta + 1), False, 2),
         (lambda one: replace(one, encoder_len=one.encoder_len - 1), False, 2),
         (lambda one: replace(one, serial=one.serial + 1), False, 2),
-        (
-            lambda one: replace(
-                one, arithmetic=OwnArithmetic({Mode.EXTEND: 9, Mode.DECODE: 9}, 1e-2)
-            ),
-            False,
-            2,
-        ),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

@@ -17,7 +17,7 @@ from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.reference.batch import Mode
 from paritybit.reference.config import Kind, Role
-from paritybit.subjects.protocol import BufferFacts, GraphFacts, Offer, ReplayFacts
+from paritybit.subjects.protocol import BufferFacts, GraphFacts, ReplayFacts
 
 from properties.support.harness.observations import (
     FREE,
@@ -422,16 +422,6 @@ def test_red_flags_are_read_in_the_order_of_the_table_whether_on_the_device_or_n
         }
     ]
     assert {one.step for one in judge(PROPERTIES.values(), spoiled)} == {3}
-
-
-def test_an_engine_that_lacks_what_a_property_needs_is_not_asked_it_with_the_reason() -> None:
-    missing = {Offer.NOISE: "its KV is not ours to write", Offer.LOG: "it logs elsewhere"}
-    reasons = {name: rule.not_asked(missing) for name, rule in PROPERTIES.items()}
-    assert {name: reason for name, reason in reasons.items() if reason is not None} == {
-        "padded_reads": "its KV is not ours to write",
-        "padding_noninterference": "its KV is not ours to write",
-        "log_hygiene": "it logs elsewhere",
-    }
 
 
 def test_the_facts_of_a_buffer_are_its_form_and_its_place() -> None:

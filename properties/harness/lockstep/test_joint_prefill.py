@@ -9,14 +9,12 @@ from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.pair import Pair
-from paritybit.harness.lockstep.scheduler import Scheduler
 from paritybit.harness.schedules.boundaries import Row, rows, scenes
 from paritybit.harness.schedules.buckets import FILLINGS, filling
 from paritybit.harness.schedules.coverage import most_together
 from paritybit.harness.schedules.schedule import Admit, Decode, Extend, Prefill, Schedule, Step
-from paritybit.reference.batch import ForwardBatch, Mode
-from paritybit.reference.pool import KVPools
-from paritybit.subjects.protocol import KeyLists, Offer
+from paritybit.reference.batch import ForwardBatch
+from paritybit.subjects.protocol import KeyLists
 from paritybit.subjects.runners import RUNNERS
 from paritybit.subjects.runners.base import GraphRunner
 from paritybit.subjects.runners.prefill import PrefillRunner
@@ -137,15 +135,3 @@ def test_no_more_are_prefilled_than_a_batch_holds_and_there_is_room_for(device: 
     pair.begin(Schedule(()))
     planned = pair.graph.plan(Prefill((40,) * 4, 40))
     assert planned is not None and 0 < len(planned.spans) < 4
-
-
-def test_an_engine_that_takes_one_at_a_time_is_handed_one_at_a_time(device: str) -> None:
-    trial = TrialConfig("piecewise")
-    config = trial.model
-    pools = KVPools(config, config, trial.sizes, torch.float32, torch.device(device))
-    world = Scheduler(config, pools, 8, {Mode.EXTEND}, lacks={Offer.JOINT_PREFILL})
-    for prompts, tokens in (((5, 9), 4), ((7,), 4)):
-        planned = world.plan(Prefill(prompts, tokens))
-        assert planned is not None
-        assert [span.row for span in planned.spans] == [world.owners()[0].row]
-    assert world.admitted == 1
