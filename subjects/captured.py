@@ -117,7 +117,7 @@ class CapturedEngine:
     def capture(self, modes: Collection[Mode]) -> None:
         """Capture the missing runners of some modes. This also resets the engine."""
         if self.lacks(modes):
-            self.recapture()
+            self.reset()
             self._capture(modes)
 
     def _capture(self, modes: Collection[Mode]) -> None:
@@ -157,10 +157,6 @@ class CapturedEngine:
             for bucket, captured in runner.captured.items()
         }
         self.outputs = {**self.outputs, **outputs}
-
-    def reset(self) -> None:
-        """Restore the state after capture. Owners of slots are only in the world's tables."""
-        self.recapture()
 
     def forward(self, batch: ForwardBatch | None, mode: Mode) -> Forward:
         """Run one forward, by replay if a graph can run it, else eagerly."""
@@ -227,8 +223,8 @@ class CapturedEngine:
         """Capture the runner under test again. A reset restores the first graphs."""
         self._capture_by(partial(self.engine.capture_again, self._keep_facts))
 
-    def recapture(self) -> None:
-        """Restore all static buffers and the Python state to their state after capture."""
+    def reset(self) -> None:
+        """Restore static buffers and Python state to their contents after capture."""
         for buffers, captured in self._captured:
             torch._foreach_copy_(buffers, captured)
         self.restore(self._states)

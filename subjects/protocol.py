@@ -185,7 +185,7 @@ class EngineUnderTest(Protocol):
     """
 
     def reset(self) -> None:
-        """Return to the state after capture: no request owns a slot, KV is the world's."""
+        """Restore static buffers and Python state to their contents after capture."""
         ...
 
     def forward(self, batch: ForwardBatch | None, mode: Mode) -> Forward:
@@ -216,10 +216,6 @@ class EngineUnderTest(Protocol):
 
     def capture_again(self) -> None:
         """Capture the graphs under test again while requests hold KV."""
-        ...
-
-    def recapture(self) -> None:
-        """Restore the contents of static buffers and Python state after capture."""
         ...
 
     def python_objects(self) -> PythonObjects:

@@ -126,10 +126,11 @@ class Captures:
 
     def _reset(self) -> dict[str, PythonObjects]:
         """Reset both engines, and return their Python objects."""
-        self.subject.reset()
-        self.fresh.recapture()
-        engines = {"engine": self.subject, "fresh engine": self.fresh}
-        return {name: engine.python_objects() for name, engine in engines.items()}
+        objects: dict[str, PythonObjects] = {}
+        for name, engine in (("engine", self.subject), ("fresh engine", self.fresh)):
+            engine.reset()
+            objects[name] = engine.python_objects()
+        return objects
 
 
 SETTLED = (*FOREIGN, Tensor, tuple, frozenset, MethodType, classmethod, staticmethod)

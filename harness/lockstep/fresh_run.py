@@ -74,5 +74,5 @@ def tensors_of(batch: ForwardBatch | None) -> list[Tensor]:
 
 def just_captured(pair: Pair, planned: PlannedStep) -> None:
     """Reset the fresh engine to its state after capture, and equalize its padded rows."""
-    pair.fresh_engine.recapture()
+    pair.fresh_engine.reset()
     pair.equalize_padding(pair.fresh_engine, planned)

@@ -220,7 +220,7 @@ OF_HARNESS: tuple[Fault, ...] = (
     Fault(
         name="fresh-engine-with-a-history",
         file="harness/lockstep/fresh_run.py",
-        old="    pair.fresh_engine.recapture()\n    pair.equalize_padding",
+        old="    pair.fresh_engine.reset()\n    pair.equalize_padding",
         new="    pair.equalize_padding",
         tests=(
             "properties/harness/campaigns/test_history.py",

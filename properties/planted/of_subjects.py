@@ -315,7 +315,7 @@ OF_SUBJECTS: tuple[Fault, ...] = (
     Fault(
         name="captured-over-what-steps-left",
         file="subjects/captured.py",
-        old="            self.recapture()\n            self._capture(modes)",
+        old="            self.reset()\n            self._capture(modes)",
         new="            self._capture(modes)",
         tests=("properties/harness/lockstep/test_captures.py", "-k", "steps_left"),
         why="What steps left in static buffers counts as just captured from the next capture on.",

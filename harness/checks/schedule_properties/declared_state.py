@@ -12,7 +12,7 @@ from paritybit.subjects.captured import CapturedEngine
 
 ID = "declared_state"
 
-RESET = (line_of("the engine is reset", CapturedEngine.recapture),)
+RESET = (line_of("the engine is reset", CapturedEngine.reset),)
 """The line to look at where no line of the engine sets what a reset does not restore."""
 
 

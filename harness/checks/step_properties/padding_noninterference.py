@@ -53,7 +53,7 @@ def prepare(pair: Pair, planned: PlannedStep) -> Show:
     """Write noise to all memory that the batch does not own. The step's place is the seed."""
     pools, batch = pair.graph_pools, planned.graph.batch
     noise = Noise(pair.config, pools)
-    pair.fresh_engine.recapture()
+    pair.fresh_engine.reset()
     for buffers in pair.fresh_engine.all_static_buffers():
         noise.fill_buffers(buffers, planned.forwards)
     if isinstance(pair.kept, Twins):

@@ -100,14 +100,14 @@ def traces(lockstep: Lockstep, run: ExtraRun, pair: Pair, planned: PlannedStep) 
     Of the fresh engine, what is still changed once it is given its just-captured bytes back.
     """
     subject, fresh = captured(lockstep)
-    fresh.recapture()
+    fresh.reset()
     before = bytes_of(pair, subject), bytes_of(pair, fresh)
     state, schedulers = subject.state(), states_of(pair)
     run(pair, planned)
     found = changed_since(before[0], bytes_of(pair, subject))
     found |= {name for name, held in states_of(pair).items() if held != schedulers[name]}
     found |= {"the subject's state"} if subject.state() != state else set()
-    fresh.recapture()
+    fresh.reset()
     return found | changed_since(before[1], bytes_of(pair, fresh))
 
 
@@ -182,7 +182,7 @@ def noisy_bytes(
         return forward(batch, *given)
 
     def run(pair: Pair, planned: PlannedStep) -> None:
-        fresh.recapture()
+        fresh.reset()
         before.update(bytes_of(pair, fresh))
         EXTRA_RUNS["padding_noninterference"](pair, planned)
         before.clear()

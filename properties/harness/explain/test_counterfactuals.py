@@ -350,7 +350,7 @@ def test_objects_are_brought_back_whatever_was_done_to_them(
         owner = next(one for one in type(runner).__mro__ if "captures" in vars(one))
         monkeypatch.setattr(owner, "captures", "another value")
         captured.restore()
-        engine.recapture()  # Static buffers are restored apart.
+        engine.reset()  # Static buffers are restored apart.
         assert runner.captures is True
         assert (array.tolist(), variable.get()) == ([0, 0, 0], 1)
         assert torch.equal(drawn.get_state(), first)

@@ -588,7 +588,7 @@ CAPTURED_AGAIN = Schedule((Admit(3, 99), Decode((0,)), Recapture(), Decode((0,))
             "written in GraphRunner.blank",
         ),
         (
-            CapturedEngine.recapture,
+            CapturedEngine.reset,
             "torch._foreach_copy_(buffers, captured)",
             "torch._foreach_copy_(buffers[1:], captured[1:])",
             "declared_state",

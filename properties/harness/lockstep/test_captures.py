@@ -78,7 +78,7 @@ def statics_of(engine: CapturedEngine) -> dict[str, Tensor]:
 
 def held_after(pair: Pair, engine: CapturedEngine, planned: PlannedStep) -> dict[str, Tensor]:
     """Run a step on an engine that was just captured; return all that it gives and holds then."""
-    engine.recapture()
+    engine.reset()
     pair.equalize_padding(engine, planned)
     forward = engine.forward(planned.graph.batch, planned.mode)
     held = {**statics_of(engine), **cloned(forward.output), "KV": pair.graph_pools.storage.clone()}
@@ -124,7 +124,7 @@ def test_a_runner_is_the_same_in_whatever_order_runners_are_captured(
     backwards = [[mode] for mode in reversed(modes)]
     for order in (*([[mode]] for mode in modes), backwards):
         other = captured_in(pair, order)
-        fresh.recapture()
+        fresh.reset()
         assert differing(statics_of(fresh), statics_of(other)) == []
         compared = dict(differences(pair, other))
         assert compared == {mode: [] for mode in other.engine.captured}
@@ -197,7 +197,7 @@ def test_what_steps_left_in_static_buffers_is_not_taken_for_just_captured() -> N
         for buffer in buffers.values():
             buffer.fill_(1)
     engine.capture([Mode.TARGET_VERIFY])
-    engine.recapture()
+    engine.reset()
     assert differing(before, statics_of(engine)) == []
 
 

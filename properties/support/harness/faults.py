@@ -224,13 +224,13 @@ def moved_buffer(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatc
     original, moved = buffers[name], buffers[name].clone()
     monkeypatch.setitem(buffers, name, moved)
     subject, _ = captured(lockstep)
-    recapture = subject.recapture
+    reset = subject.reset
 
-    def recapture_both() -> None:
-        recapture()
+    def reset_both() -> None:
+        reset()
         moved.copy_(original)
 
-    monkeypatch.setitem(vars(subject), "recapture", recapture_both)
+    monkeypatch.setitem(vars(subject), "reset", reset_both)
 
 
 def unlisted_conversion(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
