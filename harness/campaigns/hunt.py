@@ -14,7 +14,7 @@ from hypothesis.strategies import SearchStrategy
 from paritybit.harness.checks.play import Lockstep, Outcome
 from paritybit.harness.checks.property import Violation
 from paritybit.harness.checks.schedule_properties.declared_state import ID as UNDECLARED
-from paritybit.harness.checks.table import PROPERTIES, STATE_PROPERTIES
+from paritybit.harness.checks.table import DIVERGING_PROPERTIES, PROPERTIES
 from paritybit.harness.errors import NoVerdictError
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.schedules.generate import schedules
@@ -153,7 +153,7 @@ def ends(target: str | None) -> frozenset[str]:
 
 def hunted(target: str | None, watched: Iterable[str]) -> frozenset[str]:
     """Return the properties to check for a target: it and those that end a playing, or all."""
-    return frozenset(watched) if target is None else STATE_PROPERTIES | ends(target)
+    return frozenset(watched) if target is None else DIVERGING_PROPERTIES | ends(target)
 
 
 def search_few_first(

@@ -20,9 +20,9 @@ from paritybit.harness.checks.property import (
     judge_end,
 )
 from paritybit.harness.checks.table import (
+    DIVERGING_PROPERTIES,
     NOT_OF_LARGE_POOLS,
     PROPERTIES,
-    STATE_PROPERTIES,
     STEP_PROPERTIES,
 )
 from paritybit.harness.errors import DeviceError, headline
@@ -165,9 +165,13 @@ class Lockstep:
         except SharedBufferError as error:
             self.refused = str(error)
             self.pair = Pair(trial.clean)
-        self.capture_warnings = self.pair.captures.warnings
         self.unasked = NOT_OF_LARGE_POOLS if trial.large else {}
         self.watch(property_ids)
+
+    @property
+    def capture_warnings(self) -> tuple[str, ...]:
+        """The messages at WARNING or above that were logged during captures."""
+        return self.pair.captures.warnings
 
     def watch(self, property_ids: Collection[str]) -> None:
         """Check these properties from now on, except those in `unasked`."""
@@ -209,7 +213,7 @@ class Lockstep:
                 if self.refused is not None:
                     judged.add(self._refusal(schedule, self.refused))
                 else:
-                    ending = STATE_PROPERTIES.union(until)
+                    ending = DIVERGING_PROPERTIES.union(until)
                     self.capture(schedule)
                     self._rehearse(schedule, ending, extra_runs)
                     self._play(schedule, outcome, judged, observer, ending, extra_runs, recorder)
@@ -236,10 +240,7 @@ class Lockstep:
 
     def capture(self, schedule: Schedule) -> None:
         """Capture the runners that a schedule may need and that are not captured yet."""
-        asked = modes_of(schedule.steps, self.pair.modes)
-        if self.pair.captures.lacks(asked):
-            self.pair.capture(asked)
-            self.capture_warnings = self.pair.captures.warnings
+        self.pair.capture(modes_of(schedule.steps, self.pair.modes))
 
     def _rehearse(
         self, schedule: Schedule, ending: Collection[str], extra_runs: Mapping[str, ExtraRun]

@@ -1,13 +1,13 @@
 """The protocol of a property, and the check of one step.
 
-A property has a `flag` and a `describe`. The flag is cheap and stays on the device if possible.
-The host reads all flags of a step in one synchronisation. `describe` is called only if the flag
-is set.
+A property of steps has a `flag` and a `describe`. The flag is cheap and stays on the device if
+possible. The host reads all flags of a step in one synchronisation. `describe` is called only if
+the flag is set. A property of whole schedules has `at_end` instead.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from paritybit.harness.checks.device.flags import Flag, read_flags
 from paritybit.harness.explain.cause import CauseFinder
@@ -18,6 +18,8 @@ from paritybit.harness.lockstep.python_state import Change
 from paritybit.reference.config import Role
 from paritybit.reference.model import Model
 from torch import Tensor
+
+Seen = TypeVar("Seen", Observation, StepEnd)
 
 Description = tuple[str, dict[str, Any]]
 """A message, and the exact place as JSON values: layer, tensor, slot, owner, row, bits, …"""
@@ -138,15 +140,12 @@ def judge(
 
     If there are none, the device is read once. Else `before_describing` is called first.
     """
-    rules = {rule.id: rule for rule in properties if rule.flag is not None}
-    raised = read_flags({name: rule.flag(observation) for name, rule in rules.items() if rule.flag})
-    if any(raised.values()):
-        before_describing()
-    found = []
-    for name, rule in rules.items():
-        if raised[name] and rule.describe is not None:
-            found.append(Violation(name, observation.place, *rule.describe(observation)))
-    return tuple(found)
+    checks = {
+        rule.id: (rule.flag, rule.describe)
+        for rule in properties
+        if rule.flag is not None and rule.describe is not None
+    }
+    return _judged(checks, observation, before_describing)
 
 
 def judge_end(
@@ -155,12 +154,25 @@ def judge_end(
     before_describing: Callable[[], None],
 ) -> tuple[Violation, ...]:
     """Return the violations of a step that ran no forward. Arguments are as in `judge`."""
-    rules = {rule.id: rule.end_of_step for rule in properties if rule.end_of_step is not None}
-    raised = read_flags({name: rule.flag(end) for name, rule in rules.items()})
+    checks = {
+        rule.id: (rule.end_of_step.flag, rule.end_of_step.describe)
+        for rule in properties
+        if rule.end_of_step is not None
+    }
+    return _judged(checks, end, before_describing)
+
+
+def _judged(
+    checks: Mapping[str, tuple[Callable[[Seen], Flag], Callable[[Seen], Description]]],
+    seen: Seen,
+    before_describing: Callable[[], None],
+) -> tuple[Violation, ...]:
+    """Return the violations in `seen` by checks, each a flag and a description."""
+    raised = read_flags({name: flag(seen) for name, (flag, _) in checks.items()})
     if any(raised.values()):
         before_describing()
     return tuple(
-        Violation(name, end.place, *rule.describe(end))
-        for name, rule in rules.items()
+        Violation(name, seen.place, *describe(seen))
+        for name, (_, describe) in checks.items()
         if raised[name]
     )

@@ -54,12 +54,8 @@ STATEMENTS: Mapping[str, str] = {rule.id: rule.statement for rule in _ORDER}
 STEP_PROPERTIES = frozenset(rule.id for rule in _ORDER if rule.every_step)
 """The properties that are cheap enough for each step of each schedule."""
 
-STATE_PROPERTIES = frozenset(rule.id for rule in _ORDER if rule.worlds_diverge)
-"""The properties whose violation leaves the worlds different.
-
-The others judge the engine's build or an extra run, and leave both worlds equal.
-"""
-
+DIVERGING_PROPERTIES = frozenset(rule.id for rule in _ORDER if rule.worlds_diverge)
+"""The properties whose violation leaves the worlds different. It ends a play."""
 
 NOT_OF_LARGE_POOLS: Mapping[str, str] = {
     DENSE_AGREEMENT.id: "the float64 model takes too long with pools of this size"

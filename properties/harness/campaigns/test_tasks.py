@@ -31,7 +31,7 @@ from paritybit.harness.campaigns.task import (
 )
 from paritybit.harness.checks.explanation import Explained
 from paritybit.harness.checks.play import DeviceLostError, Outcome
-from paritybit.harness.checks.table import STATE_PROPERTIES, STEP_PROPERTIES
+from paritybit.harness.checks.table import DIVERGING_PROPERTIES, STEP_PROPERTIES
 from paritybit.harness.errors import headline
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.case import Case
@@ -114,11 +114,11 @@ def test_a_hunt_judges_by_all_it_watches_only_where_it_finds_nothing() -> None:
         return violating(TARGET) if len(judged) == 2 else clean()
 
     assert ended(script).hunt_result.schedules == 2
-    assert judged[:2] == [STATE_PROPERTIES | {TARGET}] * 2
+    assert judged[:2] == [DIVERGING_PROPERTIES | {TARGET}] * 2
     judged.clear()
     judged += [frozenset()] * 2
     assert ended(script).status is Status.MISSED
-    assert judged[2:] == [STATE_PROPERTIES | {TARGET}] * 3 + [STEP_PROPERTIES | {TARGET}] * 3
+    assert judged[2:] == [DIVERGING_PROPERTIES | {TARGET}] * 3 + [STEP_PROPERTIES | {TARGET}] * 3
 
 
 def seen_then_failing(count: int) -> Callable[[Scripted, Schedule], Outcome]:

@@ -12,7 +12,7 @@ from paritybit.harness.campaigns.regress import RunConfig, clean_tasks
 from paritybit.harness.campaigns.task import Task
 from paritybit.harness.checks.explanation import observe
 from paritybit.harness.checks.play import Lockstep
-from paritybit.harness.checks.table import PROPERTIES, STATE_PROPERTIES
+from paritybit.harness.checks.table import DIVERGING_PROPERTIES, PROPERTIES
 from paritybit.harness.explain.wrapped import narrowed
 from paritybit.harness.lockstep.config import TrialConfig, trial_from_json
 from paritybit.harness.lockstep.pair import subject_alone
@@ -127,7 +127,7 @@ def test_a_default_run_finds_what_narrows_a_number(
     """By the schedule of the longest context."""
     monkeypatch.setattr(TrialConfig, "subject", broken(NARROW[name]))
     task = of_decode()
-    lockstep = Lockstep(task.trial, STATE_PROPERTIES, engines=subject_alone, keeps_state=False)
+    lockstep = Lockstep(task.trial, DIVERGING_PROPERTIES, engines=subject_alone, keeps_state=False)
     found = lockstep.play(task.first[0])
     assert found.error is None and found.violated, found.error
 
