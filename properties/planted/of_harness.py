@@ -351,8 +351,8 @@ OF_HARNESS: tuple[Fault, ...] = (
     Fault(
         name="described-behind-closed-gates",
         file="harness/checks/property.py",
-        old="    if any(raised.values()):\n        before_describing()\n    found = []\n",
-        new="    found = []\n",
+        old="    if any(raised.values()):\n        before_describing()\n    return tuple(\n",
+        new="    return tuple(\n",
         tests=("properties/harness/lockstep/test_overlap.py", "-k", "first_time"),
         why="A driver that loads what describes a violation waits for gates that are closed.",
     ),
