@@ -141,12 +141,12 @@ class HybridKVPool:
     ) -> None:
         self.config = config
         self.sizes = sizes
-        self._shapes = arena_shapes(config, sizes)
         if storage is None:
             storage = zeros([config], sizes, storage_elements(config, sizes), dtype, device)
         self.storage = storage
         self.arena = {
-            kind: numbered(arena, sizes) for kind, arena in self.arenas_of(storage).items()
+            kind: numbered(storage[first : first + shape.numel()].view(shape), sizes)
+            for kind, (first, shape) in laid_out(arena_shapes(config, sizes), 0).items()
         }
         self.tables = tables or Tables(sizes, config.max_context, device)
         self._caches = [
@@ -168,7 +168,6 @@ class HybridKVPool:
         other = copy(self)
         other.tables = tables
         other.arena = dict(self.arena)
-        other._shapes = dict(self._shapes)
         other._caches = list(self._caches)
         return other
 
@@ -181,10 +180,6 @@ class HybridKVPool:
     def req_to_token(self) -> Tensor:
         """The map from request rows and positions to full slots: see `Tables`."""
         return self.tables.req_to_token
-
-    def arenas_of(self, flat: Tensor) -> dict[Kind, Tensor]:
-        """Return the views of both sub-pools of a tensor in the storage's layout."""
-        return split_arenas(flat, self._shapes)
 
     def cache(self, layer: int) -> Tensor:
         """Return K and V of one layer, [2, slots, kv_heads, stored_dim]."""
@@ -316,13 +311,6 @@ def laid_out(shapes: Mapping[Name, torch.Size], first: int) -> dict[Name, tuple[
     return {
         name: (begin, shape) for begin, (name, shape) in zip(begins, shapes.items(), strict=False)
     }
-
-
-def split_arenas(flat: Tensor, shapes: Mapping[Kind, torch.Size]) -> dict[Kind, Tensor]:
-    """Return the views of one model's sub-pools, of given shapes, in its flat storage."""
-    parts = flat.split([shape.numel() for shape in shapes.values()])
-    views = [part.view(shape) for part, shape in zip(parts, shapes.values(), strict=True)]
-    return dict(zip(shapes, views, strict=True))
 
 
 def arena_shapes(config: ModelConfig, sizes: PoolSizes) -> dict[Kind, torch.Size]:

@@ -212,7 +212,7 @@ def _race(lockstep: Lockstep, schedule: Schedule, property_id: str) -> Explanati
     """
     overlapped, watched = lockstep.pair.overlapped, lockstep.properties
     assert overlapped is not None
-    parts, order, fixed = lockstep.pair.on_trial.parts, overlapped.overlap, {}
+    parts, order = lockstep.pair.on_trial.parts, overlapped.overlap
     lockstep.watch({property_id})
     try:
         again = lockstep.play(schedule)
@@ -222,15 +222,18 @@ def _race(lockstep: Lockstep, schedule: Schedule, property_id: str) -> Explanati
             sure = parts.with_before({Part.OVERLAP: wait.before}).of(Part.OVERLAP, Overlap)
             overlapped.order_by(sure(lockstep.trial.streams(), order.device))
             played = lockstep.play(schedule)
-            fixed[wait.before] = property_id not in played.violated and played.error is None
             overlapped.order_by(order)
-            if fixed[wait.before]:
-                fixed[wait.before] = property_id in lockstep.play(schedule).violated
+            if property_id in played.violated or played.error is not None:
+                continue
+            if property_id in lockstep.play(schedule).violated:
+                break
+        else:
+            return None
     finally:
         overlapped.order_by(order)
         lockstep.watch(watched)
     step = next(found.step for found in again.violations if found.property == property_id)
-    return explain_race(property_id, step, fixed)
+    return explain_race(property_id, step, wait)
 
 
 def explained(

@@ -292,7 +292,8 @@ class Cause:
 
     `blame` is in words: inputs, captured state, captured output, index tables, key lists, what an
     op is given, Python state, kept output, slot bookkeeping, request contents, undeclared state,
-    build, call site, dispatch, missing wait or copy, narrowed slot number, or not known.
+    build, call site, dispatch, missing wait or copy, narrowed slot number, sampled tokens, or not
+    known.
     `uncaptured_run` is None if it was not tried or failed. So is `twin_agrees`: whether a freshly
     captured engine does the same. `compared` names the two compared runs, if they are not the
     worlds', and what preceded the first difference. `made` is the line that makes the cause, and

@@ -142,11 +142,6 @@ class SureWait:
     before: type[Overlap]
     missing: str = "wait"
 
-    @property
-    def function(self) -> str:
-        """The name of the method."""
-        return self.method.__qualname__
-
 
 WAITS = (
     SureWait(
@@ -199,16 +194,9 @@ WAITS = (
 )
 
 
-def explain_race(property_id: str, step: int, fixed: Mapping[type, bool]) -> Explanation | None:
-    """Return why a property is violated at a step, though it holds if no steps overlap.
-
-    `fixed` maps the class of each of `WAITS` to whether it alone makes the property hold. Returns
-    None if none does.
-    """
-    found = [wait for wait in WAITS if fixed[wait.before]]
-    if not found:
-        return None
-    site = site_of(found[0].method, found[0].words)
+def explain_race(property_id: str, step: int, wait: SureWait) -> Explanation:
+    """Return why a property is violated at a step, though it holds with one more wait."""
+    site = site_of(wait.method, wait.words)
     but = f"But with that put right, and nothing else changed, {property_id} holds."
     proof = (
         f"The host plans step {step}, or the step after it, while a forward runs.",
@@ -216,6 +204,6 @@ def explain_race(property_id: str, step: int, fixed: Mapping[type, bool]) -> Exp
         but,
         f"So {property_id} does not hold.",
     )
-    cause = Cause(f"missing {found[0].missing}", site=site)
+    cause = Cause(f"missing {wait.missing}", site=site)
     lines = source_lines(None, cause)
     return Explanation(property_id, Situation(step, None), cause, proof, sources=lines)

@@ -120,21 +120,6 @@ def held(engines: Mapping[str, PythonObjects], modules: frozenset[str] | None = 
     return walked(engines, modules).found
 
 
-@dataclass(frozen=True)
-class Objects:
-    """The Python state of one engine, its objects, and the holder and attribute name of a path."""
-
-    held: Held
-    objects: tuple[Any, ...]
-    holders: Mapping[str, tuple[Any, str]]
-
-
-def objects_of(name: str, engine: PythonObjects) -> Objects:
-    """Return the objects of an engine. Their paths begin with `name`."""
-    walk = walked({name: engine}, None)
-    return Objects(walk.found, tuple(walk.seen.values()), walk.holders)
-
-
 def walked(engines: Mapping[str, PythonObjects], modules: frozenset[str] | None) -> "Walk":
     """Return a finished walk over the objects of engines."""
     walk, found = Walk(), set[str]()
@@ -143,16 +128,11 @@ def walked(engines: Mapping[str, PythonObjects], modules: frozenset[str] | None)
         walk.packages |= objects.packages
         walk.changing.update(address_of(tensor) for tensor in objects.changing)
         walk.visit(objects.root, who, who)
-        found.update(name for name in sys.modules if of_engine(name, objects))
+        found.update(name for name in sys.modules if within(name, objects.packages))
     walk.found.modules = frozenset(found) if modules is None else modules
     for name in sorted(found & walk.found.modules - walk.declared.keys()):
         walk.module(name)
     return walk
-
-
-def of_engine(module: str, objects: PythonObjects) -> bool:
-    """Whether a module belongs to the packages of this engine and of no other."""
-    return within(module, objects.packages)
 
 
 @cache

@@ -12,7 +12,7 @@ from pathlib import Path
 from properties.planted.fault import Fault
 from properties.planted.laboratory import place_of
 from properties.planted.of_laboratory import OF_LABORATORY
-from properties.planted.outcomes import AFTER, BEFORE, README, read, readme
+from properties.planted.outcomes import AFTER, README, read, readme
 from properties.planted.proof import GOOD, Verdict
 from properties.planted.table import FAULTS
 
@@ -116,4 +116,4 @@ def test_every_fault_was_caught_by_a_test_that_still_exists() -> None:
 
 
 def test_the_page_is_that_of_the_table() -> None:
-    assert README.read_text(encoding="utf-8") == readme(FAULTS, read(BEFORE), read(AFTER))
+    assert README.read_text(encoding="utf-8") == readme(FAULTS, read(AFTER))

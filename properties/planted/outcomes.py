@@ -8,23 +8,21 @@ from properties.planted.fault import Fault
 from properties.planted.proof import GOOD, Outcome, Verdict
 
 HERE = Path(__file__).parent
-BEFORE, AFTER, README = HERE / "before.json", HERE / "after.json", HERE / "README.md"
-"""The outcomes before the packages were rebuilt, those of this tree, and both side by side."""
+AFTER, README = HERE / "after.json", HERE / "README.md"
+"""The outcomes, and the page about them."""
 
 HEAD = """\
 # Planted faults
 
 {count} small mistakes, planted one at a time, each of which the test suite must catch:
 `make planted`, or `make planted ARGS="--only NAME,NAME --jobs 4"`. This page is made by
-`python -m properties.planted.run --readme` from the table, `before.json` and `after.json`.
+`python -m properties.planted.run --readme` from the table and `after.json`.
 
-*Before* is commit b3bec99, the last one before the packages were rebuilt, where each mistake was
-planted in the code that then did the same. A dash means that the tests tried then did not fail,
-or that the mistake was not tried. *Now* is the first test that fails of those that the table names
-for the fault, and how long they took with it, in seconds, by one process on a CPU.
+*Caught by* is the first test that fails of those that the table names for the fault. The last
+column is the time that these tests took with the fault, in seconds, in one process on a CPU.
 
-| fault | what is wrong | part of the house | caught before by | caught now by | s |
-| --- | --- | --- | --- | --- | ---: |
+| fault | what is wrong | part of the house | caught by | s |
+| --- | --- | --- | --- | ---: |
 """
 
 
@@ -43,16 +41,13 @@ def write(outcomes: Mapping[str, Outcome], faults: Sequence[Fault], path: Path) 
     path.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
 
 
-def readme(
-    faults: Sequence[Fault], before: Mapping[str, Outcome], after: Mapping[str, Outcome]
-) -> str:
+def readme(faults: Sequence[Fault], after: Mapping[str, Outcome]) -> str:
     """Return the page: a row for each fault."""
     lines = [
         _line(
             f"`{fault.name}`",
             fault.why,
             fault.part,
-            _caught(before.get(fault.name)),
             _caught(after.get(fault.name)),
             f"{after[fault.name].seconds:.1f}" if fault.name in after else "–",
         )

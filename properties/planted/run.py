@@ -20,7 +20,7 @@ from properties.planted.fault import Fault
 from properties.planted.laboratory import SEEDS, tried
 from properties.planted.laboratory_page import page
 from properties.planted.of_laboratory import OF_LABORATORY
-from properties.planted.outcomes import AFTER, BEFORE, README, read, readme, write
+from properties.planted.outcomes import AFTER, README, read, readme, write
 from properties.planted.proof import GOOD, Outcome, Proof, Verdict
 from properties.planted.table import FAULTS
 
@@ -133,7 +133,7 @@ def main() -> int:
     """Plant the faults asked for and return the exit code."""
     asked = options()
     if asked.readme:
-        README.write_text(readme(FAULTS, read(BEFORE), read(AFTER)), encoding="utf-8")
+        README.write_text(readme(FAULTS, read(AFTER)), encoding="utf-8")
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # Leave nothing.
     if asked.laboratory:

@@ -119,16 +119,6 @@ def dense_error(logits: Tensor, dense: Tensor) -> float:
     return float(((logits.cpu().double() - dense).abs() / (1 + dense.abs())).max())
 
 
-def sample_error(models: Mapping[Role, Model], sample: Sample) -> float:
-    """Return the error of a sample against the oracle: see `dense_error`."""
-    return dense_error(sample.logits, oracle_logits(models, sample))
-
-
-def oracle_logits(models: Mapping[Role, Model], sample: Sample) -> Tensor:
-    """Return the oracle's logits, float64 [vocab], after a sample's last token."""
-    return _dense_rows(models, _Inputs.of(sample))[-1]
-
-
 def _dense_rows(
     models: Mapping[Role, Model], inputs: _Inputs, layers: list[Tensor] | None = None
 ) -> Tensor:

@@ -63,12 +63,12 @@ def _since(position: int, window: int | None, end: int) -> slice:
 
 
 def _path(span: Span, node: int) -> list[int]:
-    """Return a node of a request's tree and all its ancestors."""
+    """Return a node of a request's tree and all its ancestors, from the root down."""
     found = []
     while node >= 0:
         found.append(node)
         node = span.tree[node][1]
-    return found
+    return found[::-1]
 
 
 def live_reads(observation: Observation, kind: Kind) -> list[list[Slots]]:

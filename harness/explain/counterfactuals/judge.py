@@ -1,7 +1,7 @@
 """How the violated property judges a forward that was run again with one change."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import cast
 
@@ -42,11 +42,6 @@ def together(found: Right) -> Iterator[WrongInput]:
         yield WrongInput(tuple(one for wrong in found.values() for one in wrong.elements))
 
 
-def nothing_wrong(observation: Observation) -> Right:
-    """Return no elements."""
-    return {}
-
-
 @dataclass(frozen=True)
 class Judge:
     """Judges as one property does.
@@ -58,8 +53,8 @@ class Judge:
     """
 
     violated: Callable[[Observation], bool]
-    wrong_inputs: Callable[[Observation], Right] = field(default=nothing_wrong)
-    extra_run: FreshRun | None = None
+    wrong_inputs: Callable[[Observation], Right]
+    extra_run: FreshRun | None
 
 
 def agrees(recorded: RecordedForward, run: Run, storage: Tensor, output: Output | None) -> bool:

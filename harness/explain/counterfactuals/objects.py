@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from paritybit.harness.lockstep.python_state import (
     Change,
-    Objects,
     address_of,
     changes,
-    objects_of,
+    walked,
 )
 from paritybit.subjects.captured import CapturedEngine
 from torch import Tensor
@@ -44,8 +43,9 @@ class Kept:
 
     def __init__(self, engine: CapturedEngine) -> None:
         self.engine = engine
-        found = objects_of("engine", engine.python_objects())
-        self.found = Objects(found.held.copied(), found.objects, found.holders)
+        walk = walked({"engine": engine.python_objects()}, None)
+        self.held, self.holders = walk.found.copied(), walk.holders
+        self.objects = tuple(walk.seen.values())
         static = {
             address_of(buffer)
             for buffers in engine.all_static_buffers()
@@ -56,7 +56,7 @@ class Kept:
         self._tensors: list[Tensor] = []
         self._values: list[Tensor] = []
         changing = {address_of(tensor) for tensor in engine.python_objects().changing} | static
-        for value in found.objects:
+        for value in self.objects:
             kind: type = type(value)
             if (handler := handler_of(kind)) is not None:
                 copied, refill = handler
@@ -69,7 +69,7 @@ class Kept:
                 self._variables.append((value, dict(vars(value))))
         self._attributes = {
             path: (holder, key, vars(holder).get(key, NOT_THERE))
-            for path, (holder, key) in found.holders.items()
+            for path, (holder, key) in self.holders.items()
             if isinstance(holder, type | ModuleType)
         }
 
@@ -100,13 +100,13 @@ class Kept:
 
     def changed_by(self, now: "Kept") -> Iterator[Attribute]:
         """Yield the attributes that differ `now`. For nested ones, yield only the outermost."""
-        found = {change.path: change for change in changes(self.found.held, now.found.held)}
+        found = {change.path: change for change in changes(self.held, now.held)}
         attributes: dict[str, Attribute] = {}
         for path, change in found.items():
             place = path
-            while place and place not in now.found.holders and place not in self.found.holders:
+            while place and place not in now.holders and place not in self.holders:
                 place = place[: max(place.rfind("."), place.rfind("["))]
-            holders = now.found.holders if place in now.found.holders else self.found.holders
+            holders = now.holders if place in now.holders else self.holders
             if place in holders and place not in attributes:
                 attributes[place] = Attribute(found.get(place, change), *holders[place])
         yield from attributes.values()

@@ -8,7 +8,6 @@ changes of the eager world are its differences from the graph world before that 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from paritybit.harness.lockstep.bits import any_set, bits
@@ -140,46 +139,6 @@ class Compared:
 
 NOT_KEPT = torch.empty(0)
 """A placeholder for the bytes of a world without a copy. Any access to its elements fails."""
-
-
-class Kept(Protocol):
-    """Keeps a pair's KV around a step.
-
-    - `compared`: mask of the elements returned by `playback` that are compared.
-    - `eager_before` and so on: the bytes of a world before and after its forward, or NOT_KEPT.
-    - `result`: the comparison of the worlds if there are no copies, else None.
-    """
-
-    compared: Tensor
-    eager_before: Tensor
-    eager_after: Tensor
-    graph_before: Tensor
-    graph_after: Tensor
-    result: Compared | None
-
-    def begin(self) -> None:
-        """Keep both worlds' bytes before a step's forwards."""
-        ...
-
-    def after_eager(self, ran: Ran) -> None:
-        """Keep the eager world's bytes after its forward, before that of the graph world."""
-        ...
-
-    def after_graph(self, ran: Ran) -> None:
-        """Keep the graph world's bytes after its forward."""
-        ...
-
-    def restore_eager(self) -> None:
-        """Restore the eager world's bytes before the step's forwards."""
-        ...
-
-    def restore_graph(self) -> None:
-        """Restore the graph world's bytes before the step's forwards."""
-        ...
-
-    def playback(self) -> tuple[Tensor, Tensor]:
-        """Return the bytes of the eager and the graph world, or digests of them."""
-        ...
 
 
 class Copies:
@@ -354,6 +313,6 @@ def slot_rows(arena: Tensor) -> Tensor:
     return bits(arena).view(-1, arena.shape[3] * arena.shape[4])
 
 
-def kept_of(eager: KVPools, graph: KVPools, *, large: bool) -> Kept:
+def kept_of(eager: KVPools, graph: KVPools, *, large: bool) -> Copies | Twins:
     """Return `Twins` for pools too large to be copied, else `Copies`."""
     return Twins(eager, graph) if large else Copies(eager, graph)

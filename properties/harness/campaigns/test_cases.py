@@ -184,9 +184,7 @@ NOT_JSON = {
     "two documents": 2 * dump_json(CASE.to_json()),
     "a list": "[]",
     "a number": "1",
-    "a list within lists without end": "[" * 100_000,
     "a list within lists": "[" * 60 + "]" * 60,
-    "a number without end": '{"format": "paritybit-case", "version": 1' + "0" * 5_000 + "}",
 }
 
 

@@ -10,8 +10,8 @@ from paritybit.harness.checks.property import Playback, Playing, Violation
 from paritybit.harness.checks.schedule_properties import dense_agreement
 from paritybit.harness.checks.schedule_properties.dense_agreement import (
     DENSE_BOUND,
-    oracle_logits,
-    sample_error,
+    _dense_rows,
+    _Inputs,
     sample_errors,
 )
 from paritybit.harness.checks.table import PROPERTIES
@@ -55,7 +55,7 @@ def unjudged(serial: int, length: int, *, draft: bool = False) -> Sample:
 
 def sampled(models: dict[Role, Model], sample: Sample) -> Sample:
     """Return a request with the logits that the oracle gives it."""
-    return replace(sample, logits=oracle_logits(models, sample).float())
+    return replace(sample, logits=_dense_rows(models, _Inputs.of(sample))[-1].float())
 
 
 def playback() -> Playback:
@@ -292,7 +292,7 @@ def test_one_dense_forward_answers_for_all_that_begins_as_it_does(
     """And for nothing that it does not: the errors are those of samples asked for one by one."""
     whole = unjudged(5, 21, draft=draft)
     samples = [whole, *(first_tokens(change(whole), length) for length in (8, 15))]
-    wanted = {len(one.tokens): sample_error(models, one) for one in samples}
+    wanted = {len(one.tokens): sample_errors(models, [one])[0][1] for one in samples}
     ran: list[int] = []
     for name in ("dense_logits", "dense_draft_logits"):
         dense = getattr(dense_agreement, name)

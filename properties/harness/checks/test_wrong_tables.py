@@ -6,6 +6,7 @@ Each was missed once: both runs that were compared agreed, or nothing looked.
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from paritybit.harness.checks.play import Lockstep, Outcome
@@ -13,6 +14,7 @@ from paritybit.harness.checks.static_inputs import CONVERTED, INPUTS, METADATA, 
 from paritybit.harness.checks.step_properties.live_inputs import describe as describe_inputs
 from paritybit.harness.checks.step_properties.live_inputs import flag as inputs_flag
 from paritybit.harness.checks.step_properties.live_inputs import parts
+from paritybit.harness.checks.step_properties.read_frame import columns_read
 from paritybit.harness.checks.step_properties.read_frame import flag as reads_flag
 from paritybit.harness.checks.step_properties.slot_ownership import describe as describe_end
 from paritybit.harness.checks.step_properties.slot_ownership import flag as end_flag
@@ -22,7 +24,7 @@ from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.observation import Observation, StepEnd
 from paritybit.harness.schedules.schedule import Admit, Decode, DraftExtend, Finish, Schedule, Step
 from paritybit.reference.allocator import Owner, Ownership
-from paritybit.reference.batch import ForwardBatch, Mode
+from paritybit.reference.batch import ForwardBatch, Mode, Span
 from paritybit.reference.config import Role
 from paritybit.reference.model import Output
 from paritybit.subjects.contracts import LISTED_CONVERSIONS, Axis, Policy
@@ -550,3 +552,19 @@ def test_a_forward_that_is_recorded_has_the_views_that_were_kept(
     assert batch is not None
     assert batch.spec_info["topk_p"].isnan().any()
     assert recorded.run.output["scores"].isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("window", "right"),
+    [
+        (None, [[0, 1, 2, 3], [0, 1, 2, 3, 4], [0, 1, 2, 3, 5], [0, 1, 2, 3, 4, 6]]),
+        (3, [[1, 2, 3], [2, 3, 4], [2, 3, 5], [3, 4, 6]]),
+    ],
+)
+def test_a_row_of_a_tree_reads_its_keys_in_the_order_of_their_positions(
+    window: int | None, right: list[list[int]]
+) -> None:
+    tree = ((7, -1), (8, 0), (9, 0), (8, 1))
+    span = Span(1, 0, 3, 7, range(7), range(7), 0, 0, False, 0, tree)
+    found = columns_read(Mode.TARGET_VERIFY, span, window)
+    assert [np.arange(7)[row].tolist() for row in found] == right

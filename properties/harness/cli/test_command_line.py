@@ -236,11 +236,6 @@ def test_a_record_names_no_absolute_path(tmp_path: Path, monkeypatch: pytest.Mon
     assert shown("/somewhere/out/latest/cases", keep=3) == "out/latest/cases"
 
 
-def test_a_case_that_is_missing_is_refused(refused: Any) -> None:
-    said = refused(MALFORMED, "replay", "missing.json")
-    assert said == "paritybit: missing.json cannot be read: No such file or directory\n"
-
-
 def test_a_lost_device_is_a_finding(refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where one schedule alone is played, in this process."""
     violation = Violation("captured_path", 0, "the step failed: an illegal access")

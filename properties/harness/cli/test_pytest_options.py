@@ -152,12 +152,6 @@ def assert_its_case_replays(shown: str, folder: Path) -> None:
     assert main(command.split()) == FINDING
 
 
-def test_conftest_does_not_import_torch() -> None:
-    code = "import conftest, sys; sys.exit('torch' in sys.modules)"
-    done = python("-c", code, forked=False)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.fixture
 def old_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A failing case of the run before, in the current folder."""

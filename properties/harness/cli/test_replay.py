@@ -53,13 +53,6 @@ def test_a_case_of_what_this_build_lacks_cannot_run(
     ) in message
 
 
-def test_a_case_that_says_a_thing_twice_is_refused(case_file: Path, refused: Any) -> None:
-    """As a merge leaves it: with the later `bugs`, of none, it would be clean."""
-    text = case_file.read_text()
-    case_file.write_text(text.replace('"trial": {', '"trial": {"bugs": ["swa_pad"], ', 1))
-    assert "the key 'bugs' appears twice" in refused(MALFORMED, "replay", case_file)
-
-
 def test_a_case_replays_as_a_finding_and_without_its_bug_as_clean(
     case_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -337,7 +337,7 @@ def test_objects_are_brought_back_whatever_was_done_to_them(
         assert changed.keys() == {"further", "buckets"}
         captured.put_back(changed["further"])
         assert not hasattr(runner, "further")
-        buffers, held = runner.inputs.buffers, captured.found.objects
+        buffers, held = runner.inputs.buffers, captured.objects
         names, empty = list(buffers), [one for one in held if isinstance(one, list) and not one]
         buffers.clear()
         for filled in empty:
