@@ -222,11 +222,7 @@ OF_HARNESS: tuple[Fault, ...] = (
         file="harness/lockstep/fresh_run.py",
         old="    pair.fresh_engine.reset()\n    pair.equalize_padding",
         new="    pair.equalize_padding",
-        tests=(
-            "properties/harness/campaigns/test_history.py",
-            "-k",
-            "what_a_runner_shows",
-        ),
+        tests=("properties/verdicts/test_detection.py", "-k", "req_pool_pad"),
         why=(
             "The fresh engine that a replay is held against is not given its"
             " just-captured bytes back."
