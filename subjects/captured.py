@@ -1,4 +1,4 @@
-"""The built-in engine with the interface of the harness, and a reset to its state after capture."""
+"""The engine under test: the built-in engine, and a reset to its state after capture."""
 
 import gc
 import logging
@@ -69,7 +69,10 @@ DECLARED = {
 
 
 class CapturedEngine:
-    """The built-in engine. It keeps its state after capture, and `reset` restores it.
+    """The engine under test. It keeps its state after capture, and `reset` restores it.
+
+    It runs forwards by replay if a graph exists, else eagerly. Its KV is the storage of `pools`, in
+    the reference's layout and slot numbers.
 
     - `pools`: the graph world's pools, which hold its KV.
     - `records_ops`: graphs keep the inputs and outputs of their ops.
@@ -159,7 +162,10 @@ class CapturedEngine:
         self.outputs = {**self.outputs, **outputs}
 
     def forward(self, batch: ForwardBatch | None, mode: Mode) -> Forward:
-        """Run one forward, by replay if a graph can run it, else eagerly."""
+        """Run one forward, by replay if a graph can run it, else eagerly.
+
+        If `batch` is None, replay `mode` with padded rows only.
+        """
         self.replayed.clear()
         return self.engine.forward(batch, mode)
 
@@ -191,7 +197,7 @@ class CapturedEngine:
         return [runner.static_buffers() for runner in self.runners.values()]
 
     def facts(self, replay: Replay) -> ReplayFacts:
-        """Return facts about the last replay: buffers, outputs, dtypes, ops and allocations."""
+        """Return what the last replay relied on: buffers, outputs, dtypes, ops and allocations."""
         runner = self._by_name[replay.runner]
         buffers, captured = runner.static_buffers(), self.buffers[runner.name, replay.bucket]
         outputs = self.outputs.get((runner.name, replay.bucket), {})
@@ -220,7 +226,10 @@ class CapturedEngine:
         )
 
     def capture_again(self) -> None:
-        """Capture the runner under test again. A reset restores the first graphs."""
+        """Capture the runner under test again while requests hold KV.
+
+        A reset restores the first graphs.
+        """
         self._capture_by(partial(self.engine.capture_again, self._keep_facts))
 
     def reset(self) -> None:
@@ -232,7 +241,7 @@ class CapturedEngine:
             runner.forget_conversions()
 
     def python_objects(self) -> PythonObjects:
-        """Return the engine's Python objects, with its declarations about them."""
+        """Return the Python objects that forwards may change, with declarations about them."""
         pools = self.engine.pools[Role.TARGET].pool
         outputs = [
             values
@@ -250,13 +259,17 @@ class CapturedEngine:
     def equalize_padding(self, mode: Mode, values: Mapping[str, int]) -> None:
         """Fill the KEEP and FILL_ONCE buffers of a runner with `values`, by name. The default is 0.
 
-        The policies are those of the correct contract, so padded rows are equal in different runs.
+        The policies are those of the correct contract, so the padded rows of two runs are equal and
+        can be compared.
         """
         for name, buffer in self._kept.get(mode, {}).items():
             buffer.fill_(values.get(name, 0))
 
     def state(self) -> Any:
-        """Return the Python state: locations of pools, state of runners, graphs and facts."""
+        """Return the Python state that forwards change, without static buffers.
+
+        It has the locations of pools, the state of runners, graphs and facts.
+        """
         return {
             "pools": {role: pool.state for role, pool in self.engine.pools.items()},
             "runners": {mode: runner.state for mode, runner in self.runners.items()},

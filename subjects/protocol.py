@@ -1,14 +1,9 @@
-"""The interface between the harness and an engine under test.
-
-The built-in engine implements it: see `CapturedEngine`.
-"""
+"""The data that the harness and the engine under test, `CapturedEngine`, exchange."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 import torch
-from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.model import Output
 from torch import Tensor
 
@@ -176,68 +171,3 @@ class PythonObjects:
     packages: frozenset[str]
     declared: Mapping[str, str]
     changing: Sequence[Tensor]
-
-
-class EngineUnderTest(Protocol):
-    """An engine over one world's KV. It runs forwards by replay if a graph exists, else eagerly.
-
-    Its KV is the world's storage, in the reference's layout and slot numbers.
-    """
-
-    def reset(self) -> None:
-        """Restore static buffers and Python state to their contents after capture."""
-        ...
-
-    def forward(self, batch: ForwardBatch | None, mode: Mode) -> Forward:
-        """Run one forward. If `batch` is None, replay `mode` with padded rows only."""
-        ...
-
-    def forward_overridden(
-        self, batch: ForwardBatch | None, mode: Mode, overrides: Overrides
-    ) -> Forward:
-        """Run one forward by replay, with overrides."""
-        ...
-
-    def runner_name(self, mode: Mode) -> str | None:
-        """Return the name of the runner that replays a mode. None if there is none."""
-        ...
-
-    def static_buffers(self, mode: Mode) -> Mapping[str, Tensor]:
-        """Return the static buffers of a mode's runner, by name. Empty without a runner."""
-        ...
-
-    def all_static_buffers(self) -> Sequence[Mapping[str, Tensor]]:
-        """Return the static buffers of every runner."""
-        ...
-
-    def facts(self, replay: Replay) -> ReplayFacts:
-        """Return what the last replay relied on."""
-        ...
-
-    def capture_again(self) -> None:
-        """Capture the graphs under test again while requests hold KV."""
-        ...
-
-    def python_objects(self) -> PythonObjects:
-        """Return the Python objects that forwards may change."""
-        ...
-
-    def equalize_padding(self, mode: Mode, values: Mapping[str, int]) -> None:
-        """Fill the tails of buffers that padding keeps, or fills once, with one valid value.
-
-        `values` maps a buffer's name to its value, by default 0. The padded rows of two runs are
-        then equal and can be compared.
-        """
-        ...
-
-    def state(self) -> Any:
-        """Return the Python state that forwards change, without static buffers."""
-        ...
-
-    def restore(self, state: Any) -> None:
-        """Restore a Python state."""
-        ...
-
-    def ownership_changed(self) -> None:
-        """Handle a change of slot ownership by the world's allocator."""
-        ...

@@ -24,7 +24,6 @@ from paritybit.harness.lockstep.pair import Pair, Recorder
 from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.harness.schedules.schedule import Admit, Decode, Evict, Finish, Schedule, Step
 from paritybit.reference.config import PRESETS
-from paritybit.subjects.captured import CapturedEngine
 from paritybit.subjects.toggles import LocationScheme
 
 ROWS = 8
@@ -168,12 +167,7 @@ def parts_of(lockstep: Lockstep, schedule: Schedule, step: float) -> dict[str, f
 def captured_graphs(lockstep: Lockstep) -> int:
     """Return the number of graphs that both engines of a lockstep have captured."""
     engines = lockstep.pair.subject, lockstep.pair.fresh_engine
-    return sum(
-        len(runner.captured)
-        for engine in engines
-        if isinstance(engine, CapturedEngine)
-        for runner in engine.runners.values()
-    )
+    return sum(len(runner.captured) for engine in engines for runner in engine.runners.values())
 
 
 def bench_trial(preset: str, device: str) -> TrialConfig:

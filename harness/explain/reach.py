@@ -21,7 +21,6 @@ from paritybit.harness.schedules.schedule import Schedule, modes_of
 from paritybit.reference.batch import Mode
 from paritybit.reference.model import Output
 from paritybit.subjects.bugs.bug import Bug
-from paritybit.subjects.captured import CapturedEngine
 from paritybit.subjects.protocol import Forward
 from torch import Tensor
 
@@ -43,7 +42,7 @@ class RightEngine:
 
     def __init__(self, pair: Pair) -> None:
         right = pair.trial.clean.subject()
-        self.engine: CapturedEngine = captured_engine(pair, right, FRESH_LOGGER, modes=())
+        self.engine = captured_engine(pair, right, FRESH_LOGGER, modes=())
         self.forward: Forward | None = None
         self.output: Output = {}
         self.storage: Tensor = torch.empty_like(pair.graph_pools.storage)
@@ -80,7 +79,6 @@ class RightEngine:
 
     def _inputs_differ(self, pair: Pair, mode: Mode) -> bool:
         """Whether any static input or key list of a mode's runner differs."""
-        assert isinstance(pair.subject, CapturedEngine)
         right, subject = self.engine.runners[mode], pair.subject.runners[mode]
         pairs = [
             (right.inputs.buffers[name], buffer) for name, buffer in subject.inputs.buffers.items()

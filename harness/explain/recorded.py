@@ -227,13 +227,13 @@ class OpRecorder(Recorder):
     Forward `last`, counted from 0, is the one to run again.
     """
 
-    def __init__(self, pair: Pair, engine: CapturedEngine, last: int) -> None:
+    def __init__(self, pair: Pair, last: int) -> None:
         self.pair = pair
-        self.engine = engine
+        self.engine = pair.subject
         self.last = last
         self.forwards = 0
         self.ledger = StaticLedger(
-            buffer for buffers in engine.all_static_buffers() for buffer in buffers.values()
+            buffer for buffers in self.engine.all_static_buffers() for buffer in buffers.values()
         )
         self.slots = SlotLedger(pair.graph_pools)
         self.outputs = OutputLedger()
@@ -350,9 +350,9 @@ class OpRecorder(Recorder):
 
     def _run_fresh(self, planned: PlannedStep) -> tuple[Calls, dict[str, Tensor]]:
         """Return the ops and the static buffers of the fresh engine after the step."""
-        fresh = self.pair.fresh_engine
-        if self.runner is None or not isinstance(fresh, CapturedEngine):
+        if self.runner is None:
             return [], {}
+        fresh = self.pair.fresh_engine
         just_captured(self.pair, planned)
         calls = run(self.pair, fresh, planned, Overrides()).calls
         return calls, copied(fresh.runners[planned.mode])
@@ -363,14 +363,11 @@ def record_forward(
 ) -> RecordedForward:
     """Play a schedule up to its forward `number`, counted from 0, and record that forward.
 
-    The worlds must not have diverged before it. Raises ValueError if there is no such forward, or
-    if the engine's ops cannot be observed.
+    The worlds must not have diverged before it. Raises ValueError if there is no such forward.
     """
-    if not isinstance(pair.subject, CapturedEngine):
-        raise ValueError("this engine does not expose its ops, so they cannot be recorded")
     with torch.inference_mode():
         pair.begin(schedule)
-    recorder = recording(pair, pair.subject, number)
+    recorder = recording(pair, number)
     with recorder.trap, torch.inference_mode():
         recorder.begin()
         for place, step, upcoming in schedule.ahead():

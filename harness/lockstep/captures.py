@@ -35,7 +35,7 @@ from paritybit.harness.lockstep.python_state import (
 )
 from paritybit.reference.batch import Mode
 from paritybit.subjects.captured import CapturedEngine
-from paritybit.subjects.protocol import EngineUnderTest, PythonObjects
+from paritybit.subjects.protocol import PythonObjects
 from torch import Tensor
 
 
@@ -46,14 +46,12 @@ class Captures:
     - `executed`: whether a bug's code ran while they were built and captured. `counted` counts
       its calls.
     - `warnings`: the messages that `log` collected meanwhile.
-
-    Only built-in engines capture on demand. Any other engine is captured when it is built.
     """
 
     def __init__(
         self,
-        subject: EngineUnderTest,
-        fresh: EngineUnderTest,
+        subject: CapturedEngine,
+        fresh: CapturedEngine,
         counted: Counter[str],
         log: LogTrap,
         *,
@@ -70,17 +68,16 @@ class Captures:
 
     @property
     def engines(self) -> list[CapturedEngine]:
-        """The built-in engines among both, without duplicates."""
-        both = dict.fromkeys((self.subject, self.fresh))
-        return [engine for engine in both if isinstance(engine, CapturedEngine)]
+        """Both engines, without duplicates."""
+        return list(dict.fromkeys((self.subject, self.fresh)))
 
     @property
     def nothing_ran(self) -> bool:
-        """Whether both engines are built in and have captured nothing. No step has run then."""
-        return bool(self.engines) and not any(one.engine.captured for one in self.engines)
+        """Whether no engine has captured anything. No step has run then."""
+        return not any(one.engine.captured for one in self.engines)
 
     def lacks(self, modes: Collection[Mode]) -> list[CapturedEngine]:
-        """Return the built-in engines in which a runner of these modes is not captured."""
+        """Return the engines in which a runner of these modes is not captured."""
         return [engine for engine in self.engines if engine.lacks(modes)]
 
     def capture(self, modes: Collection[Mode]) -> None:

@@ -9,8 +9,6 @@ from typing import Any, TextIO, TypeVar
 
 import numpy as np
 from paritybit.harness.lockstep.config import FRESH_LOGGER, SUBJECT_LOGGER
-from paritybit.subjects.captured import CapturedEngine
-from paritybit.subjects.protocol import EngineUnderTest
 
 FRESH_LOGGER.propagate = False
 FRESH_LOGGER.addHandler(logging.NullHandler())
@@ -23,15 +21,12 @@ HEARD = UserWarning, RuntimeWarning
 
 
 @contextmanager
-def warnings_logged(engine: EngineUnderTest) -> Iterator[None]:
-    """Log each warning of the built-in engine from `warnings.warn`, except deprecations.
+def warnings_logged() -> Iterator[None]:
+    """Log each warning of the engine from `warnings.warn`, except deprecations.
 
-    Warnings of a released engine are not changed. Floating-point warnings of numpy are silenced,
-    because they come from Triton's interpreter and not from the engine.
+    Floating-point warnings of numpy are silenced, because they come from Triton's interpreter and
+    not from the engine.
     """
-    if not isinstance(engine, CapturedEngine):
-        yield
-        return
     with np.errstate(all="ignore"), warnings.catch_warnings():
         for category in HEARD:
             warnings.simplefilter("always", category)

@@ -38,11 +38,11 @@ from paritybit.subjects.captured import CapturedEngine
 from paritybit.subjects.engine import Subject
 from paritybit.subjects.overlap import Overlap
 from paritybit.subjects.parts import Part
-from paritybit.subjects.protocol import EngineUnderTest, Forward
+from paritybit.subjects.protocol import Forward
 
 DRAFT_SEED = 1
 
-Engines = tuple[EngineUnderTest, EngineUnderTest]
+Engines = tuple[CapturedEngine, CapturedEngine]
 """The subject and the fresh engine."""
 
 ExtraRun = Callable[["Pair", PlannedStep], Any]
@@ -78,8 +78,8 @@ class Pair:
     """The two worlds of one trial. Call `begin` before each schedule.
 
     With `records_ops`, graphs keep the inputs and outputs of each op; on a CPU they always do.
-    `engines` builds the subject and the fresh engine over the graph world's pools; the default is
-    the built-in engine. For `keeps_state` see `Captures`. Raises SharedBufferError if the runners
+    `engines` builds the subject and the fresh engine over the graph world's pools; the default
+    builds two engines. For `keeps_state` see `Captures`. Raises SharedBufferError if the runners
     of the built-in engine disagree on a shared buffer, and SubjectFailedError if its own code fails
     as it is captured.
     """
@@ -258,14 +258,14 @@ class Pair:
         sizes = self.graph_pools.sizes
         return StepEnd(place, sizes, self.eager.ownership(), self.graph.ownership())
 
-    def equalize_padding(self, engine: EngineUnderTest, planned: PlannedStep) -> None:
+    def equalize_padding(self, engine: CapturedEngine, planned: PlannedStep) -> None:
         """Write equal values to the tails that padding keeps or fills once, on any engine."""
         values = padding_values(self.graph, planned.graph.spans, planned.forwards)
         engine.equalize_padding(planned.mode, values)
 
     def run_subject(self, planned: PlannedStep, recorder: Recorder = NO_RECORDER) -> Forward:
         """Run a planned forward on the subject. Call `equalize_padding` first."""
-        with recorder.forwarding(), subject_runs(), warnings_logged(self.subject):
+        with recorder.forwarding(), subject_runs(), warnings_logged():
             return self.subject.forward(planned.graph.batch, planned.mode)
 
     def _run_eager(self, planned: PlannedStep, recorder: Recorder) -> Output | None:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from paritybit.harness.checks.play import Lockstep
-from paritybit.subjects.captured import CapturedEngine
 from paritybit.subjects.mutants.inputs import MistakenInputs
 from paritybit.subjects.mutants.mutant import Mistake, Mutant
 
@@ -20,9 +19,7 @@ class Reason(StrEnum):
 
 def mistaken(lockstep: Lockstep) -> MistakenInputs:
     """Return the mutant's static inputs, which count the effects of the mistake."""
-    engine = lockstep.pair.subject
-    assert isinstance(engine, CapturedEngine)
-    inputs = engine.engine.under_test.inputs
+    inputs = lockstep.pair.subject.engine.under_test.inputs
     assert isinstance(inputs, MistakenInputs)
     return inputs
 

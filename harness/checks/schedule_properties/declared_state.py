@@ -33,8 +33,6 @@ def at_end(playing: Playing) -> list[Violation]:
 def cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] | None:
     """Explain remaining state: the path to it from the engine, and the lines that set it last."""
     engine = pair.subject
-    if not isinstance(engine, CapturedEngine):
-        return None
     pair.begin(schedule)
     captured = Kept(engine)
     _played(pair, schedule, step)

@@ -14,7 +14,6 @@ from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.harness.schedules.schedule import Schedule
 from paritybit.reference.ops import Ops
 from paritybit.reference.pool import KVPools
-from paritybit.subjects.captured import CapturedEngine
 from torch import Tensor
 
 
@@ -40,16 +39,15 @@ class PlayedForward:
 class PlayingRecorder(Recorder):
     """Keeps copies of the op results of every forward in the eager and the graph world."""
 
-    def __init__(self, pair: Pair, engine: CapturedEngine) -> None:
+    def __init__(self, pair: Pair) -> None:
         self.pair = pair
-        self.engine = engine
         self.forwards: list[PlayedForward] = []
 
     def planned(self, pair: Pair, planned: PlannedStep) -> None:
         """Begin a forward."""
         batch = planned.graph.batch
         rows = row_requests(batch, range(batch.live_requests)) if batch is not None else ()
-        runner = self.engine.runners.get(planned.mode) if planned.expected_graph else None
+        runner = self.pair.subject.runners.get(planned.mode) if planned.expected_graph else None
         at = Situation(planned.place, runner.name if runner is not None else None)
         if runner is not None:
             size = runner.size(batch) if batch is not None else 0
@@ -66,7 +64,7 @@ class PlayingRecorder(Recorder):
     @contextmanager
     def forwarding(self) -> Iterator[None]:
         """Keep the results of the subject's ops."""
-        with self._given("graph", self.engine.ops, self.pair.graph_pools):
+        with self._given("graph", self.pair.subject.ops, self.pair.graph_pools):
             yield
 
     @contextmanager
@@ -82,9 +80,7 @@ def playing_cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation,
 
     Returns None if no forward starts from different bytes, and no op gives different results.
     """
-    if not isinstance(pair.subject, CapturedEngine):
-        return None
-    first, again = (_played(pair, pair.subject, schedule, step) for _ in range(2))
+    first, again = (_played(pair, schedule, step) for _ in range(2))
     for left, right in zip(first, again, strict=False):
         cause = _drifted(pair, left, right)
         for (world, usual, at), (_, other, _) in zip(left.given, right.given, strict=False):
@@ -97,11 +93,9 @@ def playing_cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation,
     return None
 
 
-def _played(
-    pair: Pair, engine: CapturedEngine, schedule: Schedule, last: int
-) -> Sequence[PlayedForward]:
+def _played(pair: Pair, schedule: Schedule, last: int) -> Sequence[PlayedForward]:
     """Play a schedule up to a step, and return its forwards."""
-    recorder = PlayingRecorder(pair, engine)
+    recorder = PlayingRecorder(pair)
     pair.begin(schedule)
     for place, step, upcoming in schedule.ahead(last):
         pair.step(step, place, upcoming=upcoming, recorder=recorder)
