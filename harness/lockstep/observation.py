@@ -104,7 +104,7 @@ class Observation:
     - `compared`: mask in the storages' layout. False for elements that are not compared.
     - `replay`, `facts`: of the graph world. None if no graph was replayed.
     - `expected_graph`: whether a captured graph must run the step.
-    - `end`: the owners after the step. None if no world was played.
+    - `end`: the owners after the step.
     - `keys`: the key lists of the graph world's forward. None if they cannot be observed.
     - `static`: the static buffers of the runner after the replay, by name.
     - `payload`: [T, H], added to the embeddings in an extend.
@@ -127,7 +127,7 @@ class Observation:
     replay: Replay | None
     facts: ReplayFacts | None
     expected_graph: bool
-    end: StepEnd | None = None
+    end: StepEnd
     keys: KeyLists | None = None
     static: Mapping[str, Tensor] = field(default_factory=dict)
     payload: Tensor | None = None

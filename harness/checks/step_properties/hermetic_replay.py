@@ -1,7 +1,5 @@
 """hermetic_replay: detects results that depend on earlier replays, even in padded rows only."""
 
-from dataclasses import dataclass
-
 from paritybit.harness.checks.device.flags import Flag, outputs_unequal
 from paritybit.harness.checks.differences import first_output_difference
 from paritybit.harness.checks.property import Description, Property
@@ -15,23 +13,16 @@ from paritybit.reference.model import Output
 from paritybit.subjects.protocol import Forward
 
 
-@dataclass(frozen=True)
-class FreshReplay:
-    """The defined output of a replay without earlier replays."""
-
-    defined: Output
-
-
 def prepare(pair: Pair, planned: PlannedStep) -> Show:
     """Reset the fresh engine to its state after capture."""
     just_captured(pair, planned)
     return shown
 
 
-def shown(forward: Forward) -> FreshReplay | None:
-    """Return the result of a forward, or None without a replay."""
+def shown(forward: Forward) -> Output | None:
+    """Return the defined output of a replay, or None without a replay."""
     replay = forward.replay
-    return None if replay is None else FreshReplay(cloned(replay.defined))
+    return None if replay is None else cloned(replay.defined)
 
 
 def flag(observation: Observation) -> Flag:
@@ -46,7 +37,7 @@ def flag(observation: Observation) -> Flag:
     fresh = observation.extra["hermetic_replay"]
     if fresh is None:
         return True
-    return outputs_unequal(fresh.defined, replay.defined) if replay.defined else False
+    return outputs_unequal(fresh, replay.defined) if replay.defined else False
 
 
 def describe(observation: Observation) -> Description:
@@ -55,7 +46,7 @@ def describe(observation: Observation) -> Description:
     assert replay is not None
     if fresh is None:
         return f"{replay.runner} replays this batch; a freshly captured runner replays nothing", {}
-    where = first_output_difference(fresh.defined, replay.defined)
+    where = first_output_difference(fresh, replay.defined)
     if "eager" in where:  # The shapes or dtypes differ, so rows cannot be compared.
         forms = f"freshly captured {where['eager']}, after earlier replays {where['graph']}"
         return f"the outputs have different shapes or dtypes: {forms}", where

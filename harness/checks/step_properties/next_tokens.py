@@ -62,9 +62,9 @@ def said(world: Snapshot, columns: int) -> Said | None:
 def judged(observation: Observation) -> Iterator[tuple[str, Ownership, Said]]:
     """Yield the name of each world, its owners after the step, and the implied tokens."""
     for name, world in (("graph", observation.graph), ("eager", observation.eager)):
-        end: Ownership | None = getattr(observation.end, name, None)
-        found = None if end is None else said(world, end.tokens.shape[1])
-        if end is not None and found is not None:
+        end: Ownership = getattr(observation.end, name)
+        found = said(world, end.tokens.shape[1])
+        if found is not None:
             yield name, end, found
 
 

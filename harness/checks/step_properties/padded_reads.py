@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from paritybit.harness.checks.property import Description, Property
@@ -16,13 +16,6 @@ from paritybit.harness.lockstep.scale.kept import Rows, Twins
 from paritybit.reference.model import Output
 from paritybit.subjects.protocol import Forward
 from torch import Tensor
-
-
-@dataclass(frozen=True)
-class PoisonedRun:
-    """The defined output of a replay with NaN in all KV that none of its rows may read."""
-
-    defined: Output
 
 
 def prepare(pair: Pair, planned: PlannedStep) -> Show:
@@ -45,12 +38,12 @@ def prepare(pair: Pair, planned: PlannedStep) -> Show:
     return shown
 
 
-def shown(forward: Forward) -> PoisonedRun | None:
-    """Return the result of a forward.
+def shown(forward: Forward) -> Output | None:
+    """Return the defined output of a replay.
 
     Returns None without a replay, which captured_path or hermetic_replay reports.
     """
-    return None if forward.replay is None else PoisonedRun(cloned(forward.replay.defined))
+    return None if forward.replay is None else cloned(forward.replay.defined)
 
 
 def turned(observation: Observation) -> Iterator[tuple[str, Tensor]]:
@@ -62,7 +55,7 @@ def turned(observation: Observation) -> Iterator[tuple[str, Tensor]]:
     if poisoned is None or replay is None:
         return
     for name, values in replay.defined.items():
-        other = poisoned.defined.get(name)
+        other = poisoned.get(name)
         if values.is_floating_point() and other is not None and other.shape == values.shape:
             yield name, other.isnan() & ~values.isnan()
 

@@ -110,12 +110,11 @@ def _describe_cell(name: str, world: Ownership, cells: Tensor, cell: int) -> Des
 
 def flag_step(observation: Observation) -> Flag:
     """Check the state after a step with a forward."""
-    return observation.end is not None and flag(observation.end)
+    return flag(observation.end)
 
 
 def describe_step(observation: Observation) -> Description:
     """Describe the state after a step with a forward."""
-    assert observation.end is not None
     return describe(observation.end)
 
 

@@ -371,9 +371,7 @@ def test_the_lists_of_every_forward_are_seen_but_those_of_an_idle_prefill(
 
 def right_end() -> StepEnd:
     """Return what a right step left."""
-    end = observation().end
-    assert end is not None
-    return end
+    return observation().end
 
 
 def first(world: Ownership, **changes: object) -> tuple[Owner, ...]:

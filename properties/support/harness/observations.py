@@ -10,8 +10,6 @@ from dataclasses import replace
 
 import torch
 from paritybit.harness.checks.step_properties.batch_invariance import Variant
-from paritybit.harness.checks.step_properties.hermetic_replay import FreshReplay
-from paritybit.harness.checks.step_properties.padded_reads import PoisonedRun
 from paritybit.harness.checks.step_properties.padding_noninterference import NoisyRun
 from paritybit.harness.lockstep.observation import Observation, Snapshot, StepEnd
 from paritybit.harness.schedules.schedule import Decode
@@ -268,8 +266,8 @@ def extra_results(found: Observation, batch: ForwardBatch) -> dict[str, object]:
     noise = torch.full_like(found.graph.after, 77.0)
     defined = {name: values.clone() for name, values in replay.defined.items()}
     return {
-        "hermetic_replay": FreshReplay(defined),
-        "padded_reads": PoisonedRun({name: values.clone() for name, values in defined.items()}),
+        "hermetic_replay": defined,
+        "padded_reads": {name: values.clone() for name, values in defined.items()},
         "padding_noninterference": NoisyRun(
             {name: values.clone() for name, values in output.items()},
             torch.where(owned, found.graph.after, noise),

@@ -171,7 +171,6 @@ def asked(seen: Observation, draw: random.Random) -> Iterator[Asked]:
         yield reads_wrongly(seen)
         yield from (reads_wrongly(other_reads(seen, draw)) for _ in others)
     end = seen.end
-    assert end is not None
     yield tables_are_wrong(end.sizes, [end.graph, end.eager])
     for _ in others:
         other = other_tables(end.eager, draw)
