@@ -268,8 +268,6 @@ def _then(at: Situation, difference: FirstDifference, cause: Cause) -> str:
     row = index.row if index is not None else difference.row
     runs = "Then" if cause.slot is None else f"Then step {at.step} runs {_path(at)}, and"
     where = "" if difference.layer is None else f" in layer {difference.layer}"
-    if row is None and difference.slot is None:
-        return f"{runs} the result of {difference.op}{where} differs."
     if row is None:
         return f"{runs} no row of {difference.op}{where} writes slot {difference.slot}."
     what = f"{runs} {'live' if difference.live else 'padded'} {difference.rows} {row}"
@@ -350,8 +348,7 @@ def _so(at: Situation, difference: FirstDifference, compared: tuple[str, ...]) -
     if at.failed is not None:
         return f"So {difference.op} fails: {at.failed}."
     slot, head = difference.slot, difference.head
-    place = "all rows" if difference.row is None else f"{difference.rows} {difference.row}"
-    place = place if slot is None else f"slot {slot}"
+    place = f"{difference.rows} {difference.row}" if slot is None else f"slot {slot}"
     of_head = "" if head is None else f", head {head}"
     what = f"{difference.op} {difference.tensor}, {place}{of_head}, element {difference.element},"
     if compared:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from paritybit.harness.explain.facts import How
 from paritybit.reference.batch import ForwardBatch
 from paritybit.reference.config import Kind, Role
 from paritybit.reference.ops import OpCall
@@ -38,10 +39,10 @@ CAPTURE = ForwardId(-1, -1, None)
 
 @dataclass(frozen=True)
 class StaticWrite:
-    """What wrote an element last. `how` is capture, equalized, reset or copied."""
+    """What wrote an element last, and how."""
 
     forward_id: ForwardId
-    how: str
+    how: How
 
 
 class StaticLedger(UncompiledMode):
@@ -59,7 +60,9 @@ class StaticLedger(UncompiledMode):
     def during(self, forward_id: ForwardId, *, equalizing: bool = False) -> "StaticLedger":
         """Credit writes from now on to `forward_id`, or to the harness if it equalizes padding."""
         self._first = len(self._writes)
-        hows = ("equalized", "equalized") if equalizing else ("copied", "reset")
+        hows: tuple[How, How] = ("copied", "reset")
+        if equalizing:
+            hows = "equalized", "equalized"
         self._writes += [StaticWrite(forward_id, how) for how in hows]
         return self
 

@@ -6,10 +6,9 @@ value there, another index is read. No knowledge of any bug is used.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
-from paritybit.harness.explain.facts import CAPTURE, How, IndexOrigin, TableCell, Writer
+from paritybit.harness.explain.facts import CAPTURE, IndexOrigin, TableCell, Writer
 from paritybit.harness.explain.first_difference import Index, address_of, read_again
 from paritybit.harness.explain.origins.tables import MOST_CELLS, TABLES, differing_cells, place_of
 from paritybit.harness.explain.provenance import StaticWrite
@@ -238,13 +237,8 @@ def origin_at(
         read=index.value,
         read_right=index.right,
         left_by=writer_of(recorded, write, name, element),
-        how=written_as(write),
+        how=write.how,
     )
-
-
-def written_as(write: StaticWrite) -> How:
-    """Return how an element was written."""
-    return cast(How, write.how)
 
 
 def captured_origin(recorded: RecordedForward, index: Index) -> IndexOrigin:

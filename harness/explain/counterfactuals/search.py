@@ -53,7 +53,7 @@ from paritybit.harness.explain.counterfactuals.setters import (
 )
 from paritybit.harness.explain.facts import Cause, GivenValue, HeldState, SourceLine
 from paritybit.harness.explain.first_difference import Side, first_difference
-from paritybit.harness.explain.origins.given import given_element
+from paritybit.harness.explain.origins.given import tried_element
 from paritybit.harness.explain.origins.source_lines import site_of
 from paritybit.harness.explain.origins.tables import differing_cells
 from paritybit.harness.explain.recorded import RecordedForward
@@ -196,7 +196,7 @@ class Search:
         """Blame a static input with which the property holds once it is right."""
         for wrong in candidates:
             if self.holds(self.recorded.again(wrong.elements)):
-                given = self._given(wrong.elements)
+                given = tried_element(self.recorded, wrong.elements[0])
                 lines = self.lines_of_input(wrong)
                 return self._blaming(shown, "inputs", given=given, made=lines)
         return None
@@ -250,11 +250,6 @@ class Search:
         if not self.holds(recorded.again(captured=False, prepare=update)):
             return None
         return self._blaming(shown, cause.blame, site=cause.site, made=cause.made)
-
-    def _given(self, elements: Sequence[Element]) -> GivenValue:
-        name, place, value = elements[0]
-        held = self.recorded.static[name].flatten()[place].item()
-        return given_element(self.recorded, name, place, str(held), str(value.item()))
 
     def lines_of_input(self, wrong: WrongInput) -> tuple[SourceLine, ...]:
         """Return the lines that made the values copied into a static input.

@@ -6,18 +6,16 @@ from itertools import zip_longest
 from types import FrameType
 from typing import Any
 
-from paritybit.harness.explain.facts import Cause, Holding, Situation, SourceLine
+from paritybit.harness.explain.facts import Cause, Holding, Situation
 from paritybit.harness.explain.further_runs.contents import Contents, request_of
 from paritybit.harness.explain.further_runs.followed import Watched, play, watch_step
-from paritybit.harness.explain.tracing import lines_of, shown_file, values_of
+from paritybit.harness.explain.tracing import Sources, lines_of, shown_file, values_of
 from paritybit.harness.lockstep.observation import Sample
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.requests import PlannedStep, Request
 from paritybit.harness.schedules.schedule import Schedule
 
 BLAME = "request contents"
-
-Sources = tuple[SourceLine, ...]
 
 
 class Made(Watched):

@@ -1,7 +1,6 @@
 """A further run of a forward on the fresh engine, recorded like the subject's own run."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +13,6 @@ from paritybit.harness.explain.provenance import StaticLedger
 from paritybit.harness.explain.recorded import (
     OpRecorder,
     RecordedForward,
-    Run,
     copied,
     record_forward,
     run,
@@ -24,50 +22,41 @@ from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair
 from paritybit.harness.lockstep.requests import PlannedStep
 from paritybit.harness.schedules.schedule import Schedule
-from paritybit.subjects.captured import CapturedEngine
 from paritybit.subjects.protocol import Forward
-from torch import Tensor
-
-
-@dataclass(frozen=True)
-class Started:
-    """The starting state of a further run, its results, and its static buffers."""
-
-    fields: Mapping[str, Any]
-    run: Run
-    static: dict[str, Tensor]
-    show: Show
 
 
 class FurtherRecorder(OpRecorder):
-    """Records as an `OpRecorder` does, and records the last forward's further run."""
+    """Records as an `OpRecorder` does, and records the last forward's further run.
+
+    `ran` has the fields of a `RecordedForward` that the further run has for itself. It is empty
+    without a further run. `seen` is what is observed of the further run.
+    """
 
     def __init__(self, asked_by: str, extra: FreshRun, *given: Any) -> None:
         super().__init__(*given)
         self.asked_by, self.extra = asked_by, extra
-        self.started: Started | None = None
+        self.ran: dict[str, Any] = {}
+        self.seen: dict[str, Any] = {}
 
     def begin(self) -> None:
         """Keep what the fresh engine's Python objects hold, too."""
         super().begin()
-        assert isinstance(self.pair.fresh_engine, CapturedEngine)
-        self.fresh_engine = self.pair.fresh_engine
-        self.fresh_captured = Kept(self.fresh_engine)
+        self.fresh_captured = Kept(self.pair.fresh_engine)
 
     def planned(self, pair: Pair, planned: PlannedStep) -> None:
         """Run the last forward once more, before both worlds run it."""
         last = self.forwards == self.last
         super().planned(pair, planned)
         if last and planned.expected_graph:
-            self.started = self._run(planned)
+            self.ran = self._run(planned)
             pair.restore_graph()
             # The further run overwrote the results of the fresh engine, so it runs again.
             self.fresh_calls, self.fresh = self._run_fresh(planned)
             pair.restore_graph()
 
-    def _run(self, planned: PlannedStep) -> Started | None:
-        """Run a forward further, or return None if its caller does not run it."""
-        pair, engine = self.pair, self.fresh_engine
+    def _run(self, planned: PlannedStep) -> dict[str, Any]:
+        """Run a forward further, or return nothing if its caller does not run it."""
+        pair, engine = self.pair, self.pair.fresh_engine
         pools, runner = pair.graph_pools, engine.runners[planned.mode]
         buffers = engine.all_static_buffers()
         ledger = StaticLedger(buffer for held in buffers for buffer in held.values())
@@ -75,7 +64,7 @@ class FurtherRecorder(OpRecorder):
             with ledger.during(self.forward_id, equalizing=True):
                 show = self.extra.prepare(pair, planned)
             if show is None:
-                return None
+                return {}
             fields = {
                 "engine": engine,
                 "runner": runner,
@@ -94,7 +83,7 @@ class FurtherRecorder(OpRecorder):
             shown = partial(self._shown, show)
             if ran.forward is not None:
                 self.seen = shown(ran.forward)
-        return Started(fields, ran, copied(runner), shown)
+        return {**fields, "run": ran, "static": copied(runner), "show": shown}
 
     def _shown(self, show: Show, forward: Forward) -> dict[str, Any]:
         """Return what is observed of the further run, as in an observation."""
@@ -102,16 +91,10 @@ class FurtherRecorder(OpRecorder):
 
     def recorded(self, observation: Observation | None) -> RecordedForward:
         """Return the last forward, with its further run."""
-        started = self.started
-        if started is None:
-            return super().recorded(observation)
-        if observation is not None and started.run.failed is None:
+        if observation is not None:
             observation = replace(observation, extra={**observation.extra, **self.seen})
         own = super().recorded(observation)
-        further = replace(
-            own, **started.fields, run=started.run, static=started.static, show=started.show
-        )
-        return replace(own, further=further)
+        return replace(own, further=replace(own, **self.ran)) if self.ran else own
 
 
 def record_further(

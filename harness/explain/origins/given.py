@@ -12,14 +12,12 @@ from paritybit.harness.explain.origins.outputs import kept_in_batch, kept_output
 from paritybit.harness.explain.recorded import RecordedForward, Run
 from paritybit.harness.explain.static_origin import (
     MOST_CANDIDATES,
-    Candidate,
     cell_to_blame,
     element_at,
     of_batch,
     stale_elements,
     static_buffers,
     writer_of,
-    written_as,
 )
 from paritybit.harness.lockstep.bits import bits
 from paritybit.reference.ops import OpCall
@@ -65,16 +63,18 @@ def given_value(
         fixed = fixes(_row_elements(recorded, argument))
         return given_element(recorded, *found, value, right), fixed
     for one in islice(of_batch(recorded), MOST_CANDIDATES):
-        if fixes([(one.name, one.element, one.value)]):
-            return _of_candidate(recorded, one), True
+        element = one.name, one.element, one.value
+        if fixes([element]):
+            return tried_element(recorded, element), True
     what = f"{argument.name} of {op.name}"
     return GivenValue(what, value, right, stale=False, left_by=None, how=None), False
 
 
-def _of_candidate(recorded: RecordedForward, one: Candidate) -> GivenValue:
+def tried_element(recorded: RecordedForward, element: Element) -> GivenValue:
     """Return the wrong value of an element, for which the right value was tried."""
-    held = recorded.static[one.name].flatten()[one.element].item()
-    return given_element(recorded, one.name, one.element, str(held), str(one.value.item()))
+    name, place, value = element
+    held = recorded.static[name].flatten()[place].item()
+    return given_element(recorded, name, place, str(held), str(value.item()))
 
 
 def given_element(
@@ -84,7 +84,7 @@ def given_element(
     write = recorded.ledger.of(static_buffers(recorded)[name])[element]
     writer = writer_of(recorded, write, name, element)
     stale = (name, element) in stale_elements(recorded)
-    return GivenValue(f"{name}[{element}]", value, right, stale, writer, written_as(write))
+    return GivenValue(f"{name}[{element}]", value, right, stale, writer, write.how)
 
 
 def failing_element(recorded: RecordedForward) -> GivenValue | None:
@@ -92,16 +92,11 @@ def failing_element(recorded: RecordedForward) -> GivenValue | None:
 
     The step must succeed once the inputs of requests hold the values of their batch.
     """
-    tried = list(of_batch(recorded))
-    elements = tuple((one.name, one.element, one.value) for one in tried)
+    elements = tuple((one.name, one.element, one.value) for one in of_batch(recorded))
     if not elements or recorded.again(elements).failed is not None:
         return None
-    alone = (
-        one
-        for one, element in zip(tried, elements, strict=True)
-        if recorded.again((element,)).failed is None
-    )
-    return _of_candidate(recorded, next(alone, tried[0]))
+    alone = (element for element in elements if recorded.again((element,)).failed is None)
+    return tried_element(recorded, next(alone, elements[0]))
 
 
 def cell_of_element(
