@@ -1,7 +1,7 @@
 """The data that the harness and the engine under test, `CapturedEngine`, exchange."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from paritybit.reference.model import Output
@@ -68,7 +68,7 @@ class Replay:
     - `output`: the static output of the whole bucket. `live_rows` of its rows are live.
     - `live_output`: the forward's output for the live rows.
     - `defined`: the part of `output` that depends only on the batch.
-    - `keys`: the lists by which it read KV. None if they cannot be observed, or it read none.
+    - `keys`: the lists by which it read KV. None if it read none.
     """
 
     runner: str
@@ -86,8 +86,8 @@ class Replay:
 class Forward:
     """The outcome of one forward: its output for live rows, and its replay, if any.
 
-    - `keys`: the lists by which it read KV, valid until the engine's next forward. None if they
-      cannot be observed.
+    - `keys`: the lists by which it read KV, valid until the engine's next forward. None if it
+      read none.
     """
 
     output: Output
@@ -97,14 +97,11 @@ class Forward:
 
 @dataclass(frozen=True)
 class LocationDtypes:
-    """The dtype of the SWA write locations that a store gets, and the expected one.
-
-    `store` is None if the store accepts any dtype.
-    """
+    """The dtype of the SWA write locations that a store gets, and the expected ones."""
 
     handed: torch.dtype
     translated: torch.dtype
-    store: torch.dtype | None
+    store: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -127,16 +124,17 @@ class ReplayFacts:
 
     `conversions` are dtype conversions on copy that are not listed: (buffer, from, to). `allocated`
     counts the blocks that the CUDA allocator handed out around the replay. `replays` counts how
-    often the forward replayed each segment of the graph, if that can be observed.
+    often the forward replayed each segment of the graph. `locations` is None without SWA locations
+    among the buffers.
     """
 
-    captured_buffers: Mapping[str, BufferFacts] = field(default_factory=dict)
-    buffers: Mapping[str, BufferFacts] = field(default_factory=dict)
-    captured_outputs: Mapping[str, BufferFacts] = field(default_factory=dict)
-    outputs: Mapping[str, BufferFacts] = field(default_factory=dict)
+    captured_buffers: Mapping[str, BufferFacts]
+    buffers: Mapping[str, BufferFacts]
+    captured_outputs: Mapping[str, BufferFacts]
+    outputs: Mapping[str, BufferFacts]
+    graph: GraphFacts
     locations: LocationDtypes | None = None
     conversions: Sequence[tuple[str, torch.dtype, torch.dtype]] = ()
-    graph: GraphFacts | None = None
     allocated: int = 0
     replays: Sequence[int] = ()
 

@@ -105,7 +105,7 @@ class Observation:
     - `replay`, `facts`: of the graph world. None if no graph was replayed.
     - `expected_graph`: whether a captured graph must run the step.
     - `end`: the owners after the step.
-    - `keys`: the key lists of the graph world's forward. None if they cannot be observed.
+    - `keys`: the key lists of the graph world's forward. None if it read none.
     - `static`: the static buffers of the runner after the replay, by name.
     - `payload`: [T, H], added to the embeddings in an extend.
     - `extra`: results of extra runs, by the property that asked for them.

@@ -31,9 +31,7 @@ def path_breaches(observation: Observation) -> list[str]:
 
 def graph_breaches(facts: ReplayFacts) -> list[str]:
     """List unexpected and missing contents of a graph."""
-    graph, breaches = facts.graph, []
-    if graph is None:
-        return []
+    graph, breaches = facts.graph, list[str]()
     if graph.translations != graph.expected_translations:
         breaches.append(
             f"the graph contains {graph.translations} translations; its location scheme "

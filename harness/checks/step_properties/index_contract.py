@@ -17,14 +17,11 @@ def contract_breaches(facts: ReplayFacts) -> list[str]:
         if captured.get(name) != now.get(name)
     ]
     locations = facts.locations
-    if locations is not None:
-        right = {locations.translated, locations.store or locations.translated}
-        if {locations.handed} != right:
-            store = f", and its store reads {locations.store}" if locations.store else ""
-            breaches.append(
-                f"out_cache_loc_swa is {locations.handed}, but the pool translates to "
-                f"{locations.translated}{store}"
-            )
+    if locations is not None and {locations.handed} != {locations.translated, locations.store}:
+        breaches.append(
+            f"out_cache_loc_swa is {locations.handed}, but the pool translates to "
+            f"{locations.translated}, and its store reads {locations.store}"
+        )
     breaches += [
         f"copying {name} converts {source} to {destination}, which is not on the list of "
         "allowed conversions"
