@@ -420,7 +420,7 @@ OF_SUBJECTS: tuple[Fault, ...] = (
         old="self.pool.pool.cache(self.borrowed.get(layer, layer)),",
         new="self.pool.pool.cache(layer),",
         tests=(
-            "properties/harness/checks/test_planted_faults.py::test_the_schedule_is_clean_without_a_fault[breakable]",
+            "properties/harness/checks/test_planted_faults.py::test_the_schedule_is_clean_without_a_fault[frozen_kv_mtp]",
         ),
         why="A draft over frozen KV reads the target's layer of its own number.",
     ),
