@@ -222,7 +222,9 @@ OF_HARNESS: tuple[Fault, ...] = (
         file="harness/lockstep/fresh_run.py",
         old="    pair.fresh_engine.reset()\n    pair.equalize_padding",
         new="    pair.equalize_padding",
-        tests=("properties/verdicts/test_detection.py", "-k", "req_pool_pad"),
+        tests=(
+            "properties/verdicts/test_detection.py::test_a_bug_is_detected_and_shrinks_and_what_shows_it_is_green_without_it[req_pool_pad@cpu_graph]",
+        ),
         why=(
             "The fresh engine that a replay is held against is not given its"
             " just-captured bytes back."
