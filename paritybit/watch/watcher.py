@@ -192,7 +192,7 @@ class Watcher(Replaying):
     @guarded
     def inputs(self, kind: str, inputs: Sequence[StaticInput]) -> None:
         """Judge inputs that do not belong to a graph, if their `expected` values are known."""
-        if self.now is not None:
+        if self.now is not None and inputs:
             self.judge("inputs", Inputs(self.now.number, self.now.forward, kind, inputs, {}))
 
     @guarded

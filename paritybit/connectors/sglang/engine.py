@@ -65,7 +65,7 @@ class Engine:
         self.hooked: set[str] = set()
         self.forwards = 0
         self.idle_at: tuple[int, bool, dict[str, int]] = 0, False, {}
-        self.states = HiddenStates()
+        self.hidden = HiddenStates()
         self.all_rows = 0
         self.names_next = False
         """Whether a batch passes the token after a chunk of a prompt to the draft model."""
@@ -163,7 +163,7 @@ class Engine:
         if watcher is None or requests is None or self.capturing or self.now is not None:
             return run()
         if model is None or not self.located(model, batch):
-            self.states.clear()
+            self.hidden.clear()
             watcher.skipped(None)
             return run()
         if not watcher.due():
@@ -175,7 +175,7 @@ class Engine:
         eager.hook(self, runner)
         watcher.begin(forward)
         self.judge_batch(watcher, batch, implied, model)
-        watcher.inputs("draft", self.states.given(model, found, batch))
+        watcher.inputs("draft", self.hidden.given(model, found, batch))
         watcher.inputs("LoRA", adapters.buffers_used(model, found, requests))
         self.now = now = UnderWay(model, batch, forward, found, implied)
         try:
@@ -183,7 +183,7 @@ class Engine:
             with running or nullcontext():
                 result = run()
         except BaseException:
-            self.states.clear()
+            self.hidden.clear()
             watcher.abandon()
             raise
         finally:
@@ -192,7 +192,7 @@ class Engine:
             watcher.undecided(f"the index lists of a forward of kind {forward.kind}")
         self.models.judge_states(watcher)
         if any(one.ahead for one in self.models.models.values()):
-            self.states.note(model, found, batch, result)
+            self.hidden.note(model, found, batch, result)
         watcher.end()
         return result
 
@@ -213,7 +213,7 @@ class Engine:
         if self.models.states is not None and not model.drafts:
             owned |= self.models.states.written(batch)
         self.forwards += 1
-        self.states.clear()
+        self.hidden.clear()
         with attribute(self, "requests", None):
             result = run()
         watcher.skipped(owned)
