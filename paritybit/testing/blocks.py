@@ -82,11 +82,18 @@ def watching() -> Iterator[None]:
     that a block starts are watched too.
 
     Raises AssertionError with a report of each finding, and UndecidedError if no forward pass was
-    checked or something could not be judged. An error of the block itself is passed on.
+    checked or something could not be judged. An error of the block itself is passed on, or is the
+    cause of the AssertionError if there is a finding.
     """
     mine = session()
     mine.seen()
-    yield
+    try:
+        yield
+    except BaseException as error:
+        findings = mine.seen().findings
+        if findings and not isinstance(error, KeyboardInterrupt):
+            raise AssertionError(reports(findings)) from error
+        raise
     raise_for(mine.seen())
 
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from paritybit.watch.boundary import LONGEST, Boundary, guarded
+from paritybit.watch.boundary import Boundary, guarded
 from paritybit.watch.chains import Chains
 from paritybit.watch.facts import Forward, Group, Row, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Names
-from paritybit.watch.observations import Cached, EngineError, Freeing, Idle, IdleRows
+from paritybit.watch.observations import Cached, Freeing, Idle, IdleRows
 from paritybit.watch.reading import repeated
 from paritybit.watch.settings import Settings
 
@@ -352,12 +352,3 @@ class Between(Boundary):
         """
         held = len(self.ledgers[group].index(slots).unique())
         self.judge("idle", Cached(self.number, group, held, evictable))
-
-    @guarded
-    def raised(self, error: BaseException, what: str, source: str | None, kind: str = "") -> None:
-        """Judge an error that the engine raised.
-
-        `what` is the meaning of the error, and `source` the line of the engine that raised it.
-        """
-        text = " ".join(str(error).split())[:LONGEST]
-        self.judge("error", EngineError(self.number, what, text, source, kind))

@@ -234,11 +234,17 @@ def test_what_is_collected_keeps_the_lines_that_freed_it(
     assert told == [([21, 22], "cache.py:1"), ([23], "cache.py:2"), ([24, 25, 26], "cache.py:3")]
 
 
+def of_sglang(path: str, text: str, name: str, **names: object) -> Callable[[], None]:
+    """Return a function of a file of sglang. `names` are the globals of the file."""
+    exec(compile(text, f"/engine/sglang/srt/{path}", "exec"), names)
+    found: Any = names[name]
+    return found  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize("forwards", [0, 1])
 def test_the_engine_s_own_check_of_its_pools_is_heard(toy: Toy, forwards: int) -> None:
-    def on_idle() -> None:
-        raise ValueError("pool memory leak detected!\n[swa] total=3")
-
+    text = "def on_idle():\n    raise ValueError('pool memory leak detected!\\n[swa] total=3')"
+    on_idle = of_sglang("managers/scheduler.py", text, "on_idle")
     for _ in range(forwards):
         toy.prefill()
     with pytest.raises(ValueError, match="pool memory leak"):
@@ -305,7 +311,7 @@ def test_a_flush_without_a_forward_is_judged(toy: Toy) -> None:
     assert toy.found == {"leak"}
 
 
-def test_an_assertion_of_the_engine_s_caches_is_told_from_others(toy: Toy) -> None:
+def test_an_assertion_of_the_engine_is_told_from_others(toy: Toy) -> None:
     def failing(outer: str, inner: str) -> Callable[[object], None]:
         code = compile("assert False, 'a lock'", inner, "exec")
 
@@ -315,15 +321,22 @@ def test_an_assertion_of_the_engine_s_caches_is_told_from_others(toy: Toy) -> No
         return loop
 
     toy.prefill()
-    cache, other = "/engine/sglang/srt/mem_cache/radix_cache.py", "/engine/torch/cuda.py"
+    cache, other = "/engine/sglang/srt/mem_cache/radix_cache.py", "/someone/model.py"
     for outer, inner, found in (
-        (cache, "/engine/sglang/srt/layers/linear.py", set[str]()),
-        (cache, other, set()),
+        (cache, other, set[str]()),
         (other, cache, {"engine error"}),
     ):
         with pytest.raises(AssertionError):
             toy.engine.loop(failing(outer, inner), None)
         assert toy.found == found
+
+
+OUT_OF_BOUNDS = """
+def read():
+    if embedded:
+        torch.nn.functional.embedding(torch.tensor([index]), torch.zeros(3, 2))
+    toy.pool.full_kv_pool.k_buffer[0][index]
+"""
 
 
 @pytest.mark.parametrize(
@@ -336,12 +349,7 @@ def test_an_assertion_of_the_engine_s_caches_is_told_from_others(toy: Toy) -> No
 def test_an_access_out_of_bounds_is_told_from_other_errors(
     toy: Toy, index: Any, within: bool, embedded: bool
 ) -> None:
-    """An index of data that no batch reads says nothing of KV."""
-
-    def failing() -> None:
-        if embedded:
-            torch.nn.functional.embedding(torch.tensor([index]), torch.zeros(3, 2))
-        toy.pool.full_kv_pool.k_buffer[0][index]
+    failing = of_sglang("layers/pool.py", OUT_OF_BOUNDS, "read", **locals(), torch=torch)
 
     def run_batch(scheduler: object) -> None:
         toy.fault = failing
@@ -350,7 +358,10 @@ def test_an_access_out_of_bounds_is_told_from_other_errors(
     toy.prefill()
     with pytest.raises((IndexError, TypeError)):
         toy.engine.loop(run_batch if within else lambda scheduler: failing(), None)
-    assert toy.found == ({"engine error"} if within and index == 10_000 else set())
+    (key,) = toy.journal.findings
+    bounds = within and index == 10_000
+    what = "a forward pass accesses memory out of bounds" if bounds else "in read ends the engine"
+    assert key.endswith(what)
 
 
 def test_what_is_only_collected_is_not_freed_yet(toy: Toy) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from paritybit.connectors.failures import fault_of
 from paritybit.drive import directing, failures
-from paritybit.drive.failures import EngineFailedError, StalledError, fault_of
+from paritybit.drive.failures import EngineFailedError, StalledError, judge_failure
 from paritybit.drive.sglang.settings import Served
 from paritybit.places import PACKAGE
 from paritybit.watch import journal
@@ -45,6 +46,27 @@ def raised(code: str, path: str, function: str = "step") -> Exception:
         ("import nowhere_at_all", "/e/sglang/srt/layers/rope.py", SERVED, False),
         ("raise NotImplementedError", "/e/sglang/srt/layers/rope.py", SERVED, False),
         ("raise RuntimeError('CUDA error: busy')", "/e/sglang/srt/layers/rope.py", SERVED, False),
+        (
+            "raise ValueError('no CUDA graph for 9 rows')",
+            "/e/sglang/srt/layers/rope.py",
+            SERVED,
+            True,
+        ),
+        ("torch.zeros(1, device='cuda')", "/e/sglang/srt/layers/rope.py", SERVED, False),
+        ("torch.Stream(device='cuda')", "/e/sglang/srt/layers/rope.py", SERVED, False),
+        ("torch.accelerator.current_stream()", "/e/sglang/srt/layers/rope.py", SERVED, False),
+        ("torch.cuda.CUDAGraph()", "/e/sglang/srt/layers/rope.py", SERVED, False),
+        ("torch._C._cuda_setDevice(0)", "/e/sglang/srt/layers/rope.py", SERVED, False),
+        ("torch.ops.sgl_kernel.top_k(1)", "/e/sglang/srt/layers/rope.py", SERVED, False),
+        ("raise RuntimeError('it requires a GPU')", "/e/vllm/v1/outputs.py", SERVED, False),
+        ("raise RuntimeError('NCCL error: unhandled')", "/e/vllm/v1/outputs.py", SERVED, False),
+        (
+            "raise torch.AcceleratorError('CUDA error: out of memory')",
+            "/e/vllm/a.py",
+            SERVED,
+            False,
+        ),
+        ("raise RuntimeError() from torch.OutOfMemoryError()", "/e/vllm/v1/a.py", SERVED, False),
         ("type('Stream', (), {})().wait_stream", "/e/vllm/v1/outputs.py", SERVED, False),
         ("type('Stream', (), {}).wait_event", "/e/vllm/v1/outputs.py", SERVED, False),
         ("type('Stream', (), {}).ref_count", "/e/vllm/v1/core/pool.py", SERVED, True),
@@ -75,6 +97,59 @@ def test_an_error_of_the_engine_s_own_code_is_a_finding(
         assert f"{path}:2".endswith(f"/{fault.source}")
         assert fault.source.startswith(("sglang/srt", "vllm/v1"))
         assert "step ends the engine" in fault.what
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: an illegal memory access was encountered",
+        "CUDA error: device-side assert triggered",
+        "CUDA error: misaligned address",
+        "Triton Error [CUDA]: an illegal memory access was encountered",
+        "HIP error: an illegal memory access was encountered",
+    ],
+)
+@pytest.mark.parametrize("counts", [{}, SERVED, {**SERVED, "failed forwards: extend": 1}])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_fault_of_a_kernel_is_the_engine_s_and_its_line_is_no_cause(
+    text: str, counts: dict[str, int], wrapped: bool
+) -> None:
+    code = f"raise RuntimeError({text!r})"
+    code = f"raise ValueError('a step failed') from RuntimeError({text!r})" if wrapped else code
+    fault = fault_of(raised(code, "/e/vllm/v1/worker/runner.py"), counts)
+    assert fault is not None
+    assert fault.source is None
+    assert fault.text.endswith("(noticed at vllm/v1/worker/runner.py:2)")
+    assert fault_of(raised(code, "/someone/script.py"), counts) is None
+
+
+CHECKED = """
+def step(state):
+    state.rows.append(1)
+    {call}
+def check_rows(state):
+    verify(state)
+def verify(state):
+    total = sum(state.rows)
+    if total > 0:
+        raise ValueError(f"{{total}} rows leak")
+def consume(state):
+    state.rows.clear()
+    assert state.rows
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "line"), [("check_rows(state)", 4), ("verify(state)", 4), ("consume(state)", 13)]
+)
+def test_an_error_names_the_nearest_line_that_does_more_than_check(call: str, line: int) -> None:
+    names: dict[str, Any] = {}
+    exec(compile(CHECKED.format(call=call), "/e/vllm/v1/pool.py", "exec"), names)
+    with pytest.raises((ValueError, AssertionError)) as error:
+        names["step"](SimpleNamespace(rows=[]))
+    fault = fault_of(error.value, SERVED)
+    assert fault is not None
+    assert fault.source == f"vllm/v1/pool.py:{line}"
 
 
 @pytest.mark.parametrize(
@@ -130,7 +205,7 @@ def test_what_ends_a_play_is_judged_once_and_passed_on(
     engine: Any = SimpleNamespace(play=fails(error))
     with pytest.raises((EngineFailedError, AssertionError)):
         directing.serve(engine, served, served.requests(), lambda: False)
-    failures.judge_failure(error)
+    judge_failure(error)
     (found,) = (line for line in journal.read(lines.path) if line["kind"] == "finding")
     assert found["check"] == "engine error"
     assert found["text"].startswith(says)
@@ -143,5 +218,5 @@ def test_a_selection_of_checks_holds_for_errors_too(
 ) -> None:
     chosen = Settings(str(lines.path.parent), checks=("leak",))
     monkeypatch.setattr(failures, "active", lambda: chosen)
-    failures.judge_failure(StalledError("2 requests wait"))
+    judge_failure(StalledError("2 requests wait"))
     assert not lines.findings

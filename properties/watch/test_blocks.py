@@ -40,6 +40,11 @@ with pytest.raises(UndecidedError, match="no forward pass"):
 with pytest.raises(KeyError):
     with watching():
         raise KeyError
+with pytest.raises(AssertionError, match="corrupted read") as found:
+    with watching():
+        serve(fault=True)
+        raise KeyError
+assert isinstance(found.value.__cause__, KeyError)
 with watching():
     serve()
 """

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from paritybit.connectors.failures import report
 from paritybit.drive import directing, failures
 from paritybit.drive.forks import in_fork
 from paritybit.launch.journals import Journals
@@ -16,6 +17,7 @@ from paritybit.testing import blocks
 from paritybit.watch import journal, settings
 from paritybit.watch.facts import Forward
 from paritybit.watch.journal import Journal
+from paritybit.watch.observations import EngineError
 from properties.support.harness.command_line import python
 from properties.support.watching import Scene, row
 
@@ -76,7 +78,8 @@ def test_an_error_comes_after_the_double_free_before_it(
     free(scene, "two.py:2", 3)
     if fails:
         monkeypatch.setattr(torch.Tensor, "cummax", None)
-    scene.watcher.raised(ValueError("no"), "the pool", "three.py:3")
+    found = EngineError(0, "the pool", "no", "three.py:3")
+    report(found, scene.journal, settings.Settings(str(scene.journal.path.parent)))
     checks = [line["check"] for line in written(scene.journal)]
     assert checks == (["engine error"] if fails else ["double free"] * 2 + ["engine error"])
 

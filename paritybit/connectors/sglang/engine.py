@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.connectors.failures import judge
 from paritybit.connectors.hooking import Call, NotRecognisedError, passed
 from paritybit.connectors.repeated import attribute
 from paritybit.connectors.sglang import adapters, drafts, eager, graphs, lists, metadata, rows
 from paritybit.connectors.sglang.allocations import Allocations, Original
 from paritybit.connectors.sglang.hidden import HiddenStates
 from paritybit.connectors.sglang.models import Model, Models
-from paritybit.connectors.sglang.sources import raised_at
 from paritybit.connectors.sglang.states import meaning, nothing_runs
 from paritybit.watch.facts import Forward, Replay, StaticInput
 from paritybit.watch.journal import Journal
@@ -99,8 +99,7 @@ class Engine:
         try:
             return original(scheduler, *args, **kwargs)
         except Exception as error:
-            if (what := meaning(error)) is not None and self.models.runners:
-                (self.watcher or self.start()).raised(error, what, raised_at(error))
+            judge(error, self.journal, self.settings, meaning(error))
             raise
 
     # Batches and forwards.

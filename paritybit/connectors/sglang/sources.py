@@ -49,12 +49,6 @@ def called_by(function: str) -> bool:
     return any(frame.f_code.co_name == function for frame in callers())
 
 
-def raised_at(error: BaseException) -> str | None:
-    """Return the innermost line of the engine in the traceback of an error, or None."""
-    lines = reversed(lines_of(error))
-    return next((line for line in lines if line.startswith("sglang/srt/")), None)
-
-
 def lines_of(error: BaseException) -> list[str]:
     """Return the lines in the traceback of an error. The last one raised it."""
     frames = traceback.walk_tb(error.__traceback__)

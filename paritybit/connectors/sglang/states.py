@@ -5,14 +5,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from paritybit.connectors.failures import OUT_OF_BOUNDS
 from paritybit.connectors.sglang.sources import lines_of, raised_in
 from paritybit.watch.checks.engine_error import INDEX_ERRORS
 
 OWN_CHECKS = "sglang/srt/mem_cache/"
 """The folder in which the engine checks its own pools and its prefix cache."""
-
-OUT_OF_BOUNDS = ("illegal memory access", "device-side assert")
-"""What the message of an error contains, in lower case, if memory is accessed out of bounds."""
 
 
 def nothing_runs(scheduler: Any) -> bool:
@@ -35,8 +33,8 @@ def meaning(error: Exception) -> str | None:
     bounds = any(words in says for words in INDEX_ERRORS) and (
         raised_in(error, "run_batch") or raised.startswith(OWN_CHECKS)
     )
-    if bounds or any(words in says for words in OUT_OF_BOUNDS):
-        return "a forward pass accesses memory out of bounds"
+    if bounds:
+        return OUT_OF_BOUNDS
     asserts = isinstance(error, AssertionError) and raised.startswith(OWN_CHECKS)
     idle = isinstance(error, ValueError) and raised_in(error, "on_idle")
     return "the engine's own check of its slots fails" if asserts or idle else None

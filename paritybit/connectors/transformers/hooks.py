@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from paritybit.connectors.failures import judge
 from paritybit.connectors.hooking import NotRecognisedError, wrap
 from paritybit.connectors.transformers.engine import Engine, Original
-from paritybit.connectors.transformers.sources import meaning, raised_at
+from paritybit.connectors.transformers.sources import meaning
 from paritybit.watch.journal import of_process
 from paritybit.watch.settings import active
 
@@ -66,9 +67,9 @@ class Hooks:
         self, original: Original, manager: Any, error: Any, processor: Any, *args: Any, **kw: Any
     ) -> Any:
         """Judge an error that ends the generation loop."""
-        engine = None if processor is None else self.engines.get(processor.cache)
-        if engine is not None and (what := meaning(error)) is not None:
-            engine.watcher.raised(error, what, raised_at(error))
+        settings, journal = active(), of_process()
+        if settings is not None and journal is not None:
+            judge(error, journal, settings, meaning(error))
         return original(manager, error, processor, *args, **kw)
 
     def passing(self, name: str) -> Callable[..., Any]:

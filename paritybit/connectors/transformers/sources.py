@@ -2,6 +2,7 @@
 
 import traceback
 
+from paritybit.connectors.failures import OUT_OF_BOUNDS
 from paritybit.connectors.hooking import callers
 
 INSIDE = "transformers/generation/continuous_batching/"
@@ -12,8 +13,8 @@ BOOKKEEPING = ("cache.py", "cache_allocators/")
 
 POOL = "cache_allocators/cache_pool.py"
 
-OUT_OF_BOUNDS = ("out of bounds", "out of range", "illegal memory access", "device-side assert")
-"""What the message of an error contains, in lower case, if memory is accessed out of bounds."""
+INDEX_ERRORS = ("out of bounds", "out of range")
+"""What the message of an error contains, in lower case, if an index is out of bounds."""
 
 
 def place(path: str, line: int | None) -> str | None:
@@ -40,8 +41,8 @@ def raised_at(error: BaseException) -> str | None:
 
 def meaning(error: BaseException) -> str | None:
     """Return the meaning of an error that ended the loop, or None if it may not concern KV."""
-    if any(words in str(error).lower() for words in OUT_OF_BOUNDS):
-        return "a forward pass accesses memory out of bounds"
+    if any(words in str(error).lower() for words in INDEX_ERRORS):
+        return OUT_OF_BOUNDS
     line = (raised_at(error) or "").removeprefix(INSIDE)
     if isinstance(error, (KeyError, IndexError, ValueError)) and line.startswith(BOOKKEEPING):
         return "the engine's own account of its blocks fails"

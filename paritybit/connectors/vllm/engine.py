@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.connectors.failures import judge
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.vllm import batch as batches
 from paritybit.connectors.vllm import eager
@@ -91,6 +92,14 @@ class Engine(Drafting):
         except NotRecognisedError as error:
             self.journal.undecided(f"{error} is not watched")
         return result
+
+    def loop(self, original: Original, core: Any, *args: Any, **kwargs: Any) -> Any:
+        """Judge an error that ends the engine core."""
+        try:
+            return original(core, *args, **kwargs)
+        except Exception as error:
+            judge(error, self.journal, self.settings)
+            raise
 
     def schedule(self, original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         """Remember the scheduler."""

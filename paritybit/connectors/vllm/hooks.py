@@ -20,7 +20,14 @@ SPECULATORS = (
 )
 """Modules and classes of the newer runner's draft models."""
 
+CORE = "vllm.v1.engine.core"
+
 TARGETS: dict[str, tuple[str, ...]] = {
+    "loop": (
+        f"{CORE}.EngineCoreProc.run_busy_loop",
+        f"{CORE}.EngineCore.step",
+        f"{CORE}.EngineCore.step_with_batch_queue",
+    ),
     "pools": (f"{OLDER}.initialize_kv_cache", f"{NEWER}.initialize_kv_cache"),
     "schedule": (f"{SCHEDULER}.schedule",),
     "execute": (f"{OLDER}.execute_model", f"{NEWER}.execute_model"),

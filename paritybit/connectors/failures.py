@@ -1,0 +1,261 @@
+"""Judges errors that end an engine, in the engine's process.
+
+Law: each request that an engine accepts ends, and none ends the engine.
+
+An error is judged only if the engine's own code raised it, directly or in torch or the standard
+library, and if a forward of the same kind has ended before. A kernel's memory fault, and an index
+out of bounds, are judged from the first forward on. An error that a missing device, driver, library
+or replacement causes is not the engine's fault.
+"""
+
+import dis
+import re
+import sysconfig
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import CodeType, FrameType, ModuleType
+
+import torch
+
+from paritybit.places import PACKAGE
+from paritybit.watch.attach import connectors
+from paritybit.watch.boundary import LONGEST
+from paritybit.watch.checks import engine_error
+from paritybit.watch.journal import Journal
+from paritybit.watch.observations import EngineError
+from paritybit.watch.settings import Settings
+
+SURROUNDINGS = (
+    *(ImportError, MemoryError, NotImplementedError, OSError, EOFError),
+    *(torch.OutOfMemoryError, getattr(torch.distributed, "DistError", torch.OutOfMemoryError)),
+)
+"""Errors that concern the machine, other processes, or the packages that are installed."""
+
+COMPILERS = ("torch._dynamo.", "torch._inductor.")
+"""Modules whose errors concern a compiler."""
+
+DEVICE_CODE = ("cuda", "accelerator", "xpu", "_ops.py", "_utils.py")
+"""Files and folders of torch that raise an error if the device or a library of ops is missing."""
+
+PARTS = (torch.cuda.streams.Stream, torch.cuda.streams.Event, torch.cuda.graphs.CUDAGraph)
+"""Parts of CUDA that something else stands in for on a CPU."""
+
+RUNTIME = re.compile(
+    r"\b(cuda|hip)( driver| runtime)? error\b|\bcuda_error_|triton error \["
+    r"|\b(cublas|cudnn|cusolver|cusparse)_status_|\b(cublas|cudnn|nccl|rccl) error\b",
+    re.IGNORECASE,
+)
+"""Matches an error that the runtime or a library of a device returned."""
+
+FAULTS = re.compile(
+    r"illegal memory access|device-side assert|misaligned address|illegal instruction"
+    r"|invalid program counter|operation not supported on global/shared address space"
+    r"|unspecified launch failure|hardware stack error"
+    r"|cuda_error_(illegal|misaligned|assert|launch_failed|hardware_stack|invalid_pc)",
+    re.IGNORECASE,
+)
+"""Matches what a runtime returns if a kernel has failed. No missing part causes this."""
+
+MISSING = re.compile(
+    r"not implemented for|could not run|dummy base class"
+    r"|not (compiled|linked|built|supported|available|installed|found)\b|unavailable|unsupported"
+    r"|doesn't support|none is available"
+    r"|\b(requires?|needs?|only) [\w ]*\b(cuda|gpus?|driver)\b"
+    r"|\bno (cuda.(gpus|capable)|nvidia|gpu)",
+    re.IGNORECASE,
+)
+DEVICE = re.compile(
+    r"cuda|gpu|nvidia|nccl|\bhip\b|driver|backend|accelerator|dummy base class"
+    r"|not implemented for|could not run",
+    re.IGNORECASE,
+)
+"""A message that both match says that a device, or an operation on it, is missing."""
+
+PASS_ON = tuple(
+    str(Path(path).resolve())
+    for path in (Path(torch.__file__).parent, sysconfig.get_paths()["stdlib"])
+)
+"""Folders with code that raises errors because of its arguments."""
+
+FAILED = "failed "
+"""The prefix of the counts of forwards that raised an error."""
+
+OUT_OF_BOUNDS = "a forward pass accesses memory out of bounds"
+
+Frame = tuple[FrameType, int]
+"""A frame of a traceback and its line."""
+
+
+def judge(
+    error: BaseException, lines: Journal, settings: Settings, what: str | None = None
+) -> None:
+    """Write a finding if an error that ended the engine is the engine's fault.
+
+    `what` is the meaning of the error if a connector knows it.
+    """
+    found = fault_of(error, lines.counts, what)
+    if found is not None:
+        report(found, lines, settings)
+
+
+def report(found: EngineError, lines: Journal, settings: Settings) -> None:
+    """Write the finding for an error, unless the check is off.
+
+    Later errors of a process are consequences of the first, and are not written.
+    """
+    lines.settle()
+    name = engine_error.CHECK.name
+    checked = settings.checks is None or name in settings.checks
+    if checked and not any(key.startswith(name) for key in lines.findings):
+        for finding in engine_error.judge(found):
+            lines.finding(finding)
+
+
+def fault_of(
+    error: BaseException, counts: Mapping[str, int], what: str | None = None
+) -> EngineError | None:
+    """Return the meaning of an error, or None if it is not the engine's fault.
+
+    `counts` are those of the journal.
+    """
+    forwards, text = counts.get("forwards", 0), " ".join(str(error).split())[:LONGEST]
+    frames = own_frames(error)
+    mine = [frame for frame in frames if of_engine(frame)]
+    if not mine or not isinstance(error, Exception):
+        return None
+    chain = tuple(causes(error))
+    if any(device_fault(one) for one in chain):
+        # The kernel was launched earlier, so the line that raised is not the cause.
+        text = f"{text} (noticed at {shown(mine[-1])})"
+        return EngineError(forwards, OUT_OF_BOUNDS, text, None)
+    if any(surroundings(one) for one in chain):
+        return None
+    if what is None and of_engine(frames[-1]):
+        what = meaning(error, mine, counts)
+    return EngineError(forwards, what, text, shown(blamed(mine))) if what else None
+
+
+def meaning(error: Exception, frames: list[Frame], counts: Mapping[str, int]) -> str | None:
+    """Return the meaning of an error that the engine raised, or None if it cannot be judged yet."""
+    if not counts.get("forwards"):
+        captures = any(frame.f_code.co_name.startswith("capture") for frame, _ in frames)
+        bounds = any(words in str(error).lower() for words in engine_error.INDEX_ERRORS)
+        judged = captures and isinstance(error, IndexError) and bounds
+        return "a capture accesses memory out of bounds" if judged else None
+    fails_always = any(
+        fails >= counts.get(name.removeprefix(FAILED), 0)
+        for name, fails in counts.items()
+        if name.startswith(FAILED)
+    )
+    if fails_always:
+        return None
+    return f"{type(error).__name__} in {blamed(frames)[0].f_code.co_name} ends the engine"
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, then the errors that it was raised for."""
+    seen = set[int]()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        yield one
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+
+
+def device_fault(error: BaseException) -> bool:
+    """Return whether a runtime says that a kernel has failed."""
+    of_device = isinstance(error, accelerator_error()) or RUNTIME.search(str(error)) is not None
+    return of_device and FAULTS.search(str(error)) is not None
+
+
+def accelerator_error() -> type[BaseException]:
+    """Return torch's class for errors of a device. Older releases raise a RuntimeError."""
+    kind: type[BaseException] = getattr(torch, "AcceleratorError", torch.OutOfMemoryError)
+    return kind
+
+
+def surroundings(error: BaseException) -> bool:
+    """Return whether a missing or failed part of the machine causes an error."""
+    if isinstance(error, (*SURROUNDINGS, accelerator_error())):
+        return True
+    if type(error).__module__.startswith(COMPILERS) or RUNTIME.search(str(error)):
+        return True
+    if isinstance(error, AttributeError) and incomplete(error):
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    torch_s = Path(PASS_ON[0])
+    raised = Path(frames[-1].filename).resolve() if frames else Path()
+    if any(raised.is_relative_to(torch_s / part) for part in DEVICE_CODE):
+        return True
+    return MISSING.search(str(error)) is not None and DEVICE.search(str(error)) is not None
+
+
+def incomplete(error: AttributeError) -> bool:
+    """Return whether torch, or what stands in for a part of CUDA, lacks an attribute."""
+    if isinstance(error.obj, ModuleType):
+        return error.obj.__name__.partition(".")[0] == "torch"
+    given, name = error.obj if isinstance(error.obj, type) else type(error.obj), error.name or ""
+    return any(hasattr(part, name) and part.__name__ in given.__name__ for part in PARTS)
+
+
+def own_frames(error: BaseException) -> list[Frame]:
+    """Return the frames of an error without those of torch and the standard library."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return [one for one in frames if not passes_on(one[0].f_code.co_filename)]
+
+
+def of_engine(frame: Frame) -> bool:
+    """Return whether a frame belongs to an engine."""
+    return engine_path(frame[0].f_code.co_filename) is not None
+
+
+def blamed(frames: list[Frame]) -> Frame:
+    """Return the innermost frame that does more than check something, or else the innermost one."""
+    return next((one for one in reversed(frames) if not only_checks(one[0].f_code)), frames[-1])
+
+
+CHECKERS = re.compile(r"^_*(self_|sanity_)?(check|assert|validate|ensure)(_|$|[A-Z])")
+"""Matches names of functions that only check something."""
+
+
+def only_checks(code: CodeType) -> bool:
+    """Return whether a function has no effect but to raise.
+
+    Its code assigns to local names only and returns no value. It raises, and discards no result of
+    a call, or its name says that it checks something.
+    """
+    named = CHECKERS.match(code.co_name) is not None
+    steps = [(one.opname, one.argval) for one in dis.get_instructions(code)]
+    for before, (name, value) in zip([("", None), *steps], steps, strict=False):
+        stores = name.startswith(("STORE_", "DELETE_")) and "FAST" not in name
+        discards = name == "POP_TOP" and before[0].startswith("CALL")
+        returns = name == "RETURN_VALUE" and before != ("LOAD_CONST", None)
+        returns |= name == "RETURN_CONST" and value is not None
+        if stores or returns or name == "YIELD_VALUE" or (discards and not named):
+            return False
+    return named or any(name == "RAISE_VARARGS" for name, _ in steps)
+
+
+def shown(frame: Frame) -> str:
+    """Return the line of a frame as `engine/file.py:12`."""
+    return f"{engine_path(frame[0].f_code.co_filename)}:{frame[1]}"
+
+
+def passes_on(path: str) -> bool:
+    """Return whether a file belongs to torch or to the standard library."""
+    if path.startswith("<"):
+        return True
+    torch_s, standard = PASS_ON
+    real = str(Path(path).resolve())
+    installed = "site-packages" in real or "dist-packages" in real
+    return real.startswith(torch_s) or (real.startswith(standard) and not installed)
+
+
+def engine_path(path: str) -> str | None:
+    """Return a path relative to the parent of an engine's package, or None for other files."""
+    if Path(path).resolve().is_relative_to(PACKAGE):  # Downloads have the name in their path, too.
+        return None
+    parts = Path(path).parts
+    places = [parts.index(name) for name in connectors() if name in parts]
+    return "/".join(parts[max(places) :]) if places else None
