@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from paritybit.drive.forks import in_fork
+from paritybit.drive.failures import EngineFailedError, judge_failure
+from paritybit.drive.forks import ForkFailedError, in_fork
 from paritybit.drive.player import Player
 from paritybit.drive.script import Part, Planned, Wave
 from paritybit.drive.stand_ins import attention
 from paritybit.watch import journal
-from paritybit.watch.journal import Finding
+from paritybit.watch.journal import Finding, Journal
 
 CHECK = "company"
 
@@ -80,15 +81,21 @@ class Comparison:
     measured: int = 0
 
     def judge(self, wave: Wave, stop: Callable[[], bool]) -> None:
-        """Serve a wave, then each of its requests alone, and write differences to the journal."""
+        """Serve a wave, then each of its requests alone, and write differences to the journal.
+
+        If the engine fails, the wave has no verdict, and its error is judged like any other.
+        """
         lines = journal.of_process()
         if lines is None:
             return
+        try:
+            self._judge(wave, stop, lines)
+        except ForkFailedError as error:
+            lines.undecided(f"{CHECK}: a wave could not be served: {error}")
+
+    def _judge(self, wave: Wave, stop: Callable[[], bool], lines: Journal) -> None:
         self.measured = 0
         company, before = self.served(wave), self.tried
-        if company is None:
-            lines.undecided(f"{CHECK}: a wave could not be served in {LONGEST_PLAY:.0f} s")
-            return
         for one in wave.requests:
             if stop():
                 return
@@ -113,14 +120,12 @@ class Comparison:
         if any(request.aborted is not None or request.temperature for request in chain):
             return None
         alone = self.served(Wave(tuple(chain)), even=even)
-        if alone is None:
-            return None
         self.tried += 1
         step = differs(company[one.name], alone[one.name])
         if step is None and self.measured:
             return None
         beside = self.served(Wave((*chain, *BYSTANDERS)), even=even)
-        if beside is None or differs(beside[one.name], alone[one.name]) is not None:
+        if differs(beside[one.name], alone[one.name]) is not None:
             return None
         self.measured += 1
         self.noise = max(self.noise, variation(beside[one.name], alone[one.name]))
@@ -147,20 +152,25 @@ class Comparison:
         Triton's prefill reads one more key, as reported in sgl-project/sglang#32087.
         """
         company = self.served(wave, even=True)
-        return (
-            company is not None and self.other(one, chain_of(wave, one), company, even=True) is None
-        )
+        return self.other(one, chain_of(wave, one), company, even=True) is None
 
-    def served(self, wave: Wave, *, even: bool = False) -> dict[str, list[Likely]] | None:
-        """Serve a wave in a fork. Returns the likeliest tokens at each step of each request."""
+    def served(self, wave: Wave, *, even: bool = False) -> dict[str, list[Likely]]:
+        """Serve a wave in a fork. Returns the likeliest tokens at each step of each request.
+
+        Raises ForkFailedError if the engine fails.
+        """
 
         def work() -> Any:
             attention.fewer_keys = int(even)
             self.engine.likely = {}
-            self.engine.play(self.noted(iter((wave,))), lambda: False)
+            try:
+                self.engine.play(self.noted(iter((wave,))), lambda: False)
+            except (Exception, EngineFailedError) as error:
+                judge_failure(error)
+                raise
             return self.engine.likely
 
-        found: dict[str, list[Likely]] | None = in_fork(work, LONGEST_PLAY)
+        found: dict[str, list[Likely]] = in_fork(work, LONGEST_PLAY)
         return found
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paritybit.drive.company import LONGEST_PLAY, Comparison, Plays
 from paritybit.drive.failures import EngineFailedError, judge_failure
-from paritybit.drive.forks import in_fork
+from paritybit.drive.forks import ForkFailedError, in_fork
 from paritybit.drive.limits import BOUNDARY, Limits, boundaries, reached
 from paritybit.drive.operating.actions import COUNT
 from paritybit.drive.player import PlayedError
@@ -92,7 +92,9 @@ def shrink(
     def fails(waves: Waves) -> bool:
         nonlocal most
         journal.count(proposals=1)
-        took = in_fork(lambda: play(waves), LONGEST_PLAY)
+        took = None
+        with suppress(ForkFailedError):
+            took = in_fork(lambda: play(waves), LONGEST_PLAY)
         if not isinstance(took, int):
             return False
         most = 2 * took + SLACK

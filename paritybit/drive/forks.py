@@ -6,19 +6,25 @@ import os
 import select
 import signal
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 from torch import distributed
 
 from paritybit.watch import journal
+from paritybit.watch.boundary import LONGEST
+
+
+class ForkFailedError(Exception):
+    """The work of a fork raised an error, or the fork ended or took too long."""
 
 
 def in_fork(work: Callable[[], Any], seconds: float) -> Any:
     """Run `work` in a fork of this process, and return its result as JSON data.
 
-    Returns None if it fails or takes longer than `seconds`. The engine must not use threads or a
-    GPU.
+    Raises ForkFailedError if it fails or takes longer than `seconds`. The engine must not use
+    threads or a GPU.
     """
     reads, writes = os.pipe()
     if (before := journal.of_process()) is not None:
@@ -28,33 +34,53 @@ def in_fork(work: Callable[[], Any], seconds: float) -> Any:
     if child == 0:
         try:
             os.close(reads)
-            distributed.barrier = passed
-            lines = journal.of_process()  # One of its own.
-            os.write(writes, json.dumps(work()).encode())
-            if lines is not None:
-                lines.end()
+            os.write(writes, outcome(work).encode())
         finally:
             os._exit(0)
     os.close(writes)
     try:
-        return json.loads(received(reads, time.monotonic() + seconds) or "null")
+        text = received(reads, time.monotonic() + seconds)
     finally:
         os.close(reads)
         os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        _, status = os.waitpid(child, 0)
+    if text is None:
+        raise ForkFailedError(f"it did not end within {seconds:.0f} s")
+    if not text:
+        code = os.waitstatus_to_exitcode(status)
+        raise ForkFailedError(f"its process ended with exit code {code}")
+    result, error = json.loads(text)
+    if error is not None:
+        raise ForkFailedError(error)
+    return result
+
+
+def outcome(work: Callable[[], Any]) -> str:
+    """Return the result of `work` and null, or null and its error, as JSON. Runs in a fork."""
+    distributed.barrier = passed
+    lines = journal.of_process()  # One of its own.
+    try:
+        return json.dumps((work(), None))
+    except BaseException as error:
+        traceback.print_exc()
+        text = " ".join(str(error).split())[-LONGEST:]
+        return json.dumps((None, f"{type(error).__name__}: {text}"))
+    finally:
+        if lines is not None:
+            lines.end()
 
 
 def passed(*_: object, **__: object) -> None:
     """Pass a barrier immediately, because a fork has no threads that could wait for the group."""
 
 
-def received(reads: int, deadline: float) -> bytes:
-    """Return the content of a pipe until it is closed, or nothing if that is not in time."""
+def received(reads: int, deadline: float) -> bytes | None:
+    """Return the content of a pipe until it is closed, or None if that is not in time."""
     parts: list[bytes] = []
     while True:
         ready, _, _ = select.select([reads], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
-            return b""
+            return None
         part = os.read(reads, 1 << 16)
         if not part:
             return b"".join(parts)

@@ -12,7 +12,8 @@ from paritybit.drive.player import Orders, PlayedError, Player
 from paritybit.drive.script import Part, Planned, Wave
 from paritybit.drive.stand_ins import attention
 from paritybit.launch.known import Known
-from paritybit.watch.journal import Journal
+from paritybit.watch.journal import Journal, count, read
+from paritybit.watch.settings import VARIABLE, Settings
 
 STEPS = 6
 
@@ -93,6 +94,34 @@ def test_what_one_key_more_explains_is_known_everywhere(known: bool, lines: Jour
     entries = [json.loads(line) for line in lines.path.read_text().splitlines()]
     found = [entry for entry in entries if entry["kind"] == "finding"]
     assert [Known().covers(one) for one in found] == [known]
+
+
+class Broken(Toy):
+    """An engine that fails: in its own file, or in a file of nobody's."""
+
+    file = "/engine/sglang/srt/managers/scheduler.py"
+
+    def play(self, given: Iterator[Wave], stop: Callable[[], bool]) -> Player:
+        """Serve a forward, then raise."""
+        next(given)
+        count(**{"forwards": 2, "forwards: decode": 2})
+        exec(compile("raise ValueError('no room')", self.file, "exec"))
+        raise AssertionError
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_an_error_in_a_fork_is_judged_and_named(
+    own: bool, lines: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, Settings(str(lines.path.parent)).text())
+    engine = Broken()
+    engine.file = engine.file if own else "/someone/script.py"
+    findings(engine, SHARED, lines)
+    (said,) = lines.said
+    assert "a wave could not be served: ValueError: no room" in said
+    journals = [path for path in lines.path.parent.glob("*.jsonl") if path != lines.path]
+    found = [line for path in journals for line in read(path) if line["kind"] == "finding"]
+    assert [one["check"] for one in found] == ["engine error"] * own
 
 
 def test_what_is_aborted_or_drawn_at_random_is_not_compared(lines: Journal) -> None:

@@ -1,23 +1,29 @@
 """Request scripts: texts, files, and the search for a smaller one that still fails."""
 
+import os
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import distributed
 
+from paritybit.drive import script as script_module
 from paritybit.drive.company import Likely
 from paritybit.drive.directing import SLACK, shrink
-from paritybit.drive.forks import in_fork
+from paritybit.drive.forks import ForkFailedError, in_fork
 from paritybit.drive.limits import Limits
 from paritybit.drive.player import Orders, PlayedError, Player
 from paritybit.drive.requests import waves
 from paritybit.drive.script import (
+    MOST_TEXTS,
     Part,
     Planned,
     Script,
@@ -182,14 +188,36 @@ def test_a_proposal_without_the_finding_ends_after_twice_the_forwards(tmp_path: 
     assert int((tmp_path / "most").read_text()) == 2 * 5 + SLACK + 1
 
 
+WAYS_TO_FAIL: dict[str, tuple[Callable[[], Any], float, str]] = {
+    "an error": (lambda: 1 / 0, 60.0, "ZeroDivisionError: division by zero"),
+    "an error that no handler catches": (lambda: sys.exit(3), 60.0, "SystemExit: 3"),
+    "no JSON": (lambda: 1j, 60.0, "TypeError: Object of type complex is not JSON serializable"),
+    "a signal": (lambda: os.kill(os.getpid(), signal.SIGKILL), 60.0, "with exit code -9"),
+    "too long": (lambda: time.sleep(60), 0.2, "it did not end within 0 s"),
+}
+
+
 @pytest.mark.usefixtures("lines")
-def test_a_fork_that_fails_or_takes_too_long_returns_nothing() -> None:
-    assert in_fork(lambda: [1, "a"], 60.0) == [1, "a"]
-    assert in_fork(lambda: 1 / 0, 60.0) is None
+@pytest.mark.parametrize("way", WAYS_TO_FAIL)
+def test_a_fork_that_fails_says_why(way: str) -> None:
+    work, seconds, why = WAYS_TO_FAIL[way]
     begun = time.monotonic()
-    assert in_fork(lambda: time.sleep(60), 0.2) is None
+    with pytest.raises(ForkFailedError, match=why):
+        in_fork(work, seconds)
     assert time.monotonic() - begun < 30
+
+
+@pytest.mark.usefixtures("lines")
+def test_a_fork_returns_what_its_work_returns() -> None:
+    assert in_fork(lambda: [1, "a"], 60.0) == [1, "a"]
+    assert in_fork(lambda: None, 60.0) is None
     assert in_fork(lambda: "x" * 300_000, 60.0) == "x" * 300_000
+
+
+def test_texts_of_earlier_waves_are_not_kept() -> None:
+    for number in range(2 * MOST_TEXTS):
+        Part(f"text {number}", 3).tokens()
+    assert script_module._tokens.cache_info().currsize <= MOST_TEXTS
 
 
 def test_a_fork_passes_barriers_for_which_it_has_no_threads() -> None:

@@ -27,7 +27,7 @@ from paritybit.connectors.sglang.engine import Engine as Connector
 from paritybit.drive.directing import serve
 from paritybit.drive.engines import driven
 from paritybit.drive.failures import EngineFailedError
-from paritybit.drive.forks import in_fork
+from paritybit.drive.forks import ForkFailedError, in_fork
 from paritybit.drive.legs import Leg
 from paritybit.drive.player import PlayedError
 from paritybit.drive.playing import leave, parser_of, served_as
@@ -151,9 +151,10 @@ def here() -> int:
         with asked.told.open("a", encoding="utf-8") as told:
             for name in names[wanted["share"] :: wanted["shares"]]:
                 work = partial(tried, started, served, asked.runner, name, asked.seconds)
-                found = in_fork(work, 3 * asked.seconds + 60)
-                if found is None:
-                    found = asdict(Tried(asked.runner, name, error="the fork ended or hung"))
+                try:
+                    found = in_fork(work, 3 * asked.seconds + 60)
+                except ForkFailedError as error:
+                    found = asdict(Tried(asked.runner, name, error=str(error)))
                 told.write(json.dumps(found) + "\n")
                 told.flush()
 
