@@ -37,8 +37,9 @@ class Player:
     """Returns the arriving requests at each poll, and records the requests that have ended.
 
     When `stop` returns True, the player aborts the running requests. It ends as soon as the engine
-    is idle, after that or after the last wave. `made` has the generated tokens of each request that
-    has ended, by name. `served` counts requests that have ended, and `played` counts waves.
+    is idle, after that or after the last wave. `made` has the generated tokens of each request of
+    the current wave that has ended, by name. `served` counts requests that have ended, and `played`
+    counts waves.
     """
 
     waves: Iterator[Wave]
@@ -109,7 +110,7 @@ class Player:
         if self._flush:
             given.append(self.orders.flush())
         self._waiting = list(wave.requests)
-        self._ended, self._prompts, self._aborted = {}, {}, set()
+        self._ended, self._prompts, self._aborted, self.made = {}, {}, set(), {}
         self._poll, self._quiet, self._flush = 0, 0, wave.flush
         self._operator.begin(wave.actions)
         self.played += 1

@@ -9,7 +9,7 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,9 @@ from paritybit.harness.records import typed_json
 
 FIRST_TOKEN = 3
 """Tokens below this number are special."""
+
+MOST_TEXTS = 256
+"""The number of generated texts that are kept."""
 
 Setting = str | int | bool | None
 
@@ -35,7 +38,7 @@ class Part:
         return _tokens(self.text, self.start + self.length)[self.start :]
 
 
-@cache
+@lru_cache(maxsize=MOST_TEXTS)
 def _tokens(text: str, length: int) -> tuple[int, ...]:
     chance = random.Random(text)
     return tuple(chance.randrange(FIRST_TOKEN, VOCABULARY) for _ in range(length))

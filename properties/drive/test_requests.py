@@ -225,3 +225,12 @@ def test_every_boundary_is_reached_in_the_first_minutes(limits: Limits) -> None:
         for wave in islice(waves(seed, limits), 12 * len(KINDS)):
             missing -= reached(wave, limits)
         assert not missing
+
+
+def test_a_player_keeps_the_tokens_of_the_current_wave_only() -> None:
+    waves_played = [Wave((Planned(f"request {number}", ONE, 1),)) for number in range(5)]
+    player = Player(iter(waves_played), orders(), stop=lambda: False, idle_polls=0)
+    for number in range(5):
+        assert player.poll() == [("arrive", f"request {number}", "1")]
+        player.ended(f"request {number}", [7])
+        assert player.made == {f"request {number}": (7,)}
