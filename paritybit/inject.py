@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from paritybit.places import PACKAGE
+from paritybit.watch import attach
 
 ENTRY_POINTS: Mapping[str, Mapping[str, str]] = {
     "sglang.srt.plugins": {"paritybit": "paritybit.connectors.sglang:load"},
@@ -28,33 +29,15 @@ ENTRY_POINTS: Mapping[str, Mapping[str, str]] = {
 PLUGIN_LISTS: Mapping[str, str] = {"SGLANG_PLUGINS": "paritybit", "VLLM_PLUGINS": "paritybit"}
 """Environment variables that restrict an engine's plugins, each with the name to add to it."""
 
-SITECUSTOMIZE = '''\
-"""Import the sitecustomize that this one hides, then watch the engines of this process."""
+SITECUSTOMIZE = attach.sitecustomize(
+    """\
+if sys.version_info >= (3, 10) and os.environ.get("PARITYBIT_WATCH"):
+    from paritybit.watch.attach import install
 
-import os
-import sys
-
-
-def run_hidden():
-    from importlib.machinery import PathFinder
-    from importlib.util import module_from_spec
-
-    here = os.path.realpath(os.path.dirname(__file__))
-    path = [entry for entry in sys.path if os.path.realpath(entry or ".") != here]
-    spec = PathFinder.find_spec("sitecustomize", path)
-    if spec is not None and spec.loader is not None:
-        sys.modules["sitecustomize"] = module = module_from_spec(spec)
-        spec.loader.exec_module(module)
-
-
-try:
-    run_hidden()
-finally:
-    if sys.version_info >= (3, 10) and os.environ.get("PARITYBIT_WATCH"):
-        from paritybit.watch.attach import install
-
-        install()
-'''
+    install()
+"""
+)
+"""Watches the engines of a process. Processes of the command may have an older Python."""
 
 
 def prepare(folder: Path, version: str) -> None:

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from types import FrameType, ModuleType
 from typing import Any
 
-from paritybit.watch.attach import where
+from paritybit.watch.attach import of_signal, where
 from paritybit.watch.journal import of_process
 
 
@@ -74,8 +74,8 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
         once.__wrapped__ = original  # type: ignore[attr-defined]  # `inspect.signature` follows it.
         try:
             return method(once, *args, **kwargs)
-        except Exception as error:
-            if error in raised:
+        except BaseException as error:
+            if error in raised or of_signal(error):
                 raise
             journal = of_process()
             if journal is not None:

@@ -19,16 +19,12 @@ from types import ModuleType
 from typing import Any
 
 from paritybit.places import IMPORT_FOLDER
-from paritybit.watch.attach import when_imported
+from paritybit.watch.attach import sitecustomize, when_imported
 
 VARIABLE = "PARITYBIT_ON_CPU"
 """The variable with the name of the engine whose replacements a process installs."""
 
-SITECUSTOMIZE = """\
-from paritybit.drive.on_cpu import begin
-
-begin()
-"""
+SITECUSTOMIZE = sitecustomize("from paritybit.drive.on_cpu import begin\n\nbegin()\n")
 
 
 def stand_in_for_sglang() -> None:

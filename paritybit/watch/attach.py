@@ -12,8 +12,11 @@ Both do nothing if `PARITYBIT_WATCH` is not set. If a connector fails, the run h
 the engine continues.
 """
 
+import dis
 import functools
+import signal
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -26,6 +29,37 @@ from paritybit.watch.journal import of_process
 GROUP = "paritybit.connectors"
 
 _CONNECTED: set[str] = set()
+
+RUN_HIDDEN = """\
+import os
+import sys
+
+
+def run_hidden():
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+
+    here = os.path.realpath(os.path.dirname(__file__))
+    path = [os.path.realpath(entry or ".") for entry in sys.path]
+    later = sys.path[path.index(here) + 1 :] if here in path else []
+    spec = PathFinder.find_spec("sitecustomize", later)
+    if spec is not None and spec.loader is not None:
+        sys.modules["sitecustomize"] = module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+try:
+    run_hidden()
+finally:
+"""
+
+
+def sitecustomize(then: str) -> str:
+    """Return a module `sitecustomize` that runs statements at the start of a Python process.
+
+    It first runs the next `sitecustomize` on the path, which it hides.
+    """
+    return RUN_HIDDEN + textwrap.indent(then, "    ")
 
 
 def connectors() -> dict[str, EntryPoint]:
@@ -43,10 +77,41 @@ def connect(name: str) -> None:
     if point is None:
         journal.undecided(f"no connector is installed for {name}")
         return
+    start(name, point.load)
+
+
+def start(name: str, load: Callable[[], Callable[[], object]]) -> None:
+    """Load the function that starts a connector, and call it. No error reaches the engine."""
     try:
-        point.load()()
-    except Exception:
-        journal.undecided(f"the connector of {name} failed: {where()}")
+        load()()
+    except BaseException as error:
+        if of_signal(error):
+            raise
+        if (journal := of_process()) is not None:
+            journal.undecided(f"the connector of {name} failed: {where()}")
+
+
+RAISE = dis.opmap["RAISE_VARARGS"]
+
+
+def of_signal(error: BaseException) -> bool:
+    """Return whether a signal caused an error, such as Ctrl-C or an engine's handler of SIGTERM.
+
+    The sanitizer catches any other error of its own, also a SystemExit: it never ends the engine.
+    """
+    if isinstance(error, Exception):
+        return False
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = [getattr(handler, "__code__", None) for handler in handlers]
+    trace, last = error.__traceback__, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            return True
+        trace, last = trace.tb_next, trace
+    if last is None or not isinstance(error, KeyboardInterrupt):
+        return False
+    # Python's own handler raises at any instruction, and only a statement raises at this one.
+    return last.tb_frame.f_code.co_code[last.tb_lasti] != RAISE
 
 
 def where() -> str:

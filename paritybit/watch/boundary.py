@@ -9,7 +9,7 @@ from typing import Any, ParamSpec
 
 import torch
 
-from paritybit.watch.attach import where
+from paritybit.watch.attach import of_signal, where
 from paritybit.watch.checks import selected
 from paritybit.watch.journal import Finding, Journal
 from paritybit.watch.observations import Check
@@ -42,7 +42,9 @@ def guarded(method: Callable[P, None]) -> Callable[P, None]:
                         method(*args, **kwargs)
                 else:
                     method(*args, **kwargs)
-            except Exception:
+            except BaseException as error:
+                if of_signal(error):
+                    raise
                 watcher.failed()
 
     return call

@@ -77,7 +77,11 @@ def fail_after(original: Any, value: int) -> int:
     raise KeyError(value)
 
 
-@pytest.mark.parametrize("method", [fail_before, fail_after])
+def leave(original: Any, value: int) -> int:
+    sys.exit(value)
+
+
+@pytest.mark.parametrize("method", [fail_before, fail_after, leave])
 def test_an_error_of_the_connector_is_said_and_the_engine_goes_on(
     method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,7 +97,7 @@ def test_an_error_of_the_connector_is_said_and_the_engine_goes_on(
     assert calls == [1]
     assert journal.file is not None
     journal.file.close()
-    assert "KeyError" in journal.path.read_text()
+    assert "the connector failed: " in journal.path.read_text()
 
 
 def test_an_error_of_the_engine_is_raised_once() -> None:

@@ -10,6 +10,7 @@ import pytest
 from paritybit import __version__
 from paritybit.compat import tomllib
 from paritybit.inject import ENTRY_POINTS, environment_with, prepare
+from paritybit.watch.attach import sitecustomize
 from properties.support.harness.command_line import FINDING, python
 from properties.support.places import ROOT
 
@@ -66,6 +67,31 @@ def test_nothing_else_of_a_checkout_can_be_imported(injected: Path, tmp_path: Pa
         "sitecustomize.py",
         f"paritybit-{__version__}.dist-info",
     }
+
+
+def test_several_that_start_with_a_process_run_all(injected: Path, tmp_path: Path) -> None:
+    """As under `watch -- python -m paritybit.drive.on_cpu ENGINE FILE`, whichever comes first."""
+    names = ["one", "two"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        text = sitecustomize(f"import sys\nsys.{name} = True\n")
+        (tmp_path / name / "sitecustomize.py").write_text(text)
+    path = os.pathsep.join(str(tmp_path / name) for name in names)
+    code = (
+        "import sys\nfrom paritybit.watch import attach\n"
+        "print(sys.one, sys.two, any(type(one).__module__ == attach.__name__ "
+        "for one in sys.meta_path))"
+    )
+    assert said(injected, code, tmp_path, watched=True, path=path) == "True True True"
+    first = os.pathsep.join([path, str(injected)])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": first, "PARITYBIT_WATCH": f'{{"out": "{tmp_path}"}}'},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "True True True"
 
 
 @pytest.mark.parametrize("watched", [False, True])

@@ -1,6 +1,7 @@
 """The parts of the sanitizer: checksums, chains of hashes, the journal, the settings, attaching."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -187,8 +188,32 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
             settings.parsed(wrong)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_process_also_within_the_sanitizer(number: signal.Signals) -> None:
+    """An engine's own handler may raise SystemExit, as vLLM's does."""
+
+    def stop(number: int, frame: object) -> None:
+        raise SystemExit
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            attach.start("toy", lambda: lambda: os.kill(os.getpid(), number))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    ("raises", "says"),
+    [
+        ("raise KeyError('moved')", "KeyError: 'moved'"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt: "),
+        ("raise type('Stop', (BaseException,), {})", "Stop: "),
+    ],
+)
 def test_a_connector_that_fails_makes_the_run_undecided(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises: str, says: str
 ) -> None:
     monkeypatch.setenv(settings.VARIABLE, settings.Settings(str(tmp_path)).text())
     monkeypatch.setattr(journal, "_OPEN", [])
@@ -198,7 +223,8 @@ def test_a_connector_that_fails_makes_the_run_undecided(
     (site / "broken-1.0.dist-info" / "METADATA").write_text("Name: broken\nVersion: 1.0\n")
     points = "[paritybit.connectors]\nbroken = broken_connector:connect\n"
     (site / "broken-1.0.dist-info" / "entry_points.txt").write_text(points)
-    (site / "broken_connector.py").write_text("def connect():\n    raise KeyError('moved')\n")
+    (site / "broken_connector.py").write_text(f"def connect():\n    {raises}\n")
+    monkeypatch.delitem(sys.modules, "broken_connector", raising=False)
     monkeypatch.syspath_prepend(site)
     attach.connect("broken")
     attach.connect("broken")
@@ -207,7 +233,7 @@ def test_a_connector_that_fails_makes_the_run_undecided(
     assert current is not None
     current.end()
     told = [line["what"] for line in journal.read(current.path) if line["kind"] == "undecided"]
-    assert told[0].startswith("the connector of broken failed: KeyError: 'moved' (")
+    assert told[0].startswith(f"the connector of broken failed: {says} (")
     assert told[1:] == ["no connector is installed for missing"]
     assert current.path == tmp_path / f"process-{os.getpid()}.jsonl"
     sys.modules.pop("broken_connector", None)

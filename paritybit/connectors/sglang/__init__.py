@@ -17,6 +17,7 @@ Importing this package imports neither torch nor sglang.
 """
 
 import os
+from collections.abc import Callable
 
 
 def load() -> None:
@@ -25,9 +26,15 @@ def load() -> None:
     Does nothing if `PARITYBIT_WATCH` is not set.
     """
     if os.environ.get("PARITYBIT_WATCH"):
-        from paritybit.connectors.sglang.hooks import install  # noqa: PLC0415
+        from paritybit.watch.attach import start  # noqa: PLC0415
 
-        install()
+        start("sglang", _install)
+
+
+def _install() -> Callable[[], None]:
+    from paritybit.connectors.sglang.hooks import install  # noqa: PLC0415
+
+    return install
 
 
 def connect() -> None:

@@ -15,7 +15,9 @@ sglang and vLLM also import transformers. Methods are therefore wrapped only whe
 continuous batching is imported, and nothing is reported until the engine creates a cache.
 """
 
-from paritybit.watch.attach import when_imported
+from collections.abc import Callable
+
+from paritybit.watch.attach import start, when_imported
 
 MODULE = "transformers.generation.continuous_batching.continuous_api"
 """The module that imports all others of continuous batching."""
@@ -26,10 +28,10 @@ def connect() -> None:
 
     This is the entry point in the group `paritybit.connectors`.
     """
-    when_imported(MODULE, _install)
+    when_imported(MODULE, lambda: start("transformers", _install))
 
 
-def _install() -> None:
+def _install() -> Callable[[], None]:
     from paritybit.connectors.transformers.hooks import install  # noqa: PLC0415
 
-    install()
+    return install

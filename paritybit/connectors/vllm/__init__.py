@@ -19,6 +19,7 @@ Importing this package imports neither torch nor vllm.
 """
 
 import os
+from collections.abc import Callable
 
 
 def load() -> None:
@@ -27,9 +28,15 @@ def load() -> None:
     Does nothing if `PARITYBIT_WATCH` is not set.
     """
     if os.environ.get("PARITYBIT_WATCH"):
-        from paritybit.connectors.vllm.hooks import install  # noqa: PLC0415
+        from paritybit.watch.attach import start  # noqa: PLC0415
 
-        install()
+        start("vllm", _install)
+
+
+def _install() -> Callable[[], None]:
+    from paritybit.connectors.vllm.hooks import install  # noqa: PLC0415
+
+    return install
 
 
 def connect() -> None:
