@@ -219,6 +219,9 @@ def _attention(record: Record, cards: Iterable[Card], events: Iterable[Event]) -
     for card in cards:
         if card.finding is not None and card.finding.error:
             yield Piece(f"{card.title} ({card.source}): the explainer failed", card.anchor)
+        if card.error and card.sound:
+            what = "an error after its verdict"
+            yield Piece(f"{card.title} ({card.source}): {what}", card.anchor)
     for trial in record.clean:
         wrong: list[str] = [] if trial.status in {"green", "red"} else [trial.status]
         wrong += [trial.error] if trial.error is not None else []

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import torch
 from paritybit.harness.campaigns.hunt import without_error
-from paritybit.harness.checks.explanation import NOT_EXPLAINED, Explained, explained, observe
+from paritybit.harness.checks.explanation import Explained, explanation, observe
 from paritybit.harness.checks.play import Lockstep, Outcome
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.explain.facts import Cause, Explanation, Situation, TimelineEntry
@@ -16,6 +16,7 @@ from paritybit.harness.explain.reach import Reaching
 from paritybit.harness.explain.wrapped import wrapped_at
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.scale.shapes import with_small_pools
+from paritybit.harness.lockstep.tracebacks import traceback_of
 from paritybit.harness.schedules.schedule import Schedule
 from paritybit.subjects.bugs.catalogue import BUGS
 
@@ -102,9 +103,26 @@ def explained_small(
     An explanation copies all KV many times, and does not support skipped slot numbers. A violation
     that does not occur with small pools is not explained, unless it is due to these slot numbers.
     The slots in the explanation are those of the small pools, as its first sentence states.
+
+    An error of the explainer becomes a traceback: the violations stay as they are.
     """
+    try:
+        return Explained(_explanation(locksteps, trial, schedule, outcome, timeline, target))
+    except Exception as error:
+        return Explained(error=traceback_of(error))
+
+
+def _explanation(
+    locksteps: Build,
+    trial: TrialConfig,
+    schedule: Schedule,
+    outcome: Outcome,
+    timeline: Sequence[TimelineEntry],
+    target: str | None,
+) -> Explanation | None:
+    """Explain as `explained_small` does."""
     if not (trial.large or trial.skipped_slots):
-        return explained(locksteps(trial), schedule, outcome, timeline, target)
+        return explanation(locksteps(trial), schedule, outcome, timeline, target)
     small = locksteps(with_small_pools(trial))
     small.watch(PROPERTIES)
     again, entries = observe(small, schedule)
@@ -115,21 +133,20 @@ def explained_small(
         numbers = range(first, trial.full_slots + first)
         given, made = wrapped_at(lambda: locksteps(trial).play(schedule), numbers)
         if not made:
-            found = explained(locksteps(trial), schedule, outcome, timeline, target)
-            made = () if found.explanation is None else found.explanation.cause.made
+            found = explanation(locksteps(trial), schedule, outcome, timeline, target)
+            made = () if found is None else found.cause.made
         cause = Cause("narrowed slot number", given=given, made=made)
-        return Explained(narrowed_slot(trial, outcome, timeline, target, cause))
+        return narrowed_slot(trial, outcome, timeline, target, cause)
     if not wanted & shown:
-        return NOT_EXPLAINED
-    found = explained(small, schedule, again, entries, target)
-    if found.explanation is None:
-        return found
+        return None
+    found = explanation(small, schedule, again, entries, target)
+    if found is None:
+        return None
     pools = f"{small.trial.full_slots} full and {small.trial.swa_slots} SWA slots"
     said = f"The explanation uses smaller pools ({pools}), in which the finding appears too."
     if trial.skipped_slots:
         said = "The explanation skips no slot numbers; the finding appears without that too."
-    proof = (said, *found.explanation.proof)
-    return replace(found, explanation=replace(found.explanation, proof=proof))
+    return replace(found, proof=(said, *found.proof))
 
 
 def narrowed_slot(

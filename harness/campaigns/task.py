@@ -153,7 +153,8 @@ class Result:
     """The result of a task.
 
     - `capture_warnings`: the number of warnings logged while its graphs were captured.
-    - `error`: the traceback of an internal error, without absolute paths.
+    - `error`: the traceback of an internal error, without absolute paths. Unless the status is
+      FAILED, only `reach` is missing because of it.
     - `reach`: how far a bug that must be detected got.
     """
 
@@ -169,7 +170,15 @@ class Result:
     @property
     def spoiled(self) -> bool:
         """Whether the process must not run another task."""
-        return self.status in {Status.DEVICE_LOST, Status.FAILED}
+        lost = self.status in {Status.DEVICE_LOST, Status.FAILED}
+        return lost or self.unexplained is not None
+
+    @property
+    def unexplained(self) -> str | None:
+        """The traceback of an error in explaining the result, which leaves its status as it is."""
+        if self.status is Status.FAILED:
+            return None
+        return self.error or (self.finding.error if self.finding is not None else None)
 
 
 def result_of(ended: Ended[Task, Result]) -> Result:
@@ -197,8 +206,8 @@ def run_in_turn(task: Task) -> Result:
         if task.trial.large:
             return replace(result, reach=_reach_small(task, result.finding))
         return replace(result, reach=_reach(task, kept_lockstep(task.trial), result.finding))
-    except Exception as error:  # The result keeps the finding.
-        return replace(result, status=Status.FAILED, error=traceback_of(error))
+    except Exception as error:
+        return replace(result, error=traceback_of(error))
 
 
 def run_task(
@@ -232,10 +241,7 @@ def run_task(
             locksteps.release()
             shown = confirmed(task.trial, hunt_result, task.target, watched, play)
             finding = _finding(task, locksteps, shown)
-            error = finding.error
-        status = Status.FAILED
-        if error is None:
-            status = judge_task(task, hunt_result, finding, warnings, locksteps)
+        status = judge_task(task, hunt_result, finding, warnings, locksteps)
     except DeviceLostError as lost:
         hunt_result.add(lost.outcome)
         finding = Finding.of(lost.schedule, lost.outcome)

@@ -1,17 +1,14 @@
-"""Explains violations. The file of a property defines how its cause is found.
-
-An error of the explainer is recorded, and does not hide the violation.
-"""
+"""Explains violations. The file of a property defines how its cause is found."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from paritybit.harness.checks.play import EXTRA_RUN, RAISED, Lockstep, Outcome
+from paritybit.harness.checks.play import Lockstep, Outcome
 from paritybit.harness.checks.property import Property, Violation
 from paritybit.harness.checks.schedule_properties.declared_state import ID
-from paritybit.harness.checks.step_properties.captured_path import CAPTURED_PATH
 from paritybit.harness.checks.step_properties.live_inputs import wrong_inputs
+from paritybit.harness.checks.step_properties.no_crash import EXTRA_RUN, NO_CRASH, RAISED
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.explain.counterfactuals.judge import Judge
 from paritybit.harness.explain.counterfactuals.search import BY_COMPARISON, NOT_KNOWN
@@ -29,7 +26,7 @@ from paritybit.harness.explain.timeline import timeline_entry
 from paritybit.harness.explain.waits import WAITS, explain_race
 from paritybit.harness.lockstep.fresh_run import FreshRun
 from paritybit.harness.lockstep.observation import Observation
-from paritybit.harness.lockstep.tracebacks import SubjectFailedError, traceback_of
+from paritybit.harness.lockstep.tracebacks import SubjectFailedError
 from paritybit.harness.schedules.schedule import Schedule, Step
 from paritybit.subjects.overlap import Overlap
 from paritybit.subjects.parts import Part
@@ -109,8 +106,8 @@ def with_lines_raised(found: Explanation | None, violation: Violation) -> Explan
 def explained_unbuilt(runner: str, failure: SubjectFailedError) -> tuple[Outcome, Explained]:
     """Return outcome and explanation for an engine that cannot be captured."""
     message = f"the engine could not be captured: {failure}"
-    violation = Violation(CAPTURED_PATH.id, 0, message)
-    explanation = explain_unbuilt(CAPTURED_PATH.id, runner, failure.__cause__ or failure)
+    violation = Violation(NO_CRASH.id, 0, message)
+    explanation = explain_unbuilt(NO_CRASH.id, runner, failure.__cause__ or failure)
     return Outcome(violations=(violation,)), Explained(explanation)
 
 
@@ -147,7 +144,7 @@ def _explained(
             # Not a race. An error without overlap may appear elsewhere with overlapping steps.
             return explanation(in_order, schedule, outcome, timeline, None)
         lockstep = in_order
-    if rule.flag is None and rule.cause_in_play is None:
+    if rule.flag is None and rule.cause_in_play is None and rule.raised is None:
         return None
     if lockstep.refused is not None:
         return explain_refusal(property_id, lockstep.trial.runner, lockstep.refused)
@@ -198,8 +195,7 @@ def _explained_by(
 
 def judge_of(rule: Property) -> Judge:
     """Return a function that checks a repeated forward for one property."""
-    assert rule.flag is not None
-    flag = rule.flag
+    flag = rule.flag or (lambda _: False)  # A step with an observation raised no error.
     extra = rule.extra_run if isinstance(rule.extra_run, FreshRun) else None
     return Judge(lambda observation: bool(flag(observation)), wrong_inputs, extra)
 
@@ -234,17 +230,3 @@ def _race(lockstep: Lockstep, schedule: Schedule, property_id: str) -> Explanati
         lockstep.watch(watched)
     step = next(found.step for found in again.violations if found.property == property_id)
     return explain_race(property_id, step, wait)
-
-
-def explained(
-    lockstep: Lockstep,
-    schedule: Schedule,
-    outcome: Outcome,
-    timeline: Sequence[TimelineEntry],
-    target: str | None,
-) -> Explained:
-    """Explain as `explanation` does. An error of the explainer becomes a traceback."""
-    try:
-        return Explained(explanation(lockstep, schedule, outcome, timeline, target))
-    except Exception as error:
-        return Explained(error=traceback_of(error))

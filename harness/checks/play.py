@@ -6,9 +6,8 @@ would differ too. Any other violation is reported once, and the play continues.
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
 
 import torch
 from paritybit.harness.checks.property import (
@@ -18,6 +17,7 @@ from paritybit.harness.checks.property import (
     Violation,
     judge,
     judge_end,
+    judge_error,
 )
 from paritybit.harness.checks.table import (
     DIVERGING_PROPERTIES,
@@ -26,7 +26,6 @@ from paritybit.harness.checks.table import (
     STEP_PROPERTIES,
 )
 from paritybit.harness.errors import DeviceError, headline
-from paritybit.harness.explain.tracing import raised_at
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.observation import Observation, Sample
 from paritybit.harness.lockstep.pair import NO_RECORDER, Engines, ExtraRun, Pair, Recorder
@@ -95,9 +94,6 @@ class DeviceLostError(DeviceError):
 
 HISTORY = 250
 """The number of schedules that a lockstep remembers."""
-
-EXTRA_RUN, RAISED = "extra_run", "raised"
-"""Keys of a violation's `where`: the property whose extra run failed, and the lines that raised."""
 
 NO_EXTRA_RUNS: Mapping[str, ExtraRun] = {}
 
@@ -199,7 +195,7 @@ class Lockstep:
 
         | what fails | result |
         |---|---|
-        | the subject, in a step or capture | violations of captured_path and logits_parity |
+        | the subject, in a step or capture | a violation of no_crash |
         | the capture, because runners disagree on a shared buffer | one of index_contract |
         | anything else | `Outcome.error` has the traceback |
 
@@ -218,14 +214,7 @@ class Lockstep:
                     self._rehearse(schedule, ending, extra_runs)
                     self._play(schedule, outcome, judged, observer, ending, extra_runs, recorder)
             except SubjectFailedError as error:
-                # A step without logits also has no correct logits.
-                message, where = f"the step failed: {error}", where_failed(error)
-                judged.add(
-                    [
-                        Violation(name, judged.place, message, where)
-                        for name in ("captured_path", "logits_parity")
-                    ]
-                )
+                judged.add(judge_error(PROPERTIES.values(), error, judged.place))
                 outcome.device_lost = isinstance(error.__cause__, torch.AcceleratorError)
             except Exception as error:  # Not caused by the subject: keep the whole traceback.
                 outcome.error = traceback_of(error)
@@ -352,13 +341,6 @@ class Lockstep:
 
     def _playback(self, outputs: list[Tensor]) -> Playback:
         return Playback(tuple(outputs), *self.pair.kept.playback())
-
-
-def where_failed(error: SubjectFailedError) -> dict[str, Any]:
-    """Return the extra run that failed, if any, and the lines that raised, innermost first."""
-    lines = raised_at(error.__cause__ or error)
-    where = {} if error.extra_run is None else {EXTRA_RUN: error.extra_run}
-    return {**where, RAISED: [list(astuple(line)) for line in lines]} if lines else where
 
 
 def live_outputs(observation: Observation) -> list[Tensor]:

@@ -15,6 +15,7 @@ from paritybit.harness.explain.explanation import PlayCauseFinder
 from paritybit.harness.lockstep.observation import Observation, Sample, StepEnd
 from paritybit.harness.lockstep.pair import ExtraRun
 from paritybit.harness.lockstep.python_state import Change
+from paritybit.harness.lockstep.tracebacks import SubjectFailedError
 from paritybit.reference.config import Role
 from paritybit.reference.model import Model
 from torch import Tensor
@@ -91,6 +92,7 @@ class Property:
     | `flag`, `describe` | check a step that ran a forward |
     | `end_of_step` | check the state after a step without a forward, as `flag` does after others |
     | `at_end` | check a whole schedule |
+    | `raised` | describe a step or a capture that raised an error; each one is a violation |
     | `every_step` | cheap enough for each step of each schedule |
     | `worlds_diverge` | a violation leaves the worlds different, so the play stops |
     | `extra_run` | an extra run of each step; its result is in `Observation.extra` |
@@ -100,8 +102,8 @@ class Property:
     | `cause` | finds the cause of a violation from one recorded forward |
     | `cause_in_play` | finds the cause by playing the schedule again |
 
-    Raises ValueError if only one of `flag` and `describe` is given, or if `flag` and `at_end` are
-    both missing.
+    Raises ValueError if only one of `flag` and `describe` is given, or if `flag`, `at_end` and
+    `raised` are all missing.
     """
 
     id: str
@@ -109,6 +111,7 @@ class Property:
     flag: Callable[[Observation], Flag] | None = None
     describe: Callable[[Observation], Description] | None = None
     at_end: Callable[[Playing], list[Violation]] | None = None
+    raised: Callable[[SubjectFailedError], Description] | None = None
     end_of_step: EndOfStep | None = None
     every_step: bool = True
     worlds_diverge: bool = False
@@ -121,9 +124,10 @@ class Property:
 
     def __post_init__(self) -> None:
         """Raise ValueError for an incomplete property."""
-        if (self.flag is None) != (self.describe is None) or not (self.flag or self.at_end):
+        judges = self.flag or self.at_end or self.raised
+        if (self.flag is None) != (self.describe is None) or not judges:
             raise ValueError(
-                f"{self.id} must have a flag with its description, or judge at the end"
+                f"{self.id} must have a flag with its description, or judge the end or an error"
             )
 
 
@@ -160,6 +164,17 @@ def judge_end(
         if rule.end_of_step is not None
     }
     return _judged(checks, end, before_describing)
+
+
+def judge_error(
+    properties: Iterable[Property], error: SubjectFailedError, place: int
+) -> tuple[Violation, ...]:
+    """Return the violations of the step at `place`, which raised an error."""
+    return tuple(
+        Violation(rule.id, place, *rule.raised(error))
+        for rule in properties
+        if rule.raised is not None
+    )
 
 
 def _judged(

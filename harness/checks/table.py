@@ -17,6 +17,7 @@ from paritybit.harness.checks.step_properties.live_inputs import LIVE_INPUTS
 from paritybit.harness.checks.step_properties.log_hygiene import LOG_HYGIENE
 from paritybit.harness.checks.step_properties.logits_parity import LOGITS_PARITY
 from paritybit.harness.checks.step_properties.next_tokens import NEXT_TOKENS
+from paritybit.harness.checks.step_properties.no_crash import NO_CRASH
 from paritybit.harness.checks.step_properties.padded_reads import PADDED_READS
 from paritybit.harness.checks.step_properties.padding_noninterference import PADDING_NONINTERFERENCE
 from paritybit.harness.checks.step_properties.read_frame import READ_FRAME
@@ -24,6 +25,7 @@ from paritybit.harness.checks.step_properties.slot_ownership import SLOT_OWNERSH
 from paritybit.harness.checks.step_properties.write_frame import WRITE_FRAME
 
 _ORDER = (
+    NO_CRASH,
     LOGITS_PARITY,
     KV_PARITY,
     WRITE_FRAME,

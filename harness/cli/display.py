@@ -8,7 +8,7 @@ from string import ascii_uppercase
 from typing import Any, Protocol
 
 from paritybit.harness.campaigns.task import GOOD, Result, Status
-from paritybit.harness.cli.exit_codes import CANNOT_RUN
+from paritybit.harness.cli.exit_codes import CANNOT_RUN, OK
 from paritybit.harness.errors import CannotRunError, headline, kept, refused
 from paritybit.harness.records.schema import BugOnRunner, BugRow, Record, TrialRow
 from paritybit.reports.blame import failing_runner
@@ -88,6 +88,14 @@ def print_errors(errors: Iterable[str]) -> None:
         refused(lines[0].removeprefix(LACKING), CANNOT_RUN)
     elif found:
         refused(kept(found), CANNOT_RUN)
+
+
+def print_unexplained(results: Iterable[Result]) -> None:
+    """Print to stderr how many results could not be explained, and the first error."""
+    errors = [result.unexplained for result in results if result.unexplained is not None]
+    if errors:
+        count = f"{len(errors)} result{'s' * (len(errors) > 1)}"
+        refused(f"{count} could not be explained, and the verdict stands: {kept(errors)}", OK)
 
 
 def matrix(record: Record) -> Table:

@@ -19,7 +19,14 @@ from paritybit.harness.campaigns.spreading.database import Known, save
 from paritybit.harness.campaigns.spreading.database import known as known_cases
 from paritybit.harness.campaigns.task import Result, Status
 from paritybit.harness.checks.expectations import affected_runners, unaffected_reason
-from paritybit.harness.cli.display import clean_table, matrix, print_errors, progress, runner_matrix
+from paritybit.harness.cli.display import (
+    clean_table,
+    matrix,
+    print_errors,
+    print_unexplained,
+    progress,
+    runner_matrix,
+)
 from paritybit.harness.cli.engine import watch_engine
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
 from paritybit.harness.cli.failures import print_failures
@@ -212,6 +219,7 @@ def finish(
         console.print(f"{fact.name}: {fact.value}", soft_wrap=True, markup=False)
     errors = [result.error for result in run.results if result.status is Status.FAILED]
     print_errors(error for error in errors if error is not None)
+    print_unexplained(run.results)
     for name, case in cases_of(run).items():
         write_case(case, folder / CASES / name)
     run_record.write(data, folder / "run.json")

@@ -17,7 +17,7 @@ from pathlib import Path
 from paritybit.harness.campaigns.measuring.budgets import held
 from paritybit.harness.campaigns.replay import lockstep_of
 from paritybit.harness.checks.expectations import affected_runners, detected_by
-from paritybit.harness.checks.explanation import explained, observe
+from paritybit.harness.checks.explanation import explanation, observe
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.cli import exit_codes
 from paritybit.harness.cli.display import clean_table, history_table, matrix, runner_matrix
@@ -241,9 +241,9 @@ def picture() -> str:
     case = load_case(ROOT / CASE)
     lockstep = lockstep_of(case)
     outcome, timeline = observe(lockstep, case.schedule)
-    found = explained(lockstep, case.schedule, outcome, timeline, case.target)
-    assert found.explanation is not None
-    return draw(found.explanation)
+    found = explanation(lockstep, case.schedule, outcome, timeline, case.target)
+    assert found is not None
+    return draw(found)
 
 
 BLOCKS: Mapping[str, Callable[[], str]] = {

@@ -5,6 +5,8 @@ so is one that shows on a runner that it is said not to affect.
 """
 
 from dataclasses import replace
+from inspect import isfunction
+from typing import Any
 
 import pytest
 from paritybit.harness.campaigns.hunt import hunt
@@ -18,6 +20,7 @@ from paritybit.harness.checks.expected import DECODE
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.tracebacks import SUBJECTS
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.bugs.switching import lacking
 from paritybit.subjects.runners import RUNNERS
@@ -75,6 +78,33 @@ def test_a_bug_shows_in_no_step_of_a_runner_that_it_does_not_affect(
     """No property sees it, over schedules that replay with padding."""
     result = run_task(Task(trial, Source.GENERATED, hunter_seed, FEW))
     assert result.status is Status.UNAFFECTED
+
+
+RAISES = "def fail(*_, **__):\n    raise IndexError('out of bounds')\n"
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("longest_key_count_baked", "decode"),
+        ("kernel_not_recorded", "decode"),
+        ("tree_states_as_chain", "target_verify"),
+    ],
+    ids=pair_name,
+)
+def test_a_bug_whose_code_raises_is_not_detected(
+    pair: Pair, trial: TrialConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code: dict[str, Any] = {}
+    exec(compile(RAISES, str(SUBJECTS / "bugs" / "raises.py"), "exec"), code)
+    for part in BUGS[pair[0]].parts.values():
+        for name, function in list(vars(part).items()):
+            if isfunction(function):
+                monkeypatch.setattr(part, name, code["fail"])
+    result = run_task(Task(trial, Source.GENERATED, 0, FEW))
+    assert result.status is Status.WRONG_PROPERTY
+    seen = result.finding.violations if result.finding is not None else ()
+    assert {*result.hunt_result.violated, *(one["property"] for one in seen)} == {"no_crash"}
 
 
 def test_every_bug_and_runner_is_decided_once() -> None:

@@ -36,6 +36,7 @@ NOTHING = "nothing is new, worse, fixed or gone"
 
 GRAVITY = (
     (
+        "no_crash",
         "logits_parity",
         "token_trajectory",
         "next_tokens",

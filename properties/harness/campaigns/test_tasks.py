@@ -27,6 +27,7 @@ from paritybit.harness.campaigns.task import (
     Status,
     Task,
     result_of,
+    run_in_turn,
     run_task,
 )
 from paritybit.harness.checks.explanation import Explained
@@ -53,7 +54,7 @@ Locksteps = Callable[[TrialConfig], Any]
 def no_explanation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Play what is found by the script, too, and explain nothing."""
     monkeypatch.setattr(tasks, "observe", lambda lockstep, schedule: (lockstep.play(schedule), []))
-    monkeypatch.setattr("paritybit.harness.checks.explanation.explanation", lambda *_: None)
+    monkeypatch.setattr("paritybit.harness.campaigns.locksteps.explanation", lambda *_: None)
 
 
 def locksteps(
@@ -154,25 +155,35 @@ def test_an_error_of_ours_in_a_hunt_is_a_failure_with_its_traceback(which: str) 
     assert (result.finding is not None) is (which == "the one of the clean build")
 
 
-def test_an_error_of_the_explainer_leaves_what_it_was_to_explain(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The task has failed; its finding has the violations, and the traceback."""
+def test_an_error_of_the_explainer_leaves_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The finding keeps its violations, and gets the traceback. The process is not used again."""
 
     def explain(*_: Any) -> None:
         raise RuntimeError("cannot explain")
 
-    monkeypatch.setattr("paritybit.harness.checks.explanation.explanation", explain)
+    monkeypatch.setattr("paritybit.harness.campaigns.locksteps.explanation", explain)
     result = ended(lambda *_: violating(TARGET), of_clean=clean())
-    assert result.status is Status.FAILED
+    assert (result.status, result.error, result.spoiled) == (Status.CAUGHT, None, True)
     assert result.finding is not None
     assert result.finding.explanation is None
     assert [found["property"] for found in result.finding.violations] == [TARGET]
-    assert result.finding.error == result.error
-    assert result.error is not None
-    assert "in explain\n" in result.error
-    assert headline(result.error) == "RuntimeError: cannot explain"
-    assert 'File "/' not in result.error
+    error = result.unexplained
+    assert error is not None and error == result.finding.error
+    assert "in explain\n" in error
+    assert headline(error) == "RuntimeError: cannot explain"
+    assert 'File "/' not in error
+
+
+def test_an_error_in_counting_the_reach_leaves_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("cannot count")
+
+    caught = ended(lambda *_: violating(TARGET), of_clean=clean())
+    monkeypatch.setattr(tasks, "run_task", lambda *_, **__: caught)
+    monkeypatch.setattr(tasks, "kept_lockstep", fail)
+    result = run_in_turn(caught.task)
+    assert (result.status, result.spoiled) == (Status.CAUGHT, True)
+    assert result.unexplained is not None and "cannot count" in result.unexplained
 
 
 def without(count: str) -> Outcome:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from paritybit.harness.checks import play as playing
-from paritybit.harness.checks.play import EXTRA_RUN, DeviceLostError, Lockstep, Outcome
+from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
 from paritybit.harness.checks.property import Violation
+from paritybit.harness.checks.step_properties.no_crash import EXTRA_RUN
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.harness.lockstep.pair import Pair
@@ -206,20 +207,15 @@ OF_THE_SUBJECT = [in_the_subject(0), in_the_subject(1)]
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["subject", "fresh engine"])
-def test_an_error_of_the_subject_violates_its_path_and_parity(
+def test_an_error_of_the_subject_violates_no_crash_alone(
     number: int, lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What gives no logits does not give the right ones; only its first line is told.
-
-    Where the fresh engine fails, what asked for the further run is told too.
-    """
+    """The message is the error's first line. `where` names an extra run that failed."""
     failure = IndexError("index 10000 is out of bounds\nof something")
     outcome = outcome_of(OF_THE_SUBJECT[number], lockstep, monkeypatch, failure)
     message = "the step failed: index 10000 is out of bounds"
     where = {EXTRA_RUN: "hermetic_replay"} if number else {}
-    assert outcome.violations == tuple(
-        Violation(name, FAILS_AT, message, where) for name in ("captured_path", "logits_parity")
-    )
+    assert outcome.violations == (Violation("no_crash", FAILS_AT, message, where),)
     assert outcome.error is None
     assert outcome.steps == FAILS_AT
 

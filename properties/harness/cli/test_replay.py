@@ -185,7 +185,7 @@ def test_an_explainer_that_fails_hides_no_violation(
     def explain(*_: Any) -> None:
         raise RuntimeError("cannot explain")
 
-    monkeypatch.setattr("paritybit.harness.checks.explanation.explanation", explain)
+    monkeypatch.setattr("paritybit.harness.campaigns.locksteps.explanation", explain)
     assert main(["replay", str(case_file)]) == FINDING
     captured = capsys.readouterr()
     assert re.search(r"^step 3: kv_parity: .*^  no explanation: ", captured.out, re.M | re.S)

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from paritybit.harness.checks.explanation import explained as explained_by_harness
-from paritybit.harness.checks.explanation import observe
+from paritybit.harness.checks.explanation import explanation, observe
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.step_properties.live_inputs import wrong_inputs
 from paritybit.harness.checks.table import PROPERTIES
@@ -150,10 +149,9 @@ def cause_of(fault: str, property_id: str, monkeypatch: pytest.MonkeyPatch) -> E
     lockstep = broken(fault, monkeypatch)
     outcome, timeline = observe(lockstep, THREE_DECODES)
     assert property_id in outcome.violated
-    found = explained_by_harness(lockstep, THREE_DECODES, outcome, timeline, property_id)
-    assert found.error is None, found.error
-    assert found.explanation is not None
-    return found.explanation
+    found = explanation(lockstep, THREE_DECODES, outcome, timeline, property_id)
+    assert found is not None
+    return found
 
 
 def test_python_state_is_named_by_its_path_from_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,9 +215,9 @@ def test_a_value_that_several_ops_share_is_blamed_where_it_is_made(
     trial = TrialConfig("target_verify", device="cpu", **SIZES)
     lockstep = Lockstep(trial, PROPERTIES, records_ops=True)
     outcome, timeline = observe(lockstep, VERIFIED)
-    found = explained_by_harness(lockstep, VERIFIED, outcome, timeline, "logits_parity")
-    assert found.explanation is not None
-    cause = found.explanation.cause
+    found = explanation(lockstep, VERIFIED, outcome, timeline, "logits_parity")
+    assert found is not None
+    cause = found.cause
     assert cause.given is not None
     assert cause.given.what == "mask_start of attention"
     assert cause.made[0].what == "made in verify_lists"
@@ -246,10 +244,9 @@ def test_overlap_is_not_blamed_for_what_is_wrong_in_order_too(
 ) -> None:
     lockstep = broken("window", monkeypatch, overlap=True)
     outcome, timeline = observe(lockstep, SCHEDULE)
-    found = explained_by_harness(lockstep, SCHEDULE, outcome, timeline, None)
-    assert found.error is None
-    assert found.explanation is not None
-    assert found.explanation.cause.blame != "missing wait"
+    found = explanation(lockstep, SCHEDULE, outcome, timeline, None)
+    assert found is not None
+    assert found.cause.blame != "missing wait"
 
 
 TWICE_GIVEN = Schedule(
@@ -270,9 +267,9 @@ def test_no_wait_is_blamed_for_what_shows_elsewhere_in_order(
     row_of_a_retracted_request_freed(lockstep, "decode", monkeypatch)
     outcome, timeline = observe(lockstep, TWICE_GIVEN)
     assert "logits_parity" in outcome.violated
-    found = explained_by_harness(lockstep, TWICE_GIVEN, outcome, timeline, "logits_parity")
-    assert found.explanation is not None
-    assert found.explanation.cause.blame == "slot bookkeeping"
+    found = explanation(lockstep, TWICE_GIVEN, outcome, timeline, "logits_parity")
+    assert found is not None
+    assert found.cause.blame == "slot bookkeeping"
 
 
 MANY_STEPS = Schedule(
@@ -294,8 +291,7 @@ def test_whatever_is_violated_the_explainer_ends_without_an_error(
     outcome, timeline = observe(lockstep, MANY_STEPS)
     assert outcome.violated
     for target in sorted(outcome.violated):
-        found = explained_by_harness(lockstep, MANY_STEPS, outcome, timeline, target)
-        assert found.error is None, found.error
+        explanation(lockstep, MANY_STEPS, outcome, timeline, target)
 
 
 def test_a_clean_step_has_no_wrong_input() -> None:

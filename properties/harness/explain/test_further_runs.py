@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from paritybit.harness.checks.explanation import explanation, observe
-from paritybit.harness.checks.play import EXTRA_RUN, Lockstep, Outcome
+from paritybit.harness.checks.play import Lockstep, Outcome
+from paritybit.harness.checks.step_properties.no_crash import EXTRA_RUN
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.explain.counterfactuals.made import Wanted, made_at
 from paritybit.harness.explain.counterfactuals.replaced import as_given
@@ -155,7 +156,7 @@ def test_a_further_run_that_fails_is_explained_by_itself(
     """The step's own run succeeds: what is kept from a run before does no harm but among noise."""
     blanked_once(monkeypatch)
     violated, lockstep, (outcome, timeline) = played(IDLE, overlap=overlap)
-    assert violated == {"captured_path", "logits_parity"}
+    assert violated == {"no_crash"}
     assert outcome.violations[0].where[EXTRA_RUN] == "padding_noninterference"
     told = explanation(lockstep, IDLE, outcome, timeline, None)
     assert told is not None and told.cause.state is not None
@@ -202,7 +203,7 @@ def kept_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_input_makes_a_step_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is named only because parity holds as well once it is right."""
     kept_lengths(monkeypatch)
-    told = explained(DECODES, "captured_path", "logits_parity")
+    told = explained(DECODES, "no_crash")
     given = told.cause.given
     assert given is not None
     assert (told.cause.blame, given.what) == ("inputs", "seq_lens[0]")
@@ -214,7 +215,7 @@ def test_the_line_that_raised_is_named_where_no_cause_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     failing_lists(monkeypatch)
-    told = explained(DECODES, "captured_path", "logits_parity")
+    told = explained(DECODES, "no_crash")
     assert told.cause.blame == "not known"
     assert told.sources[0].what == f"{RAISED_IN}_Lists.__init__"
 

@@ -17,7 +17,7 @@ from paritybit.harness.campaigns.regress import (
     clean_tasks,
 )
 from paritybit.harness.campaigns.task import Source, Status, Task, judge_task
-from paritybit.harness.checks.explanation import explained, observe
+from paritybit.harness.checks.explanation import explanation, observe
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from paritybit.harness.explain.reach import Reaching
@@ -148,9 +148,9 @@ def test_a_race_is_seen_and_explained_by_the_wait_that_mends_it(bug: str, device
     outcome, timeline = observe(lockstep, schedule)
     assert outcome.error is None
     assert SEEN_BY[bug] in outcome.violated
-    found = explained(lockstep, schedule, outcome, timeline, SEEN_BY[bug])
-    assert found.explanation is not None
-    site = found.explanation.cause.site
+    found = explanation(lockstep, schedule, outcome, timeline, SEEN_BY[bug])
+    assert found is not None
+    site = found.cause.site
     assert site is not None
     assert site.function == MENDED_BY[bug]
 
@@ -279,7 +279,7 @@ def test_no_gate_opens_by_itself(bug: str, device: str) -> None:
     longer = Schedule((*schedule.steps, *[Admit(2, 2), Decode((0,)), Finish(0)] * TURN))
     for one in (longer, schedule):
         outcome, timeline = observe(lockstep, one)
-        assert explained(lockstep, one, outcome, timeline, None).explanation is not None
+        assert explanation(lockstep, one, outcome, timeline, None) is not None
     Reaching(lockstep.pair, BUGS[bug]).count([longer])
     assert STALLS.gates == stalled
 
