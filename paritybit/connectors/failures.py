@@ -10,6 +10,7 @@ or replacement causes is not the engine's fault.
 
 import dis
 import re
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
@@ -183,6 +184,8 @@ def surroundings(error: BaseException) -> bool:
         return True
     if isinstance(error, AttributeError) and incomplete(error):
         return True
+    if isinstance(error, TypeError) and misfits(error):
+        return True
     frames = traceback.extract_tb(error.__traceback__)
     torch_s = Path(PASS_ON[0])
     raised = Path(frames[-1].filename).resolve() if frames else Path()
@@ -192,11 +195,27 @@ def surroundings(error: BaseException) -> bool:
 
 
 def incomplete(error: AttributeError) -> bool:
-    """Return whether torch, or what stands in for a part of CUDA, lacks an attribute."""
+    """Return whether torch, paritybit, or what stands in for a part of CUDA lacks an attribute."""
     if isinstance(error.obj, ModuleType):
-        return error.obj.__name__.partition(".")[0] == "torch"
+        return error.obj.__name__.partition(".")[0] in {"torch", PACKAGE.name}
     given, name = error.obj if isinstance(error.obj, type) else type(error.obj), error.name or ""
+    if str(getattr(given, "__module__", "")).partition(".")[0] == PACKAGE.name:
+        return True
     return any(hasattr(part, name) and part.__name__ in given.__name__ for part in PARTS)
+
+
+SIGNATURE = re.compile(r"^(\w+)[\w.<>]*\(\) (got|missing|takes) ")
+"""Matches the message for a call with other arguments than a function takes."""
+
+
+def misfits(error: TypeError) -> bool:
+    """Return whether a function of paritybit, in place of another, does not take its arguments."""
+    called = SIGNATURE.match(str(error))
+    return called is not None and any(
+        getattr(vars(module).get(called[1]), "__module__", None) == name
+        for name, module in sys.modules.copy().items()
+        if name.partition(".")[0] == PACKAGE.name
+    )
 
 
 def own_frames(error: BaseException) -> list[Frame]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from paritybit.explore.bound import Bound
-from paritybit.explore.search import Machine, ViolationError
+from paritybit.explore.search import Machine, ViolationError, judging_errors
 from paritybit.harness.errors import CannotRunError, MalformedError, cut
 from paritybit.harness.records.case import complete, is_of_format
 from paritybit.launch.record import write_data
@@ -57,8 +57,9 @@ def violation_of(machine: Machine, actions: tuple[str, ...]) -> str | None:
         if action not in machine.actions():
             raise CannotRunError(f"the action {cut(action)!r} is not possible in this state")
         try:
-            machine.act(action)
-            machine.check()
+            with judging_errors():
+                machine.act(action)
+                machine.check()
         except ViolationError as error:
             return str(error)
     return None

@@ -3,12 +3,13 @@
 import gc
 import importlib
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 from paritybit.engines import fetch
 from paritybit.engines.packages import PACKAGES, SGLANG, VLLM
 from paritybit.explore.bound import Bound
-from paritybit.explore.search import Machine, Search
+from paritybit.explore.search import Machine, Search, ViolationError
 from paritybit.explore.snapshots import Snapshots
 from paritybit.harness.errors import CannotRunError, headline
 
@@ -17,6 +18,9 @@ MODULES = {
     VLLM.name: "paritybit.explore.vllm",
 }
 """The module of each engine, by name. It is imported when it is used."""
+
+FIRST = "arrive 0", "step"
+"""Actions that must raise no error. Later errors of the engine are then not due to its calls."""
 
 EXPLORED = tuple(PACKAGES[name] for name in MODULES)
 """The engines that are explored."""
@@ -55,6 +59,10 @@ def search_of(spec: str, bound: Bound) -> tuple[str, Search]:
         engine = module.load(found)
         make = module.machines(engine, bound)
         make().check()
+        first = make()
+        with suppress(ViolationError):  # The search finds it again, with its schedule.
+            for action in FIRST:
+                first.act(action)
         snapshots = Snapshots(module.shared(engine))
         snapshots.save(make()).restore().key()
         gc.freeze()  # The modules of the engine stay, so the collector can ignore them.

@@ -11,12 +11,15 @@ the replayed path. A violation counts only if replaying its path from the start 
 
 import marshal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Protocol
 
+from paritybit.connectors.failures import fault_of
 from paritybit.explore.snapshots import Objects, Snapshot, Snapshots
+from paritybit.harness.errors import CannotRunError
 from paritybit.harness.machine.forks import few_collections
 
 PROGRESS = 1.0
@@ -39,6 +42,25 @@ class ViolationError(Exception):
 
 class SnapshotError(Exception):
     """A snapshot differs from the state at the end of its path."""
+
+
+@contextmanager
+def judging_errors() -> Iterator[None]:
+    """Raise ViolationError for an error that the engine's own code raises.
+
+    Raises CannotRunError for any other error, such as that of a call with arguments that the engine
+    does not take. The first step of an engine must have succeeded before: see `search_of`.
+    """
+    try:
+        yield
+    except (ViolationError, CannotRunError):
+        raise
+    except Exception as error:
+        found = fault_of(error, {"forwards": 1})
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        if found is None:
+            raise CannotRunError(f"the prefix cache is not recognised: {said}") from error
+        raise ViolationError(f"engine error: {said} ({found.source})") from error
 
 
 class Machine(Protocol):
@@ -166,8 +188,9 @@ class Search:
                 saved.restore(self.present)
             self.present = None
             try:
-                touched = machine.act(action)
-                machine.check()
+                with judging_errors():
+                    touched = machine.act(action)
+                    machine.check()
             except ViolationError:
                 self.found.path, self.found.violation = path, self.confirmed(path)
                 return new
@@ -197,7 +220,8 @@ class Search:
     def confirmed(self, path: tuple[str, ...]) -> str:
         """Return the violation at the end of a path. Raises SnapshotError if there is none."""
         try:
-            replayed(self.make, path).check()
+            with judging_errors():
+                replayed(self.make, path).check()
         except ViolationError as error:
             return str(error)
         raise SnapshotError(f"no violation at the end of {', '.join(path)}, from the start")

@@ -12,6 +12,7 @@ from paritybit.connectors.failures import fault_of
 from paritybit.drive import directing, failures
 from paritybit.drive.failures import EngineFailedError, StalledError, judge_failure
 from paritybit.drive.sglang.settings import Served
+from paritybit.explore.laws import Shadow
 from paritybit.places import PACKAGE
 from paritybit.watch import journal
 from paritybit.watch.journal import Journal
@@ -26,7 +27,7 @@ SERVED = {"forwards": 9, "forwards: decode": 8, "forwards: extend": 1}
 def raised(code: str, path: str, function: str = "step") -> Exception:
     """Return the error that code raises in a function of a file."""
     text = f"def {function}():\n    {code}\n"
-    names: dict[str, Any] = {"torch": torch}
+    names: dict[str, Any] = {"torch": torch, "Shadow": Shadow}
     exec(compile(text, path, "exec"), names)
     try:
         names[function]()
@@ -72,6 +73,9 @@ def raised(code: str, path: str, function: str = "step") -> Exception:
         ("type('Stream', (), {}).ref_count", "/e/vllm/v1/core/pool.py", SERVED, True),
         ("type('Block', (), {})().record", "/e/vllm/v1/core/pool.py", SERVED, True),
         ("raise AttributeError('no room')", "/e/vllm/v1/core/pool.py", SERVED, True),
+        ("Shadow().allocator", "/e/vllm/v1/core/pool.py", SERVED, False),
+        ("Shadow().write(page=1)", "/e/vllm/v1/core/pool.py", SERVED, False),
+        ("(lambda page: page)()", "/e/vllm/v1/core/pool.py", SERVED, True),
         ("raise ValueError('no room')", "/e/sglang/srt/layers/rope.py", {}, False),
         (
             "raise ValueError('no room')",

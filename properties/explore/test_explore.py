@@ -2,8 +2,10 @@
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +18,10 @@ from rich.console import Console
 from paritybit.__main__ import main
 from paritybit.engines import fetch
 from paritybit.engines.packages import VLLM
+from paritybit.explore import engines
 from paritybit.explore.bound import Bound
 from paritybit.explore.case import ExploreCase, case_of, violation_of, write
+from paritybit.explore.laws import Shadow
 from paritybit.explore.search import Explored, Search
 from paritybit.explore.snapshots import Snapshots
 from properties.explore.toy import Toy
@@ -126,6 +130,80 @@ def test_the_exit_code_says_what_was_found(
     assert of_toy(fault, monkeypatch, tmp_path, *words) == code
     assert said in capsys.readouterr().out
     assert (tmp_path / "latest").exists() == (code == FINDING)
+
+
+ENGINE_FILE = "/engines/vllm-0.33.0/vllm/v1/core/block_pool.py"
+
+
+def failing(code: str, path: str) -> Callable[[], None]:
+    """Return a function of a file that runs code which raises."""
+    names: dict[str, Any] = {"Shadow": Shadow}
+    exec(compile(f"def free_blocks():\n    {code}\n", path, "exec"), names)
+    found: Callable[[], None] = names["free_blocks"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("code", "path", "exit_code"),
+    [
+        ("{}['page 1']", ENGINE_FILE, FINDING),
+        ("assert False", ENGINE_FILE, FINDING),
+        ("None.ref_count += 1", ENGINE_FILE, FINDING),
+        ("[] + 1", ENGINE_FILE, FINDING),
+        ("{}['page 1']", cli.__file__, CANNOT_RUN),
+        ("None.ref_count", cli.__file__, CANNOT_RUN),
+        ("Shadow(1)", cli.__file__, CANNOT_RUN),
+        ("Shadow(1)", ENGINE_FILE, CANNOT_RUN),
+        ("Shadow().ref_count", ENGINE_FILE, CANNOT_RUN),
+        ("import nowhere_at_all", ENGINE_FILE, CANNOT_RUN),
+    ],
+)
+@pytest.mark.parametrize("part", ["act", "check"])
+def test_only_an_error_in_the_engine_s_own_code_is_a_violation(
+    code: str,
+    path: str,
+    exit_code: int,
+    part: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It is raised once a request has two pages."""
+    whole, fail = getattr(Toy, part), failing(code, path)
+
+    def broken(toy: Toy, *given: str) -> None:
+        whole(toy, *given)
+        if len(toy.held[0]) == 2:
+            fail()
+
+    monkeypatch.setattr(Toy, part, broken)
+    assert of_toy("", monkeypatch, tmp_path) == exit_code
+    said = capsys.readouterr()
+    if exit_code == FINDING:
+        assert "(vllm/v1/core/block_pool.py:2)" in said.out
+        case = tmp_path / "latest/cases/explore.json"
+        monkeypatch.setattr(cli, "search_of", lambda *_: ("", Search(Toy, Snapshots(()))))
+        assert main(["replay", str(case), "--engine", "vllm==0.33.0"]) == FINDING
+    else:
+        assert "the prefix cache is not recognised" in said.err
+
+
+def test_an_engine_whose_first_step_fails_is_not_explored(monkeypatch: pytest.MonkeyPatch) -> None:
+    class First(Toy):
+        def act(self, action: str) -> None:
+            if action == "step":
+                failing("assert False", ENGINE_FILE)()
+
+    module = SimpleNamespace(
+        require_room=lambda bound: None,
+        load=lambda found: None,
+        machines=lambda engine, bound: First,
+        shared=lambda engine: (),
+    )
+    monkeypatch.setattr("importlib.import_module", lambda name: module)
+    monkeypatch.setattr(fetch, "find", lambda spec: SimpleNamespace(name=spec))
+    with pytest.raises(CannotRunError, match="is not recognised: AssertionError"):
+        engines.search_of("vllm==0.33.0", Bound())
 
 
 def test_a_search_is_the_same_again(

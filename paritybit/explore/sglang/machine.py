@@ -5,7 +5,6 @@ from typing import Any
 
 from paritybit.engines.bags import Bag
 from paritybit.engines.loading import Engine
-from paritybit.engines.missing import PartMissingError
 from paritybit.explore.bound import Bound
 from paritybit.explore.laws import Shadow
 from paritybit.explore.search import ViolationError
@@ -13,7 +12,6 @@ from paritybit.explore.sglang.cache import FULL, SLIDING, Tree, free_pages, mapp
 from paritybit.explore.sglang.key import Key
 from paritybit.explore.sglang.scheduler import Computed, Scheduler, record, tokens_of
 from paritybit.explore.sglang.world import World, sliding_pages
-from paritybit.harness.errors import CannotRunError
 
 POOLS = ("full", "sliding")
 QUIET = ("arrive", "end")
@@ -86,33 +84,19 @@ class SglangMachine:
         scheduler = self.scheduler
         name, _, number = action.partition(" ")
         self.action = name
-        try:
-            if name == "arrive":
-                self.arrived += 1
-                prompt = self.bound.prompts[int(number)]
-                scheduler.waiting.append(self.world.request(f"r{self.arrived}", prompt))
-                return self, scheduler.waiting
-            if name == "end":
-                ended = scheduler.requests()[int(number)]
-                scheduler.stop(ended)
-                return self, scheduler.waiting, ended
-            # sglang's loop uses `no_grad`. Both modes compute the same values without gradients.
-            # Inference mode has no version counters, so it is faster for tiny tensors.
-            with torch.inference_mode():
-                self.step() if name == "step" else self.reset()
-        except PartMissingError as error:
-            raise CannotRunError(f"the prefix cache is not recognised: {error}") from error
-        except (
-            ArithmeticError,
-            AssertionError,
-            AttributeError,
-            LookupError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-        ) as error:
-            said = " ".join(str(error).split())
-            raise ViolationError(f"engine error: {type(error).__name__}: {said}") from error
+        if name == "arrive":
+            self.arrived += 1
+            prompt = self.bound.prompts[int(number)]
+            scheduler.waiting.append(self.world.request(f"r{self.arrived}", prompt))
+            return self, scheduler.waiting
+        if name == "end":
+            ended = scheduler.requests()[int(number)]
+            scheduler.stop(ended)
+            return self, scheduler.waiting, ended
+        # sglang's loop uses `no_grad`. Both modes compute the same values without gradients.
+        # Inference mode has no version counters, so it is faster for tiny tensors.
+        with torch.inference_mode():
+            self.step() if name == "step" else self.reset()
         self.held, self.named = self.holds(), None
         return None
 
