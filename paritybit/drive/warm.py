@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import IO
 
+from paritybit.drive.guard import Guarded
 from paritybit.watch import journal
 from paritybit.watch.settings import VARIABLE, parsed
 
@@ -42,15 +43,9 @@ class Importer:
         """Start the process."""
         self.connection, other = Pipe()
         with other:
-            self.process = subprocess.Popen(
-                [*program, OPTION, str(other.fileno())],
-                env=dict(variables),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                pass_fds=(other.fileno(),),
-            )
+            number = other.fileno()
+            words = [*program, OPTION, str(number)]
+            self.process = Guarded(words, variables, output, passed=number)
 
     def hear(self, seconds: float | None) -> int | None:
         """Return the next number that the process sends, or None if it sends none in time.
@@ -63,10 +58,9 @@ class Importer:
             raise EOFError from error
 
     def end(self) -> None:
-        """End the process."""
+        """End the process, and all processes of its forks."""
         self.connection.close()
-        self.process.kill()
-        self.process.wait()
+        self.process.end()
 
 
 class Fork:
@@ -107,6 +101,18 @@ class Fork:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
+    def left(self) -> list[int]:
+        """Return the processes that the fork left behind. Without /proc, there are none."""
+        importer = self.importer.process
+        return [one for one in importer.left() if session_of(one) != importer.pid]
+
+
+def session_of(process: int) -> int | None:
+    """Return the session of a process, or None if the process has ended."""
+    with suppress(ProcessLookupError):
+        return os.getsid(process)
+    return None
+
 
 class Warm:
     """Starts commands of engines, one at a time. Those with equal variables share an importer."""
@@ -127,7 +133,10 @@ class Warm:
         shared = {**variables, VARIABLE: settings.text()}
         key = json.dumps([words[:PROGRAM], shared], sort_keys=True)
         importer = self.importers.get(key)
-        if importer is None or importer.process.poll() is not None:
+        if importer is not None and importer.process.poll() is not None:
+            importer.end()
+            importer = None
+        if importer is None:
             self.importers[key] = importer = Importer(words[:PROGRAM], shared, output)
         asked = {
             "words": list(words[PROGRAM:]),

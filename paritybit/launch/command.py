@@ -1,4 +1,4 @@
-"""Runs a command in its own session, so that all of its processes can be stopped together."""
+"""Runs a command under a guard, so that all of its processes can be stopped together."""
 
 import os
 import signal
@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from paritybit.drive.guard import Guarded
 from paritybit.drive.warm import Fork, Warm, forks
 from paritybit.harness.errors import MalformedError, quoted
 
@@ -27,7 +28,7 @@ NOT_FOUND, NOT_EXECUTABLE = "not found", "cannot be executed"
 class Running:
     """A command that was started.
 
-    Its processes form a session, so a signal to the session reaches all of them and no others.
+    Its processes end when this process ends, in whatever way.
     """
 
     def __init__(
@@ -47,21 +48,13 @@ class Running:
         Raises MalformedError for a program that does not exist or cannot be executed.
         """
         self.asked_to_stop = False
-        self.process: subprocess.Popen[bytes] | Fork
+        self.process: Guarded | Fork
         if warm is not None and forks(words):
             assert output is not None and folder is not None
             self.process = warm.start(words, environment, output, folder)
             return
         try:
-            self.process = subprocess.Popen(
-                list(words),
-                env=dict(environment),
-                cwd=folder,
-                stdin=None if output is None else subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+            self.process = Guarded(words, environment, output, folder)
         except FileNotFoundError as error:
             raise MalformedError(f"cannot run {quoted(words[0])}: {NOT_FOUND}") from error
         except (OSError, ValueError) as error:  # ValueError: a word holds a null byte.
@@ -74,16 +67,16 @@ class Running:
         return self.process.poll()
 
     def send(self, number: int) -> None:
-        """Send a signal to all processes of the command."""
+        """Send a signal to all processes of the command's session."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 
     def ask_to_stop(self, number: int) -> None:
         """Ask the command to stop.
 
-        SIGINT is sent to all of its processes, as by Ctrl-C on a terminal. Any other signal is sent
-        only to the first process, as by a supervisor: a server first completes its requests, and
-        needs its other processes for this.
+        SIGINT is sent to all processes of its session, as by Ctrl-C on a terminal. Any other signal
+        is sent only to the first process, as by a supervisor: a server first completes its
+        requests, and needs its other processes for this.
         """
         self.asked_to_stop = True
         if number == signal.SIGINT:
@@ -101,19 +94,11 @@ class Running:
         """Stop the processes that an ended command left behind, and kill those that remain."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             self.send(number)
-            for process in self._left():
+            for process in self.process.left():
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(process, number)
             deadline = time.monotonic() + LEFT_OVER
-            while self._left() and time.monotonic() < deadline:
+            while self.process.left() and time.monotonic() < deadline:
                 time.sleep(PAUSE)
-
-    def _left(self) -> list[int]:
-        """Return the running processes of the session. Without /proc, there are none."""
-        found = []
-        for entry in Path("/proc").glob("[0-9]*/stat"):
-            with suppress(OSError, IndexError, ValueError):
-                state, _, _, session, *_ = entry.read_text().rpartition(")")[2].split()
-                if int(session) == self.process.pid and state != "Z":
-                    found.append(int(entry.parent.name))
-        return found
+        if isinstance(self.process, Guarded):
+            self.process.end()

@@ -17,6 +17,7 @@ from properties.support.places import ROOT
 
 TOY = """
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -34,7 +35,9 @@ journal.of_process().stand_in("graphs", "a test has no GPU")
 words = forked(int(sys.argv[2]))
 print(Path.cwd().name, *words, flush=True)
 journal.of_process().count(forwards=len(words))
-time.sleep(60 if words[0] == "wait" else 0)
+if words[0] == "spawn":
+    print(subprocess.Popen(["sleep", "600"], start_new_session=True).pid, flush=True)
+time.sleep(60 if words[0] in ("wait", "spawn") else 0)
 os._exit(int(words[0]))
 """
 
@@ -113,6 +116,22 @@ def test_a_command_is_sent_signals(toy: Toy) -> None:
     fork.send_signal(signal.SIGTERM)  # Nobody is there any more.
     assert toy.start("b", "0").wait(LONG) == 0
     assert toy.imports == 1
+
+
+def test_the_processes_of_a_fork_end_with_the_importer(toy: Toy) -> None:
+    """A guard notices that the process which asked for the engine is gone."""
+    fork = toy.start("a", "spawn")
+    while not (found := (toy.folder / "a" / "log").read_text().splitlines()[1:]):
+        assert fork.poll() is None
+        time.sleep(0.05)
+    (child,) = map(int, found)
+    assert child in fork.left()
+    (importer,) = toy.warm.importers.values()
+    importer.process.connection.close()  # As if a kill ended this process.
+    deadline = time.monotonic() + LONG
+    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{child}").exists()
 
 
 def test_a_signal_ends_an_import(toy: Toy) -> None:

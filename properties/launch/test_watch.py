@@ -3,13 +3,21 @@
 import json
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from paritybit.__main__ import main
 from properties.launch.conftest import Script, Start, Watch
-from properties.support.harness.command_line import CANNOT_RUN, FINDING, INTERRUPTED, MALFORMED, OK
+from properties.support.harness.command_line import (
+    CANNOT_RUN,
+    FINDING,
+    INTERRUPTED,
+    LONGEST,
+    MALFORMED,
+    OK,
+)
 from properties.support.records import record
 
 
@@ -96,6 +104,74 @@ def test_processes_that_a_command_leaves_behind_are_stopped(
     )
     assert watch("--", *script(text)).returncode == OK
     assert not alive(int((tmp_path / "pid").read_text()))
+
+
+FAMILY = """
+import shutil
+quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+def start(name):
+    subprocess.Popen([sys.executable, __file__, name], **quiet)
+def note(name):
+    open("part", "w").write(str(os.getpid()))
+    os.rename("part", "pid-" + name)
+if len(sys.argv) > 1:
+    note(sys.argv[1])
+    if sys.argv[1] == "child":
+        start("grandchild")
+    time.sleep(600)
+engine()
+names = ["child", "grandchild", "daemon", "shell"]
+start("child")
+while not os.path.exists("pid-grandchild"):
+    time.sleep(0.02)
+if os.fork() == 0:  # A daemon has a session of its own, and its parent ends.
+    os.setsid()
+    start("daemon")
+    os._exit(0)
+os.wait()
+while not os.path.exists("pid-daemon"):
+    time.sleep(0.02)
+subprocess.Popen(["sh", "-c", "echo $$ > part; mv part pid-shell; exec sleep 600"], **quiet)
+while not os.path.exists("pid-shell"):
+    time.sleep(0.02)
+"""
+
+SERVES = """
+note("server")
+open("ready", "w").close()
+time.sleep(600)
+"""
+
+
+def family(folder: Path) -> list[int]:
+    """Return the processes of FAMILY."""
+    return [int(path.read_text()) for path in sorted(folder.glob("pid-*"))]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_all_processes_end_with_the_watch(
+    started: Start, script: Script, tmp_path: Path, number: int
+) -> None:
+    """Also if it is killed, and also a grandchild, a daemon, and a program that is no Python."""
+    process = started("--", *script(FAMILY + SERVES))
+    there = family(tmp_path)
+    assert len(there) == 5
+    assert all(map(alive, there))
+    process.send_signal(number)
+    process.communicate()
+    deadline = time.monotonic() + LONGEST
+    while any(map(alive, there)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(alive, there))
+
+
+def test_daemons_that_a_command_leaves_behind_are_stopped(
+    watch: Watch, script: Script, tmp_path: Path
+) -> None:
+    done = watch("--", *script(FAMILY))
+    assert done.returncode == OK, done.stderr
+    assert len(family(tmp_path)) == 4
+    assert not any(map(alive, family(tmp_path)))
 
 
 SERVER = """
