@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import IO
 
-from paritybit.drive.guard import Guarded
+from paritybit.harness.machine.guard import Guarded
 from paritybit.watch import journal
 from paritybit.watch.settings import VARIABLE, parsed
 

@@ -9,9 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from paritybit.drive.guard import Guarded
 from paritybit.drive.warm import Fork, Warm, forks
 from paritybit.harness.errors import MalformedError, quoted
+from paritybit.harness.machine.guard import Guarded
 
 GRACE = 20.0
 """Seconds between the first signal to stop a command and the next one."""
