@@ -15,12 +15,12 @@ from properties.support.places import ROOT
 EVIDENCE = ROOT / "reports/evidence"
 FOUND_IN, FIELD = EVIDENCE / "found.toml", EVIDENCE / "field.toml"
 
-RECORDS: Mapping[str, str] = {
-    "faults.toml": "planted-sanitizer.json",
-    "faults-actions.toml": "planted-sanitizer-actions.json",
-    "faults-vllm.toml": "planted-sanitizer-vllm.json",
-}
-"""The record of each table of planted faults that names public threads."""
+RECORDS = (
+    "planted-sanitizer.json",
+    "planted-sanitizer-actions.json",
+    "planted-sanitizer-vllm.json",
+)
+"""The records of planted faults."""
 
 REPOSITORIES: Mapping[str, str] = {
     "sgl": "sgl-project/sglang",
@@ -81,7 +81,7 @@ def scores() -> Iterator[Score]:
     """Yield the threads of the field, class by class."""
     for entry in tomllib.loads(FIELD.read_text(encoding="utf-8"))["class"]:
         for thread in entry["threads"]:
-            result, why = tried(plain(thread)) or untried(entry, thread)
+            result, why = tried(entry, thread) or untried(entry, thread)
             yield Score(thread, entry["name"], result, why)
 
 
@@ -93,23 +93,17 @@ def untried(entry: Mapping[str, Any], thread: str) -> tuple[str, str]:
     return UNTRIED, entry["untried"][thread]
 
 
-def tried(thread: str) -> tuple[str, str] | None:
-    """Return what came of a thread's fix undone, or else of faults that resemble it."""
+def tried(entry: Mapping[str, Any], thread: str) -> tuple[str, str] | None:
+    """Return what came of a thread's fix undone, or else of the fault that resembles it."""
     outcomes, reasons = undone(), missed_because()
     if thread in outcomes:
         name, status = outcomes[thread]
         why = f"its fix undone in a release: {name}"
         return status, why if status == FOUND else f"{why}. {reasons.get(name, '')}".strip()
-    like = resembling().get(thread)
-    if not like:
+    like = entry.get("resembles", {}).get(thread)
+    if like is None:
         return None
-    names = [name for name, status in like if status == FOUND]
-    others = [name for name, status in like if status != FOUND]
-    planted = "a fault that resembles it, planted: "
-    if names:
-        rest = f"; missed: {', '.join(others)}" if others else ""
-        return FOUND, f"{planted}{', '.join(names)}{rest}"
-    return MISSED, f"{planted}{', '.join(others)}"
+    return planted()[like["fault"]], f"{like['fault']}, planted, resembles it: {like['how']}"
 
 
 @cache
@@ -119,7 +113,7 @@ def undone() -> dict[str, tuple[str, str]]:
     names = {run["name"]: MISSED for run in runs}
     names |= {run["name"]: FOUND for run in runs if run["status"] == FOUND}
     return {
-        plain(fault.thread): (fault.name, names[fault.name])
+        fault.thread: (fault.name, names[fault.name])
         for fault in faults.read(public_record.TABLE)
         if fault.thread is not None and fault.name in names
     }
@@ -138,24 +132,13 @@ def first_sentence(text: str) -> str:
 
 
 @cache
-def resembling() -> dict[str, list[tuple[str, str]]]:
-    """Return, by thread, the planted faults that resemble it, and what came of each."""
-    result: dict[str, list[tuple[str, str]]] = {}
-    for table, record in RECORDS.items():
-        outcomes = {
-            one["name"]: one["status"]
-            for one in json.loads((EVIDENCE / record).read_text(encoding="utf-8"))
-        }
-        for fault in faults.read(faults.TABLE.with_name(table)):
-            if fault.thread is not None and fault.name in outcomes:
-                status = FOUND if outcomes[fault.name] == FOUND else MISSED
-                result.setdefault(plain(fault.thread), []).append((fault.name, status))
-    return result
-
-
-def plain(thread: str) -> str:
-    """Return a thread as threads are compared."""
-    return thread.lower()
+def planted() -> dict[str, str]:
+    """Return, by the name of each planted fault, whether it was found."""
+    return {
+        one["name"]: FOUND if one["status"] == FOUND else MISSED
+        for record in RECORDS
+        for one in json.loads((EVIDENCE / record).read_text(encoding="utf-8"))
+    }
 
 
 def link(thread: str) -> str:

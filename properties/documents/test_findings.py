@@ -1,20 +1,22 @@
 """The scoreboard claims of a thread only what a record of a run says."""
 
-import json
 from collections import Counter
 
 import pytest
 
+from paritybit.compat import tomllib
 from properties.documents.findings import (
-    EVIDENCE,
+    FIELD,
     FOUND,
     INEXPRESSIBLE,
     MISSED,
-    RECORDS,
     UNTRIED,
+    planted,
     scores,
     tried,
+    undone,
 )
+from properties.sanitizer.planted import faults
 
 
 def test_each_thread_has_one_score_with_a_reason() -> None:
@@ -25,29 +27,37 @@ def test_each_thread_has_one_score_with_a_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("thread", "result", "name"),
+    ("thread", "result", "why"),
     [
         ("sgl#34870", FOUND, "its fix undone in a release: frontier-counts-tokens-not-the-key"),
-        ("sgl#17061", MISSED, "its fix undone in a release: tombstone-keeps-a-long-count"),
-        ("vllm#42276", MISSED, "a fault that resembles it, planted: freed-blocks-stay"),
-        ("vllm#51430", FOUND, "a fault that resembles it, planted: every-batch-replays"),
+        ("sgl#17061", MISSED, "its fix undone in a release: tombstone-keeps-a-long-count. Not"),
+        ("vLLM#42273", MISSED, "freed-blocks-stay-in-the-table, planted, resembles it: blocks"),
+        ("sgl#32087", FOUND, "window-one-key-short, planted, resembles it: the lists"),
+        ("sgl#32564", INEXPRESSIBLE, "no setting has a transfer of KV between two engines"),
     ],
 )
-def test_a_fix_that_was_undone_counts_before_faults_that_resemble_it(
-    thread: str, result: str, name: str
-) -> None:
-    found = tried(thread)
-    assert found is not None
-    assert found[0] == result
-    assert found[1].startswith(name)
-    assert tried("sgl#1") is None
+def test_a_score_states_how_it_is_known(thread: str, result: str, why: str) -> None:
+    (score,) = [score for score in scores() if score.thread == thread]
+    assert score.result == result
+    assert score.why.startswith(why)
 
 
-def test_what_is_found_is_found_in_a_record() -> None:
-    records = ("public-fixes", *(name.removesuffix(".json") for name in RECORDS.values()))
-    outcomes = [json.loads((EVIDENCE / f"{name}.json").read_text()) for name in records]
-    names = {one["name"] for runs in outcomes for one in runs if one["status"] == FOUND}
-    for score in scores():
-        if score.result == FOUND:
-            named = score.why.partition(": ")[2].partition(";")[0].split(", ")
-            assert set(named) <= names, score.thread
+def test_a_fix_that_was_undone_counts_before_a_fault_that_resembles_the_thread() -> None:
+    entry = {"resembles": {"sgl#17061": {"fault": "window-one-key-short", "how": "it does not"}}}
+    found = tried(entry, "sgl#17061")
+    assert found is not None and found[0] == MISSED
+    assert tried(entry, "sgl#1") is None
+
+
+def test_a_fault_counts_for_a_thread_only_with_the_mechanism_that_they_share() -> None:
+    """A table of faults names no thread of the field that the field does not compare it with."""
+    field = tomllib.loads(FIELD.read_text(encoding="utf-8"))["class"]
+    listed = {thread.lower(): thread for entry in field for thread in entry["threads"]}
+    like = {thread: one for entry in field for thread, one in entry.get("resembles", {}).items()}
+    assert like.keys() <= set(listed.values())
+    assert all(one["how"] and one["fault"] in planted() for one in like.values())
+    for table in faults.TABLES:
+        for fault in faults.read(table):
+            thread = listed.get((fault.thread or "").lower())
+            if thread is not None and thread not in undone():
+                assert like[thread]["fault"] == fault.name
