@@ -13,7 +13,7 @@ from paritybit.watch.attach import of_signal, where
 from paritybit.watch.checks import selected
 from paritybit.watch.journal import Finding, Journal
 from paritybit.watch.observations import Check
-from paritybit.watch.settings import Settings
+from paritybit.watch.settings import TRIED, Settings
 
 P = ParamSpec("P")
 
@@ -84,6 +84,7 @@ class Boundary:
         self.of_stage: dict[str, list[Check]] = {}
         for check in self.checks:
             self.of_stage.setdefault(check.stage, []).append(check)
+            self.journal.counts.setdefault(f"{TRIED}{check.name}", 0)
         self.lock = threading.RLock()
         self.busy = False
         self.listener = Listener()
@@ -115,7 +116,13 @@ class Boundary:
     def judge(self, stage: str, observation: object) -> None:
         """Run the selected checks of a stage and write their findings."""
         for check in self.of_stage.get(stage, ()):
+            self.journal.count(**{f"{TRIED}{check.name}": check.compares(observation)})
             self.write(check.judge(observation))
+
+    def compared(self, stage: str, number: int) -> None:
+        """Count comparisons of a stage whose observations exist only where something is wrong."""
+        for check in self.of_stage.get(stage, ()):
+            self.journal.count(**{f"{TRIED}{check.name}": number})
 
     def write(self, findings: Iterable[Finding]) -> None:
         """Write findings to the journal."""

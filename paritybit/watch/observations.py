@@ -19,7 +19,9 @@ SHOWN = 8
 class Check:
     """One check: its name, its stage, its law in one sentence, and its cost.
 
-    `judge` gets the observation of the stage and yields findings.
+    `judge` gets the observation of the stage and yields findings. `compares` returns how many
+    comparisons an observation stands for that could have failed. A stage whose observations exist
+    only where something is wrong has `uncounted`, and the watcher counts its comparisons.
     """
 
     name: str
@@ -27,6 +29,12 @@ class Check:
     law: str
     cost: str
     judge: Callable[[Any], Iterable[Finding]]
+    compares: Callable[[Any], int] = lambda _: 1
+
+
+def uncounted(_: Any) -> int:
+    """Return 0: the watcher counts the comparisons of the stage."""
+    return 0
 
 
 def key_of(check: str, group: str | None, cause: Mapping[str, Any] | None) -> str:

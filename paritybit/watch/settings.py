@@ -5,6 +5,9 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+TRIED = "tried: "
+"""The prefix of the counts of comparisons of a check."""
+
 VARIABLE = "PARITYBIT_WATCH"
 
 

@@ -245,11 +245,13 @@ class Watcher(Replaying):
             if (writes := now.writes[name]) is not None:
                 changed, warm = now.changed[name], not now.rewritten
                 missing = reading.note(writes, ledger, changed, now.number, warm)
+                self.compared("writes", int(writes.must.sum()))
                 self.judge_missing(ledger, now, writes, missing)
             if ledger.device.type == "cuda":  # Calls between forwards may use another stream.
                 torch.cuda.current_stream(ledger.device).synchronize()
         self.loading.clear()
         errors, warnings = self.listener.taken()
+        self.compared("error", 1)
         self.judge("log", Logged(now.number, now.forward.kind, errors))
         self.journal.count(logged_warnings=warnings)
 

@@ -35,4 +35,5 @@ CHECK = Check(
     "no slot is freed twice without being allocated in between",
     "a ledger entry per slot that is freed",
     judge,
+    lambda freeing: len(freeing.slots),
 )

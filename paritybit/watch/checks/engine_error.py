@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from paritybit.watch.journal import Finding
-from paritybit.watch.observations import Check, EngineError, key_of
+from paritybit.watch.observations import Check, EngineError, key_of, uncounted
 
 INDEX_ERRORS = ("out of bounds", "index out of range in self")
 """What torch's message for an index out of bounds contains, in lower case."""
@@ -31,4 +31,5 @@ CHECK = Check(
     "and no request that it accepts ends it",
     "none",
     judge,
+    uncounted,
 )

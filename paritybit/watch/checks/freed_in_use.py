@@ -18,4 +18,5 @@ CHECK = Check(
     "no slot that a live row reads was freed after it was written",
     "a ledger entry per slot that is read",
     judge,
+    lambda reads: int((~reads.missing).sum()),
 )

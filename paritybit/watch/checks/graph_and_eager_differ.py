@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from paritybit.watch.journal import Finding
-from paritybit.watch.observations import Check, Relation
+from paritybit.watch.observations import Check, Relation, uncounted
 
 
 def judge(relation: Relation) -> Iterable[Finding]:
@@ -18,4 +18,5 @@ CHECK = Check(
     "the same batch run eagerly gives the same result, up to the variation of eager runs",
     "an eager forward pass per replay that is tried",
     judge,
+    uncounted,
 )

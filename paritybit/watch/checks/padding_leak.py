@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from paritybit.watch.journal import Finding
-from paritybit.watch.observations import Check, Relation
+from paritybit.watch.observations import Check, Relation, uncounted
 
 
 def judge(relation: Relation) -> Iterable[Finding]:
@@ -18,4 +18,5 @@ CHECK = Check(
     "other valid values in the padded part change no live output and no owned slot",
     "two more replays per padded replay that is tried",
     judge,
+    uncounted,
 )

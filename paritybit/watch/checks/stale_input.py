@@ -37,4 +37,5 @@ CHECK = Check(
     "the live part of each static input holds the values of the batch",
     "a comparison per input for which the connector knows the right values",
     judge,
+    lambda inputs: sum(one.expected is not None for one in inputs.inputs),
 )

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from paritybit.watch.journal import Finding
-from paritybit.watch.observations import SHOWN, Check, StrayWrites, key_of
+from paritybit.watch.observations import SHOWN, Check, StrayWrites, key_of, uncounted
 
 
 def judge(frame: StrayWrites) -> Iterable[Finding]:
@@ -54,4 +54,5 @@ CHECK = Check(
     "a forward pass changes only the slots of its live tokens, and reserved slots",
     "two passes over the pool per checked forward pass, three if it replays a graph",
     judge,
+    uncounted,
 )

@@ -19,4 +19,5 @@ CHECK = Check(
     "every slot that a live row reads has been written before",
     "a ledger entry per slot that is read",
     judge,
+    lambda reads: len(reads.slots),
 )

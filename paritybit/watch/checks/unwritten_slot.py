@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from paritybit.watch.journal import Finding
-from paritybit.watch.observations import SHOWN, Check, Unwritten, key_of
+from paritybit.watch.observations import SHOWN, Check, Unwritten, key_of, uncounted
 
 
 def judge(found: Unwritten) -> Iterable[Finding]:
@@ -33,4 +33,5 @@ CHECK = Check(
     "a forward pass writes the slot of each token that it computes",
     "nothing beyond stray write",
     judge,
+    uncounted,
 )

@@ -22,4 +22,5 @@ CHECK = Check(
     "every slot that a live row reads was last written for exactly that row's tokens",
     "a hash per token, and a ledger entry per slot that is read",
     judge,
+    lambda reads: int(reads.judged.sum()),
 )

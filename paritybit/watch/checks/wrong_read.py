@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from paritybit.watch.journal import Finding
-from paritybit.watch.observations import Check, WrongRead, key_of
+from paritybit.watch.observations import Check, WrongRead, key_of, uncounted
 
 
 def judge(found: WrongRead) -> Iterable[Finding]:
@@ -31,4 +31,5 @@ CHECK = Check(
     "memory",
     "two more runs per replay, or forward pass without a graph, that is tried",
     judge,
+    uncounted,
 )

@@ -242,9 +242,8 @@ class Replaying(Between):
 
     def judge_tried(self, replay: Replay, now: UnderWay, tried: Tried) -> None:
         """Count a test of a relation, and judge it if the relation does not hold."""
-        self.journal.count(
-            **{f"tried: {tried.name}": 1, f"rounding: {tried.name}": int(tried.rounding)}
-        )
+        self.compared(tried.name, 1)
+        self.journal.count(**{f"rounding: {tried.name}": int(tried.rounding)})
         if (wrong := tried.wrong) is not None:
             self.judge(tried.name, WrongRead(now.number, now.forward, replay.kind, **vars(wrong)))
         elif tried.found is not None:
@@ -286,6 +285,7 @@ class Replaying(Between):
             if name not in now.changed:
                 now.changed[name] = torch.zeros_like(ledger.usable[:-1])
             return ledger.reserved[:0]
+        self.compared("frame", 1)
         before = now.changed.get(name)
         now.changed[name] = changed if before is None else before | changed
         loading = [ledger.index(slots) for slots in self.loading.get(name, ())]
