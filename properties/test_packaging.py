@@ -212,7 +212,7 @@ def test_an_installed_paritybit_tests_a_release_of_an_engine(installed: Installe
     if code == CANNOT_RUN:
         pytest.skip(f"no release could be fetched: {said.strip()}")
     assert code == OK, said
-    engine = ["--engine", f"sglang=={RELEASE}", "--settings", "decode graphs", "--seconds", "1"]
+    engine = ["--engine", f"sglang=={RELEASE}", "--settings", "decode graphs", "--seconds", "60"]
     code, said = installed.paritybit("watch", *engine, "--device", "cpu")
     # 0.5.12 is older than the fix sgl#26292: lists keep the slots of padded rows.
     assert code == FINDING, said

@@ -11,7 +11,7 @@ from paritybit.drive.company import LONGEST_PLAY, Comparison, Plays
 from paritybit.drive.failures import EngineFailedError, judge_failure
 from paritybit.drive.forks import ForkFailedError, in_fork
 from paritybit.drive.limits import BOUNDARY, Limits, boundaries, reached
-from paritybit.drive.operating.actions import COUNT
+from paritybit.drive.operating.actions import COUNT, WHOLE
 from paritybit.drive.player import PlayedError
 from paritybit.drive.script import Script, Setting, Wave, wave_data, write
 from paritybit.drive.served import Common
@@ -41,6 +41,19 @@ def counted(waves: Iterator[Wave], limits: Limits, actions: Sequence[str]) -> It
     for wave in waves:
         for name in reached(wave, limits):
             reach(name, 1)
+        yield wave
+
+
+def least(waves: Iterator[Wave], kinds: int, enough: Callable[[], bool]) -> Iterator[Wave]:
+    """Yield waves until each of so many kinds was served and `enough` returns True.
+
+    Kinds take turns. Counts WHOLE at the end.
+    """
+    journal.count(**{WHOLE: 0})
+    for number, wave in enumerate(waves):
+        if number >= kinds and enough():
+            journal.count(**{WHOLE: 1})
+            return
         yield wave
 
 

@@ -11,7 +11,7 @@ from paritybit.harness.errors import MalformedError, quoted
 
 if TYPE_CHECKING:
     from paritybit.drive.environment import Environment
-    from paritybit.drive.legs import Leg
+    from paritybit.drive.legs import Leg, Table
     from paritybit.drive.script import Script, Setting
     from paritybit.drive.served import Common
 
@@ -23,9 +23,9 @@ class Starter(Protocol):
         """Return the engine of `NAME==VERSION` or of a folder, with the packages it imports."""
 
     def command(
-        self, environment: "Environment", leg: "Leg", model: str, seed: int, device: str
+        self, environment: "Environment", leg: "Leg", seed: int, device: str
     ) -> tuple[list[str], dict[str, str]]:
-        """Return the command that serves a leg, and its environment variables."""
+        """Return the command that serves a row, and its environment variables."""
 
     def playing(
         self, environment: "Environment", script: "Script", words: Sequence[str]
@@ -53,10 +53,10 @@ class Driven:
         return starter
 
     @property
-    def legs(self) -> "Sequence[Leg]":
-        """The legs: settings with which the engine is served by default."""
-        legs: Sequence[Leg] = self._module("legs").LEGS
-        return legs
+    def table(self) -> "Table":
+        """The settings with which the engine is served, and how they combine."""
+        table: Table = self._module("legs").TABLE
+        return table
 
     @property
     def served(self) -> "type[Common]":

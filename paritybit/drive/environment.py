@@ -46,10 +46,9 @@ def with_transformers(spec: str, wanted: Callable[[Path], str | None]) -> Enviro
     return Environment(found.name, found.package.parent, fetch.dependencies_folder() / pins.stem)
 
 
-def options(leg: Leg, model: str, seed: int, device: str) -> list[str]:
-    """Return the options with which an engine's process serves a leg."""
-    words = ["--model", model, "--device", device, "--seed", str(seed)]
-    return [*words, "--seconds", f"{leg.seconds:g}", *leg.arguments]
+def options(leg: Leg, seed: int, device: str) -> list[str]:
+    """Return the options with which an engine's process serves a row."""
+    return ["--device", device, "--seed", str(seed), *leg.arguments]
 
 
 def variables(

@@ -1,10 +1,33 @@
-"""The legs of a plan. A leg is a set of settings with which an engine is served in one process."""
+"""The rows of settings with which an engine is served.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+A *row* has one value of each *axis*, and one process serves an engine with it. A table has the
+axes of an engine. Its rows are a covering array: each two values that can be combined occur in a
+row together. Rows with the pairs that found the most faults come first, then those that cover the
+most new pairs.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import combinations
+from math import prod
+from random import Random
+
+from paritybit.drive.script import Setting
 
 LACKING = 4
-"""The exit code of a leg that the release does not support. Its last line has the reason."""
+"""The exit code if the release does not support a row. The last line has the reason."""
+
+MODEL, PLAINEST_MODEL = "model", "gemma4"
+"""The axis of models, which sets `model`, and the value of `model` by default."""
+
+AND = " + "
+"""Separates the values in the name of a row."""
+
+TRIES = 6
+"""The number of rows of which the generator takes the one that covers the most."""
+
+Pair = frozenset[str]
 
 
 class LackingError(ValueError):
@@ -13,20 +36,179 @@ class LackingError(ValueError):
 
 @dataclass(frozen=True)
 class Leg:
-    """One way to serve an engine: its name, its options, and its share of the time.
+    """A row: one way to serve an engine.
 
-    `device` is the only device that supports the leg. None means any. `replays` is False if the leg
-    may end without a replay, because its settings allow none or few.
+    - `name`: its values that are not the plainest of their axis.
+    - `values`: one value of each axis, in the order of the axes.
+    - `settings`: the settings that differ from the defaults.
+    - `replays`: False if the row may end without a replay, because its settings allow none or few.
     """
 
     name: str
-    arguments: tuple[str, ...] = ()
-    share: float = 1.0
-    seconds: float = 0.0
-    device: str | None = None
+    values: tuple[str, ...] = ()
+    settings: Mapping[str, Setting] = field(default_factory=dict)
     replays: bool = True
 
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The options of the engine's process."""
+        words: list[str] = []
+        for name, value in self.settings.items():
+            option = name.replace("_", "-")
+            if isinstance(value, bool):
+                words.append(f"--{option}" if value else f"--no-{option}")
+            else:
+                words += [f"--{option}", str(value)]
+        return tuple(words)
 
-def plan(device: str, legs: Sequence[Leg]) -> tuple[Leg, ...]:
-    """Return the legs for a device."""
-    return tuple(leg for leg in legs if leg.device in (None, device))
+    @property
+    def pairs(self) -> set[Pair]:
+        """The pairs of its values."""
+        return set(map(frozenset, combinations(self.values, 2)))
+
+
+@dataclass(frozen=True)
+class Table:
+    """The axes of an engine.
+
+    - `axes`: per axis, the settings of each value. The first value is the plainest. The values of
+      all axes have different names.
+    - `apart`: values, and the values that cannot be combined with them.
+    - `devices`: the only device that supports a value.
+    - `quiet`: values with which few graphs or none are replayed.
+    - `weights`: how much a value, or several together, counts. Others have the weight 1.
+    """
+
+    axes: Mapping[str, Mapping[str, Mapping[str, Setting]]]
+    apart: Sequence[tuple[Collection[str], Collection[str]]] = ()
+    devices: Mapping[str, str] = field(default_factory=dict)
+    quiet: Collection[str] = ()
+    weights: Mapping[tuple[str, ...], float] = field(default_factory=dict)
+
+    @cached_property
+    def settings(self) -> Mapping[str, Mapping[str, Setting]]:
+        """The settings of each value."""
+        return {value: own for axis in self.axes.values() for value, own in axis.items()}
+
+    def on(self, device: str, model: str | None = None) -> "Table":
+        """Return the table of a device, and of a model if one is named.
+
+        Raises ValueError if it does not have the model.
+        """
+        axes = {
+            axis: {
+                value: settings
+                for value, settings in values.items()
+                if self.devices.get(value, device) == device
+                and (axis != MODEL or model in (None, settings.get(MODEL, PLAINEST_MODEL)))
+            }
+            for axis, values in self.axes.items()
+        }
+        if not axes[MODEL]:
+            raise ValueError(f"the engine is not served with {model} on {device}")
+        return replace(self, axes=axes, devices={})
+
+    @cached_property
+    def impossible(self) -> frozenset[Pair]:
+        """The pairs of values that cannot be combined."""
+        return frozenset(
+            frozenset((one, other))
+            for some, others in self.apart
+            for one in some
+            for other in others
+        )
+
+    @cached_property
+    def pairs(self) -> frozenset[Pair]:
+        """The pairs of values that occur in a row."""
+        found = set()
+        for one, other in combinations(self.axes.values(), 2):
+            found |= {frozenset((a, b)) for a in one for b in other if self.completed((a, b))}
+        return frozenset(found)
+
+    def weight(self, pair: Pair) -> float:
+        """Return how much a pair of values counts."""
+        return prod(weight for words, weight in self.weights.items() if pair.issuperset(words))
+
+    def completed(self, chosen: Collection[str]) -> tuple[str, ...] | None:
+        """Return the plainest row with some values, or None if there is none."""
+        return self._extended(tuple(chosen), list(self.axes.values()))
+
+    def _extended(
+        self, chosen: tuple[str, ...], axes: Sequence[Mapping[str, object]]
+    ) -> tuple[str, ...] | None:
+        if not axes:
+            return tuple(chosen)
+        axis, *rest = axes
+        mine = [value for value in axis if value in chosen]
+        for value in mine or axis:
+            others = [one for one in chosen if one != value]
+            if not self.combines(value, others):
+                continue
+            found = self._extended((*others, value), rest)
+            if found is not None:
+                return found
+        return None
+
+    def combines(self, value: str, others: Collection[str]) -> bool:
+        """Return whether a value can be combined with others."""
+        return not any(frozenset((value, other)) in self.impossible for other in others)
+
+    def leg(self, values: Collection[str]) -> Leg:
+        """Return the row of some values. Its other values are the plainest. Raises ValueError."""
+        for axis, own in self.axes.items():
+            both = [value for value in own if value in values]
+            if len(both) > 1:
+                raise ValueError(f"{AND.join(both)} cannot be combined: each is the {axis}")
+        row = self.completed(values)
+        if row is None:
+            raise ValueError(f"{AND.join(values)} cannot be combined")
+        plainest = [next(iter(axis)) for axis in self.axes.values()]
+        named = [value for value, plain in zip(row, plainest, strict=True) if value != plain]
+        settings = {name: one for value in row for name, one in self.settings[value].items()}
+        name = AND.join(named) or plainest[0]
+        return Leg(name, row, settings, not set(row) & set(self.quiet))
+
+    def rows(self, seed: int) -> Iterator[Leg]:
+        """Yield rows until each pair has occurred. The same seed gives the same rows."""
+        chance = Random(f"rows {seed}")
+        missing = {pair: self.weight(pair) for pair in sorted(self.pairs, key=sorted)}
+        axes = list(self.axes.values())
+        while missing:
+            most = max(missing.values())
+            heaviest = [pair for pair, weight in missing.items() if weight == most]
+            tried = [
+                self._row(chance.choice(heaviest), chance.sample(axes, len(axes)), missing, chance)
+                for _ in range(TRIES)
+            ]
+            leg = self.leg(max(tried, key=lambda row: gain(row, missing)))
+            yield leg
+            for pair in leg.pairs:
+                missing.pop(pair, None)
+
+    def _row(
+        self,
+        first: Pair,
+        axes: Sequence[Mapping[str, object]],
+        missing: Mapping[Pair, float],
+        chance: Random,
+    ) -> list[str]:
+        """Return a row with a pair. Each further value covers as much as is possible."""
+        row = sorted(first)
+        for axis in axes:
+            if not set(axis).isdisjoint(row):
+                continue
+            values = chance.sample(list(axis), len(axis))
+            able = [value for value in values if self.completed((*row, value)) is not None]
+            row.append(max(able, key=lambda value: gain_of(value, row, missing)))
+        return row
+
+
+def gain_of(value: str, row: Collection[str], missing: Mapping[Pair, float]) -> float:
+    """Return the weight of the missing pairs of a value with those of a row."""
+    return sum(missing.get(frozenset((value, other)), 0.0) for other in row)
+
+
+def gain(row: Collection[str], missing: Mapping[Pair, float]) -> float:
+    """Return the weight of the missing pairs of a row."""
+    return sum(missing.get(frozenset(pair), 0.0) for pair in combinations(row, 2))

@@ -24,12 +24,14 @@ class Orders:
     - `abort`: gets the name of a request.
     - `flush`: empties the cache of an idle engine.
     - `acts`: the actions of an operator, by name.
+    - `settled`: whether the engine copies no KV now, without which it refuses some actions.
     """
 
     arrive: Callable[..., Any]
     abort: Callable[[str], Any]
     flush: Callable[[], Any]
     acts: Acts = field(default_factory=dict)
+    settled: Callable[[], bool] = lambda: True
 
 
 @dataclass
@@ -63,7 +65,7 @@ class Player:
 
     def __post_init__(self) -> None:
         """Create the operator for the actions that the engine supports."""
-        self._operator = Operator(self.orders.acts)
+        self._operator = Operator(self.orders.acts, self.orders.settled)
 
     @property
     def open(self) -> int:

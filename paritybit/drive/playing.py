@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Generic, NoReturn, Protocol, TypeVar, get_args
 
 from paritybit.drive.company import Plays
-from paritybit.drive.directing import counted, serve, shrink
+from paritybit.drive.directing import counted, least, serve, shrink
 from paritybit.drive.failures import EngineFailedError, StalledError, judge_failure
 from paritybit.drive.legs import LACKING, LackingError
+from paritybit.drive.requests import kinds_of
 from paritybit.drive.script import Script, read
 from paritybit.drive.served import Common
 from paritybit.drive.warm import OPTION, forked
@@ -83,8 +84,11 @@ def parser_of(kind: type[Common]) -> argparse.ArgumentParser:
                 choices=choices.get(name),
                 default=default,
             )
-    made.add_argument("--seconds", type=float, help="play for this long, then until idle")
+    made.add_argument("--until", type=float, help="play until this time, then until idle")
     made.add_argument("--forwards", type=int, help="play for so many forwards, then until idle")
+    made.add_argument("--least", type=int, help="play each kind of wave, and so many forwards")
+    made.add_argument("--after", type=float, default=0.0, help="with --least, until this time")
+    made.add_argument("--seconds", type=float, help="shrink for this long")
     made.add_argument("--script", type=Path, help="play this script, with its settings")
     made.add_argument("--shrink", metavar="KEY", help="shrink the script that has this finding")
     made.add_argument("--best", type=Path, help="where the smallest script is written")
@@ -141,6 +145,11 @@ def play(asked: argparse.Namespace, drive: Drive[Kind]) -> int:
     return run(drive.engine(served), served, script, asked)
 
 
+def reached(forwards: int, asked: argparse.Namespace) -> bool:
+    """Return whether so many forwards are enough, and the time to play is over."""
+    return forwards >= asked.least and time.time() >= asked.after
+
+
 def leave(code: int) -> NoReturn:
     """End this process immediately, because threads of the engine may still run."""
     if (lines := journal.of_process()) is not None:
@@ -167,9 +176,12 @@ def run(engine: Engine, served: Common, script: Script | None, asked: argparse.N
             return
         begun, limits = time.monotonic(), served.limits()
         given = served.traffic() if script is None else iter(script.waves)
+        if asked.least is not None:
+            kinds = len(kinds_of(limits))
+            given = least(given, kinds, lambda: reached(engine.forwards, asked))
 
         def stop() -> bool:
-            late = asked.seconds is not None and time.monotonic() - begun >= asked.seconds
+            late = asked.until is not None and time.time() >= asked.until
             enough = asked.forwards is not None and engine.forwards >= asked.forwards
             return bool(signals) or late or enough
 

@@ -54,12 +54,15 @@ class Limits:
     - `seconds`: the longest time that it may run. None means no limit.
     - `after_finding`: the time that it may run after its first finding. Later findings may show the
       consequences of the first. None means no limit.
+    - `found`: the times of the findings that count, in this command and in others that stop with
+      it.
     - `sought`: the key of the only finding that counts. None means every finding that is not
       `known`.
     """
 
     seconds: float | None = None
     after_finding: float | None = None
+    found: list[float] = field(default_factory=list)
     sought: str | None = None
     known: Known = field(default_factory=Known)
 
@@ -80,7 +83,6 @@ class Following:
         self.show, self.limits = show, limits
         self.tally = Tally()
         self.started = time.monotonic()
-        self.found_at: float | None = None
         self.asked_at: float | None = None
         self.too_long = False
         """Whether the command was stopped because it ran for too long."""
@@ -105,7 +107,7 @@ class Following:
             finding = self.tally.take(process, entry)
             if finding is not None:
                 if self.limits.counts(finding):
-                    self.found_at = self.found_at or time.monotonic()
+                    self.limits.found.append(time.monotonic())
                 self.show(self.tally, finding)
         self.show(self.tally, None)
 
@@ -128,9 +130,9 @@ class Following:
         """Return the signal that is to stop the command now, or None to let it run."""
         if self.stops.received is not None:
             return signal.SIGINT if self.stops.received == signal.SIGINT else signal.SIGTERM
-        limits, found = self.limits, self.found_at
-        if limits.after_finding is not None and found is not None:
-            if time.monotonic() - found >= limits.after_finding:
+        limits = self.limits
+        if limits.after_finding is not None and limits.found:
+            if time.monotonic() - limits.found[0] >= limits.after_finding:
                 return signal.SIGTERM
         elif limits.seconds is not None and self.seconds > limits.seconds:
             self.too_long = True

@@ -8,10 +8,12 @@ import platform
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from paritybit import __version__
+from paritybit.drive.legs import Pair
 from paritybit.harness.lockstep.tracebacks import without_paths
 from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.revision import repository, revision
@@ -26,9 +28,10 @@ from paritybit.launch.schema import (
     Process,
     Watched,
 )
-from paritybit.launch.scope import not_tried
+from paritybit.launch.scope import PAIRS, SERVED_PAIRS, not_tried
 from paritybit.launch.trend import points
 from paritybit.launch.verdict import Outcome, ending, judged, lacking, open_questions
+from paritybit.launch.words import plural
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,9 @@ class Asked:
     started: str | None = None
     revision: str | None = None
     not_run: Mapping[str, str] = field(default_factory=dict)
-    """The legs of the plan that did not run, with the reasons."""
+    """The rows of the plan that did not run, with the reasons."""
+    pairs: frozenset[Pair] = frozenset()
+    """The pairs of settings that the covering array has."""
 
 
 def make(asked: Asked, outcomes: Sequence[Outcome], interrupted: str | None) -> Watched:
@@ -67,12 +72,18 @@ def make(asked: Asked, outcomes: Sequence[Outcome], interrupted: str | None) -> 
     unselected = [] if asked.checks is None else sorted({*asked.known_checks} - {*asked.checks})
     settings: dict[str, list[str]] = {}
     unseen = {one.name: why for one in outcomes if (why := next(lacking(one), None))}
+    served = set[Pair]()
     for outcome in outcomes:
         if outcome.name in unseen:
             continue
+        served |= set(map(frozenset, combinations(outcome.values, 2))) & asked.pairs
         for name, values in settings_of(outcome).items():
             settings.setdefault(name, []).extend(values)
-    untried = tuple(not_tried(settings, counts, unselected, {**asked.not_run, **unseen}))
+    if asked.pairs:
+        counts.update({PAIRS: len(asked.pairs), SERVED_PAIRS: len(served)})
+    cut = {one.name: cut_short(one) for one in outcomes if one.short}
+    rows = {**asked.not_run, **cut, **unseen}
+    untried = tuple(not_tried(settings, counts, unselected, rows))
     undecided = tuple(dict.fromkeys(open_questions(outcomes)))
     verdict, message = judged(findings, undecided, counts, untried, interrupted)
     commit, dirty = revision()
@@ -104,6 +115,12 @@ def make(asked: Asked, outcomes: Sequence[Outcome], interrupted: str | None) -> 
         revision=asked.revision,
         trend=points(asked.known.baseline),
     )
+
+
+def cut_short(outcome: Outcome) -> str:
+    """Return what a row served that ended before its floor."""
+    forwards = plural(outcome.tally.count("forwards"), "forward")
+    return f"not every kind of wave was served in {forwards}"
 
 
 def marked(finding: Finding, known: Known) -> Finding:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from paritybit.drive.limits import BOUNDARY
 from paritybit.drive.operating.actions import COUNT
 from paritybit.launch.schema import NotTried
+from paritybit.watch.settings import TRIED
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,6 @@ STATES: Mapping[str, tuple[str, str]] = {
     "shared_reads": ("reads of a slot that another request wrote", "no prefix was shared"),
     "list_entries": ("index lists of attention kernels", "no list was seen"),
     "idle": ("leaks", "the engine was never seen idle"),
-    "tried: unrepeatable replay": ("replaying a graph again", "no replay could be repeated"),
-    "tried: padding leak": ("other values in padding", "no padding could be overwritten"),
-    "tried: graph and eager differ": ("graph against eager", "no replay was also run eagerly"),
-    "tried: wrong read": ("other values in KV slots", "no replay that reads could be repeated"),
 }
 """Maps a count to what was not reached if it is zero, and the reason."""
 
@@ -68,6 +65,12 @@ PARTS: Mapping[str, tuple[str, str]] = {
 }
 """Maps a count to what was not reached if it is not zero, and the reason."""
 
+PAIRS, SERVED_PAIRS = "pairs of settings", "served pairs of settings"
+"""The counts of the pairs of settings that the covering array has, and of those served."""
+
+FEW = 3
+"""The most rows with one reason that are listed one by one."""
+
 SPELLED: Mapping[str, str] = {"false": "off", "true": "on"}
 """Words for values of settings that have no word in AXES."""
 
@@ -76,17 +79,20 @@ def not_tried(
     settings: Mapping[str, Sequence[str]],
     counts: Mapping[str, int],
     unselected: Iterable[str] = (),
-    legs: Mapping[str, str] | None = None,
+    rows: Mapping[str, str] | None = None,
 ) -> Iterator[NotTried]:
     """Yield what the verdict does not cover, over all processes.
 
     `settings` has the values that were in use. `unselected` are the checks that were switched off.
-    `legs` has the legs that did not run, with the reasons.
+    `rows` has the rows that were not served, or not as a whole, with the reasons.
     """
-    for leg, why in (legs or {}).items():
-        yield NotTried(f"leg {leg}", why)
+    yield from not_served(rows or {})
+    if missing_pairs := counts.get(PAIRS, 0) - counts.get(SERVED_PAIRS, 0):
+        what = f"{missing_pairs} of {counts[PAIRS]} {PAIRS}"
+        yield NotTried(what, "no row with both settings was served")
     for check in unselected:
         yield NotTried(f"check: {check}", "not selected by --checks")
+    yield from not_compared(counts)
     for name, (what, why) in PARTS.items():
         if counts.get(name):
             yield NotTried(f"{counts[name]:,} {what}", why)
@@ -101,6 +107,11 @@ def not_tried(
     for name, number in counts.items():
         if name.startswith(COUNT) and not number:
             yield NotTried(name, "the release lacks it, or the run was too short")
+    yield from not_in_use(settings)
+
+
+def not_in_use(settings: Mapping[str, Sequence[str]]) -> Iterator[NotTried]:
+    """Yield the values in AXES that were not in use."""
     for axis in AXES:
         seen = {value.lower() for value in settings.get(axis.name, ())}
         unseen = [word for value, word in axis.values.items() if value not in seen]
@@ -110,3 +121,22 @@ def not_tried(
             words = {**SPELLED, **axis.values}
             only = ", ".join(words.get(value, value) for value in sorted(seen))
             yield NotTried(f"{axis.what}: {', '.join(unseen)}", f"only {only} was in use")
+
+
+def not_compared(counts: Mapping[str, int]) -> Iterator[NotTried]:
+    """Yield each check that compared nothing in the whole run."""
+    for name, number in counts.items():
+        if name.startswith(TRIED) and not number:
+            yield NotTried(f"check: {name.removeprefix(TRIED)}", "it compared nothing")
+
+
+def not_served(rows: Mapping[str, str]) -> Iterator[NotTried]:
+    """Yield the rows that were not served, in one entry per reason if they are many."""
+    reasons: dict[str, list[str]] = {}
+    for row, why in rows.items():
+        reasons.setdefault(why, []).append(row)
+    for why, names in reasons.items():
+        if len(names) > FEW:
+            yield NotTried(f"{len(names)} rows of settings", f"{why}: {'; '.join(names)}")
+        else:
+            yield from (NotTried(f"row {name}", why) for name in names)

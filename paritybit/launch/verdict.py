@@ -11,8 +11,9 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from paritybit.drive.operating.actions import COUNT
+from paritybit.drive.operating.actions import COUNT, WHOLE
 from paritybit.launch.schema import Finding, NotTried, Verdict
+from paritybit.launch.scope import PAIRS, SERVED_PAIRS
 from paritybit.launch.tally import Tally
 from paritybit.launch.words import causes_of, plural
 
@@ -42,8 +43,9 @@ MOST_NAMED = 4
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a leg: its tally, and how its command ended.
+    """The outcome of a row: its tally, and how its command ended.
 
+    - `values`: the values of its settings, one per axis. Empty for a user's command.
     - `code`: the exit code, negative for a signal.
     - `replays`: whether it must have replayed a graph.
     - `stopped`: the command was asked to stop.
@@ -62,6 +64,12 @@ class Outcome:
     too_long: bool = False
     log: str | None = None
     said: str = ""
+    values: tuple[str, ...] = ()
+
+    @property
+    def short(self) -> bool:
+        """Whether the time was over before the floor of the row was reached."""
+        return self.tally.counts().get(WHOLE) == 0
 
 
 def ending(outcome: Outcome) -> str:
@@ -93,6 +101,8 @@ def open_questions(outcomes: Sequence[Outcome]) -> Iterator[str]:
             yield f"{which} {ending(outcome)}{said}{see}"
     for outcome in outcomes:
         yield from outcome.tally.undecided
+        if outcome.short:
+            continue
         counts = outcome.tally.counts()
         for name, sentence in DRAFTS.items():
             if counts.get(name) == 0:
@@ -109,7 +119,7 @@ def open_questions(outcomes: Sequence[Outcome]) -> Iterator[str]:
     yield from nowhere
     for outcome in outcomes:
         missing = [sentence for sentence in lacking(outcome) if sentence not in nowhere]
-        if missing and outcome.code == 0 and not outcome.stopped:
+        if missing and outcome.code == 0 and not (outcome.stopped or outcome.short):
             yield f"{missing[0]} in {outcome.name}"
 
 
@@ -174,4 +184,5 @@ def scope_of(counts: Mapping[str, int]) -> str:
             else ""
         )
         + (f", {plural(actions, 'action')}" if actions else "")
+        + (f", {count(SERVED_PAIRS)} of {count(PAIRS)} {PAIRS}" if PAIRS in counts else "")
     )

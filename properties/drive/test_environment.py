@@ -13,7 +13,7 @@ from paritybit.drive.legs import LackingError, Leg
 from paritybit.drive.models import MODELS
 from paritybit.drive.playing import parser_of, served_as
 from paritybit.drive.sglang import environment as of_sglang
-from paritybit.drive.sglang.legs import LEGS
+from paritybit.drive.sglang.legs import TABLE
 from paritybit.drive.sglang.settings import GRAPHS, Served
 from paritybit.engines import fetch
 
@@ -25,7 +25,6 @@ OLD = frozenset(
 )
 NEW = frozenset({"--cuda-graph-config"})
 
-CHUNKS = ("--chunk", "512")
 
 ABLE = ("--sliding-draft", "--frozen-draft", "overlapping")
 """What a release may be able to do."""
@@ -86,8 +85,8 @@ def test_an_engine_that_cannot_be_had_is_one_sentence(
         of_sglang.prepare("nothing")
 
 
-@pytest.mark.parametrize("leg", LEGS, ids=lambda leg: leg.name)
-def test_the_window_pool_has_as_many_slots_as_a_leg_asks_for(tmp_path: Path, leg: Leg) -> None:
+@pytest.mark.parametrize("leg", [*TABLE.on("cpu").rows(0)], ids=lambda leg: leg.name)
+def test_the_window_pool_has_as_many_slots_as_a_row_asks_for(tmp_path: Path, leg: Leg) -> None:
     """The engine multiplies the pool with a ratio, and drops the rest of a slot and of a page.
 
     A chunk fits beside a prefix of a chunk and a window, so no request waits forever, unless
@@ -102,7 +101,7 @@ def test_the_window_pool_has_as_many_slots_as_a_leg_asks_for(tmp_path: Path, leg
     page = served.page_size
     assert limits.windows == int(served.pool * ratio) // page * page
     prefix = limits.chunk + 2 * limits.window
-    assert (limits.windows > prefix + limits.chunk + page) == (leg.arguments != CHUNKS)
+    assert (limits.windows > prefix + limits.chunk + page) == (leg.settings.get("chunk") != 512)
 
 
 def test_a_window_pool_is_part_of_the_pool() -> None:

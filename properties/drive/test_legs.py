@@ -1,58 +1,120 @@
-"""The legs of each engine: what they serve, in which share of the time, and by which command."""
+"""The rows of settings of each engine: a covering array, and the command line of each row."""
 
 from collections.abc import Mapping
+from itertools import combinations
 from pathlib import Path
 
 import pytest
-from paritybit.harness.cli.watch.run import legs_of
 
 from paritybit.drive.engines import DRIVEN, Driven
 from paritybit.drive.environment import Environment
-from paritybit.drive.legs import plan
+from paritybit.drive.legs import AND, Table
 from paritybit.drive.playing import parser_of, served_as
 from paritybit.drive.served import DEVICES
-from paritybit.drive.transformers.settings import Served
 
 ALIKE: Mapping[tuple[str, str], set[str]] = {
-    ("sglang", "cpu"): {"rows", "sliding_draft", "frozen_draft", "backend"},
-    ("sglang", "cuda"): {"rows", "sliding_draft", "frozen_draft", "backend"},
+    ("sglang", "cpu"): {"rows", "sliding_draft", "frozen_draft", "backend", "alone"},
+    ("sglang", "cuda"): {"rows", "sliding_draft", "frozen_draft", "backend", "alone"},
     ("transformers", "cpu"): {"alone"},
     ("transformers", "cuda"): {"alone"},
-    ("vllm", "cpu"): {"alone", "whole_prompts", "backend"},
-    ("vllm", "cuda"): {"alone", "model", "whole_prompts"},
+    ("vllm", "cpu"): {"alone", "backend"},
+    ("vllm", "cuda"): {"alone", "model"},
 }
-"""Settings that all legs of an engine have alike on a device, besides the device and the seed."""
+"""Settings that all rows of an engine have alike on a device, besides the device and the seed."""
+
+EACH = pytest.mark.parametrize("one", DRIVEN, ids=lambda one: one.package.name)
+
+SMALL = Table(
+    axes={
+        "model": {"plain": {}, "other": {"model": "other"}},
+        "page": {"page 1": {}, "page 4": {"page_size": 4}, "page 16": {"page_size": 16}},
+        "drafts": {"no drafts": {}, "drafts": {"speculative": "eagle"}, "trees": {"topk": 2}},
+        "overlap": {"in turn": {}, "overlap": {"overlap": True}},
+        "cache": {"cache": {}, "no cache": {"prefix_cache": False}},
+    },
+    apart=[(("drafts", "trees"), ("plain",)), (("page 16",), ("overlap",))],
+    devices={"trees": "cuda"},
+    quiet=["drafts"],
+    weights={("page 4", "trees"): 5, ("no cache",): 2},
+)
 
 
+@EACH
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("one", DRIVEN, ids=lambda one: one.package.name)
-def test_legs_are_command_lines_that_vary_each_setting(
+@pytest.mark.parametrize("seed", [0, 7])
+def test_each_pair_of_values_occurs_and_none_that_cannot(
+    one: Driven, device: str, seed: int
+) -> None:
+    table = one.table.on(device)
+    legs = list(table.rows(seed))
+    served = set().union(*(leg.pairs for leg in legs))
+    axes = list(table.axes.values())
+    every = {frozenset((a, b)) for x, y in combinations(axes, 2) for a in x for b in y}
+    assert served == table.pairs
+    assert not served & table.impossible
+    assert all(
+        table.completed(pair) is None for pair in every - served
+    )  # Else a pair that can be served is left out.
+    assert len({leg.name for leg in legs}) == len(legs)
+    assert [leg.name for leg in table.rows(seed)] == [leg.name for leg in legs]
+    assert len(legs) < 50
+
+
+@EACH
+def test_another_seed_has_other_rows_and_the_first_rows_have_most_pairs(one: Driven) -> None:
+    table = one.table.on("cpu")
+    first = [leg.name for leg in table.rows(0)]
+    assert first != [leg.name for leg in table.rows(1)]
+    half = [leg for leg, _ in zip(table.rows(0), range(len(first) // 3), strict=False)]
+    assert len(set().union(*(leg.pairs for leg in half))) > 0.55 * len(table.pairs)
+
+
+def test_the_heaviest_pair_is_in_the_first_row() -> None:
+    for seed in range(5):
+        leg = next(SMALL.on("cuda").rows(seed))
+        assert {"page 4", "trees", "other"} <= set(leg.values)
+
+
+def test_a_name_states_what_differs_from_the_plainest_row() -> None:
+    table = SMALL.on("cuda")
+    assert table.leg(()).name == "plain"
+    leg = table.leg(("overlap", "trees"))
+    assert leg.name == AND.join(("other", "trees", "overlap"))
+    assert table.leg(leg.name.split(AND)) == leg
+    assert leg.arguments == ("--model", "other", "--topk", "2", "--overlap")
+    assert table.leg(("no cache",)).arguments == ("--no-prefix-cache",)
+    assert [table.leg((one,)).replays for one in ("drafts", "trees")] == [False, True]
+
+
+@pytest.mark.parametrize("values", [("page 1", "page 4"), ("overlap", "page 16")])
+def test_values_that_cannot_be_combined_are_refused(values: tuple[str, str]) -> None:
+    with pytest.raises(ValueError, match="cannot be combined"):
+        SMALL.leg(values)
+
+
+def test_a_table_of_a_device_and_a_model_has_no_other_values() -> None:
+    assert "trees" not in SMALL.on("cpu").settings
+    assert [*SMALL.on("cpu", "other").axes["model"]] == ["other"]
+    assert [*SMALL.on("cpu", "gemma4").axes["model"]] == ["plain"]
+    with pytest.raises(ValueError, match="is not served with nothing on cpu"):
+        SMALL.on("cpu", "nothing")
+
+
+@EACH
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_are_command_lines_that_vary_each_setting(
     one: Driven, device: str, tmp_path: Path
 ) -> None:
     engine = Environment(f"{one.package.name} 0", tmp_path / "source", tmp_path / "dependencies")
     compiled = engine.source / one.package.name / "_C.abi3.so"  # vLLM needs it on a GPU.
     compiled.parent.mkdir(parents=True)
     compiled.touch()
-    legs = legs_of(plan(device, one.legs), 60.0)
-    assert sum(leg.seconds for leg in legs) == pytest.approx(60.0)
-    assert len({leg.name for leg in legs}) == len(legs)
     scopes = []
-    for leg in legs:
-        words, _ = one.starter.command(engine, leg, "gemma4", 3, device)
-        asked = parser_of(one.served).parse_args(words[3:])
-        assert (asked.seed, asked.device) == (3, device)
-        assert asked.seconds == pytest.approx(leg.seconds, rel=1e-4)
-        scopes.append(served_as(one.served, asked).scope())
+    for leg in one.table.on(device).rows(0):
+        words, _ = one.starter.command(engine, leg, 3, device)
+        served = served_as(one.served, parser_of(one.served).parse_args(words[3:]))
+        assert (served.seed, served.device) == (3, device)
+        scopes.append(served.scope())
+        assert {name: scopes[-1][name] for name in leg.settings} == leg.settings
     alike = {name for name in scopes[0] if len({scope[name] for scope in scopes}) == 1}
     assert alike - {"device", "seed"} == ALIKE[one.package.name, device]
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_leg_of_transformers_combines_what_may_hold_or_move_blocks(device: str) -> None:
-    """Samples and batches that run together end with equal blocks, which one of them gives up."""
-    (one,) = (one for one in DRIVEN if one.package.name == "transformers")
-    served = [
-        parser_of(Served).parse_args([*leg.arguments, "--device", device])
-        for leg in plan(device, one.legs)
-    ]
-    assert any(s.full and s.overlap and s.offload and s.samples > 1 for s in served)

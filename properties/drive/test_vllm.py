@@ -12,13 +12,13 @@ import torch
 from paritybit.harness.errors import CannotRunError
 
 from paritybit.drive.environment import Environment
-from paritybit.drive.legs import LackingError, plan
+from paritybit.drive.legs import LackingError, Leg
 from paritybit.drive.playing import parser_of, served_as
 from paritybit.drive.served import DEVICES
 from paritybit.drive.vllm.attention import attend, store
 from paritybit.drive.vllm.environment import command
 from paritybit.drive.vllm.experts import ACTIVATIONS, mix, pack
-from paritybit.drive.vllm.legs import LEGS
+from paritybit.drive.vllm.legs import TABLE
 from paritybit.drive.vllm.settings import (
     COMPILED,
     DRAFTS,
@@ -96,7 +96,8 @@ def test_tokens_without_a_slot_are_not_written() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_what_is_compiled_for_a_gpu_is_served_there_alone(device: str) -> None:
     made = parser_of(Served)
-    asked = [served_as(Served, made.parse_args(leg.arguments)) for leg in plan(device, LEGS)]
+    rows = TABLE.on(device).rows(0)
+    asked = [served_as(Served, made.parse_args(leg.arguments)) for leg in rows]
     elsewhere = {one.backend for one in asked} - {"triton"}
     elsewhere |= {one.graphs for one in asked} & {*COMPILED}
     assert bool(elsewhere) == (device == "cuda")
@@ -163,7 +164,7 @@ def test_the_logarithm_of_libdevice_is_right_for_small_numbers(
 
 def test_a_process_finds_what_the_engine_imports(tmp_path: Path) -> None:
     engine = Environment("vllm 0", tmp_path / "engine", tmp_path / "transformers")
-    _, own = command(engine, LEGS[0], "gemma4", 3, "cpu")
+    _, own = command(engine, Leg("plain"), 3, "cpu")
     folders = own["PYTHONPATH"].split(os.pathsep)
     assert str(tmp_path / "dependencies-vllm") in folders
     assert str(tmp_path / "engine") in folders
@@ -172,10 +173,10 @@ def test_a_process_finds_what_the_engine_imports(tmp_path: Path) -> None:
 def test_a_gpu_needs_an_engine_with_compiled_code(tmp_path: Path) -> None:
     engine = Environment("vllm 0", tmp_path, tmp_path / "transformers")
     with pytest.raises(CannotRunError, match="no compiled code"):
-        command(engine, LEGS[0], "gemma4", 3, "cuda")
+        command(engine, Leg("plain"), 3, "cuda")
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "_C_stable_libtorch.abi3.so").touch()
-    words, _ = command(engine, LEGS[0], "gemma4", 3, "cuda")
+    words, _ = command(engine, Leg("plain"), 3, "cuda")
     assert "cuda" in words
 
 

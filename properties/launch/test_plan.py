@@ -37,7 +37,7 @@ from properties.support.places import ROOT
 from properties.support.records import watched
 from properties.support.reports.pages import Page
 
-LEGS = (Leg("decode graphs", seconds=1.0), Leg("overlap", ("--overlap",), seconds=1.0))
+LEGS = (Leg("decode graphs"), Leg("overlap", settings={"overlap": True}))
 
 SERVED = Script(
     Served().scope(), (Wave(tuple(Planned(name, (Part(name, 3),), 4) for name in "abc")),)
@@ -90,7 +90,8 @@ def paritybit(
     ) -> tuple[Sequence[str], dict[str, str]]:
         return [*words, LEGS[0].name, *given], {**os.environ, "PYTHONPATH": str(ROOT)}
 
-    monkeypatch.setattr("paritybit.harness.cli.watch.run.plan", lambda *_: LEGS)
+    monkeypatch.setattr("paritybit.harness.cli.watch.run.legs_of", lambda *_: LEGS)
+    monkeypatch.setattr("paritybit.harness.cli.watch.run.workers_of", lambda *_: 1)
     monkeypatch.setattr(
         "paritybit.drive.sglang.environment.prepare",
         lambda spec: Environment(spec, tmp_path, tmp_path),
@@ -116,7 +117,7 @@ def record() -> Any:
     return json.loads((RUN / "watch.json").read_text())
 
 
-def test_all_legs_are_run_and_counted_together(
+def test_all_rows_are_served_and_counted_together(
     paritybit: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert paritybit(*WATCH) == OK
@@ -136,8 +137,8 @@ def test_a_finding_ends_the_plan_and_its_case_replays(
     data = record()
     assert [leg["name"] for leg in data["legs"]] == ["decode graphs"]
     assert {
-        "what": "leg overlap",
-        "why": "leg decode graphs had a finding; --keep-going tries the others, too",
+        "what": "row overlap",
+        "why": "row decode graphs had a finding; --keep-going tries the others, too",
     } in data["not_tried"]
     (case,) = (RUN / "cases").iterdir()
     said = capsys.readouterr().out
@@ -183,7 +184,7 @@ def test_a_leg_that_the_release_lacks_is_not_tried(paritybit: Run) -> None:
     assert paritybit(*WATCH, LACKING="overlap") == OK
     data = record()
     assert [leg["name"] for leg in data["legs"]] == ["decode graphs"]
-    assert {"what": "leg overlap", "why": "this release has no overlap"} in data["not_tried"]
+    assert {"what": "row overlap", "why": "this release has no overlap"} in data["not_tried"]
 
 
 def test_sigterm_ends_the_plan(paritybit: Run) -> None:

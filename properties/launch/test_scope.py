@@ -36,7 +36,7 @@ def test_a_state_that_was_not_reached_is_named(name: str) -> None:
 def test_what_was_switched_off_is_named() -> None:
     counts = {**REACHED, "skipped_forwards": 1200, "unresolved_reads": 3}
     found = [one.what for one in not_tried(ALL, counts, ["leak"], {"overlap": "no time"})]
-    assert found == ["leg overlap", "check: leak", "1,200 forward passes", "3 owners of reads"]
+    assert found == ["row overlap", "check: leak", "1,200 forward passes", "3 owners of reads"]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_leg_that_tested_too_little_leaves_the_run_undecided(name: str) -> Non
     legs = [leg("1", ENOUGH), leg("64", {**ENOUGH, name: 0})]
     record = make(Asked("watch"), legs, None)
     assert (record.verdict, record.undecided) == ("undecided", (f"{NEEDED[name]} in 64",))
-    assert any(one.what == "leg 64" and one.why == NEEDED[name] for one in record.not_tried)
+    assert any(one.what == "row 64" and one.why == NEEDED[name] for one in record.not_tried)
     assert any(one.what == "page size: 64" for one in record.not_tried)
 
 

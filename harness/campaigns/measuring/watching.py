@@ -1,5 +1,6 @@
 """Measures the cost of watching an engine on a CPU: its start, and forward passes per second."""
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -12,8 +13,11 @@ from paritybit.places import IMPORT_FOLDER
 from paritybit.watch.checks import CHECKS
 from paritybit.watch.replays.relations import NAMES
 
-SECONDS = 30
-"""Seconds for which each run serves requests."""
+SECONDS = 40
+"""Seconds of each run, with the start of the engine."""
+
+SERVED = re.compile(r"^\d+ forwards in ([\d.]+) s$", re.MULTILINE)
+"""What the process of an engine prints at its end."""
 
 SETTING = "decode graphs"
 """The setting of the engine."""
@@ -35,14 +39,17 @@ def watching(engine: str) -> dict[str, Any]:
     return {
         "engine": engine,
         "setting": SETTING,
-        "seconds_until_verdict": round(watched["seconds"] - SECONDS, 1),
-        "forwards_per_second": round(forwards(watched) / SECONDS, 1),
-        "over_unwatched": round(forwards(unwatched) / forwards(watched), 2),
+        "seconds_until_verdict": round(watched["seconds"] - watched["served"], 1),
+        "forwards_per_second": round(rate(watched), 1),
+        "over_unwatched": round(rate(unwatched) / rate(watched), 2),
     }
 
 
 def served(engine: str, every: int) -> dict[str, Any]:
-    """Return the record of a run of `paritybit watch` that checks one in `every` forward passes."""
+    """Return the record of a run of `paritybit watch` that checks one in `every` forward passes.
+
+    `served` has the seconds without the start of the engine.
+    """
     with tempfile.TemporaryDirectory(prefix="paritybit-") as out:
         command = (
             *(sys.executable, "-m", "paritybit", "watch", "--engine", engine, "--device", "cpu"),
@@ -51,11 +58,13 @@ def served(engine: str, every: int) -> dict[str, Any]:
         )
         subprocess.run(command, cwd=IMPORT_FOLDER, capture_output=True, check=True)
         record = min(Path(out).glob("*/watch.json"))  # "latest" links to the run.
-        found: dict[str, Any] = read_json(record)
-        return found
+        (log,) = record.parent.glob("legs/*/engine.log")
+        (seconds,) = SERVED.findall(log.read_text(encoding="utf-8", errors="replace"))
+        return {**read_json(record), "served": float(seconds)}
 
 
-def forwards(record: dict[str, Any]) -> int:
-    """Return the forward passes of a run, checked or not."""
+def rate(record: dict[str, Any]) -> float:
+    """Return the forward passes per second of a run, checked or not."""
     counts = record["counts"]
-    return int(counts.get("forwards", 0)) + int(counts.get("skipped_forwards", 0))
+    number = counts.get("forwards", 0) + counts.get("skipped_forwards", 0)
+    return float(number) / float(record["served"])

@@ -1,6 +1,8 @@
 """The output of `watch` during the run: progress, and each new finding."""
 
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -35,7 +37,8 @@ class Display:
     def __init__(self, console: Console, *, redraws: bool) -> None:
         self.console = console
         self.redraws = redraws and console.is_terminal
-        self.leg = ""
+        self.tallies: dict[str, Tally] = {}
+        self.lock = threading.Lock()
         self.started = time.monotonic()
         self.pause = FIRST_LINE
         self.next = self.started + self.pause
@@ -50,25 +53,31 @@ class Display:
         with self.status:
             yield
 
-    def show(self, tally: Tally, finding: Mapping[str, Any] | None) -> None:
-        """Show a tally and its new finding, if any."""
-        if finding is not None:
-            key = str(finding.get("key"))
-            self.put_finding(finding_of(finding, key, tally.number(key), self.leg))
-        now = time.monotonic()
-        if self.status is not None:
-            self.status.update(Text(self.progress(tally, now)))
-        elif now >= self.next:
-            self.put(self.progress(tally, now))
-            self.pause = min(2 * self.pause, RAREST_LINE)
-            self.next = now + self.pause
+    def show(self, leg: str, tally: Tally, finding: Mapping[str, Any] | None) -> None:
+        """Show the tally of a row and its new finding, if any. Several threads may call it."""
+        with self.lock:
+            self.tallies[leg] = tally
+            if finding is not None:
+                key = str(finding.get("key"))
+                self.put_finding(finding_of(finding, key, tally.number(key), leg))
+            now = time.monotonic()
+            if self.status is not None:
+                self.status.update(Text(self.progress(leg, now)))
+            elif now >= self.next:
+                self.put(self.progress(leg, now))
+                self.pause = min(2 * self.pause, RAREST_LINE)
+                self.next = now + self.pause
 
-    def progress(self, tally: Tally, now: float) -> str:
-        """Return the line of progress."""
-        found = plural(sum(map(tally.number, tally.findings)), "finding")
-        seen = scope_of(tally.counts()) if tally.processes else "no engine loaded yet"
-        leg = f"{self.leg}: " if self.leg else ""
-        return f"{now - self.started:.0f} s: {leg}{seen}: {found}"
+    def progress(self, leg: str, now: float) -> str:
+        """Return the line of progress: the totals of all rows, and the name of one."""
+        tallies, counts = self.tallies.values(), Counter[str]()
+        for tally in tallies:
+            counts.update(tally.counts())
+        found = plural(sum(one.number(key) for one in tallies for key in one.findings), "finding")
+        loaded = any(tally.processes for tally in tallies)
+        seen = scope_of(counts) if loaded else "no engine loaded yet"
+        row = f"{leg}: " if leg else ""
+        return f"{now - self.started:.0f} s: {row}{seen}: {found}"
 
     def put_finding(self, finding: Finding) -> None:
         """Print a finding: the headline, then a line per fact."""

@@ -104,13 +104,14 @@ def made(run: Run, options: argparse.Namespace, interrupted: str | None) -> Watc
         checks=run.checks,
         known_checks=check_names() if run.checks is not None else (),
         engine=None if engine is None else shown(engine),
-        model=options.model if engine is not None else None,
+        model=options.model,
         device=options.device if engine is not None else None,
         seed=(options.seed or 0) if engine is not None else None,
         known=run.known,
         started=run.started,
         revision=None if engine is None else commit_of(Path(engine)),
         not_run=run.not_run,
+        pairs=run.pairs,
     )
     return records.make(asked, run.outcomes, interrupted)
 

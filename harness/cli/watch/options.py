@@ -11,18 +11,19 @@ from paritybit.harness.cli.words.values import (
     file,
     names,
     number,
+    numbers,
 )
 
 from paritybit.drive import ENGINES
 from paritybit.places import KNOWN_FINDINGS
 
-SECONDS = 180
-"""The default total of seconds for which settings are served, without start-up."""
+SECONDS = 300
+"""The default total of seconds of a run with --engine, with the starts of the engine."""
 
 FAIL, WARN = "fail", "warn"
 """The effects of a run without a verdict."""
 
-ONLY_ENGINE = ("model", "device", "seed", "seconds", "page_size", "settings", "keep_going")
+ONLY_ENGINE = ("model", "device", "seed", "seconds", "settings", "rows", "keep_going")
 """Options that need --engine."""
 
 
@@ -87,7 +88,7 @@ def add_served(watch: Parser) -> None:
             "sglang==0.5.12, or drive the source tree in this folder, in place of COMMAND"
         ),
     )
-    watch.add_argument("--model", help="Shape of the generated model (default: gemma4)")
+    watch.add_argument("--model", help="Serve only this shape of a model, such as gemma4")
     watch.add_argument("--device", help="Device: auto, cpu or cuda (default: auto)")
     watch.add_argument(
         "--seed", type=number, help="Random seed for model and requests (default: 0)"
@@ -95,21 +96,25 @@ def add_served(watch: Parser) -> None:
     watch.add_argument(
         "--seconds",
         type=count,
-        help=f"Seconds for all settings of the engine together (default: {SECONDS})",
-    )
-    watch.add_argument(
-        "--page-size", type=count, help="Try only settings with this KV page size (default: all)"
+        help=f"Seconds of the run, with the starts of the engine (default: {SECONDS})",
     )
     watch.add_argument(
         "--settings",
         type=names,
         default=(),
-        help="Comma-separated settings to try, for example 'page size 16' (default: all)",
+        help="Comma-separated rows of settings to serve, for example 'page size 16 + overlap' "
+        "(default: the rows of the seed's covering array, as many as there is time for)",
+    )
+    watch.add_argument(
+        "--rows",
+        metavar="FIRST-LAST",
+        type=numbers,
+        help="Rows of the covering array to serve, such as 9-20 or 9- (default: from 1 on)",
     )
     watch.add_argument(
         "--keep-going",
         action="store_true",
-        help="Try the remaining settings after a finding, too",
+        help="Serve the remaining rows after a finding, too",
     )
 
 
@@ -143,7 +148,7 @@ def add_releases_options(releases: Parser) -> None:
         "--seconds",
         type=count,
         default=SECONDS,
-        help=f"Seconds of requests for each release (default: {SECONDS})",
+        help=f"Seconds for each release (default: {SECONDS})",
     )
     releases.add_argument(
         "--shrink",

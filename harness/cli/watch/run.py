@@ -1,6 +1,7 @@
-"""The command `watch`. It runs the user's command, or serves an engine leg by leg.
+"""The command `watch`. It runs the user's command, or serves an engine row by row.
 
-A leg is one setting of an engine. Slow imports happen after the command has started: see `finish`.
+A row has settings of an engine: see `plan`. Slow imports happen after the command has started: see
+`finish`.
 """
 
 import argparse
@@ -10,15 +11,20 @@ import re
 import shutil
 import signal
 import tempfile
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 from paritybit.harness.cli.folders import run_folder
 from paritybit.harness.cli.watch.display import Display
 from paritybit.harness.cli.watch.options import ONLY_ENGINE, SECONDS
+from paritybit.harness.cli.watch.plan import OVER, Plan, Turn, legs_of, workers_of
 from paritybit.harness.errors import CannotRunError, MalformedError, known
 from paritybit.harness.machine.gpus import visible_gpus
 from rich.console import Console
@@ -26,7 +32,7 @@ from rich.console import Console
 from paritybit import __version__
 from paritybit.drive.engines import Starter, driven
 from paritybit.drive.environment import Environment
-from paritybit.drive.legs import LACKING, Leg, plan
+from paritybit.drive.legs import LACKING, Leg, Pair
 from paritybit.drive.models import MODELS
 from paritybit.drive.warm import Warm, warm
 from paritybit.engines.required import install_missed
@@ -40,18 +46,16 @@ from paritybit.launch.words import plural
 from paritybit.watch.settings import Settings
 
 COMMAND = "command"
-"""The name of the only leg of a user's command."""
+"""The name of the only row of a user's command."""
 
-MODEL = "gemma4"
-
-ALLOWANCE = 300.0
-"""Additional seconds for a leg to start and to become idle."""
+ALLOWANCE = 120.0
+"""Additional seconds for a row to become idle, or to start if it started late."""
 
 RAISED = re.compile(r"^[\w.]+(?:Error|Exception): .*$", re.MULTILINE)
 """The last line of a Python traceback."""
 
 AFTER_FINDING = 5.0
-"""Seconds that a leg continues after its first finding. Later findings may show its effects."""
+"""Seconds that rows continue after the first finding. Later findings may show its effects."""
 
 
 def now() -> str:
@@ -61,7 +65,11 @@ def now() -> str:
 
 @dataclass
 class Run:
-    """A run in progress. `outcomes` has the finished legs, `not_run` why others did not run."""
+    """A run in progress.
+
+    `outcomes` has the finished rows, and `not_run` why others did not run. `pairs` are the pairs of
+    settings that the covering array has.
+    """
 
     folder: Path
     imports: Path
@@ -70,24 +78,30 @@ class Run:
     every: int
     checks: tuple[str, ...] | None
     known: Known = field(default_factory=Known)
-    warm: Warm | None = None
     started: str = field(default_factory=now)
     outcomes: list[Outcome] = field(default_factory=list)
     not_run: dict[str, str] = field(default_factory=dict)
+    pairs: frozenset[Pair] = frozenset()
+    installing: threading.Lock = field(default_factory=threading.Lock)
 
     def settings(self, out: Path) -> str:
         """Return the value of PARITYBIT_WATCH for a folder with journals."""
         return Settings(str(out.resolve()), self.checks, self.every).text()
 
     def watch(
-        self, leg: Leg, words: Sequence[str], variables: Mapping[str, str], limits: Limits
+        self,
+        leg: Leg,
+        words: Sequence[str],
+        variables: Mapping[str, str],
+        limits: Limits,
+        warm: Warm | None = None,
     ) -> Outcome:
-        """Run a leg in its own folder, which also gets its output."""
+        """Serve a row in its own folder, which also gets its output."""
         out = self.folder / "legs" / re.sub(r"[^\w.-]+", "-", leg.name)
         out.mkdir(parents=True)
         variables = environment_with(variables, self.imports, self.settings(out))
         with (out / "engine.log").open("wb") as log:
-            running = Running(words, variables, log, out, self.warm)
+            running = Running(words, variables, log, out, warm)
             outcome = self.followed(running, leg, out, limits)
         file = out / "engine.log"
         outcome = replace(outcome, log=str(file.relative_to(self.folder)), said=raised(file))
@@ -99,12 +113,13 @@ class Run:
 
     def followed(self, running: Running, leg: Leg, out: Path, limits: Limits) -> Outcome:
         """Follow a running command, and return its outcome."""
-        self.display.leg = leg.name if leg.name != COMMAND else ""
-        following = Following(running, Journals(out), self.stops, self.display.show, limits)
+        show = partial(self.display.show, leg.name if leg.name != COMMAND else "")
+        following = Following(running, Journals(out), self.stops, show, limits)
         tally = following.follow()
         return Outcome(
             name=leg.name,
             arguments=leg.arguments,
+            values=leg.values,
             tally=tally,
             code=running.process.wait(),
             seconds=following.seconds,
@@ -145,58 +160,89 @@ def run_watch(options: argparse.Namespace) -> int:
 def watch_engine(
     options: argparse.Namespace, checks: tuple[str, ...] | None, known_findings: Known
 ) -> int:
-    """Serve generated requests to an engine, leg by leg, until one has a finding."""
-    known("model", options.model or MODEL, MODELS)
+    """Serve generated requests to an engine, row by row, until one has a finding."""
     device = device_of(options.device or "auto")
-    seconds = float(options.seconds or SECONDS)
     asked = driven(options.engine)
-    every = plan(device, asked.legs)
-    legs = legs_of(every, seconds, options.page_size, options.settings)
+    if options.model is not None:
+        known("model", options.model, MODELS)
+    try:
+        table = asked.table.on(device, options.model)
+    except ValueError as error:
+        raise MalformedError(str(error)) from error
+    legs = legs_of(table, options.seed or 0, options.settings, options.rows)
     engine = asked.starter.prepare(options.engine)
     console = Console(soft_wrap=True)
-    options = argparse.Namespace(
-        **{**vars(options), "device": device, "model": options.model or MODEL}
-    )
+    options = argparse.Namespace(**{**vars(options), "device": device})
     with begun(options, checks, known_findings, Display(console, redraws=True)) as run:
-        run.not_run |= {
-            leg.name: "not selected on the command line"
-            for leg in every
-            if leg.name not in {one.name for one in legs}
-        }
-        run.display.put(f"watch {engine.name} on {device}, {plural(len(legs), 'setting')} in turn")
-        with run.display.showing(), warm(run.imports, device) as run.warm:
-            for leg in legs:
-                why = reason_to_skip(run, keep_going=options.keep_going)
-                if why is not None:
-                    run.not_run[leg.name] = why
-                    continue
-                run_leg(run, asked.starter, engine, leg, options)
+        run.pairs = table.pairs
+        seconds, workers = float(options.seconds or SECONDS), workers_of(device)
+        plan = Plan(legs, seconds, workers, named=bool(options.settings))
+        rows = plural(len(legs), "row")
+        run.display.put(f"watch {engine.name} on {device}: {rows} of settings, {seconds:.0f} s")
+        serve = partial(serve_rows, run, asked.starter, engine, plan, options)
+        after = None if options.keep_going else AFTER_FINDING
+        found = list[float]()
+        with run.display.showing(), ThreadPoolExecutor(workers) as pool:
+            for done in [pool.submit(serve, after, found) for _ in range(workers)]:
+                done.result()
+        run.not_run |= {leg.name: OVER for leg in plan.left if leg.name not in run.not_run}
+        order = [leg.name for leg in legs]
+        run.outcomes.sort(key=lambda outcome: order.index(outcome.name))
         return finish(run, options)
 
 
-def run_leg(
-    run: Run, starter: Starter, engine: Environment, leg: Leg, options: argparse.Namespace
+def serve_rows(
+    run: Run,
+    starter: Starter,
+    engine: Environment,
+    plan: Plan,
+    options: argparse.Namespace,
+    after: float | None,
+    found: list[float],
 ) -> None:
-    """Run a leg. If the engine could not start without a required package, install it and retry."""
-    after = None if options.keep_going else AFTER_FINDING
-    limits = Limits(leg.seconds + ALLOWANCE, after, known=run.known)
+    """Serve rows of a plan, one after another, in forks of a process of this thread's own.
+
+    `found` has the times of findings in all rows. Rows end `after` seconds after the first one.
+    """
+    scratch = tempfile.mkdtemp(dir=run.imports.parent, prefix="paritybit-")
+    with warm(Path(scratch), options.device) as importers:
+        while (why := reason_to_skip(run, keep_going=options.keep_going)) is None:
+            turn = plan.next()
+            if turn is None:
+                return
+            limits = Limits(None, after, known=run.known, found=found)
+            serve_row(run, starter, engine, turn, options, limits, importers)
+    run.not_run |= {leg.name: why for leg in plan.left}
+
+
+def serve_row(
+    run: Run,
+    starter: Starter,
+    engine: Environment,
+    turn: Turn,
+    options: argparse.Namespace,
+    limits: Limits,
+    importers: Warm | None,
+) -> None:
+    """Serve a row. If the engine cannot start without a required package, install it and retry."""
+    leg = turn.leg
     while True:
-        words, variables = starter.command(
-            engine, leg, options.model, options.seed or 0, options.device
-        )
-        outcome = run.watch(leg, words, variables, limits)
+        words, variables = starter.command(engine, leg, options.seed or 0, options.device)
+        limits.seconds = max(0.0, turn.until - time.time()) + ALLOWANCE
+        outcome = run.watch(leg, [*words, *turn.words], variables, limits, importers)
         began = any(process.started for process in outcome.tally.processes.values())
         if began or outcome.code in (0, LACKING) or outcome.log is None:
             return
         said = (run.folder / outcome.log).read_text(encoding="utf-8", errors="replace")
-        if not install_missed(engine.source, said):
-            return
+        with run.installing:
+            if not install_missed(engine.source, said):
+                return
         run.outcomes.remove(outcome)
         shutil.rmtree((run.folder / outcome.log).parent)
 
 
 def reason_to_skip(run: Run, *, keep_going: bool) -> str | None:
-    """Return why no further leg runs, or None."""
+    """Return why no further row is served, or None."""
     if run.stops.received is not None:
         return "the run was interrupted before"
     found = [
@@ -206,7 +252,7 @@ def reason_to_skip(run: Run, *, keep_going: bool) -> str | None:
         if not run.known.covers(finding)
     ]
     if found and not keep_going:
-        return f"leg {found[0]} had a finding; --keep-going tries the others, too"
+        return f"row {found[0]} had a finding; --keep-going tries the others, too"
     return None
 
 
@@ -278,30 +324,6 @@ def device_of(asked: str) -> str:
     if asked == "cuda" and not gpus:
         raise CannotRunError("--device cuda needs a GPU, but none is visible")
     return ("cuda" if gpus else "cpu") if asked == "auto" else asked
-
-
-def legs_of(
-    legs: Sequence[Leg], seconds: float, page_size: int | None = None, names: Sequence[str] = ()
-) -> tuple[Leg, ...]:
-    """Return the legs to run: all, or those with these names and this page size.
-
-    `seconds` is divided among them. Raises UnknownNameError for an unknown name.
-    """
-    for name in names:
-        known("setting", name, [leg.name for leg in legs])
-    chosen = [leg for leg in legs if not names or leg.name in names]
-    if page_size is not None:
-        chosen = [leg for leg in chosen if page_size_of(leg) == page_size]
-        if not chosen:
-            chosen = [Leg(f"page size {page_size}", ("--page-size", str(page_size)))]
-    total = sum(leg.share for leg in chosen)
-    return tuple(replace(leg, seconds=seconds * leg.share / total) for leg in chosen)
-
-
-def page_size_of(leg: Leg) -> int:
-    """Return the page size of a leg."""
-    words = leg.arguments
-    return int(words[words.index("--page-size") + 1]) if "--page-size" in words else 1
 
 
 SIGNALS: Mapping[int, str] = {

@@ -21,8 +21,8 @@ from paritybit.launch.follow import Stops
 from paritybit.launch.reading import record_of
 from paritybit.launch.schema import Watched
 
-SECONDS, AT_ONCE = 12, 2
-"""Seconds of requests per engine, and the number of engines watched at the same time."""
+SECONDS, AT_ONCE = 30, 2
+"""Seconds per engine, with its start, and the number of engines watched at the same time."""
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,18 @@ def counts(text: str) -> tuple[int, ...]:
     return tuple(count(part) for part in text.split(","))
 
 
+def numbers(text: str) -> tuple[int, int | None]:
+    """Return the first and the last number of FIRST-LAST, FIRST-, where the last is None, or FIRST.
+
+    Raises ArgumentTypeError for other text.
+    """
+    first, dash, last = text.partition("-")
+    begins, ends = count(first), count(last if dash and last else first)
+    if ends < begins:
+        raise argparse.ArgumentTypeError(f"{quoted(text)}: the last row is before the first")
+    return begins, None if dash and not last else ends
+
+
 def count_or_none(text: str) -> int:
     """Return an integer of at least 0. Raises ArgumentTypeError for other text."""
     return count(text, least=0)

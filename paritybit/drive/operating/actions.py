@@ -15,6 +15,9 @@ from paritybit.watch import journal
 COUNT = "action: "
 """The prefix of the counts of actions."""
 
+WHOLE = "rows served as a whole"
+"""Counts the rows in which each kind of wave, and enough forwards, were served."""
+
 ENDS: Mapping[str, str] = {"pause": "continue", "retract": "continue", "sleep": "wake"}
 """Maps an action that lasts to the act that ends it."""
 
@@ -50,9 +53,13 @@ without emptying the cache.
 
 @dataclass
 class Operator:
-    """Performs the actions of a wave. Actions that the engine does not support are skipped."""
+    """Performs the actions of a wave. Actions that the engine does not support are skipped.
+
+    Those that the engine refuses while it copies KV wait until `settled` returns True.
+    """
 
     acts: Acts
+    settled: Callable[[], bool] = lambda: True
     _waiting: list[Action] = field(default_factory=list)
     _lasting: Action | None = None
     _since: int = 0
@@ -78,7 +85,7 @@ class Operator:
             given += self._end()
         for action in [one for one in self._waiting if one.at <= poll]:
             act = self._act(action.what, poll, idle=idle)
-            if act not in self.acts:
+            if act not in self.acts or not (act in ENDS or self.settled()):
                 continue
             self._waiting.remove(action)
             given += self.acts[act]()

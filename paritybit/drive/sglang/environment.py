@@ -6,7 +6,7 @@ Runs outside of the engine's process.
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paritybit.drive.environment import Environment, options, variables, with_transformers
@@ -51,15 +51,10 @@ def wanted_transformers(package: Path) -> str | None:
 
 
 def command(
-    environment: Environment, leg: Leg, model: str, seed: int, device: str
+    environment: Environment, leg: Leg, seed: int, device: str
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the command that serves a leg, and its environment variables."""
-    words = options(leg, model, seed, device)
-    speculative = "eagle" if "eagle" in leg.arguments else None
-    if "standalone" in leg.arguments:
-        speculative = "standalone"
-    chain = speculative == "eagle" and "--topk" not in leg.arguments
-    return _started(environment, words, device, speculative, chain=chain)
+    """Return the command that serves a row, and its environment variables."""
+    return _started(environment, options(leg, seed, device), device, leg.settings)
 
 
 def playing(
@@ -70,19 +65,17 @@ def playing(
     `words` are the options with the file of the script.
     """
     settings = script.settings
-    speculative, device = settings.get("speculative"), str(settings.get("device"))
-    chain = speculative == "eagle" and settings.get("topk") == 1
-    return _started(environment, words, device, speculative, chain=chain)
+    return _started(environment, words, str(settings.get("device")), settings)
 
 
 def _started(
     environment: Environment,
     words: Sequence[str],
     device: str,
-    speculative: Setting,
-    *,
-    chain: bool,
+    settings: Mapping[str, Setting],
 ) -> tuple[list[str], dict[str, str]]:
+    speculative = settings.get("speculative")
+    chain = speculative == "eagle" and settings.get("topk", 1) == 1
     sliding = speculative == "standalone" and says(environment.source, *SLIDING_DRAFTS)
     drafts = acceptance(environment.source, device) if chain else {}
     # By default, slots outside a window are freed every 128 tokens, which is 8 of our windows.

@@ -40,6 +40,9 @@ NOTHING = ("input_embeds", "mm_inputs", "token_ids_logprob", "token_type_ids")
 NO_HOST_CACHE = "HiRadixCache only supports"
 """A part of the error message of releases that do not support the host cache for this model."""
 
+COPIES = ("ongoing_write_through", "ongoing_load_back")
+"""Attributes of a prefix cache: its copies to and from the host that are under way."""
+
 LIKELIEST = 8
 """The number of likeliest tokens per step that are requested to compare likelihoods."""
 
@@ -186,7 +189,13 @@ class Engine:
             lambda name: structures.AbortReq(rid=name),
             structures.FlushCacheReqInput,
             acts_of(self._scheduler, self.served.device),
+            self._settled,
         )
+
+    def _settled(self) -> bool:
+        """Return whether the prefix cache copies nothing to or from the host."""
+        cache = self._scheduler.tree_cache
+        return not any(getattr(cache, name, ()) for name in COPIES)
 
     def _hear(self, output: Any, *rest: Any) -> None:
         """Report the requests that an output of the scheduler ends to the player."""

@@ -23,10 +23,10 @@ def prepare(spec: str) -> Environment:
 
 
 def command(
-    environment: Environment, leg: Leg, model: str, seed: int, device: str
+    environment: Environment, leg: Leg, seed: int, device: str
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the command that serves a leg, and its environment variables."""
-    words = options(leg, model, seed, device)
+    """Return the command that serves a row, and its environment variables."""
+    words = options(leg, seed, device)
     return [*PROGRAM, *words], variables(environment, device, os.environ)
 
 

@@ -1,27 +1,33 @@
-"""The table of legs: settings with which continuous batching is served, each in one process.
+"""The settings with which continuous batching is served, and how they combine.
 
 Only models in which all layers have full attention share prefixes.
 """
 
-from paritybit.drive.legs import Leg
+from paritybit.drive.legs import Table
 
-LEGS = (
-    Leg("sliding window", ("--page-size", "16"), 3.0),
-    Leg("shared prefixes", ("--full", "--page-size", "16"), 3.0),
-    Leg("small pages", ("--page-size", "4", "--scheduler", "prefill_first")),
-    Leg("no graphs", ("--no-graphs", "--page-size", "16"), replays=False),
-    Leg("several samples", ("--full", "--samples", "3", "--page-size", "16"), 2.0),
-    Leg("several samples of windows", ("--samples", "2", "--page-size", "6")),
-    Leg("attention sinks", ("--model", "gpt_oss", "--page-size", "64")),
-    Leg("offload to the host", ("--offload", "--page-size", "16")),
-    Leg("overlap", ("--overlap", "--page-size", "16"), 2.0),
-    Leg("actions", ("--full", "--actions", "--page-size", "16")),
-    Leg("no prefix cache", ("--full", "--no-prefix-cache", "--page-size", "16")),
-    Leg("overlap of shared prefixes", ("--full", "--overlap", "--page-size", "16")),
-    Leg(
-        "overlap of several samples",
-        ("--full", "--overlap", "--samples", "3", "--offload", "--page-size", "16"),
-        2.0,
-    ),
+TABLE = Table(
+    axes={
+        "layers": {"sliding window": {}, "shared prefixes": {"full": True}},
+        "page size": {
+            "page size 16": {},
+            "page size 4": {"page_size": 4},
+            "page size 6": {"page_size": 6},
+            "page size 64": {"page_size": 64},
+        },
+        "scheduling": {"no overlap": {}, "overlap": {"overlap": True}},
+        "samples": {
+            "one sample": {},
+            "two samples": {"samples": 2},
+            "several samples": {"samples": 3},
+        },
+        "host": {"no offload": {}, "offload to the host": {"offload": True}},
+        "graphs": {"graphs": {}, "no graphs": {"graphs": False}},
+        "scheduler": {"first in, first out": {}, "prefill first": {"scheduler": "prefill_first"}},
+        "model": {"Gemma 4": {}, "attention sinks": {"model": "gpt_oss"}},
+        "cache": {"prefix cache": {}, "no prefix cache": {"prefix_cache": False}},
+        "operator": {"no actions": {}, "actions": {"actions": True}},
+    },
+    quiet=["no graphs"],
+    # Planted faults that were found: 15 with sliding windows, 12 with shared prefixes.
+    weights={("graphs",): 2, ("several samples",): 1.5, ("shared prefixes", "prefix cache"): 2},
 )
-"""The legs in order, with their shares of the time."""

@@ -23,9 +23,9 @@ def prepare(spec: str) -> Environment:
 
 
 def command(
-    environment: Environment, leg: Leg, model: str, seed: int, device: str
+    environment: Environment, leg: Leg, seed: int, device: str
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the command that serves a leg, and its environment variables.
+    """Return the command that serves a row, and its environment variables.
 
     Raises CannotRunError for a GPU if the engine has no compiled code, like downloaded engines.
     """
@@ -34,7 +34,7 @@ def command(
             f"{environment.name} has no compiled code, which a GPU needs; give the folder in which "
             "it is installed"
         )
-    return [*PROGRAM, *options(leg, model, seed, device)], variables(environment, device)
+    return [*PROGRAM, *options(leg, seed, device)], variables(environment, device)
 
 
 def playing(

@@ -240,6 +240,8 @@ def test_an_engine_is_watched_with_cheap_checks_and_without(
         (folder := Path(words["--out"]) / "run").mkdir()
         record = {"seconds": 38.0, "counts": counts[int(words["--every"])]}
         (folder / "watch.json").write_text(json.dumps(record))
+        (log := folder / "legs" / "decode-graphs" / "engine.log").parent.mkdir(parents=True)
+        log.write_text("loads\n600 forwards in 30.0 s\n")
 
     monkeypatch.setattr("subprocess.run", run)
     assert watching("sglang==0.5.23") == {

@@ -42,7 +42,7 @@ def lay(home: Path, findings: Sequence[Finding], *, serves: bool = True) -> None
 
 def test_the_engines_are_there_and_so_are_their_bugs_and_checks() -> None:
     for one in ENGINES:
-        assert one.setting in {leg.name for leg in driven(one.engine).legs}
+        assert one.setting in driven(one.engine).table.settings
         assert set(one.bugs) <= set(BUGS)
         assert set(one.bugs.values()) <= set(CHECKS)
 

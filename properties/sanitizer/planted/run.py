@@ -37,15 +37,15 @@ LEGS: Mapping[frozenset[str], str] = {
     frozenset({"page"}): "page size 16",
     frozenset({"large-chunks"}): "chunks larger than the window pool",
     frozenset({"tight"}): "few window slots",
-    frozenset({"tight", "page"}): "few window pages",
-    frozenset({"wide-page"}): "page size 64",
-    frozenset({"page", "eagle"}): "EAGLE topk 1",
-    frozenset({"small-page", "eagle"}): "EAGLE page size 4",
-    frozenset({"eagle"}): "EAGLE topk 1",
-    frozenset({"eagle", "overlap"}): "EAGLE overlap",
-    frozenset({"eagle", "topk"}): "EAGLE topk 2",
-    frozenset({"draft-model"}): "draft model",
-    frozenset({"whole-prompts"}): "attention sinks",
+    frozenset({"tight", "page"}): "few window pages + page size 16",
+    frozenset({"wide-page"}): "page size 64 + overlap",
+    frozenset({"page", "eagle"}): "page size 16 + EAGLE topk 1",
+    frozenset({"small-page", "eagle"}): "page size 4 + EAGLE topk 1",
+    frozenset({"eagle"}): "page size 16 + EAGLE topk 1",
+    frozenset({"eagle", "overlap"}): "EAGLE topk 1 + overlap",
+    frozenset({"eagle", "topk"}): "EAGLE topk 2 + few window slots",
+    frozenset({"draft-model"}): "draft model + overlap",
+    frozenset({"whole-prompts"}): "attention sinks + whole prompts",
     frozenset({"overlap"}): "overlap",
     frozenset({"no-prefix-cache"}): "no prefix cache",
     frozenset({"prefill-graphs"}): "breakable prefill graphs",
@@ -53,26 +53,26 @@ LEGS: Mapping[frozenset[str], str] = {
     frozenset({"shared"}): "shared prefixes",
     frozenset({"samples"}): "several samples",
     frozenset({"offload"}): "offload to the host",
-    frozenset({"sinks"}): "attention sinks",
+    frozenset({"sinks"}): "attention sinks + page size 64",
     frozenset({"no-graphs"}): "no graphs",
     frozenset({"overlap-windows"}): "overlap",
     frozenset({"async"}): "async scheduling",
     frozenset({"newer-runner"}): "newer runner",
     frozenset({"drafts"}): "n-gram speculation",
-    frozenset({"drafts", "newer-runner"}): "newer runner n-gram speculation",
+    frozenset({"drafts", "newer-runner"}): "newer runner + n-gram speculation",
     frozenset({"drafts", "draft-model"}): "EAGLE",
-    frozenset({"drafts", "draft-model", "newer-runner"}): "newer runner EAGLE",
-    frozenset({"newer-breakable"}): "newer runner breakable graphs",
-    frozenset({"newer-actions"}): "newer runner actions",
+    frozenset({"drafts", "draft-model", "newer-runner"}): "newer runner + EAGLE",
+    frozenset({"newer-breakable"}): "newer runner + breakable graphs",
+    frozenset({"newer-actions"}): "newer runner + async scheduling + actions",
     frozenset({"wide-window"}): "window of three blocks",
     frozenset({"actions"}): "actions",
     frozenset({"adapters"}): "LoRA adapters",
     frozenset({"ranks"}): "idle data-parallel rank",
     frozenset({"host"}): "KV on the host",
     frozenset({"states"}): "states of convolutions",
-    frozenset({"actions", "overlap"}): "actions with overlap",
+    frozenset({"actions", "overlap"}): "actions + overlap + page size 16",
 }
-"""The leg of the plan that comes nearest to what a fault needs."""
+"""The row of settings that comes nearest to what a fault needs."""
 
 MOST_SECONDS = 900.0
 """Seconds after which a watched engine is taken to hang."""
@@ -130,7 +130,8 @@ class Trials:
         """Return the record of `paritybit watch` for an engine's folder."""
         out = self.out / fault.name.replace(": ", "-").replace(" ", "-").replace(",", "")
         log = out.with_name(f"{out.name}.log")
-        asked = ("--device", self.device, "--out", str(out), "--settings", leg, *self.words, *words)
+        asked = ("--device", self.device, "--out", str(out), *self.words, *words)
+        asked += ("--settings", leg) if leg else ()
         self.run(fault, log, "watch", "--engine", str(engine), *asked)
         records = sorted(out.glob("**/watch.json"))
         if not records:

@@ -28,7 +28,7 @@ from paritybit.drive.directing import serve
 from paritybit.drive.engines import driven
 from paritybit.drive.failures import EngineFailedError
 from paritybit.drive.forks import ForkFailedError, in_fork
-from paritybit.drive.legs import Leg
+from paritybit.drive.legs import AND
 from paritybit.drive.player import PlayedError
 from paritybit.drive.playing import leave, parser_of, served_as
 from paritybit.drive.sglang import legs
@@ -48,12 +48,12 @@ RUNNERS = {
     "decode": ("decode graphs", DECODE, False),
     "target_verify": ("EAGLE topk 2", DECODE, False),
     "eagle_draft": ("EAGLE topk 2", "EAGLEDraftCudaGraphRunner", True),
-    "eagle_draft_extend": ("EAGLE topk 1", "EAGLEDraftExtendCudaGraphRunner", True),
+    "eagle_draft_extend": ("page size 16 + EAGLE topk 1", "EAGLEDraftExtendCudaGraphRunner", True),
     "frozen_kv_mtp": ("drafts from the target's KV", "FrozenKVMTPCudaGraphRunner", True),
     "cpu_graph": ("CPU graphs", "CPUGraphRunner", False),
     "breakable": ("breakable prefill graphs", "PrefillCudaGraphRunner", False),
 }
-"""Per runner: the leg that replays it, its class, and whether it is the draft model's."""
+"""Per runner: the row that replays it, its class, and whether it is the draft model's."""
 
 NONE = "none"
 """The name of the run without a fault."""
@@ -171,9 +171,9 @@ def tell(asked: argparse.Namespace, runner: str, faults: Mapping[str, Any]) -> I
     """
     engine = f"sglang=={asked.version}"
     starter, name = driven(engine).starter, asked.setting or RUNNERS[runner][0]
-    leg = next(leg for leg in legs.LEGS if leg.name == name)
-    leg = Leg(leg.name, leg.arguments, seconds=asked.seconds)
-    words, variables = starter.command(starter.prepare(engine), leg, "gemma4", asked.seed, "cpu")
+    leg = legs.TABLE.on("cpu").leg(name.split(AND))
+    words, variables = starter.command(starter.prepare(engine), leg, asked.seed, "cpu")
+    words += ["--seconds", f"{asked.seconds:g}"]
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
         imports, journals = Path(scratch) / "imports", Path(scratch) / "journals"
         imports.mkdir()

@@ -1,0 +1,116 @@
+"""The plan of a run: which rows of settings an engine is served, in which order, and how long.
+
+A run has a budget of wall time, which includes the starts of the engine. Rows of the covering array
+are served one after another, `workers` at a time, until the budget is spent. Each row ends when its
+share of the time is over and its floor is reached: LEAST forwards, and each kind of wave. Rows that
+are named on the command line have no floor.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from paritybit.harness.errors import MalformedError, known
+from paritybit.harness.machine.workers import cores
+
+from paritybit.drive.legs import AND, Leg, Table
+
+LEAST = 300
+"""The floor of forwards of a row."""
+
+MOST = 1 / 3
+"""The largest part of the budget that one row may take."""
+
+LAST = 25.0
+"""No further row starts with fewer seconds left."""
+
+AT_ONCE = 2
+"""Rows that are served at a time on a CPU. Each keeps one core busy."""
+
+OVER = "the time was over"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A row that is to be served until a time.
+
+    With `after`, it ends as soon as its floor is reached after that time.
+    """
+
+    leg: Leg
+    until: float
+    after: float | None = None
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The options of the engine's process."""
+        until = ("--until", f"{self.until:.1f}")
+        if self.after is None:
+            return until
+        return *until, "--least", str(LEAST), "--after", f"{self.after:.1f}"
+
+
+@dataclass
+class Plan:
+    """The rows of a run, in order, and its budget of `seconds` from now on.
+
+    With `named`, the rows share the budget. `left` has the rows that have not started.
+    """
+
+    legs: Sequence[Leg]
+    seconds: float
+    workers: int = 1
+    named: bool = False
+    clock: Callable[[], float] = time.time
+    left: list[Leg] = field(init=False)
+    ends: float = field(init=False)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        """Start the budget."""
+        self.left, self.ends = list(self.legs), self.clock() + self.seconds
+
+    def next(self) -> Turn | None:
+        """Return the next row to serve, or None if none is left or too little time is."""
+        with self.lock:
+            now = self.clock()
+            started = len(self.legs) - len(self.left)
+            if not self.left or (started >= self.workers and self.ends - now < LAST):
+                return None
+            share = min(1.0, self.workers / len(self.left)) * max(0.0, self.ends - now)
+            if self.named:
+                return Turn(self.left.pop(0), now + share)
+            until = max(now + share, min(self.ends, now + MOST * self.seconds))
+            return Turn(self.left.pop(0), until, now + share)
+
+
+def workers_of(device: str) -> int:
+    """Return how many rows are served at a time on a device."""
+    return min(AT_ONCE, cores()) if device == "cpu" else 1
+
+
+def legs_of(
+    table: Table, seed: int, names: Sequence[str] = (), rows: tuple[int, int | None] | None = None
+) -> tuple[Leg, ...]:
+    """Return the rows with these names, or those of the covering array with these numbers.
+
+    A name has values with AND between them. Raises UnknownNameError for an unknown value, and
+    MalformedError for values that cannot be combined.
+    """
+    if not names:
+        first, last = rows or (1, None)
+        legs = tuple(table.rows(seed))[first - 1 : last]
+        if not legs:
+            raise MalformedError(f"there is no row {first}: seed {seed} has fewer rows")
+        return legs
+    found = []
+    for name in names:
+        values = [value.strip() for value in name.split(AND.strip())]
+        for value in values:
+            known("setting", value, table.settings)
+        try:
+            found.append(table.leg(values))
+        except ValueError as error:
+            raise MalformedError(str(error)) from error
+    return tuple({leg.name: leg for leg in found}.values())

@@ -1,0 +1,101 @@
+"""The budget of a run over rows of settings, with a clock of the test's own."""
+
+from dataclasses import dataclass
+
+import pytest
+from paritybit.harness.cli.watch.plan import LAST, LEAST, Plan, legs_of
+from paritybit.harness.errors import MalformedError, UnknownNameError
+
+from paritybit.drive.engines import BY_NAME
+from paritybit.drive.legs import Leg
+
+ROWS = tuple(Leg(f"row {number}") for number in range(40))
+
+
+@dataclass
+class Clock:
+    """A clock that a test sets."""
+
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+def served(plan: Plan, clock: Clock, *, starts: float, floor: float) -> float:
+    """Let the workers of a plan serve rows, and return when the last one ended.
+
+    A row takes `starts` seconds to start and `floor` to reach its floor, and ends at its time.
+    """
+    free = [clock.now] * plan.workers
+    ended = clock.now
+    while True:
+        clock.now = min(free)
+        turn = plan.next()
+        if turn is None:
+            return ended
+        reached = clock.now + starts + floor
+        end = turn.until if turn.after is None else min(max(reached, turn.after), turn.until)
+        end = max(clock.now + starts, end)
+        free[free.index(clock.now)] = end
+        ended = max(ended, end)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("starts", [2.0, 12.0])
+@pytest.mark.parametrize("floor", [8.0, 30.0, 90.0, 400.0])
+def test_a_run_takes_its_seconds_whatever_a_row_takes(
+    workers: int, starts: float, floor: float
+) -> None:
+    clock = Clock()
+    plan = Plan(ROWS, 300.0, workers, clock=clock)
+    took = served(plan, clock, starts=starts, floor=floor) - 1000.0
+    assert 255 <= took <= 345
+    started = len(ROWS) - len(plan.left)
+    row = max(starts + min(floor, 100), workers * 300 / len(ROWS))
+    assert started >= int(workers * (300 - LAST) / row)
+
+
+def test_rows_of_the_array_end_at_a_floor_and_none_takes_all_of_the_time() -> None:
+    clock = Clock()
+    plan = Plan(ROWS, 300.0, clock=clock)
+    turn = plan.next()
+    assert turn is not None
+    assert (turn.leg, turn.until, turn.after) == (ROWS[0], 1100.0, 1007.5)
+    assert turn.words == ("--until", "1100.0", "--least", str(LEAST), "--after", "1007.5")
+    clock.now = 1250.0
+    assert (turn := plan.next()) is not None and turn.until == 1300.0
+    clock.now = 1300.0 - LAST + 1
+    assert plan.next() is None
+    assert len(plan.left) == len(ROWS) - 2
+
+
+def test_named_rows_share_the_time_and_have_no_floor() -> None:
+    clock = Clock()
+    plan = Plan(ROWS[:3], 90.0, clock=clock, named=True)
+    first = plan.next()
+    assert first is not None and (first.until, first.after) == (1030.0, None)
+    clock.now = 1040.0  # It ended late.
+    second = plan.next()
+    assert second is not None and second.until == 1065.0
+    both = Plan(ROWS[:2], 60.0, 2, clock=clock, named=True)
+    ends = [turn.until for turn in (both.next(), both.next()) if turn is not None]
+    assert ends == [1100.0, 1100.0]
+
+
+def test_rows_are_named_by_their_values_or_numbered() -> None:
+    table = BY_NAME["sglang"].table.on("cpu")
+    (leg,) = legs_of(table, 0, ("page size 16+overlap",))
+    assert leg.settings == {"page_size": 16, "overlap": True}
+    assert [one.name for one in legs_of(table, 0, ("decode graphs", "decode graphs"))] == [
+        "decode graphs"
+    ]
+    every = legs_of(table, 3)
+    assert legs_of(table, 3, (), (2, 4)) == every[1:4]
+    assert legs_of(table, 3, (), (5, None)) == every[4:]
+    with pytest.raises(UnknownNameError, match="unknown setting 'page size 17'"):
+        legs_of(table, 0, ("overlap + page size 17",))
+    for names, rows in (((("page size 4 + page size 16"),), None), ((), (99, None))):
+        with pytest.raises(MalformedError):
+            legs_of(table, 0, names, rows)
