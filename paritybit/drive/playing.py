@@ -147,7 +147,7 @@ def play(asked: argparse.Namespace, drive: Drive[Kind]) -> int:
 
 def reached(forwards: int, asked: argparse.Namespace) -> bool:
     """Return whether so many forwards are enough, and the time to play is over."""
-    return forwards >= asked.least and time.time() >= asked.after
+    return bool(forwards >= asked.least and time.time() >= asked.after)
 
 
 def leave(code: int) -> NoReturn:

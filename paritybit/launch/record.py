@@ -31,7 +31,9 @@ from paritybit.launch.schema import (
 from paritybit.launch.scope import PAIRS, SERVED_PAIRS, not_tried
 from paritybit.launch.trend import points
 from paritybit.launch.verdict import Outcome, ending, judged, lacking, open_questions
-from paritybit.launch.words import plural
+
+
+CUT_SHORT = "the time was over before it had served each kind of wave"
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def make(asked: Asked, outcomes: Sequence[Outcome], interrupted: str | None) -> 
             settings.setdefault(name, []).extend(values)
     if asked.pairs:
         counts.update({PAIRS: len(asked.pairs), SERVED_PAIRS: len(served)})
-    cut = {one.name: cut_short(one) for one in outcomes if one.short}
+    cut = {one.name: CUT_SHORT for one in outcomes if one.short}
     rows = {**asked.not_run, **cut, **unseen}
     untried = tuple(not_tried(settings, counts, unselected, rows))
     undecided = tuple(dict.fromkeys(open_questions(outcomes)))
@@ -115,12 +117,6 @@ def make(asked: Asked, outcomes: Sequence[Outcome], interrupted: str | None) -> 
         revision=asked.revision,
         trend=points(asked.known.baseline),
     )
-
-
-def cut_short(outcome: Outcome) -> str:
-    """Return what a row served that ended before its floor."""
-    forwards = plural(outcome.tally.count("forwards"), "forward")
-    return f"not every kind of wave was served in {forwards}"
 
 
 def marked(finding: Finding, known: Known) -> Finding:

@@ -80,7 +80,7 @@ def test_it_watches_with_words_that_the_parser_knows(run: Run, tmp_path: Path) -
     job, done = run()
     assert done.returncode == OK, done.stdout
     options = parser().parse_args(["watch", *words_of(tmp_path)])
-    assert (options.engine, options.seconds, options.undecided) == (".", 120, "fail")
+    assert (options.engine, options.seconds, options.undecided) == (".", 300, "fail")
     assert options.keep_going
     assert options.baseline is None
     outputs = dict(line.split("=", 1) for line in job.outputs.read_text().splitlines())
