@@ -26,31 +26,47 @@ def table(**more: Any) -> Any:
     )
 
 
-def told(**more: Any) -> list[list[int]]:
-    """Return the slots of states of a prompt that goes on and of one that begins."""
+def told(kind: str = "extend", **more: Any) -> tuple[list[list[int]], dict[int, int]]:
+    """Return the slots of states of a prompt that goes on and of one that begins, and the copies.
+
+    A keyword argument is a field of the batch.
+    """
     states = States.of(table())
     assert states is not None
     rows = [
         Row("a", [1, 2, 3, 4], 2, 2, {"full": torch.arange(4)}),
         Row("b", [7, 8], 0, 2, {"full": torch.arange(4, 6)}),
     ]
-    batch = SimpleNamespace(req_pool_indices=torch.tensor([1, 2]), **more)
-    forward, found = states.with_states(batch, Forward("extend", tuple(rows)), Rows(rows, [0, 1]))
+    mode = parts.mode(kind)
+    batch = SimpleNamespace(req_pool_indices=torch.tensor([1, 2]), forward_mode=mode, **more)
+    forward, found = states.with_states(batch, Forward(kind, tuple(rows)), Rows(rows, [0, 1]))
     assert forward.rows == tuple(found.rows)
     assert found.rows[0].slots["full"].tolist() == [0, 1, 2, 3]
-    return [row.slots[NAME].tolist() for row in found.rows]
+    return [row.slots[NAME].tolist() for row in found.rows], states.due
+
+
+def copies(*pairs: tuple[int, int]) -> dict[str, torch.Tensor]:
+    """Return the fields of a batch that lists copies, each a source and a target."""
+    source, target = torch.tensor(pairs).T
+    return {"mamba_cow_src_indices": source, "mamba_cow_dst_indices": target}
 
 
 def test_a_row_reads_the_state_before_it_and_writes_the_one_after_it() -> None:
-    assert told() == [[-1, 5, -1, 5], [-1, 3]]
+    assert told() == ([[-1, 5, -1, 5], [-1, 3]], {})
 
 
 def test_a_state_that_a_forward_copies_first_is_read_where_it_is_copied_from() -> None:
-    slots = torch.tensor([5]), torch.tensor([8])
-    assert told(mamba_cow_dst_indices=slots[0], mamba_cow_src_indices=slots[1]) == [
-        [-1, 8, -1, 5],
-        [-1, 3],
-    ]
+    assert told(**copies((8, 5))) == ([[-1, 8, -1, 5], [-1, 3]], {5: 8})
+
+
+def test_a_decode_ignores_the_copies_that_its_batch_still_lists() -> None:
+    """As in sglang 0.5.14, whose batches keep the lists of their prompts."""
+    assert told("decode", **copies((8, 5))) == told("decode")
+
+
+def test_a_prompt_without_a_cached_prefix_copies_no_state() -> None:
+    """A stale list names a source for it, as in sgl-project/sglang#29354."""
+    assert told(**copies((8, 5), (7, 3))) == ([[-1, 8, -1, 5], [-1, 3]], {5: 8, 3: -1})
 
 
 def test_a_state_has_the_tensors_of_its_layers() -> None:
@@ -106,11 +122,12 @@ def test_states_are_copied_between_forwards_and_freed() -> None:
     assert states.seen == {5: 4}
 
 
+@pytest.mark.parametrize("due", [8, -1])
 @pytest.mark.parametrize(("seen", "made"), [({5: 8}, [8]), ({5: 7}, [7]), ({}, [-1])])
-def test_what_a_forward_reuses_it_copies(seen: dict[int, int], made: list[int]) -> None:
+def test_what_a_forward_reuses_it_copies(due: int, seen: dict[int, int], made: list[int]) -> None:
     judged: list[Any] = []
     watcher: Any = SimpleNamespace(inputs=lambda kind, given: judged.extend(given))
-    states = States(parts.Part(), {5: 8}, seen)
+    states = States(parts.Part(), {5: due}, seen)
     states.judge(watcher)
     states.judge(watcher)
-    assert [(one.tensor.tolist(), one.expected.tolist()) for one in judged] == [(made, [8])]
+    assert [(one.tensor.tolist(), one.expected.tolist()) for one in judged] == [(made, [due])]

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.hooking import NotRecognisedError
-from paritybit.connectors.sglang.rows import Rows
+from paritybit.connectors.sglang.lists import PREFILLS
+from paritybit.connectors.sglang.rows import Rows, mode_of
 from paritybit.watch.facts import Forward, Group, Layer, StaticInput
 from paritybit.watch.watcher import Watcher
 
@@ -25,6 +26,9 @@ NAME = "state"
 
 WINDOW = 2
 """The positions that a query reads: its own, and the one before, whose state has all others."""
+
+NONE = -1
+"""Stands for the source slot of a state that must not be copied."""
 
 UNKNOWN = ("replayssm_d", "replayssm_k", "replayssm_g")
 """Other tensors of a state, which are not supported."""
@@ -35,7 +39,8 @@ class States:
     """The states of the requests in a table of requests.
 
     `due` are the copies that the current forward must make first, and `seen` those that it made.
-    Both map the target slot of a copy to its source slot.
+    Both map the target slot of a copy to its source slot. A row with nothing cached must start from
+    the initial state: its source is NONE.
     """
 
     table: Any
@@ -83,20 +88,21 @@ class States:
         return {NAME: self.table.req_index_to_mamba_index_mapping[batch.req_pool_indices]}
 
     def with_states(self, batch: Any, forward: Forward, found: Rows) -> tuple[Forward, Rows]:
-        """Add the slots of states to the facts and the rows of a forward."""
-        mine = self.written(batch)[NAME].tolist()
-        target, source = (
-            getattr(batch, f"mamba_cow_{end}_indices", None) for end in ("dst", "src")
-        )
+        """Add the slots of states to the facts and the rows of a forward.
+
+        A row reads its state where the batch copies it from. Whether that is the state of the
+        row's prefix is judged like any other read.
+        """
+        mine, listed = self.written(batch)[NAME].tolist(), copies_of(batch)
         self.due, self.seen = {}, {}
-        if isinstance(target, Tensor) and isinstance(source, Tensor):
-            self.due = dict(zip(target.tolist(), source.tolist(), strict=True))
         rows = []
         for row, at in zip(found.rows, found.batch_rows, strict=True):
             slots = torch.full((row.cached + row.computed,), -1)
             slots[-1] = mine[at]
             if row.cached:
-                slots[row.cached - 1] = self.due.get(mine[at], mine[at])
+                slots[row.cached - 1] = listed.get(mine[at], mine[at])
+            if mine[at] in listed:
+                self.due[mine[at]] = listed[mine[at]] if row.cached else NONE
             rows.append(replace(row, slots={**row.slots, NAME: slots}))
         found = Rows(rows, found.batch_rows)
         return replace(forward, rows=tuple(rows)), found
@@ -108,8 +114,21 @@ class States:
     def judge(self, watcher: Watcher) -> None:
         """Judge, at the end of a forward, the copies that it made."""
         if self.due:
-            made = torch.tensor([self.seen.get(target, -1) for target in self.due])
+            made = torch.tensor([self.seen.get(target, NONE) for target in self.due])
             right, count = torch.tensor([*self.due.values()]), len(self.due)
             given = StaticInput("copied states", made, count, count, expected=right)
             watcher.inputs("states", [given])
         self.due = {}
+
+
+def copies_of(batch: Any) -> dict[int, int]:
+    """Return the copies that a batch lists, as a map from the target slot to the source slot.
+
+    The engine makes them before it computes prompts. It ignores those that other batches still
+    list.
+    """
+    target, source = (getattr(batch, f"mamba_cow_{end}_indices", None) for end in ("dst", "src"))
+    lists = isinstance(target, Tensor) and isinstance(source, Tensor)
+    if not lists or mode_of(batch) not in PREFILLS:
+        return {}
+    return dict(zip(target.tolist(), source.tolist(), strict=True))
