@@ -75,9 +75,13 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return method(once, *args, **kwargs)
         except BaseException as error:
-            if error in raised or of_signal(error):
+            if error in raised:
                 raise
             journal = of_process()
+            if journal is not None:
+                journal.lose()
+            if of_signal(error):
+                raise
             if journal is not None:
                 journal.undecided(f"the connector failed: {where()}")
             if called:

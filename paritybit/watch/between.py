@@ -1,12 +1,15 @@
 """Follows what happens between forwards: allocations, frees, copies, and tokens that become known.
 
 Each change is first noted as a copy of its slot numbers, without synchronising with a GPU. `settle`
-then applies all noted changes to the ledgers, in order. It runs before anything else is judged.
+then applies all noted changes to the ledgers, in order. It runs before anything else is judged, on
+the stream of the call, which first waits for the streams on which changes were noted.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -26,8 +29,27 @@ MOST_WAITING = 4096
 
 FREED, ALLOCATED, FILLED = "freed", "allocated", "filled"
 
-MOST_NOTED = 4096
-"""Number of changes that are kept before they are applied to the ledger."""
+MOST_NOTED = 2**15
+"""Number of noted changes of a group after which the next forward is checked."""
+
+
+class Kept:
+    """A copy of slot numbers. The engine may modify its own tensor afterwards.
+
+    Numbers on the host stay there, because a copy to a GPU may wait for it.
+    """
+
+    def __init__(self, slots: Tensor) -> None:
+        self.slots = slots.detach().to(torch.int64, copy=True).flatten()
+        self.made = torch.cuda.Event() if slots.is_cuda else None
+        if self.made is not None:
+            self.made.record(torch.cuda.current_stream(slots.device))
+
+    def on(self, device: torch.device) -> Tensor:
+        """Return the numbers on a device, for its current stream."""
+        if self.made is not None:
+            torch.cuda.current_stream(self.slots.device).wait_event(self.made)
+        return self.slots.to(device)
 
 
 @dataclass(frozen=True)
@@ -40,8 +62,12 @@ class Change:
 
     what: str
     freeing: int
-    slots: Tensor
+    slots: Kept
     size: int
+
+
+Step = Callable[[Ledger], None]
+"""A change of a ledger that is applied by itself."""
 
 
 @dataclass
@@ -53,7 +79,7 @@ class Changes:
 
     ledger: Ledger
     unfollowed: tuple[str, ...] = (FILLED,)
-    noted: list[Change] = field(default_factory=list)
+    noted: list[Change | Step] = field(default_factory=list)
 
     def note(self, what: str, slots: Tensor, forward: int = 0, source: str | None = None) -> None:
         """Note a change of slots. The engine may modify the tensor afterwards.
@@ -62,16 +88,23 @@ class Changes:
         """
         size = slots.numel()
         if size:
-            flat = slots if slots.dim() == 1 else slots.flatten()
-            copied = flat.to(self.ledger.device, torch.int64, copy=True)
             freeing = self.ledger.note_freeing(forward, source) if what == FREED else 0
-            self.noted.append(Change(what, freeing, copied, size))
+            self.noted.append(Change(what, freeing, Kept(slots), size))
 
-    def enter(self) -> Freeing | None:
-        """Apply the changes to the ledger. Returns the freed slots, or None without changes."""
-        if not self.noted:
-            return None
+    def enter(self) -> Iterator[Freeing]:
+        """Apply the changes to the ledger in order, and yield the slots that they freed."""
         noted, self.noted = self.noted, []
+        for steps, part in groupby(noted, callable):
+            if not steps:
+                freeing = self._enter([one for one in part if isinstance(one, Change)])
+                if freeing is not None:
+                    yield freeing
+                continue
+            for step in part:
+                step(self.ledger)  # type: ignore[operator]
+
+    def _enter(self, noted: list[Change]) -> Freeing | None:
+        """Apply changes without a step among them. Returns the freed slots, or None for none."""
         if not any(change.freeing for change in noted):
             self._use(noted)
             return None
@@ -101,12 +134,16 @@ class Changes:
         """Apply changes none of which frees slots. Their order does not matter."""
         column = self.ledger.wide[-1]
         for what in (FILLED, ALLOCATED):
-            slots = [change.slots for change in noted if change.what == what]
+            slots = [self._slots(change) for change in noted if change.what == what]
             if slots:
                 places = self._places(torch.cat(slots), whole=what != FILLED)
                 if what in self.unfollowed:
                     self.ledger.forget(places)
                 column[places] = -column[places].abs()
+
+    def _slots(self, change: Change) -> Tensor:
+        """Return the slots of a change on the ledger's device."""
+        return change.slots.on(self.ledger.device)
 
     def _places(self, slots: Tensor, *, whole: bool) -> Tensor:
         """Return the indices in the ledger of slots, or if `whole` of the slots of their pages."""
@@ -127,7 +164,7 @@ class Changes:
         for whole in (False, True):
             chosen = [n for n, change in enumerate(noted) if (change.what != FILLED) == whole]
             if chosen:
-                slots = torch.cat([noted[n].slots for n in chosen])
+                slots = torch.cat([self._slots(noted[n]) for n in chosen])
                 sizes = [noted[n].size * (page if whole else 1) for n in chosen]
                 places.append(self._places(slots, whole=whole))
                 numbers.append(repeated(chosen, sizes).to(slots.device))
@@ -179,6 +216,20 @@ class Relayed:
         return StaticInput("input_ids", given, len(ids), len(ids), expected=wanted)
 
 
+class Streams:
+    """Orders the calls that use the ledgers of a GPU, on whatever stream they are made."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.last = device, torch.cuda.current_stream(device)
+
+    def follow(self) -> None:
+        """Make the current stream wait for what the last one has been given to do so far."""
+        now = torch.cuda.current_stream(self.device)
+        if now != self.last:
+            now.wait_stream(self.last)
+            self.last = now
+
+
 class Between(Boundary):
     """Holds the ledgers, and applies to them what happens between forwards."""
 
@@ -195,12 +246,16 @@ class Between(Boundary):
         self.chains = Chains()
         self.number = 0
         self.relayed = Relayed()
-        self.loading: dict[str, list[Tensor]] = {}
+        self.loading: dict[str, list[Kept]] = {}
         """The slots of each group that were filled since the last forward ended."""
         self.stored: OrderedDict[tuple[str, str], list[Tensor]] = OrderedDict()
         """The ledger entries of slots whose content the engine stored elsewhere."""
         self.hosts: dict[str, list[Tensor]] = {}
         """For each group, the ledger entries of the slots in its host pool."""
+        self.lost = False
+        """Whether nothing that the ledgers say can be relied on."""
+        device = next((one.device for one in self.ledgers.values()), None)
+        self.stream = Streams(device) if device is not None and device.type == "cuda" else None
 
     @guarded
     def known(self, request: str, position: int, token: int) -> None:
@@ -228,14 +283,17 @@ class Between(Boundary):
     @guarded
     def copied(self, group: str, source: Tensor, target: Tensor) -> None:
         """Record that the engine copied each slot `source[i]` to `target[i]`."""
-        self.settle()
-        self.ledgers[group].copy(source, target)
+        old, new = Kept(source), Kept(target)
+        self.later(group, lambda ledger: ledger.copy(old.on(ledger.device), new.on(ledger.device)))
 
     @guarded
     def store(self, name: str, group: str, slots: Tensor) -> None:
         """Record that the engine stored the content of slots elsewhere, under a name."""
-        self.settle()
-        self.stored[name, group] = self.ledgers[group].entries(slots)
+        self.later(group, partial(self._store, (name, group), Kept(slots)))
+
+    def _store(self, key: tuple[str, str], slots: Kept, ledger: Ledger) -> None:
+        """Keep the ledger entries of slots that the engine stored."""
+        self.stored[key] = ledger.entries(slots.on(ledger.device))
         while len(self.stored) > MOST_WAITING:
             self.stored.popitem(last=False)
 
@@ -245,24 +303,32 @@ class Between(Boundary):
 
         There may be fewer slots than were stored. The first ones are then meant.
         """
-        self.settle()
-        if (entries := self.stored.pop((name, group), None)) is not None:
-            self.ledgers[group].enter(slots, entries)
+        self.later(group, partial(self._load, (name, group), Kept(slots)))
+
+    def _load(self, key: tuple[str, str], slots: Kept, ledger: Ledger) -> None:
+        """Give slots the ledger entries of what the engine loaded into them."""
+        mine = slots.on(ledger.device)
+        if (entries := self.stored.pop(key, None)) is not None:
+            ledger.enter(mine, entries)
         else:
-            self.ledgers[group].forget(slots)
+            ledger.forget(mine)
 
     @guarded
     def backed_up(self, group: str, slots: Tensor, places: Tensor, size: int) -> None:
         """Record that the engine copied slots to the slots `places`, [n], of a host pool.
 
-        The host pool has `size` slots.
+        The host pool has `size` slots. The call may be made on the stream of the copy, but the
+        watcher does not wait for the copy.
         """
-        self.settle()
-        entries = self.ledgers[group].entries(slots)
-        if group not in self.hosts:
-            self.hosts[group] = [column.new_zeros(size) for column in entries]
-        for column, known in zip(self.hosts[group], entries, strict=True):
-            column[places.to(column.device, torch.int64)] = known
+        self.later(group, partial(self._backed_up, Kept(slots), Kept(places), size))
+
+    def _backed_up(self, slots: Kept, places: Kept, size: int, ledger: Ledger) -> None:
+        """Keep the ledger entries of slots that the engine copied to a host pool."""
+        entries, at = ledger.entries(slots.on(ledger.device)), places.on(ledger.device)
+        if ledger.group.name not in self.hosts:
+            self.hosts[ledger.group.name] = [column.new_zeros(size) for column in entries]
+        for column, known in zip(self.hosts[ledger.group.name], entries, strict=True):
+            column[at] = known
 
     @guarded
     def loaded(self, group: str, slots: Tensor, places: Tensor) -> None:
@@ -272,10 +338,13 @@ class Between(Boundary):
         forwards are sampled, it does not wait, and the content of the slots is unknown.
         """
         ledger = self.ledgers[group]
-        if group not in self.hosts or self.settings.every > 1:
+        if self.settings.every > 1:
             self.forget(group, slots)
             return
         self.settle()
+        if group not in self.hosts:
+            self.forget(group, slots)
+            return
         at = places.to(ledger.device, torch.int64)
         ledger.enter(slots, [column[at] for column in self.hosts[group]])
         self.journal.count(**{"slots and layers loaded from the host": len(slots)})
@@ -289,25 +358,42 @@ class Between(Boundary):
         The slots may still change during the current forward, or the next one if none runs.
         """
         if slots is None:
-            self.settle()
-            self.ledgers[group].forget_all()
+            self.later(group, Ledger.forget_all)
             slots = torch.arange(self.ledgers[group].slots)
         else:
             self.note(group, FILLED, slots)
-        self.loading.setdefault(group, []).append(slots)
+        self.loading.setdefault(group, []).append(Kept(slots))
 
     def note(self, group: str, what: str, slots: Tensor, source: str | None = None) -> None:
-        """Note a change of slots. It is applied later, together with others.
-
-        When a forward runs, its stream has waited for the copies that were made on other streams.
-        """
+        """Note a change of slots. It is applied later, together with others."""
         self.changes[group].note(what, slots, self.number + 1, source)
+
+    def later(self, group: str, step: Step) -> None:
+        """Note a change of a ledger. It is applied later, in order."""
+        noted = self.changes[group].noted
+        if not (noted and noted[-1] is step):
+            noted.append(step)
 
     def settle(self) -> None:
         """Apply all noted changes to the ledgers."""
+        if self.stream is not None:
+            self.stream.follow()
+        if self.lost:
+            for ledger in self.ledgers.values():
+                ledger.start_anew()
+            self.lost = False
         for changes in self.changes.values():
-            if (freeing := changes.enter()) is not None:
+            for freeing in changes.enter():
                 self.judge("freeing", freeing)
+
+    def lose(self) -> None:
+        """Forget everything that is known, and what was only noted. Nothing here can fail."""
+        with self.lock:
+            self.lost = True
+            for changes in self.changes.values():
+                changes.noted.clear()
+            for held in (self.loading, self.relayed.waiting, self.stored, self.hosts):
+                held.clear()
 
     @guarded
     def settled(self) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from paritybit.watch.facts import Group
+from paritybit.watch.weak import ReleasedError, WeakTensor
 
 WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
@@ -118,19 +119,35 @@ class Checksums:
     """Computes the checksums of the slots of a group."""
 
     def __init__(self, group: Group) -> None:
-        self.tensors = [tensor for layer in group.layers for tensor in layer.tensors]
-        if not self.tensors:
+        tensors = [tensor for layer in group.layers for tensor in layer.tensors]
+        if not tensors:
             raise ValueError(f"group {group.name} has no tensors")
         self.block = group.block
-        self.slots = min(tensor.shape[0] for tensor in self.tensors) * (self.block or 1)
-        self.device = self.tensors[0].device
-        self.scales: Sequence[int] = factors(len(self.tensors), SEED).tolist()
-        self.bytes_per_slot = sum(self.row(t) * t.element_size() for t in self.tensors)
-        self.rows = [rows_of(tensor, self.block) for tensor in self.tensors]
+        self.held = [WeakTensor(tensor) for tensor in tensors]
+        self.addresses = [one.address for one in self.held]
+        self.slots = min(tensor.shape[0] for tensor in tensors) * (self.block or 1)
+        self.device = tensors[0].device
+        self.scales: Sequence[int] = factors(len(tensors), SEED).tolist()
+        self.bytes_per_slot = sum(self.row(t) * t.element_size() for t in tensors)
+        rows = [rows_of(tensor, self.block) for tensor in tensors]
+        self.rows = [None if one is None else WeakTensor(one) for one in rows]
         self.tables: dict[int, Tensor] = {}
         self.scaled: Tensor | None = None
         self.chunk = CHUNK.get(self.device.type, LARGE_CHUNK)
         self.fast = self._on_cuda()
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors of the group. Raises ReleasedError if the engine released their memory."""
+        return [one() for one in self.held]
+
+    def require_memory(self) -> None:
+        """Raise ReleasedError unless the tensors are where they were, for a kernel that reads them.
+
+        It has their addresses only.
+        """
+        if [one.address for one in self.held] != self.addresses:
+            raise ReleasedError("the engine moved its KV cache")
 
     def _on_cuda(self) -> Any:
         """Return the launcher of the Triton kernel, or None if torch computes the checksums."""
@@ -163,6 +180,7 @@ class Checksums:
         """Return the checksums of the slots from `first` to `last` - 1, int64 [slots]."""
         last = self.slots if last is None else last
         if self.fast is not None:
+            self.require_memory()
             sums: Tensor = self.fast.all(first, last)
             return sums
         total = torch.zeros(last - first, dtype=torch.int64, device=self.device)
@@ -176,6 +194,7 @@ class Checksums:
     def of(self, slots: Tensor) -> Tensor:
         """Return the checksums of some slots, int64 [n]. The slot numbers are int64 [n]."""
         if self.fast is not None:
+            self.require_memory()
             sums: Tensor = self.fast.of(slots)
             return sums
         total = torch.empty(len(slots), dtype=torch.int64, device=self.device)
@@ -189,7 +208,7 @@ class Checksums:
         return [
             words_of(taken(tensor, slots.to(tensor.device), self.block))
             if rows is None
-            else rows.index_select(0, slots.to(rows.device))
+            else (words := rows()).index_select(0, slots.to(words.device))
             for tensor, rows in zip(self.tensors, self.rows, strict=True)
         ]
 

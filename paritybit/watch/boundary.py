@@ -27,7 +27,7 @@ LONGEST = 500
 def guarded(method: Callable[P, None]) -> Callable[P, None]:
     """Catch errors of the sanitizer.
 
-    An error becomes a line in the journal, and the watcher stops watching the current forward.
+    An error becomes a line in the journal, and the watcher forgets everything that it knows.
     """
 
     @functools.wraps(method)
@@ -43,9 +43,10 @@ def guarded(method: Callable[P, None]) -> Callable[P, None]:
                 else:
                     method(*args, **kwargs)
             except BaseException as error:
+                watcher.lose()
                 if of_signal(error):
                     raise
-                watcher.failed()
+                watcher.undecided(f"an error in the sanitizer: {where()}")
 
     return call
 
@@ -63,7 +64,11 @@ class Listener(logging.Handler):
         if record.levelno < logging.ERROR:
             self.warnings += 1
         elif len(self.errors) < MOST_ERRORS:
-            self.errors.append((f"{record.name}:{record.lineno}", record.getMessage()[:LONGEST]))
+            try:
+                text = record.getMessage()
+            except Exception:  # The arguments do not fit the message. The engine may go on.
+                text = str(record.msg)
+            self.errors.append((f"{record.name}:{record.lineno}", text[:LONGEST]))
 
     def taken(self) -> tuple[list[tuple[str, str]], int]:
         """Return the errors, and the number of warnings, since the last call."""
@@ -88,21 +93,22 @@ class Boundary:
         self.lock = threading.RLock()
         self.busy = False
         self.listener = Listener()
+        self.heard: list[logging.Logger] = []
 
     def listen(self, *names: str) -> None:
         """Listen to the loggers with these names."""
-        for name in names:
-            logging.getLogger(name).addHandler(self.listener)
+        self.heard += map(logging.getLogger, names)
+        for logger in self.heard:
+            logger.addHandler(self.listener)
 
-    def stopped(self) -> None:
-        """Stop watching the current forward after an error."""
+    def deafen(self) -> None:
+        """Stop listening."""
+        for logger in self.heard:
+            logger.removeHandler(self.listener)
+
+    def lose(self) -> None:
+        """Forget everything that is known, and stop watching the current forward."""
         raise NotImplementedError
-
-    def failed(self) -> None:
-        """Write the error that is being handled to the journal. Stops watching this forward."""
-        what = f"an error in the sanitizer: {where()}"
-        self.stopped()
-        self.undecided(what)
 
     @contextmanager
     def alone(self) -> Iterator[None]:

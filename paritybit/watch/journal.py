@@ -21,11 +21,12 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from multiprocessing import util
 from pathlib import Path
 from typing import Any, TextIO
+from weakref import WeakKeyDictionary
 
 from paritybit.watch.excerpts import excerpt
 from paritybit.watch.settings import Settings, active
@@ -87,8 +88,8 @@ class Journal:
     counted: float = 0.0
     lost: bool = False
     """Whether a line could not be written. It is reported on stderr once; the engine continues."""
-    settling: list[Callable[[], None]] = field(default_factory=list)
-    """Functions that judge what was only noted so far."""
+    watchers: WeakKeyDictionary[Any, None] = field(default_factory=WeakKeyDictionary)
+    """The watchers that write to this journal. They live as long as their connectors keep them."""
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append one line. `kind` is one of KINDS. Values that JSON does not have become text."""
@@ -142,6 +143,11 @@ class Journal:
         """Report, once, that something could not be judged. The run cannot end with exit code 0."""
         self.once("undecided", what=what)
 
+    def lose(self) -> None:
+        """Make the watchers forget what they know, because a connector did not report all of it."""
+        for watcher in list(self.watchers):
+            watcher.lose()
+
     def scope(self, **settings: object) -> None:
         """Report settings that are in use, such as a backend or a page size."""
         self.once("scope", settings=settings)
@@ -166,8 +172,8 @@ class Journal:
 
     def settle(self) -> None:
         """Judge everything that happened so far."""
-        for call in self.settling:
-            call()
+        for watcher in list(self.watchers):
+            watcher.settled()
 
     def settle_at_end(self) -> None:
         """Arrange that `settle` is called when this process ends, also one of multiprocessing."""

@@ -26,6 +26,7 @@ from paritybit.watch.bits import Checksums
 from paritybit.watch.chains import UNKNOWN
 from paritybit.watch.facts import Group
 from paritybit.watch.shadow import Shadow
+from paritybit.watch.weak import weakened
 
 NEVER, UNSEEN, MAYBE = 0, -1, -2
 """Special values of `forward`: never written, written while unwatched, possibly written."""
@@ -87,7 +88,7 @@ class Ledger:
     """The ledger of one KV group."""
 
     def __init__(self, group: Group, names: Names) -> None:
-        self.group, self.names = group, names
+        self.group, self.names = weakened(group), names
         self.checksums = Checksums(group)
         self.slots, self.device = self.checksums.slots, self.checksums.device
 
@@ -204,6 +205,12 @@ class Ledger:
         untouched = (self.forward == NEVER) | (self.forward == MAYBE)
         self.forward.copy_(torch.where(untouched, MAYBE, UNSEEN))
         self.stories.clear()
+
+    def start_anew(self) -> None:
+        """Record that nothing is known of any slot: neither its content nor whether it is free."""
+        self.forget_all()
+        self.freed.zero_()
+        self.note_entered(torch.arange(self.slots))
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Record that the engine copied slots `source` to `target`."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paritybit.watch.bits import Checksums, as_integers, words_of
+from paritybit.watch.weak import WeakTensor
 
 LARGEST = 2**28
 """The most bytes of a group that are copied."""
@@ -19,7 +20,7 @@ class Copied:
     """A tensor on a CPU, and a copy of its bytes. `rows` has the words of each slot in the copy."""
 
     def __init__(self, tensor: Tensor, block: int | None) -> None:
-        self.tensor, self.block = tensor, block
+        self.held, self.block = WeakTensor(tensor), block
         integers = as_integers(tensor)
         self.raw = bytearray(tensor.nbytes)
         self.copy = torch.frombuffer(self.raw, dtype=integers.dtype).view(tensor.shape)
@@ -29,24 +30,17 @@ class Copied:
         self.address, self.live = -1, object()
 
     def same(self) -> bool:
-        """Return whether the tensor has the bytes of its copy."""
+        """Return whether the tensor has the bytes of its copy. Raises ReleasedError."""
         if not self.contiguous:
-            return torch.equal(as_integers(self.tensor), self.copy)
-        if self.tensor.data_ptr() != self.address:
-            self._find()
+            return torch.equal(as_integers(self.held()), self.copy)
+        if (address := self.held.address) != self.address:
+            self.address = address
+            self.live = (c_char * len(self.raw)).from_address(address)
         return self.raw == self.live  # Python compares bytes several times as fast as torch.
 
     def differing(self) -> Tensor:
         """Return which slots differ from the copy, bool [slots]."""
-        return (self._words(self.tensor.contiguous()) != self.rows).any(1)
-
-    def _find(self) -> None:
-        """Find the bytes of the tensor. Raises RuntimeError if the engine released them."""
-        first = self.tensor.storage_offset() * self.tensor.element_size()
-        if self.tensor.untyped_storage().nbytes() < first + len(self.raw):
-            raise RuntimeError("the engine released the memory of its KV cache")
-        self.address = self.tensor.data_ptr()
-        self.live = (c_char * len(self.raw)).from_address(self.address)
+        return (self._words(self.held().contiguous()) != self.rows).any(1)
 
     def _words(self, tensor: Tensor) -> Tensor:
         """Return the words of each slot of a contiguous tensor, [slots, words]."""

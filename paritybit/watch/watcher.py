@@ -1,8 +1,10 @@
 """The watcher. A connector calls it around each forward pass of the engine.
 
 The order of calls is `begin`, then any number of `lists` and `replay`, then `end` or `abandon`. If
-the sanitizer itself raises an error, the checks of this forward stop, the run has no verdict, and
-the engine continues with its own result.
+the sanitizer itself raises an error, the checks of this forward stop, the state of all slots is
+unknown from then on, the run has no verdict, and the engine continues with its own result.
+
+A watcher keeps no object of the engine alive. It ends when its connector drops it.
 """
 
 import os
@@ -61,7 +63,14 @@ class Watcher(Replaying):
             checks=[check.name for check in self.checks],
             every=settings.every,
         )
-        journal.settling.append(self.settled)
+        journal.watchers[self] = None
+
+    def __del__(self) -> None:
+        """Judge what was only noted so far."""
+        if hasattr(self, "recorder"):  # Else the constructor failed.
+            if os.getpid() == self.journal.pid and any(one.noted for one in self.changes.values()):
+                self.settled()
+            self.deafen()
 
     def write(self, findings: Iterable[Finding]) -> None:
         """Write findings to the journal. The first finding of each key also writes the traffic."""
@@ -81,7 +90,7 @@ class Watcher(Replaying):
         and `end`.
         """
         self.wait -= 1
-        if self.wait >= 0:
+        if self.wait >= 0 and all(len(one.noted) < MOST_NOTED for one in self.changes.values()):
             return False
         # With a constant gap, the checked forwards could all be of one kind.
         self.wait = self.gaps.randint(0, 2 * self.settings.every - 2)
@@ -97,17 +106,14 @@ class Watcher(Replaying):
         """Record a forward that is not checked.
 
         `owned` are the slots that it writes, per group. It may omit slots that were allocated since
-        the last checked forward. None means that the written slots are unknown.
+        the last checked forward. None means that the written slots are unknown. The call waits for
+        no device.
         """
-        if owned is None:
-            self.settle()
-            for ledger in self.ledgers.values():
-                ledger.forget_all()
-        else:
-            for name, slots in owned.items():
-                self.note(name, FILLED, slots)
-            if any(len(changes.noted) >= MOST_NOTED for changes in self.changes.values()):
-                self.settle()
+        for name in self.ledgers if owned is None else owned:
+            if owned is None:
+                self.later(name, Ledger.forget_all)
+            else:
+                self.note(name, FILLED, owned[name])
         self.loading.clear()
         self.relayed.waiting.clear()  # The forward may have recomputed their positions.
         self.journal.count(skipped_forwards=1)
@@ -116,7 +122,7 @@ class Watcher(Replaying):
     def begin(self, forward: Forward) -> None:
         """Start to watch a forward, and judge the reads of its rows."""
         if self.now is not None:
-            self.now = None
+            self.lose()
             self.undecided("a forward began before the last one ended")
         self.settle()
         self.number += 1
@@ -276,16 +282,9 @@ class Watcher(Replaying):
     @guarded
     def abandon(self) -> None:
         """Record that the forward raised an error. The content of its slots is then unknown."""
-        now, self.now = self.now, None
+        now, self.now, self.trial = self.now, None, None
         self.loading.clear()
         if now is not None:
             self.journal.count(**{f"failed forwards: {now.forward.kind}": 1})
             for name, slots in now.owned.items():
                 self.note(name, FILLED, slots)
-
-    def stopped(self) -> None:
-        """Stop watching this forward. The content of all slots is then unknown."""
-        now, self.now = self.now, None
-        if now is not None:
-            for ledger in self.ledgers.values():
-                ledger.forget_all()

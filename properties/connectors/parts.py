@@ -15,6 +15,15 @@ class Part(SimpleNamespace):
     """A part of the engine with any attributes."""
 
 
+KEPT: list[Any] = []
+
+
+def kept(part: Any) -> Any:
+    """Keep a part alive, as the engine does, and return it. The connector does not."""
+    KEPT.append(part)
+    return part
+
+
 class SubPool:
     """A pool of one group with two layers, K wider than V, as of MHATokenToKVPool."""
 

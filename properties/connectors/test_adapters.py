@@ -39,7 +39,7 @@ def wanted(expected: torch.Tensor | None) -> list[int]:
 def model(manager: Any, drafts: bool = False) -> Model:
     """Return a model with a manager of adapters."""
     pool: Any = None
-    return Model(parts.Part(lora_manager=manager), pool, drafts)
+    return Model(pool, drafts, runner=parts.kept(parts.Part(lora_manager=manager)))
 
 
 def batch(*names: str | None) -> tuple[Rows, list[Any]]:

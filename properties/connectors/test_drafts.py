@@ -50,7 +50,7 @@ def frozen() -> Any:
 
 
 def described_by(batch: Any, topk: int | None, ahead: bool = False) -> tuple[Forward, Rows, Pool]:
-    pool = described(parts.SubPool(100, 1), None, "draft.")
+    pool = described(parts.kept(parts.SubPool(100, 1)), None, "draft.")
     steps = None if topk is None else Steps(topk, STEPS)
     forward, found = draft_forward_of(batch, REQUESTS, pool, TABLE, steps, ahead)
     return forward, found, pool
@@ -202,7 +202,7 @@ def test_a_drafts_own_window_is_not_judged() -> None:
 
 
 def test_a_draft_without_kv_has_a_row_per_branch_that_reads_what_its_target_computed() -> None:
-    pool, batch = described(parts.SubPool(100, 1), None), frozen()
+    pool, batch = described(parts.kept(parts.SubPool(100, 1)), None), frozen()
     forward, found = frozen_forward_of(batch, REQUESTS, pool, TABLE)
     assert (forward.kind, forward.model) == ("draft decode", "")
     assert [(row.request, row.cached, row.computed, row.only_reads) for row in found.rows] == [
@@ -224,7 +224,7 @@ def test_a_draft_without_kv_has_a_row_per_branch_that_reads_what_its_target_comp
 
 @pytest.mark.parametrize("late", [0, 1])
 def test_the_window_of_a_draft_without_kv_ends_with_a_cached_key(late: int) -> None:
-    pool = described(parts.SlidingPool(100, 1), parts.WINDOW + 1)
+    pool = described(parts.kept(parts.SlidingPool(100, 1)), parts.WINDOW + 1)
     batch = batch_of("decode", [8])
     batch.req_pool_indices = torch.tensor([1])
     forward, found = frozen_forward_of(batch, REQUESTS[:1], pool, TABLE)

@@ -34,7 +34,7 @@ class Toy:
         self.engine = Engine("0", self.journal, Settings(str(folder)))
         self.pool = parts.SlidingPool()
         self.table = torch.zeros(4, 32, dtype=torch.int32)
-        self.allocator = SimpleNamespace(
+        self.allocator = parts.Part(
             full_attn_allocator=parts.TokenAllocator(parts.SIZE),
             swa_attn_allocator=parts.TokenAllocator(parts.SIZE),
         )
@@ -43,7 +43,7 @@ class Toy:
             is_draft_worker=False,
             token_to_kv_pool=self.pool,
             token_to_kv_pool_allocator=self.allocator,
-            req_to_token_pool=SimpleNamespace(req_to_token=self.table, free_slots=[2, 3, 4]),
+            req_to_token_pool=parts.Part(req_to_token=self.table, free_slots=[2, 3, 4]),
             sliding_window_size=parts.WINDOW,
             model_config=config,
             server_args=SimpleNamespace(tp_size=1, page_size=1),
@@ -203,7 +203,9 @@ def test_pages_are_freed_whole(toy: Toy) -> None:
     allocations, allocator = toy.engine.allocations, parts.PagedAllocator(4)
     toy.prefill()
     toy.engine.allocations.follow([(allocator, "full")])
-    allocations.watcher.freed = lambda name, slots, source: told.append(slots.tolist())  # type: ignore[method-assign,union-attr]
+    allocations.watcher.freed = lambda name, slots, source: told.append(  # type: ignore[method-assign,union-attr]
+        [slot for slot in slots.tolist() if slot >= 0]
+    )
     allocations.free_in_pages(lambda *_: None, allocator, torch.tensor([8, 9, 13]))
     allocations.free_pages(lambda *_: None, allocator, torch.tensor([2]))
     allocator.free_group = []
@@ -438,6 +440,7 @@ def test_a_draft_model_gets_the_hidden_states_of_its_target(
     draft = parts.Part(**vars(toy.runner))
     draft.is_draft_worker, draft.token_to_kv_pool = True, parts.SlidingPool()
     draft.spec_algorithm = SimpleNamespace(is_eagle=lambda: True)
+    parts.kept(toy.runner)
     draft.attn_backend = parts.TritonAttnBackend(draft.token_to_kv_pool, toy.table)
     toy.engine.model_runner(lambda runner: None, draft)
     target, returned = toy.model, SimpleNamespace(hidden_states=torch.ones(6, 2))

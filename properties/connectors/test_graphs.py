@@ -30,7 +30,7 @@ def test_inputs_of_requests_are_inputs_and_slots_of_windows_have_the_dtype_of_th
         buffers=buffers, _prefill_static_buffers={"seq_lens": lengths}, graphs={4: None}
     )
     for pool, dtype in ((Translating(), torch.int32), (parts.SlidingPool(), None)):
-        given = inputs_of(runner, None, 4, {}, described(pool, 5), {})
+        given = inputs_of(runner, None, 4, {}, described(parts.kept(pool), 5), {})
         found = {static.name: static for static in given}
         assert found["seq_lens"].tensor is lengths
         assert found["out_cache_loc_swa"].dtype is dtype

@@ -14,9 +14,9 @@ from paritybit.connectors.sglang.rows import Rows
 from paritybit.watch.facts import Row
 from properties.connectors import parts
 
-TARGET = Model(None, None, drafts=False)  # type: ignore[arg-type]
-DRAFT = Model(None, None, drafts=True, ahead=True)  # type: ignore[arg-type]
-NAMES_NEXT = Model(None, None, drafts=True)  # type: ignore[arg-type]
+TARGET = Model(None, drafts=False, runner=None)  # type: ignore[arg-type]
+DRAFT = Model(None, drafts=True, ahead=True, runner=None)  # type: ignore[arg-type]
+NAMES_NEXT = Model(None, drafts=True, runner=None)  # type: ignore[arg-type]
 
 STATES = torch.arange(1.0, 15).view(7, 2)
 

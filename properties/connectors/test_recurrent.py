@@ -19,11 +19,12 @@ def table(**more: Any) -> Any:
     held = SimpleNamespace(
         conv=[torch.zeros(2, 9, 4, 2)], temporal=torch.zeros(2, 9, 1, 0), replayssm_d=None
     )
-    return parts.Part(
+    found = parts.Part(
         mamba_pool=SimpleNamespace(mamba_cache=held),
         req_index_to_mamba_index_mapping=torch.tensor([0, 5, 3]),
         **more,
     )
+    return parts.kept(found)
 
 
 def told(kind: str = "extend", **more: Any) -> tuple[list[list[int]], dict[int, int]]:
@@ -45,7 +46,7 @@ def told(kind: str = "extend", **more: Any) -> tuple[list[list[int]], dict[int, 
     return [row.slots[NAME].tolist() for row in found.rows], states.due
 
 
-def copies(*pairs: tuple[int, int]) -> dict[str, torch.Tensor]:
+def copies(*pairs: tuple[int, int]) -> dict[str, Any]:
     """Return the fields of a batch that lists copies, each a source and a target."""
     source, target = torch.tensor(pairs).T
     return {"mamba_cow_src_indices": source, "mamba_cow_dst_indices": target}
@@ -113,7 +114,7 @@ def test_states_are_copied_between_forwards_and_freed() -> None:
     allocations = Allocations(None)  # type: ignore[arg-type]
     allocations.watcher = watcher  # type: ignore[assignment]
     allocations.follow([(pool, NAME), (allocator, NAME)])
-    allocations.states = states = States(parts.Part())
+    allocations.states = states = States(parts.kept(parts.Part()))
     for watching in (True, False):
         watcher.watching = watching
         allocations.copy_state(lambda *given: None, pool, slots, slots + 1)
@@ -127,7 +128,7 @@ def test_states_are_copied_between_forwards_and_freed() -> None:
 def test_what_a_forward_reuses_it_copies(due: int, seen: dict[int, int], made: list[int]) -> None:
     judged: list[Any] = []
     watcher: Any = SimpleNamespace(inputs=lambda kind, given: judged.extend(given))
-    states = States(parts.Part(), {5: due}, seen)
+    states = States(parts.kept(parts.Part()), {5: due}, seen)
     states.judge(watcher)
     states.judge(watcher)
     assert [(one.tensor.tolist(), one.expected.tolist()) for one in judged] == [(made, [due])]

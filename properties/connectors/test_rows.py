@@ -15,7 +15,7 @@ TABLE = torch.arange(10, 90).view(4, 20)
 
 
 def rows_of(batch: Any, *requests: Any) -> Any:
-    pool = described(parts.SlidingPool(200), 5)
+    pool = described(parts.kept(parts.SlidingPool(200)), 5)
     forward, found = forward_of(batch, requests, pool, TABLE)
     return forward.rows, found.batch_rows
 

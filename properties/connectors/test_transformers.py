@@ -22,6 +22,7 @@ from paritybit.watch.facts import Forward, StaticInput
 from paritybit.watch.journal import Finding, Journal
 from paritybit.watch.observations import Inputs
 from paritybit.watch.settings import Settings
+from properties.connectors import parts
 
 PAGE, WINDOW, WIDTH = 4, 4, 2
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -29,14 +30,14 @@ TRASH = {FULL: 3 * 8, SLIDING: 24}
 """Indices at which the second sector begins. A sector has 3 full blocks, or one of windows."""
 
 
-def allocator(index: int, layers: int, flat: Tensor, **more: Any) -> SimpleNamespace:
+def allocator(index: int, layers: int, flat: Tensor, **more: Any) -> parts.Part:
     """Return an allocator whose blocks have a page per layer, K before V."""
     rows, per_sector = 2 * layers * PAGE, 3 // layers
     views = {
         number: (flat[2 * number * PAGE :], flat[(2 * number + 1) * PAGE :])
         for number in range(layers)
     }
-    return SimpleNamespace(
+    return parts.Part(
         index=index,
         tokens_per_page=PAGE,
         block_physical_stride=rows,
@@ -53,7 +54,7 @@ def allocator(index: int, layers: int, flat: Tensor, **more: Any) -> SimpleNames
     )
 
 
-def a_cache() -> SimpleNamespace:
+def a_cache() -> Any:
     """Return a cache of six sectors, two of which are for padding."""
     flat = torch.zeros(6 * 24, 1, WIDTH)
     kinds = {
@@ -62,30 +63,30 @@ def a_cache() -> SimpleNamespace:
     }
     trees = [SimpleNamespace(trees={2: [6, 8]}), SimpleNamespace(trees={})]
     pool = SimpleNamespace(_free_blocks=trees, free_sectors=[4, 5])
-    return SimpleNamespace(cache_allocators=kinds, pool=pool)
+    return parts.kept(parts.Part(cache_allocators=kinds, pool=pool))
 
 
 def test_a_slot_is_the_place_of_a_token_in_each_layer_of_its_kind() -> None:
-    parts = parts_of(a_cache())
-    full, sliding = groups_of(parts)
+    mine = parts_of(a_cache())
+    full, sliding = groups_of(mine)
     assert (full.window, sliding.window) == (None, WINDOW)
-    assert parts[SLIDING].slots(torch.tensor([24 * 3 + 2, 24 * 3 + 4, -1])).tolist() == [14, -1, -1]
+    assert mine[SLIDING].slots(torch.tensor([24 * 3 + 2, 24 * 3 + 4, -1])).tolist() == [14, -1, -1]
     for number, layer in enumerate(sliding.layers):
         layer.tensors[1][3, 2] = 7.0
-        assert parts[SLIDING].allocator._kv_token_views[number][1][24 * 3 + 2].tolist() == [[7, 7]]
+        assert mine[SLIDING].allocator._kv_token_views[number][1][24 * 3 + 2].tolist() == [[7, 7]]
     # The trash of the other kind lies in this one's second sector, too.
     assert full.reserved >= {0, 1, 12, 16, 20}
 
 
 def test_shadows_of_what_is_written_may_change_unless_their_block_is_held() -> None:
     cache = a_cache()
-    parts = parts_of(cache)
-    shadows = parts[SLIDING].shadows(parts[FULL], torch.tensor([14]))
-    assert shadows.tolist() == [38, 42, 46]
+    found = parts_of(cache)
+    shadows = found[SLIDING].shadows(found[FULL], torch.tensor([14]))
+    assert shadows.tolist() == [38, 38, 42, 42, 46, 46]
     written = {FULL: torch.tensor([30]), SLIDING: torch.tensor([14])}
-    assert owned(parts, written)[FULL].tolist() == [30, 38, 42, 46]
+    assert owned(found, written)[FULL].tolist() == [30, 38, 42, 46]
     cache.cache_allocators[FULL].block_table = {"a": [10]}
-    assert owned(parts, written)[FULL].tolist() == [30, 38, 46]
+    assert owned(found, written)[FULL].tolist() == [30, 38, 46]
 
 
 def test_a_sector_of_another_kind_is_free_and_a_lost_block_is_not() -> None:
@@ -280,7 +281,7 @@ def test_a_graph_must_have_captured_the_arguments_of_the_batch(
     given = other(dict(batch.given))
     engine.now = (runner, None, Batch(batch.requests, given, batch.parts))
     engine.watcher.begin(Forward("prefill", (), batch.written()))
-    engine.replay(io, graph)
+    engine.replay(graph.replay, io, graph)
     assert journal.unsure == []
     found = [one.text for one in journal.found if one.check == "moved address"]
     assert [what is not None and what in text for text in found] == [True] * (what is not None)

@@ -70,7 +70,8 @@ def compare(device: str) -> None:
             .contiguous()
             for dtype, shape in SHAPES
         ]
-        by_torch = Checksums(group_of([layout(tensor) for tensor in tensors], block))
+        here = [layout(tensor) for tensor in tensors]
+        by_torch = Checksums(group_of(here, block))
         there = [layout(tensor.to(device)) for tensor in tensors]
         checksums = Checksums(group_of(there, block))
         assert checksums.addressable, layout

@@ -21,7 +21,8 @@ def both() -> tuple[Group, Group]:
 @pytest.mark.parametrize(("first", "last"), [(0, 42), (0, 5), (7, 8), (4, 31), (12, 42)])
 @pytest.mark.parametrize("chunk", [1, 200, 2**17])
 def test_checksums_are_those_of_the_same_slots_in_a_row(first: int, last: int, chunk: int) -> None:
-    blocks, rows = map(Checksums, both())
+    groups = both()
+    blocks, rows = map(Checksums, groups)
     blocks.chunk = chunk
     assert blocks.slots == rows.slots == 42
     assert blocks.bytes_per_slot == rows.bytes_per_slot

@@ -26,7 +26,8 @@ def checksums(*tensors: torch.Tensor) -> Checksums:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.float8_e4m3fn])
 def test_a_checksum_changes_with_any_byte(dtype: torch.dtype) -> None:
     bits = torch.randint(0, 255, (6, 3, 5 * dtype.itemsize), dtype=torch.uint8)
-    sums = checksums(bits.view(dtype), bits.clone().view(dtype))
+    tensors = bits.view(dtype), bits.clone().view(dtype)
+    sums = checksums(*tensors)
     before = sums.all()
     assert torch.equal(sums.of(torch.tensor([4, 1])), before[[4, 1]])
     assert torch.equal(sums.all(2, 5), before[2:5])

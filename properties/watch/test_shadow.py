@@ -1,6 +1,6 @@
 """The copy of a group's bytes finds the slots that changed, and the ledger keeps its checksums."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -50,12 +50,13 @@ MADE = [(in_a_row, None), (apart, None), (transposed, None), (longer, None), (bl
 
 
 @pytest.fixture(params=MADE, ids=lambda made: made[0].__name__)
-def ledger(request: pytest.FixtureRequest) -> Ledger:
+def ledger(request: pytest.FixtureRequest) -> Iterator[Ledger]:
     """The ledger of a group with a layer per tensor."""
     made: Callable[[], tuple[torch.Tensor, ...]]
     made, block = request.param
     layers = tuple(Layer(str(number), (tensor,)) for number, tensor in enumerate(made()))
-    return Ledger(Group("group", layers, block=block), Names())
+    yield Ledger(group := Group("group", layers, block=block), Names())
+    del group  # It held the tensors.
 
 
 def bytes_of(ledger: Ledger, tensor: torch.Tensor, slot: int) -> torch.Tensor:

@@ -5,6 +5,7 @@ the arguments of the call.
 """
 
 import sys
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
@@ -18,6 +19,7 @@ from paritybit.connectors.sglang.recurrent import States
 from paritybit.connectors.sglang.sources import called_at, called_by
 from paritybit.watch.journal import Journal
 from paritybit.watch.watcher import Watcher
+from paritybit.watch.weak import ByObject
 
 Original = Callable[..., Any]
 
@@ -34,9 +36,9 @@ class Allocations:
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
         self.watcher: Watcher | None = None
-        self.names: dict[int, str] = {}
+        self.names: ByObject[str] = ByObject()
         self.pool: Pool | None = None
-        self.allocators: dict[str, Any] = {}
+        self.held: dict[str, weakref.ref[Any]] = {}
         self.states: States | None = None
         self.files: set[str] = set()
         """The source files of the allocators, and of the engine's hooks."""
@@ -45,7 +47,14 @@ class Allocations:
 
     def follow(self, parts: Iterable[tuple[Any, str]]) -> None:
         """Record which group each pool or allocator belongs to."""
-        self.names.update({id(part): name for part, name in parts})
+        for part, name in parts:
+            self.names[part] = name
+
+    @property
+    def allocators(self) -> dict[str, Any]:
+        """The allocators of the groups of the target, by group."""
+        found = {name: allocator() for name, allocator in self.held.items()}
+        return {name: allocator for name, allocator in found.items() if allocator is not None}
 
     def serve(self, pool: Pool, allocator: Any) -> bool:
         """Record the pool and the allocator that serve. Returns False for an unknown allocator."""
@@ -55,7 +64,7 @@ class Allocations:
             part = "swa_attn_allocator" if name == pool.sliding else "full_attn_allocator"
             owner = getattr(allocator, part, None) if sliding else allocator
             if owner is not None and hasattr(owner, "free_pages"):
-                self.allocators[name] = owner
+                self.held[name] = weakref.ref(owner)
         self.follow((owner, name) for name, owner in self.allocators.items())
         self.files = files_of(allocator, *self.allocators.values())
         return len(self.allocators) == len(pool.groups)
@@ -72,7 +81,9 @@ class Allocations:
     ) -> Any:
         """Report the pages that an allocator of pages frees. `index` has slots of these pages."""
         size = int(allocator.page_size)
-        self.freed(allocator, torch.unique(index // size) * size, grouped=True)
+        first = (index // size * size).sort().values
+        again = torch.nn.functional.pad(first[1:] == first[:-1], (1, 0))
+        self.freed(allocator, first.masked_fill(again, -size), grouped=True)  # Waits for no device.
         return original(allocator, index, *args, **kwargs)
 
     def free_pages(self, original: Original, allocator: Any, *pages: Tensor, **kwargs: Any) -> Any:
@@ -83,7 +94,7 @@ class Allocations:
 
     def freed(self, allocator: Any, slots: Tensor, grouped: bool) -> None:
         """Report freed slots to the watcher, unless the allocator only collects them for later."""
-        name = self.names.get(id(allocator))
+        name = self.names.get(allocator)
         if self.watcher is None or name is None or not slots.numel():
             return
         if grouped and collects(allocator):
@@ -116,7 +127,7 @@ class Allocations:
     def allocate(self, original: Original, allocator: Any, *args: Any, **kwargs: Any) -> Any:
         """Report slots that an allocator allocates. A page is reported as a whole."""
         result = original(allocator, *args, **kwargs)
-        name = self.names.get(id(allocator))
+        name = self.names.get(allocator)
         if self.watcher is not None and name is not None and result is not None:
             self.watcher.allocated(name, result)
         return result
@@ -125,7 +136,7 @@ class Allocations:
 
     def restore(self, original: Original, allocator: Any, *args: Any, **kwargs: Any) -> Any:
         """Report the slots that are free again after an allocator restored an earlier state."""
-        name = self.names.get(id(allocator))
+        name = self.names.get(allocator)
         if self.watcher is None or name is None:
             return original(allocator, *args, **kwargs)
         before = self.free_slots(allocator)
@@ -150,7 +161,7 @@ class Allocations:
     ) -> Any:
         """Report slots whose KV the engine copied within the pool."""
         result = original(pool, tgt_loc, src_loc, *args, **kw)
-        name = self.names.get(id(pool))
+        name = self.names.get(pool)
         if self.watcher is not None and name is not None and tgt_loc.numel():
             self.watcher.copied(name, src_loc, tgt_loc)
         return result
@@ -167,7 +178,7 @@ class Allocations:
     ) -> Any:
         """Report states that the engine copied. A copy within a forward is judged with it."""
         result = original(pool, source, target, *args, **kw)
-        name = self.names.get(id(pool))
+        name = self.names.get(pool)
         if self.watcher is None or name is None:
             return result
         if self.watcher.watching and self.states is not None:
@@ -181,7 +192,7 @@ class Allocations:
     ) -> Any:
         """Report slots that the engine filled from the host."""
         result = original(pool, saved, indices, *args, **kw)
-        name = self.names.get(id(pool))
+        name = self.names.get(pool)
         if self.watcher is not None and name is not None:
             self.watcher.forget(name, indices)
         return result
@@ -214,7 +225,7 @@ class Allocations:
         self, device_pool: Any, host_indices: Tensor, device_indices: Tensor, *_: Any, **__: Any
     ) -> tuple[str | None, Tensor, Tensor]:
         """Return the group of a copy to or from the host, its device slots and its host slots."""
-        return self.names.get(id(device_pool)), device_indices, host_indices
+        return self.names.get(device_pool), device_indices, host_indices
 
     def idle(self, cache: Any, rows: tuple[list[int], int] | None, quiet: bool) -> None:
         """Report the free slots and the slots in the prefix cache to the watcher, per group.

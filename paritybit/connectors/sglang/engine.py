@@ -7,6 +7,7 @@ captures before the first batch are not.
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -22,7 +23,8 @@ from paritybit.connectors.sglang.allocations import Allocations, Original
 from paritybit.connectors.sglang.hidden import HiddenStates
 from paritybit.connectors.sglang.models import Model, Models
 from paritybit.connectors.sglang.states import meaning, nothing_runs
-from paritybit.watch.facts import Forward, Replay, StaticInput
+from paritybit.watch.captures import Captures
+from paritybit.watch.facts import Forward, Replay
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import BEFORE, Watcher
@@ -61,12 +63,13 @@ class Engine:
         self.requests: Sequence[Any] | None = None
         self.now: UnderWay | None = None
         self.capturing = 0
-        self.captures: list[tuple[Any, str, list[StaticInput]]] = []
+        self.captures = Captures(journal)
         self.hooked: set[str] = set()
         self.forwards = 0
         self.idle_at: tuple[int, bool, dict[str, int]] = 0, False, {}
         self.hidden = HiddenStates()
         self.all_rows = 0
+        self.dropped = False
         self.names_next = False
         """Whether a batch passes the token after a chunk of a prompt to the draft model."""
 
@@ -86,13 +89,23 @@ class Engine:
             journal=self.journal,
             settings=self.settings,
         )
+        if self.dropped:
+            watcher.lose()  # Slots may have been written before it began.
+        if self.models.target is not None:
+            weakref.finalize(self.models.target, self.drop)
         watcher.copied_elsewhere = self.models.copied_elsewhere
-        for graph, kind, inputs in self.captures:
-            watcher.captured(graph, kind, inputs)
-        self.captures.clear()
+        watcher.captures = self.captures
         self.allocations.watcher = watcher
         watcher.listen("sglang")
         return watcher
+
+    def drop(self) -> None:
+        """Stop watching if the engine dropped the model. The next batch starts again."""
+        if self.models.target is not None:
+            return
+        self.watcher = self.allocations.watcher = None
+        self.models.models.clear()
+        self.dropped = True
 
     def loop(self, original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         """Judge an error that ends the loop of the scheduler."""
@@ -325,10 +338,7 @@ class Engine:
                 continue
             self.hook_graph(graph)
             inputs = graphs.inputs_of(runner, None, bucket, {}, None, {})
-            if self.watcher is None:
-                self.captures.append((graph, kind, inputs))
-            else:
-                self.watcher.captured(graph, kind, inputs)
+            self.captures.note(graph, kind, inputs)
 
     def hook_graph(self, graph: Any) -> None:
         """Wrap `replay` of a class of graphs. That of torch's own class is wrapped already."""

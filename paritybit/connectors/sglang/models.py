@@ -21,6 +21,7 @@ from paritybit.connectors.sglang.rows import Rows, implied
 from paritybit.watch.facts import Forward, Group
 from paritybit.watch.journal import Journal
 from paritybit.watch.watcher import Watcher
+from paritybit.watch.weak import Weakly
 
 SCOPE = (
     "model_path", "page_size", "attention_backend", "prefill_attention_backend",
@@ -71,12 +72,13 @@ class Model:
     - `frozen`: a draft model that only reads the KV of its target.
     """
 
-    runner: Any
     pool: Pool
     drafts: bool
     shares: bool = False
     ahead: bool = False
     frozen: bool = False
+    _: dataclasses.KW_ONLY
+    runner: Any = Weakly()
 
     def implied(self, found: Rows, kind: str, batch: Any) -> dict[str, Tensor]:
         """Return the inputs that the rows of a forward imply, by name."""
@@ -90,6 +92,7 @@ class Model:
 class Models:
     """The models of the engine.
 
+    - `target`: the model runner of the target.
     - `rows`: the request table of the engine.
     - `table`: its content, the location of each position of a request.
     - `ranges`: the values that padding may have, by the name of an input.
@@ -99,11 +102,12 @@ class Models:
     - `states`: the states of recurrent layers, if the model has any.
     """
 
-    rows: Any
-    table: Tensor
+    target: Any = Weakly()
+    rows: Any = Weakly()
+    table: Any = Weakly()
 
     def __init__(self, journal: Journal) -> None:
-        self.journal = journal
+        self.journal, self.target = journal, None
         self.runners: list[weakref.ref[Any]] = []
         self.models: dict[int, Model] = {}
         self.ranges: dict[str, tuple[int, int]] = {}
@@ -146,10 +150,10 @@ class Models:
                 continue
             shares = any(model.pool is pool for model in self.models.values())
             groups.update(pool.groups)
-            allocations.follow((part, name) for name, part in pool.parts.items())
+            allocations.follow((part(), name) for name, part in pool.parts.items())
             frozen = draft and target_pool_of(runner) is not None
             ahead = draft and not frozen and reads_ahead(runner)
-            self.models[id(runner)] = Model(runner, pool, draft, shares, ahead, frozen)
+            self.models[id(runner)] = Model(pool, draft, shares, ahead, frozen, runner=runner)
             if not draft:
                 self.served(runner)
                 if self.states is not None:
@@ -174,7 +178,7 @@ class Models:
 
     def served(self, runner: Any) -> None:
         """Read the settings of the engine from the model runner of the target."""
-        self.rows = runner.req_to_token_pool
+        self.target, self.rows = runner, runner.req_to_token_pool
         self.table = self.rows.req_to_token
         config, arguments = runner.model_config, runner.server_args
         tokens, positions = (0, int(config.vocab_size)), (0, max(1, int(config.context_len) // 2))

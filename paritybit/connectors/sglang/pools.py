@@ -5,6 +5,7 @@ a pool without sliding windows, and in the full sub-pool of a hybrid pool. A map
 in the sliding sub-pool.
 """
 
+import weakref
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, field
@@ -16,20 +17,23 @@ from torch import Tensor
 
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.watch.facts import Group, Layer
+from paritybit.watch.weak import Weakly, weakened
 
 
 @dataclass
 class Pool:
     """The KV pool of one model: its groups, and the sub-pool of each group, by name.
 
+    None of them is kept alive.
+
     `window` is the number of positions that a query of a sliding layer reads, including its own. It
     is None if no layer slides. `sliding` is the name of the group of sliding layers.
     """
 
-    pool: Any
+    pool: Any = Weakly()
     window: int | None = None
     groups: dict[str, Group] = field(default_factory=dict)
-    parts: dict[str, Any] = field(default_factory=dict)
+    parts: "dict[str, weakref.ref[Any]]" = field(default_factory=dict)
     sliding: str | None = None
 
     @property
@@ -97,8 +101,8 @@ def described(pool: Any, window: int | None, prefix: str = "") -> Pool:
         page = int(pool.page_size)
         group = Group(prefix + name, tuple(layers(part)), span, frozenset(range(page)), page)
         if group.layers:
-            found.groups[group.name] = group
-            found.parts[group.name] = part
+            found.groups[group.name] = weakened(group)
+            found.parts[group.name] = weakref.ref(part)
     if not found.groups:
         raise NotRecognisedError(f"a {kind} without layers")
     return found

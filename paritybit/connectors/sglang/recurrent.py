@@ -20,6 +20,7 @@ from paritybit.connectors.sglang.lists import PREFILLS
 from paritybit.connectors.sglang.rows import Rows, mode_of
 from paritybit.watch.facts import Forward, Group, Layer, StaticInput
 from paritybit.watch.watcher import Watcher
+from paritybit.watch.weak import Weakly, weakened
 
 NAME = "state"
 """The name of the group."""
@@ -43,7 +44,7 @@ class States:
     the initial state: its source is NONE.
     """
 
-    table: Any
+    table: Any = Weakly()
     due: dict[int, int] = field(default_factory=dict)
     seen: dict[int, int] = field(default_factory=dict)
 
@@ -67,7 +68,7 @@ class States:
     @property
     def group(self) -> Group:
         """The KV group of the states. Padding uses slot 0."""
-        return Group(NAME, tuple(self.layers()), WINDOW)
+        return weakened(Group(NAME, tuple(self.layers()), WINDOW))
 
     def layers(self) -> Iterator[Layer]:
         """Yield the tensors of each recurrent layer, whose first axis is the slot."""
@@ -128,7 +129,6 @@ def copies_of(batch: Any) -> dict[int, int]:
     list.
     """
     target, source = (getattr(batch, f"mamba_cow_{end}_indices", None) for end in ("dst", "src"))
-    lists = isinstance(target, Tensor) and isinstance(source, Tensor)
-    if not lists or mode_of(batch) not in PREFILLS:
-        return {}
-    return dict(zip(target.tolist(), source.tolist(), strict=True))
+    if isinstance(target, Tensor) and isinstance(source, Tensor) and mode_of(batch) in PREFILLS:
+        return dict(zip(target.tolist(), source.tolist(), strict=True))
+    return {}

@@ -111,7 +111,7 @@ class Batch:
 
     def _slots(self, part: Part, lists: Lists) -> list[Tensor]:
         """Return the slot of each position of each row, or -1 for a position without a slot."""
-        read, write = part.slots(lists.read), self._written(part, lists)
+        read, write = part.slots(lists.read).cpu(), self._written(part, lists)
         found, place, begin = [], 0, 0
         for one, end in zip(self.requests, lists.ends, strict=True):
             slots = torch.full((one.cached + one.computed,), -1)
@@ -130,5 +130,29 @@ class Batch:
 
     def _written(self, part: Part, lists: Lists) -> Tensor:
         """Return the slot of each new token, or -1 for the slot that absorbs unused writes."""
-        slots = part.slots(lists.write)
+        slots = part.slots(lists.write).cpu()
         return slots.masked_fill(slots == part.slots(torch.tensor(part.trash[2:])), -1)
+
+
+def written_on_device(
+    count: int, given: Mapping[str, Any], parts: Mapping[str, Part]
+) -> dict[str, Tensor]:
+    """Return the slots that the first `count` tokens of a batch may write, per group.
+
+    They are on the device of the batch, and the call does not wait for it. A table of pages belongs
+    to a batch with one token per request.
+    """
+    table = given.get("block_table")
+    if table is None:
+        return {
+            name: part.slots(given["write_index"][part.allocator.index][:count])
+            for name, part in parts.items()
+        }
+    found = {}
+    for name, part in parts.items():
+        position = given["position_ids"][0, :count].long()
+        mine = table[part.allocator.index]
+        column = (position // part.page).clamp(max=mine.shape[1] - 1)
+        page = mine[:count].gather(1, column[:, None])[:, 0]
+        found[name] = page.long() * part.page + position % part.page
+    return found

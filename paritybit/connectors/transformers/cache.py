@@ -16,6 +16,7 @@ from torch import Tensor
 
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.watch.facts import Group, Layer
+from paritybit.watch.weak import Weakly
 
 
 @dataclass(frozen=True)
@@ -27,27 +28,30 @@ class Part:
     """
 
     name: str
-    allocator: Any
     page: int
     rows: int
     blocks: int
     per_sector: int
     window: int | None
     trash: tuple[int, int, int]
+    allocator: Any = Weakly()
 
     def slots(self, indices: Tensor) -> Tensor:
-        """Return the slots of indices, on the host. An index without a slot becomes -1."""
-        indices = indices.to("cpu", torch.int64)
+        """Return the slots of indices, on their device. An index without a slot becomes -1."""
+        indices = indices.long()
         block, place = indices // self.rows, indices % self.rows
         inside = (indices >= 0) & (block < self.blocks) & (place < self.page)
         found: Tensor = (block * self.page + place).masked_fill(~inside, -1)
         return found
 
     def shadows(self, other: "Part", slots: Tensor) -> Tensor:
-        """Return the slots of another group that share bytes with some slots of this group."""
+        """Return the slots of another group that share bytes with some slots of this group.
+
+        The result may name a slot several times. A negative number is no slot.
+        """
         first = slots // self.page * self.rows + slots % self.page
-        rows = first[:, None] + torch.arange(0, self.rows, self.page)
-        found: Tensor = (rows // other.rows * other.page + rows % other.page).unique()
+        rows = first[:, None] + torch.arange(0, self.rows, self.page, device=slots.device)
+        found: Tensor = (rows // other.rows * other.page + rows % other.page).flatten()
         return found
 
     def of_blocks(self, blocks: Iterable[int]) -> Tensor:
@@ -138,23 +142,27 @@ def groups_of(parts: Mapping[str, Part]) -> list[Group]:
     return found
 
 
+def shadows_of(parts: Mapping[str, Part], written: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return, per group, the shadows of the slots that a forward writes in the other groups."""
+    found = {}
+    for name, part in parts.items():
+        others = (other for other in parts.values() if other is not part)
+        shadows = [other.shadows(part, written[other.name]) for other in others]
+        found[name] = torch.cat([written[name][:0], *shadows])
+    return found
+
+
 def owned(parts: Mapping[str, Part], written: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the slots that a forward may change, given the slots that it writes.
+    """Return the slots that a forward may change, given the slots that it writes on the host.
 
     They include the shadows of the written slots, unless the blocks of these are held.
     """
-    found = dict(written)
-    for name, part in parts.items():
-        shadows = [
-            other.shadows(part, written[other.name])
-            for other in parts.values()
-            if other is not part
-        ]
-        if shadows:
-            every = torch.cat(shadows)
-            kept = torch.tensor(sorted(part.held()), dtype=torch.int64)
-            free = every[~torch.isin(every // part.page, kept)]
-            found[name] = torch.cat([written[name], free])
+    found = {}
+    for name, shadows in shadows_of(parts, written).items():
+        part, every = parts[name], shadows.unique()
+        kept = torch.tensor(sorted(part.held()), dtype=torch.int64)
+        free = every[~torch.isin(every // part.page, kept)]
+        found[name] = torch.cat([written[name], free])
     return found
 
 

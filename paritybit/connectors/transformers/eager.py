@@ -50,8 +50,13 @@ def computed(runner: Any, model: Any, run: Callable[[], Any]) -> tuple[Any, ...]
     """Run a batch. Returns its result, the output ids that it wrote, and logits of `model`."""
     found: list[Tensor] = []
     hook = None
+
+    def note(output: Any) -> None:
+        if isinstance(logits := getattr(output, "logits", None), Tensor):
+            found.append(logits)
+
     if model is not None:
-        hook = model.register_forward_hook(lambda *given: found.append(given[-1].logits))
+        hook = model.register_forward_hook(lambda *given: note(given[-1]))
     try:
         result = run()
     finally:

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.connectors.hooking import guarded
 from paritybit.connectors.transformers import cache as caches
 from paritybit.connectors.transformers import streams
-from paritybit.connectors.transformers.batch import Batch, Planned
+from paritybit.connectors.transformers.batch import Batch, Planned, written_on_device
 from paritybit.connectors.transformers.eager import run_batch
 from paritybit.connectors.transformers.inputs import (
     LARGEST_MASK,
@@ -44,7 +45,7 @@ class Graph:
 
     def replay(self) -> Any:
         """Replay the graph."""
-        return self.engine.replay(self.io, self.graph)
+        return guarded(self.engine.replay)(self.graph.replay, self.io, self.graph)
 
 
 class Engine:
@@ -105,18 +106,21 @@ class Engine:
         writer: Any,
     ) -> Any:
         """Watch a forward pass. `writer` is the stream that writes its inputs, or None."""
-        watcher, due = self.watcher, self.watcher.due()
+        watcher, planned = self.watcher, self.planned
+        self.planned, self.forwards = [], self.forwards + 1
+        if not watcher.due():
+            result = run()
+            count = sum(one.computed for one in planned)
+            written = written_on_device(count, given, self.parts)
+            shadows = caches.shadows_of(self.parts, written)
+            watcher.skipped({name: torch.cat((written[name], shadows[name])) for name in written})
+            return result
         inputs, early = streams.inputs_of(given, self.names), dict[str, Tensor]()
         if writer is not None:
-            early = streams.copied(inputs) if due else early
+            early = streams.copied(inputs)
             writer.synchronize()
-        batch = Batch(self.planned, given, self.parts)
+        batch = Batch(planned, given, self.parts)
         owned = caches.owned(self.parts, batch.written())
-        self.forwards += 1
-        if not due:
-            result = run()
-            watcher.skipped(owned)
-            return result
         if self.warming:
             watcher.begin(Forward("warmup", (), owned))
         else:
@@ -154,14 +158,14 @@ class Engine:
         self.watcher.captured(graph, KIND, [*statics_of(io, None), *given])
         return result
 
-    def replay(self, io: Any, graph: Any) -> Any:
+    def replay(self, original: Original, io: Any, graph: Any) -> Any:
         """Replay a graph, and judge it."""
         if self.now is None or not self.watcher.watching:
-            return graph.replay()
+            return original()
         runner, model, batch = self.now
         statics, given = statics_of(io, batch), given_of(batch)
         count, padded = batch.size, batch.padded
-        known = self.watcher.captures.get(graph, {})
+        known = self.watcher.captures.get(graph) or {}
         # Else the graph reads and changes other tensors, which are not restored.
         same = not any(one.name in known and fault(one, known[one.name]) for one in given)
         predicted = sum(one.predicted for one in batch.requests)
@@ -176,7 +180,7 @@ class Engine:
 
         return self.watcher.replay(
             Replay(
-                graph, KIND, count, padded, [*statics, *given], graph.replay, outputs, eager, same
+                graph, KIND, count, padded, [*statics, *given], original, outputs, eager, same
             )
         )  # fmt: skip
 

@@ -25,7 +25,7 @@ def lists_of(batch: Batch) -> Iterator[IndexList]:
         # Layers with a window get the K and V of new tokens directly.
         new = [one.computed if part.window is not None else 0 for one in batch.requests]
         counts = [e - b - n for b, e, n in zip(begins, lists.ends, new, strict=True)]
-        entries = part.slots(lists.read)
+        entries = part.slots(lists.read).cpu()
         yield IndexList(
             f"read_index[{name}]",
             name,

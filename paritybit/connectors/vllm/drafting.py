@@ -21,6 +21,11 @@ class Drafting(Blocks):
 
     def __init__(self, journal: Journal) -> None:
         super().__init__(journal)
+        self.forget()
+
+    def forget(self) -> None:
+        """Stop watching, and forget all that is known of requests."""
+        self.watcher = self.pool = None
         self.account: Account | None = None
         self.requests = Requests()
         self.turn: Turn | None = None

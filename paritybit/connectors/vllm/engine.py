@@ -21,10 +21,12 @@ from paritybit.connectors.vllm.drafting import Drafting
 from paritybit.connectors.vllm.drafts import draft_layers
 from paritybit.connectors.vllm.pools import Pool, described
 from paritybit.connectors.vllm.speculation import unjudged
+from paritybit.watch.captures import Captures
 from paritybit.watch.facts import Forward, Replay, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import Watcher
+from paritybit.watch.weak import Weakly
 
 Original = Callable[..., Any]
 
@@ -66,17 +68,26 @@ class UnderWay:
 
 
 class Engine(Drafting):
-    """The engine in this process."""
+    """The engine in this process, whose model `runner` runs."""
+
+    runner: Any = Weakly()
 
     def __init__(self, release: str, journal: Journal, settings: Settings) -> None:
         super().__init__(journal)
         self.release, self.settings = release, settings
         self.now: UnderWay | None = None
-        self.captures: list[tuple[Any, list[StaticInput]]] = []
-        self.capturing: batches.Batch | None = None
-        self.unscheduled = 0
         self.called: set[type] = set()
         """The classes of models whose calls are wrapped."""
+        self.runner = None
+        self.drop()
+
+    def drop(self) -> None:
+        """Stop watching, and forget all that is known, unless the engine still has its runner."""
+        if self.runner is None:
+            self.forget()
+            self.captures = Captures(self.journal)
+            self.capturing: batches.Batch | None = None
+            self.unscheduled = 0
 
     # The start.
 
@@ -85,6 +96,10 @@ class Engine(Drafting):
         result = original(runner, config, *args, **kwargs)
         if kwargs.get("is_profiling") or (args and args[0]):
             return result
+        self.runner = None
+        self.drop()
+        self.runner = runner
+        weakref.finalize(runner, self.drop)
         try:
             context = runner.vllm_config.compilation_config.static_forward_context
             given = getattr(runner, "kv_cache_config", config)
@@ -137,8 +152,7 @@ class Engine(Drafting):
             settings=self.settings,
         )  # fmt: skip
         watcher.copied_elsewhere = getattr(config, "kv_transfer_config", None) is not None
-        for graph, inputs in self.captures:
-            watcher.captured(graph, type(graph).__name__, inputs)
+        watcher.captures, self.capturing = self.captures, None
         watcher.listen("vllm")
         return watcher
 
@@ -147,7 +161,8 @@ class Engine(Drafting):
     def execute(self, original: Original, runner: Any, output: Any, *args: Any, **kw: Any) -> Any:
         """Watch one forward of a runner. Its facts are known when its metadata has been built."""
         run = functools.partial(original, runner, output, *args, **kw)
-        if self.now is not None or kw.get("dummy_run") or (len(args) > 1 and args[1]):
+        dummy = kw.get("dummy_run") or (len(args) > 1 and args[1])
+        if self.now is not None or dummy or self.is_another(runner):
             return run()
         self.forget_undrafted()
         try:
@@ -190,6 +205,13 @@ class Engine(Drafting):
         self.checked = now.forward is not None
         return result
 
+    def is_another(self, runner: Any) -> bool:
+        """Return whether a runner belongs to another engine than the last one of this process."""
+        another = self.runner is not None and runner is not self.runner
+        if another:
+            self.journal.undecided("only the last engine of a process is watched")
+        return another
+
     def skipped(self, watcher: Watcher, output: Any, run: Callable[[], Any]) -> Any:
         """Run a forward that is not checked, and report only the slots that it writes."""
         assert self.pool is not None
@@ -220,7 +242,7 @@ class Engine(Drafting):
         try:
             if pool is not None and pool.of_draft(found):
                 self.capturing = None
-            elif now is None and pool is not None:
+            elif now is None and pool is not None and self.watcher is None:
                 runner = owner if given is None else None
                 self.capturing = batches.of_runner(runner, found, pool, given, (0, 0))
             elif now is not None and now.forward is None and pool is not None:
@@ -275,7 +297,7 @@ class Engine(Drafting):
         """Record the static inputs of a captured graph."""
         result = original(graph, *args, **kwargs)
         if self.capturing is not None and self.watcher is None:
-            self.captures.append((graph, self.capturing.inputs()))
+            self.captures.note(graph, type(graph).__name__, self.capturing.inputs())
         return result
 
     def wrapper(self, original: Original, wrapper: Any, *args: Any, **kwargs: Any) -> Any:

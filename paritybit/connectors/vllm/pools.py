@@ -18,6 +18,7 @@ from torch import Tensor
 
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.watch.facts import Group, Layer
+from paritybit.watch.weak import weakened
 
 GROUP, DRAFTED = "blocks", "draft blocks"
 """The names of the KV groups: tensors without layers of a draft model, and with them."""
@@ -105,6 +106,7 @@ def described(config: Any, layers: Any, drafts: Collection[str] = ()) -> Pool:
         )
         for kind in (GROUP, *([DRAFTED] if any(shared) else []))
     )
+    groups = tuple(map(weakened, groups))
     if not groups[0].layers:
         raise NotRecognisedError("a draft model that shares all tensors with its target")
     of_tensor = {

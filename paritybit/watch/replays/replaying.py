@@ -9,14 +9,15 @@ from torch import Tensor
 from paritybit.watch import reading
 from paritybit.watch.between import Between
 from paritybit.watch.boundary import guarded
+from paritybit.watch.captures import Captures
 from paritybit.watch.facts import Forward, Group, Replay, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Story
-from paritybit.watch.observations import Captured, Inputs, Relation, StrayWrites, WrongRead
+from paritybit.watch.observations import Inputs, Relation, StrayWrites, WrongRead
 from paritybit.watch.replays.influence import Reads
 from paritybit.watch.replays.overlaps import overlaps
 from paritybit.watch.replays.relations import NAMES, Relations, Tried
-from paritybit.watch.replays.trial import SMALL, Explained, Trial, explain, rewritten, tail
+from paritybit.watch.replays.trial import Explained, Trial, explain, rewritten, tail
 from paritybit.watch.settings import Settings
 
 
@@ -51,11 +52,17 @@ class Replaying(Between):
         self.blamed: set[str] = set()
         tried = tuple(name for name in NAMES if name in {check.name for check in self.checks})
         self.relations = Relations(settings.every, tried)
-        self.captures: dict[object, dict[str, Captured]] = {}
+        self.captures = Captures(journal)
         self.overlaps = list(overlaps(groups))
         """Layers that share memory. They are judged with the first forward that has rows."""
         self.copied_elsewhere = False
         """Whether the engine may copy any slot at any time, to a host pool or another process."""
+
+    def lose(self) -> None:
+        """Forget everything that is known, and stop watching the current forward."""
+        with self.lock:
+            self.now = self.trial = None
+            super().lose()
 
     def changeable(self) -> bool:
         """Return whether slots may get other values for a moment.
@@ -76,16 +83,7 @@ class Replaying(Between):
     @guarded
     def captured(self, graph: object, kind: str, inputs: Sequence[StaticInput]) -> None:
         """Record the addresses and values of the static inputs of a graph that was captured."""
-        self.captures[graph] = {
-            static.name: Captured(
-                static.tensor.data_ptr(),
-                static.tensor.dtype,
-                tuple(static.tensor.shape),
-                static.tensor.clone() if static.tensor.nbytes <= SMALL else None,
-            )
-            for static in inputs
-        }
-        self.journal.count(captures=1, **{f"captures: {kind}": 1})
+        self.captures.note(graph, kind, inputs)
 
     def replay(self, replay: Replay) -> object:
         """Replay a graph and judge the replay. Returns the result of the first `replay.run()`."""
@@ -101,7 +99,7 @@ class Replaying(Between):
         """Judge the static inputs, and save the state before the replay."""
         if self.now is None:
             return
-        captured = self.captures.get(replay.graph, {})
+        captured = self.captures.get(replay.graph) or {}
         found = Inputs(self.now.number, self.now.forward, replay.kind, replay.inputs, captured)
         self.judge("inputs", found)
         self.trial = Trial(replay, self.now.owned, self.ledgers)
@@ -217,7 +215,7 @@ class Replaying(Between):
 
     def explained(self, ledger: Ledger, stray: Tensor, trial: Trial) -> Explained:
         """Find the causes of stray writes by repeating the replay."""
-        known = self.captures.get(trial.replay.graph, {})
+        known = self.captures.get(trial.replay.graph) or {}
         values = {name: was.value for name, was in known.items() if was.value is not None}
         if not trial.possible:
             return Explained([], {})
@@ -288,5 +286,5 @@ class Replaying(Between):
         self.compared("frame", 1)
         before = now.changed.get(name)
         now.changed[name] = changed if before is None else before | changed
-        loading = [ledger.index(slots) for slots in self.loading.get(name, ())]
+        loading = [ledger.index(one.on(ledger.device)) for one in self.loading.get(name, ())]
         return ledger.outside(changed, torch.cat([now.owned[name], *loading]))

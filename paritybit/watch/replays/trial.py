@@ -14,14 +14,12 @@ import torch
 from torch import Tensor
 
 from paritybit.watch.bits import as_integers, put, taken
+from paritybit.watch.captures import SMALL
 from paritybit.watch.facts import Replay, StaticInput
 from paritybit.watch.ledger import Ledger, folded
 
 LARGEST = 256 * 2**20
 """The most bytes of owned slots for which a replay is repeated."""
-
-SMALL = 2**20
-"""Static inputs of at most this many bytes are always saved."""
 
 DEEPEST = 4
 """The number of nested containers that are searched for output tensors."""

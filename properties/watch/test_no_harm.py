@@ -1,0 +1,218 @@
+"""The sanitizer keeps nothing alive, waits for nothing, and its own errors make nothing known."""
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from paritybit.connectors import hooking
+from paritybit.watch import between, reading, watcher
+from paritybit.watch.facts import Forward
+from paritybit.watch.journal import read
+from paritybit.watch.weak import ByObject
+from properties.support.watching import Scene, row
+from properties.watch.test_checks import found, lines, serve, toy
+
+__all__ = ["toy"]
+
+SLOTS, OTHERS = [3, 4, 5, 6, 7, 8], [20, 21]
+TOKENS, LATER = [5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16]
+
+
+@pytest.fixture
+def scene(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Scene]:
+    """A watcher with all checks, unless a test sets it otherwise."""
+    made = Scene(tmp_path, **getattr(request, "param", {}))
+    yield made
+    made.close()
+
+
+def fail(*_: object, **__: object) -> None:
+    """Fail as a defect of the sanitizer does."""
+    raise KeyError("a defect")
+
+
+def begin_fails(scene: Scene, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reading, "owned", fail)
+    scene.forward("b", LATER[:5], 0, SLOTS)
+
+
+def end_fails(scene: Scene, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reading, "note", fail)
+    scene.forward("b", LATER[:5], 0, SLOTS)
+
+
+def settling_fails(scene: Scene, patch: pytest.MonkeyPatch) -> None:
+    """The first group's changes are lost while they are applied, and the second's are not."""
+    patch.setattr(between.Changes, "_in_order", fail)
+    scene.forward("b", LATER[:5], 0, SLOTS)
+
+
+def connector_fails(scene: Scene, patch: pytest.MonkeyPatch) -> None:
+    """The engine goes on: it computes the forward that the connector began."""
+    patch.setattr(hooking, "of_process", lambda: scene.journal)
+
+    def compute() -> None:
+        scene.write(SLOTS[:5])
+
+    def watched(original: Callable[[], None]) -> None:
+        scene.watcher.begin(Forward("extend", (row("b", LATER[:5], 0, SLOTS),)))
+        raise KeyError("a defect")
+
+    hooking.guarded(watched)(compute)
+    assert not scene.watcher.watching
+
+
+def connector_reports_no_end(scene: Scene, patch: pytest.MonkeyPatch) -> None:
+    scene.watcher.begin(Forward("extend", (row("b", LATER[:5], 0, SLOTS),)))
+    scene.write(SLOTS[:5])
+
+
+def allocation_fails(scene: Scene, patch: pytest.MonkeyPatch) -> None:
+    """The slots are freed and allocated again, and the ledgers only get to know the first."""
+    for group in ("full", "swa"):
+        scene.watcher.freed(group, torch.tensor(SLOTS))
+    patch.setattr(between.Changes, "note", fail)
+    scene.watcher.allocated("full", torch.tensor(SLOTS))
+    scene.forward("b", LATER[:5], 0, SLOTS)
+
+
+FAILURES = [
+    *(begin_fails, end_fails, settling_fails, connector_fails, connector_reports_no_end),
+    allocation_fails,
+]
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_nothing_is_found_after_an_error_of_the_sanitizer(
+    scene: Scene, failure: Callable[[Scene, pytest.MonkeyPatch], None]
+) -> None:
+    """Whatever happened meanwhile: slots that were written, freed or given to other requests."""
+    scene.forward("a", TOKENS[:5], 0, SLOTS)
+    for group in ("full", "swa"):
+        scene.watcher.freed(group, torch.tensor(SLOTS))
+        scene.watcher.allocated(group, torch.tensor(SLOTS))
+    with pytest.MonkeyPatch.context() as patch:
+        failure(scene, patch)
+    for group in ("full", "swa"):
+        scene.watcher.freed(group, torch.tensor(OTHERS))
+    scene.forward("b", LATER, 5, SLOTS)
+    for group in ("full", "swa"):
+        scene.watcher.freed(group, torch.tensor(SLOTS))
+    scene.forward("c", [1, 2], 0, OTHERS)
+    assert scene.lines("finding") == []
+    assert scene.lines("undecided")
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_what_is_watched_after_an_error_is_judged(
+    scene: Scene, failure: Callable[[Scene, pytest.MonkeyPatch], None]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        failure(scene, patch)
+    scene.forward("c", TOKENS[:5], 0, [30, 31, 32, 33, 34])
+    scene.forward("d", [1], 0, [40], stray=[30])
+    scene.watcher.freed("full", torch.tensor([40]))
+    scene.watcher.freed("full", torch.tensor([40]))
+    checks = {line["check"] for line in scene.lines("finding")}
+    assert checks == {"stray write", "double free"}
+
+
+def test_a_finding_that_was_only_noted_is_written_when_the_engine_is_dropped(
+    tmp_path: Path,
+) -> None:
+    scene = Scene(tmp_path)
+    for _ in range(2):
+        scene.watcher.freed("full", torch.tensor([3]))
+    reference, journal = weakref.ref(scene.watcher), scene.journal
+    del scene
+    gc.collect()
+    assert reference() is None
+    journal.write_counts()
+    assert [line["check"] for line in read(journal.path) if line["kind"] == "finding"] == [
+        "double free"
+    ]
+    journal.end()
+
+
+def test_an_engine_that_is_watched_dies_when_it_is_dropped(toy: ModuleType, tmp_path: Path) -> None:
+    engine = toy.Engine()
+    serve(engine)
+    parts = [engine, *engine.kv.values(), *engine.graphs.values(), *engine.allocators.values()]
+    parts += [engine.add("last", [1, 2, 3]), engine.watcher]
+    engine.decode()
+    held = [weakref.ref(part) for part in parts]
+    del engine, parts
+    gc.collect()
+    assert [reference() for reference in held] == [None] * len(held)
+    assert found(tmp_path) == {}
+    assert lines(tmp_path)
+
+
+def test_kv_that_was_released_is_not_read(scene: Scene) -> None:
+    scene.forward("a", TOKENS[:3], 0, SLOTS)
+    scene.groups.clear()
+    gc.collect()
+    scene.forward("a", TOKENS[:4], 3, SLOTS)
+    (line,) = scene.lines("undecided")
+    assert "the engine released the memory" in line["what"]
+    assert scene.lines("finding") == []
+
+
+def test_what_belongs_to_an_object_ends_with_it() -> None:
+    class Graph:
+        """A graph."""
+
+    values: ByObject[str] = ByObject()
+    graph, other = Graph(), Graph()
+    values[graph], values[1000] = "mine", "of a number"
+    assert (values.get(graph), values.get(other), values.get(int("1000"))) == (
+        *("mine", None),
+        "of a number",
+    )
+    del graph
+    assert not values.weak
+
+
+@pytest.mark.parametrize("scene", [{"every": 1000}], indirect=True)
+def test_what_is_noted_in_a_skipped_forward_waits_for_no_device(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors of the device `meta` have no values that could be waited for."""
+    monkeypatch.setattr(scene.watcher, "settle", fail)
+    slots, other = torch.arange(4, device="meta"), torch.arange(4, device="meta")
+    scene.watcher.freed("full", slots)
+    scene.watcher.allocated("full", slots)
+    scene.watcher.copied("full", slots, other)
+    scene.watcher.store("a", "full", slots)
+    scene.watcher.load("a", "full", slots)
+    scene.watcher.backed_up("full", slots, other, 64)
+    scene.watcher.loaded("full", slots, other)
+    scene.watcher.forget("full", None)
+    scene.watcher.skipped({"full": slots, "swa": slots})
+    scene.watcher.skipped(None)
+    assert len(scene.watcher.changes["full"].noted) == 10
+    assert not any("undecided" in text for text in scene.journal.said)
+    for changes in scene.watcher.changes.values():
+        changes.noted.clear()
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("scene", [{"every": 1000}], indirect=True)
+def test_a_forward_is_checked_when_too_much_was_noted(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher, "MOST_NOTED", 3)
+    scene.watcher.wait = 10
+    dues = list[bool]()
+    for _ in range(5):
+        dues.append(scene.watcher.due())
+        if not dues[-1]:
+            scene.watcher.skipped({"full": torch.tensor([3])})
+        else:
+            scene.run(Forward("decode", ()))
+    assert dues == [False, False, False, True, False]
