@@ -84,7 +84,8 @@ def carried_out(words: Sequence[str], stop: Stop, *, own: bool) -> int:
     code = answered(words, stop, own=own)
     sys.stdout.flush()
     if raw is not None and raw.lost is not None and code != INTERRUPTED:
-        return refused(f"cannot write to stdout: {raw.lost.strerror}", CANNOT_RUN)
+        code = FINDING if code == FINDING else CANNOT_RUN
+        return refused(f"cannot write to stdout: {raw.lost.strerror}", code)
     return code
 
 

@@ -37,7 +37,7 @@ from paritybit.harness.cli.spreading import (
     workers_asked_for,
 )
 from paritybit.harness.cli.watch.whole_engines import KnownEngine, downloaded, table, watched
-from paritybit.harness.errors import MalformedError, known, refused
+from paritybit.harness.errors import CannotRunError, MalformedError, known, refused
 from paritybit.harness.lockstep.config import TrialConfig, resolve_device
 from paritybit.harness.lockstep.scale.shapes import FEW_EXAMPLES
 from paritybit.harness.machine.stopping import heard_at_the_end
@@ -220,17 +220,29 @@ def finish(
     errors = [result.error for result in run.results if result.status is Status.FAILED]
     print_errors(error for error in errors if error is not None)
     print_unexplained(run.results)
-    for name, case in cases_of(run).items():
-        write_case(case, folder / CASES / name)
-    run_record.write(data, folder / "run.json")
-    written = run_record.load(folder / "run.json")
-    write_whole(folder / "index.html", render(written, previous))
-    swap_link(folder)
+    code = code_of_run(run, data, strict=strict)
+    try:
+        for name, case in cases_of(run).items():
+            write_case(case, folder / CASES / name)
+        run_record.write(data, folder / "run.json")
+        written = run_record.load(folder / "run.json")
+        write_whole(folder / "index.html", render(written, previous))
+        swap_link(folder)
+    except CannotRunError as error:
+        return refused(error, FINDING if code == FINDING else CANNOT_RUN)
     console.print(f"{data.seconds:.0f} s; page: {folder / 'index.html'}", soft_wrap=True)
+    return code
+
+
+def code_of_run(run: Run, data: Record, *, strict: bool) -> int:
+    """Return the exit code for the record of a run. An unexpected whole engine is a finding."""
+    whole = {one.verdict for one in data.whole_engines}
+    if "unexpected" in whole:
+        return FINDING
     unreached = data.scope.unreached if data.scope is not None else ()
     if data.verdict == "green" and strict and unreached:
         return refused(f"--strict: this run never reached {first_of(unreached)}", CANNOT_RUN)
-    if data.verdict == "green" and any(one.verdict == "undecided" for one in whole):
+    if "undecided" in whole and data.verdict == "green":
         return CANNOT_RUN
     if data.verdict == "red" and run.undecided:
         return CANNOT_RUN

@@ -164,8 +164,26 @@ def end_all(child: int) -> NoReturn:
     os._exit(0)
 
 
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that a command may send to its parent."""
+
+
+def pass_signals_on() -> None:
+    """Pass signals on to the process that asked for the command, unless they are ignored."""
+    asker = os.getppid()
+
+    def send(number: int, _: object) -> None:
+        if os.getppid() == asker:
+            os.kill(asker, number)
+
+    for number in PASSED_ON:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, send)
+
+
 def main(descriptor: int, passed: str, words: Sequence[str]) -> None:
     """Run a command, report its start and its end, and keep its processes until the asker ends."""
+    pass_signals_on()
     adopt_orphans()
     connection = Connection(descriptor)
     given = [] if passed == "-" else [int(passed)]

@@ -99,6 +99,7 @@ class Following:
             self.stop_if_due()
         self.running.clear()
         self.read()
+        self.tally.undecided |= dict.fromkeys(self.journals.incomplete())
         return self.tally
 
     def read(self) -> None:

@@ -10,10 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from paritybit.watch.journal import WRITABLE
+
 PATTERN = "process-*.jsonl"
 
-MOST_BYTES = 64 * 2**20
-"""The most bytes of a journal that are read. A process writes a few hundred bytes per second."""
+MOST_BYTES = 16 * 2**20
+"""The most bytes that are read at once. A line is shorter."""
 
 Entry = Mapping[str, Any]
 
@@ -24,6 +26,7 @@ class Journals:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.read: dict[Path, int] = {}
+        self.unreadable: dict[Path, str] = {}
 
     def entries(self) -> Iterator[tuple[str, Entry]]:
         """Yield the entries that were written since the last call, each with its process.
@@ -33,21 +36,34 @@ class Journals:
         """
         for path in sorted(self.folder.glob(PATTERN)):
             process = path.stem.removeprefix("process-")
+            self.unreadable.pop(path, None)
             for line in self._lines(path):
                 with suppress(ValueError, RecursionError):
                     entry = json.loads(line)
                     if isinstance(entry, dict) and isinstance(entry.get("kind"), str):
                         yield process, entry
 
-    def _lines(self, path: Path) -> list[bytes]:
-        """Return the complete lines of a journal that have not been read yet."""
-        before = self.read.get(path, 0)
+    def incomplete(self) -> Iterator[str]:
+        """Yield why a journal lacks lines. Call it when the processes have ended."""
+        for path in sorted(self.folder.glob(PATTERN)):
+            with suppress(OSError):
+                if not path.stat().st_mode & WRITABLE:
+                    yield f"{path.stem} could not write all lines of its journal"
+        for path, why in self.unreadable.items():
+            yield f"the journal of {path.stem} cannot be read: {why}"
+
+    def _lines(self, path: Path) -> Iterator[bytes]:
+        """Yield the complete lines of a journal that have not been read yet."""
         try:
             with path.open("rb") as file:
-                file.seek(before)
-                text = file.read(max(0, MOST_BYTES - before))
-        except OSError:
-            return []
-        whole = text[: text.rfind(b"\n") + 1]
-        self.read[path] = before + len(whole)
-        return whole.splitlines()
+                while True:
+                    file.seek(self.read.get(path, 0))
+                    text = file.read(MOST_BYTES)
+                    whole = text[: text.rfind(b"\n") + 1]
+                    if not whole and len(text) < MOST_BYTES:
+                        return
+                    # Without an end in so many bytes, it is no line of ours.
+                    self.read[path] = self.read.get(path, 0) + len(whole or text)
+                    yield from whole.splitlines()
+        except OSError as error:
+            self.unreadable[path] = error.strerror or type(error).__name__

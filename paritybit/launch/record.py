@@ -32,7 +32,6 @@ from paritybit.launch.scope import PAIRS, SERVED_PAIRS, not_tried
 from paritybit.launch.trend import points
 from paritybit.launch.verdict import Outcome, ending, judged, lacking, open_questions
 
-
 CUT_SHORT = "the time was over before it had served each kind of wave"
 
 

@@ -48,7 +48,7 @@ class Session:
     def seen(self) -> Seen:
         """Return the findings and the number of forward passes since the last call."""
         own = of_process()
-        if own is not None and own.file is not None:
+        if own is not None and (own.file is not None or own.waiting):
             own.settle()
             own.write_counts()
         new, before = Seen(), self.tally.count("forwards")
@@ -58,6 +58,7 @@ class Session:
                 new.findings.append(entry)
             elif entry["kind"] == "undecided":
                 new.undecided.append(str(entry.get("what")))
+        new.undecided += self.journals.incomplete()
         new.forwards = self.tally.count("forwards") - before
         return new
 

@@ -18,14 +18,16 @@ Each line also has `time`, in seconds since the epoch.
 
 import json
 import os
-import shutil
+import stat
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from io import FileIO
 from multiprocessing import util
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from paritybit.watch.excerpts import excerpt
@@ -44,6 +46,12 @@ MOST_ALIKE = 20
 
 PAUSE = 0.5
 """Seconds between two `counts` lines."""
+
+MOST_WAITING = 10_000
+"""The most lines that wait until they can be written, apart from findings."""
+
+WRITABLE = stat.S_IWUSR
+"""The permission that a journal has if no line of it is missing."""
 
 
 @dataclass(frozen=True)
@@ -77,40 +85,62 @@ class Finding:
 
 @dataclass
 class Journal:
-    """Writes the journal of one process. Flushes every line, and syncs findings to disk."""
+    """Writes the journal of one process. Does not buffer, and syncs findings to disk."""
 
     path: Path
     counts: dict[str, int] = field(default_factory=dict)
     findings: dict[str, int] = field(default_factory=dict)
     said: set[str] = field(default_factory=set)
     pid: int = field(default_factory=os.getpid)
-    file: TextIO | None = None
+    file: FileIO | None = None
     counted: float = 0.0
     lost: bool = False
-    """Whether a line could not be written. It is reported on stderr once; the engine continues."""
+    """Whether lines wait that could not be written. stderr says so, and the engine continues."""
+    waiting: list[bytes] = field(default_factory=list)
+    """Lines that are not written yet. If the last attempt failed, the mode of the file says so."""
     watchers: WeakKeyDictionary[Any, None] = field(default_factory=WeakKeyDictionary)
     """The watchers that write to this journal. They live as long as their connectors keep them."""
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Append one line. `kind` is one of KINDS. Values that JSON does not have become text."""
+        """Append one line. `kind` is one of KINDS. Values that JSON does not have become text.
+
+        A line that cannot be written is tried again with the next one.
+        """
         assert kind in KINDS, kind
         line = {"kind": kind, "time": round(time.time(), 3), **fields}
+        if len(self.waiting) < MOST_WAITING or kind == "finding":
+            self.waiting.append(f"{json.dumps(line, default=str)}\n".encode())
+        self._append(durable=kind == "finding")
+
+    def _append(self, *, durable: bool = False) -> None:
+        """Write the waiting lines. With `durable`, also sync the file to disk."""
         try:
-            self._append(json.dumps(line, default=str) + "\n", durable=kind == "finding")
+            if self.file is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self.file = self.path.open("ab", buffering=0)
+            while self.waiting:
+                written = self.file.write(self.waiting[0])
+                self.waiting[0] = self.waiting[0][written:]
+                if not self.waiting[0]:
+                    del self.waiting[0]
         except OSError as error:
             if not self.lost:
                 sys.stderr.write(f"paritybit: the journal cannot be written: {error.strerror}\n")
             self.lost = True
-
-    def _append(self, text: str, *, durable: bool) -> None:
-        """Write a line and flush it. With `durable`, also sync the file to disk."""
-        if self.file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.file = self.path.open("a", encoding="utf-8")
-        self.file.write(text)
-        self.file.flush()
+            self._mark(complete=False)
+            return
+        if self.lost:
+            self.lost = False
+            self._mark(complete=True)
         if durable:
-            os.fsync(self.file.fileno())
+            with suppress(OSError):
+                os.fsync(self.file.fileno())
+
+    def _mark(self, *, complete: bool) -> None:
+        """Mark the file as complete, or as one that lacks lines. This works on a full disk."""
+        with suppress(OSError):
+            mode = self.path.stat().st_mode
+            self.path.chmod(mode | WRITABLE if complete else mode & ~WRITABLE)
 
     def finding(self, finding: Finding) -> None:
         """Write a finding. After MOST_ALIKE findings of its key, only count it."""
@@ -161,6 +191,7 @@ class Journal:
         self.pid, self.file = os.getpid(), None
         self.path = self.path.with_name(f"process-{self.pid}.jsonl")
         self.counts, self.findings, self.said = {}, {}, set()
+        self.waiting, self.lost = [], False
         self.settle_at_end()
 
     def go_on_in(self, folder: Path) -> None:
@@ -168,12 +199,15 @@ class Journal:
         before, self.pid, self.file = self.path, os.getpid(), None
         self.path = folder / f"process-{self.pid}.jsonl"
         if before.exists():
-            shutil.copyfile(before, self.path)
+            self.waiting.insert(0, before.read_bytes())
+            self._append()
 
     def settle(self) -> None:
         """Judge everything that happened so far."""
         for watcher in list(self.watchers):
             watcher.settled()
+        if self.waiting:
+            self._append()
 
     def settle_at_end(self) -> None:
         """Arrange that `settle` is called when this process ends, also one of multiprocessing."""
@@ -181,12 +215,13 @@ class Journal:
 
     def end(self) -> None:
         """Write the counts and the last line, and close the file. Does nothing in a fork."""
-        if os.getpid() == self.pid and self.file is not None:
+        if os.getpid() == self.pid and (self.file is not None or self.waiting):
             self.settle()
             self.write_counts()
             self.write("end")
-            self.file.close()
-            self.file = None
+            if self.file is not None:
+                self.file.close()
+                self.file = None
 
 
 _OPEN: list[Journal] = []

@@ -3,13 +3,16 @@
 import json
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+from paritybit.harness.cli.watch import finish
 
 from paritybit.__main__ import main
-from properties.launch.conftest import Script, Start, Watch
+from paritybit.launch import journals
+from properties.launch.conftest import Script, Start, Watch, variables
 from properties.support.harness.command_line import (
     CANNOT_RUN,
     FINDING,
@@ -104,6 +107,68 @@ def test_processes_that_a_command_leaves_behind_are_stopped(
     )
     assert watch("--", *script(text)).returncode == OK
     assert not alive(int((tmp_path / "pid").read_text()))
+
+
+FINDS = """
+findings = [replace(STRAY, key=f"stray write | {number}") for number in range(5)]
+engine(findings).end()
+"""
+
+
+@pytest.mark.parametrize("most", [4_000, 20_000])
+def test_findings_decide_the_exit_code_although_the_disk_is_full(
+    script: Script, tmp_path: Path, most: int
+) -> None:
+    """`most` is how many bytes a file may have: the page, or the record too, has more."""
+    limit = f"import resource as r; r.setrlimit(r.RLIMIT_FSIZE, ({most}, {most})); "
+    code = limit + "import sys; from paritybit.__main__ import main; sys.exit(main())"
+    text = "from dataclasses import replace\n" + FINDS
+    words = ["-c", code, "watch", "--out", str(tmp_path / "out"), "--", *script(text)]
+    done = subprocess.run(
+        [sys.executable, *words],
+        env=variables(), cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == FINDING, done.stderr
+    assert done.stderr.count("stray write: the replay of decode changed slot 17") >= 5
+    assert "File too large" in done.stderr
+    assert not (tmp_path / "out" / "latest" / "index.html").exists()
+    assert (tmp_path / "out" / "latest" / "watch.json").exists() == (most > 4_000)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, RuntimeError, SystemExit])
+def test_findings_decide_the_exit_code_whatever_fails_afterwards(
+    watch: Watch, script: Script, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    def fails(*_: object) -> str:
+        raise error
+
+    monkeypatch.setattr(finish, "render", fails)
+    done = watch("--", *script("engine([STRAY])"))
+    assert done.returncode == FINDING
+    assert "there are findings, but their report is not complete: " in done.stderr
+
+
+def test_a_finding_that_could_not_be_written_is_no_success(watch: Watch, script: Script) -> None:
+    text = (
+        "import resource\njournal = engine()\n"
+        "size = journal.path.stat().st_size\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))\n"
+        "journal.finding(STRAY)"
+    )
+    done = watch("--", *script(text))
+    assert done.returncode == CANNOT_RUN
+    assert "could not write all lines of its journal" in done.stderr.splitlines()[-1]
+
+
+def test_a_finding_of_a_long_run_is_read(
+    watch: Watch, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A journal is read to its end, whatever its size; a line of many bytes is skipped."""
+    monkeypatch.setattr(journals, "MOST_BYTES", 2_000)
+    text = "j = engine()\nfor _ in range(200): j.undecided('x' * 100); j.said.clear()\n"
+    text += "j.undecided('x' * 9_000); j.finding(STRAY)"
+    done = watch("--", *script(text))
+    assert done.returncode == FINDING, done.stderr
 
 
 FAMILY = """

@@ -13,6 +13,7 @@ from paritybit.watch.bits import Checksums
 from paritybit.watch.chains import MOST_ALIASES, Chains
 from paritybit.watch.facts import Group, Layer
 from paritybit.watch.replays import differences
+from properties.support.harness.command_line import python
 from properties.support.interpreting import run_interpreted
 from properties.watch.checksums_agree import compare
 
@@ -155,9 +156,41 @@ def test_a_journal_that_cannot_be_written_is_no_error_of_the_engine(
     made = journal.Journal(tmp_path / "file" / "process-1.jsonl")
     made.undecided("one")
     made.undecided("another")
-    made.end()
     assert made.lost
     assert capsys.readouterr().err.count("the journal cannot be written") == 1
+    (tmp_path / "file").unlink()  # As if the disk had room again.
+    made.end()
+    kinds = [line["kind"] for line in journal.read(made.path)]
+    assert kinds == ["undecided", "undecided", "counts", "end"]
+
+
+LIMITED = """
+import os, resource, signal
+from pathlib import Path
+from paritybit.watch.journal import Finding, Journal
+
+made = Journal(Path("process-1.jsonl"))
+made.count(forwards=1)
+size = made.path.stat().st_size + 40
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
+made.finding(Finding("leak", "a leak", "leak | full", 3))
+assert made.path.stat().st_size == size, "a part of the line is written"
+print(*Journals(Path.cwd()).incomplete())
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
+made.end()
+print(*Journals(Path.cwd()).incomplete())
+"""
+
+
+def test_a_journal_that_lacks_lines_is_marked_until_they_are_written(tmp_path: Path) -> None:
+    code = "from paritybit.launch.journals import Journals\n" + LIMITED
+    done = python("-c", code, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "process-1 could not write all lines of its journal\n\n"
+    kinds = [line["kind"] for line in journal.read(tmp_path / "process-1.jsonl")]
+    assert kinds == ["counts", "finding", "counts", "end"]
 
 
 @pytest.mark.parametrize("junk", ["{}", "[]", "no", '{"kind": "evil"}', "[" * 100_000])

@@ -4,7 +4,8 @@ import argparse
 import os
 import shlex
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK, STOPPED
@@ -13,6 +14,7 @@ from paritybit.harness.cli.folders import shown, swap_link
 from paritybit.harness.cli.watch.announce import PAGE, annotations, show
 from paritybit.harness.cli.watch.options import WARN
 from paritybit.harness.cli.watch.run import SIGNALS, Run, check_names
+from paritybit.harness.errors import CannotRunError, refused
 from paritybit.harness.machine.stopping import heard_at_the_end
 from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.revision import commit_of
@@ -39,23 +41,42 @@ def finish(run: Run, options: argparse.Namespace) -> int:
         number = interruption(run, options)
         record = made(run, options, None if number is None else SIGNALS[number])
         record, found = with_cases(record, run.outcomes)
-        for name, case in found.items():
-            cases.write(case, run.folder / "cases" / name)
-        records.write(record, run.folder / RECORD)
-        write_whole(run.folder / PAGE, render(record, way_to(options.engine, run.folder)))
-        prefix = prefix_of(options.engine)
-        records.write_data(sarif_of(record, prefix), run.folder / RESULTS)
-        write_whole(run.folder / SUITE, junit_of(record, prefix))
-        swap_link(run.folder)
+        errors = list(written(run, record, found, options))
         if on_github():
-            for line in annotations(record, prefix):
+            for line in annotations(record, prefix_of(options.engine)):
                 run.display.put_plain(line)
         show(run.display, run.folder, record, options.engine)
         if tolerated(record, options):
             run.display.put("without a verdict, this run does not fail: --undecided warn")
+    code = OK if tolerated(record, options) else CODES[record.verdict]
     if record.verdict != "finding" and number is not None:
-        return STOPPED[number]
-    return OK if tolerated(record, options) else CODES[record.verdict]
+        code = STOPPED[number]
+    return refused(errors[0], code or CANNOT_RUN) if errors else code
+
+
+def written(
+    run: Run,
+    record: Watched,
+    found: Mapping[str, cases.WatchCase],
+    options: argparse.Namespace,
+) -> Iterator[CannotRunError]:
+    """Write all files of a run, and yield the errors of those that cannot be written."""
+    prefix, folder = prefix_of(options.engine), run.folder
+    page = render(record, way_to(options.engine, folder))
+    sarif, suite = sarif_of(record, prefix), junit_of(record, prefix)
+    writes: list[Callable[[], None]] = [
+        lambda: records.write(record, folder / RECORD),
+        lambda: write_whole(folder / PAGE, page),
+        *(partial(cases.write, case, folder / "cases" / name) for name, case in found.items()),
+        lambda: records.write_data(sarif, folder / RESULTS),
+        lambda: write_whole(folder / SUITE, suite),
+        lambda: swap_link(folder),
+    ]
+    for write in writes:
+        try:
+            write()
+        except CannotRunError as error:
+            yield error
 
 
 def tolerated(record: Watched, options: argparse.Namespace) -> bool:

@@ -13,19 +13,21 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from paritybit.harness.cli.exit_codes import FINDING
 from paritybit.harness.cli.folders import run_folder
 from paritybit.harness.cli.watch.display import Display
 from paritybit.harness.cli.watch.options import ONLY_ENGINE, SECONDS
 from paritybit.harness.cli.watch.plan import OVER, Plan, Turn, legs_of, workers_of
-from paritybit.harness.errors import CannotRunError, MalformedError, known
+from paritybit.harness.errors import CannotRunError, MalformedError, known, no_verdict, refused
 from paritybit.harness.machine.gpus import visible_gpus
 from rich.console import Console
 
@@ -41,6 +43,7 @@ from paritybit.launch.command import Running
 from paritybit.launch.follow import Following, Limits, Stops
 from paritybit.launch.journals import Journals
 from paritybit.launch.known import Known, of_tree
+from paritybit.launch.tally import Tally
 from paritybit.launch.verdict import Outcome
 from paritybit.launch.words import plural
 from paritybit.watch.settings import Settings
@@ -68,7 +71,7 @@ class Run:
     """A run in progress.
 
     `outcomes` has the finished rows, and `not_run` why others did not run. `pairs` are the pairs of
-    settings that the covering array has.
+    settings that the covering array has. `found` is whether a finding that is not known was shown.
     """
 
     folder: Path
@@ -83,6 +86,7 @@ class Run:
     not_run: dict[str, str] = field(default_factory=dict)
     pairs: frozenset[Pair] = frozenset()
     installing: threading.Lock = field(default_factory=threading.Lock)
+    found: bool = False
 
     def settings(self, out: Path) -> str:
         """Return the value of PARITYBIT_WATCH for a folder with journals."""
@@ -113,7 +117,11 @@ class Run:
 
     def followed(self, running: Running, leg: Leg, out: Path, limits: Limits) -> Outcome:
         """Follow a running command, and return its outcome."""
-        show = partial(self.display.show, leg.name if leg.name != COMMAND else "")
+
+        def show(tally: Tally, finding: Mapping[str, Any] | None) -> None:
+            self.found |= finding is not None and limits.counts(finding)
+            self.display.show(leg.name if leg.name != COMMAND else "", tally, finding)
+
         following = Following(running, Journals(out), self.stops, show, limits)
         tally = following.follow()
         return Outcome(
@@ -142,23 +150,45 @@ def raised(log: Path) -> str:
 
 
 def run_watch(options: argparse.Namespace) -> int:
-    """Watch a command, or an engine with generated requests, and return the exit code."""
+    """Watch a command, or an engine with generated requests, and return the exit code.
+
+    Once a finding that is not known was shown, the exit code is FINDING, whatever happens.
+    """
+    runs: list[Run] = []
+    try:
+        return watch(options, runs.append)
+    except BaseException as error:
+        if not any(run.found for run in runs):
+            raise
+        known_kinds = isinstance(error, MalformedError | CannotRunError)
+        why = str(error) if known_kinds else no_verdict(error)
+        why = "interrupted" if isinstance(error, KeyboardInterrupt) else why
+        return refused(f"there are findings, but their report is not complete: {why}", FINDING)
+
+
+def watch(options: argparse.Namespace, note: Callable[[Run], object]) -> int:
+    """Watch as `run_watch` does. `note` gets the run when it has begun."""
     require_sense(options)
     checks = checks_of(options.checks)
     known_findings = of_tree(options.known, options.engine, options.baseline)
     if options.engine is not None:
-        return watch_engine(options, checks, known_findings)
+        return watch_engine(options, checks, known_findings, note)
     console = Console(stderr=True, soft_wrap=True)
     with begun(options, checks, known_findings, Display(console, redraws=False)) as run:
+        note(run)
         variables = environment_with(os.environ, run.imports, run.settings(run.folder))
         running = Running(options.command, variables)
-        outcome = run.followed(running, Leg(COMMAND), run.folder, Limits())
+        limits = Limits(known=run.known)
+        outcome = run.followed(running, Leg(COMMAND), run.folder, limits)
         run.outcomes.append(outcome)
         return finish(run, options)
 
 
 def watch_engine(
-    options: argparse.Namespace, checks: tuple[str, ...] | None, known_findings: Known
+    options: argparse.Namespace,
+    checks: tuple[str, ...] | None,
+    known_findings: Known,
+    note: Callable[[Run], object],
 ) -> int:
     """Serve generated requests to an engine, row by row, until one has a finding."""
     device = device_of(options.device or "auto")
@@ -174,6 +204,7 @@ def watch_engine(
     console = Console(soft_wrap=True)
     options = argparse.Namespace(**{**vars(options), "device": device})
     with begun(options, checks, known_findings, Display(console, redraws=True)) as run:
+        note(run)
         run.pairs = table.pairs
         seconds, workers = float(options.seconds or SECONDS), workers_of(device)
         plan = Plan(legs, seconds, workers, named=bool(options.settings))

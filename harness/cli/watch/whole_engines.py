@@ -90,7 +90,7 @@ def judged(engine: KnownEngine, home: Path, top: Path) -> WholeEngine:
         found = dict.fromkeys(engine.bugs, False)
         return WholeEngine(engine.engine, engine.setting, "undecided", said, found, None)
     run: Watched = record_of(read_json(record), record.name)
-    checks = {finding.check for finding in run.findings}
+    checks = {finding.check for finding in run.findings if finding.known is None}
     found = {bug: check in checks for bug, check in engine.bugs.items()}
     verdict: WholeVerdict = "as expected"
     if run.verdict == "undecided":

@@ -92,14 +92,21 @@ def all_as_expected(tasks: Sequence[Task], _: Workers, on_result: Callable[..., 
 
 
 @pytest.mark.parametrize(
-    ("findings", "code", "verdict"),
-    [([finding("a")], OK, "green"), ([], FINDING, "red"), (None, CANNOT_RUN, "green")],
+    ("findings", "unreached", "code", "verdict"),
+    [
+        ([finding("a")], [], OK, "green"),
+        ([], [], FINDING, "red"),
+        (None, [], CANNOT_RUN, "green"),
+        ([finding("a")], ["a state"], CANNOT_RUN, "red"),
+        ([], ["a state"], FINDING, "red"),
+    ],
 )
 def test_regress_shows_them_and_ends_by_them(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     findings: Sequence[Finding] | None,
+    unreached: list[str],
     code: int,
     verdict: str,
 ) -> None:
@@ -112,7 +119,7 @@ def test_regress_shows_them_and_ends_by_them(
             lay(log.parent, findings)
 
     monkeypatch.setattr("paritybit.harness.cli.regress.run_tasks", all_as_expected)
-    monkeypatch.setattr("paritybit.harness.campaigns.regress.unreached", lambda run: [])
+    monkeypatch.setattr("paritybit.harness.campaigns.regress.unreached", lambda run: unreached)
     monkeypatch.setattr("paritybit.harness.cli.regress.downloaded", lambda bugs: [LEAKS])
     monkeypatch.setattr(whole_engines, "run_aside", run)
     narrow = ("--bug", "swa_pad@decode", "--preset", "gpt_oss", "--device", "cpu", "--workers", "1")
