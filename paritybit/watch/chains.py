@@ -82,6 +82,16 @@ class Chains:
             tokens[position] = token
             update(chain, request, tokens, self.aliases)
 
+    def token(self, request: str, position: int, value: int) -> int | None:
+        """Return the token of a request at a position, or None if it is not known any more.
+
+        `value` is the final hash that the request had there.
+        """
+        chain = self.chains.get(request)
+        if chain is None or position >= len(chain.tokens):
+            return None
+        return chain.tokens[position] if self.final(chain.hashes[position]) == value else None
+
     def final(self, value: int) -> int:
         """Return the final hash for a provisional hash, or the value itself if none is known."""
         return final(value, self.aliases)

@@ -241,38 +241,89 @@ def writes(forward: Forward, ledger: Ledger, chain: list["array[int]"]) -> Write
     )
 
 
-def seen(writes: Writes, ledger: Ledger, changed: Tensor, warm: bool = False) -> Tensor:
-    """Return which slots may have been written, bool [n]. The others were certainly not written.
+def written(writes: Writes, ledger: Ledger, changed: Tensor) -> Tensor:
+    """Return which slots hold the KV of their new tokens, bool [n].
 
-    A slot may have been written if its bytes changed, if it was last written for the same position,
-    or if it was written before and its content is unknown. With `warm`, so may a slot that has
-    content although it was never written while it was watched: engines warm up with tokens that a
-    request may have.
-    Keys depend on positions, so unchanged bytes for another position mean that the forward did not
-    write the slot.
+    Their bytes changed, or they were last written for the same tokens.
     """
-    slots = writes.slots
-    never = ledger.forward[slots] == NEVER
-    known = (ledger.position[slots] == writes.position) | (ledger.chain[slots] == UNKNOWN)
-    filled = ledger.before[slots] != EMPTY if warm else torch.zeros_like(never)
-    return changed[slots] | filled.where(never, known)
+    slots, chain = writes.slots, writes.chain
+    return changed[slots] | ((ledger.chain[slots] == chain) & (chain != UNKNOWN))
+
+
+@dataclass(frozen=True)
+class Unchanged:
+    """A slot that a forward computes and whose bytes did not change."""
+
+    row: Row
+    slot: int
+    position: int
+    chain: int
+
+    def left(self, ledger: Ledger, chains: Chains, model: str, warm: bool) -> bool | None:
+        """Return whether the forward left the slot alone, or None if nobody knows.
+
+        Keys depend on the position and the token, so equal bytes for another position or another
+        token mean that the slot was not written. With the same token after other ones, the bytes
+        of the first layer are equal, and those of later layers may be. With `warm`, a slot that
+        was never written while it was watched may have got its content from a warm-up.
+        """
+        forward, held = int(ledger.forward[self.slot]), int(ledger.chain[self.slot])
+        if forward == NEVER:
+            filled = int(ledger.before[self.slot]) != EMPTY
+            return None if warm and filled else True
+        if held == UNKNOWN:
+            return None
+        if int(ledger.position[self.slot]) != self.position:
+            return True
+        held, now = chains.final(held), chains.final(self.chain)
+        if held == now:
+            return False
+        writer = ledger.names.name(int(ledger.request[self.slot]))
+        if model or writer is None:  # A draft model may get another token than its row names.
+            return None
+        before, token = chains.token(writer, self.position, held), self.row.tokens[self.position]
+        return True if before is not None and token is not None and before != token else None
 
 
 def note(
-    writes: Writes, ledger: Ledger, changed: Tensor, number: int, warm: bool = False
+    forward: Forward,
+    writes: Writes,
+    ledger: Ledger,
+    chains: Chains,
+    changed: Tensor,
+    number: int,
+    warm: bool = False,
 ) -> Tensor:
     """Record the writes of a forward in the ledger. The ledger must have just taken a frame.
 
-    `warm` is that of `seen`.
+    `warm` is that of `Unchanged.left`.
 
     Returns which slots the forward did not write although it must, bool [n]. Such a slot keeps its
-    old entry, so later reads of it are judged against that entry.
+    old entry, so later reads of it are judged against that entry. The content of a slot that may or
+    may not have been written is unknown.
     """
-    wrote = seen(writes, ledger, changed, warm)
+    wrote = written(writes, ledger, changed)
+    missing = torch.zeros_like(wrote)
+    unknown = list[int]()
+    for at in (~wrote).nonzero().flatten().tolist():
+        one = Unchanged(
+            forward.rows[int(writes.row[at])],
+            int(writes.slots[at]),
+            int(writes.position[at]),
+            int(writes.chain[at]),
+        )
+        left = one.left(ledger, chains, forward.model, warm)
+        wrote[at], missing[at] = left is False, left is True
+        if left is None:
+            unknown.append(one.slot)
     mine = wrote.nonzero().flatten()
     slots, chain, request, position = (
         values if len(mine) == len(wrote) else values[mine]
         for values in (writes.slots, writes.chain, writes.request, writes.position)
     )
     ledger.write(slots, chain, request, position, number)
-    return writes.must & ~wrote
+    if unknown:
+        places = torch.tensor(unknown, device=ledger.device)
+        ledger.forget(places)
+        ledger.use(places)
+    return writes.must & missing

@@ -250,7 +250,9 @@ class Watcher(Replaying):
                 self.note_owned(ledger, now, name)
             if (writes := now.writes[name]) is not None:
                 changed, warm = now.changed[name], not now.rewritten
-                missing = reading.note(writes, ledger, changed, now.number, warm)
+                missing = reading.note(
+                    now.forward, writes, ledger, self.chains, changed, now.number, warm
+                )
                 self.compared("writes", int(writes.must.sum()))
                 self.judge_missing(ledger, now, writes, missing)
             if ledger.device.type == "cuda":  # Calls between forwards may use another stream.

@@ -123,6 +123,63 @@ def test_a_slot_that_a_forward_left_alone_is_not_taken_for_written(scene: Scene)
     assert "which is position 2 of request a" in scene.lines("finding")[0]["text"]
 
 
+def unchanged(
+    scene: Scene, name: str, tokens: list[int | None], model: str = "", **more: Any
+) -> list[str]:
+    """Let a request compute tokens in slots of which the last keeps its bytes.
+
+    Returns the checks that found something when it goes on.
+    """
+    slots = [20, 21, *SLOTS[2:]]
+    rows = [row(name, tokens[:last], first, slots, **more) for first, last in ((0, 3), (3, 4))]
+    scene.run(Forward("extend", (rows[0],), model=model), slots[:2])
+    scene.run(Forward("extend", (rows[1],), model=model), slots[3:4])
+    return scene.checks()
+
+
+UNWRITTEN = ["unwritten slot"] * 2 + ["wrong owner"] * 2
+
+
+@pytest.mark.parametrize(
+    ("tokens", "space", "found"),
+    [
+        ([5, 6, 99, 8], "", UNWRITTEN),
+        ([5, 6, 99, 8], "an adapter", UNWRITTEN),
+        ([5, 6, 7, 8], "", []),  # Equal tokens have equal KV.
+        ([50, 60, 7, 8], "", []),  # Only the KV of the first layer is certainly equal.
+        ([5, 6, 7, 8], "an adapter", []),
+        ([5, 6, None, 8], "", []),
+    ],
+)
+def test_a_slot_whose_bytes_stay_is_unwritten_if_another_token_is_computed(
+    scene: Scene, tokens: list[int | None], space: str, found: list[str]
+) -> None:
+    """It is credited to the new tokens only if they are those that it was written for."""
+    scene.forward("a", TOKENS[:3], 0, SLOTS)
+    assert unchanged(scene, "b", tokens, space=space) == found
+
+
+@pytest.mark.parametrize("tokens", [[50, 60, 7, 8], [50, 60, None, 8]])
+def test_nothing_is_known_of_a_slot_that_may_or_may_not_be_written(
+    scene: Scene, tokens: list[int | None]
+) -> None:
+    scene.forward("a", TOKENS[:3], 0, SLOTS)
+    assert unchanged(scene, "b", tokens) == []
+    ledger = scene.watcher.ledgers["full"]
+    assert ledger.writer(SLOTS[2]) is None
+    scene.forward("a", [*TOKENS[:3], 70], 3, [*SLOTS[:3], 30])  # Which wrote the slot first.
+    assert scene.checks() == ([] if None in tokens else ["wrong owner"] * 2)
+
+
+@pytest.mark.parametrize("model", ["", "draft "])
+def test_a_slot_is_not_judged_if_its_token_is_not_sure(scene: Scene, model: str) -> None:
+    """The request that wrote it was forgotten, or a draft model got another token."""
+    scene.run(Forward("extend", (row("a", TOKENS[:3], 0, SLOTS),), model=model), SLOTS[:3])
+    if not model:
+        scene.watcher.chains.chains.clear()
+    assert unchanged(scene, "b", [5, 6, 99, 8], model) == []
+
+
 @pytest.mark.parametrize(("content", "found"), [(1.0, []), (0.0, ["unwritten slot"] * 2)])
 def test_an_engine_may_warm_up_with_the_first_token_of_a_request(
     scene: Scene, content: float, found: list[str]

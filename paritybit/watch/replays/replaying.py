@@ -183,7 +183,7 @@ class Replaying(Between):
         writes = now.writes[ledger.group.name]
         if writes is None:
             return ledger.reserved[:0]
-        return writes.slots[writes.must & ~reading.seen(writes, ledger, changed)]
+        return writes.slots[writes.must & ~reading.written(writes, ledger, changed)]
 
     def judge_aims(self, now: UnderWay, trial: Trial) -> None:
         """Judge the slots that padding would write. This detects stray writes of equal bytes."""
