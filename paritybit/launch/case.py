@@ -10,10 +10,10 @@ from pathlib import Path
 
 from paritybit.drive.script import Script
 from paritybit.launch.record import write_data
-from paritybit.launch.schema import Watched
+from paritybit.launch.schema import Finding, Watched
 from paritybit.launch.tally import Tally
 from paritybit.launch.verdict import Outcome
-from paritybit.launch.words import causes_of
+from paritybit.launch.words import all_causes
 
 FORMAT = "paritybit-watch-case"
 VERSION = 2
@@ -41,12 +41,15 @@ class WatchCase:
 def cases_of(record: Watched, outcomes: Iterable[Outcome]) -> dict[str, WatchCase]:
     """Return the cases for the findings of a record, by file name.
 
-    Findings with the same cause share the case of the first finding. If a user's command had the
-    finding, the case has generated requests with the shape of the recorded ones.
+    Findings of the same check and cause share the case of the first one. If a user's command had
+    the finding, the case has generated requests with the shape of the recorded ones.
     """
     tallies = {outcome.name: outcome.tally for outcome in outcomes}
-    firsts = [group.findings[0] for group in causes_of(record.findings)]
-    scripts = [tallies[finding.leg].script(finding.key) for finding in firsts]
+    firsts: dict[tuple[str, str], Finding] = {}
+    for group in all_causes(record.findings):
+        for finding in group.findings:
+            firsts.setdefault(shared(finding), finding)
+    found = [(one, tallies[one.leg].script(one.key)) for one in firsts.values()]
     return {
         f"finding-{number}.json": WatchCase(
             engine=record.engine or release_of(tallies[finding.leg]),
@@ -58,9 +61,14 @@ def cases_of(record: Watched, outcomes: Iterable[Outcome]) -> dict[str, WatchCas
             text=finding.text,
             forward=finding.forward,
         )
-        for number, (finding, script) in enumerate(zip(firsts, scripts, strict=True), 1)
+        for number, (finding, script) in enumerate(found, 1)
         if script is not None
     }
+
+
+def shared(finding: Finding) -> tuple[str, str]:
+    """Return what findings with the same case have in common: their check and their cause."""
+    return finding.check, finding.group_of
 
 
 def release_of(tally: Tally) -> str:
@@ -70,17 +78,10 @@ def release_of(tally: Tally) -> str:
 
 
 def named(record: Watched, cases: Mapping[str, WatchCase]) -> Watched:
-    """Return a record whose findings have the file name of their case.
-
-    It is the case of the first finding with the same cause.
-    """
+    """Return a record whose findings have the file name of their case."""
     names = {case.key: name for name, case in cases.items()}
-    of_cause = {
-        finding.group_of: names[finding.key] for finding in record.findings if finding.key in names
-    }
-    findings = tuple(
-        replace(finding, case=of_cause.get(finding.group_of)) for finding in record.findings
-    )
+    of = {shared(one): names[one.key] for one in record.findings if one.key in names}
+    findings = tuple(replace(one, case=of.get(shared(one))) for one in record.findings)
     return replace(record, findings=findings)
 
 

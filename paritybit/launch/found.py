@@ -34,6 +34,8 @@ def finding_of(found: Mapping[str, Any], key: str, number: int, leg: str) -> Fin
         freed=who(found.get("freed")),
         cause=cause(found.get("cause")),
         excerpt=tuple(source_lines(found.get("excerpt"))),
+        origin=words(found.get("origin")),
+        after=words(found.get("after")),
     )
 
 
@@ -68,4 +70,5 @@ def cause(value: object) -> Cause | None:
     """Convert a cause."""
     if not isinstance(value, Mapping):
         return None
-    return Cause(str(value.get("what")), words(value.get("input")), words(value.get("source")))
+    what, source = str(value.get("what")), words(value.get("source"))
+    return Cause(what, words(value.get("input")), source, value.get("shown") is True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from paritybit.drive.script import Script
 from paritybit.launch.schema import Finding, Watched
-from paritybit.launch.words import causes_of, lines_of
+from paritybit.launch.words import all_causes, lines_of
 
 PULLS = "https://github.com/sgl-project/sglang/pull"
 
@@ -38,7 +38,7 @@ class Release:
 
     def findings(self, cause: str) -> tuple[Finding, ...]:
         """Return the findings with a cause."""
-        groups = causes_of(self.record.findings) if self.record is not None else ()
+        groups = all_causes(self.record.findings) if self.record is not None else ()
         return next((group.findings for group in groups if group.name == cause), ())
 
     def cell(self, cause: str) -> str:
@@ -56,7 +56,7 @@ def causes(releases: Sequence[Release]) -> list[str]:
             group.name
             for release in releases
             if release.record is not None
-            for group in causes_of(release.record.findings)
+            for group in all_causes(release.record.findings)
         )
     )
 

@@ -28,11 +28,15 @@ class Who:
 
 @dataclass(frozen=True)
 class Cause:
-    """The cause of a finding: a description, and the static input with its line, if any."""
+    """The cause of a finding: a description, and the static input with its line, if any.
+
+    `shown` is True if an experiment showed it: without this cause, the finding disappears.
+    """
 
     what: str
     input: str | None = None
     source: str | None = None
+    shown: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,9 +54,11 @@ class Finding:
     - `number`: the number of findings with this key.
     - `leg`: the leg in which it was found.
     - `group_of`: equal for findings with the same cause.
+    - `after`: the `group_of` of an earlier finding about the same request, slot or forward.
     - `slots`: the first few of the `count` slots.
     - `writer`, `reader`: the last writer of the slot, and its reader.
     - `freed`: when the slot was freed last, and by which line.
+    - `origin`: how the reader got the slot.
     - `cause`: None if it is unknown.
     - `case`: the file name of its case.
     - `known`: the public thread about a known finding.
@@ -80,6 +86,8 @@ class Finding:
     case: str | None = None
     known: str | None = None
     excerpt: tuple[SourceLine, ...] = ()
+    origin: str | None = None
+    after: str | None = None
 
 
 @dataclass(frozen=True)

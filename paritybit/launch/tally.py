@@ -1,7 +1,7 @@
 """The totals of the journals of a command, or of one leg of a plan."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +28,18 @@ def cause_of(finding: Mapping[str, Any]) -> str:
     return f"{NOT_KNOWN} ({finding.get('check')}, {finding.get('group') or 'no group'})"
 
 
+def subjects_of(finding: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
+    """Yield the requests and slots that a finding is about."""
+    for name in ("reader", "writer"):
+        who = finding.get(name)
+        if isinstance(who, Mapping) and isinstance(request := who.get("request"), str):
+            yield "request", request
+    slots, group = finding.get("slots"), str(finding.get("group"))
+    for slot in slots if isinstance(slots, list | tuple) else ():
+        if type(slot) is int:
+            yield "slot", group, slot
+
+
 @dataclass
 class Process:
     """One process that wrote a journal.
@@ -43,6 +55,8 @@ class Process:
     script: Entry = field(default_factory=dict)
     waves: list[Any] = field(default_factory=list)
     ended: bool = False
+    touched: dict[object, str] = field(default_factory=dict)
+    """The cause of the first finding about each request, slot and forward."""
 
 
 @dataclass
@@ -96,9 +110,15 @@ class Tally:
         finding = {name: value for name, value in entry.items() if name not in ("kind", "time")}
         key = str(entry.get("key"))
         process.written[key] += 1
+        mine, subjects = cause_of(finding), [*subjects_of(finding)]
+        forward = ("forward", finding.get("forward"))
+        known = (process.touched.get(one) for one in subjects or [forward])
+        after = next((cause for cause in known if cause not in (None, mine)), None)
+        for one in (*subjects, forward):
+            process.touched.setdefault(one, mine)
         if key in self.findings:
             return None
-        self.findings[key] = finding
+        self.findings[key] = finding = {**finding, "after": after}
         self.played[key] = process, len(process.waves)
         return finding
 

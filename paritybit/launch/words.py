@@ -1,7 +1,7 @@
 """Describes a finding in words, for the terminal and the page."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from paritybit.launch.schema import Finding, Who
 
@@ -9,9 +9,12 @@ from paritybit.launch.schema import Finding, Who
 def lines_of(finding: Finding) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each line about a finding."""
     yield "where", ", ".join(where(finding))
-    yield "written", f"last written by {by(finding.writer)}" if finding.writer else "not known"
+    if finding.writer is not None:
+        yield "written", f"last written by {by(finding.writer)}"
     if finding.freed is not None:
         yield "freed", f"freed{at(finding.freed)}"
+    if finding.origin is not None:
+        yield "slot", finding.origin
     if finding.reader is not None:
         yield "read", f"read by {by(finding.reader)}"
     yield "cause", why(finding)
@@ -70,15 +73,24 @@ def source_of(finding: Finding) -> tuple[str, int] | None:
 
 @dataclass(frozen=True)
 class CauseGroup:
-    """The findings with one cause, and their common description."""
+    """The findings with one cause, most severe first.
+
+    `consequences` are later causes without an experiment of their own, which may follow from it.
+    """
 
     name: str
     findings: tuple[Finding, ...]
+    consequences: tuple["CauseGroup", ...] = ()
 
     @property
-    def explained(self) -> bool:
-        """Whether an experiment has shown that a static input is the cause."""
-        return any(one.cause is not None and one.cause.input for one in self.findings)
+    def shown(self) -> bool:
+        """Whether an experiment has shown the cause of a finding."""
+        return any(one.cause is not None and one.cause.shown for one in self.findings)
+
+    @property
+    def tier(self) -> int:
+        """The number of the tier of SEVERITY with its most severe finding."""
+        return TIER.get(self.findings[0].check, len(SEVERITY))
 
     @property
     def known(self) -> str | None:
@@ -103,18 +115,86 @@ class CauseGroup:
             checks[finding.check] = checks.get(finding.check, 0) + finding.number
         return ", ".join(f"{number:,} × {check}" for check, number in checks.items())
 
+    @property
+    def followed(self) -> str | None:
+        """How many causes may follow from this one, as text, or None if there are none."""
+        if not self.consequences:
+            return None
+        number = sum(one.number for cause in self.consequences for one in cause.findings)
+        which = plural(len(self.consequences), "cause")
+        return f"{plural(number, 'finding')} with {which} may be consequences"
 
-def causes_of(findings: Sequence[Finding]) -> list[CauseGroup]:
+
+SEVERITY: tuple[tuple[str, ...], ...] = (
+    (
+        *("stray write", "wrong owner", "corrupted read", "freed in use", "double free"),
+        *("unwritten slot", "uninitialised read", "wrong list", "wrong read", "stale input"),
+        *("graph and eager differ", "company", "engine error"),
+    ),
+    ("padding leak", "unrepeatable replay", "leak"),
+    ("moved address", "changed dtype", "dirty log"),
+)
+"""All checks, most severe first: those that corrupt or misread KV, those that may do so, and those
+of contracts that may do no harm."""
+
+RANK = {check: rank for rank, check in enumerate(check for tier in SEVERITY for check in tier)}
+TIER = {check: number for number, tier in enumerate(SEVERITY) for check in tier}
+
+
+def all_causes(findings: Sequence[Finding]) -> list[CauseGroup]:
     """Group findings by cause.
 
-    Causes that fail the run come first, and causes that an experiment explains come before others.
-    Otherwise the order of the findings is kept.
+    Causes that fail the run come first. Those with a severe finding come before others, and then
+    the earlier one before the later one. A more severe one comes first in the same forward.
     """
     groups: dict[str, list[Finding]] = {}
     for finding in findings:
         groups.setdefault(finding.group_of, []).append(finding)
-    found = [CauseGroup(name, tuple(members)) for name, members in groups.items()]
-    return sorted(found, key=lambda group: (group.known is not None, not group.explained))
+    legs = list(dict.fromkeys(finding.leg for finding in findings))
+
+    def order(group: CauseGroup) -> tuple[object, ...]:
+        worst = [one for one in group.findings if TIER.get(one.check, len(SEVERITY)) == group.tier]
+        first = min((legs.index(one.leg), one.forward or 0) for one in worst)
+        return group.known is not None, group.tier, *first, RANK.get(worst[0].check, len(RANK))
+
+    found = [
+        CauseGroup(name, tuple(sorted(members, key=lambda one: RANK.get(one.check, len(RANK)))))
+        for name, members in groups.items()
+    ]
+    return sorted(found, key=order)
+
+
+def causes_of(findings: Sequence[Finding]) -> list[CauseGroup]:
+    """Group findings by cause, as `all_causes`, with consequences under the cause before them.
+
+    A cause that no experiment has shown may be the consequence of another one if each of its
+    findings is about a request, a slot or a forward that an earlier finding was about.
+    """
+    groups = {group.name: group for group in all_causes(findings)}
+    roots = {name: root_of(group, groups) for name, group in groups.items()}
+    found = []
+    for name, group in groups.items():
+        if roots[name] is group:
+            mine = [one for one in groups.values() if one is not group and roots[one.name] is group]
+            found.append(replace(group, consequences=tuple(mine)))
+    return found
+
+
+def root_of(group: CauseGroup, groups: Mapping[str, CauseGroup]) -> CauseGroup:
+    """Return the first of the causes that a cause may follow from, or the cause itself.
+
+    No cause follows from a less severe one, or from one that does not fail the run as it does.
+    """
+    seen, now = {group.name}, group
+    while not now.shown and all(one.after in groups for one in now.findings):
+        before = groups[str(now.findings[0].after)]
+        if before.name in seen:
+            return group
+        if before.known != now.known or before.tier > now.tier:
+            break
+        seen.add(before.name)
+        now = before
+    return now
 
 
 def plural(number: int, word: str) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from paritybit.watch.checks.moved_address import name_of
+from paritybit.watch.checks.changed_dtype import name_of
 from paritybit.watch.facts import Group, Layer, StaticInput
 
 KV = Mapping[str, Sequence[Tensor]] | Sequence[Tensor] | Tensor

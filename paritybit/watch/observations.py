@@ -229,7 +229,8 @@ class Relation:
     """A replay that gave another result under a condition that must not change the result.
 
     `group` and `where` name the layer or output that differs by more than rounding. `size` is the
-    difference relative to the largest value there.
+    difference relative to the largest value there. `padding` is the input whose padded part makes
+    the difference.
     """
 
     number: int
@@ -239,6 +240,7 @@ class Relation:
     where: str
     size: float
     cause: Mapping[str, Any] | None = None
+    padding: str | None = None
 
     def finding(self, check: str, what: str) -> Finding:
         """Return the finding of a check for this relation."""

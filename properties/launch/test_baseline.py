@@ -30,7 +30,7 @@ def test_only_what_the_baseline_lacks_fails_a_run(
     baseline = kept(tmp_path, "baseline.json")
     done = watch("--baseline", baseline, "--", *words, "1")
     assert done.returncode == OK, done.stderr
-    assert "known    in the baseline" in done.stderr
+    assert "known: in the baseline" in done.stderr
     done = watch("--baseline", baseline, "--", *words, "2")
     assert done.returncode == FINDING
     assert "1 finding with 1 cause: leak" in done.stderr.splitlines()[-1]

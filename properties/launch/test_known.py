@@ -23,7 +23,7 @@ def test_a_known_finding_is_shown_and_does_not_fail_the_run(
     known = listed(tmp_path, STRAY, LEAK)
     done = watch("--known", known, "--", *script("engine([STRAY] * 3)"))
     assert done.returncode == OK, done.stderr
-    assert f"known    {THREAD}" in done.stderr
+    assert f"known: {THREAD}" in done.stderr
     assert "; 3 known findings" in done.stderr.splitlines()[-1]
     assert f"known, but did not occur: leak: out_cache_loc_swa ({THREAD})" in done.stderr
     folder = tmp_path / "out" / "latest"

@@ -332,7 +332,7 @@ FAULTS: list[tuple[Callable[[Any], None], str]] = [
     (beyond_its_lists, "wrong read"),
     (ignored_layer, "wrong read"),
     (moved, "moved address"),
-    (narrowed, "moved address"),
+    (narrowed, "changed dtype"),
     (complaining, "dirty log"),
 ]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from paritybit.launch.schema import Watched
 from paritybit.launch.trend import became, point_of
-from paritybit.launch.words import causes_of
+from paritybit.launch.words import all_causes
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Change:
 
 def compare_watched(before: Watched, after: Watched) -> Iterator[Change]:
     """Yield the change of each cause, new ones first."""
-    earlier = {cause.name: cause.count for cause in causes_of(before.findings)}
-    later = {cause.name: cause.count for cause in causes_of(after.findings)}
+    earlier = {cause.name: cause.count for cause in all_causes(before.findings)}
+    later = {cause.name: cause.count for cause in all_causes(after.findings)}
     names = sorted({**later, **earlier}, key=lambda name: name in earlier)
     for name in names:
         kind = became(name, point_of(before), point_of(after))

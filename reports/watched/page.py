@@ -46,16 +46,17 @@ class Shown:
 
 @dataclass(frozen=True)
 class Card:
-    """The findings of one cause."""
+    """The findings of one cause. `follows` is the cause that it may follow from."""
 
     group: CauseGroup
     anchor: str
     shown: tuple[Shown, ...]
+    follows: str | None
 
     @property
-    def case(self) -> str | None:
-        """The case of its first finding."""
-        return self.group.findings[0].case
+    def cases(self) -> list[str]:
+        """The cases of its findings, one per check."""
+        return list(dict.fromkeys(one.case for one in self.group.findings if one.case))
 
     @property
     def checks(self) -> list[str]:
@@ -75,8 +76,8 @@ def render(record: Watched, tree: str = "") -> str:
     """
     sign, tone = SIGNS[record.verdict]
     cards = [
-        Card(group, f"cause-{number}", tuple(map(shown, group.findings)))
-        for number, group in enumerate(causes_of(record.findings), 1)
+        Card(group, f"cause-{number}", tuple(map(shown, group.findings)), follows)
+        for number, (group, follows) in enumerate(in_order(record), 1)
     ]
     return (
         environment()
@@ -100,13 +101,22 @@ def render(record: Watched, tree: str = "") -> str:
     )
 
 
+def in_order(record: Watched) -> Iterator[tuple[CauseGroup, str | None]]:
+    """Yield each cause, then those that may follow from it with its name."""
+    for root in causes_of(record.findings):
+        yield root, None
+        for cause in root.consequences:
+            yield cause, root.name
+
+
 def headline(record: Watched, cards: list[Card]) -> str:
     """Return the verdict in one line."""
     if record.verdict != "finding":
         return record.verdict
     failing = [card for card in cards if card.group.known is None]
     number = sum(one.number for card in failing for one in card.group.findings if one.known is None)
-    return f"{plural(number, 'finding')} with {plural(len(failing), 'cause')}"
+    roots = sum(card.follows is None for card in failing)
+    return f"{plural(number, 'finding')} with {plural(roots, 'cause')}"
 
 
 def filters_of(cards: list[Card]) -> dict[str, list[str]]:

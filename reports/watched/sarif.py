@@ -6,7 +6,7 @@ Source: OASIS, Static Analysis Results Interchange Format Version 2.1.0.
 from typing import Any
 
 from paritybit.launch.schema import IN_BASELINE, Finding, Watched
-from paritybit.launch.words import causes_of, lines_of, source_of
+from paritybit.launch.words import all_causes, lines_of, source_of
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 ROOT = "%SRCROOT%"
@@ -20,7 +20,7 @@ def sarif_of(record: Watched, prefix: str = "") -> dict[str, Any]:
     """
     firsts = {
         (group.name, finding.check): finding
-        for group in causes_of(record.findings)
+        for group in all_causes(record.findings)
         for finding in reversed(group.findings)
     }
     engines = [process.engine for leg in record.legs for process in leg.processes]

@@ -10,7 +10,7 @@ from paritybit.launch.words import CauseGroup, causes_of, lines_of
 
 SIGNS = {"finding": "✗", "no finding": "✓", "undecided": "?"}
 
-MOST_CAUSES = 20
+MOST_CAUSES = 3
 """The number of causes in a summary. The page has all."""
 
 
@@ -33,7 +33,7 @@ def lines(record: Watched) -> Iterator[str]:
         for cause in causes[:MOST_CAUSES]:
             yield from cause_lines(cause, record.engine)
         if len(causes) > MOST_CAUSES:
-            yield f"- and {len(causes) - MOST_CAUSES} more"
+            yield f"- and {len(causes) - MOST_CAUSES} more, which may be consequences"
         yield ""
     if record.trend:
         yield "### Against the baseline"
@@ -65,5 +65,7 @@ def cause_lines(cause: CauseGroup, engine: str | None) -> Iterator[str]:
     first = cause.findings[0]
     yield f"  - {text(first.check)}: {text(first.text)}"
     yield from (f"  - {name}: {text(words)}" for name, words in lines_of(first))
+    if cause.followed:
+        yield f"  - {text(cause.followed)}"
     if first.case and engine:
         yield f"  - replay: `paritybit replay cases/{first.case} --engine {engine}`"

@@ -1,7 +1,6 @@
-"""Prints the end of a `watch` run: each cause, then a short summary.
+"""Prints the end of a `watch` run: a block per cause, then the page and the verdict.
 
-The summary has the causes with the engine's file and line, a command that replays a finding, the
-page and the verdict. In GitHub Actions, each cause is also an annotation.
+In GitHub Actions, each cause is also an annotation.
 """
 
 import shlex
@@ -16,39 +15,42 @@ from paritybit.launch.words import CauseGroup, causes_of, lines_of, plural, sour
 
 PAGE = "index.html"
 
-MOST = 5
-"""The number of causes in the summary."""
+MOST = 3
+"""The number of causes that have a block."""
 
 
 def show(display: Display, folder: Path, record: Watched, engine: str | None) -> None:
-    """Print each cause with its first finding, then the summary with the verdict."""
+    """Print a block for each of the first causes, what else there is to say, and the verdict."""
     causes = causes_of(record.findings)
-    for cause in reversed(causes):
-        display.put(f"cause: {cause.name}: {cause.count}")
-        display.put_finding(cause.findings[0])
+    for number, cause in enumerate(causes[:MOST], 1):
+        display.put(f"cause {number}: {cause.name}: {cause.count}", style="bold red")
+        for line in lines_of_cause(cause, folder, engine):
+            display.put(f"  {line}")
+    if len(causes) > MOST:
+        more = plural(len(causes) - MOST, "more cause")
+        display.put(f"{more}, which may be consequences; the page has all")
     if record.verdict == "finding":
         for reason in record.undecided:
             display.put(f"undecided: {reason}")
     for name in record.absent:
         display.put(f"known, but did not occur: {name}")
-    for line in last_lines(causes, folder, engine):
-        display.put(line)
+    display.put(f"page: {folder / PAGE}")
     verdict = "" if record.message.startswith(record.verdict) else f"{record.verdict}: "
     display.put(f"{verdict}{record.message}", style="bold")
 
 
-def last_lines(causes: list[CauseGroup], folder: Path, engine: str | None) -> Iterator[str]:
-    """Yield the summary without the verdict: the causes, a replay command, and the page."""
-    for cause in causes[:MOST]:
-        place = f" {cause.place}" if cause.place else ""
-        known = f" (known: {cause.known})" if cause.known else ""
-        yield f"cause: {cause.name}: {cause.count}{place}{known}"
-    if len(causes) > MOST:
-        yield f"and {plural(len(causes) - MOST, 'more cause')}"
-    case = next((cause.findings[0].case for cause in causes if cause.findings[0].case), None)
-    if case is not None and engine is not None:
-        yield f"replay: {replay_of(folder, case, engine)}"
-    yield f"page: {folder / PAGE}"
+def lines_of_cause(cause: CauseGroup, folder: Path, engine: str | None) -> Iterator[str]:
+    """Yield the lines of a block: its worst finding, its line in the engine, and how to replay it.
+
+    A case cannot choose the engine, so without one there is no command.
+    """
+    first = cause.findings[0]
+    yield first.text
+    parts = (cause.place, cause.followed, cause.known and f"known: {cause.known}")
+    if about := "; ".join(filter(None, parts)):
+        yield about
+    if first.case is not None and engine is not None:
+        yield f"replay: {replay_of(folder, first.case, engine)}"
 
 
 def replay_of(folder: Path, case: str, engine: str) -> str:

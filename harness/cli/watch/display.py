@@ -23,6 +23,9 @@ FIRST_LINE, RAREST_LINE = 5.0, 300.0
 The interval doubles from line to line. It applies to output in which lines cannot be redrawn.
 """
 
+MOST = 12
+"""The number of findings that are printed when they occur."""
+
 NAMES = 9
 """The width of the name of a line about a finding, including a space."""
 
@@ -39,6 +42,7 @@ class Display:
         self.redraws = redraws and console.is_terminal
         self.tallies: dict[str, Tally] = {}
         self.lock = threading.Lock()
+        self.found, self.causes = 0, set[str]()
         self.started = time.monotonic()
         self.pause = FIRST_LINE
         self.next = self.started + self.pause
@@ -59,7 +63,7 @@ class Display:
             self.tallies[leg] = tally
             if finding is not None:
                 key = str(finding.get("key"))
-                self.put_finding(finding_of(finding, key, tally.number(key), leg))
+                self.put_new(finding_of(finding, key, tally.number(key), leg))
             now = time.monotonic()
             if self.status is not None:
                 self.status.update(Text(self.progress(leg, now)))
@@ -79,11 +83,21 @@ class Display:
         row = f"{leg}: " if leg else ""
         return f"{now - self.started:.0f} s: {row}{seen}: {found}"
 
-    def put_finding(self, finding: Finding) -> None:
-        """Print a finding: the headline, then a line per fact."""
+    def put_new(self, finding: Finding) -> None:
+        """Print a new finding: the headline, and a line per fact if its cause is new.
+
+        After MOST headlines, say once that the page has the others.
+        """
+        self.found += 1
+        if self.found > MOST:
+            if self.found == MOST + 1:
+                self.put("there are further findings; the page at the end has all")
+            return
         self.put(f"{finding.check}: {finding.text}", style="bold red")
-        for name, text in lines_of(finding):
-            self.put(f"  {name:{NAMES}}{text}")
+        if finding.group_of not in self.causes:
+            self.causes.add(finding.group_of)
+            for name, text in lines_of(finding):
+                self.put(f"  {name:{NAMES}}{text}")
 
     def put(self, line: str, style: str | None = None) -> None:
         """Print a line with the prefix of paritybit, because the command also prints."""

@@ -36,7 +36,7 @@ from paritybit.launch.follow import Stops
 from paritybit.launch.matrix import Release
 from paritybit.launch.reading import case_of, record_of
 from paritybit.launch.schema import Watched
-from paritybit.launch.words import plural
+from paritybit.launch.words import all_causes, plural
 
 PAUSE = 0.2
 
@@ -94,16 +94,17 @@ class Walk:
     def shrunk(self, version: str, record: Watched, cases: Path) -> dict[str, Script]:
         """Return the smallest script found for each cause of a record."""
         scripts: dict[str, Script] = {}
-        for case in sorted({one.case for one in record.findings if one.case is not None}):
+        for cause in all_causes(record.findings):
+            case = next((one.case for one in cause.findings if one.case is not None), None)
+            if case is None:
+                continue
             path = cases / case
             small = path.with_name(f"{path.stem}-small.json")
             if not small.exists() and self.shrinks and self.stops.received is None:
                 seconds = ("--seconds", str(self.shrinks))
                 self.run(self.folder / version, version, "shrink", str(path), *seconds)
             if small.exists():
-                causes = {one.group_of for one in record.findings if one.case == case}
-                script = case_of(read_json(small), small.name).script
-                scripts |= dict.fromkeys(causes, script)
+                scripts[cause.name] = case_of(read_json(small), small.name).script
         return scripts
 
     def run(self, home: Path, version: str, *words: str) -> None:

@@ -40,7 +40,7 @@ ENGINES = (
         "decode graphs",
         {
             "swa_pad": "stray write",
-            "swa_int64": "moved address",
+            "swa_int64": "changed dtype",
             "req_pool_pad": "wrong list",
         },
     ),

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from paritybit.watch.checks import (
+    changed_dtype,
     corrupted_read,
     dirty_log,
     double_free,
@@ -41,6 +42,7 @@ CHECKS: Mapping[str, Check] = {
         graph_and_eager_differ,
         wrong_read,
         moved_address,
+        changed_dtype,
         stale_input,
         dirty_log,
     )

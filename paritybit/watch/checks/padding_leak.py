@@ -8,7 +8,8 @@ from paritybit.watch.observations import Check, Relation, uncounted
 
 def judge(relation: Relation) -> Iterable[Finding]:
     """Yield the finding."""
-    what = f"the replay of {relation.kind} depends on the values of its padding"
+    where = "" if relation.padding is None else f" in {relation.padding}"
+    what = f"the replay of {relation.kind} depends on the values of its padding{where}"
     yield relation.finding(CHECK.name, what)
 
 

@@ -1,13 +1,16 @@
 """Relations between two runs that hold for a correct replay, and how often each is tested."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch import Tensor
+
 from paritybit.watch.replays.aimed import aimed
+from paritybit.watch.replays.causes import Suspect
 from paritybit.watch.replays.differences import Difference, difference
 from paritybit.watch.replays.influence import Reads, Wrong, blamed_slot, foreign, unread
-from paritybit.watch.replays.trial import Trial, Values, cause_of, other_tails
+from paritybit.watch.replays.trial import Trial, Values, other_tails
 
 NAMES = ("unrepeatable replay", "padding leak", "graph and eager differ", "wrong read")
 """The checks for relations, in the order in which they are tested."""
@@ -35,7 +38,8 @@ class Tried:
     """The result of testing a relation.
 
     `found` is a difference that rounding cannot explain. `rounding` is True if the bits differ, but
-    rounding can explain it. `wrong` describes a wrong read.
+    rounding can explain it. `wrong` describes a wrong read. `padding` is the input whose padding
+    alone makes the difference, if there is no cause.
     """
 
     name: str
@@ -43,6 +47,7 @@ class Tried:
     rounding: bool = False
     cause: Mapping[str, Any] | None = None
     wrong: Wrong | None = None
+    padding: str | None = None
 
 
 @dataclass
@@ -68,12 +73,18 @@ class Relations:
         return self.names if number < AT_FIRST or number % THEN == 0 else ()
 
     def tried(
-        self, trial: Trial, names: tuple[str, ...], number: int, reads: Reads
+        self,
+        trial: Trial,
+        names: tuple[str, ...],
+        number: int,
+        reads: Reads,
+        suspects: Sequence[Suspect] = (),
     ) -> Iterator[Tried]:
         """Test relations on a replay. The caller restores the state. `reads` are of its live rows.
 
         If two equal runs differ, the remaining relations are meaningless and are skipped. Wrong
         reads are not judged if padding matters, because a live row may show what a padded one read.
+        `suspects` are the inputs that may explain a relation that does not hold.
         """
         again = None
         if names != NAMES[2:3]:
@@ -85,16 +96,24 @@ class Relations:
         leaks = False
         padding = NAMES[1] in names or NAMES[3] in names
         if padding and (tails := other_tails(trial.replay.inputs, number)):
-            trial.again(tails)
-            leak = difference(trial.first, trial.values())
-            leaks = leak is not None
+
+            def leak(trial: Trial) -> Difference | None:
+                trial.again(tails)
+                return difference(trial.first, trial.values())
+
+            found = leak(trial)
+            leaks = found is not None
             if NAMES[1] in names:
-                told = self.judged(trial, NAMES[1], leak)
-                yield told if told.found is None else blamed(trial, told, tails)
+                # With any valid values in its tail, an input must do no harm.
+                others = [one for one in suspects if one.static.name not in tails]
+                tried = explained(self.judged(trial, NAMES[1], found), trial, others, leak)
+                lone = tried.found is not None and tried.cause is None
+                yield replace(tried, padding=leaking(trial, tails)) if lone else tried
         if NAMES[2] in names and trial.replay.eager is not None:
-            yield self.judged(trial, NAMES[2], against_eager(trial))
+            told = self.judged(trial, NAMES[2], against_eager(trial))
+            yield explained(told, trial, suspects, against_eager)
         if NAMES[3] in names and not leaks and reads.known(trial):
-            yield self.read(trial, reads, number)
+            yield self.read(trial, reads, number, suspects)
 
     def tried_eagerly(self, trial: Trial, number: int, reads: Reads) -> Iterator[Tried]:
         """Test which slots a forward without a graph reads.
@@ -112,28 +131,36 @@ class Relations:
                 return
         yield tried
 
-    def read(self, trial: Trial, reads: Reads, number: int) -> Tried:
+    def read(
+        self, trial: Trial, reads: Reads, number: int, suspects: Sequence[Suspect] = ()
+    ) -> Tried:
         """Test which slots a replay reads, in one of three ways."""
         kind = trial.replay.kind
         turn = self.turns[kind] = self.turns.get(kind, -1) + 1
         if turn % WAYS == 0:
             tried = self.judged(trial, NAMES[3], foreign(trial, reads))
-            return tried if tried.found is None else replace(tried, wrong=blamed_slot(trial, reads))
-        if turn % WAYS == 1:
-            tensor = self.tensors.get(kind, 0)
-            wrong = unread(trial, reads, tensor)
-            key = ("a tensor", kind)
-            if wrong is None:
-                if any(map(len, reads.slots.values())):  # Else the next test tries it again.
-                    self.tensors[kind], self.streaks[key] = tensor + 1, 0
-                return Tried(NAMES[3])
-        else:
-            wrong = aimed(trial, reads, number)
-            if wrong is None:
-                return Tried(NAMES[3])  # Other keys say nothing of one that is read wrongly.
-            key = (f"{wrong.group} {wrong.key}", kind)
+            if tried.found is None:
+                return tried
+            found = explained(tried, trial, suspects, lambda trial: foreign(trial, reads))
+            wrong = blamed_slot(trial, reads)
+            return replace(found, wrong=replace(wrong, cause=found.cause or wrong.cause))
+        tensor = self.tensors.get(kind, 0)
+
+        def read_wrongly(trial: Trial) -> Wrong | None:
+            return unread(trial, reads, tensor) if turn % WAYS == 1 else aimed(trial, reads, number)
+
+        wrong = read_wrongly(trial)
+        if wrong is None:
+            if turn % WAYS == 1 and any(map(len, reads.slots.values())):
+                # Else the next test tries it again.
+                self.tensors[kind], self.streaks["a tensor", kind] = tensor + 1, 0
+            return Tried(NAMES[3])  # Other keys say nothing of one that is read wrongly.
+        key = ("a tensor", kind) if turn % WAYS == 1 else (f"{wrong.group} {wrong.key}", kind)
         self.streaks[key] = self.streaks.get(key, 0) + 1
-        return Tried(NAMES[3], wrong=wrong if self.streaks[key] >= self.streak else None)
+        if self.streaks[key] < self.streak:
+            return Tried(NAMES[3])
+        cause = cause_among(suspects, trial, lambda trial: read_wrongly(trial) is not None)
+        return Tried(NAMES[3], cause=cause, wrong=replace(wrong, cause=cause or wrong.cause))
 
     def judged(self, trial: Trial, name: str, found: Difference | None) -> Tried:
         """Return the result for a difference between two runs."""
@@ -146,15 +173,39 @@ class Relations:
         return Tried(name, rounding=found is not None)
 
 
-def blamed(trial: Trial, leak: Tried, tails: Mapping[str, Any]) -> Tried:
-    """Return a leak with its cause: the input whose tail alone causes it, if there is one."""
-    for static in trial.replay.inputs:
-        if static.name in tails:
-            trial.again({static.name: tails[static.name]})
-            alone = difference(trial.first, trial.values())
-            if alone is not None and alone.beyond_rounding:
-                return Tried(leak.name, leak.found, cause=cause_of(static))
-    return leak
+def leaking(trial: Trial, tails: Mapping[str, Tensor]) -> str | None:
+    """Return the input whose changed tail alone makes a difference, or None if there is none."""
+    for name, value in tails.items():
+        trial.again({name: value})
+        found = difference(trial.first, trial.values())
+        if found is not None and found.beyond_rounding:
+            return name
+    return None
+
+
+def explained(
+    tried: Tried,
+    trial: Trial,
+    suspects: Sequence[Suspect],
+    differs: Callable[[Trial], Difference | None],
+) -> Tried:
+    """Return a result with its cause. `differs` tests the relation on a trial."""
+    if tried.found is None:
+        return tried
+
+    def violated(trial: Trial) -> bool:
+        found = differs(trial)
+        return found is not None and found.beyond_rounding
+
+    return replace(tried, cause=cause_among(suspects, trial, violated))
+
+
+def cause_among(
+    suspects: Sequence[Suspect], trial: Trial, violated: Callable[[Trial], bool]
+) -> Mapping[str, Any] | None:
+    """Return the cause of a violated law: the first input whose reset makes the law hold."""
+    found = (suspect.cause for suspect in suspects if suspect.explains(trial, violated))
+    return next(found, None)
 
 
 def against_eager(trial: Trial) -> Difference | None:

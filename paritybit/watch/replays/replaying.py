@@ -14,10 +14,11 @@ from paritybit.watch.facts import Forward, Group, Replay, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Story
 from paritybit.watch.observations import Inputs, Relation, StrayWrites, WrongRead
+from paritybit.watch.replays.causes import Explained, Suspect, explain, suspects_of
 from paritybit.watch.replays.influence import Reads
 from paritybit.watch.replays.overlaps import overlaps
 from paritybit.watch.replays.relations import NAMES, Relations, Tried
-from paritybit.watch.replays.trial import Explained, Trial, explain, rewritten, tail
+from paritybit.watch.replays.trial import Trial, rewritten, tail
 from paritybit.watch.settings import Settings
 
 
@@ -139,7 +140,8 @@ class Replaying(Between):
             if due and not strays and trial.possible:
                 reads = Reads.of(now.forward, self.ledgers, self.changeable())
                 with trial.restoring():
-                    for tried in self.relations.tried(trial, due, now.number, reads):
+                    suspects = self.suspects(trial)
+                    for tried in self.relations.tried(trial, due, now.number, reads, suspects):
                         self.judge_tried(replay, now, tried)
                 self.journal.count(empty_tensors=len(reads.empty))
         if trial.changed:
@@ -215,11 +217,15 @@ class Replaying(Between):
 
     def explained(self, ledger: Ledger, stray: Tensor, trial: Trial) -> Explained:
         """Find the causes of stray writes by repeating the replay."""
-        known = self.captures.get(trial.replay.graph) or {}
-        values = {name: was.value for name, was in known.items() if was.value is not None}
         if not trial.possible:
             return Explained([], {})
-        return explain(trial, ledger, stray, values, self.blamed)
+        return explain(trial, ledger, stray, self.suspects(trial))
+
+    def suspects(self, trial: Trial) -> list[Suspect]:
+        """Return the static inputs that may explain what a replay does wrong."""
+        known = self.captures.get(trial.replay.graph) or {}
+        values = {name: was.value for name, was in known.items() if was.value is not None}
+        return suspects_of(trial, values, self.blamed)
 
     def judge_stray(
         self,
@@ -242,6 +248,8 @@ class Replaying(Between):
         """Count a test of a relation, and judge it if the relation does not hold."""
         self.compared(tried.name, 1)
         self.journal.count(**{f"rounding: {tried.name}": int(tried.rounding)})
+        if tried.cause is not None:
+            self.blamed.add(tried.cause["input"])
         if (wrong := tried.wrong) is not None:
             self.judge(tried.name, WrongRead(now.number, now.forward, replay.kind, **vars(wrong)))
         elif tried.found is not None:
@@ -250,7 +258,7 @@ class Replaying(Between):
                 tried.name,
                 Relation(
                     now.number, now.forward, replay.kind, found.group, found.where, found.size,
-                    tried.cause,
+                    tried.cause, tried.padding,
                 ),
             )  # fmt: skip
 

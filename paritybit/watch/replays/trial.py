@@ -8,7 +8,6 @@ other state.
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -185,58 +184,6 @@ def tail(static: StaticInput, tensor: Tensor) -> Tensor:
     return tensor.narrow(static.axis, static.live, static.size - static.live)
 
 
-@dataclass(frozen=True)
-class Explained:
-    """The causes of stray writes with their slots, and the first changed layer of each slot."""
-
-    causes: list[tuple[dict[str, Any], list[int]]]
-    layers: dict[int, str]
-
-
-def explain(
-    trial: Trial,
-    ledger: Ledger,
-    stray: Tensor,
-    captured: Mapping[str, Tensor],
-    known: Collection[str],
-) -> Explained:
-    """Find the static inputs whose padded tails cause stray writes.
-
-    The stray slots are filled with poison, and the replay runs again. It is repeated with the tail
-    of one input reset to its value at capture. If the replay then leaves a slot alone, this input
-    is the cause for the slot. Inputs in `known` are tried first, as they were a cause before.
-    """
-    saved = SavedSlots.of(ledger, stray)
-    poison = saved.inverted()
-    causes: list[tuple[dict[str, Any], list[int]]] = []
-    with trial.restoring([saved]):
-        hit = overwritten(trial, poison)
-        layers = first_layers(ledger, poison, hit)
-        candidates = [
-            static
-            for static in trial.replay.inputs
-            if static.live < static.size and differs_from_capture(static, captured)
-        ]
-        candidates.sort(key=lambda static: static.name not in known)
-        for static in candidates:
-            value = tail(static, captured[static.name])
-            spared = hit & ~overwritten(trial, poison, {static.name: value})
-            if bool(spared.any()):
-                causes.append((cause_of(static), stray[spared].tolist()))
-                hit = hit & ~spared
-            if not bool(hit.any()):
-                break
-    return Explained(causes, layers)
-
-
-def differs_from_capture(static: StaticInput, captured: Mapping[str, Tensor]) -> bool:
-    """Return whether the padded tail of an input differs from its known value at capture."""
-    value = captured.get(static.name)
-    if value is None or value.shape != static.tensor.shape:
-        return False
-    return not torch.equal(tail(static, static.tensor), tail(static, value))
-
-
 def overwritten(trial: Trial, poison: SavedSlots, changes: Mapping[str, Tensor] = {}) -> Tensor:
     """Repeat the replay over poisoned slots. Returns which slots it overwrites, bool [n]."""
     checksums = poison.ledger.checksums
@@ -252,26 +199,6 @@ def rewritten(trial: Trial, ledger: Ledger, slots: Tensor) -> Tensor:
     saved = SavedSlots.of(ledger, slots)
     with trial.restoring([saved]):
         return overwritten(trial, saved.inverted())
-
-
-def first_layers(ledger: Ledger, poison: SavedSlots, hit: Tensor) -> dict[int, str]:
-    """Return the first layer in which each slot of `hit` was overwritten."""
-    found: dict[int, str] = {}
-    tensors = iter(zip(ledger.checksums.tensors, poison.rows, strict=True))
-    for layer in ledger.group.layers:
-        for _ in layer.tensors:
-            tensor, rows = next(tensors)
-            now = as_integers(taken(tensor, poison.slots, ledger.group.block))
-            lost = (now != as_integers(rows)).reshape(len(rows), -1).any(1) & hit
-            for slot in poison.slots[lost].tolist():
-                found.setdefault(slot, layer.name)
-    return found
-
-
-def cause_of(static: StaticInput) -> dict[str, Any]:
-    """Return the cause that names a static input's padded tail."""
-    what = f"the padded tail of {static.name} alone explains it"
-    return {"what": what, "input": static.name, "source": static.source}
 
 
 def other_tails(inputs: Sequence[StaticInput], number: int) -> dict[str, Tensor]:

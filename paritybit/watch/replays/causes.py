@@ -1,0 +1,125 @@
+"""Finds the static input that explains a finding, by resetting one input at a time.
+
+An input explains a finding if, with this input alone reset, the law holds that is violated. A reset
+input has its value at capture in its padded tail, and the values of the batch in its live part.
+"""
+
+import copy
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paritybit.watch.bits import as_integers, taken
+from paritybit.watch.facts import StaticInput
+from paritybit.watch.ledger import Ledger
+from paritybit.watch.replays.trial import Saved, SavedSlots, Trial, overwritten, tail
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A static input with another value than a reset one. `parts` says which part differs."""
+
+    static: StaticInput
+    value: Tensor
+    parts: str
+
+    @property
+    def cause(self) -> dict[str, Any]:
+        """The cause that names the input, after an experiment has shown it."""
+        static = self.static
+        what = f"the {self.parts} of {static.name} alone explains it"
+        return {"what": what, "input": static.name, "source": static.source, "shown": True}
+
+    def reset(self, trial: Trial) -> Trial:
+        """Return a trial that begins with this input reset. It has no results yet."""
+        trial.changed = True
+        other = copy.copy(trial)
+        other.inputs = Saved([*trial.inputs.pairs, (self.static.tensor, self.value)])
+        return other
+
+    def explains(self, trial: Trial, violated: Callable[[Trial], bool]) -> bool:
+        """Return whether a law that a trial violates holds with this input reset."""
+        other = self.reset(trial)
+        other.again()
+        values = other.values()
+        outputs = {name: value.clone() for name, value in values.outputs.items()}
+        other.first = type(values)(outputs, values.owned)
+        return not violated(other)
+
+
+def suspects_of(
+    trial: Trial, captured: Mapping[str, Tensor], known: Collection[str]
+) -> list[Suspect]:
+    """Return the inputs of a trial that a reset would change.
+
+    `captured` has values at capture. Inputs in `known` come first, as they were a cause before.
+    """
+    before = {(tensor.data_ptr(), tensor.shape): value for tensor, value in trial.inputs.pairs}
+    found = []
+    for static in trial.replay.inputs:
+        now = before.get((static.tensor.data_ptr(), static.tensor.shape))
+        if now is None:
+            continue
+        value, parts, was = now.clone(), [], captured.get(static.name)
+        if static.live < static.size and was is not None and was.shape == now.shape:
+            tail(static, value).copy_(tail(static, was))
+            if not torch.equal(tail(static, value), tail(static, now)):
+                parts.append("padded tail")
+        mine = value.narrow(static.axis, 0, min(static.live, value.shape[static.axis]))
+        if static.expected is not None and static.expected.shape == mine.shape:
+            right = static.expected.to(mine.device, mine.dtype)
+            if not torch.equal(mine, right):
+                mine.copy_(right)
+                parts.append("live part")
+        if parts:
+            found.append(Suspect(static, value, " and the ".join(parts)))
+    return sorted(found, key=lambda suspect: suspect.static.name not in known)
+
+
+@dataclass(frozen=True)
+class Explained:
+    """The causes of stray writes with their slots, and the first changed layer of each slot."""
+
+    causes: list[tuple[dict[str, Any], list[int]]]
+    layers: dict[int, str]
+
+
+def explain(
+    trial: Trial, ledger: Ledger, stray: Tensor, suspects: Collection[Suspect]
+) -> Explained:
+    """Find the static inputs that cause stray writes.
+
+    The stray slots are filled with poison, and the replay runs again. It is repeated with one input
+    reset. If the replay then leaves a slot alone, this input is the cause for the slot.
+    """
+    saved = SavedSlots.of(ledger, stray)
+    poison = saved.inverted()
+    causes: list[tuple[dict[str, Any], list[int]]] = []
+    with trial.restoring([saved]):
+        hit = overwritten(trial, poison)
+        layers = first_layers(ledger, poison, hit)
+        for suspect in suspects:
+            if not bool(hit.any()):
+                break
+            spared = hit & ~overwritten(suspect.reset(trial), poison)
+            if bool(spared.any()):
+                causes.append((suspect.cause, stray[spared].tolist()))
+                hit = hit & ~spared
+    return Explained(causes, layers)
+
+
+def first_layers(ledger: Ledger, poison: SavedSlots, hit: Tensor) -> dict[int, str]:
+    """Return the first layer in which each slot of `hit` was overwritten."""
+    found: dict[int, str] = {}
+    tensors = iter(zip(ledger.checksums.tensors, poison.rows, strict=True))
+    for layer in ledger.group.layers:
+        for _ in layer.tensors:
+            tensor, rows = next(tensors)
+            now = as_integers(taken(tensor, poison.slots, ledger.group.block))
+            lost = (now != as_integers(rows)).reshape(len(rows), -1).any(1) & hit
+            for slot in poison.slots[lost].tolist():
+                found.setdefault(slot, layer.name)
+    return found
