@@ -11,6 +11,7 @@ import os
 import platform
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -25,6 +26,9 @@ from paritybit.watch.observations import Inputs, Lists, Logged, Unwritten
 from paritybit.watch.recorder import Recorder
 from paritybit.watch.replays.replaying import Replaying, UnderWay
 from paritybit.watch.settings import Settings
+
+LISTS = "lists"
+"""The kind of index lists, for the lines that fill them."""
 
 BEFORE = "changed before the forward"
 """Describes a change of slots if nothing more is known about it."""
@@ -49,7 +53,7 @@ class Watcher(Replaying):
         journal: Journal,
         settings: Settings,
     ) -> None:
-        super().__init__(groups, journal, settings)
+        super().__init__(groups, journal, settings, engine)
         self.wait, self.gaps = 0, random.Random(0)
         self.recorder = Recorder()
         journal.once(
@@ -109,6 +113,7 @@ class Watcher(Replaying):
         the last checked forward. None means that the written slots are unknown. The call waits for
         no device.
         """
+        self.lines.done()
         for name in self.ledgers if owned is None else owned:
             if owned is None:
                 self.later(name, Ledger.forget_all)
@@ -186,7 +191,9 @@ class Watcher(Replaying):
         """Judge the index lists that the attention backend built for the current forward."""
         if self.now is None:
             return
-        for given in lists:
+        self.lines.note(LISTS, {given.name: given.entries for given in lists})
+        for one in lists:
+            given = replace(one, source=one.source or self.lines.of(LISTS, one.name))
             if given.group not in self.ledgers:
                 self.undecided(f"{given.name} is of a group that is not known: {given.group}")
                 continue
@@ -199,6 +206,7 @@ class Watcher(Replaying):
     def inputs(self, kind: str, inputs: Sequence[StaticInput]) -> None:
         """Judge inputs that do not belong to a graph, if their `expected` values are known."""
         if self.now is not None and inputs:
+            self.source(kind, inputs)
             self.judge("inputs", Inputs(self.now.number, self.now.forward, kind, inputs, {}))
 
     @guarded
@@ -237,6 +245,7 @@ class Watcher(Replaying):
     @guarded
     def end(self) -> None:
         """End the forward. Judges the slots that it changed, and records its writes."""
+        self.lines.done()
         now, self.now = self.now, None
         if now is None:
             return
@@ -284,6 +293,7 @@ class Watcher(Replaying):
     @guarded
     def abandon(self) -> None:
         """Record that the forward raised an error. The content of its slots is then unknown."""
+        self.lines.done()
         now, self.now, self.trial = self.now, None, None
         self.loading.clear()
         if now is not None:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from paritybit.connectors.sglang.models import Model
 from paritybit.connectors.sglang.rows import Rows
-from paritybit.connectors.sglang.sources import source_of
 from paritybit.watch.facts import StaticInput
 
 INDICES, RANKS = "weight_indices", "lora_ranks"
@@ -42,11 +41,9 @@ def buffers_used(model: Model, found: Rows, requests: Sequence[Any]) -> list[Sta
         INDICES: (indices, [holder(owners, name, number) for name, number in pairs]),
         RANKS: (ranks[indices.long()].clamp(max=1), [int(name is not None) for name in wanted]),
     }
-    places, count = (type(manager), type(backend)), len(wanted)
+    count = len(wanted)
     return [
-        StaticInput(
-            name, held, count, count, source=source_of(name, *places), expected=torch.tensor(right)
-        )
+        StaticInput(name, held, count, count, expected=torch.tensor(right))
         for name, (held, right) in expected.items()
     ]
 

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -117,6 +117,15 @@ class Engine:
 
     # Batches and forwards.
 
+    def plan(self, original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        """Learn which lines of the engine fill the inputs of the next batch."""
+        with self.learning():
+            return original(scheduler, *args, **kwargs)
+
+    def learning(self) -> AbstractContextManager[None]:
+        """Return a context in which the engine prepares a forward."""
+        return nullcontext() if self.watcher is None else self.watcher.lines.learning()
+
     def batch(
         self, original: Original, scheduler: Any, batch: Any, *args: Any, **kwargs: Any
     ) -> Any:
@@ -130,7 +139,8 @@ class Engine:
                 self.journal.scope(disable_overlap_schedule=not scheduler.enable_overlap)
         self.requests = batch.reqs
         try:
-            return original(scheduler, batch, *args, **kwargs)
+            with self.learning():
+                return original(scheduler, batch, *args, **kwargs)
         finally:
             self.requests = None
 
@@ -156,7 +166,8 @@ class Engine:
         now.runner, now.arguments = runner, {**now.arguments, **passed(run)}
         pieces, replays = now.pieces, now.replays
         try:
-            yield
+            with self.learning():
+                yield
         finally:
             now.runner, now.arguments = before
         only_pieces = now.pieces > pieces and now.replays == replays
@@ -171,6 +182,8 @@ class Engine:
     def watched(self, run: Call, runner: Any, batch: Any, graph_runner: Any) -> Any:
         """Run a forward between `begin` and `end` of the watcher."""
         watcher, requests = self.watcher, self.requests
+        if watcher is not None:
+            watcher.lines.stop()
         model = self.models.of(runner)
         if watcher is None or requests is None or self.capturing or self.now is not None:
             return run()
@@ -286,8 +299,9 @@ class Engine:
         self, original: Original, backend: Any, batch: Any, *args: Any, **kwargs: Any
     ) -> Any:
         """Judge the index lists that an attention backend built for an eager forward."""
-        result = original(backend, batch, *args, **kwargs)
         now = self.now
+        with nullcontext() if now is None else self.learning():
+            result = original(backend, batch, *args, **kwargs)
         if now is not None and backend is lists.attending(now.model.runner.attn_backend):
             self.judge_lists(now, backend, int(batch.batch_size), graph=False)
         return result
@@ -353,6 +367,8 @@ class Engine:
         """Judge the replay of a whole graph, and count the replay of a piece."""
         run = graphs.Returning(functools.partial(original, graph, *args, **kwargs))
         now, watcher = self.now, self.watcher
+        if watcher is not None:
+            watcher.lines.stop()
         if now is None or now.runner is None or watcher is None or not watcher.watching:
             return run()
         bucket = graphs.bucket_of(key := graphs.key_of(now.runner, graph))

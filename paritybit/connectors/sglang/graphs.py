@@ -24,7 +24,6 @@ from paritybit.connectors.repeated import attribute, tensors
 from paritybit.connectors.sglang.lists import attending
 from paritybit.connectors.sglang.pools import Pool
 from paritybit.connectors.sglang.rows import Rows
-from paritybit.connectors.sglang.sources import source_of
 from paritybit.watch.facts import StaticInput
 
 AXES = {"mrope_positions": 1}
@@ -241,13 +240,13 @@ def inputs_of(
 
     writes = {} if pool is None else slots_to_write(pool)
 
-    def add(name: str, tensor: Tensor, given: Tensor | None, owners: tuple[type, ...]) -> None:
+    def add(name: str, tensor: Tensor, given: Tensor | None) -> None:
         axis = AXES.get(name, 0)
         length = tensor.shape[axis] if tensor.ndim else 1
         size = length * bucket // largest
         if given is not None and not (length % largest == 0 and fits(given, tensor, axis, size)):
             given = None
-        static = StaticInput(name, tensor, length, length, axis, source=source_of(name, *owners))
+        static = StaticInput(name, tensor, length, length, axis)
         static.writes = writes.get(name)
         if pool is not None and static.writes is not None and static.writes == pool.sliding:
             static.dtype = pool.dtype_of_windows
@@ -260,16 +259,16 @@ def inputs_of(
     of_requests = getattr(runner, "_prefill_static_buffers", None) or {}
     for name, tensor in {**of_requests, **vars(buffers)}.items():
         if isinstance(tensor, Tensor) and name != "next_token_logits_buffer":
-            add(name, tensor, held(name), (type(buffers), type(runner)))
+            add(name, tensor, held(name))
     for name in OF_BACKENDS:
         if isinstance(getattr(backend, name, None), Tensor):
-            add(name, getattr(backend, name), None, (type(backend),))
+            add(name, getattr(backend, name), None)
     if isinstance(getattr(backend, SLID, None), Tensor):
         locations = implied.get("out_cache_loc", held("out_cache_loc"))
         slid = None
         if locations is not None and pool is not None and pool.sliding is not None:
             slid = pool.mapping[locations.long()]
-        add(SLID, getattr(backend, SLID), slid, (type(backend),))
+        add(SLID, getattr(backend, SLID), slid)
     return found
 
 

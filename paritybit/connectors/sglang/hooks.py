@@ -54,6 +54,7 @@ HOST_POOLS = tuple(
 TARGETS: dict[str, tuple[str, ...]] = {
     "model_runner": (f"{EXECUTOR}.model_runner.ModelRunner.__init__",),
     "loop": ("sglang.srt.managers.scheduler.Scheduler.run_event_loop",),
+    "plan": ("sglang.srt.managers.scheduler.Scheduler.get_next_batch_to_run",),
     "batch": ("sglang.srt.managers.scheduler.Scheduler.run_batch",),
     "idle": (
         "sglang.srt.managers.scheduler.Scheduler.on_idle",

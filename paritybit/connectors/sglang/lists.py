@@ -21,7 +21,6 @@ from torch import Tensor
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sglang.pools import Pool
 from paritybit.connectors.sglang.rows import Rows
-from paritybit.connectors.sglang.sources import source_of
 from paritybit.watch.facts import IndexList
 
 PREFILLS = ("extend", "mixed")
@@ -98,7 +97,6 @@ def triton(backend: Any, pool: Pool, mode: str, size: int, graph: bool) -> list[
                 bounds[:-1],
                 bounds[1:] - bounds[:-1],
                 computed=None if decode else 0,
-                source=source_of(name, type(backend)),
                 window=size_of_window + (not decode) if sliding else None,
             )
         )
@@ -131,7 +129,6 @@ def steps(backend: Any, pool: Pool, size: int) -> list[IndexList]:
                     bounds[1:] - bounds[:-1],
                     computed=1,
                     step=step,
-                    source=source_of(name, type(backend)),
                     window=(pool.window or 1) - 1 if sliding else None,
                 )
             )
@@ -164,7 +161,6 @@ def flash_attention(backend: Any, pool: Pool, mode: str, size: int, graph: bool)
                 computed=0 if tree else None,
                 exact=False,
                 page=page,
-                source=source_of(name, type(backend)),
             )
         )
     return found

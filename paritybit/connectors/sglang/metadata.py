@@ -21,7 +21,6 @@ from torch import Tensor
 from paritybit.connectors.sglang.drafts import EXTENDS
 from paritybit.connectors.sglang.lists import PREFILLS
 from paritybit.connectors.sglang.rows import MODES, Rows, paths_of
-from paritybit.connectors.sglang.sources import source_of
 from paritybit.watch.facts import StaticInput
 
 LARGEST_MASK = 2**24
@@ -47,9 +46,8 @@ def metadata_of(
     for name, right in expected.items():
         tensor = held.get(name)
         if isinstance(tensor, Tensor) and len(tensor) >= len(right):
-            source = source_of(name, type(backend))
             live = len(right)
-            yield StaticInput(name, tensor, live, len(tensor), source=source, expected=right)
+            yield StaticInput(name, tensor, live, len(tensor), expected=right)
 
 
 def spans_of(batch: Any, mode: str, found: Rows) -> dict[int, tuple[int, int]]:

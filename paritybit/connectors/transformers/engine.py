@@ -29,7 +29,7 @@ from paritybit.watch.checks.moved_address import fault
 from paritybit.watch.facts import Forward, Replay
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
-from paritybit.watch.watcher import Watcher
+from paritybit.watch.watcher import LISTS, Watcher
 
 Original = Callable[..., Any]
 
@@ -79,7 +79,8 @@ class Engine:
             )
             for one in requests_in_batch
         ]
-        return original(io, requests_in_batch, *args, **kw)
+        with self.watcher.lines.learning():
+            return original(io, requests_in_batch, *args, **kw)
 
     def compute(
         self, original: Original, runner: Any, model: Any, batch_data: Any, *args: Any, **kw: Any
@@ -125,6 +126,7 @@ class Engine:
             watcher.begin(Forward("warmup", (), owned))
         else:
             watcher.begin(Forward(batch.kind, batch.rows(), owned))
+            self.note_lines(inputs)
             watcher.lists(list(lists_of(batch)))
             watcher.inputs("batch", [*laws_of(batch), *streams.unordered(early, inputs)])
             if any(mask.numel() > LARGEST_MASK for mask in masks_of(batch).values()):
@@ -142,6 +144,13 @@ class Engine:
             watcher.tokens(ids[: batch.size], positions[: batch.size])
         watcher.end()
         return result
+
+    def note_lines(self, inputs: Mapping[str, Tensor]) -> None:
+        """Note the tensors from which the inputs of a forward pass are judged."""
+        same = {"position_ids": "positions"}
+        for kind in ("batch", LISTS):
+            given = {same.get(name, name): tensor for name, tensor in inputs.items()}
+            self.watcher.lines.note(kind, given)
 
     # Graphs.
 

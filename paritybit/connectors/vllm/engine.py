@@ -25,7 +25,7 @@ from paritybit.watch.captures import Captures
 from paritybit.watch.facts import Forward, Replay, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
-from paritybit.watch.watcher import Watcher
+from paritybit.watch.watcher import LISTS, Watcher
 from paritybit.watch.weak import Weakly
 
 Original = Callable[..., Any]
@@ -185,7 +185,8 @@ class Engine(Drafting):
         self.now = now = UnderWay(runner, output)
         self.states = None
         try:
-            result = run()
+            with self.watcher.lines.learning():
+                result = run()
         except BaseException:
             self.watcher.abandon()
             raise
@@ -236,6 +237,8 @@ class Engine(Drafting):
         """Begin the forward when its attention metadata has been built."""
         prepare = functools.partial(original, owner, *args, **kwargs)
         result = prepare()
+        if self.watcher is not None:
+            self.watcher.lines.stop()
         found = result[0] if isinstance(result, tuple) else result
         given = next((a for a in (*args, *kwargs.values()) if hasattr(a, "req_ids")), None)
         now, pool = self.now, self.pool
@@ -267,6 +270,7 @@ class Engine(Drafting):
         watcher.begin(forward)
         if account is not None:
             watcher.inputs("batch", account.compared(of, ids))
+        watcher.lines.note(LISTS, {"block_table": batch.metadata[0].block_table})
         watcher.lists([batch.lists(pool, name) for name in {held[0] for held in pool.held}])
         groups = len(pool.windows)
         watcher.tokens(

@@ -13,6 +13,7 @@ from paritybit.watch.captures import Captures
 from paritybit.watch.facts import Forward, Group, Replay, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Story
+from paritybit.watch.lines import Lines
 from paritybit.watch.observations import Inputs, Relation, StrayWrites, WrongRead
 from paritybit.watch.replays.causes import Explained, Suspect, explain, suspects_of
 from paritybit.watch.replays.influence import Reads
@@ -46,7 +47,9 @@ class UnderWay:
 class Replaying(Between):
     """Judges the replays of the forward that is being watched."""
 
-    def __init__(self, groups: Sequence[Group], journal: Journal, settings: Settings) -> None:
+    def __init__(
+        self, groups: Sequence[Group], journal: Journal, settings: Settings, package: str
+    ) -> None:
         super().__init__(groups, journal, settings)
         self.now: UnderWay | None = None
         self.trial: Trial | None = None
@@ -54,6 +57,7 @@ class Replaying(Between):
         tried = tuple(name for name in NAMES if name in {check.name for check in self.checks})
         self.relations = Relations(settings.every, tried)
         self.captures = Captures(journal)
+        self.lines = Lines(package)
         self.overlaps = list(overlaps(groups))
         """Layers that share memory. They are judged with the first forward that has rows."""
         self.copied_elsewhere = False
@@ -85,6 +89,13 @@ class Replaying(Between):
     def captured(self, graph: object, kind: str, inputs: Sequence[StaticInput]) -> None:
         """Record the addresses and values of the static inputs of a graph that was captured."""
         self.captures.note(graph, kind, inputs)
+        self.lines.note(kind, {static.name: static.tensor for static in inputs})
+
+    def source(self, kind: str, inputs: Sequence[StaticInput]) -> None:
+        """Set the lines of the engine that fill inputs, as far as they are known."""
+        self.lines.note(kind, {static.name: static.tensor for static in inputs})
+        for static in inputs:
+            static.source = static.source or self.lines.of(kind, static.name)
 
     def replay(self, replay: Replay) -> object:
         """Replay a graph and judge the replay. Returns the result of the first `replay.run()`."""
@@ -100,7 +111,12 @@ class Replaying(Between):
         """Judge the static inputs, and save the state before the replay."""
         if self.now is None:
             return
+<<<<<<< HEAD
         captured = self.captures.get(replay.graph) or {}
+=======
+        captured = self.captures.get(replay.graph, {})
+        self.source(replay.kind, replay.inputs)
+>>>>>>> a941ea42 (Learn which line of an engine fills an input from the input's bytes)
         found = Inputs(self.now.number, self.now.forward, replay.kind, replay.inputs, captured)
         self.judge("inputs", found)
         self.trial = Trial(replay, self.now.owned, self.ledgers)

@@ -1,0 +1,142 @@
+"""The line of an engine that fills an input, learned while the engine prepares a forward."""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from paritybit.watch import lines
+from paritybit.watch.lines import Lines
+
+SOURCE = """\
+import torch
+
+class Runner:
+    def __init__(self):
+        self.copied, self.viewed = torch.zeros(8), torch.zeros(8, dtype=torch.int32)
+        self.by_hand, self.deep = self.viewed.numpy(), torch.zeros(8)
+        self.untouched, self.listed = torch.zeros(8), torch.zeros(8)
+
+    def prepare(self, n):
+        self.copied.zero_()
+        self.copied[:4].copy_(
+            torch.full((4,), n))
+        self.by_hand[0] = n
+        copy(self.deep, n)
+        fresh = torch.empty(4)
+        fill(fresh,
+             n)
+        unrelated = fresh.clone()
+        self.held = torch.full((4,), n)
+        several = [self.listed]
+        add(several, n)
+        return fresh, unrelated
+
+def add(buffers, n):
+    torch._foreach_add_(buffers, n)
+
+def copy(buffer, n):
+    buffer.add_(n)
+
+def fill(tensor, n):
+    tensor.fill_(n)
+"""
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> ModuleType:
+    """An engine's module, in a folder with the name of the package."""
+    path = tmp_path / "engine" / "runner.py"
+    path.parent.mkdir()
+    path.write_text(SOURCE)
+    spec = importlib.util.spec_from_file_location("engine_runner", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def inputs_of(runner: Any, fresh: torch.Tensor) -> dict[str, torch.Tensor]:
+    named = {
+        name: getattr(runner, name) for name in ("copied", "viewed", "deep", "listed", "untouched")
+    }
+    return {**named, "fresh 0": fresh, "held": runner.held}
+
+
+def prepared(learned: Lines, runner: Any, times: int) -> None:
+    """Prepare some forwards, as a connector does."""
+    for number in range(1, times + 1):
+        with learned.learning():
+            fresh, _ = runner.prepare(float(number))
+        learned.note("batch", inputs_of(runner, fresh))
+        learned.done()
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("copied", 11),
+        ("viewed", 13),  # Through numpy, as torch does not see it.
+        ("deep", 14),  # The innermost line that names it.
+        ("fresh 0", 16),
+        ("held", 19),
+        ("listed", 20),  # The line that passes it on.
+        ("untouched", None),
+    ],
+)
+def test_the_line_is_the_one_that_fills_the_input(
+    engine: ModuleType, name: str, line: int | None
+) -> None:
+    learned = Lines("engine")
+    prepared(learned, engine.Runner(), 3)
+    assert learned.of("batch", name) == (line and f"engine/runner.py:{line}")
+
+
+def test_only_the_first_forwards_are_followed(
+    engine: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned, runner, starts = Lines("engine"), engine.Runner(), list[Any]()
+    monkeypatch.setattr(sys, "settrace", lambda what: starts.append(what))
+    prepared(learned, runner, 10)
+    assert starts.count(learned.tracer) == lines.TRIES
+
+
+def test_an_input_of_the_engine_is_not_kept_alive(engine: ModuleType) -> None:
+    learned, runner = Lines("engine"), engine.Runner()
+    prepared(learned, runner, 2)
+    (memory,) = [one.storage for key, one in learned.inputs.items() if key[1] == "deep"]
+    assert not memory.expired()
+    del runner
+    assert memory.expired()
+
+
+def test_a_debugger_is_left_alone(engine: ModuleType) -> None:
+    learned, before = Lines("engine"), sys.gettrace()
+
+    def debugger(*_: Any) -> Callable[..., Any] | None:
+        return None
+
+    sys.settrace(debugger)
+    try:
+        prepared(learned, engine.Runner(), 3)
+        assert sys.gettrace() is debugger
+    finally:
+        sys.settrace(before)
+    assert learned.known == {}
+
+
+def test_an_error_while_following_ends_it_and_not_the_engine(
+    engine: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned, runner = Lines("engine"), engine.Runner()
+    prepared(learned, runner, 1)
+    monkeypatch.setattr(learned, "_look", lambda: 1 / 0)
+    with learned.learning():
+        runner.prepare(7.0)
+        assert sys.gettrace() is None
+    assert runner.by_hand[0] == 7
