@@ -11,8 +11,7 @@ PULLS = "https://github.com/sgl-project/sglang/pull"
 
 THREADS: Mapping[str, str] = {
     "out_cache_loc_swa": f"{PULLS}/24743",
-    "padding in the list cuda_graph_kv_indices": f"{PULLS}/26292",
-    "padding in the list cuda_graph_window_kv_indices": f"{PULLS}/26292",
+    "padded rows in the index lists": f"{PULLS}/26292",
 }
 """The public thread about a cause."""
 

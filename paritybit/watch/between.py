@@ -54,7 +54,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Change:
-    """A change of `size` slots. `freeing` is the number of the call, if the slots were freed.
+    """A change of `size` slots before `forward`. `freeing` is the call, if the slots were freed.
 
     Pages are freed and allocated as a whole. A page is named by its first slot, and any other slot
     of a page is ignored.
@@ -64,6 +64,7 @@ class Change:
     freeing: int
     slots: Kept
     size: int
+    forward: int = 0
 
 
 Step = Callable[[Ledger], None]
@@ -84,12 +85,12 @@ class Changes:
     def note(self, what: str, slots: Tensor, forward: int = 0, source: str | None = None) -> None:
         """Note a change of slots. The engine may modify the tensor afterwards.
 
-        If slots are freed, `forward` is the next forward, and `source` the line of the engine.
+        `forward` is the next forward, and `source` the line of the engine that freed slots.
         """
         size = slots.numel()
         if size:
             freeing = self.ledger.note_freeing(forward, source) if what == FREED else 0
-            self.noted.append(Change(what, freeing, Kept(slots), size))
+            self.noted.append(Change(what, freeing, Kept(slots), size, forward))
 
     def enter(self) -> Iterator[Freeing]:
         """Apply the changes to the ledger in order, and yield the slots that they freed."""
@@ -109,6 +110,9 @@ class Changes:
             self._use(noted)
             return None
         places, number = self._in_order(noted)
+        taken = self._of_change([c.forward * (c.what == ALLOCATED) for c in noted])[number]
+        mine = taken > 0
+        self.ledger.taken[places[mine]] = taken[mine]
         freed = self._of_change([change.freeing for change in noted])[number]
         unfollowed = [change.what in self.unfollowed for change in noted]
         if any(unfollowed):
@@ -140,6 +144,8 @@ class Changes:
                 if what in self.unfollowed:
                     self.ledger.forget(places)
                 column[places] = -column[places].abs()
+                if what == ALLOCATED:
+                    self.ledger.taken[places] = max(change.forward for change in noted)
 
     def _slots(self, change: Change) -> Tensor:
         """Return the slots of a change on the ledger's device."""
@@ -303,13 +309,14 @@ class Between(Boundary):
 
         There may be fewer slots than were stored. The first ones are then meant.
         """
-        self.later(group, partial(self._load, (name, group), Kept(slots)))
+        self.later(group, partial(self._load, (name, group), Kept(slots), self.restored))
 
-    def _load(self, key: tuple[str, str], slots: Kept, ledger: Ledger) -> None:
+    def _load(self, key: tuple[str, str], slots: Kept, restored: str, ledger: Ledger) -> None:
         """Give slots the ledger entries of what the engine loaded into them."""
         mine = slots.on(ledger.device)
         if (entries := self.stored.pop(key, None)) is not None:
             ledger.enter(mine, entries)
+            ledger.note_origin(mine, restored)
         else:
             ledger.forget(mine)
 
@@ -347,9 +354,15 @@ class Between(Boundary):
             return
         at = places.to(ledger.device, torch.int64)
         ledger.enter(slots, [column[at] for column in self.hosts[group]])
+        ledger.note_origin(slots, self.restored)
         self.journal.count(**{"slots and layers loaded from the host": len(slots)})
         if ledger.device.type == "cuda":
             torch.cuda.current_stream(ledger.device).synchronize()
+
+    @property
+    def restored(self) -> str:
+        """Where the content of a slot came from that the engine loads now."""
+        return f"restored from the host before forward {self.number + 1}"
 
     @guarded
     def forget(self, group: str, slots: Tensor | None) -> None:

@@ -63,8 +63,9 @@ class Finding:
     - `writer`, `reader`: the request, position and forward that wrote the slot last, and that reads
       it, as far as they are known.
     - `freed`: the forward before which the slot was freed, and the line of the engine.
-    - `cause`: has `what`. If a static input explains the finding, it also has `input` and `source`.
-      None means that the cause is unknown.
+    - `origin`: how the reader got the slot.
+    - `cause`: has `what`. If a static input explains the finding, it also has `input` and `source`,
+      and `shown` if an experiment showed it. None means that the cause is unknown.
     """
 
     check: str
@@ -81,6 +82,7 @@ class Finding:
     reader: Mapping[str, Any] | None = None
     freed: Mapping[str, Any] | None = None
     cause: Mapping[str, Any] | None = None
+    origin: str | None = None
 
 
 @dataclass

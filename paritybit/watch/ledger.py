@@ -1,6 +1,6 @@
 """The ledger records the last write and the last free of each slot in a group.
 
-It takes 32 bytes per slot, and one for a mask, on the device of the KV tensors. On a CPU, a small
+It takes 36 bytes per slot, and one for a mask, on the device of the KV tensors. On a CPU, a small
 group also has a shadow: a copy of its bytes, which is compared in place of checksums.
 
 | field | bytes | meaning |
@@ -110,6 +110,10 @@ class Ledger:
         self.usable[self.reserved] = False
         self.usable[-1] = False
         self.stories: OrderedDict[int, Story] = OrderedDict()
+        self.came: OrderedDict[int, str] = OrderedDict()
+        """Where the content of a slot came from, if no forward wrote it."""
+        self.taken = torch.zeros(self.slots + 1, dtype=torch.int32, device=self.device)
+        """The forward before which a slot was allocated last, or 0."""
         self.freeings: OrderedDict[int, dict[str, Any]] = OrderedDict()
         self.last_freeing = 0
 
@@ -205,6 +209,7 @@ class Ledger:
         untouched = (self.forward == NEVER) | (self.forward == MAYBE)
         self.forward.copy_(torch.where(untouched, MAYBE, UNSEEN))
         self.stories.clear()
+        self.came.clear()
 
     def start_anew(self) -> None:
         """Record that nothing is known of any slot: neither its content nor whether it is free."""
@@ -256,9 +261,17 @@ class Ledger:
 
     def forget_stories(self, slots: Tensor) -> None:
         """Drop the stories of slots that were written again."""
-        if self.stories:
+        if self.stories or self.came:
             for slot in slots.tolist():
                 self.stories.pop(slot, None)
+                self.came.pop(slot, None)
+
+    def note_origin(self, slots: Tensor, what: str) -> None:
+        """Note where the content of slots came from."""
+        for slot in self.index(slots).tolist():
+            self.came[slot] = what
+        while len(self.came) > MOST_STORIES:
+            self.came.popitem(last=False)
 
     def writer(self, slot: int) -> dict[str, Any] | None:
         """Return the last writer of a slot, or None if it is unknown or there is none."""

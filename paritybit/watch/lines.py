@@ -16,7 +16,7 @@ from ctypes import c_char
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -81,18 +81,23 @@ class Remembered:
     def of(cls, tensor: Tensor) -> "Remembered":
         """Remember a contiguous tensor."""
         storage = StorageWeakRef(tensor.untyped_storage())
-        return cls(storage, tensor.dtype, tensor.storage_offset(), tensor.shape)
+        return cls(storage, tensor.dtype, int(tensor.storage_offset()), tensor.shape)
 
     def tensor(self) -> Tensor | None:
         """Return the tensor, or None if the engine released it."""
         storage = torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)
         if storage is None:
             return None
-        empty = torch.empty(0, dtype=self.dtype, device=storage.device)
-        return empty.set_(storage, self.offset, self.shape)
+        found = torch.empty(0, dtype=self.dtype, device=storage.device)
+        return found.set_(storage, self.offset, self.shape, strides_of(self.shape))
 
 
-def followable(value: object) -> bool:
+def strides_of(shape: torch.Size) -> tuple[int, ...]:
+    """Return the strides of a contiguous tensor."""
+    return torch.empty(shape, device="meta").stride()
+
+
+def followable(value: object) -> TypeGuard[Tensor]:
     """Return whether a value is a tensor that is small enough, and can be compared."""
     if not isinstance(value, Tensor) or not value.dim() or not value.is_contiguous():
         return False
@@ -241,7 +246,8 @@ class Lines:
         This is the innermost line that names the input, among the line that ran and its callers,
         then among the lines before them in the same functions. If none does, it is the line itself.
         """
-        places, earlier, caller = [(frame.f_code.co_filename, line)], list[tuple[str, int]](), frame
+        places, earlier = [(frame.f_code.co_filename, line)], list[tuple[str, int]]()
+        caller: FrameType | None = frame
         while caller is not None and len(places) < MOST_CALLERS:
             path = caller.f_code.co_filename
             if caller is not frame and self.inside.get(caller.f_code, False):

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.watch.facts import Forward, IndexList, StaticInput
+from paritybit.watch.facts import Forward, IndexList, Row, StaticInput
 from paritybit.watch.journal import Finding
 from paritybit.watch.ledger import Ledger
+from paritybit.watch.origins import Origins
 
 SHOWN = 8
 """Number of slots that a finding lists."""
@@ -52,6 +53,7 @@ class Reads:
       is positive if the slot is free.
     - `now`: the folded checksum of the slot's bytes.
     - `judged`: False if a hash is unknown or unresolved.
+    - `origins`: how requests got their slots, or None if not all forwards are checked.
     - `missing`: the position has no slot (-1) or a reserved slot. The entries of the ledger are
       then those of slot 0.
     """
@@ -71,6 +73,7 @@ class Reads:
     request: Tensor
     written: Tensor
     freed: Tensor
+    origins: Origins | None = None
 
     def findings(
         self, check: str, wrong: Tensor, what: str, reused: bool = False
@@ -87,13 +90,11 @@ class Reads:
         for place in places:
             rows.setdefault(row[place], []).append(place)
         for number, mine in rows.items():
-            yield self._finding(check, self.forward.rows[number].request, mine, what, reused)
+            yield self._finding(check, self.forward.rows[number], mine, what, reused)
 
-    def _finding(
-        self, check: str, request: str, places: list[int], what: str, reused: bool
-    ) -> Finding:
+    def _finding(self, check: str, row: Row, places: list[int], what: str, reused: bool) -> Finding:
         """Return the finding for entries of one row."""
-        first = places[0]
+        first, request = places[0], row.request
         slot, position = int(self.slots[first]), int(self.position[first])
         missing = bool(self.missing[first])
         group = self.ledger.group.name
@@ -102,6 +103,10 @@ class Reads:
         if story is not None and story.cause is not None:
             cause = {**story.cause, "forward": story.forward}
         place = "has no slot" if missing else f"slot {slot}"
+        origin = None
+        if self.origins is not None and not missing:
+            given = self.number, self.forward, row, position, slot, self.ledger
+            origin = self.origins.of(*given) or None
         return Finding(
             check=check,
             text=f"request {request} reads position {position} ({place}, {group}): {what}",
@@ -115,6 +120,7 @@ class Reads:
             reader={"request": request, "position": position, "forward": self.number},
             freed=None if missing else self.ledger.freeing(slot, reused),
             cause=cause,
+            origin=origin,
         )
 
 
@@ -277,16 +283,27 @@ class WrongRead:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The static inputs of a replay, and their states when the graph was captured."""
+    """The static inputs of a replay, and their states when the graph was captured.
+
+    `before` has the values of inputs in an earlier forward, with the number of the forward.
+    """
 
     number: int
     forward: Forward
     kind: str
     inputs: Sequence[StaticInput]
     captured: Mapping[str, "Captured"]
+    before: Mapping[str, tuple[int, Tensor]] = field(default_factory=dict)
+    ledgers: Mapping[str, Ledger] = field(default_factory=dict)
 
-    def finding(self, check: str, static: StaticInput, what: str) -> Finding:
-        """Return the finding about one input."""
+    def finding(
+        self,
+        check: str,
+        static: StaticInput,
+        what: str,
+        reader: Mapping[str, Any] | None = None,
+    ) -> Finding:
+        """Return the finding about one input. `reader` is the request of the wrong entry."""
         cause = {"what": static.name, "input": static.name, "source": static.source}
         return Finding(
             check=check,
@@ -295,6 +312,7 @@ class Inputs:
             forward=self.number,
             forward_kind=self.forward.kind,
             replay=self.kind,
+            reader=reader,
             cause=cause,
         )
 

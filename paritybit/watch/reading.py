@@ -12,6 +12,7 @@ from paritybit.watch.chains import UNKNOWN, Chains
 from paritybit.watch.facts import Forward, Group, Row
 from paritybit.watch.ledger import EMPTY, NEVER, Ledger
 from paritybit.watch.observations import Reads
+from paritybit.watch.origins import Origins
 
 
 @dataclass(frozen=True)
@@ -105,12 +106,13 @@ def reads(
     ledger: Ledger,
     chain: list["array[int]"],
     fresh: Writes | None,
+    origins: Origins | None = None,
 ) -> Reads | None:
     """Return the reads of the rows in a group, or None if there are none.
 
-    The ledger must have just taken a frame. `chain` has the hashes of each row, and `fresh` the
-    writes of the forward. Odd hashes are provisional (see `chains`): call `resolve`
-    before judging.
+    The ledger must have just taken a frame. `chain` has the hashes of each row, `fresh` the writes
+    of the forward, and `origins` how its requests got their slots. Odd hashes are provisional (see
+    `chains`): call `resolve` before judging.
     """
     group = ledger.group
     parts, rows, spans = list[Tensor](), list[int](), list[tuple[int, int]]()
@@ -148,6 +150,7 @@ def reads(
         request=request,
         written=written,
         freed=freed,
+        origins=origins,
     )
     if fresh is not None and len(fresh.slots):
         mine = torch.zeros_like(ledger.usable)

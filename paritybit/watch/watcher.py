@@ -22,7 +22,8 @@ from paritybit.watch.boundary import guarded
 from paritybit.watch.facts import Forward, Group, IndexList, StaticInput
 from paritybit.watch.journal import Finding, Journal
 from paritybit.watch.ledger import Ledger, Story
-from paritybit.watch.observations import Inputs, Lists, Logged, Unwritten
+from paritybit.watch.observations import Lists, Logged, Unwritten
+from paritybit.watch.origins import Origins
 from paritybit.watch.recorder import Recorder
 from paritybit.watch.replays.replaying import Replaying, UnderWay
 from paritybit.watch.settings import Settings
@@ -55,7 +56,7 @@ class Watcher(Replaying):
     ) -> None:
         super().__init__(groups, journal, settings, engine)
         self.wait, self.gaps = 0, random.Random(0)
-        self.recorder = Recorder()
+        self.recorder, self.origins = Recorder(), Origins()
         journal.once(
             "start",
             engine=engine,
@@ -141,7 +142,8 @@ class Watcher(Replaying):
         astray = False
         for name, ledger in self.ledgers.items():
             self.moved_between(ledger, BEFORE)
-            reads = reading.reads(forward, self.number, ledger, chain, writes[name])
+            parts = forward, self.number, ledger, chain, writes[name]
+            reads = reading.reads(*parts, self.origins if self.settings.every == 1 else None)
             if reads is None:
                 continue
             open_ += reading.resolve(reads, self.chains)
@@ -152,6 +154,7 @@ class Watcher(Replaying):
             others = reads.request != torch.tensor(mine, device=ledger.device)[reads.row]
             shared += int((others & reads.judged).sum())
             reading.adopt(reads)
+        self.origins.note(self.number, forward)
         self.now = UnderWay(self.number, forward, owned, writes, astray)
         self.judge_layers(self.now)
         self.listener.taken()
@@ -206,8 +209,7 @@ class Watcher(Replaying):
     def inputs(self, kind: str, inputs: Sequence[StaticInput]) -> None:
         """Judge inputs that do not belong to a graph, if their `expected` values are known."""
         if self.now is not None and inputs:
-            self.source(kind, inputs)
-            self.judge("inputs", Inputs(self.now.number, self.now.forward, kind, inputs, {}))
+            self.judge_inputs(self.now, kind, inputs, {})
 
     @guarded
     def tokens(

@@ -169,7 +169,7 @@ def wrong(batch: Batch) -> set[str]:
 
 def judged(inputs: Iterable[StaticInput]) -> list[Finding]:
     """Return what is found where inputs do not hold what they must."""
-    found: Any = Inputs(1, SimpleNamespace(kind=""), "batch", list(inputs), {})  # type: ignore[arg-type]
+    found = Inputs(1, Forward("", ()), "batch", list(inputs), {})
     return list(stale(found))
 
 
@@ -261,7 +261,7 @@ class Counting:
         ),
         (
             lambda given: {**given, "input_ids": given["input_ids"][:, :4]},
-            r"input_ids of the batch is int32 [1, 4], but was captured as int32 [1, 8]",
+            "input_ids of the batch has the shape [1, 4], but was captured with [1, 8]",
         ),
     ],
 )

@@ -101,7 +101,7 @@ def test_only_the_first_forwards_are_followed(
     engine: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learned, runner, starts = Lines("engine"), engine.Runner(), list[Any]()
-    monkeypatch.setattr(sys, "settrace", lambda what: starts.append(what))
+    monkeypatch.setattr(sys, "settrace", starts.append)
     prepared(learned, runner, 10)
     assert starts.count(learned.tracer) == lines.TRIES
 

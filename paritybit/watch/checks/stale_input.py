@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import torch
 
 from paritybit.watch.bits import as_integers
+from paritybit.watch.equal import equals, row_at
 from paritybit.watch.journal import Finding
 from paritybit.watch.observations import Check, Inputs
 
@@ -28,7 +29,12 @@ def judge(inputs: Inputs) -> Iterable[Finding]:
             first = int(place[0])
             held, right = live.flatten()[first].item(), expected.flatten()[first].item()
             what = f"{static.name} holds {held} at live entry {first}, not {right}"
-            yield inputs.finding(CHECK.name, static, what)
+            told = equals(inputs, static, live, expected, place)
+            reader, at = None, row_at(inputs.forward, first, expected.numel())
+            if at is not None:
+                row, position = at
+                reader = {"request": row.request, "position": position, "forward": inputs.number}
+            yield inputs.finding(CHECK.name, static, f"{what}{told}", reader)
 
 
 CHECK = Check(

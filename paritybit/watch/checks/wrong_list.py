@@ -9,10 +9,14 @@ from typing import Any
 
 import torch
 
+from paritybit.watch.equal import owners
 from paritybit.watch.facts import Row
 from paritybit.watch.journal import Finding
 from paritybit.watch.observations import SHOWN, Check, Lists, key_of
 from paritybit.watch.reading import ranges, repeated
+
+PADDING = "padded rows in the index lists"
+"""The cause of slots in lists of padded rows: one batch makes the lists of all groups."""
 
 
 def judge(lists: Lists) -> Iterable[Finding]:
@@ -101,6 +105,7 @@ def differing(lists: Lists, entries: Any, spans: list[Span]) -> Iterable[Finding
         mine = wrong[number[wrong] == which]
         at, place = int(position[mine[0]]), mine[0]
         what = f"position {at} as slot {int(listed[place])}, not {int(slots[place])}"
+        what += whose(lists, int(listed[place]))
         yield finding(lists, spans[which].row, what, at, slots[mine[:SHOWN]].tolist())
 
 
@@ -110,10 +115,11 @@ def padding(lists: Lists, entries: Any, offsets: list[int], counts: list[int]) -
     named = [entries[o : o + c] for o, c in zip(offsets, counts, strict=True) if c > 0]
     slots = {entry * given.page for part in named for entry in part.tolist()}
     if wrong := sorted(slots - lists.ledger.group.reserved):
-        cause = {"what": f"padding in the list {given.name}", "source": given.source}
+        cause = {"what": PADDING, "source": given.source}
         yield Finding(
             check=CHECK.name,
-            text=f"{given.name} ({given.group}) lists slot {wrong[0]} for a padded row",
+            text=f"{given.name} ({given.group}) lists slot {wrong[0]} for a padded row"
+            f"{whose(lists, wrong[0])}",
             key=key_of(CHECK.name, given.group, cause),
             forward=lists.number,
             forward_kind=lists.forward.kind,
@@ -122,6 +128,12 @@ def padding(lists: Lists, entries: Any, offsets: list[int], counts: list[int]) -
             count=len(wrong),
             cause=cause,
         )
+
+
+def whose(lists: Lists, slot: int) -> str:
+    """Return whose slot a slot is, as the end of a sentence, or '' if it is not known."""
+    found = next(owners(lists.forward, lists.ledger, slot), None)
+    return "" if found is None else f": it is {found}"
 
 
 def finding(lists: Lists, row: Row, what: str, position: int, slots: list[int]) -> Finding:

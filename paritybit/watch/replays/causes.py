@@ -64,7 +64,8 @@ def suspects_of(
         if now is None:
             continue
         value, parts, was = now.clone(), [], captured.get(static.name)
-        if static.live < static.size and was is not None and was.shape == now.shape:
+        padded = static.live < static.size <= now.shape[static.axis]
+        if padded and was is not None and was.shape == now.shape:
             tail(static, value).copy_(tail(static, was))
             if not torch.equal(tail(static, value), tail(static, now)):
                 parts.append("padded tail")

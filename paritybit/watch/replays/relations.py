@@ -142,8 +142,8 @@ class Relations:
             if tried.found is None:
                 return tried
             found = explained(tried, trial, suspects, lambda trial: foreign(trial, reads))
-            wrong = blamed_slot(trial, reads)
-            return replace(found, wrong=replace(wrong, cause=found.cause or wrong.cause))
+            which = blamed_slot(trial, reads)
+            return replace(found, wrong=replace(which, cause=found.cause or which.cause))
         tensor = self.tensors.get(kind, 0)
 
         def read_wrongly(trial: Trial) -> Wrong | None:

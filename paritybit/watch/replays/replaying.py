@@ -1,6 +1,6 @@
 """Judges the replays of a watched forward, and repeats some of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -9,12 +9,12 @@ from torch import Tensor
 from paritybit.watch import reading
 from paritybit.watch.between import Between
 from paritybit.watch.boundary import guarded
-from paritybit.watch.captures import Captures
+from paritybit.watch.captures import SMALL, Captures
 from paritybit.watch.facts import Forward, Group, Replay, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Story
 from paritybit.watch.lines import Lines
-from paritybit.watch.observations import Inputs, Relation, StrayWrites, WrongRead
+from paritybit.watch.observations import Captured, Inputs, Relation, StrayWrites, WrongRead
 from paritybit.watch.replays.causes import Explained, Suspect, explain, suspects_of
 from paritybit.watch.replays.influence import Reads
 from paritybit.watch.replays.overlaps import overlaps
@@ -58,6 +58,8 @@ class Replaying(Between):
         self.relations = Relations(settings.every, tried)
         self.captures = Captures(journal)
         self.lines = Lines(package)
+        self.before: dict[tuple[str, str], dict[str, tuple[int, Tensor]]] = {}
+        """The inputs of each kind and model, in the last forward that had them."""
         self.overlaps = list(overlaps(groups))
         """Layers that share memory. They are judged with the first forward that has rows."""
         self.copied_elsewhere = False
@@ -91,11 +93,23 @@ class Replaying(Between):
         self.captures.note(graph, kind, inputs)
         self.lines.note(kind, {static.name: static.tensor for static in inputs})
 
-    def source(self, kind: str, inputs: Sequence[StaticInput]) -> None:
-        """Set the lines of the engine that fill inputs, as far as they are known."""
+    def judge_inputs(
+        self,
+        now: UnderWay,
+        kind: str,
+        inputs: Sequence[StaticInput],
+        captured: Mapping[str, Captured],
+    ) -> None:
+        """Judge inputs of the current forward, and remember the values that are expected."""
         self.lines.note(kind, {static.name: static.tensor for static in inputs})
         for static in inputs:
             static.source = static.source or self.lines.of(kind, static.name)
+        before = self.before.setdefault((kind, now.forward.model), {})
+        parts = now.number, now.forward, kind, inputs, captured
+        self.judge("inputs", Inputs(*parts, before, self.ledgers))
+        for static in inputs:
+            if static.expected is not None and static.tensor.nbytes <= SMALL:
+                before[static.name] = now.number, static.tensor.clone()
 
     def replay(self, replay: Replay) -> object:
         """Replay a graph and judge the replay. Returns the result of the first `replay.run()`."""
@@ -111,14 +125,8 @@ class Replaying(Between):
         """Judge the static inputs, and save the state before the replay."""
         if self.now is None:
             return
-<<<<<<< HEAD
         captured = self.captures.get(replay.graph) or {}
-=======
-        captured = self.captures.get(replay.graph, {})
-        self.source(replay.kind, replay.inputs)
->>>>>>> a941ea42 (Learn which line of an engine fills an input from the input's bytes)
-        found = Inputs(self.now.number, self.now.forward, replay.kind, replay.inputs, captured)
-        self.judge("inputs", found)
+        self.judge_inputs(self.now, replay.kind, replay.inputs, captured)
         self.trial = Trial(replay, self.now.owned, self.ledgers)
 
     @guarded
