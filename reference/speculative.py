@@ -58,19 +58,6 @@ def likeliest(ops: Ops, output: Output, topk: int) -> Output:
     return {**output, "topk_p": topk_p, "topk_index": topk_index}
 
 
-def chain_of(ops: Ops, tokens: Tensor, logits: Tensor) -> Output:
-    """Return the output of `propose` for B requests with one branch, from a draft that has run.
-
-    `tokens` int64 [B, steps] were proposed one after the other, from `logits` [steps, B, vocab].
-    """
-    likely = [ops.largest(ops.probabilities(step), 1)[0] for step in logits]
-    scores = [likely[0]]
-    for probability in likely[1:]:
-        scores.append(scores[-1] * probability)
-    chosen = tokens.new_zeros(len(tokens), SPECULATION.forwards)
-    return {"scores": torch.cat(scores, 1), "tokens": tokens, "chosen": chosen}
-
-
 def keep_candidates(ops: Ops, draft_table: Tensor, rows: Tensor, output: Output) -> None:
     """Scatter the output of `propose` into the requests' rows of the draft table.
 

@@ -38,8 +38,8 @@ class Part(StrEnum):
 class Parts:
     """The classes that precede those of the correct parts, outermost first.
 
-    `executed` counts the calls of overridden code by name. It distinguishes a bug whose code never
-    ran from one that no property detected.
+    `executed` counts the calls of overridden code by name, whichever base class has it. It
+    distinguishes a bug whose code never ran from one that no property detected.
     """
 
     before: Mapping[Part, tuple[type, ...]] = field(default_factory=dict)
@@ -51,7 +51,8 @@ class Parts:
         if not before:
             return right
         inner = new_class(right.__name__, (*before, right))
-        names = {name for kind in before for name in vars(kind) if not name.startswith("__")}
+        kinds = [kind for kind in inner.__mro__ if kind not in right.__mro__]
+        names = {name for kind in kinds for name in vars(kind) if not name.startswith("__")}
         found = {name: getattr_static(inner, name) for name in sorted(names)}
         counted = {
             name: self._counted(name, code)

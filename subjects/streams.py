@@ -175,6 +175,7 @@ class LateStreams:
         self.forward = LateStream(self._advance)
         self.schedule = LateStream(self._advance)
         self._ahead = self.schedule
+        self._advancing = False
 
     def lag(self, *, forward: bool) -> None:
         """Let the forward stream lag from now on if `forward`, else the other one."""
@@ -197,6 +198,15 @@ class LateStreams:
         self.schedule.queue.clear()
 
     def _advance(self) -> None:
-        """Run all possible work on the stream that does not lag."""
-        while self._ahead.can_advance():
-            self._ahead.advance()
+        """Run all possible work on the stream that does not lag.
+
+        Work that makes more of it possible leaves that to the loop that runs the work.
+        """
+        if self._advancing:
+            return
+        self._advancing = True
+        try:
+            while self._ahead.can_advance():
+                self._ahead.advance()
+        finally:
+            self._advancing = False

@@ -183,9 +183,9 @@ def case_name(task: Task) -> str:
             "overlap": trial.overlap,
             "smallest": trial.buckets == SMALLEST,
             "wide": bool(trial.max_context),
-            "features": bool(trial.features),
         }
-        return "-".join([*parts, *(kind for kind, is_it in kinds.items() if is_it)])
+        parts += [kind for kind, is_it in kinds.items() if is_it]
+        return "-".join([*parts, *trial.features])
     return "-".join([parts[0], parts[1], parts[2], parts[4]])
 
 

@@ -328,13 +328,7 @@ def hunt_by_seed(hunts: SeededHunts) -> Detections:
     bug = BUGS[hunts.bug]
     target = detected_by(bug, hunts.runner)
     varied = [
-        replace(
-            trial,
-            runner=hunts.runner,
-            scheme=bug.scheme,
-            bugs=(bug.name,),
-            overlap=bug.overlap,
-        )
+        replace(trial, runner=hunts.runner).with_bug(bug.name)
         for trial in trials(hunts.device, hunts.shape)
     ]
     varied = list(dict.fromkeys(varied))

@@ -28,6 +28,7 @@ from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.bugs.switching import NO_FLIGHT, broken_subject, common_scheme, lacking
 from paritybit.subjects.engine import Subject
 from paritybit.subjects.runners import RUNNERS, engine_runners
+from paritybit.subjects.runners.prefill import MOST_REQUESTS
 from paritybit.subjects.streams import LateStreams, Streams
 from paritybit.subjects.toggles import LocationScheme
 
@@ -208,7 +209,8 @@ class TrialConfig:
         if batch.mode not in self.modes:
             return False
         if batch.mode is Mode.EXTEND:
-            return batch.live_tokens <= max(self.token_buckets)
+            fits = batch.live_requests <= MOST_REQUESTS
+            return fits and batch.live_tokens <= max(self.token_buckets)
         longest = max(span.end - span.begin for span in batch.spans)
         too_long = batch.mode is Mode.DRAFT_EXTEND and longest > SPECULATION.extend_tokens
         return batch.live_requests <= max(self.buckets) and not too_long

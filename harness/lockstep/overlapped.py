@@ -15,7 +15,7 @@ from paritybit.harness.lockstep.scheduler import COMMITS, Scheduler, count_sampl
 from paritybit.harness.lockstep.speculation import count_caught_up, keep_caught_up
 from paritybit.harness.lockstep.tracebacks import subject_runs
 from paritybit.harness.schedules.coverage import FREED_IN_FLIGHT, HANDED_OVER_IN_FLIGHT, OVERLAPPED
-from paritybit.harness.schedules.schedule import Evict, Finish, Retract, Step, Verify
+from paritybit.harness.schedules.schedule import Step, Verify
 from paritybit.reference.allocator import Ownership
 from paritybit.reference.batch import (
     SLOT_VALUES,
@@ -159,10 +159,14 @@ class OverlappedScheduler(Scheduler):
         for step in steps:
             if isinstance(step, Verify):
                 break
-            self.events[FREED_IN_FLIGHT] += isinstance(step, Finish | Retract | Evict)
+            free = self._free_pages()
             if self._plan(step) is not None:
                 break
+            self.events[FREED_IN_FLIGHT] += self._free_pages() > free
         return bool(self.ahead)
+
+    def _free_pages(self) -> int:
+        return len(self.allocator.free_full) + len(self.allocator.free_swa)
 
     def _add(
         self, asked: int, chunk: int, donor: Request | None = None, shared: int = 0

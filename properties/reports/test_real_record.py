@@ -9,7 +9,7 @@ import pytest
 from paritybit.harness.campaigns import regress
 from paritybit.harness.campaigns.finding import Finding
 from paritybit.harness.campaigns.hunt import HuntResult
-from paritybit.harness.campaigns.run_record import cases_of
+from paritybit.harness.campaigns.run_record import case_name, cases_of
 from paritybit.harness.campaigns.run_record import record as record_of
 from paritybit.harness.campaigns.task import Result, Status, Task
 from paritybit.harness.checks.property import Violation
@@ -48,6 +48,12 @@ def real(folder: Path, violations: tuple[Violation, ...]) -> Record:
     records.write(made, folder / "run.json")
     assert records.load(folder / "run.json") == made
     return made
+
+
+def test_each_finding_of_a_run_has_a_case_file_of_its_own() -> None:
+    tasks = regress.plan(regress.RunConfig("cpu"))
+    assert any(task.trial.features for task in tasks)
+    assert len({case_name(task) for task in tasks}) == len(tasks)
 
 
 @pytest.mark.parametrize("violations", [(), (VIOLATION,)])

@@ -72,6 +72,10 @@ class PrefillRunner(GraphRunner):
         """Return the extents of a bucket of tokens."""
         return {Axis.TOKEN: bucket, Axis.REQUEST: MOST_REQUESTS}
 
+    def can_run(self, batch: ForwardBatch) -> bool:
+        """Whether a captured graph can run this batch. Its inputs have room for MOST_REQUESTS."""
+        return super().can_run(batch) and batch.live_requests <= MOST_REQUESTS
+
     def metadata_sizes(self, bucket: int) -> dict[str, tuple[int, torch.dtype]]:
         """Return no buffers, because metadata is fresh."""
         return {}

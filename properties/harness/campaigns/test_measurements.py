@@ -265,6 +265,11 @@ def test_a_lost_device_ends_a_piece_of_work_and_is_a_finding(
     assert not (CleanSteps().spoiled or Detections(1, ()).spoiled)
 
 
+def test_a_soak_hunts_a_bug_with_the_features_that_it_needs() -> None:
+    hunted = hunt_by_seed(soaking.SeededHunts("cpu", "scale_of_capture", "decode", (0,)))
+    assert len(hunted.needed) == 1
+
+
 CODES: dict[str, tuple[Data, int]] = {
     "as hoped": ({"as_hoped": True, "undecided": False}, OK),
     "a finding": ({"as_hoped": False, "undecided": False}, FINDING),

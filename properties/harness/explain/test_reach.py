@@ -27,6 +27,10 @@ class Harmless(Allocator):
         super().free(allocation)
 
 
+class Inheriting(Harmless):
+    """An allocator whose code is that of its base class."""
+
+
 def trial(device: str, bug: str) -> TrialConfig:
     """Return the trial of a bug on decode, with one captured size."""
     return TrialConfig("decode", device=device, buckets=(4,), token_buckets=(12,)).with_bug(bug)
@@ -58,7 +62,7 @@ def test_a_bug_that_another_site_hides_is_reached_and_never_triggered(device: st
     assert (reach.reached, reach.triggered) == (1, 0)
 
 
-@pytest.mark.parametrize(("part", "triggered"), [(Leaking, 1), (Harmless, 0)])
+@pytest.mark.parametrize(("part", "triggered"), [(Leaking, 1), (Harmless, 0), (Inheriting, 0)])
 def test_code_that_runs_is_reached_and_triggers_if_it_does_anything_else(
     device: str, part: type, triggered: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from paritybit.reference.batch import ForwardBatch
 from paritybit.subjects.protocol import KeyLists
 from paritybit.subjects.runners import RUNNERS
 from paritybit.subjects.runners.base import GraphRunner
-from paritybit.subjects.runners.prefill import PrefillRunner
+from paritybit.subjects.runners.prefill import MOST_REQUESTS, PrefillRunner
 
 pytestmark = pytest.mark.usefixtures("captures_when_needed")
 
@@ -82,6 +82,17 @@ def test_each_bucket_is_filled_by_as_many_prompts_as_a_batch_holds(
     wanted = [filling(runner, bucket, how) for bucket in trial.token_buckets for how in FILLINGS]
     wanted += [most_together(runner), "evicted", "length window + 1"]
     assert [event for event in wanted if not outcome.events[event]] == []
+
+
+@pytest.mark.parametrize("count", [MOST_REQUESTS, MOST_REQUESTS + 1])
+def test_more_requests_together_than_a_graph_has_room_for_run_eagerly(
+    count: int, device: str
+) -> None:
+    """Although a graph has room for their tokens."""
+    trial = TrialConfig("piecewise", device=device, buckets=(4, 16))
+    outcome = Lockstep(trial, PROPERTIES).play(Schedule((Prefill((1,) * count, count),)))
+    assert (outcome.error, outcome.violations) == (None, ())
+    assert outcome.replays == (count <= MOST_REQUESTS)
 
 
 def test_a_prefill_that_is_not_replayed_with_as_many_requests_as_fit_is_seen(

@@ -139,6 +139,15 @@ def test_a_clean_build_violates_nothing_where_steps_overlap(device: str) -> None
     assert outcome.events[FREED_IN_FLIGHT] > 0
 
 
+def test_a_step_that_frees_nothing_is_not_counted_as_a_free(device: str) -> None:
+    """The window of a short request covers all of its tokens, so an eviction frees no page."""
+    lockstep = Lockstep(replace(SMALL, device=device, overlap=True))
+    steps: list[Step] = [Admit(3, 3), Decode((0,)), Evict(0), Decode((0,))]
+    outcome = lockstep.play(Schedule(tuple(steps)))
+    assert outcome.events[OVERLAPPED] > 0
+    assert outcome.events[FREED_IN_FLIGHT] == 0
+
+
 @pytest.mark.parametrize("bug", RACES)
 def test_a_race_is_seen_and_explained_by_the_wait_that_mends_it(bug: str, device: str) -> None:
     """And only where steps overlap."""
