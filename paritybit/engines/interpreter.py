@@ -55,7 +55,11 @@ def with_boolean_mask(access: Callable[..., Any], position: int) -> Callable[...
 
 
 def count_in_tensors() -> None:
-    """Make `tl.range` yield tensors, as in a compiled kernel. The interpreter yields integers."""
+    """Make `tl.range` accept and yield tensors, as in a compiled kernel.
+
+    The interpreter yields integers. Up to Triton 3.6, it converts a bound with `int`, which NumPy
+    2.4 refuses for an array that has an axis.
+    """
     interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     patch_core = interpreter._patch_lang_core
 
@@ -67,6 +71,7 @@ def count_in_tensors() -> None:
             return map(interpreter._implicit_cvt, counted(*bounds, **options))
 
         scope.set_attr(language, "range", counting)
+        scope.set_attr(language.tensor, "__index__", lambda number: number.handle.data.item())
 
     interpreter._patch_lang_core = patched
 
