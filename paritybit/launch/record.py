@@ -84,7 +84,11 @@ def make(asked: Asked, outcomes: Sequence[Outcome], interrupted: str | None) -> 
         counts.update({PAIRS: len(asked.pairs), SERVED_PAIRS: len(served)})
     cut = {one.name: CUT_SHORT for one in outcomes if one.short}
     rows = {**asked.not_run, **cut, **unseen}
-    untried = tuple(not_tried(settings, counts, unselected, rows))
+    ran: Counter[str] = Counter()
+    for outcome in outcomes:
+        ran.update(outcome.tally.kernels)
+    idle = sorted(name for name, times in ran.items() if not times)
+    untried = tuple(not_tried(settings, counts, unselected, rows, idle))
     undecided = tuple(dict.fromkeys(open_questions(outcomes)))
     verdict, message = judged(findings, undecided, counts, untried, interrupted)
     commit, dirty = revision()

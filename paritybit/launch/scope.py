@@ -80,11 +80,13 @@ def not_tried(
     counts: Mapping[str, int],
     unselected: Iterable[str] = (),
     rows: Mapping[str, str] | None = None,
+    kernels: Sequence[str] = (),
 ) -> Iterator[NotTried]:
     """Yield what the verdict does not cover, over all processes.
 
     `settings` has the values that were in use. `unselected` are the checks that were switched off.
-    `rows` has the rows that were not served, or not as a whole, with the reasons.
+    `rows` has the rows that were not served, or not as a whole, with the reasons. `kernels` are
+    Triton kernels that no launch ran.
     """
     yield from not_served(rows or {})
     if missing_pairs := counts.get(PAIRS, 0) - counts.get(SERVED_PAIRS, 0):
@@ -99,11 +101,7 @@ def not_tried(
     for name, (what, why) in STATES.items():
         if not counts.get(name):
             yield NotTried(what, why)
-    wanted = [name.removeprefix(BOUNDARY) for name in counts if name.startswith(BOUNDARY)]
-    missing = sorted(name for name in wanted if not counts[f"{BOUNDARY}{name}"])
-    if missing:
-        what = f"{len(missing)} of {len(wanted)} boundaries"
-        yield NotTried(what, f"no request that was served reached them: {', '.join(missing)}")
+    yield from unreached(counts, kernels)
     for name, number in counts.items():
         if name.startswith(COUNT) and not number:
             yield NotTried(name, "the release lacks it, or the run was too short")
@@ -140,3 +138,15 @@ def not_served(rows: Mapping[str, str]) -> Iterator[NotTried]:
             yield NotTried(f"{len(names)} rows of settings", f"{why}: {'; '.join(names)}")
         else:
             yield from (NotTried(f"row {name}", why) for name in names)
+
+
+def unreached(counts: Mapping[str, int], kernels: Sequence[str]) -> Iterator[NotTried]:
+    """Yield the boundaries and the kernels that no request reached."""
+    wanted = [name.removeprefix(BOUNDARY) for name in counts if name.startswith(BOUNDARY)]
+    missing = sorted(name for name in wanted if not counts[f"{BOUNDARY}{name}"])
+    if missing:
+        what = f"{len(missing)} of {len(wanted)} boundaries"
+        yield NotTried(what, f"no request that was served reached them: {', '.join(missing)}")
+    if kernels:
+        what = f"{len(kernels)} Triton kernels, or functions of kernels"
+        yield NotTried(what, f"no request that was served ran them: {', '.join(kernels)}")

@@ -64,7 +64,7 @@ class Tally:
     """Totals over processes.
 
     `findings` has the first finding of each key. `played` has the process of that finding, and how
-    many waves it had been served by then.
+    many waves it had been served by then. `kernels` tells whether a function for Triton ran.
     """
 
     processes: dict[str, Process] = field(default_factory=dict)
@@ -74,6 +74,7 @@ class Tally:
     stand_ins: dict[str, str] = field(default_factory=dict)
     played: dict[str, tuple[Process, int]] = field(default_factory=dict)
     traffic: dict[str, Any] = field(default_factory=dict)
+    kernels: dict[str, bool] = field(default_factory=dict)
 
     def take(self, process: str, entry: Entry) -> dict[str, Any] | None:
         """Add an entry. Returns a finding if it is the first of its key.
@@ -102,6 +103,9 @@ class Tally:
                 mine.script, mine.waves = entry, []
             case "wave":
                 mine.waves.append(entry.get("wave"))
+            case "kernels":
+                for name, ran in flags(entry.get("ran")).items():
+                    self.kernels[name] = ran or self.kernels.get(name, False)
             case "end":
                 mine.ended = True
         return None
@@ -168,3 +172,10 @@ def numbers(value: object) -> dict[str, int]:
     return {
         str(without_paths(name)): number for name, number in value.items() if type(number) is int
     }
+
+
+def flags(value: object) -> dict[str, bool]:
+    """Return the entries of an object whose values are of type bool."""
+    if not isinstance(value, Mapping):
+        return {}
+    return {str(name): flag for name, flag in value.items() if type(flag) is bool}

@@ -11,6 +11,7 @@
 | `stand_in` | what was replaced in the engine, why |
 | `script` | settings with which paritybit serves the engine |
 | `wave` | wave: the requests that paritybit serves next |
+| `kernels` | ran: whether each function for Triton ran, by module and name |
 | `end` | |
 
 Each line also has `time`, in seconds since the epoch.
@@ -35,7 +36,7 @@ from paritybit.watch.settings import Settings, active
 
 KINDS = (
     *("start", "counts", "finding", "traffic", "undecided", "scope", "stand_in", "script"),
-    *("wave", "end"),
+    *("wave", "kernels", "end"),
 )
 
 LARGEST_FILE = 256 * 2**20

@@ -282,6 +282,23 @@ class WrongRead:
 
 
 @dataclass(frozen=True)
+class KernelRace:
+    """A kernel that loads a scalar at the line `load` and overwrites it at the line `store`.
+
+    `number` counts the forwards before. `effect` says what a warp does that loads the new value,
+    and `place` at which line, if it is known.
+    """
+
+    number: int
+    kernel: str
+    warps: int
+    load: str
+    store: str
+    effect: str
+    place: str
+
+
+@dataclass(frozen=True)
 class Inputs:
     """The static inputs of a replay, and their states when the graph was captured.
 

@@ -164,8 +164,16 @@ DRAFTS: Mapping[str, tuple[str, ...]] = {
     "newer runner EAGLE": ("--speculative", "eagle", "--runner", "2", "--overlap"),
 }
 
-AHEAD = {("wrong owner", "draft blocks")}
-"""What may be found before 0.33.0, whose block hashes are the first to cover the next token."""
+FOUND: Mapping[tuple[str, str], set[tuple[str, str | None]]] = {
+    ("0.24.0", "EAGLE"): {("wrong owner", "draft blocks")},
+    ("0.33.0", "newer runner n-grams"): {("kernel race", None)},
+    ("0.33.0", "newer runner EAGLE"): {("kernel race", None)},
+}
+"""What is found, by release and way.
+
+The block hashes of 0.33.0 are the first to cover the next token. In its newer runner,
+`_insert_resampled_kernel` has a race.
+"""
 
 
 @pytest.mark.parametrize(
@@ -178,7 +186,8 @@ def test_drafts_of_vllm_are_followed(version: str, way: str, tmp_path: Path) -> 
     assert isinstance(counts, dict)
     assert not [line for line in lines if line["kind"] == "undecided"]
     found = {(line["check"], line["group"]) for line in lines if line["kind"] == "finding"}
-    assert found <= (AHEAD if (version, way) == ("0.24.0", "EAGLE") else set())
+    assert found <= FOUND.get((version, way), set())
+    assert ("kernel race", None) in found or "newer runner" not in way
     assert counts["reads"] > 10_000
     assert counts["accepted_drafts"] > 10
     assert counts["rejected_drafts"] > 100

@@ -39,6 +39,19 @@ def test_what_was_switched_off_is_named() -> None:
     assert found == ["row overlap", "check: leak", "1,200 forward passes", "3 owners of reads"]
 
 
+def test_a_kernel_is_not_tried_if_no_process_ran_it() -> None:
+    tallies = Tally(), Tally()
+    ran = {"engine.both": True, "engine.one": False, "engine.none": False}
+    tallies[0].take("process-1", {"kind": "kernels", "ran": ran})
+    tallies[0].take("process-2", {"kind": "kernels", "ran": {**ran, "engine.odd": 1}})
+    tallies[1].take("process-3", {"kind": "kernels", "ran": {**ran, "engine.one": True}})
+    outcomes = [Outcome(f"leg {n}", (), tally, 0, 1.0) for n, tally in enumerate(tallies)]
+    found = [one for one in make(Asked("watch"), outcomes, None).not_tried if "kernels" in one.what]
+    (idle,) = [one for one in found if "Triton" in one.what]
+    assert idle.what == "1 Triton kernels, or functions of kernels"
+    assert idle.why.endswith(": engine.none")
+
+
 @pytest.mark.parametrize(
     ("code", "stopped", "words"),
     [

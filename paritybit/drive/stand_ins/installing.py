@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from paritybit.drive.stand_ins.races import look_for_races
 from paritybit.watch import journal
 
 
@@ -24,6 +25,7 @@ def install(device: str, anywhere: Sequence[StandIn], on_a_cpu: Sequence[StandIn
     """Install and report the stand-ins for a device, before the engine is imported."""
     if device == "cpu":
         torch.set_num_threads(1)  # Tiny tensors: more threads only wait for one another.
+        look_for_races()
     put((*anywhere, *(on_a_cpu if device == "cpu" else ())))
 
 

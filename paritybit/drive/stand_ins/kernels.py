@@ -2,7 +2,8 @@
 
 The Python code of a kernel runs unchanged, with a small replacement of Triton's language on numpy
 arrays. A kernel that uses other operations runs in Triton's interpreter. So does a kernel whose
-first launches leave other memory contents than Triton's interpreter.
+first launches leave other memory contents than Triton's interpreter, and one that overwrites a
+scalar that it loaded, because only there the check for races sees it.
 """
 
 import importlib
@@ -38,6 +39,7 @@ class Kernel:
 
     def launch(self, grid: Any, arguments: Sequence[Any], named: dict[str, Any]) -> None:
         """Run all programs of a launch."""
+        warps = named.get("num_warps")
         named = {key: held for key, held in named.items() if key in self.signature.parameters}
         bound = self.signature.bind(*arguments, **named)
         bound.apply_defaults()
@@ -50,7 +52,12 @@ class Kernel:
         with np.errstate(all="ignore"):
             for place in itertools.product(*(range(int(size)) for size in sizes)):
                 LANGUAGE.place, LANGUAGE.sizes = place, sizes
+                if LANGUAGE.reads:
+                    LANGUAGE.reads.clear()
                 self.run(**given)
+        if LANGUAGE.overwrites:
+            LANGUAGE.overwrites = False
+            self.refused |= warps != 1
 
 
 def quicken_kernels() -> None:

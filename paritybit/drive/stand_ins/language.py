@@ -191,6 +191,10 @@ class Language:
     def __init__(self) -> None:
         self.place: Sequence[int] = (0, 0, 0)
         self.sizes: Sequence[int] = (1, 1, 1)
+        self.reads: set[tuple[int, int]] | None = None
+        """The scalars that the program loaded: their memory and index. None if not followed."""
+        self.overwrites = False
+        """Whether a program stored to one of them."""
 
     def to_tensor(self, given: Any, check: bool = True) -> Any:
         """Return the value of an assignment in a kernel."""
@@ -219,6 +223,8 @@ class Language:
     def load(self, pointer: Pointer, mask: Any = None, other: Any = None, **unused: Any) -> Value:
         """Load from addresses. Where the mask is False, the result is `other` or 0."""
         places = np.asarray(pointer.place)
+        if self.reads is not None and not places.ndim:
+            self.reads.add((id(pointer.memory), int(places)))
         if mask is None:
             return Value(pointer.memory[pointer.inside(places)])
         places, on = np.broadcast_arrays(places, bare(mask))
@@ -232,6 +238,8 @@ class Language:
     def store(self, pointer: Pointer, value: Any, mask: Any = None, **unused: Any) -> None:
         """Store to addresses where the mask is True."""
         places = np.asarray(pointer.place)
+        if self.reads and not places.ndim:
+            self.overwrites |= (id(pointer.memory), int(places)) in self.reads
         if mask is None:
             pointer.memory[pointer.inside(places)] = bare(value)
             return

@@ -1,0 +1,332 @@
+"""Launch small kernels with the check for races on; print what it found.
+
+A script, to be run with TRITON_INTERPRET=1. The output is JSON: the journal's counts, and for each
+kernel the finding's cause and text, or null.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paritybit.drive.stand_ins import races
+from paritybit.drive.stand_ins.kernels import quicken_kernels
+from paritybit.engines.interpreter import quicken
+from paritybit.watch import journal
+from paritybit.watch.checks.kernel_race import CHECK
+from paritybit.watch.settings import VARIABLE, Settings
+
+FOLDER = tempfile.mkdtemp(prefix="paritybit-")
+os.environ[VARIABLE] = Settings(FOLDER).text()
+races.look_for_races()
+
+import triton  # noqa: E402  # The check is installed before the engine.
+import triton.language as tl  # noqa: E402
+
+WIDTH = 64
+
+Kernel = Any
+
+
+def jit(function: Callable[..., Any]) -> Kernel:
+    """Compile a kernel for the interpreter."""
+    return triton.jit(function)
+
+
+@jit
+def branch(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
+    """Store a block if the count was zero."""
+    held = tl.load(count)
+    tl.store(count, held + 1)
+    if held == 0:
+        tl.store(out + tl.arange(0, width), 1)
+
+
+@jit
+def branch_before(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
+    """Store a block if the count was zero, and then the count."""
+    held = tl.load(count)
+    if held == 0:
+        tl.store(out + tl.arange(0, width), 1)
+    tl.store(count, held + 1)
+
+
+@jit
+def address(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
+    """Load from a table at the count."""
+    held = tl.load(count)
+    tl.store(count, held + 1)
+    tl.store(out, tl.load(table + held))
+
+
+@jit
+def block_address(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
+    """Store a block at the count."""
+    held = tl.load(count)
+    tl.store(out + held + tl.arange(0, width), 1)
+    tl.store(count, held + 1)
+
+
+@jit
+def mask(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
+    """Store as many entries of a block as the count says."""
+    held = tl.load(count)
+    tl.store(count, held + 1)
+    place = tl.arange(0, width)
+    tl.store(out + place, 1, mask=place < held)
+
+
+@jit
+def value(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
+    """Store the count to a block."""
+    held = tl.load(count)
+    tl.store(count, held + 1)
+    tl.store(out + tl.arange(0, width), held)
+
+
+@jit
+def leaves(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
+    """Leave before a reduction unless the count was zero."""
+    held = tl.load(count)
+    tl.store(count, held + 1)
+    if held > 0:
+        return
+    tl.store(out, tl.sum(tl.load(table + tl.arange(0, width)), axis=0))
+
+
+@jit
+def joins(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
+    """Wait for all warps unless the count was zero."""
+    held = tl.load(count)
+    tl.store(count, held + 1)
+    if held > 0:
+        tl.debug_barrier()
+
+
+@jit
+def added(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
+    """Add the count to a block, atomically."""
+    held = tl.load(count)
+    tl.store(count, held + 1)
+    tl.atomic_add(out + tl.arange(0, width), held)
+
+
+@jit
+def second(pointer: Any) -> Any:
+    """Load a scalar in a function of a kernel."""
+    return tl.load(pointer)
+
+
+@jit
+def in_function(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
+    """Load the count in a function."""
+    held = second(count)
+    tl.store(count, held + 1)
+    tl.store(out + held + tl.arange(0, width), 1)
+
+
+@jit
+def with_barrier(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
+    """Wait for all warps before the store."""
+    held = tl.load(count)
+    tl.debug_barrier()
+    tl.store(count, held + 1)
+    tl.store(out + held + tl.arange(0, width), 1)
+
+
+@jit
+def with_reduction(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
+    """Sum a block before the store."""
+    held = tl.load(count)
+    total = tl.sum(tl.load(table + tl.arange(0, width)), axis=0)
+    tl.store(count, held + 1)
+    tl.store(out + held + tl.arange(0, width), total)
+
+
+@jit
+def with_scan(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
+    """Sum the parts of a block before the store."""
+    held = tl.load(count)
+    total = tl.cumsum(tl.load(table + tl.arange(0, width)), axis=0)
+    tl.store(count, held + 1)
+    tl.store(out + held + tl.arange(0, width), total)
+
+
+@jit
+def barrier_after(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
+    """Wait for all warps after the store, which is too late."""
+    held = tl.load(count)
+    tl.store(count, held + 1)
+    tl.debug_barrier()
+    tl.store(out + held + tl.arange(0, width), 1)
+
+
+@jit
+def with_atomic(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
+    """Add atomically before the store. All warps get the result, after a barrier."""
+    held = tl.load(count)
+    place = tl.atomic_add(table, 1)
+    tl.store(count, held + 1)
+    tl.store(out + held + place + tl.arange(0, width), 1)
+
+
+@jit
+def unused(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
+    """Increment the count, and use it for nothing else."""
+    tl.store(count, tl.load(count) + 1)
+    tl.store(out + tl.arange(0, width), 1)
+
+
+@jit
+def appended(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
+    """Append to a list. The thread that stores the count also stores the entry."""
+    held = tl.load(count)
+    tl.store(count, held + 1)
+    tl.store(out + held, tl.load(table))
+    tl.atomic_add(table + held, 1)
+    if held < 1:
+        tl.store(out + WIDTH, 7)
+    tl.store(out + WIDTH + tl.arange(0, width), 1)
+
+
+@jit
+def checked(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
+    """Skip a request whose count is negative, which no warp sees."""
+    held = tl.load(count)
+    if held < 0:
+        return
+    tl.store(count, held + 1)
+    tl.store(out + tl.arange(0, width), 1)
+
+
+@jit
+def unchanged(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
+    """Store the value that was loaded."""
+    held = tl.load(count)
+    tl.store(count, held)
+    tl.store(out + held + tl.arange(0, width), 1)
+
+
+@jit
+def elsewhere(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
+    """Store to another address."""
+    held = tl.load(count)
+    tl.store(count + 1, held + 1)
+    tl.store(out + held + tl.arange(0, width), 1)
+
+
+@jit
+def block(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
+    """Load and store blocks, of which each thread has its own element."""
+    place = tl.arange(0, width)
+    held = tl.load(table + place)
+    tl.store(table + place, held + 1)
+    tl.store(out + held, 1)
+
+
+@jit
+def turns(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
+    """Increment the count in each turn of a loop, and use it between two barriers."""
+    for _ in range(3):
+        tl.store(count, tl.load(count) + 1)
+        tl.debug_barrier()
+        held = tl.load(count)
+        tl.debug_barrier()
+        tl.store(out + held + tl.arange(0, width), 1)
+
+
+def tuned(warps: int) -> Kernel:
+    """Return a kernel with a race whose number of warps its autotuning says."""
+
+    def kernel(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
+        held = tl.load(count)
+        tl.store(count, held + 1)
+        tl.store(out + held + tl.arange(0, width), 1)
+
+    return triton.autotune([triton.Config({}, num_warps=warps)], key=[])(triton.jit(kernel))
+
+
+@jit
+def later(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
+    """Have a race from the sixth launch on, when numpy runs it."""
+    held = tl.load(count)
+    if held < 5:
+        tl.store(table, held)
+        tl.store(out, 1)
+    else:
+        tl.store(count, 9 - held)
+        tl.store(out + held + tl.arange(0, width), 1)
+
+
+@jit
+def never(count: Any) -> None:
+    """Never run."""
+
+
+def launched(kernel: Kernel, start: int = 0, **named: Any) -> None:
+    """Launch a kernel with two programs, which share no memory."""
+    count = torch.full((2,), start, dtype=torch.int32)
+    table = torch.arange(2 * WIDTH, dtype=torch.int32)
+    out = torch.zeros(4 * WIDTH, dtype=torch.int32)
+    kernel[(1,)](count, table, out, WIDTH, **named)
+
+
+KERNELS = (
+    *(branch, branch_before, address, block_address, mask, value, leaves, joins, added),
+    *(in_function, barrier_after, with_barrier, with_reduction, with_scan, with_atomic, unused),
+    *(appended, checked, unchanged, elsewhere, block, turns),
+)
+
+UNTRIED = ("block", "one warp", "tuned, one warp")
+"""Launches that cannot have a race: no scalars, or one warp. `block_address` is counted already."""
+
+
+def entries() -> list[dict[str, Any]]:
+    """Return the lines of the journal."""
+    return [entry for file in Path(FOLDER).iterdir() for entry in journal.read(file)]
+
+
+def main() -> None:
+    """Launch each kernel, and print the findings."""
+    lines = journal.of_process()
+    assert lines is not None
+    lines.write_counts()
+    found: dict[str, Any] = {}
+
+    def run(name: str, kernel: Kernel, starts: Sequence[int] = (0,), **named: Any) -> None:
+        before = len(entries())
+        for start in starts:
+            launched(kernel, start, **named)
+        new = [entry for entry in entries()[before:] if entry["kind"] == "finding"]
+        found[name] = [[one["cause"]["source"], one["text"]] for one in new]
+
+    quicken()
+    for kernel in KERNELS:
+        run(kernel.fn.__name__, kernel)
+    run("one warp", block_address, num_warps=1)
+    run("tuned, one warp", tuned(1))
+    run("tuned, eight warps", tuned(8))
+    quicken_kernels()
+    run("later", later, range(8))
+    lines.end()
+    report = {
+        "found": found,
+        "idle": [
+            name.rpartition(".")[2]
+            for entry in entries()
+            for name, ran in entry.get("ran", {}).items()
+            if not ran
+        ],
+        "tried": lines.counts[f"tried: {CHECK.name}"],
+        "undecided": [entry["what"] for entry in entries() if entry["kind"] == "undecided"],
+    }
+    sys.stdout.write(json.dumps(report) + "\n")
+
+
+if __name__ == "__main__":
+    main()
