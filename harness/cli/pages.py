@@ -28,7 +28,7 @@ from rich.table import Table
 
 from paritybit.launch import reading
 from paritybit.launch.schema import Watched
-from paritybit.launch.trend import GONE, NEW
+from paritybit.launch.trend import NEW, NOT_CHECKED_AGAIN, NOT_CHECKED_BEFORE
 
 PAGE = "index.html"
 """The page of a run, next to its record."""
@@ -102,9 +102,9 @@ def compare_engines(before: Watched, after: Watched) -> int:
     for reason in after.undecided:
         print(f"undecided in the later run: {reason}")
     kinds = {change.kind for change in changes}
-    if NEW in kinds:
+    if kinds & {NEW, NOT_CHECKED_BEFORE}:
         return FINDING
-    return CANNOT_RUN if GONE in kinds or after.undecided else OK
+    return CANNOT_RUN if NOT_CHECKED_AGAIN in kinds or after.undecided else OK
 
 
 def show_comparison(comparison: Comparison, tables: Sequence[Table], text: str, page: Path) -> int:

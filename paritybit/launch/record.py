@@ -25,12 +25,14 @@ from paritybit.launch.schema import (
     Environment,
     Finding,
     Leg,
+    NotTried,
     Process,
     Watched,
 )
 from paritybit.launch.scope import PAIRS, SERVED_PAIRS, not_tried
-from paritybit.launch.trend import points
+from paritybit.launch.trend import changes, points
 from paritybit.launch.verdict import Outcome, ending, judged, lacking, open_questions
+from paritybit.watch.settings import TRIED
 
 CUT_SHORT = "the time was over before it had served each kind of wave"
 
@@ -84,15 +86,13 @@ def make(asked: Asked, outcomes: Sequence[Outcome], interrupted: str | None) -> 
         counts.update({PAIRS: len(asked.pairs), SERVED_PAIRS: len(served)})
     cut = {one.name: CUT_SHORT for one in outcomes if one.short}
     rows = {**asked.not_run, **cut, **unseen}
-    ran: Counter[str] = Counter()
-    for outcome in outcomes:
-        ran.update(outcome.tally.kernels)
-    idle = sorted(name for name, times in ran.items() if not times)
-    untried = tuple(not_tried(settings, counts, unselected, rows, idle))
+    absent, unchecked = without_finding(asked, findings, counts)
+    idle = idle_kernels(outcomes)
+    untried = (*unchecked, *not_tried(settings, counts, unselected, rows, idle))
     undecided = tuple(dict.fromkeys(open_questions(outcomes)))
     verdict, message = judged(findings, undecided, counts, untried, interrupted)
     commit, dirty = revision()
-    return Watched(
+    record = Watched(
         environment=Environment(
             __version__, platform.python_version(), commit, dirty, repository()
         ),
@@ -112,14 +112,39 @@ def make(asked: Asked, outcomes: Sequence[Outcome], interrupted: str | None) -> 
         undecided=undecided,
         legs=tuple(map(leg_of, outcomes)),
         not_tried=untried,
-        absent=tuple(
-            f"{one.check}: {one.cause} ({one.thread})"
-            for one in missing(asked.known, [(one.check, one.group_of) for one in findings])
-        ),
+        absent=absent,
         started=asked.started,
         revision=asked.revision,
         trend=points(asked.known.baseline),
     )
+    baseline = asked.known.baseline
+    return record if baseline is None else replace(record, changes=changes(baseline, record))
+
+
+def idle_kernels(outcomes: Sequence[Outcome]) -> list[str]:
+    """Return the names of the kernels that never ran."""
+    ran: Counter[str] = Counter()
+    for outcome in outcomes:
+        ran.update(outcome.tally.kernels)
+    return sorted(name for name, times in ran.items() if not times)
+
+
+def without_finding(
+    asked: Asked, findings: Sequence[Finding], counts: Mapping[str, int]
+) -> tuple[tuple[str, ...], list[NotTried]]:
+    """Return the known findings that did not occur, and those whose check compared nothing.
+
+    A check that does not count comparisons is taken to have run with each forward.
+    """
+    absent, unchecked = list[str](), list[NotTried]()
+    for one in missing(asked.known, [(each.check, each.group_of) for each in findings]):
+        selected = asked.checks is None or one.check in asked.checks
+        if selected and counts.get(f"{TRIED}{one.check}", counts.get("forwards", 0)):
+            absent.append(f"{one.check}: {one.cause} ({one.thread})")
+        else:
+            what = f"known finding: {one.check}: {one.cause}"
+            unchecked.append(NotTried(what, "its check compared nothing"))
+    return tuple(absent), unchecked
 
 
 def marked(finding: Finding, known: Known) -> Finding:

@@ -4,7 +4,7 @@ The page is made from this record only. The record is plain data, without torch.
 name, no user name and no absolute path.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 FORMAT = "paritybit-watch"
@@ -163,9 +163,10 @@ class Watched:
 
     - `engine`: None for a user's command.
     - `checks`: None for all checks.
-    - `absent`: the known findings that did not occur.
+    - `absent`: the known findings that did not occur although their check compared something.
     - `revision`: the commit of the engine's source tree. None for any other engine.
     - `trend`: the runs up to the baseline, in order. Empty without a baseline.
+    - `changes`: the change of each cause since the baseline.
     """
 
     environment: Environment
@@ -189,3 +190,4 @@ class Watched:
     started: str | None = None
     revision: str | None = None
     trend: tuple[Point, ...] = ()
+    changes: dict[str, str] = field(default_factory=dict)

@@ -4,8 +4,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from paritybit.launch.schema import Point, Watched
-from paritybit.launch.trend import FIXED, GONE, MOST, NEW, STAYS, became, points, rows
+from paritybit.launch.schema import Watched
+from paritybit.launch.trend import FIXED, MOST, NEW, STAYS, changes, points, rows
 from properties.launch.conftest import Script, Watch
 from properties.support.harness.command_line import CANNOT_RUN, FINDING, MALFORMED, OK
 from properties.support.known import STRAY, listed
@@ -71,14 +71,15 @@ def test_a_run_without_a_verdict_fails_unless_it_is_told_not_to(
     assert watch("--undecided", "warn", "--", *script(TEXT), "1").returncode == FINDING
 
 
-def run_with(*causes: str, trend: tuple[Point, ...] = (), leg: str = "decode graphs") -> Watched:
-    return replace(watched([finding(one) for one in causes], [leg]), trend=trend)
+def run_with(*causes: str, baseline: Watched | None = None) -> Watched:
+    run = replace(watched([finding(one) for one in causes]), trend=points(baseline))
+    return run if baseline is None else replace(run, changes=changes(baseline, run))
 
 
 def test_a_trend_grows_from_baseline_to_baseline() -> None:
     first = run_with("a", "b")
-    second = run_with("b", "c", trend=points(first))
-    third = run_with("c", trend=points(second))
+    second = run_with("b", "c", baseline=first)
+    third = run_with("c", baseline=second)
     assert {row.cause: row.became for row in rows(second)} == {"b": STAYS, "c": NEW, "a": FIXED}
     assert {row.cause: (row.cells, row.became) for row in rows(third)} == {
         "c": (("–", "1", "1"), STAYS),
@@ -91,7 +92,21 @@ def test_a_trend_grows_from_baseline_to_baseline() -> None:
     assert len(third.trend) == MOST
 
 
-def test_a_cause_is_not_fixed_where_its_leg_was_not_tried() -> None:
-    (before,) = points(run_with("a"))
-    (now,) = points(run_with(leg="overlap"))
-    assert became("a", before, now) == GONE
+def test_a_finding_that_could_not_occur_again_is_not_called_fixed(
+    watch: Watch, script: Script, tmp_path: Path
+) -> None:
+    """Neither against a baseline, nor as a known one that did not occur."""
+    watch("--", *script(TEXT), "2")
+    baseline = kept(tmp_path, "baseline.json")
+    known = listed(tmp_path, STRAY)
+    options = ("--baseline", baseline, "--known", known)
+    done = watch(*options, "--", *script(TEXT), "0")
+    assert "known, but did not occur: stray write" in done.stderr
+    changed = {"out_cache_loc_swa": FIXED, "not known (leak, swa)": FIXED}
+    assert record(tmp_path)["changes"] == changed
+    done = watch(*options, "--checks", "leak", "--", *script(TEXT), "0")
+    assert "known, but did not occur" not in done.stderr
+    changed["out_cache_loc_swa"] = "not checked again"
+    assert record(tmp_path)["changes"] == changed
+    names = {one["what"] for one in record(tmp_path)["not_tried"]}
+    assert "known finding: stray write: out_cache_loc_swa" in names

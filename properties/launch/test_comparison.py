@@ -1,13 +1,16 @@
 """Two records of the sanitizer are compared by the causes of their findings."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paritybit.__main__ import main
 from paritybit.launch.record import write
 from paritybit.launch.schema import Watched
+from paritybit.launch.trend import changes
 from properties.support.harness.command_line import CANNOT_RUN, FINDING, OK
 from properties.support.records import finding, watched
 
@@ -19,7 +22,18 @@ from properties.support.records import finding, watched
         (watched([]), watched([finding("a")]), FINDING, "new: a: 1 × leak"),
         (watched([finding("a")]), watched([finding("a", 2)]), OK, "still there: a: 1 × leak → 2"),
         (watched([finding("a")]), watched([]), OK, "fixed: a: 1 × leak"),
-        (watched([finding("a")]), watched([], ["overlap"]), CANNOT_RUN, "gone: a: 1 × leak"),
+        (
+            watched([finding("a")]),
+            watched([], ["overlap"]),
+            CANNOT_RUN,
+            "not checked again: a: 1 × leak",
+        ),
+        (
+            watched([], ["overlap"]),
+            watched([finding("a")]),
+            FINDING,
+            "not checked before: a: 1 × leak",
+        ),
         (
             watched([]),
             replace(watched([]), undecided=("no graph",)),
@@ -41,3 +55,57 @@ def test_the_command_line_says_so(
         write(record, path)
     assert main(["compare", *map(str, paths)]) == code
     assert says in capsys.readouterr().out
+
+
+COUNTS = {
+    **{"forwards": 90, "forwards: decode": 80, "replays": 80, "padded_replays": 30},
+    **{"boundary: a prompt ends at page": 4, "action: flush": 2, "tried: leak": 5, "waves": 3},
+}
+SETTINGS = {"page_size": ("1",), "seed": ("0",), "backend": ("triton",)}
+
+
+def run(
+    found: bool, counts: Mapping[str, int], settings: Mapping[str, tuple[str, ...]], **fields: Any
+) -> Watched:
+    """Return a record of one leg with these counts and settings."""
+    made = watched([replace(finding("a"), forward=70)] if found else [])
+    (leg,) = made.legs
+    legs = (replace(leg, counts={**COUNTS, **counts}, settings={**SETTINGS, **settings}),)
+    return replace(made, **{"legs": legs, **fields})
+
+
+@pytest.mark.parametrize(
+    ("counts", "settings", "fields", "same"),
+    [
+        ({}, {}, {}, True),
+        ({"waves": 0, "replays: decode": 3}, {"seed": ("1",), "new": ("1",)}, {}, True),
+        ({}, {"page_size": ("1", "64")}, {"checks": ("leak",)}, True),
+        ({"padded_replays": 0}, {}, {}, False),
+        ({"forwards: decode": 0}, {}, {}, False),
+        ({"forwards": 69}, {}, {}, False),
+        ({"boundary: a prompt ends at page": 0}, {}, {}, False),
+        ({"action: flush": 0}, {}, {}, False),
+        ({"tried: leak": 0}, {}, {}, False),
+        ({}, {"page_size": ("64",)}, {}, False),
+        ({}, {}, {"checks": ("stray write",)}, False),
+        ({}, {}, {"every": 100}, False),
+        ({}, {}, {"model": "gpt_oss"}, False),
+        ({}, {}, {"legs": ()}, False),
+    ],
+)
+def test_two_runs_are_compared_where_both_could_find_it(
+    counts: Mapping[str, int],
+    settings: Mapping[str, tuple[str, ...]],
+    fields: Mapping[str, Any],
+    same: bool,
+) -> None:
+    before, after = run(True, {}, {}), run(False, counts, settings, **fields)
+    assert changes(before, after) == {"a": "fixed" if same else "not checked again"}
+    assert changes(after, before) == {"a": "new" if same else "not checked before"}
+    undecided = replace(after, verdict="undecided")
+    assert changes(before, undecided) == {"a": "not checked again"}
+
+
+def test_a_higher_rate_than_before_is_enough() -> None:
+    before = run(True, {}, {}, every=100)
+    assert changes(before, run(False, {}, {}, every=1)) == {"a": "fixed"}

@@ -18,7 +18,7 @@ from paritybit.launch.schema import (
     Watched,
     Who,
 )
-from paritybit.launch.trend import point_of
+from paritybit.launch.trend import NEW, STAYS, point_of
 
 LEG = Leg("decode graphs", (), "ended", 0, 1.0, {}, {}, {}, ())
 
@@ -88,5 +88,6 @@ def shown() -> Watched:
         undecided=("the engine was killed",),
         not_tried=(NotTried("leg few window slots", "the run was interrupted before"),),
         trend=(point_of(before),),
+        changes={stray.group_of: NEW, leak.group_of: STAYS},
         absent=("leak: a cause (https://github.com/example/engine/issues/1)",),
     )

@@ -1,10 +1,10 @@
-"""Compares two records of the sanitizer: which causes are new, gone, or still there."""
+"""Compares two records of the sanitizer: which causes are new, fixed, or still there."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paritybit.launch.schema import Watched
-from paritybit.launch.trend import became, point_of
+from paritybit.launch.trend import changes
 from paritybit.launch.words import all_causes
 
 
@@ -22,7 +22,5 @@ def compare_watched(before: Watched, after: Watched) -> Iterator[Change]:
     """Yield the change of each cause, new ones first."""
     earlier = {cause.name: cause.count for cause in all_causes(before.findings)}
     later = {cause.name: cause.count for cause in all_causes(after.findings)}
-    names = sorted({**later, **earlier}, key=lambda name: name in earlier)
-    for name in names:
-        kind = became(name, point_of(before), point_of(after))
+    for name, kind in sorted(changes(before, after).items(), key=lambda one: one[0] in earlier):
         yield Change(kind, name, earlier.get(name, ""), later.get(name, ""))
