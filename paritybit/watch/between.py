@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paritybit.watch.boundary import Boundary, guarded
 from paritybit.watch.chains import Chains
-from paritybit.watch.facts import Forward, Group, Row, StaticInput
+from paritybit.watch.facts import Forward, Group, HostSlots, Row, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.ledger import Ledger, Names
 from paritybit.watch.observations import Cached, Freeing, Idle, IdleRows
@@ -427,18 +427,24 @@ class Between(Boundary):
         groups: Mapping[str, tuple[Tensor, Tensor]],
         locked: Mapping[str, int] | None = None,
         rows: tuple[Sequence[int], int] | None = None,
+        hosts: Mapping[str, HostSlots] | None = None,
     ) -> None:
         """Judge the free slots and the slots in the prefix cache while no request runs.
 
         `groups` has both for each group. `locked` counts, per group, the cached slots that the
         engine reports as locked. `rows` are the free rows of the request table and the number of
-        all rows.
+        all rows. `hosts` are the pools on the host, by name.
         """
+        self.settle()
         for name, (free, cached) in groups.items():
-            ledger = self.ledgers[name]
-            count = (locked or {}).get(name, 0)
-            found = Idle(self.number, ledger, ledger.index(free), ledger.index(cached), count)
-            self.judge("idle", found)
+            ledger, count = self.ledgers[name], (locked or {}).get(name, 0)
+            slots = ledger.index(free), ledger.index(cached)
+            self.judge("idle", Idle(self.number, name, ledger.used(), *slots, count, ledger))
+        for name, host in (hosts or {}).items():
+            used = torch.ones(host.size, dtype=torch.bool)
+            slots = host.free, host.cached
+            self.judge("idle", Idle(self.number, name, used, *slots, host.locked))
+            self.journal.count(host_slots=host.size, held_host_slots=len(host.cached))
         if rows is not None:
             self.judge("idle", IdleRows(self.number, *rows))
         self.journal.count(idle=1)

@@ -123,6 +123,22 @@ class IndexList:
     window: int | None = None
 
 
+@dataclass(frozen=True)
+class HostSlots:
+    """The slots of a pool on the host, to which the engine copies KV, while nothing runs.
+
+    - `size`: the number of slots.
+    - `free`: the free slots, int64 [n]. A slot in the free list twice occurs twice.
+    - `cached`: the slots that the prefix cache holds, int64 [n].
+    - `locked`: how many of these are locked.
+    """
+
+    size: int
+    free: torch.Tensor
+    cached: torch.Tensor
+    locked: int = 0
+
+
 @dataclass
 class StaticInput:
     """A tensor that a graph reads at a fixed address.

@@ -190,6 +190,10 @@ class Ledger:
         self.use(slots)
         self.forget_stories(slots)
 
+    def used(self) -> Tensor:
+        """Return which slots were ever written, except reserved ones, bool [slots]."""
+        return (self.forward != NEVER) & (self.forward != MAYBE) & self.usable[:-1]
+
     def use(self, slots: Tensor) -> None:
         """Record that some slots are in use."""
         self.freed[slots] = -self.freed[slots].abs()

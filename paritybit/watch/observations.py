@@ -187,14 +187,18 @@ class Freeing:
 class Idle:
     """The free and the cached slots of a group while no request runs, int64 [n] each.
 
-    `locked` counts the cached slots that the engine reports as locked.
+    - `used`: the slots that must be either free or cached, bool [slots].
+    - `locked`: the number of cached slots that the engine reports as locked.
+    - `ledger`: the ledger of the group. None for a pool on the host.
     """
 
     number: int
-    ledger: Ledger
+    group: str
+    used: Tensor
     free: Tensor
     cached: Tensor
     locked: int = 0
+    ledger: Ledger | None = None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@
 | models | the models of the engine, and its settings |
 | pools | the KV groups of a pool, and the slots of a group |
 | rows | the live rows of a batch |
+| host | the slots of pools on the host |
 | recurrent | the states of recurrent layers |
 | lists | the index lists of an attention backend |
 | graphs | the static inputs and outputs of a graph runner |

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.hooking import NotRecognisedError
+from paritybit.connectors.sglang.host import GivenBack, at_rest, slots_of
 from paritybit.connectors.sglang.pools import Pool
 from paritybit.connectors.sglang.recurrent import States
 from paritybit.connectors.sglang.sources import called_at, called_by
+from paritybit.watch.facts import HostSlots
 from paritybit.watch.journal import Journal
 from paritybit.watch.watcher import Watcher
 from paritybit.watch.weak import ByObject
@@ -42,6 +44,7 @@ class Allocations:
         self.states: States | None = None
         self.files: set[str] = set()
         """The source files of the allocators, and of the engine's hooks."""
+        self.given_back = GivenBack()
         self.collected: list[tuple[int, str | None]] = []
         """The locations that the allocator has collected for a later free: number and line."""
 
@@ -203,13 +206,28 @@ class Allocations:
             self.journal.undecided(not_followed(host))
         return original(host, *args, **kwargs)
 
+    def give_back(
+        self, original: Original, component: Any, slots: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Note the host slots that a prefix cache no longer holds."""
+        self.given_back.note(component, slots)
+        return original(component, slots, *args, **kwargs)
+
+    def allocate_on_host(self, original: Original, host: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note the slots that a host pool allocates."""
+        slots = original(host, *args, **kwargs)
+        self.given_back.allocated(host, slots)
+        return slots
+
     def back_up(self, original: Original, host: Any, *args: Any, **kwargs: Any) -> Any:
-        """Report slots whose KV the engine copied to the host."""
-        result = original(host, *args, **kwargs)
+        """Report slots whose KV the engine copies to the host.
+
+        This comes before the copy, so that nothing waits for it that comes later.
+        """
         name, slots, places = self.transferred(*args, **kwargs)
         if self.watcher is not None and name is not None:
             self.watcher.backed_up(name, slots, places, int(host.size))
-        return result
+        return original(host, *args, **kwargs)
 
     def load_back(self, original: Original, host: Any, *args: Any, **kwargs: Any) -> Any:
         """Report slots whose KV the engine copied back from the host, one layer at a time."""
@@ -247,7 +265,16 @@ class Allocations:
                 },
                 None if rows is None else locked,
                 rows,
+                self.on_host(cache),
             )
+
+    def on_host(self, cache: Any) -> dict[str, HostSlots]:
+        """Return the slots of the host pools of a prefix cache, if it copies nothing."""
+        try:
+            return slots_of(cache, self.given_back) if at_rest(cache) else {}
+        except NotRecognisedError as error:
+            self.journal.undecided(f"{error} are not watched")
+            return {}
 
     def emptied(self, original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         """Report that the cache was emptied."""

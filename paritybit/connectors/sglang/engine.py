@@ -21,6 +21,7 @@ from paritybit.connectors.repeated import attribute
 from paritybit.connectors.sglang import adapters, drafts, eager, graphs, lists, metadata, rows
 from paritybit.connectors.sglang.allocations import Allocations, Original
 from paritybit.connectors.sglang.hidden import HiddenStates
+from paritybit.connectors.sglang.host import at_rest
 from paritybit.connectors.sglang.models import Model, Models
 from paritybit.connectors.sglang.states import meaning, nothing_runs
 from paritybit.watch.captures import Captures
@@ -66,7 +67,7 @@ class Engine:
         self.captures = Captures(journal)
         self.hooked: set[str] = set()
         self.forwards = 0
-        self.idle_at: tuple[int, bool, dict[str, int]] = 0, False, {}
+        self.idle_at: tuple[int, bool, dict[str, int], bool] = 0, False, {}, False
         self.hidden = HiddenStates()
         self.all_rows = 0
         self.dropped = False
@@ -409,7 +410,7 @@ class Engine:
             return original(scheduler, *args, **kwargs)
         # The cache may be flushed between two calls, without a forward.
         sizes = self.allocations.sizes(scheduler.tree_cache, "evictable_size")
-        now = self.forwards, nothing_runs(scheduler), sizes
+        now = self.forwards, nothing_runs(scheduler), sizes, at_rest(scheduler.tree_cache)
         if self.idle_at != now:
             self.idle_at = now
             try:

@@ -107,6 +107,11 @@ TARGETS: dict[str, tuple[str, ...]] = {
         f"{CACHE}.{module}.HostKVCache.__init__"
         for module in ("memory_pool_host", "pool_host.base")
     ),
+    "give_back": tuple(
+        f"{CACHE}.unified_cache.components.{path}.free_host_values"
+        for path in ("full.FullComponent", "swa.SWAComponent", "mamba.MambaComponent")
+    ),
+    "allocate_on_host": (f"{CACHE}.pool_host.base.HostKVCache.alloc",),
     "back_up": tuple(f"{path}.{BACK_UP}" for path in HOST_POOLS),
     "load_back": tuple(f"{path}.{LOAD_BACK}" for path in HOST_POOLS),
     "load": tuple(f"{CACHE}.memory_pool.{pool}.load_cpu_copy" for pool in POOLS),

@@ -1,7 +1,8 @@
 """Leak: while no request runs, a slot is neither free nor in the prefix cache, or it is both.
 
 A cached slot that stays locked is also a leak, as is a cached slot that can never be evicted, and a
-row of the request table that is not freed. No request can use them again. The opposite is reported,
+row of the request table that is not freed. No request can use them again. The same holds for a pool
+on the host. The opposite is reported,
 too: a row that is free twice, for example, is given to two requests.
 """
 
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor
 
 from paritybit.watch.journal import Finding
-from paritybit.watch.ledger import MAYBE, NEVER
 from paritybit.watch.observations import SHOWN, Cached, Check, Idle, IdleRows, key_of
 
 
@@ -31,21 +31,16 @@ def judge(idle: Idle | IdleRows | Cached) -> Iterable[Finding]:
         more = "slots count as evictable and are not in the prefix cache"
         yield from held(idle.number, idle.group, count, what, more)
         return
-    ledger = idle.ledger
     what = "slots of the prefix cache are locked"
     more = "slots of the prefix cache are unlocked twice"
-    yield from held(idle.number, ledger.group.name, idle.locked, what, more)
-
-    def marks(slots: Tensor) -> Tensor:
-        mask = torch.zeros(ledger.slots, dtype=torch.bool, device=ledger.device)
-        mask[slots] = True
-        return mask
-
-    free, cached = marks(idle.free), marks(idle.cached)
-    used = (ledger.forward != NEVER) & (ledger.forward != MAYBE)
-    used[ledger.reserved] = False
-    yield from found(idle, used & ~free & ~cached, "is neither free nor in the prefix cache")
+    yield from held(idle.number, idle.group, idle.locked, what, more)
+    free, cached = (torch.zeros_like(idle.used) for _ in range(2))
+    free[idle.free], cached[idle.cached] = True, True
+    yield from found(idle, idle.used & ~free & ~cached, "is neither free nor in the prefix cache")
     yield from found(idle, free & cached, "is free and in the prefix cache")
+    if idle.ledger is None:  # The check for double frees follows the slots of a group.
+        times = torch.bincount(idle.free, minlength=len(free))
+        yield from found(idle, times > 1, "is free twice")
 
 
 def held(number: int, group: str | None, count: int, what: str, fewer: str) -> Iterable[Finding]:
@@ -71,7 +66,7 @@ def found(idle: Idle, wrong: Tensor, what: str) -> Iterable[Finding]:
     slots = wrong.nonzero().flatten()
     if not len(slots):
         return
-    slot, group = int(slots[0]), idle.ledger.group.name
+    slot, group, ledger = int(slots[0]), idle.group, idle.ledger
     yield Finding(
         check=CHECK.name,
         text=f"nothing runs, and slot {slot} ({group}) {what}",
@@ -80,16 +75,17 @@ def found(idle: Idle, wrong: Tensor, what: str) -> Iterable[Finding]:
         group=group,
         slots=tuple(slots[:SHOWN].tolist()),
         count=len(slots),
-        writer=idle.ledger.writer(slot),
-        freed=idle.ledger.freeing(slot),
+        writer=None if ledger is None else ledger.writer(slot),
+        freed=None if ledger is None else ledger.freeing(slot),
     )
 
 
 CHECK = Check(
     "leak",
     "idle",
-    "when nothing runs, every slot ever written is either free or in the prefix cache, none is "
-    "locked, all cached ones can be evicted, and each row of the request table is free once",
+    "when nothing runs, every slot ever written, and every slot on the host, is either free or in "
+    "the prefix cache, none is locked, all cached ones can be evicted, and each row of the request "
+    "table is free once",
     "a pass over the ledger whenever the engine is idle",
     judge,
 )

@@ -1,0 +1,137 @@
+"""The host pools of a prefix cache that also keeps KV on the host: their free and their held slots.
+
+A host pool states which slots are free. The nodes of the prefix cache hold the others. If the nodes
+cannot be read, because the tree is not in Python, the slots that the pool marks as allocated count
+as held, except those that the tree has given back since.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paritybit.connectors.hooking import NotRecognisedError
+from paritybit.watch.facts import HostSlots
+from paritybit.watch.weak import ByObject
+
+POOLS = ("kv", "swa", "mamba")
+"""The names of host pools, by the number of a node's component."""
+
+UNDER_WAY = ("ongoing_write_through", "ongoing_load_back", "ongoing_prefetch", "ongoing_backup")
+"""What a prefix cache is copying. These copies may use host slots that no node holds."""
+
+
+class GivenBack:
+    """The slots that a tree gave back to each host pool, and that were not allocated since."""
+
+    def __init__(self) -> None:
+        self.masks: ByObject[Tensor] = ByObject()
+
+    def note(self, component: Any, slots: Sequence[Tensor]) -> None:
+        """Note slots that the tree gives back, to be freed by a component."""
+        name = POOLS[int(component.component_type)]
+        pool = dict(pools_of(component.cache)).get(name)
+        if pool is not None and slots and allocates(pool):
+            self.of(pool)[torch.cat([one.flatten().cpu() for one in slots])] = True
+
+    def allocated(self, pool: Any, slots: Tensor | None) -> None:
+        """Note slots that a pool allocates."""
+        if slots is not None:
+            self.of(pool)[slots.cpu()] = False
+
+    def of(self, pool: Any) -> Tensor:
+        """Return the mask of a pool, bool [slots]."""
+        if self.masks.get(pool) is None:
+            self.masks[pool] = torch.zeros(size_of(pool), dtype=torch.bool)
+        mask = self.masks.get(pool)
+        assert mask is not None
+        return mask
+
+
+def allocates(pool: Any) -> bool:
+    """Return whether the allocations of a host pool are followed."""
+    owner = next((kind for kind in type(pool).__mro__ if "alloc" in vars(kind)), None)
+    return owner is not None and owner.__name__ == "HostKVCache"
+
+
+def at_rest(cache: Any) -> bool:
+    """Return whether a prefix cache copies nothing and has no host slots that wait to be freed."""
+    controller = getattr(cache, "cache_controller", None)
+    queue = getattr(controller, "host_mem_release_queue", None)
+    waiting = queue is not None and not queue.empty()
+    return not waiting and not any(getattr(cache, name, None) for name in UNDER_WAY)
+
+
+def slots_of(cache: Any, given_back: GivenBack) -> dict[str, HostSlots]:
+    """Return the slots of each host pool of a prefix cache, by name. Raises NotRecognisedError."""
+    pools = dict(pools_of(cache))
+    try:
+        nodes = [*nodes_of(cache)] if pools else []
+    except NotImplementedError:
+        return {f"host {name}": marked(name, pool, given_back) for name, pool in pools.items()}
+    held: dict[str, list[Tensor]] = {name: [] for name in pools}
+    locked = dict.fromkeys(pools, 0)
+    for node in nodes:
+        for name, value, locks in values_of(node):
+            if value is not None and name in pools:
+                held[name].append(value.flatten().cpu())
+                locked[name] += len(value) * (locks > 0)
+    none = torch.empty(0, dtype=torch.int64)
+    return {
+        f"host {name}": HostSlots(
+            size_of(pool), free_of(pool), torch.cat([none, *held[name]]), locked[name]
+        )
+        for name, pool in pools.items()
+    }
+
+
+def pools_of(cache: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the host pools of a prefix cache and their names in POOLS."""
+    held = getattr(cache, "host_pool_group", None)
+    held = getattr(cache, "token_to_kv_pool_host", None) if held is None else held
+    entries = getattr(held, "entry_map", None)
+    if entries is None and held is not None:
+        yield POOLS[0], held
+    for name, entry in (entries or {}).items():
+        if str(getattr(name, "value", name)) in POOLS:
+            yield str(getattr(name, "value", name)), entry.host_pool
+
+
+def nodes_of(cache: Any) -> Iterator[Any]:
+    """Yield the nodes of a prefix cache. Raises NotImplementedError if they are not in Python."""
+    waiting = [cache.root_node]
+    while waiting:
+        node = waiting.pop()
+        waiting += node.children.values()
+        yield node
+
+
+def values_of(node: Any) -> Iterator[tuple[str, Tensor | None, int]]:
+    """Yield the host slots of a node, for each pool with its name and the number of locks."""
+    parts = getattr(node, "component_data", None)
+    if parts is None:
+        yield POOLS[0], node.host_value, int(node.host_ref_counter)
+        return
+    for name, part in zip(POOLS, parts, strict=False):
+        yield name, part.host_value, int(part.host_lock_ref)
+
+
+def size_of(pool: Any) -> int:
+    """Return the number of slots of a host pool."""
+    return int(getattr(pool, "logical_size", pool.size))
+
+
+def free_of(pool: Any) -> Tensor:
+    """Return the free slots of a host pool. Raises NotRecognisedError."""
+    if not isinstance(getattr(pool, "free_slots", None), Tensor):
+        raise NotRecognisedError(f"the free slots of a {type(pool).__name__}")
+    return torch.cat([pool.free_slots, *getattr(pool, "release_slots", ())]).cpu()
+
+
+def marked(name: str, pool: Any, given_back: GivenBack) -> HostSlots:
+    """Return the slots of a host pool by its own marks. Raises NotRecognisedError."""
+    if not isinstance(getattr(pool, "slot_used", None), Tensor):
+        raise NotRecognisedError(f"the slots that a tree holds of a host pool {name}")
+    held = pool.slot_used.cpu() & ~given_back.of(pool)
+    return HostSlots(size_of(pool), free_of(pool), held.nonzero().flatten())

@@ -1,0 +1,153 @@
+"""Every slot of a host pool is free or in the prefix cache while nothing runs."""
+
+import queue
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paritybit.connectors.hooking import NotRecognisedError
+from paritybit.connectors.sglang.host import GivenBack, at_rest, slots_of
+from properties.connectors.parts import Part
+from properties.support.watching import Scene
+
+SIZE = 8
+
+
+class RustCache(Part):
+    """A prefix cache whose tree is not in Python."""
+
+    @property
+    def root_node(self) -> Any:
+        """Fail as such a tree does."""
+        raise NotImplementedError
+
+
+def a_pool(free: list[int], **more: Any) -> Part:
+    """Return a host pool with these free slots, of which it keeps the last one apart."""
+    parts = torch.tensor(free[:-1], dtype=torch.int64), [torch.tensor(free[-1:])]
+    return Part(size=SIZE, free_slots=parts[0], release_slots=parts[1], **more)
+
+
+def node(value: list[int] | None, *children: Part, locks: int = 0) -> Part:
+    """Return a node of the older prefix cache."""
+    slots = None if value is None else torch.tensor(value)
+    return Part(children=dict(enumerate(children)), host_value=slots, host_ref_counter=locks)
+
+
+def components(*values: list[int] | None, locks: int = 0) -> Part:
+    """Return a node of the newer prefix cache, with host slots for each component."""
+    slots = [None if value is None else torch.tensor(value) for value in values]
+    parts = [Part(host_value=value, host_lock_ref=locks) for value in slots]
+    return Part(children={}, component_data=parts)
+
+
+def older(free: list[int], locks: int = 0) -> Part:
+    """Return a prefix cache with one host pool, which holds the slots 0, 1 and 2."""
+    root = node(None, node([0, 1], node([2], locks=locks)))
+    return Part(root_node=root, token_to_kv_pool_host=a_pool(free), cache_controller=Part())
+
+
+def newer(free: list[int], locks: int = 0) -> Part:
+    """Return a prefix cache with several host pools."""
+    entries = {"kv": a_pool(free), "swa": a_pool([*range(1, SIZE)])}
+    group = Part(entry_map={name: Part(host_pool=pool) for name, pool in entries.items()})
+    root = components(None, None)
+    root.children = {0: components([0, 1], [0], locks=locks), 1: components([2], None)}
+    return Part(root_node=root, host_pool_group=group)
+
+
+def rust(free: list[int], locks: int = 0) -> Part:
+    """Return a prefix cache whose pool marks the slots 0, 1 and 2 as allocated."""
+    del locks
+    used = torch.arange(SIZE) < 3
+    group = Part(entry_map={"kv": Part(host_pool=a_pool(free, slot_used=used))})
+    return RustCache(host_pool_group=group)
+
+
+RIGHT = [7, 6, 5, 4, 3]
+FAULTS = {
+    "none": (RIGHT, 0, []),
+    "a free that is dropped": (RIGHT[:-1], 0, ["neither free nor in the prefix cache"]),
+    "a slot that is freed while it is cached": ([*RIGHT, 2], 0, ["free and in the prefix cache"]),
+    "a slot that is freed twice": ([*RIGHT, 3], 0, ["slot 3 (host kv) is free twice"]),
+    "a node that stays locked": (RIGHT, 1, ["of the prefix cache are locked (host kv)"]),
+}
+
+
+@pytest.mark.parametrize("made", [older, newer, rust])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_leak_on_the_host_is_found(
+    made: Callable[[list[int], int], Part], fault: str, tmp_path: Path
+) -> None:
+    free, locks, texts = FAULTS[fault]
+    if made is rust and locks:
+        pytest.skip("the locks of a tree that is not in Python are not known")
+    scene = Scene(tmp_path)
+    slots = slots_of(made(free, locks), GivenBack())
+    scene.watcher.idle({}, hosts={name: one for name, one in slots.items() if "kv" in name})
+    found = [line["text"] for line in scene.lines("finding")]
+    assert [text in line for text, line in zip(texts, found, strict=True)] == [True] * len(texts)
+    assert scene.counts()["host_slots"] == SIZE
+    assert scene.counts()["held_host_slots"] == 3
+    scene.close()
+
+
+def test_each_host_pool_of_a_cache_is_judged() -> None:
+    found = slots_of(newer(RIGHT), GivenBack())
+    assert {name: one.cached.tolist() for name, one in found.items()} == {
+        "host kv": [2, 0, 1],
+        "host swa": [0],
+    }
+    assert slots_of(Part(root_node=node(None)), GivenBack()) == {}
+
+
+def test_a_cache_that_copies_is_not_judged_yet() -> None:
+    waiting: queue.Queue[int] = queue.Queue()
+    cache = older(RIGHT)
+    assert at_rest(cache)
+    cache.ongoing_write_through = {1: cache.root_node}
+    assert not at_rest(cache)
+    cache.ongoing_write_through = {}
+    cache.cache_controller.host_mem_release_queue = waiting
+    assert at_rest(cache)
+    waiting.put(3)
+    assert not at_rest(cache)
+
+
+def test_a_host_pool_that_states_no_free_slots_is_not_known() -> None:
+    for cache in (older(RIGHT), rust(RIGHT)):
+        pool = getattr(cache, "token_to_kv_pool_host", None)
+        pool = pool or cache.host_pool_group.entry_map["kv"].host_pool
+        pool.free_slots = None
+        with pytest.raises(NotRecognisedError, match="the free slots of a Part"):
+            slots_of(cache, GivenBack())
+    cache = rust(RIGHT)
+    cache.host_pool_group.entry_map["kv"].host_pool.slot_used = None
+    with pytest.raises(NotRecognisedError, match="a tree holds"):
+        slots_of(cache, GivenBack())
+
+
+class HostKVCache(Part):
+    """A host pool whose allocations are followed."""
+
+    def alloc(self) -> None:
+        """Allocate slots."""
+
+
+def test_what_a_tree_gives_back_must_become_free() -> None:
+    cache, given_back = rust(RIGHT), GivenBack()
+    old = cache.host_pool_group.entry_map["kv"].host_pool
+    pool = cache.host_pool_group.entry_map["kv"].host_pool = HostKVCache(**vars(old))
+    component = Part(component_type=0, cache=cache)
+    given_back.note(component, [])
+    given_back.note(component, [torch.tensor([1]), torch.tensor([2])])
+    assert slots_of(cache, given_back)["host kv"].cached.tolist() == [0]
+    given_back.allocated(pool, None)
+    given_back.allocated(pool, torch.tensor([2]))
+    assert slots_of(cache, given_back)["host kv"].cached.tolist() == [0, 2]
+    cache.host_pool_group.entry_map["kv"].host_pool = old
+    given_back.note(component, [torch.tensor([0])])  # Its allocations are not followed.
+    assert slots_of(cache, given_back)["host kv"].cached.tolist() == [0, 1, 2]
