@@ -9,6 +9,7 @@ from typing import Any
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
 from paritybit.harness.cli.folders import earlier_records, shown
 from paritybit.harness.cli.parser import RECORD
+from paritybit.harness.cli.watch.run import check_names
 from paritybit.harness.errors import MalformedError, cut
 from paritybit.harness.records import record as run_record
 from paritybit.harness.records.case import read_json
@@ -27,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paritybit.launch import reading
+from paritybit.launch.record import of_journals
 from paritybit.launch.schema import Watched
 from paritybit.launch.trend import NEW, NOT_CHECKED_AGAIN, NOT_CHECKED_BEFORE
 
@@ -35,7 +37,9 @@ PAGE = "index.html"
 
 
 def run_report(options: argparse.Namespace) -> int:
-    """Write the page of a run record."""
+    """Write the page of a run record, or of a folder with journals and without a record."""
+    if options.record.is_dir():
+        return report_folder(options.record, options.page)
     page = options.page or options.record.parent / PAGE
     found = json_asked_for(options.record)
     if reading.is_record(found):
@@ -48,6 +52,26 @@ def run_report(options: argparse.Namespace) -> int:
     run_record.require_writable(page)
     beside = page.resolve().parent == options.record.resolve().parent
     write_whole(page, render(data, previous_of(options.record, data) if beside else None))
+    print(page)
+    return OK
+
+
+def report_folder(folder: Path, page: Path | None) -> int:
+    """Write the page of a run of `watch` from its journals, and print the verdict.
+
+    Raises MalformedError for a folder that has a record or no journals.
+    """
+    for name in (RECORD.name, "watch.json"):
+        if (folder / name).exists():
+            raise MalformedError(f"{folder} has a record: name the file {folder / name}")
+    record = of_journals(folder, check_names())
+    if record is None:
+        raise MalformedError(f"{folder} has no record and no journal of a run")
+    page = page or folder / PAGE
+    run_record.require_writable(page)
+    write_whole(page, render_watched(record))
+    verdict = "" if record.message.startswith(record.verdict) else f"{record.verdict}: "
+    print(f"{verdict}{record.message}")
     print(page)
     return OK
 

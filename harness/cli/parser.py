@@ -261,7 +261,7 @@ def add_list(commands: Commands) -> None:
 def add_pages(commands: Commands) -> None:
     """Add `report`, `compare` and `summary`."""
     report = commands.add("report", run_report)
-    add_record(report)
+    add_record(report, "Record of a run, or the folder of a killed run of watch")
     page = "Output file (default: index.html next to the record)"
     report.add_argument("--page", type=file, help=page)
     compare = commands.add("compare", run_compare)
@@ -271,12 +271,12 @@ def add_pages(commands: Commands) -> None:
     page = f"Output file for the HTML page (default: {compared})"
     compare.add_argument("--page", type=file, default=compared, help=page)
     markdown = commands.add("summary", run_summary)
-    add_record(markdown)
+    add_record(markdown, "Record of a run")
 
 
-def add_record(command: Parser) -> None:
+def add_record(command: Parser, about: str) -> None:
     """Add the argument with the record to read."""
-    about = f"Record of a regress run (default: {RECORD})"
+    about = f"{about} (default: {RECORD})"
     command.add_argument("record", type=file, nargs="?", default=str(RECORD), help=about)
 
 

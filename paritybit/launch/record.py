@@ -4,6 +4,7 @@ The module does not import torch, so that the command stops quickly.
 """
 
 import json
+import math
 import platform
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from paritybit.harness.lockstep.tracebacks import without_paths
 from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.revision import repository, revision
 from paritybit.launch.found import finding_of
+from paritybit.launch.journals import Journals
 from paritybit.launch.known import Known, missing
 from paritybit.launch.schema import (
     FORMAT,
@@ -30,6 +32,7 @@ from paritybit.launch.schema import (
     Watched,
 )
 from paritybit.launch.scope import PAIRS, SERVED_PAIRS, not_tried
+from paritybit.launch.tally import Tally
 from paritybit.launch.trend import changes, points
 from paritybit.launch.verdict import Outcome, ending, judged, lacking, open_questions
 from paritybit.watch.settings import TRIED
@@ -119,6 +122,42 @@ def make(asked: Asked, outcomes: Sequence[Outcome], interrupted: str | None) -> 
     )
     baseline = asked.known.baseline
     return record if baseline is None else replace(record, changes=changes(baseline, record))
+
+
+def of_journals(folder: Path, known_checks: Sequence[str]) -> Watched | None:
+    """Return the record of a run that was killed before it wrote one, or None without journals.
+
+    `known_checks` are the names of all checks. It is not known how the commands ended.
+    """
+    outcomes, starts = list[Outcome](), list[Mapping[str, Any]]()
+    for place in (folder, *sorted((folder / "legs").glob("*/"))):
+        journals, tally, times = Journals(place), Tally(), list[float]()
+        for process, entry in journals.entries():
+            tally.take(process, entry)
+            time = entry.get("time")
+            times += [time] if isinstance(time, float) and math.isfinite(time) else []
+            starts += [entry] if entry["kind"] == "start" else []
+        if not tally.processes:
+            continue
+        tally.undecided |= dict.fromkeys(journals.incomplete())
+        seconds = max(times, default=0.0) - min(times, default=0.0)
+        name = "command" if place == folder else place.name
+        log = None if place == folder else f"legs/{place.name}/engine.log"
+        outcomes.append(Outcome(name, (), tally, None, seconds, log=log))
+    if not outcomes:
+        return None
+    chosen = [one["checks"] for one in starts if isinstance(one.get("checks"), list)]
+    checks = tuple(name for name in known_checks if any(name in names for names in chosen))
+    rates = [one["every"] for one in starts if type(one.get("every")) is int]
+    engines = {f"{one.get('engine')}=={one.get('release')}" for one in starts}
+    asked = Asked(
+        command="unknown: this record was made from journals",
+        every=max(rates, default=1),
+        checks=checks if 0 < len(checks) < len(known_checks) else None,
+        known_checks=tuple(known_checks),
+        engine=engines.pop() if len(engines) == 1 and outcomes[0].name != "command" else None,
+    )
+    return make(asked, outcomes, None)
 
 
 def idle_kernels(outcomes: Sequence[Outcome]) -> list[str]:

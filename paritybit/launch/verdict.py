@@ -46,7 +46,7 @@ class Outcome:
     """The outcome of a row: its tally, and how its command ended.
 
     - `values`: the values of its settings, one per axis. Empty for a user's command.
-    - `code`: the exit code, negative for a signal.
+    - `code`: the exit code, negative for a signal. None if nothing recorded it.
     - `replays`: whether it must have replayed a graph.
     - `stopped`: the command was asked to stop.
     - `too_long`: it was asked to stop because it did not end in time.
@@ -57,7 +57,7 @@ class Outcome:
     name: str
     arguments: tuple[str, ...]
     tally: Tally
-    code: int
+    code: int | None
     seconds: float
     replays: bool = True
     stopped: bool = False
@@ -78,6 +78,8 @@ def ending(outcome: Outcome) -> str:
         return f"did not end within {outcome.seconds:.0f} s"
     if outcome.stopped:
         return "was stopped"
+    if outcome.code is None:
+        return "has no recorded end"
     if outcome.code < 0:
         return f"was killed by {signal_name(-outcome.code)}"
     return "ended" if outcome.code == 0 else f"failed by itself with exit code {outcome.code}"
@@ -97,7 +99,8 @@ def open_questions(outcomes: Sequence[Outcome]) -> Iterator[str]:
         which = "the command" if len(outcomes) == 1 and outcome.log is None else outcome.name
         if outcome.too_long or (outcome.code != 0 and not outcome.stopped):
             see = f" (see {outcome.log})" if outcome.log else ""
-            said = f": {outcome.said[:LONGEST_LINE]}" if outcome.said and outcome.code > 0 else ""
+            failed = outcome.code is not None and outcome.code > 0
+            said = f": {outcome.said[:LONGEST_LINE]}" if outcome.said and failed else ""
             yield f"{which} {ending(outcome)}{said}{see}"
     for outcome in outcomes:
         yield from outcome.tally.undecided

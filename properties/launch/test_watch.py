@@ -12,6 +12,7 @@ from paritybit.harness.cli.watch import finish
 
 from paritybit.__main__ import main
 from paritybit.launch import journals
+from paritybit.watch.journal import Journal
 from properties.launch.conftest import Script, Start, Watch, variables
 from properties.support.harness.command_line import (
     CANNOT_RUN,
@@ -169,6 +170,53 @@ def test_a_finding_of_a_long_run_is_read(
     text += "j.undecided('x' * 9_000); j.finding(STRAY)"
     done = watch("--", *script(text))
     assert done.returncode == FINDING, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("findings", "verdict"),
+    [
+        ("[STRAY]", "finding: 1 finding with 1 cause: stray write"),
+        ("", "undecided: the command has no recorded end; no finding in 5 forwards"),
+    ],
+)
+def test_a_killed_run_gets_a_page_from_its_journals(
+    started: Start,
+    script: Script,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    findings: str,
+    verdict: str,
+) -> None:
+    process = started("--", *script(SERVER.format(findings=findings)))
+    process.kill()
+    process.communicate()
+    (run,) = (tmp_path / "out").iterdir()
+    assert main(["report", str(run)]) == OK
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith(verdict)
+    assert said[-1] == str(run / "index.html")
+    page = (run / "index.html").read_text()
+    assert ("out_cache_loc_swa" in page) == bool(findings)
+    assert "has no recorded end" in page
+    (run / "watch.json").write_text("{}")
+    assert main(["report", str(run)]) == MALFORMED
+    assert main(["report", str(tmp_path)]) == MALFORMED
+    assert "has no record and no journal" in capsys.readouterr().err
+
+
+def test_the_rows_of_a_killed_run_are_in_its_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("one row", "another row"):
+        lines = Journal(tmp_path / "legs" / name / "process-1.jsonl")
+        checks = ["leak", "stray write"]
+        lines.write("start", engine="sglang", release="0.5.23", checks=checks, every=7)
+        lines.count(forwards=3)
+        lines.end()
+    assert main(["report", str(tmp_path)]) == OK
+    assert "6 forwards" in capsys.readouterr().out
+    page = (tmp_path / "index.html").read_text()
+    assert all(text in page for text in ("one row", "another row", "check: wrong owner"))
 
 
 FAMILY = """
