@@ -16,6 +16,7 @@ from paritybit.drive.script import Part, Planned, Wave
 from paritybit.drive.stand_ins import attention
 from paritybit.watch import journal
 from paritybit.watch.journal import Finding, Journal
+from paritybit.watch.settings import TRIED
 
 CHECK = "company"
 
@@ -70,12 +71,14 @@ class Other:
 class Comparison:
     """Compares the requests of waves.
 
-    `noted` yields waves and writes them to the journal. `noise` is the largest measured variation
-    of log-likelihoods. `tried` counts compared requests, and `measured` measurements in this wave.
+    `noted` yields waves and writes them to the journal. Compared requests are counted as `counted`.
+    `noise` is the largest measured variation of log-likelihoods. `tried` counts compared requests,
+    and `measured` measurements in this wave.
     """
 
     engine: Plays
     noted: Callable[[Iterator[Wave]], Iterator[Wave]]
+    counted: str = f"{TRIED}{CHECK}"
     noise: float = 0.0
     tried: int = 0
     measured: int = 0
@@ -100,7 +103,7 @@ class Comparison:
             if stop():
                 return
             other = self.other(one, chain_of(wave, one), company)
-            lines.count(**{f"tried: {CHECK}": self.tried - before})
+            lines.count(**{self.counted: self.tried - before})
             before = self.tried
             if other is None:
                 continue

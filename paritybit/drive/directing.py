@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from paritybit.drive.company import LONGEST_PLAY, Comparison, Plays
+from paritybit.drive.company import CHECK, LONGEST_PLAY, Comparison, Plays
 from paritybit.drive.failures import EngineFailedError, judge_failure
 from paritybit.drive.forks import ForkFailedError, in_fork
 from paritybit.drive.limits import BOUNDARY, Limits, boundaries, reached
@@ -17,6 +17,7 @@ from paritybit.drive.script import Script, Setting, Wave, wave_data, write
 from paritybit.drive.served import Common
 from paritybit.drive.shrink import Waves, shrunk
 from paritybit.watch import journal
+from paritybit.watch.settings import TRIED
 
 SLACK = 8
 """A proposal may take twice the forwards of the smallest script, and this many more."""
@@ -62,6 +63,18 @@ def reach(boundary: str, number: int) -> None:
     journal.count(**{f"{BOUNDARY}{boundary}": number})
 
 
+def compare(engine: Plays, served: Common, stop: Callable[[], bool]) -> None:
+    """Compare some requests with themselves alone, if the settings allow it."""
+    journal.count(**{compared(served): 0})
+    if (wave := served.company()) is not None:
+        serve(engine, replace(served, alone=True), iter((wave,)), stop)
+
+
+def compared(served: Common) -> str:
+    """Return the name of the count of comparisons, which each model has."""
+    return f"{TRIED}{CHECK} ({served.model})"
+
+
 def serve(engine: Plays, served: Common, waves: Iterator[Wave], stop: Callable[[], bool]) -> None:
     """Serve waves with some settings, until all are served or `stop` returns True.
 
@@ -75,7 +88,7 @@ def serve(engine: Plays, served: Common, waves: Iterator[Wave], stop: Callable[[
         if not served.alone:
             engine.play(note(waves), stop)
             return
-        comparison = Comparison(engine, note)
+        comparison = Comparison(engine, note, compared(served))
         for wave in note(waves):
             comparison.judge(wave, stop)
             if stop():

@@ -74,6 +74,8 @@ class Table:
     - `axes`: per axis, the settings of each value. The first value is the plainest. The values of
       all axes have different names.
     - `apart`: values, and the values that cannot be combined with them.
+    - `failing`: the same for values with which an engine is known to fail. No row of the array
+      combines them, but a named row may.
     - `devices`: the only device that supports a value.
     - `quiet`: values with which few graphs or none are replayed.
     - `weights`: how much a value, or several together, counts. Others have the weight 1.
@@ -81,6 +83,7 @@ class Table:
 
     axes: Mapping[str, Mapping[str, Mapping[str, Setting]]]
     apart: Sequence[tuple[Collection[str], Collection[str]]] = ()
+    failing: Sequence[tuple[Collection[str], Collection[str]]] = ()
     devices: Mapping[str, str] = field(default_factory=dict)
     quiet: Collection[str] = ()
     weights: Mapping[tuple[str, ...], float] = field(default_factory=dict)
@@ -107,6 +110,11 @@ class Table:
         if not axes[MODEL]:
             raise ValueError(f"the engine is not served with {model} on {device}")
         return replace(self, axes=axes, devices={})
+
+    @cached_property
+    def array(self) -> "Table":
+        """The table of the covering array, which combines no values with which an engine fails."""
+        return replace(self, apart=(*self.apart, *self.failing), failing=())
 
     @cached_property
     def impossible(self) -> frozenset[Pair]:

@@ -20,7 +20,7 @@ class Orders:
     """Functions that turn the actions of a player into the engine's own requests.
 
     - `arrive`: gets the name of a request, its prompt, the number of tokens to generate, its
-      temperature, and the number of its adapter if it has one.
+      temperature, and its `adapter` and `priority` if it has one.
     - `abort`: gets the name of a request.
     - `flush`: empties the cache of an idle engine.
     - `acts`: the actions of an operator, by name.
@@ -131,9 +131,10 @@ class Player:
             prompt = [*self._prompts[planned.follows], *before, *prompt]
         self._open[planned.name] = planned
         self._prompts[planned.name] = prompt
-        asked = () if planned.adapter is None else (planned.adapter,)
+        asked = {name: getattr(planned, name) for name in ("adapter", "priority")}
+        asked = {name: value for name, value in asked.items() if value is not None}
         given.append(
-            self.orders.arrive(planned.name, prompt, planned.tokens, planned.temperature, *asked)
+            self.orders.arrive(planned.name, prompt, planned.tokens, planned.temperature, **asked)
         )
 
     def _leave(self, given: list[Any]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Generic, NoReturn, Protocol, TypeVar, get_args
 
 from paritybit.drive.company import Plays
-from paritybit.drive.directing import counted, least, serve, shrink
+from paritybit.drive.directing import compare, counted, least, serve, shrink
 from paritybit.drive.failures import EngineFailedError, StalledError, judge_failure
 from paritybit.drive.legs import LACKING, LackingError
 from paritybit.drive.requests import kinds_of
@@ -185,6 +185,8 @@ def run(engine: Engine, served: Common, script: Script | None, asked: argparse.N
             enough = asked.forwards is not None and engine.forwards >= asked.forwards
             return bool(signals) or late or enough
 
+        if script is None and not served.alone:
+            compare(ready, served, stop)
         wanted = served.ACTIONS if served.actions else ()
         serve(ready, served, counted(given, limits, wanted), stop)
         sys.stderr.write(f"{engine.forwards} forwards in {time.monotonic() - begun:.1f} s\n")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from paritybit.drive.limits import BLOCKS, PROMPT, SHARED, Limits, edges
-from paritybit.drive.script import Part, Planned, Wave
+from paritybit.drive.script import PRIORITIES, Part, Planned, Wave
 
 LONG = tuple(tuple(block + step for step in (80, 0, -1, 1, 8)) for block in BLOCKS)
 """Lengths of long prompts, around and beyond each of BLOCKS, in the order of their use."""
@@ -19,6 +19,10 @@ OTHER = {2: 0, 4: 20}
 
 The second one lies in the second block of most page sizes, so that a block follows an equal one.
 """
+
+
+COMPARED, CROWD = 3, 5
+"""The numbers of requests of `sample`: those that are compared, and those beside them."""
 
 
 def waves(seed: int, limits: Limits) -> Iterator[Wave]:
@@ -76,6 +80,37 @@ def other_prefixes(given: Iterable[Wave]) -> Iterator[Wave]:
                 prompt = (*(part for part in parts if part.length > 0), *rest)
                 requests[place] = replace(one, prompt=prompt)
         yield replace(wave, requests=tuple(requests))
+
+
+def with_priorities(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
+    """Give each request a random priority. One that continues another has that one's."""
+    chance = random.Random(f"priorities {seed}")
+    for wave in given:
+        drawn: dict[str, int] = {}
+        for one in wave.requests:
+            drawn[one.name] = drawn.get(one.follows or "", chance.choice(PRIORITIES))
+        yield replace(
+            wave, requests=tuple(replace(one, priority=drawn[one.name]) for one in wave.requests)
+        )
+
+
+def sample(limits: Limits) -> Wave:
+    """Return a small wave, so that each run compares some requests.
+
+    Two requests share a prefix. Requests that are sampled at random come and go beside those that
+    are compared, which therefore change their rows.
+    """
+    common, own = Part("company", limits.chunk + limits.window), limits.window // 2
+    compared = [
+        Planned(f"compared {number}", (common, Part(f"company {number}", own)), own, number)
+        for number in range(COMPARED)
+    ]
+    crowd = [
+        Planned(f"beside {number}", (Part(f"beside {number}", 3 * number + 1),), number + 2)
+        for number in range(CROWD)
+    ]
+    crowd = [replace(one, temperature=1.0, arrives=place) for place, one in enumerate(crowd)]
+    return Wave((*crowd[:2], *compared, *crowd[2:]))
 
 
 def shares(common: Part, shared: int, own: Part) -> tuple[Part, ...]:
@@ -166,7 +201,7 @@ def _relay(draw: Draw, prefix: str, _: int) -> Wave:
     chance, limits = draw.chance, draw.limits
     tokens, near = 2 * limits.window + 2, limits.window // 4
     planned = []
-    for turn in range(3):
+    for turn in range(2):
         name, begins = f"{prefix}{turn}", turn * 2 * tokens
         prompt = Part(name, chance.randint(limits.window, 3 * limits.window))
         own, arrival = Part(f"{name}.", chance.randint(1, 2 * near)), chance.randint(1, near)
@@ -188,7 +223,7 @@ def _brim(draw: Draw, prefix: str, _: int) -> Wave:
     """
     chance, limits = draw.chance, draw.limits
     planned, tokens, rows = [], 2 * limits.window, limits.rows - 2
-    for turn in range(3):
+    for turn in range(2):
         begins = turn * 6 * limits.window
         for index in range(rows):
             name = f"{prefix}{turn}.{index:03}"
@@ -211,8 +246,8 @@ def _pressure(draw: Draw, prefix: str, _: int) -> Wave:
     planned, asked = [], 0
     index = 0
     while asked < 2.4 * limits.pool and index < 8 * limits.rows:
-        length = min(chance.randint(limits.window, limits.pool // 8), limits.longest // 2)
-        tokens = min(chance.randint(limits.pool // 8, limits.pool // 4), limits.longest // 4)
+        length = min(chance.randint(limits.window, limits.pool // 4), limits.longest // 2)
+        tokens = min(chance.randint(limits.pool // 16, limits.pool // 8), limits.longest // 4)
         aborted = chance.randint(1, 80) if chance.random() < 0.15 else None
         shared = chance.choice((0, length // 2, length - 1))
         name = f"{prefix}{index:03}"
@@ -230,11 +265,11 @@ def _crowd(draw: Draw, prefix: str, _: int) -> Wave:
     together.
     """
     chance, limits = draw.chance, draw.limits
-    tokens = min(3 * limits.pool // (2 * limits.rows), limits.longest // 2)
+    tokens = min(3 * limits.pool // (4 * limits.rows), limits.longest // 2)
     planned, common = [], Part(f"{prefix}common", draw.length(SHARED))
     for index in range(limits.rows):
         name = f"{prefix}{index:03}"
-        own = Part(name, chance.randint(1, limits.window))
+        own = Part(name, tokens + chance.randint(1, limits.window))
         prompt = (common, own) if index % 2 else (own,)
         planned.append(Planned(name, prompt, tokens - chance.choice((0, 0, limits.window))))
     return Wave(tuple(planned))

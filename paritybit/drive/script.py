@@ -55,6 +55,7 @@ class Planned:
     - `follows`: the name of an earlier request of the wave. The prompt is then the conversation of
       that request, followed by `prompt`. It arrives `arrives` polls after that request has ended.
     - `adapter`: the number of a LoRA adapter.
+    - `priority`: one of PRIORITIES.
 
     The name of an aborted request must not be a prefix of another name, because engines abort all
     requests whose names have the prefix.
@@ -68,6 +69,7 @@ class Planned:
     follows: str | None = None
     temperature: float = 0.0
     adapter: int | None = field(default=None, metadata={"later": True})
+    priority: int | None = field(default=None, metadata={"later": True})
 
     @property
     def length(self) -> int:
@@ -131,6 +133,9 @@ LARGEST = 1 << 20
 
 MOST_ADAPTERS = 8
 
+PRIORITIES = (0, 20, 40)
+"""The priorities of requests. sglang retracts a request for one that is higher by more than 10."""
+
 MOST_REQUESTS, MOST_TOKENS, MOST_POLLS = 100_000, 100_000, 1_000_000
 """The most requests of a script, the most tokens of a request, and the latest poll."""
 
@@ -170,6 +175,8 @@ def require_sense(script: Script) -> None:
                 )
             if any(not 0 <= at <= MOST_POLLS for at in (one.arrives, one.aborted or 0)):
                 raise ValueError(f"{where}: a time is between 0 and {MOST_POLLS:,} polls")
+            if one.priority not in (None, *PRIORITIES):
+                raise ValueError(f"{where}: the priority is one of {PRIORITIES}")
             if not 0 <= one.temperature <= 2:
                 raise ValueError(f"{where}: the temperature is between 0 and 2")
             before.add(one.name)

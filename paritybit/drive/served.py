@@ -7,7 +7,7 @@ from typing import ClassVar, TypeVar
 from paritybit.drive.limits import Limits
 from paritybit.drive.models import MODELS, Model
 from paritybit.drive.operating.actions import with_actions
-from paritybit.drive.requests import other_prefixes, waves
+from paritybit.drive.requests import other_prefixes, waves, with_priorities
 from paritybit.drive.script import LARGEST, Setting, Wave
 from paritybit.harness.records.typed_json import from_json
 
@@ -21,6 +21,7 @@ class Common:
     """The settings with which an engine is served.
 
     - `alone`: each request is also served alone.
+    - `priorities`: requests have priorities, by which the engine schedules them.
     - `actions`: an operator performs actions between requests: those in `ACTIONS` that the release
       supports.
 
@@ -39,6 +40,7 @@ class Common:
     overlap: bool = False
     alone: bool = False
     actions: bool = field(default=False, metadata={"later": True})
+    priorities: bool = field(default=False, metadata={"later": True})
 
     @classmethod
     def choices(cls) -> Mapping[str, Sequence[Setting]]:
@@ -69,9 +71,15 @@ class Common:
         return MODELS[self.model]
 
     def traffic(self) -> Iterator[Wave]:
-        """Return the generated requests for the seed, with actions if `actions` is set."""
+        """Return the generated requests for the seed, with priorities and actions if set."""
         given = self.requests()
+        if self.priorities:
+            given = with_priorities(self.seed, given)
         return with_actions(self.seed, given, self.ACTIONS) if self.actions else given
+
+    def company(self) -> Wave | None:
+        """Return a wave whose requests are compared with themselves alone, or None for none."""
+        return None
 
     def limits(self) -> Limits:
         """Return the limits for requests."""

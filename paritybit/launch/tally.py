@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paritybit.drive.script import Script, script_of
@@ -63,8 +63,9 @@ class Process:
 class Tally:
     """Totals over processes.
 
-    `findings` has the first finding of each key. `played` has the process of that finding, and how
-    many waves it had been served by then. `kernels` tells whether a function for Triton ran.
+    `findings` has the first finding of each key. `played` has the process of that finding as it
+    was then, with the waves that it had been served. `kernels` tells whether a function for Triton
+    ran.
     """
 
     processes: dict[str, Process] = field(default_factory=dict)
@@ -72,7 +73,7 @@ class Tally:
     undecided: dict[str, None] = field(default_factory=dict)
     settings: dict[str, list[str]] = field(default_factory=dict)
     stand_ins: dict[str, str] = field(default_factory=dict)
-    played: dict[str, tuple[Process, int]] = field(default_factory=dict)
+    played: dict[str, Process] = field(default_factory=dict)
     traffic: dict[str, Any] = field(default_factory=dict)
     kernels: dict[str, bool] = field(default_factory=dict)
 
@@ -123,7 +124,7 @@ class Tally:
         if key in self.findings:
             return None
         self.findings[key] = finding = {**finding, "after": after}
-        self.played[key] = process, len(process.waves)
+        self.played[key] = replace(process, waves=process.waves[:])
         return finding
 
     def script(self, key: str) -> Script | None:
@@ -131,11 +132,11 @@ class Tally:
 
         For a user's command, it has generated requests with the shape of the last ones.
         """
-        process, waves = self.played[key]
+        process = self.played[key]
         settings = process.script.get("settings")
         with suppress(ValueError, LookupError, TypeError):
             if isinstance(settings, Mapping):
-                return script_of(settings, process.waves[:waves])
+                return script_of(settings, process.waves)
             engine = str(process.started.get("engine"))
             return script_of_traffic(self.traffic.get(key) or (), self.settings, engine)
         return None

@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from paritybit.drive.company import CHECK, Comparison, Likely
+from paritybit.drive.directing import compare
 from paritybit.drive.player import Orders, PlayedError, Player
+from paritybit.drive.requests import COMPARED
 from paritybit.drive.script import Part, Planned, Wave
+from paritybit.drive.sglang.settings import Served
 from paritybit.drive.stand_ins import attention
 from paritybit.launch.known import Known
 from paritybit.watch.journal import Journal, count, read
@@ -143,3 +146,18 @@ def test_noise_is_measured_in_each_wave_and_hides_what_is_no_larger(lines: Journ
     for gap, found in ((1.9, False), (2.1, True)):
         alone: dict[str, list[Likely]] = {"a": [[(1, 0.0), (2, -gap * comparison.noise)]]}
         assert (comparison.beyond("a", 0, company, alone) is not None) == found
+
+
+@pytest.mark.parametrize(
+    ("served", "tried"),
+    [(Served(), COMPARED), (Served(host_cache=True), 0)],
+    ids=["forks", "threads"],
+)
+def test_each_run_compares_some_requests_where_a_fork_can_serve_them(
+    served: Served, tried: int, lines: Journal
+) -> None:
+    compare(Toy(noise=1e-5), served, lambda: False)
+    assert lines.counts == {f"tried: {CHECK} (gemma4)": tried}
+    entries = [json.loads(line) for line in lines.path.read_text().splitlines()]
+    scripts = [entry["settings"]["alone"] for entry in entries if entry["kind"] == "script"]
+    assert scripts == ([True] if tried else [])

@@ -85,7 +85,7 @@ def test_an_engine_that_cannot_be_had_is_one_sentence(
         of_sglang.prepare("nothing")
 
 
-@pytest.mark.parametrize("leg", [*TABLE.on("cpu").rows(0)], ids=lambda leg: leg.name)
+@pytest.mark.parametrize("leg", [*TABLE.on("cpu").array.rows(0)], ids=lambda leg: leg.name)
 def test_the_window_pool_has_as_many_slots_as_a_row_asks_for(tmp_path: Path, leg: Leg) -> None:
     """The engine multiplies the pool with a ratio, and drops the rest of a slot and of a page.
 
@@ -93,7 +93,7 @@ def test_the_window_pool_has_as_many_slots_as_a_row_asks_for(tmp_path: Path, leg
     chunks are to be larger than the pool.
     """
     served = served_as(Served, parser_of(Served).parse_args([*leg.arguments, *ABLE]))
-    limits, words = served.limits(), served.words(NEW | {"--lora-backend"}, tmp_path)
+    limits, words = served.limits(), served.words(NEW | {"--lora-backend", "--enable-priority-scheduling"}, tmp_path)
     if "--swa-full-tokens-ratio" not in words or served.whole_prompts:
         assert limits.windows is None
         return

@@ -1,6 +1,7 @@
 """The rows of settings of each engine: a covering array, and the command line of each row."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -15,10 +16,10 @@ from paritybit.drive.served import DEVICES
 ALIKE: Mapping[tuple[str, str], set[str]] = {
     ("sglang", "cpu"): {"rows", "sliding_draft", "frozen_draft", "backend", "alone"},
     ("sglang", "cuda"): {"rows", "sliding_draft", "frozen_draft", "backend", "alone"},
-    ("transformers", "cpu"): {"alone"},
-    ("transformers", "cuda"): {"alone"},
-    ("vllm", "cpu"): {"alone", "backend"},
-    ("vllm", "cuda"): {"alone", "model"},
+    ("transformers", "cpu"): {"alone", "priorities"},
+    ("transformers", "cuda"): {"alone", "priorities"},
+    ("vllm", "cpu"): {"alone", "backend", "whole_prompts"},
+    ("vllm", "cuda"): {"alone", "model", "whole_prompts"},
 }
 """Settings that all rows of an engine have alike on a device, besides the device and the seed."""
 
@@ -45,7 +46,7 @@ SMALL = Table(
 def test_each_pair_of_values_occurs_and_none_that_cannot(
     one: Driven, device: str, seed: int
 ) -> None:
-    table = one.table.on(device)
+    table = one.table.on(device).array
     legs = list(table.rows(seed))
     served = set().union(*(leg.pairs for leg in legs))
     axes = list(table.axes.values())
@@ -62,7 +63,7 @@ def test_each_pair_of_values_occurs_and_none_that_cannot(
 
 @EACH
 def test_another_seed_has_other_rows_and_the_first_rows_have_most_pairs(one: Driven) -> None:
-    table = one.table.on("cpu")
+    table = one.table.on("cpu").array
     first = [leg.name for leg in table.rows(0)]
     assert first != [leg.name for leg in table.rows(1)]
     half = [leg for leg, _ in zip(table.rows(0), range(len(first) // 3), strict=False)]
@@ -84,6 +85,14 @@ def test_a_name_states_what_differs_from_the_plainest_row() -> None:
     assert leg.arguments == ("--model", "other", "--topk", "2", "--overlap")
     assert table.leg(("no cache",)).arguments == ("--no-prefix-cache",)
     assert [table.leg((one,)).replays for one in ("drafts", "trees")] == [False, True]
+
+
+def test_values_with_which_an_engine_fails_can_only_be_named() -> None:
+    table = replace(SMALL.on("cuda"), failing=[(("trees",), ("page 4",))], weights={})
+    both = frozenset(("trees", "page 4"))
+    assert both not in table.array.pairs
+    assert not any(both in leg.pairs for leg in table.array.rows(0))
+    assert both in table.leg(both).pairs
 
 
 @pytest.mark.parametrize("values", [("page 1", "page 4"), ("overlap", "page 16")])
@@ -110,7 +119,7 @@ def test_rows_are_command_lines_that_vary_each_setting(
     compiled.parent.mkdir(parents=True)
     compiled.touch()
     scopes = []
-    for leg in one.table.on(device).rows(0):
+    for leg in one.table.on(device).array.rows(0):
         words, _ = one.starter.command(engine, leg, 3, device)
         served = served_as(one.served, parser_of(one.served).parse_args(words[3:]))
         assert (served.seed, served.device) == (3, device)

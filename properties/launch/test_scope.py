@@ -1,9 +1,15 @@
 """What a run says that it did not try, and which of its verdicts come first."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import combinations
 
 import pytest
+from paritybit.harness.records.typed_json import to_json
 
+from paritybit.drive.operating.actions import WHOLE
+from paritybit.drive.script import Part, Planned, Wave
+from paritybit.drive.sglang.settings import Served
 from paritybit.launch.record import Asked, make
 from paritybit.launch.scope import AXES, STATES, Axis, not_tried
 from paritybit.launch.tally import Tally
@@ -50,6 +56,41 @@ def test_a_kernel_is_not_tried_if_no_process_ran_it() -> None:
     (idle,) = [one for one in found if "Triton" in one.what]
     assert idle.what == "1 Triton kernels, or functions of kernels"
     assert idle.why.endswith(": engine.none")
+
+
+def test_a_check_that_compared_nothing_is_named() -> None:
+    legs = [
+        leg("1", {**ENOUGH, "tried: leak": 0, "tried: company (gemma4)": 0}),
+        leg("64", {**ENOUGH, "tried: leak": 0, "tried: company (gemma4)": 3}),
+    ]
+    found = [one for one in make(Asked("watch"), legs, None).not_tried if "check" in one.what]
+    assert [(one.what, one.why) for one in found] == [("check: leak", "it compared nothing")]
+
+
+def test_pairs_of_settings_that_were_served_are_counted() -> None:
+    rows = [("a", "b", "c"), ("a", "b2", "c"), ("a2", "b2", "c2"), ("a", "b", "c2")]
+    pairs = frozenset(frozenset(pair) for row in rows for pair in combinations(row, 2))
+    legs = [replace(leg(f"row {n}", ENOUGH), values=row) for n, row in enumerate(rows)]
+    legs[2] = replace(legs[2], tally=leg("row 2", {}).tally)  # It served nothing.
+    made = make(Asked("watch", pairs=pairs), legs[:3], None)
+    assert "5 of 10 pairs of settings" in made.message
+    found = [one.what for one in made.not_tried]
+    assert "5 of 10 pairs of settings" in found
+    assert "pairs" not in make(Asked("watch"), legs, None).message
+
+
+def test_rows_that_were_not_served_are_named_together_if_they_are_many() -> None:
+    over = {f"row {number}": "the time was over" for number in range(5)}
+    found = list(not_tried(ALL, REACHED, rows={**over, "x": "the release lacks it"}))
+    assert [one.what for one in found] == ["5 rows of settings", "row x"]
+    assert found[0].why == "the time was over: row 0; row 1; row 2; row 3; row 4"
+
+
+def test_a_row_that_ended_before_its_floor_is_named_and_leaves_a_verdict() -> None:
+    short = leg("64", {**ENOUGH, "replays": 0, WHOLE: 0})
+    record = make(Asked("watch"), [leg("1", {**ENOUGH, WHOLE: 1}), short], None)
+    assert record.verdict == "no finding"
+    assert any(one.what == "row 64" for one in record.not_tried)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +147,9 @@ def test_speculation_without_accepted_and_rejected_drafts_has_no_verdict(
     assert ("draft" in scope_of(enough)) == bool(counts)
 
 
+ENOUGH = dict.fromkeys(NEEDED, 1)
+
+
 def leg(
     name: str, counts: Mapping[str, int], *, replays: bool = True, stopped: bool = False
 ) -> Outcome:
@@ -115,9 +159,6 @@ def leg(
     tally.take("1", {"kind": "scope", "settings": {"page_size": name}})
     tally.take("1", {"kind": "counts", "counts": dict(counts)})
     return Outcome(name, (), tally, 0, 1.0, replays=replays, stopped=stopped, log=f"{name}.log")
-
-
-ENOUGH = dict.fromkeys(NEEDED, 1)
 
 
 @pytest.mark.parametrize("name", NEEDED)
@@ -138,3 +179,18 @@ def test_a_leg_may_do_without_graphs_but_not_all_legs() -> None:
 def test_a_leg_that_was_stopped_is_not_asked_for_more() -> None:
     legs = [leg("1", ENOUGH), leg("64", {}, stopped=True)]
     assert list(open_questions(legs)) == []
+
+
+def test_the_script_of_a_finding_is_the_one_that_was_served_then() -> None:
+    tally, settings = Tally(), Served().scope()
+    wave = to_json(Wave((Planned("a", (Part("a", 2),), 3),)))
+    for alone in (True, False):
+        tally.take("1", {"kind": "script", "settings": {**settings, "alone": alone}})
+        tally.take("1", {"kind": "wave", "wave": wave})
+        tally.take("1", {"kind": "finding", "key": f"alone {alone}", "check": "company"})
+        tally.take("1", {"kind": "wave", "wave": wave})
+    for alone in (True, False):
+        script = tally.script(f"alone {alone}")
+        assert script is not None
+        assert script.settings["alone"] == alone
+        assert len(script.waves) == 1

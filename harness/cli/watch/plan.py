@@ -100,7 +100,7 @@ def legs_of(
     """
     if not names:
         first, last = rows or (1, None)
-        legs = tuple(table.rows(seed))[first - 1 : last]
+        legs = tuple(table.array.rows(seed))[first - 1 : last]
         if not legs:
             raise MalformedError(f"there is no row {first}: seed {seed} has fewer rows")
         return legs

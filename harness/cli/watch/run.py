@@ -205,7 +205,7 @@ def watch_engine(
     options = argparse.Namespace(**{**vars(options), "device": device})
     with begun(options, checks, known_findings, Display(console, redraws=True)) as run:
         note(run)
-        run.pairs = table.pairs
+        run.pairs = table.array.pairs
         seconds, workers = float(options.seconds or SECONDS), workers_of(device)
         plan = Plan(legs, seconds, workers, named=bool(options.settings))
         rows = plural(len(legs), "row")

@@ -3,6 +3,12 @@
 from paritybit.drive.legs import Table
 
 DRAFTS = ("EAGLE topk 1", "EAGLE topk 2", "draft model", "drafts from the target's KV")
+CHUNKS = (
+    "chunks of 64",
+    "chunks larger than the window pool",
+    "few window slots",
+    "few window pages",
+)
 OTHER_MODELS = ("widths of K and V", "states of convolutions", "positions of images")
 
 TABLE = Table(
@@ -46,6 +52,7 @@ TABLE = Table(
             "few window pages": {"pool": 512, "windows": 320, "chunk": 32},
         },
         "adapters": {"no adapters": {}, "LoRA adapters": {"adapters": 3}},
+        "queue": {"first come, first served": {}, "priorities": {"priorities": True}},
         "operator": {"no actions": {}, "actions": {"actions": True}},
         "ranks": {"one rank": {}, "idle data-parallel rank": {"ranks": 2}},
     },
@@ -58,11 +65,16 @@ TABLE = Table(
         (("CPU graphs",), (*DRAFTS, "LoRA adapters", "idle data-parallel rank")),
         (("KV on the host",), OTHER_MODELS[:2]),
         (("states of convolutions",), ("page size 4", "page size 16", "page size 64")),
-        # Releases either forbid overlap with drafts of the target's KV, see `frozen_draft`, or need
-        # it. Without overlap, 0.5.23 ends when it retracts a request with drafts of a second model.
-        (DRAFTS[2:], ("no overlap",)),
+        # Releases either forbid overlap with these drafts, see `frozen_draft`, or need it.
+        (DRAFTS[3:], ("no overlap",)),
         # The second rank has no process, and takes no part in these.
         (("idle data-parallel rank",), (*DRAFTS, "LoRA adapters")),
+    ],
+    failing=[
+        # 0.5.23 ends with an IndexError in `filter_batch` when it retracts a request.
+        (("draft model",), ("no overlap",)),
+        # 0.5.23 ends with an AssertionError when a second prompt is cut: see `docs/findings.md`.
+        (("priorities",), CHUNKS),
     ],
     devices={"CPU graphs": "cpu"},
     # Planted faults that were found: 76 in plain rows, 20 in chains of EAGLE, 13 with pages of 16

@@ -164,10 +164,20 @@ class Engine:
         nothing = {name: None for name in NOTHING if name in request}
 
         def arrive(
-            name: str, prompt: list[int], tokens: int, temperature: float, adapter: int = 0
+            name: str,
+            prompt: list[int],
+            tokens: int,
+            temperature: float,
+            adapter: int = 0,
+            priority: int | None = None,
         ) -> Any:
             heat = 0.0 if greedy else temperature
-            given = {**nothing, **({"lora_id": name_of(adapter)} if adapter else {})}
+            given: dict[str, Any] = {
+                **nothing,
+                **({"lora_id": name_of(adapter)} if adapter else {}),
+            }
+            if priority is not None:
+                given["priority"] = priority
             if self.served.adapters:
                 reach("a LoRA adapter", int(adapter > 0))
             how = sampling.SamplingParams(max_new_tokens=tokens, temperature=heat)

@@ -10,7 +10,7 @@ from paritybit.drive.legs import LackingError
 from paritybit.drive.limits import Limits
 from paritybit.drive.models import WINDOW, written
 from paritybit.drive.operating.adapters import LOADED, MODULES, RANK, with_adapters
-from paritybit.drive.requests import waves
+from paritybit.drive.requests import sample, waves
 from paritybit.drive.script import ACTIONS, MOST_ADAPTERS, Setting, Wave
 from paritybit.drive.served import Common
 
@@ -109,6 +109,19 @@ class Served(Common):
         given = waves(self.seed, self.limits())
         return with_adapters(self.seed, given, self.adapters) if self.adapters else given
 
+    def company(self) -> Wave | None:
+        """Return a wave whose requests are compared with themselves alone, or None for none.
+
+        Requests are served alone by forks. A fork has no threads, as copies to the host need, and
+        no GPU.
+        """
+        if self.device != "cpu" or self.host_cache or self.ranks > 1:
+            return None
+        wave = sample(self.limits())
+        return (
+            next(with_adapters(self.seed, iter((wave,)), self.adapters)) if self.adapters else wave
+        )
+
     @property
     def frozen(self) -> bool:
         """Whether drafts read the KV of the target and have none of their own."""
@@ -162,6 +175,10 @@ class Served(Common):
             words.append("--disable-radix-cache")
         if not self.overlap or (self.frozen and self.frozen_draft == "in turn"):
             words.append("--disable-overlap-schedule")
+        if self.priorities:
+            if "--enable-priority-scheduling" not in known:
+                raise LackingError("this release has no priorities")
+            words.append("--enable-priority-scheduling")
         more = *self._graphs(known), *self._speculation(known, folder), *self._lora(known)
         return [*words, *more, *self._ranks(known), *self._host_cache()]
 

@@ -22,7 +22,7 @@ TABLE = Table(
         "window": {"window of one block": {}, "window of three blocks": {"window": 40}},
         "cache": {"prefix cache": {}, "no prefix cache": {"prefix_cache": False}},
         "model": {"Gemma 4": {}, "attention sinks": {"model": "gpt_oss"}},
-        "prompts": {"chunks of 64": {}, "whole prompts": {"whole_prompts": True}},
+        "queue": {"first come, first served": {}, "priorities": {"priorities": True}},
         "operator": {"no actions": {}, "actions": {"actions": True}},
         "attention": {"Triton": {}, "FlashAttention": {"backend": "flash"}},
     },

@@ -104,7 +104,9 @@ class Engine:
         nothing = {name: None for name, one in known.items() if one.default is one.empty}
         few = list(range(FEW)) if self.served.speculative == "ngram" else None
 
-        def arrive(name: str, prompt: list[int], tokens: int, temperature: float) -> Any:
+        def arrive(
+            name: str, prompt: list[int], tokens: int, temperature: float, priority: int = 0
+        ) -> Any:
             how = sampling.SamplingParams(
                 max_tokens=tokens,
                 temperature=temperature,
@@ -116,6 +118,7 @@ class Engine:
                 "prompt_token_ids": prompt,
                 "sampling_params": how,
                 "arrival_time": time.time(),
+                "priority": priority,
             }
             request = structures.EngineCoreRequest(**{**nothing, **given})
             return functools.partial(self._arrive, core, request)

@@ -181,6 +181,7 @@ class Served(Common):
             "max_num_batched_tokens": CONTEXT if self.whole_prompts else CHUNK,
             "enable_prefix_caching": self.prefix_cache,
             "async_scheduling": self.overlap,
+            "scheduling_policy": "priority" if self.priorities else "fcfs",
             "num_gpu_blocks_override": self.blocks,
             "kv_cache_memory_bytes": 2**28,
             "compilation_config": compilation,

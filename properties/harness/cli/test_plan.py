@@ -92,6 +92,7 @@ def test_rows_are_named_by_their_values_or_numbered() -> None:
         "decode graphs"
     ]
     every = legs_of(table, 3)
+    assert [leg.name for leg in every] == [leg.name for leg in table.array.rows(3)]
     assert legs_of(table, 3, (), (2, 4)) == every[1:4]
     assert legs_of(table, 3, (), (5, None)) == every[4:]
     with pytest.raises(UnknownNameError, match="unknown setting 'page size 17'"):
