@@ -9,7 +9,7 @@ most new pairs.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, product
 from math import prod
 from random import Random
 
@@ -73,7 +73,7 @@ class Table:
 
     - `axes`: per axis, the settings of each value. The first value is the plainest. The values of
       all axes have different names.
-    - `apart`: values, and the values that cannot be combined with them.
+    - `apart`: groups of values. No row can have a value of each group.
     - `failing`: the same for values with which an engine is known to fail. No row of the array
       combines them, but a named row may.
     - `devices`: the only device that supports a value.
@@ -82,8 +82,8 @@ class Table:
     """
 
     axes: Mapping[str, Mapping[str, Mapping[str, Setting]]]
-    apart: Sequence[tuple[Collection[str], Collection[str]]] = ()
-    failing: Sequence[tuple[Collection[str], Collection[str]]] = ()
+    apart: Sequence[Sequence[Collection[str]]] = ()
+    failing: Sequence[Sequence[Collection[str]]] = ()
     devices: Mapping[str, str] = field(default_factory=dict)
     quiet: Collection[str] = ()
     weights: Mapping[tuple[str, ...], float] = field(default_factory=dict)
@@ -117,14 +117,9 @@ class Table:
         return replace(self, apart=(*self.apart, *self.failing), failing=())
 
     @cached_property
-    def impossible(self) -> frozenset[Pair]:
-        """The pairs of values that cannot be combined."""
-        return frozenset(
-            frozenset((one, other))
-            for some, others in self.apart
-            for one in some
-            for other in others
-        )
+    def impossible(self) -> frozenset[frozenset[str]]:
+        """The sets of values that cannot be combined."""
+        return frozenset(frozenset(values) for groups in self.apart for values in product(*groups))
 
     @cached_property
     def pairs(self) -> frozenset[Pair]:
@@ -160,7 +155,8 @@ class Table:
 
     def combines(self, value: str, others: Collection[str]) -> bool:
         """Return whether a value can be combined with others."""
-        return not any(frozenset((value, other)) in self.impossible for other in others)
+        row = {value, *others}
+        return not any(value in values and values <= row for values in self.impossible)
 
     def leg(self, values: Collection[str]) -> Leg:
         """Return the row of some values. Its other values are the plainest. Raises ValueError."""

@@ -24,7 +24,7 @@ OLD = frozenset(
     }
 )
 NEW = frozenset({"--cuda-graph-config"})
-
+MORE = frozenset({"--lora-backend", "--enable-priority-scheduling"})
 
 ABLE = ("--sliding-draft", "--frozen-draft", "overlapping")
 """What a release may be able to do."""
@@ -93,7 +93,7 @@ def test_the_window_pool_has_as_many_slots_as_a_row_asks_for(tmp_path: Path, leg
     chunks are to be larger than the pool.
     """
     served = served_as(Served, parser_of(Served).parse_args([*leg.arguments, *ABLE]))
-    limits, words = served.limits(), served.words(NEW | {"--lora-backend", "--enable-priority-scheduling"}, tmp_path)
+    limits, words = served.limits(), served.words(NEW | MORE, tmp_path)
     if "--swa-full-tokens-ratio" not in words or served.whole_prompts:
         assert limits.windows is None
         return

@@ -26,6 +26,7 @@ TABLE = Table(
         "operator": {"no actions": {}, "actions": {"actions": True}},
         "attention": {"Triton": {}, "FlashAttention": {"backend": "flash"}},
     },
+    apart=[(["older runner"], ["async scheduling"], ["n-gram speculation"])],
     devices={
         "attention sinks": "cpu",
         "piecewise graphs": "cuda",
