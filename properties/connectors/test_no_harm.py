@@ -159,6 +159,26 @@ def test_a_skipped_forward_of_sglang_waits_for_no_device(tmp_path: Path) -> None
     toy.journal.end()
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_slots_that_are_free_again_are_noted_without_waiting_for_a_device(device: str) -> None:
+    allocations, allocator = Allocations(None), parts.TokenAllocator(3)  # type: ignore[arg-type]
+    noted: list[torch.Tensor] = []
+    allocations.follow([(allocator, "full")])
+    ledger = SimpleNamespace(slots=8)
+    allocations.watcher = SimpleNamespace(  # type: ignore[assignment]
+        freed=lambda name, slots: noted.append(slots), ledgers={"full": ledger}
+    )
+
+    def restore(allocator: parts.TokenAllocator) -> None:
+        allocator.free_pages = torch.arange(1, 6, device=device)
+
+    allocator.free_pages = torch.tensor([2, 4], device=device)
+    allocator.release_pages = allocator.free_pages[:0]
+    allocations.restore(restore, allocator)
+    assert noted[0].device.type == device
+    assert device == "meta" or noted[0].tolist() == [1, -1, 3, -1, 5]
+
+
 def test_pages_are_noted_without_waiting_for_a_device() -> None:
     allocations, allocator = Allocations(None), parts.PagedAllocator(4)  # type: ignore[arg-type]
     noted: list[torch.Tensor] = []

@@ -145,9 +145,9 @@ class Allocations:
         before = self.free_slots(allocator)
         result = original(allocator, *args, **kwargs)
         after = self.free_slots(allocator)
-        again = after[~torch.isin(after, before)]
-        if again.numel():
-            self.watcher.freed(name, again)
+        known = torch.zeros(self.watcher.ledgers[name].slots, dtype=torch.bool, device=after.device)
+        known[before] = True
+        self.watcher.freed(name, after.masked_fill(known[after], -1))  # Waits for no device.
         return result
 
     def free_slots(self, allocator: Any) -> Tensor:
