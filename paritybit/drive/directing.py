@@ -1,11 +1,13 @@
 """Plays waves on a started engine, or shrinks a script on it."""
 
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from paritybit.drive.company import CHECK, LONGEST_PLAY, Comparison, Plays
 from paritybit.drive.failures import EngineFailedError, judge_failure
@@ -56,6 +58,24 @@ def least(waves: Iterator[Wave], kinds: int, enough: Callable[[], bool]) -> Iter
             journal.count(**{WHOLE: 1})
             return
         yield wave
+
+
+def count_retractions(scheduler: Any, name: str, page: int, number: Callable[[Any], int]) -> None:
+    """Count the requests that calls of a method of a scheduler retract, as `number` states.
+
+    Pages larger than 1 are a boundary of their own: a retracted request gives back a part of one.
+    """
+    method = getattr(scheduler, name)
+    boundary = "a request is retracted" + (" with pages larger than 1" if page > 1 else "")
+    reach(boundary, 0)
+
+    @functools.wraps(method)
+    def retract(*arguments: Any, **named: Any) -> Any:
+        made = method(*arguments, **named)
+        reach(boundary, number(made))
+        return made
+
+    setattr(scheduler, name, retract)
 
 
 def reach(boundary: str, number: int) -> None:

@@ -5,12 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from paritybit.drive.directing import count_retractions
 from paritybit.drive.failures import EngineFailedError, StalledError
 from paritybit.drive.legs import LackingError
+from paritybit.drive.limits import BOUNDARY
 from paritybit.drive.playing import MOST_POLLS
 from paritybit.drive.sglang.serving import Engine
 from paritybit.drive.sglang.settings import Served
 from paritybit.drive.stand_ins import speculation
+from paritybit.watch.journal import Journal
 
 
 @pytest.mark.parametrize(("ran", "waiting", "fails"), [(0, 2, True), (1, 2, False), (0, 0, False)])
@@ -61,3 +64,19 @@ def test_batches_with_drafts_overlap_on_a_cpu_too(monkeypatch: pytest.MonkeyPatc
     rules._disable_overlap_schedule_for_cpu(None)
     monkeypatch.setattr(speculation, "found", lambda name: None)
     assert speculation.overlap_as_on_cuda() == ""
+
+
+@pytest.mark.parametrize(("page", "more"), [(1, ""), (16, " with pages larger than 1")])
+def test_retracted_requests_are_counted_by_pages(page: int, more: str, lines: Journal) -> None:
+    class Batch:
+        """A batch that retracts requests."""
+
+        def retract(self, count: int) -> tuple[list[int], float]:
+            """Return the retracted requests, and a ratio."""
+            return list(range(count)), 0.5
+
+    count_retractions(Batch, "retract", page, lambda made: len(made[0]))
+    boundary = f"{BOUNDARY}a request is retracted{more}"
+    assert lines.counts == {boundary: 0}
+    assert Batch().retract(2) == ([0, 1], 0.5)
+    assert lines.counts == {boundary: 2}

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from paritybit.drive.company import Likely, Plays
-from paritybit.drive.directing import reach
+from paritybit.drive.directing import count_retractions, reach
 from paritybit.drive.failures import EngineFailedError
 from paritybit.drive.legs import LackingError
 from paritybit.drive.models import register_configurations
@@ -129,6 +129,9 @@ class Engine:
     def _intercept(self, module: Any, direct: Callable[[Plays], object]) -> None:
         """Call `direct` in place of the scheduler's loop, and raise its errors in this process."""
         run = module.Scheduler.run_event_loop
+        batches: Any = importlib.import_module("sglang.srt.managers.schedule_batch")
+        batch, page = batches.ScheduleBatch, self.served.page_size
+        count_retractions(batch, "retract_decode", page, lambda made: len(made[0]))
 
         def playing(scheduler: Any) -> Any:
             self._scheduler, self._run = scheduler, lambda: run(scheduler)

@@ -112,15 +112,11 @@ class Served(Common):
     def company(self) -> Wave | None:
         """Return a wave whose requests are compared with themselves alone, or None for none.
 
-        Requests are served alone by forks. A fork has no threads, as copies to the host need, and
-        no GPU.
+        Requests are served alone by forks. A fork has no GPU, and no threads, as copies to the host
+        and messages between ranks need. Adapters are loaded by such messages.
         """
-        if self.device != "cpu" or self.host_cache or self.ranks > 1:
-            return None
-        wave = sample(self.limits())
-        return (
-            next(with_adapters(self.seed, iter((wave,)), self.adapters)) if self.adapters else wave
-        )
+        possible = self.device == "cpu" and not (self.host_cache or self.adapters)
+        return sample(self.limits()) if possible and self.ranks == 1 else None
 
     @property
     def frozen(self) -> bool:

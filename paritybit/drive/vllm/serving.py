@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paritybit.drive.company import Likely, Plays
+from paritybit.drive.directing import count_retractions
 from paritybit.drive.failures import EngineFailedError
 from paritybit.drive.legs import LackingError
 from paritybit.drive.operating.actions import Acts
@@ -95,6 +96,8 @@ class Engine:
         except ValueError as error:
             raise LackingError(f"the release refuses these settings: {said(error)}") from error
         install_in_engine(self.served)
+        scheduler: Any = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
+        count_retractions(scheduler, "_preempt_request", self.served.page_size, lambda _: 1)
         return core.EngineCore(config, executors.Executor.get_class(config), log_stats=False)
 
     def _orders(self, core: Any) -> Orders:
