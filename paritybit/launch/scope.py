@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from paritybit.drive.limits import BOUNDARY
 from paritybit.drive.operating.actions import COUNT
 from paritybit.launch.schema import NotTried
-from paritybit.watch.settings import TRIED
+from paritybit.watch.settings import NOT_TRIED, TRIED
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,6 @@ PARTS: Mapping[str, tuple[str, str]] = {
     "ends_of_chunks": (
         "tokens after a part of a prompt, as a draft model is given them",
         "the older runner of vLLM gives the prompt's last token, not the next one",
-    ),
-    "empty_tensors": (
-        "KV tensors of a layer, in slots that are read",
-        "nothing had written them",
     ),
     "unresolved_reads": ("owners of reads", "the tokens were not known at that time"),
 }
@@ -122,10 +118,23 @@ def not_in_use(settings: Mapping[str, Sequence[str]]) -> Iterator[NotTried]:
 
 
 def not_compared(counts: Mapping[str, int]) -> Iterator[NotTried]:
-    """Yield each check that compared nothing in the whole run."""
+    """Yield each check that compared nothing in the whole run, and the trials that proved nothing.
+
+    A trial that could not have failed has the count "not tried: CHECK: REASON".
+    """
+    reasons: dict[str, dict[str, int]] = {}
+    for name, number in counts.items():
+        if name.startswith(NOT_TRIED):
+            check, _, reason = name.removeprefix(NOT_TRIED).partition(": ")
+            reasons.setdefault(check, {})[reason] = number
     for name, number in counts.items():
         if name.startswith(TRIED) and not number:
-            yield NotTried(f"check: {name.removeprefix(TRIED)}", "it compared nothing")
+            check = name.removeprefix(TRIED)
+            why = "; ".join(reasons.pop(check, {}))
+            yield NotTried(f"check: {check}", why or "it compared nothing")
+    for check, trials in reasons.items():
+        for reason, number in trials.items():
+            yield NotTried(f"{number:,} trials of {check}", reason)
 
 
 def not_served(rows: Mapping[str, str]) -> Iterator[NotTried]:

@@ -5,6 +5,7 @@ then applies all noted changes to the ledgers, in order. It runs before anything
 the stream of the call, which first waits for the streams on which changes were noted.
 """
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -262,6 +263,20 @@ class Between(Boundary):
         """Whether nothing that the ledgers say can be relied on."""
         device = next((one.device for one in self.ledgers.values()), None)
         self.stream = Streams(device) if device is not None and device.type == "cuda" else None
+        self.copies: dict[int, torch.cuda.Event] = {}
+        """Per stream of a GPU, the end of the last copy of slots to or from elsewhere."""
+        self.copying: set[int] = set()
+        """The threads that copied slots to or from elsewhere."""
+
+    def note_copy(self) -> None:
+        """Note that the engine enqueued a copy of slots, on the current stream.
+
+        A connector that reports a copy before it is enqueued calls this afterwards.
+        """
+        self.copying.add(threading.get_ident())
+        if any(ledger.device.type == "cuda" for ledger in self.ledgers.values()):
+            stream = torch.cuda.current_stream()
+            self.copies[stream.stream_id] = stream.record_event()
 
     @guarded
     def known(self, request: str, position: int, token: int) -> None:
@@ -295,6 +310,7 @@ class Between(Boundary):
     @guarded
     def store(self, name: str, group: str, slots: Tensor) -> None:
         """Record that the engine stored the content of slots elsewhere, under a name."""
+        self.note_copy()
         self.later(group, partial(self._store, (name, group), Kept(slots)))
 
     def _store(self, key: tuple[str, str], slots: Kept, ledger: Ledger) -> None:
@@ -309,6 +325,7 @@ class Between(Boundary):
 
         There may be fewer slots than were stored. The first ones are then meant.
         """
+        self.note_copy()
         self.later(group, partial(self._load, (name, group), Kept(slots), self.restored))
 
     def _load(self, key: tuple[str, str], slots: Kept, restored: str, ledger: Ledger) -> None:
@@ -327,6 +344,7 @@ class Between(Boundary):
         The host pool has `size` slots. The call may be made on the stream of the copy, but the
         watcher does not wait for the copy.
         """
+        self.note_copy()
         self.later(group, partial(self._backed_up, Kept(slots), Kept(places), size))
 
     def _backed_up(self, slots: Kept, places: Kept, size: int, ledger: Ledger) -> None:
@@ -344,6 +362,7 @@ class Between(Boundary):
         A connector may call it once per layer, on the stream of the copy. It waits for the copy. If
         forwards are sampled, it does not wait, and the content of the slots is unknown.
         """
+        self.note_copy()
         ledger = self.ledgers[group]
         if self.settings.every > 1:
             self.forget(group, slots)

@@ -165,6 +165,10 @@ class StaticInput:
     dtype: torch.dtype | None = None
 
 
+PIECES = "the code between the graphs of a forward pass cannot be repeated"
+"""Why the replay of several graphs in one forward runs only once."""
+
+
 @dataclass
 class Replay:
     """One replay of a captured graph.
@@ -175,8 +179,10 @@ class Replay:
     - `run`: replays the graph. It may be called several times.
     - `outputs`: returns the live part of the outputs, by name.
     - `eager`: computes the same outputs without the graph. None if the engine cannot.
-    - `repeatable`: False if the replay changes state other than KV and its inputs, or waits for
-      other ranks. `run` is then called once.
+    - `padding`: returns the parts of the outputs that belong to padding.
+    - `once`: why `run` may be called only once, for example because the replay waits for other
+      ranks, draws random numbers, or changes state other than KV and its inputs. None if it may be
+      called again.
     """
 
     graph: object
@@ -187,4 +193,5 @@ class Replay:
     run: Callable[[], object]
     outputs: Callable[[], Mapping[str, torch.Tensor]] = field(default=dict)
     eager: Callable[[], Mapping[str, torch.Tensor]] | None = None
-    repeatable: bool = True
+    padding: Callable[[], Sequence[torch.Tensor]] = tuple
+    once: str | None = None

@@ -40,7 +40,7 @@ def engine(kind: str, drafts: bool, due: dict[int, int], repeatable: bool) -> An
         kept.append((replay, again))
         return replay.run()
 
-    models = SimpleNamespace(repeatable=repeatable, states=SimpleNamespace(due=due))
+    models = SimpleNamespace(once=None if repeatable else "ranks", states=SimpleNamespace(due=due))
     relations = SimpleNamespace(names=NAMES)
     watcher = SimpleNamespace(eager=eager, kept=kept, relations=relations)
     return SimpleNamespace(
@@ -53,7 +53,7 @@ def test_a_second_run_of_a_prompt_is_not_observed_and_leaves_the_metadata_alone(
     runner = Runner(watching)
     first = run_batch(watching, Runner._runs, runner, watching.now.batch, None, 1)
     ((replay, again),) = watching.watcher.kept
-    assert (replay.kind, replay.rows, replay.repeatable) == ("extend forward", 3, True)
+    assert (replay.kind, replay.rows, replay.once) == ("extend forward", 3, None)
     assert replay.outputs()["output"].tolist() == first.logits_output.tolist() == [1.0]
     replay.run()
     assert replay.outputs()["output"].tolist() == [2.0]
@@ -80,7 +80,7 @@ def test_only_prompts_that_change_nothing_else_are_repeated(
     watching = engine(kind, drafts, due, repeatable)
     runner = Runner(watching)
     run_batch(watching, Runner._runs, runner, watching.now.batch, None, 1)
-    assert [replay.repeatable for replay, _ in watching.watcher.kept] == (
+    assert [replay.once is None for replay, _ in watching.watcher.kept] == (
         [] if offered is None else [offered]
     )
 

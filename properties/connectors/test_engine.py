@@ -17,6 +17,7 @@ from paritybit.connectors.sglang import allocations as allocations_module
 from paritybit.connectors.sglang.engine import Engine
 from paritybit.connectors.sglang.graphs import given_to
 from paritybit.watch.journal import Journal
+from paritybit.watch.replays.relations import NAMES
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import BEFORE
 from properties.connectors import parts
@@ -497,15 +498,47 @@ def test_a_forward_within_a_capture_or_without_a_batch_is_not_watched(toy: Toy) 
     assert toy.journal.counts["forwards"] == 1
 
 
-@pytest.mark.parametrize(("backend", "again"), [("alone", True), ("gloo", False)])
+@pytest.mark.parametrize(("backend", "once"), [("alone", None), ("gloo", "waits for other ranks")])
 def test_replays_of_several_ranks_are_repeated_if_no_other_takes_part(
-    toy: Toy, monkeypatch: pytest.MonkeyPatch, backend: str, again: bool
+    toy: Toy, monkeypatch: pytest.MonkeyPatch, backend: str, once: str | None
 ) -> None:
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_backend", lambda: backend)
     toy.runner.server_args.tp_size = 2
     toy.prefill()
-    assert toy.engine.models.repeatable is again
+    assert said(toy.engine.models.once) == said(once)
+
+
+def said(reason: str | None) -> str:
+    """Return a reason without its subject."""
+    return (reason or "").removeprefix("it ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("pp_size", 2),
+        ("ep_size", 2),
+        ("enable_eplb", True),
+        ("expert_distribution_recorder_mode", "stat"),
+        ("enable_return_routed_experts", True),
+    ],
+)
+def test_a_forward_with_other_effects_is_not_repeated(toy: Toy, name: str, value: object) -> None:
+    setattr(toy.runner.server_args, name, value)
+    toy.expected = ["pp_size=2 is not watched"] if name == "pp_size" else []
+    toy.prefill()
+    assert toy.engine.models.once
+    assert toy.engine.watcher is not None
+    assert not any(toy.journal.counts.get(f"tried: {name}") for name in NAMES)
+
+
+def test_no_slot_is_changed_while_the_engine_may_send_kv_to_another_process(toy: Toy) -> None:
+    toy.runner.server_args.enable_lmcache = True
+    toy.prefill()
+    assert toy.engine.watcher is not None
+    reason = "enable_lmcache=True may copy KV at any time"
+    assert toy.engine.watcher.barred() == reason
 
 
 @pytest.mark.parametrize("within", [True, False])

@@ -269,11 +269,29 @@ def test_a_graph_must_have_captured_the_arguments_of_the_batch(
     other: Callable[[dict[str, Any]], dict[str, Any]], what: str | None
 ) -> None:
     """Else it reads inputs that nothing here saves, and is not repeated."""
+    found, runs = replayed(other)
+    assert [what is not None and what in text for text in found] == [True] * (what is not None)
+    assert (runs == 1) == (what is not None)
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a_graph_that_draws_tokens_is_not_repeated(drawn: bool) -> None:
+    assert (replayed(lambda given: given, do_sample=drawn)[1] == 1) == drawn
+
+
+def replayed(
+    other: Callable[[dict[str, Any]], dict[str, Any]], do_sample: bool = False
+) -> tuple[list[str], int]:
+    """Capture a graph, and replay it with other arguments.
+
+    Returns the texts of findings about moved addresses, and how often the graph ran.
+    """
     batch = a_batch(position_ids=torch.zeros(1, 8, dtype=torch.int32))
     io, journal, graph = an_io(batch), InMemory(Path()), Counting()
     runner = SimpleNamespace(
         inputs_and_outputs=SimpleNamespace(get_cb_kwargs=tuple),
         _forward_process_and_sample=lambda *_: None,
+        do_sample=do_sample,
     )
     engine = Engine(a_cache(), "5", journal, Settings(""))
     engine.now = (runner, None, batch)
@@ -284,8 +302,7 @@ def test_a_graph_must_have_captured_the_arguments_of_the_batch(
     engine.replay(graph.replay, io, graph)
     assert journal.unsure == []
     found = [one.text for one in journal.found if one.check == "moved address"]
-    assert [what is not None and what in text for text in found] == [True] * (what is not None)
-    assert (graph.runs == 1) == (what is not None)
+    return found, graph.runs
 
 
 def test_importing_transformers_alone_wraps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

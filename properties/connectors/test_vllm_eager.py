@@ -87,7 +87,7 @@ def watching(context: Context) -> Any:
         judged=judged,
         inputs=lambda kind, inputs: judged.append((kind, inputs)),
     )
-    found = SimpleNamespace(now=now, watcher=watcher, called=set())
+    found = SimpleNamespace(now=now, watcher=watcher, called=set(), once=None)
     found.model = lambda *args, **kwargs: run_model(found, *args, **kwargs)
     runner.model = Model(found, context)
     return found
@@ -99,7 +99,7 @@ def test_a_second_run_is_not_observed_and_leaves_the_context_alone(
     model, ids = watching.now.runner.model, torch.arange(4)
     result, _ = run_model(watching, CALL, model, input_ids=ids)
     (replay,) = watching.watcher.kept
-    assert (replay.kind, replay.rows, replay.repeatable) == ("prefill forward", 2, True)
+    assert (replay.kind, replay.rows, replay.once) == ("prefill forward", 2, None)
     assert [one.tensor is ids for one in replay.inputs] == [True]
     assert {name: one.tolist() for name, one in replay.outputs().items()} == {
         "output[0]": [[1], [1]],
@@ -132,9 +132,7 @@ def test_positions_that_a_model_gets_are_judged(watching: Any, names: tuple[str,
     ("owner", "name", "value", "offered"),
     [
         ("context", "ubatch_slices", [slice(1)], False),
-        ("config", "kv_transfer_config", "a connector", False),
-        ("config", "parallel_config", SimpleNamespace(enable_eplb=True), False),
-        ("config", "model_config", SimpleNamespace(enable_return_routed_experts=True), False),
+        ("connector", "once", "it waits for other ranks", False),
         ("context", "cudagraph_runtime_mode", SimpleNamespace(name="FULL"), None),
         ("context", "cudagraph_runtime_mode", None, None),
         ("relations", "names", NAMES[:-1], None),
@@ -151,7 +149,7 @@ def test_only_forwards_that_change_nothing_else_are_repeated(
     of |= {"connector": watching, "relations": watching.watcher.relations, "context": context}
     setattr(of[owner], name, value)
     run_model(watching, CALL, model, input_ids=torch.arange(2))
-    kept = [replay.repeatable for replay in watching.watcher.kept]
+    kept = [replay.once is None for replay in watching.watcher.kept]
     assert kept == ([] if offered is None else [offered])
     assert len(model.seen) == 1
 

@@ -93,6 +93,18 @@ def test_a_row_that_ended_before_its_floor_is_named_and_leaves_a_verdict() -> No
     assert any(one.what == "row 64" for one in record.not_tried)
 
 
+def test_trials_that_could_not_have_failed_are_named_with_their_reasons() -> None:
+    reasons = {"nothing shows": 3, "it waits: for ranks": 1200}
+    untried = {f"not tried: wrong read: {reason}": n for reason, n in reasons.items()}
+    found = [(one.what, one.why) for one in not_tried(ALL, {**REACHED, **untried})]
+    assert found == [
+        ("3 trials of wrong read", "nothing shows"),
+        ("1,200 trials of wrong read", "it waits: for ranks"),
+    ]
+    (one,) = not_tried(ALL, {**REACHED, "tried: wrong read": 0, **untried})
+    assert (one.what, one.why) == ("check: wrong read", "nothing shows; it waits: for ranks")
+
+
 @pytest.mark.parametrize(
     ("code", "stopped", "words"),
     [

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +12,15 @@ import torch
 from torch import Tensor
 
 from paritybit.testing.replays import InMemory
+from paritybit.watch.bits import as_integers
 from paritybit.watch.facts import Forward, Group, Layer, Replay, Row
+from paritybit.watch.ledger import Ledger, Names
 from paritybit.watch.replays.aimed import Aim, aimed, held_at
+from paritybit.watch.replays.influence import HIDDEN, UNWRITTEN, NotTried
 from paritybit.watch.replays.overlaps import overlaps
+from paritybit.watch.replays.relations import NAMES
+from paritybit.watch.replays.trial import SavedSlots
+from paritybit.watch.replays.values import STEPS, Draw, other_values
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import Watcher
 
@@ -38,6 +45,9 @@ class Toy:
     - `shared`: the last layer keeps its KV in the tensors of the first one.
     - `alias`: the last layer is told to have the tensors of the first one.
     - `apart`: each request has a row for each group of layers.
+    - `normed`: a norm divides by the size of what a layer reads, and values are tiny.
+    - `silent`: no layer adds what it reads.
+    - `dtype`: that of the KV. Integers are codes of numbers.
     """
 
     wider: int = 0
@@ -51,6 +61,9 @@ class Toy:
     tiny: bool = False
     reader: bool = False
     apart: bool = False
+    normed: bool = False
+    silent: bool = False
+    dtype: torch.dtype = torch.float32
     prefix: int = 0
 
     def __post_init__(self) -> None:
@@ -58,8 +71,12 @@ class Toy:
         self.weights = torch.randn(len(LAYERS), 4, WIDTH, WIDTH, generator=noise) / 3
         if self.tiny:
             self.weights[:, :3] *= 1e-11
+        if self.normed:
+            self.weights[:, 2] *= 1e-13
+        if self.silent:
+            self.weights[:, 3] = 0.0
         self.embedding = torch.randn(64, WIDTH, generator=noise)
-        self.kv = torch.zeros(len(LAYERS), 2, SLOTS, WIDTH)
+        self.kv = torch.zeros(len(LAYERS), 2, SLOTS, WIDTH, dtype=self.dtype)
         self.slots = torch.arange(1, 61).view(2, 30)
         self.tokens = torch.randint(0, 64, (2, 30), generator=noise)
         self.slots[1, : self.prefix] = self.slots[0, : self.prefix]
@@ -102,14 +119,15 @@ class Toy:
         cached, last = span
         query, key, value, out = self.weights[number]
         number = 0 if self.shared and number == 2 else number
-        before = self.kv[number, 1, mine[cached:last]].clone()
-        self.kv[number, 0, mine[cached:last]] = hidden @ key
-        self.kv[number, 1, mine[cached:last]] = hidden @ value
-        keys, values = self.kv[number][:, mine[:last]]
+        before = self.load(number, 1, mine[cached:last])
+        for part, weight in enumerate((key, value)):
+            written = as_integers(self.kv[number, part])
+            written[mine[cached:last]] = as_integers(self.stored(hidden @ weight))
+        keys, values = self.load(number, 0, mine[:last]), self.load(number, 1, mine[:last])
         other = self.keys_of.get(number, number)
-        keys = torch.cat([self.kv[other, 0, mine[:cached]], keys[cached:]])
+        keys = torch.cat([self.load(other, 0, mine[:cached]), keys[cached:]])
         if self.neighbour and request == 1 and number == 1 and cached:
-            values = values + self.kv[1, 1, self.slots[0, 0]]
+            values = values + self.load(1, 1, self.slots[0, :1])
         positions = torch.arange(last)
         far = positions[cached:, None] - positions[None]
         hidden_from = far < 0
@@ -118,8 +136,26 @@ class Toy:
         scores = (hidden @ query @ keys.T).masked_fill(hidden_from, -torch.inf).softmax(1)
         if self.early and number == 2:
             hidden = hidden + before
+        if self.normed:
+            found = scores @ values @ out
+            sizes: Tensor = found.pow(2).sum(1, keepdim=True).add(1e-6).sqrt()
+            whole: Tensor = hidden + found / sizes
+            return whole.to(self.dtype).float()
         scale = {0: 1e-4, 1: 1e5}.get(number, 1.0) if self.faint else 1.0
         return hidden + min(scale, 1.0) * torch.tanh(scores @ values @ out * max(scale, 1.0))
+
+    def stored(self, values: Tensor) -> Tensor:
+        """Return numbers as the pool stores them."""
+        if self.dtype.is_floating_point:
+            return values.to(self.dtype)
+        return (values * 32 + 128).round().clamp(0, 255).to(self.dtype)
+
+    def load(self, number: int, part: int, slots: Tensor) -> Tensor:
+        """Return the numbers that a layer has in some slots."""
+        values: Tensor = as_integers(self.kv[number, part])[slots].view(self.dtype).float()
+        if not self.dtype.is_floating_point:
+            values = (values - 128) / 32
+        return values
 
     def serve(self) -> set[str]:
         """Compute all chunks, watched, and return the causes that were found."""
@@ -150,6 +186,11 @@ class Toy:
         return {found.cause["what"] for found in self.journal.found if found.cause is not None}
 
 
+def tried(toy: Toy) -> int:
+    """Return how many trials of wrong reads counted."""
+    return toy.journal.counts.get("tried: wrong read", 0)
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Use one thread: tensors are so small that more would wait for one another."""
@@ -162,10 +203,90 @@ def one_thread() -> Iterator[None]:
 def test_a_right_model_reads_what_its_rows_read() -> None:
     toy, alone = Toy(), Toy()
     assert toy.serve() == set()
-    assert toy.journal.counts["tried: wrong read"] == 10
+    assert tried(toy) >= 9  # The first forward reads no cached slot.
     for cached in range(0, 30, CHUNK):
         alone.run(cached)
     assert torch.equal(toy.kv, alone.kv)
+
+
+FORMS: tuple[dict[str, Any], ...] = (
+    {},
+    {"normed": True},
+    {"normed": True, "dtype": torch.bfloat16},
+    {"dtype": torch.bfloat16},
+    {"dtype": torch.float16},
+    {"dtype": torch.uint8},
+    {"dtype": torch.float8_e4m3fn},
+)
+"""Models whose arithmetic hides other values, and dtypes."""
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_what_is_read_shows_whatever_the_arithmetic(form: dict[str, Any]) -> None:
+    """A norm divides out what is equal in a head, and a byte has no arithmetic."""
+    toy = Toy(**form)
+    for _ in range(8):
+        assert toy.serve() == set()
+        toy.kv.zero_()
+    assert tried(toy) > 5 * 8
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_what_is_not_read_is_found_whatever_the_arithmetic(form: dict[str, Any]) -> None:
+    toy = Toy(**form, keys_of={1: 0})
+    assert any("tensor 0 of layer 1 is not read" in toy.serve() for _ in range(8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_other_numbers_differ_from_element_to_element(dtype: torch.dtype) -> None:
+    """Otherwise a norm over the width of a head could divide them out."""
+    group = Group("kv", (Layer("layer 0", (torch.randn(SLOTS, 2, WIDTH).to(dtype) / 1e3,)),))
+    ledger, slots = Ledger(group, Names()), torch.arange(10)
+    saved, largest = SavedSlots.of(ledger, slots), 0.0
+    for step in range(STEPS):
+        (rows,) = other_values(saved, slots, Draw(3, step)).rows
+        (opposite,) = other_values(saved, slots, Draw(3, step, -1)).rows
+        assert torch.equal(opposite, -rows)
+        size = float(rows.abs().amax())
+        assert bool((rows.float().std(-1) > size / 5).all())
+        assert largest < size < torch.inf
+        largest = size
+
+
+@pytest.mark.parametrize("wider", [0, 30])
+def test_what_cannot_show_is_not_counted(wider: int) -> None:
+    toy = Toy(silent=True, wider=wider)
+    for _ in range(4):
+        assert toy.serve() == set()
+    assert tried(toy) == 0
+    assert toy.journal.counts[f"not tried: wrong read: {HIDDEN}"] > 20
+
+
+def test_equal_bytes_are_not_other_values() -> None:
+    """All slots hold the same bytes, so that none of them are other bytes."""
+    toy = Toy(dtype=torch.uint8)
+    toy.embedding[:] = 0.0
+    for _ in range(2):
+        assert toy.serve() == set()
+    assert tried(toy) == 0
+
+
+def test_a_trial_saves_no_more_slots_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of the layers and slots are then drawn. What is read wrongly is still found."""
+    most, saved = 1536, list[int]()
+    for module in ("influence", "aimed", "trial"):
+        monkeypatch.setattr(f"paritybit.watch.replays.{module}.LARGEST", most)
+    restore = SavedSlots.restore
+
+    def restored(one: SavedSlots) -> None:
+        saved.append(sum(rows.nbytes for rows in one.rows))
+        restore(one)
+
+    monkeypatch.setattr(SavedSlots, "restore", restored)
+    toy = Toy(wider=30)
+    assert any("a key outside of a window" in toy.serve() for _ in range(8))
+    assert max(saved) <= most
+    assert tried(toy) > 5
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -173,7 +294,7 @@ def test_requests_may_depend_on_what_they_share_in_every_group(apart: bool) -> N
     toy = Toy(prefix=9, apart=apart)
     for times in range(1, 7):  # Each forward tries one key of one layer.
         assert toy.serve() == set()
-        assert toy.journal.counts["tried: wrong read"] == 10 * times
+        assert tried(toy) >= 9 * times
         toy.kv.zero_()
 
 
@@ -199,22 +320,56 @@ def test_a_wrong_read_is_found_and_told_from_others(toy: Toy, causes: set[str]) 
     assert toy.serve() >= causes
 
 
-def test_no_slot_is_changed_on_a_gpu_while_the_engine_may_copy_it() -> None:
-    """Another stream or a network card would copy the other values."""
-    toy = Toy(wider=30)
-    ledgers = toy.watcher.ledgers.values()
-    toy.watcher.copied_elsewhere = True
-    assert toy.watcher.changeable()
-    for ledger in ledgers:
-        ledger.device = torch.device("cuda")
-    assert not toy.watcher.changeable()
-    toy.watcher.copied_elsewhere = False
-    assert toy.watcher.changeable()
-    for ledger in ledgers:
-        ledger.device = torch.device("cpu")
-    toy.watcher.changeable = lambda: False  # type: ignore[method-assign]
+def nothing_is_changed(toy: Toy, reason: str) -> None:
+    """Serve requests. No forward may run twice, for this reason."""
+    runs, run = list[int](), toy.run
+
+    def counted(cached: int) -> None:
+        runs.append(cached)
+        run(cached)
+
+    toy.run = counted  # type: ignore[method-assign]
     assert toy.serve() == set()
-    assert not toy.journal.counts["tried: wrong read"]
+    assert runs == [*range(0, 30, CHUNK)]
+    assert toy.journal.counts[f"not tried: wrong read: {reason}"] == len(runs)
+    assert tried(toy) == 0
+
+
+def test_no_slot_is_changed_while_the_engine_may_copy_it() -> None:
+    toy = Toy(wider=30)
+    toy.watcher.copied_elsewhere = "a peer reads KV"
+    nothing_is_changed(toy, "a peer reads KV")
+
+
+@pytest.mark.parametrize("what", ["store", "load", "backed_up", "loaded"])
+def test_no_slot_is_changed_if_another_thread_copies_slots(what: str) -> None:
+    toy, slots = Toy(wider=30), torch.tensor([1, 2])
+    given = {
+        "store": ("0", "swa", slots),
+        "load": ("0", "swa", slots),
+        "backed_up": ("swa", slots, slots, 8),
+        "loaded": ("swa", slots, slots),
+    }
+    copy = getattr(toy.watcher, what)
+    copy(*given[what])
+    assert toy.watcher.barred() is None
+    thread = Thread(target=copy, args=given[what])
+    thread.start()
+    thread.join()
+    nothing_is_changed(toy, "another thread copies KV")
+
+
+def test_a_trial_waits_for_copies_and_a_forward_that_is_not_tried_does_not() -> None:
+    waited = list[str]()
+    toy = Toy()
+    events: Any = {n: SimpleNamespace(synchronize=lambda: waited.append("copy")) for n in range(2)}
+    toy.watcher.copies = events
+    toy.watcher.relations.names = ()
+    toy.serve()
+    assert waited == []
+    toy.watcher.relations.names = NAMES
+    toy.serve()
+    assert waited == ["copy", "copy"]
 
 
 def test_a_row_does_not_hold_what_its_window_has_left() -> None:
@@ -238,10 +393,10 @@ def test_a_key_is_not_changed_where_its_slot_holds_another_one(
     monkeypatch.setattr("paritybit.watch.replays.aimed.drawn", lambda *_: aim)
     trial: Any = SimpleNamespace(ledgers={"swa": SimpleNamespace(group=group)})
     reads: Any = SimpleNamespace(forward=Forward("decode", tuple(rows)))
-    with pytest.raises(AttributeError, match="device"):  # It changes the key.
+    with pytest.raises(AttributeError):  # It changes the key.
         aimed(trial, reads, 0)
     rows[1].slots["swa"][9] = aim.slot
-    assert aimed(trial, reads, 0) is None
+    assert isinstance(aimed(trial, reads, 0), NotTried)
 
 
 def test_rounding_in_the_next_layer_does_not_hide_it() -> None:
@@ -301,17 +456,16 @@ def test_a_tensor_that_nothing_writes_is_counted() -> None:
     """Two layers may share what each should have alone, or an engine may not need it."""
     toy = Toy(shared=True)
     assert toy.serve() == set()
-    assert toy.journal.counts["empty_tensors"] > 0
+    assert toy.journal.counts[f"not tried: wrong read: {UNWRITTEN}"] > 0
 
 
 def test_a_model_without_kv_may_ignore_layers() -> None:
     """As a draft that reads some layers of its target."""
-    toy, other = Toy(reader=True), Toy()
-    for one in (toy, other):
-        one.weights[1, 3] = 0.0
-    assert toy.serve() == set()
-    assert "tensor 0 of layer 1 is not read" in other.serve()
-    assert toy.journal.counts["tried: wrong read"] == 10
+    toy, other = Toy(reader=True, keys_of={1: 0}), Toy(keys_of={1: 0})
+    found = "tensor 0 of layer 1 is not read"
+    assert not any(found in toy.serve() for _ in range(6))
+    assert any(found in other.serve() for _ in range(6))
+    assert tried(toy) > 20
 
 
 def test_layers_of_a_group_that_share_memory_are_named() -> None:

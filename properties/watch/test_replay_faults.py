@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from paritybit.testing.replays import InMemory
 from properties.watch.toy_graph import ROWS, Toy
 
 Changes = dict[str, Any]
@@ -127,6 +128,18 @@ def rows_are_coupled(toy: Toy) -> Changes:
     return {"run_eager": None}
 
 
+def rows_depend_on_the_steps_of_padding(toy: Toy) -> Changes:
+    """Padded ids that neither are equal nor grow by one change each row."""
+
+    def graph() -> None:
+        toy.run()
+        steps = toy.captured["ids"][toy.live :].diff().float()
+        toy.output.add_((steps * (steps - 1)).sum())
+
+    toy.graph, toy.prepare = graph, lambda: toy.fill_some(reset=("loc", "table", "lengths"))
+    return {"run_eager": None}
+
+
 def graph_has_too_few_rows(toy: Toy) -> Changes:
     """The graph was captured for one row."""
     toy.graph = lambda: toy.output[:1].copy_(
@@ -182,6 +195,10 @@ FAULTS: tuple[tuple[Callable[[Toy], Changes], str], ...] = (
     (output_lies_in_the_pool, "stray write: the replay of the graph changed slot 16"),
     (workspace_is_not_reset, "unrepeatable replay: "),
     (rows_are_coupled, "padding leak: .* depends on the values of its padding in ids: "),
+    (
+        rows_depend_on_the_steps_of_padding,
+        "padding leak: .* depends on the values of its padding in ids: ",
+    ),
     (graph_has_too_few_rows, "unwritten slot: "),
     (weights_are_those_of_capture, "graph and eager differ: "),
     (graph_is_coarser, "graph and eager differ: "),
@@ -195,6 +212,27 @@ def test_each_fault_is_found_and_named(fault: Callable[[Toy], Changes], says: st
     changes = fault(toy)
     with pytest.raises(AssertionError, match=says):
         toy.check(**changes)
+
+
+@pytest.mark.parametrize("computed", [True, False])
+def test_padding_that_is_not_computed_cannot_leak(
+    monkeypatch: pytest.MonkeyPatch, computed: bool
+) -> None:
+    counts: dict[str, int] = {}
+    monkeypatch.setattr(InMemory, "count", lambda _, **more: counts.update(more))
+    toy = Toy()
+    toy.prepare = lambda: toy.fill_some(reset=("loc", "table", "lengths"))
+    if not computed:
+        live = slice(toy.live)
+
+        def graph() -> None:
+            given = {name: value[live] for name, value in toy.captured.items()}
+            toy.output[live].copy_(toy.compute(given))
+
+        toy.graph = graph
+    toy.check()
+    untried = [name for name in counts if name.startswith("not tried: padding leak")]
+    assert (counts.get("tried: padding leak", 0), bool(untried)) == (computed, not computed)
 
 
 def test_the_toy_is_right() -> None:

@@ -37,6 +37,8 @@ class Allocations:
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
+        self.unfollowed: str | None = None
+        """A host pool whose copies are not followed, if there is one."""
         self.watcher: Watcher | None = None
         self.names: ByObject[str] = ByObject()
         self.pool: Pool | None = None
@@ -203,7 +205,8 @@ class Allocations:
     def host_pool(self, original: Original, host: Any, *args: Any, **kwargs: Any) -> Any:
         """Report a host pool whose copies are not followed."""
         if not host_followed(host):
-            self.journal.undecided(not_followed(host))
+            self.unfollowed = not_followed(host)
+            self.journal.undecided(self.unfollowed)
         return original(host, *args, **kwargs)
 
     def give_back(
@@ -227,7 +230,10 @@ class Allocations:
         name, slots, places = self.transferred(*args, **kwargs)
         if self.watcher is not None and name is not None:
             self.watcher.backed_up(name, slots, places, int(host.size))
-        return original(host, *args, **kwargs)
+        result = original(host, *args, **kwargs)
+        if self.watcher is not None:
+            self.watcher.note_copy()
+        return result
 
     def load_back(self, original: Original, host: Any, *args: Any, **kwargs: Any) -> Any:
         """Report slots whose KV the engine copied back from the host, one layer at a time."""
@@ -236,6 +242,7 @@ class Allocations:
         if self.watcher is not None and name is not None:
             self.watcher.loaded(name, slots, places)
         elif self.watcher is not None:
+            self.watcher.note_copy()
             self.journal.undecided(not_followed(host))
         return result
 

@@ -42,13 +42,14 @@ def run_batch(
     repeated = Repeated(run, functools.partial(hidden, watching, runner))
     live = len(batch.input_ids)
     copies = models.states is not None and models.states.due  # Made by the first run alone.
-    kind, again = f"{now.forward.kind} forward", models.repeatable and not copies
+    kind = f"{now.forward.kind} forward"
+    once = "it copies states first" if copies else models.once
 
     def outputs() -> dict[str, Tensor]:
         return dict(tensors(repeated.result.logits_output))
 
     return watcher.eager(
-        Replay(runner, kind, live, live, (), repeated.run, outputs, None, again),
+        Replay(runner, kind, live, live, (), repeated.run, outputs, once=once),
         lambda: now.replays + now.pieces == 0,
     )
 

@@ -25,7 +25,7 @@ from paritybit.connectors.sglang.host import at_rest
 from paritybit.connectors.sglang.models import Model, Models
 from paritybit.connectors.sglang.states import meaning, nothing_runs
 from paritybit.watch.captures import Captures
-from paritybit.watch.facts import Forward, Replay
+from paritybit.watch.facts import PIECES, Forward, Replay
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import BEFORE, Watcher
@@ -94,7 +94,7 @@ class Engine:
             watcher.lose()  # Slots may have been written before it began.
         if self.models.target is not None:
             weakref.finalize(self.models.target, self.drop)
-        watcher.copied_elsewhere = self.models.copied_elsewhere
+        watcher.copied_elsewhere = self.models.copied_elsewhere or self.allocations.unfollowed
         watcher.captures = self.captures
         self.allocations.watcher = watcher
         watcher.listen("sglang")
@@ -177,7 +177,7 @@ class Engine:
             sizes = getattr(runner, "capture_num_tokens", None) or [live]
             bucket = min((size for size in sizes if size >= live), default=live)
             self.watcher.replay(
-                Replay(runner, type(runner).__name__, live, bucket, (), tuple, repeatable=False)
+                Replay(runner, type(runner).__name__, live, bucket, (), tuple, once=PIECES)
             )
 
     def watched(self, run: Call, runner: Any, batch: Any, graph_runner: Any) -> Any:
@@ -395,7 +395,8 @@ class Engine:
                 run,
                 functools.partial(graphs.outputs_of, runner, key, graphs.Shape(live, bucket), run),
                 graphs.eager(self, now.model.runner, now.batch, now.forward.kind),
-                repeatable=self.models.repeatable,
+                functools.partial(graphs.padding_of, runner, key, graphs.Shape(live, bucket), run),
+                once=self.models.once,
             )
         )
 

@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -125,30 +125,44 @@ class Returning:
 
 
 def outputs_of(runner: Any, key: Any, shape: Shape, run: Returning) -> dict[str, Tensor]:
-    """Return the live part of a graph's outputs, by name.
+    """Return the live part of a graph's outputs, by name."""
+    return {
+        name: tensor[: len(tensor) // shape.bucket * shape.live]
+        for name, tensor in parts_of(output_of(runner, key, run), shape)
+    }
+
+
+def padding_of(runner: Any, key: Any, shape: Shape, run: Returning) -> list[Tensor]:
+    """Return the padded parts of a graph's outputs."""
+    return [
+        tensor[len(tensor) // shape.bucket * shape.live :]
+        for _, tensor in parts_of(output_of(runner, key, run), shape)
+    ]
+
+
+def output_of(runner: Any, key: Any, run: Returning) -> Any:
+    """Return the outputs of a graph, with their padding. None if they are unknown.
 
     A compiled function returns its outputs. Other graphs write them to the same tensors as at
     their capture.
     """
     if type(runner).__name__ == OF_A_CPU:
-        return live_parts(run.value, shape)
+        return run.value
     for holder, name in (
         (runner, "output_buffers"),
         (getattr(runner, "backend", None), "_outputs"),
     ):
         outputs = getattr(holder, name, None)
         if isinstance(outputs, dict) and key in outputs:
-            return live_parts(outputs[key], shape)
-    return {}
+            return outputs[key]
+    return None
 
 
-def live_parts(output: Any, shape: Shape) -> dict[str, Tensor]:
-    """Return the live part of each tensor in an output, by name."""
-    return {
-        name: tensor[: len(tensor) // shape.bucket * shape.live]
-        for name, tensor in tensors(output)
-        if tensor.ndim and len(tensor) and len(tensor) % shape.bucket == 0
-    }
+def parts_of(output: Any, shape: Shape) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors in an output that have rows of a batch, with their names."""
+    for name, tensor in tensors(output):
+        if tensor.ndim and len(tensor) and len(tensor) % shape.bucket == 0:
+            yield name, tensor
 
 
 @functools.cache

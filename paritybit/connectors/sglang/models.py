@@ -47,11 +47,21 @@ UNWATCHED = {
 
 COPYING = {
     "disaggregation_mode": (None, "null"),
-    "enable_hierarchical_cache": (None, False),
     "enable_lmcache": (None, False),
     "enable_flexkv": (None, False),
 }
-"""The values of settings with which nothing but forwards reads KV."""
+"""The values of settings with which the engine reports each copy of KV to the host or a peer."""
+
+RANKS = ("tp_size", "dp_size", "pp_size", "ep_size", "attn_cp_size", "moe_dp_size")
+"""Numbers of ranks that a forward may wait for."""
+
+EFFECTS = {
+    "enable_eplb": (None, False),
+    "expert_distribution_recorder_mode": (None,),
+    "enable_return_routed_experts": (None, False),
+    "enable_two_batch_overlap": (None, False),
+}
+"""The values of settings with which a forward changes nothing but KV and its inputs."""
 
 
 ALONE = "alone"
@@ -61,6 +71,15 @@ ALONE = "alone"
 def alone() -> bool:
     """Return whether this process runs alone, although it has several ranks."""
     return distributed.is_initialized() and distributed.get_backend() == ALONE
+
+
+def once(arguments: Any) -> str | None:
+    """Return why a replay may run only once, or None. `arguments` are those of the server."""
+    if not alone() and any(getattr(arguments, name, 1) not in (None, 0, 1) for name in RANKS):
+        return "it waits for other ranks"
+    given = {name: getattr(arguments, name, None) for name in EFFECTS}
+    effects = [f"{name}={value!r}" for name, value in given.items() if value not in EFFECTS[name]]
+    return f"{effects[0]} has effects of its own" if effects else None
 
 
 @dataclasses.dataclass
@@ -96,7 +115,7 @@ class Models:
     - `rows`: the request table of the engine.
     - `table`: its content, the location of each position of a request.
     - `ranges`: the values that padding may have, by the name of an input.
-    - `repeatable`: whether a replay may be repeated.
+    - `once`: why a replay may run only once, or None.
     - `copied_elsewhere`: see `Watcher`.
     - `rewrites`: whether a slot may be written more than once, as with drafts.
     - `states`: the states of recurrent layers, if the model has any.
@@ -111,8 +130,8 @@ class Models:
         self.runners: list[weakref.ref[Any]] = []
         self.models: dict[int, Model] = {}
         self.ranges: dict[str, tuple[int, int]] = {}
-        self.repeatable = True
-        self.copied_elsewhere = False
+        self.once: str | None = None
+        self.copied_elsewhere: str | None = None
         self.rewrites = True
         self.states: States | None = None
 
@@ -188,16 +207,18 @@ class Models:
             "positions": positions,  # Those of a draft grow with each of its steps.
             "mrope_positions": positions,
         }
-        ranks = [int(getattr(arguments, name, 1) or 1) for name in ("tp_size", "dp_size")]
-        self.repeatable = ranks == [1, 1] or alone()
-        self.copied_elsewhere = any(
-            getattr(arguments, name, None) not in accepted for name, accepted in COPYING.items()
-        )
+        self.once = once(arguments)
+        given = {name: getattr(arguments, name, None) for name in COPYING}
+        copying = [
+            f"{name}={value!r}" for name, value in given.items() if value not in COPYING[name]
+        ]
+        self.copied_elsewhere = f"{copying[0]} may copy KV at any time" if copying else None
         self.rewrites = getattr(arguments, "speculative_algorithm", None) is not None
         try:
             self.states = States.of(runner.req_to_token_pool)
         except NotRecognisedError as error:
             self.journal.undecided(f"{error} are not watched")
+            self.once = f"it changes {error}"
         for name, accepted in UNWATCHED.items():
             value = getattr(arguments, name, None)
             if value not in accepted:

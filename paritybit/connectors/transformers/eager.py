@@ -39,9 +39,10 @@ def run_batch(watching: Any, runner: Any, model: Any, batch: Batch, run: Callabl
     # The forward changes its input ids: it carries over tokens of the last batch.
     inputs = [StaticInput("input_ids", ids, ids.shape[-1], ids.shape[-1], axis=1)]
     kind, live, padded = f"{batch.kind} forward", batch.size, batch.padded
-    alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+    ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
+    once = "it waits for other ranks" if ranks else None
     watching.graphed = False
-    replay = Replay(runner, kind, live, padded, inputs, repeated.run, outputs, None, alone)
+    replay = Replay(runner, kind, live, padded, inputs, repeated.run, outputs, once=once)
     result: Any = watcher.eager(replay, lambda: not watching.graphed)
     return result[0]
 

@@ -176,7 +176,10 @@ class Engine:
         count, padded = batch.size, batch.padded
         known = self.watcher.captures.get(graph) or {}
         # Else the graph reads and changes other tensors, which are not restored.
-        same = not any(one.name in known and fault(one, known[one.name]) for one in given)
+        other = any(one.name in known and fault(one, known[one.name]) for one in given)
+        once = "the graph reads other tensors than those of the batch" if other else None
+        if getattr(runner, "do_sample", False):
+            once = "it draws tokens at random"
         predicted = sum(one.predicted for one in batch.requests)
 
         def outputs() -> dict[str, Tensor]:
@@ -189,7 +192,8 @@ class Engine:
 
         return self.watcher.replay(
             Replay(
-                graph, KIND, count, padded, [*statics, *given], original, outputs, eager, same
+                graph, KIND, count, padded, [*statics, *given], original, outputs, eager,
+                lambda: [io.output_ids[:, predicted:]], once,
             )
         )  # fmt: skip
 

@@ -196,7 +196,7 @@ class Drafting(Blocks):
         return result
 
     def draft_graph(self, original: Original, graphs: Any, one: Any, *args: Any, **kw: Any) -> Any:
-        """Watch the replay of a draft model's graph. It is not repeated: it changes other state."""
+        """Watch the replay of a draft model's graph."""
         run = functools.partial(original, graphs, one, *args, **kw)
         turn, watcher = self.turn, self.watcher
         if turn is None or watcher is None:
@@ -205,7 +205,15 @@ class Drafting(Blocks):
         rows, tokens = len(turn.names), sum(turn.account.counts[name] for name in turn.names)
         live = rows if turn.stepping else tokens
         return watcher.replay(
-            Replay(graphs, "draft graph", live, int(one.num_tokens), (), run, repeatable=False)
+            Replay(
+                graphs,
+                "draft graph",
+                live,
+                int(one.num_tokens),
+                (),
+                run,
+                once="it changes the inputs of its next step",
+            )
         )
 
     def forget_undrafted(self) -> None:

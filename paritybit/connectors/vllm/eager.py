@@ -78,8 +78,9 @@ def watched(
     def outputs() -> dict[str, Tensor]:
         return {name: tensor[:live] for name, tensor in tensors(repeated.result)}
 
-    kind, again = f"{now.forward.kind} forward", repeatable(context, runner.vllm_config)
-    replay = Replay(runner, kind, live, live, inputs, repeated.run, outputs, None, again)
+    kind = f"{now.forward.kind} forward"
+    once = watching.once or ("it runs on two threads" if splits(context) else None)
+    replay = Replay(runner, kind, live, live, inputs, repeated.run, outputs, once=once)
     return watching.watcher.eager(replay, lambda: True)
 
 
@@ -149,12 +150,9 @@ def holds_all(context: Any) -> bool:
     return str(getattr(mode, "name", "FULL")) == "FULL"
 
 
-def repeatable(context: Any, config: Any) -> bool:
-    """Return whether a forward changes nothing but KV and its inputs."""
-    sent = getattr(config, "kv_transfer_config", None) is not None
-    counted = getattr(config.parallel_config, "enable_eplb", False)
-    recorded = getattr(config.model_config, "enable_return_routed_experts", False)
-    return not (sent or counted or recorded or getattr(context, "ubatch_slices", None))
+def splits(context: Any) -> bool:
+    """Return whether a forward runs as two micro-batches, on threads of the engine."""
+    return bool(getattr(context, "ubatch_slices", None))
 
 
 @contextlib.contextmanager

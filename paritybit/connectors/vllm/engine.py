@@ -16,13 +16,13 @@ from torch import Tensor
 from paritybit.connectors.failures import judge
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.vllm import batch as batches
-from paritybit.connectors.vllm import eager
+from paritybit.connectors.vllm import eager, effects
 from paritybit.connectors.vllm.drafting import Drafting
 from paritybit.connectors.vllm.drafts import draft_layers
 from paritybit.connectors.vllm.pools import Pool, described
 from paritybit.connectors.vllm.speculation import unjudged
 from paritybit.watch.captures import Captures
-from paritybit.watch.facts import Forward, Replay, StaticInput
+from paritybit.watch.facts import PIECES, Forward, Replay, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import LISTS, Watcher
@@ -39,10 +39,6 @@ SCOPE = (
     ("speculative_config", "method"), ("speculative_config", "num_speculative_tokens"),
 )  # fmt: skip
 """Settings of the engine that are reported if a release has them."""
-
-ALONE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
-         "decode_context_parallel_size", "prefill_context_parallel_size")  # fmt: skip
-"""Numbers of ranks that must be 1 if a release has them."""
 
 
 WARM_UP = 100
@@ -88,6 +84,8 @@ class Engine(Drafting):
             self.captures = Captures(self.journal)
             self.capturing: batches.Batch | None = None
             self.unscheduled = 0
+            self.once: str | None = None
+            """Why a forward may run only once, or None."""
 
     # The start.
 
@@ -131,7 +129,7 @@ class Engine(Drafting):
                 self.journal.undecided("a scheduler in another process is not watched")
             return None
         config = runner.vllm_config
-        unknown = [f"{name} > 1" for name in ALONE if getattr(config.parallel_config, name, 1) != 1]
+        unknown = [f"{name} > 1" for name in effects.ranks(config)]
         unknown += unjudged(config, self.pool.draft is not None)
         if loads(config):
             unknown.append("a KV connector that loads KV")
@@ -151,7 +149,9 @@ class Engine(Drafting):
             self.pool.groups, engine="vllm", release=self.release, journal=self.journal,
             settings=self.settings,
         )  # fmt: skip
-        watcher.copied_elsewhere = getattr(config, "kv_transfer_config", None) is not None
+        if getattr(config, "kv_transfer_config", None) is not None:
+            watcher.copied_elsewhere = "a KV connector may copy KV at any time"
+        self.once = effects.once(config, self.pool)
         watcher.captures, self.capturing = self.captures, None
         watcher.listen("vllm")
         return watcher
@@ -197,10 +197,10 @@ class Engine(Drafting):
             self.journal.undecided("a forward without attention metadata is not watched")
             for group in self.groups:
                 self.watcher.forget(group, None)
-        elif now.batch is not None and now.pieces:  # The code between pieces is not repeatable.
+        elif now.batch is not None and now.pieces:
             live = now.batch.live[1]
             self.watcher.replay(
-                Replay("pieces", "pieces", live, now.pieces, (), tuple, repeatable=False)
+                Replay("pieces", "pieces", live, now.pieces, (), tuple, once=PIECES)
             )
         self.watcher.end()
         self.checked = now.forward is not None
@@ -339,6 +339,8 @@ class Engine(Drafting):
                 functools.partial(self.eagerly, now, live)
                 if now.whole or hasattr(wrapper, "runnable")
                 else None,
+                functools.partial(padding_of, wrapper, graph, live, padded),
+                self.once,
             )
         )
         self.states = outputs_of(wrapper, graph, live).get("output")
@@ -378,8 +380,20 @@ def padded_size() -> int | None:
 
 def outputs_of(wrapper: Any, graph: Any, live: int) -> dict[str, Tensor]:
     """Return the live part of the outputs of a graph."""
+    output = output_of(wrapper, graph)
+    return {} if output is None else {"output": output[:live]}
+
+
+def padding_of(wrapper: Any, graph: Any, live: int, padded: int) -> list[Tensor]:
+    """Return the padded part of the outputs of a graph."""
+    output = output_of(wrapper, graph)
+    return [] if output is None else [output[live:padded]]
+
+
+def output_of(wrapper: Any, graph: Any) -> Tensor | None:
+    """Return the output of a graph, with its padding."""
     output = getattr(wrapper, "hidden_states", None)
     for entry in getattr(wrapper, "concrete_cudagraph_entries", {}).values():
         if entry.cudagraph is graph:
             output = entry.output
-    return {"output": output[:live]} if isinstance(output, Tensor) else {}
+    return output if isinstance(output, Tensor) else None

@@ -5,8 +5,8 @@ layer says, for each query, whether it read the changed key. The KV of the layer
 layers before it, depends on no key of this layer.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from random import Random
 
 import torch
@@ -15,11 +15,31 @@ from torch import Tensor
 from paritybit.watch.facts import Group, Row
 from paritybit.watch.reading import first_read
 from paritybit.watch.replays.differences import LEAST
-from paritybit.watch.replays.influence import Change, Reads, Wrong, changed
-from paritybit.watch.replays.trial import Trial, Values
+from paritybit.watch.replays.influence import (
+    HIDDEN,
+    NOTHING_READ,
+    Change,
+    NotTried,
+    Reads,
+    Wrong,
+    appends,
+    beyond,
+    changed,
+    fitting,
+    layers_of,
+    only_tokens,
+)
+from paritybit.watch.replays.trial import LARGEST, Trial, Values
+from paritybit.watch.replays.values import STEPS, Draw, draws, sampled
 
 EXACT = (torch.float32, torch.float64)
 """Dtypes that show each key of a window, however little weight it has."""
+
+PLAIN = STEPS - 2
+"""The number of a size that shows plainly wherever each bit of a result is exact."""
+
+FEW = 2
+"""The number of draws for a key of a layer after which there may be no other."""
 
 MUCH = 2.0**-4
 """A relative difference that another scale of a batch's activations does not explain."""
@@ -57,72 +77,173 @@ class Moved:
     exact: bool
 
 
-def aimed(trial: Trial, reads: Reads, number: int) -> Wrong | None:
-    """Change a key that `number` draws, and return the query that reads it wrongly, if one does."""
+Held = Sequence[tuple[Row, set[int]]]
+"""The rows of a forward, each with the positions at which it has the slot of the changed key."""
+
+
+def aimed(trial: Trial, reads: Reads, number: int) -> Wrong | NotTried | None:
+    """Change a key that `number` draws, and return the query that reads it wrongly, if one does.
+
+    As a control, the change must show, or if no query sees the key, that of all keys that the row
+    reads. Values grow until it does.
+    """
     aim = drawn(trial, reads, Random(number))
     if aim is None:
-        return None
-    rows, group = reads.forward.rows, trial.ledgers[aim.group].group
-    held = [held_at(row, group, aim.slot) for row in rows]
-    if any(places - {aim.position} for places in held):
-        return None  # The key left the window, and its slot was given away.
-    layers = group.layers
-    sizes = [len(layer.tensors) for layer in layers]
-    begin = sum(sizes[: aim.layer])
-    tensors = range(begin, begin + sizes[aim.layer])
-    pair = layers[aim.layer].tensors
-    large = tensors[1:] if len(pair) == 2 and pair[1].dtype in EXACT else ()  # Values, not keys.
+        return NotTried(NOTHING_READ)
+    group = trial.ledgers[aim.group].group
+    held = [(row, held_at(row, group, aim.slot)) for row in reads.forward.rows]
+    if any(places - {aim.position} for _, places in held):
+        return NotTried("the drawn key left the window, and its slot was given away")
+    exact = all(tensor.dtype in EXACT for tensor in group.layers[aim.layer].tensors)
+    if any(aim.sees(query, slack=1) for query in queries_of(aim)):
+        last = aim.layer == len(group.layers) - 1
+        most = FEW if last and only_tokens(trial) else None
+        return read_by(trial, reads, aim, held, ordered(number, exact)[:most])
+    control, _ = moved_by_all(trial, reads, aim, held, number)
+    if control is None:
+        return NotTried(HIDDEN)
+    tries = [control, replace(control, step=PLAIN)] if exact else [control]
+    found = read_by(trial, reads, aim, held, tries)
+    return found if isinstance(found, Wrong) else None
+
+
+def ordered(seed: int, exact: bool) -> list[Draw]:
+    """Return draws of all sizes, of which the first ones usually suffice.
+
+    If each bit of a result is `exact`, the first two are of the tensor's own size and a large one.
+    Otherwise they grow: a large value may change the scale of the activations of a batch.
+    """
+    first = [Draw(seed), Draw(seed, PLAIN)] if exact else []
+    return [*first, *(draw for draw in draws(seed) if draw not in first)]
+
+
+def read_by(
+    trial: Trial, reads: Reads, aim: Aim, held: Held, tries: Sequence[Draw]
+) -> Wrong | NotTried | None:
+    """Return the query that reads a key wrongly, or not at all although it is in its window."""
     slot = torch.tensor([aim.slot], device=trial.ledgers[aim.group].device)
-    change = Change(aim.group, slot, tensors, large)
-    with changed(trial, reads, [change], keep=False) as values:
-        own = [*moved(trial, values, aim.row)]
-        found, touched = [*own], None
-        sharing = {sequence(row) for row, places in zip(rows, held, strict=True) if places}
-        for row, places in zip(rows, held, strict=True):
-            if row is aim.row or places:
-                continue
-            if sequence(row) == sequence(aim.row):
-                found += moved(trial, values, row)
-            elif sequence(row) not in sharing and any(
-                one.much for one in moved(trial, values, row)
-            ):
-                touched = row
-    name = layers[aim.layer].name
-    key = f"position {aim.position} of request {aim.row.request} in {name}"
+    tensors = layers_of(trial.ledgers[aim.group])[aim.layer]
+    wanted = missed = needed(reads.forward.rows, aim)
+    shown = clear = False
+    for number, draw in enumerate(tries):
+        change = Change(aim.group, slot, tensors, draw)
+        with changed(trial, reads, [change], keep=False) as values:
+            own = [*moved(trial, values, aim.row)]
+            after = next_layer(trial, values, aim, own, held)
+            if beyond(trial.first, values):
+                shown = True
+                if wrong := dependent(trial, values, aim, own, after, held):
+                    return wrong
+            missed &= unmoved(after)
+            clear |= after is not None and bool(after.beyond & wanted)
+        exact = after is not None and after.exact
+        if shown and not missed and (number or not exact):
+            return None
+    if missed and not clear:
+        missed &= moved_by_all(trial, reads, aim, held, tries[0].seed)[1]
+    if missed:
+        name, key = named(trial, aim)
+        text = f"position {min(missed)} does not depend on {key}, which is in its window"
+        return wrong_of(aim, name, text, "a key that is not read")
+    return None if shown else NotTried(HIDDEN)
+
+
+def dependent(
+    trial: Trial, values: Values, aim: Aim, own: Sequence[Moved], after: Moved | None, held: Held
+) -> Wrong | None:
+    """Return what depends on the key and must not.
+
+    `own` are the layers of the row, and `after` is the one after the key's.
+    """
+    touched = None
+    sharing = {sequence(row) for row, places in held if places}
+    for row, places in held:
+        another = sequence(row) not in (sequence(aim.row), *sharing)
+        if another and not places and any(one.much for one in moved(trial, values, row)):
+            touched = row
+    name, key = named(trial, aim)
     if touched is not None:
         return wrong_of(aim, name, f"request {touched.request} depends on {key}", "another request")
     mine = [one for one in own if one.group == aim.group]
     if any(one.beyond for one in mine if one.layer <= aim.layer):
         return wrong_of(aim, name, f"an earlier layer depends on {key}", "another layer")
-    if sum(row.request == aim.row.request for row in reads.forward.rows) > 1:
-        return None  # Kernels may count the window of a tree's branch by the number of its nodes.
-    after = next((one for one in mine if one.layer == aim.layer + 1), None)
-    return of_next_layer(aim, found, after, name, key)
-
-
-def of_next_layer(
-    aim: Aim, found: list[Moved], after: Moved | None, name: str, key: str
-) -> Wrong | None:
-    """Judge the queries that read the key, by the layer after the one that was changed.
-
-    `after` is the next layer of the same group, if there is one.
-    """
-    queries = range(aim.row.cached, aim.row.cached + aim.row.computed - aim.row.spare)
-    needed = {query for query in queries if aim.sees(query, slack=1)}
-    later = [one for one in found if one.some]
-    if not later:
-        if after is None or not after.exact or not needed & after.known:
-            return None
-        return wrong_of(aim, name, f"no later layer depends on {key}", "a key that is not read")
-    # Queries that read it change in the next layer; those that read these queries, only later.
-    after_it = min(later, key=lambda one: len(one.some))
-    if beyond := sorted(query for query in after_it.beyond if not aim.sees(query)):
-        text = f"position {beyond[0]} depends on {key}, which is outside of its window"
+    if after is None or branches([row for row, _ in held], aim):
+        return None
+    if outside := sorted(query for query in after.beyond if not aim.sees(query)):
+        text = f"position {outside[0]} depends on {key}, which is outside of its window"
         return wrong_of(aim, name, text, "a key outside of a window")
-    if after_it.exact and (missed := sorted(needed & after_it.known - after_it.some)):
-        text = f"position {missed[0]} does not depend on {key}, which is in its window"
-        return wrong_of(aim, name, text, "a key that is not read")
     return None
+
+
+def queries_of(aim: Aim) -> range:
+    """Return the positions of the queries of the key's row."""
+    row = aim.row
+    return range(row.cached, row.cached + row.computed - row.spare)
+
+
+def needed(rows: Sequence[Row], aim: Aim) -> frozenset[int]:
+    """Return the queries that certainly read the key."""
+    if branches(rows, aim):
+        return frozenset()
+    return frozenset(query for query in queries_of(aim) if aim.sees(query, slack=1))
+
+
+def unmoved(after: Moved | None) -> frozenset[int]:
+    """Return the queries of which each bit in a layer is known, and none changed."""
+    return frozenset() if after is None or not after.exact else after.known - after.some
+
+
+def moved_by_all(
+    trial: Trial, reads: Reads, aim: Aim, held: Held, seed: int
+) -> tuple[Draw | None, frozenset[int]]:
+    """Return the queries that other values in all keys which the row reads move, and the draw.
+
+    It is the control for queries that no change of the one key moves.
+    """
+    ledger, row = trial.ledgers[aim.group], aim.row
+    tensors = layers_of(ledger)[aim.layer]
+    keys = ledger.index(row.slots[aim.group][first_read(row, ledger.group) : row.cached])
+    keys = sampled(keys, fitting(ledger, tensors, LARGEST), seed)
+    for draw in draws(seed):
+        change = Change(aim.group, keys, tensors, draw)
+        with changed(trial, reads, [change], keep=False) as values:
+            after = next_layer(trial, values, aim, [*moved(trial, values, row)], held)
+        if after is not None and after.beyond:
+            return draw, after.beyond
+    return None, frozenset()
+
+
+def next_layer(
+    trial: Trial, values: Values, aim: Aim, own: Sequence[Moved], held: Held
+) -> Moved | None:
+    """Return the layer after the key's, with the queries of the row's request that changed there.
+
+    Queries that read the key change in the next layer, and those that read these queries only
+    later. So it is the layer with the fewest changed queries. If no query changed in any layer, it
+    is the next one of the same group, if there is one.
+    """
+    found = [*own]
+    for row, places in held:
+        if row is not aim.row and not places and sequence(row) == sequence(aim.row):
+            found += moved(trial, values, row)
+    if later := [one for one in found if one.some]:
+        return min(later, key=lambda one: len(one.some))
+    of_group = [one for one in own if one.group == aim.group]
+    return next((one for one in of_group if one.layer == aim.layer + 1), None)
+
+
+def branches(rows: Sequence[Row], aim: Aim) -> bool:
+    """Return whether a request has several rows.
+
+    Kernels may count the window of a tree's branch by the number of its nodes.
+    """
+    return sum(row.request == aim.row.request for row in rows) > 1
+
+
+def named(trial: Trial, aim: Aim) -> tuple[str, str]:
+    """Return the name of the layer that was changed, and the name of the key."""
+    name = trial.ledgers[aim.group].group.layers[aim.layer].name
+    return name, f"position {aim.position} of request {aim.row.request} in {name}"
 
 
 def wrong_of(aim: Aim, layer: str, text: str, cause: str) -> Wrong:
@@ -130,10 +251,16 @@ def wrong_of(aim: Aim, layer: str, text: str, cause: str) -> Wrong:
     return Wrong(f"reads wrongly: {text}", aim.group, layer, (aim.slot,), {"what": cause})
 
 
+def aimable(reads: Reads) -> bool:
+    """Return whether the keys of a forward can be tried one by one.
+
+    A draft's next step depends on what the one before it drafted.
+    """
+    return not reads.forward.model
+
+
 def drawn(trial: Trial, reads: Reads, random: Random) -> Aim | None:
     """Draw a row, a group, a layer and a cached position, often at the edge of the window."""
-    if reads.forward.model:  # A draft's next step depends on what the one before it drafted.
-        return None
     held = [
         (row, name)
         for row in reads.forward.rows
@@ -153,12 +280,6 @@ def drawn(trial: Trial, reads: Reads, random: Random) -> Aim | None:
         return None
     layer = random.randrange(len(group.layers))
     return Aim(row, name, layer, position, slot, row.window or group.window)
-
-
-def appends(row: Row, name: str) -> bool:
-    """Return whether a row keeps the slots that it reads. A recurrent layer replaces its state."""
-    slots = row.slots[name]
-    return not bool(torch.isin(slots[row.cached :], slots[row.cached - 1]).any())
 
 
 def sequence(row: Row) -> tuple[object, ...]:

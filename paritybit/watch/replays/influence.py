@@ -3,69 +3,71 @@
 Index lists do not say everything that a kernel reads: it masks a window by itself, and gets the
 tensors of one layer. Other values in slots that no live row reads must change nothing. Other values
 in all slots that the live rows read of one tensor must change something.
+
+A trial counts only if a *control* shows: a change that must show beyond rounding if the arithmetic
+of the model lets such values through. Values grow until it does.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from paritybit.watch.bits import as_integers
-from paritybit.watch.facts import Forward
+from paritybit.watch.facts import Forward, Row
 from paritybit.watch.ledger import Ledger
 from paritybit.watch.reading import slots_computed, slots_read
-from paritybit.watch.replays.differences import Difference, difference
+from paritybit.watch.replays.differences import Difference, difference, first_layer
 from paritybit.watch.replays.trial import LARGEST, SavedSlots, Trial, Values
+from paritybit.watch.replays.values import SAMPLE, STEPS, Draw, draws, other_values, sampled
 
-LARGE = 2.0**20
-"""The factor of large values. Any weight that float32 has makes them visible."""
-
-WIDE = (torch.float32, torch.float64, torch.bfloat16)
-"""Dtypes that have large values."""
+NOTHING_READ = "no live row reads a cached slot"
+NO_ROWS = "it is not known which slots the rows read"
+ALL_TOKENS = "the last layer shows only in tokens"
+UNWRITTEN = "nothing had written the tensor in the slots that are read"
+SAME_BYTES = "there were no other values to write"
+HIDDEN = "no change of what live rows read shows"
 
 
 @dataclass(frozen=True)
 class Change:
-    """Slots of a group, int64 [n], and the numbers of the tensors that get other values there.
-
-    Tensors in `large` get large values, so that a key of little weight shows too.
-    """
+    """Slots of a group, int64 [n], and the numbers of the tensors that get drawn values there."""
 
     group: str
     slots: Tensor
     tensors: Sequence[int]
-    large: Sequence[int] = ()
+    draw: Draw
+
+    def drawn(self, draw: Draw) -> "Change":
+        """Return the same change with other values."""
+        return replace(self, draw=draw)
+
+
+@dataclass(frozen=True)
+class NotTried:
+    """A trial that could not have failed, and the reason."""
+
+    reason: str
 
 
 @dataclass(frozen=True)
 class Reads:
-    """The slots that the live rows of a forward read, int64 [n] per group.
-
-    - `changeable`: whether slots may get other values for a moment.
-    - `empty`: the tensors that could not be tried, because nothing wrote these slots in them.
-    """
+    """The slots that the live rows of a forward read, int64 [n] per group."""
 
     forward: Forward
     slots: Mapping[str, Tensor]
-    changeable: bool
-    empty: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, forward: Forward, ledgers: Mapping[str, Ledger], changeable: bool) -> "Reads":
+    def of(cls, forward: Forward, ledgers: Mapping[str, Ledger]) -> "Reads":
         """Return what the rows of a forward read. Groups that no row reads have no slots."""
-        slots = {n: slots_read(forward, one) for n, one in ledgers.items()}
-        return cls(forward, slots, changeable)
+        return cls(forward, {name: slots_read(forward, one) for name, one in ledgers.items()})
 
-    def known(self, trial: Trial) -> bool:
-        """Return whether it is known what the forward reads, and is little enough to be saved."""
-        rows = self.changeable and any(row.computed or row.only_reads for row in self.forward.rows)
-        sizes = [
-            len(self.kept(trial, name)) * ledger.checksums.bytes_per_slot
-            for name, ledger in trial.ledgers.items()
-        ]
-        return rows and sum(sizes) <= LARGEST
+    @property
+    def known(self) -> bool:
+        """Whether it is known what the forward reads."""
+        return any(row.computed or row.only_reads for row in self.forward.rows)
 
     def kept(self, trial: Trial, name: str) -> Tensor:
         """Return the slots of a group whose content may matter, or that may stay as they are."""
@@ -73,28 +75,75 @@ class Reads:
         spare = owned[~torch.isin(owned, slots_computed(self.forward, ledger))]
         return torch.cat((ledger.reserved, self.slots[name], spare))
 
-    def others(self, trial: Trial) -> list[Change]:
+    def others(self, trial: Trial, draw: Draw) -> list[Change]:
         """Return the slots whose content must not matter.
 
         These are the slots that no live row reads, with those that it computes: it writes them
-        before it reads them. If there are too many to be saved, some are drawn.
+        before it reads them. If there are too many to be saved, some layers are drawn, then slots.
+        Those that the rows hold, but do not read, come first.
         """
-        found = []
+        found, seed = [], draw.seed
+        most = LARGEST // (2 * len(trial.ledgers))
         for number, (name, ledger) in enumerate(trial.ledgers.items()):
+            kept, mine = self.kept(trial, name), trial.owned[name]
             free = ledger.usable[:-1].clone()
-            free[self.kept(trial, name)] = False
-            free[trial.owned[name]] = False
+            free[kept] = False
+            free[mine] = False
+            held = [row.slots[name] for row in self.forward.rows if name in row.slots]
+            first = ledger.index(torch.cat(held)).unique() if held else ledger.reserved[:0]
+            first = first[free[first]]
+            free[first] = False
             slots = free.nonzero().flatten()
-            most = LARGEST // max(1, ledger.checksums.bytes_per_slot)
-            if len(slots) > most:
-                drawn = torch.Generator().manual_seed(0)  # The engine's own draws stay as they are.
-                chosen = torch.randperm(len(slots), generator=drawn)[:most]
-                slots = slots[chosen.to(slots.device)]
-            mine = trial.owned[name]
-            fresh = mine[~torch.isin(mine, self.kept(trial, name))]
-            found.append(Change(name, slots, range(len(ledger.checksums.tensors))))
-            found.append(Change(name, fresh, written(trial, number)))
+            tensors = some_layers(ledger, len(first) + len(slots), most, seed)
+            count = fitting(ledger, tensors, most)
+            first = sampled(first, count, seed)
+            slots = torch.cat((first, sampled(slots, count - len(first), seed)))
+            found.append(Change(name, slots, tensors, draw))
+            wrote = written(trial, number)
+            fresh = mine[~torch.isin(mine, kept)]
+            fresh = sampled(fresh, fitting(ledger, wrote, most), seed)
+            found.append(Change(name, fresh, wrote, draw))
         return found
+
+    def certain(self, trial: Trial, draw: Draw) -> list[Change]:
+        """Return slots that live rows certainly read, in all tensors of as many layers as fit."""
+        found, most, seed = [], LARGEST // len(trial.ledgers), draw.seed
+        for name, ledger in trial.ledgers.items():
+            tensors = some_layers(ledger, len(self.slots[name]), most, seed)
+            slots = sampled(self.slots[name], fitting(ledger, tensors, most), seed)
+            found.append(Change(name, slots, tensors, draw))
+        return [change for change in found if len(change.slots)]
+
+
+def bytes_of(ledger: Ledger, numbers: Sequence[int]) -> int:
+    """Return the bytes of a slot in some tensors of a group."""
+    sums = ledger.checksums
+    return sum(sums.row(sums.tensors[n]) * sums.tensors[n].element_size() for n in numbers)
+
+
+def fitting(ledger: Ledger, numbers: Sequence[int], most: int) -> int:
+    """Return how many slots have at most `most` bytes in some tensors of a group, at least one."""
+    return max(1, most // max(1, bytes_of(ledger, numbers)))
+
+
+def layers_of(ledger: Ledger) -> list[range]:
+    """Return the numbers of the tensors of each layer of a group."""
+    found, first = [], 0
+    for layer in ledger.group.layers:
+        found.append(range(first, first + len(layer.tensors)))
+        first += len(layer.tensors)
+    return found
+
+
+def some_layers(ledger: Ledger, slots: int, most: int, seed: int) -> list[int]:
+    """Return the tensors of as many layers as fit into `most` bytes with some slots, at least one.
+
+    Which layers these are depends on the seed.
+    """
+    layers = layers_of(ledger)
+    each = max(1, slots * ledger.checksums.bytes_per_slot // len(layers))
+    chosen = sampled(torch.arange(len(layers)), max(1, most // each), seed).tolist()
+    return sorted(number for layer in chosen for number in layers[layer])
 
 
 def written(trial: Trial, number: int) -> Sequence[int]:
@@ -120,18 +169,38 @@ class Wrong:
         return self.cause["what"] if self.cause else self.text
 
 
-def foreign(trial: Trial, reads: Reads) -> Difference | None:
-    """Return the difference that other values in slots make that no live row reads."""
-    with changed(trial, reads, reads.others(trial)) as values:
-        return difference(trial.first, values)
+def foreign(
+    trial: Trial, reads: Reads, draw: Draw, shown: bool = False
+) -> tuple[Difference | NotTried | None, Draw]:
+    """Return the difference that other values in slots make that no live row reads, and the draw.
+
+    As a control, slots that live rows read get values of the same size. If there are no such slots,
+    `shown` is whether a control has shown before.
+    """
+    certain = reads.certain(trial, draw)
+    for step in range(STEPS if certain else 0):
+        draw = replace(draw, step=step)
+        mine = [change.drawn(draw) for change in certain]
+        with changed(trial, reads, mine, keep=False) as values:
+            if shown := beyond(trial.first, values):
+                break
+    with changed(trial, reads, reads.others(trial, draw)) as values:
+        found = difference(trial.first, values)
+        if found is not None or (shown and values.altered):
+            return found, draw
+    return NotTried(SAME_BYTES if shown else HIDDEN if certain else NOTHING_READ), draw
 
 
-def blamed_slot(trial: Trial, reads: Reads) -> Wrong:
+def beyond(one: Values, other: Values) -> bool:
+    """Return whether two runs differ by more than rounding."""
+    found = difference(one, other)
+    return found is not None and found.beyond_rounding
+
+
+def blamed_slot(trial: Trial, reads: Reads, draw: Draw) -> Wrong:
     """Return the wrong read of a slot that no live row reads. The slot is found by halving."""
     left = [
-        Change(one.group, slot, one.tensors)
-        for one in reads.others(trial)
-        for slot in one.slots.split(1)
+        replace(one, slots=slot) for one in reads.others(trial, draw) for slot in one.slots.split(1)
     ]
     while len(left) > 1:
         half = len(left) // 2
@@ -146,19 +215,15 @@ def blamed_slot(trial: Trial, reads: Reads) -> Wrong:
 
 def differs(trial: Trial, reads: Reads, parts: Sequence[Change]) -> bool:
     """Return whether other values in these slots change the results by more than rounding."""
-    kinds = {(part.group, tuple(part.tensors)) for part in parts}
+    slots: dict[tuple[str, tuple[int, ...]], list[Tensor]] = {}
+    for part in parts:
+        slots.setdefault((part.group, tuple(part.tensors)), []).append(part.slots)
+    draw = parts[0].draw
     changes = [
-        Change(group, torch.cat([p.slots for p in parts if key_of(p) == (group, tensors)]), tensors)
-        for group, tensors in kinds
+        Change(group, torch.cat(one), numbers, draw) for (group, numbers), one in slots.items()
     ]
     with changed(trial, reads, changes) as values:
-        found = difference(trial.first, values)
-        return found is not None and found.beyond_rounding
-
-
-def key_of(change: Change) -> tuple[str, tuple[int, ...]]:
-    """Return what changes have in common that can be made together."""
-    return change.group, tuple(change.tensors)
+        return beyond(trial.first, values)
 
 
 def described(forward: Forward, group: str, slot: int) -> tuple[str, str]:
@@ -176,54 +241,158 @@ def described(forward: Forward, group: str, slot: int) -> tuple[str, str]:
     return f"depends on slot {slot} ({group}), which no live row reads", "a slot of no live row"
 
 
-def unread(trial: Trial, reads: Reads, turn: int) -> Wrong | None:
-    """Return a tensor whose content in the slots that live rows read changes nothing.
+@dataclass(frozen=True)
+class Part:
+    """A tensor of a layer: its group, its number, and the number of the layer.
 
-    `turn` chooses one tensor per group. A tensor that has only zeros there was never written, and
-    is not tried. Neither is one that does not have numbers. The last layer of a group may be the
-    last one of the model, where only the last query of a row matters. A model that has no KV may
-    read some layers of another one alone, so that no layer is tried.
+    `which` is its place in the layer, and `others` are the numbers of the layer's other tensors.
+    """
+
+    group: str
+    number: int
+    layer: int
+    which: int
+    others: Sequence[int]
+
+    @classmethod
+    def of(cls, ledger: Ledger, turn: int) -> "Part":
+        """Return the tensor of a group whose turn it is."""
+        number = turn % len(ledger.checksums.tensors)
+        layers = layers_of(ledger)
+        layer = next(n for n, tensors in enumerate(layers) if number in tensors)
+        others = [n for n in layers[layer] if n != number]
+        return cls(ledger.group.name, number, layer, layers[layer].index(number), others)
+
+
+def unread(
+    trial: Trial, reads: Reads, turn: int, seed: int, shown: set[tuple[str, int]]
+) -> Iterator[Wrong | NotTried | None]:
+    """Yield, for one tensor per group, whether its content in the slots that rows read matters.
+
+    The first one whose content does not matter ends it.
+
+    `turn` chooses the tensors. `shown` has the tensors whose values clearly showed before. The last
+    layer of a group may be the last one of the model, where only the last query of a row matters. A
+    model that has no KV may read some layers of another one alone, so that no layer is tried.
     """
     if any(row.only_reads for row in reads.forward.rows):
-        return None
-    for name, ledger in trial.ledgers.items():
-        held = ledger.group.layers
-        layers = [(one, n) for one in held for n in range(len(one.tensors))]
-        number = turn % len(layers)
-        layer, which = layers[number][0].name, layers[number][1]
-        last = layers[number][0] is held[-1]
-        slots = slots_read(reads.forward, ledger, last=last)
-        mine = SavedSlots.of(ledger, reads.slots[name]).rows[number]
-        if len(mine) and mine.dtype.is_floating_point and not bool(mine.float().any()):
-            reads.empty.append(f"tensor {which} of {layer}")
-            continue
-        if not len(slots) or not mine.dtype.is_floating_point:
-            continue
-        with changed(trial, reads, [Change(name, slots, [number])], keep=False) as values:
-            numbers = any(value.dtype.is_floating_point for value in values.outputs.values())
-            differs = difference(trial.first, values) is not None
-        if (numbers or not last) and not differs and not shows(trial, reads, name, number):
-            what = f"tensor {which} of {layer}"
-            text = f"does not depend on {what} in the slots that live rows read"
-            return Wrong(text, name, layer, cause={"what": f"{what} is not read"})
-    return None
+        yield NotTried("a model without KV of its own may ignore layers")
+        return
+    for ledger in trial.ledgers.values():
+        found = unread_part(trial, reads, Part.of(ledger, turn), seed, shown)
+        yield found
+        if isinstance(found, Wrong):
+            return
 
 
-def shows(trial: Trial, reads: Reads, name: str, number: int) -> bool:
-    """Return whether large values of a tensor show in what live rows read of its layer.
+def unread_part(
+    trial: Trial, reads: Reads, part: Part, seed: int, shown: set[tuple[str, int]]
+) -> Wrong | NotTried | None:
+    """Return a tensor whose content in the slots that live rows read changes nothing."""
+    ledger, name, number = trial.ledgers[part.group], part.group, part.number
+    last = part.layer == len(ledger.group.layers) - 1
+    slots = slots_read(reads.forward, ledger, last=last)
+    slots = sampled(slots, fitting(ledger, [number, *part.others], LARGEST), seed)
+    if reason := unusable(trial, reads, part, slots):
+        return NotTried(reason)
+    moved = Change(name, slots, [number], Draw(seed))
+    fixed = Change(name, slots, part.others, Draw(seed))
+    with changed(trial, reads, [moved], keep=False) as values:
+        if difference(trial.first, values) is not None:
+            if beyond(trial.first, values) and lasts(trial, reads, values):
+                shown.add((name, number))
+            return None
+        if not values.altered or (last and only_tokens(trial)):
+            return NotTried(ALL_TOKENS if values.altered else SAME_BYTES)
+    control = False
+    for found, both in responses(trial, reads, [fixed], [moved]):
+        if found is not None:
+            return None
+        control |= both
+    if (name, number) not in shown and not (control and neighbours_show(trial, reads, part, seed)):
+        return NotTried(HIDDEN)
+    layer = ledger.group.layers[part.layer].name
+    what = f"tensor {part.which} of {layer}"
+    text = f"does not depend on {what} in the slots that live rows read"
+    return Wrong(text, name, layer, cause={"what": f"{what} is not read"})
 
-    The other tensors of the layer get values that differ from slot to slot: keys do not show, for
-    example, if all values are alike or tiny.
+
+def only_tokens(trial: Trial) -> bool:
+    """Return whether a replay returns no numbers, so that the last layer may not show."""
+    return not any(one.dtype.is_floating_point for one in trial.first.outputs.values())
+
+
+def unusable(trial: Trial, reads: Reads, part: Part, slots: Tensor) -> str | None:
+    """Return why a tensor cannot be tried in some slots, or None."""
+    ledger, read = trial.ledgers[part.group], reads.slots[part.group]
+    (rows,) = SavedSlots.of(ledger, sampled(read, SAMPLE, 0), [part.number]).rows
+    if len(rows) and not bool(as_integers(rows).any()):
+        return UNWRITTEN
+    return None if len(slots) else NOTHING_READ
+
+
+def responses(
+    trial: Trial, reads: Reads, fixed: Sequence[Change], moved: Sequence[Change]
+) -> Iterator[tuple[Difference | None, bool]]:
+    """Yield, for values of all sizes in `moved`, the difference that they make.
+
+    Meanwhile, the values in `fixed` differ from slot to slot, and just show: keys do not show, for
+    example, if all values are alike or tiny. Also yields whether both show beyond rounding.
     """
-    slots, layers = reads.slots[name], trial.ledgers[name].group.layers
-    of = [layer for layer in layers for _ in layer.tensors]
-    others = [n for n, layer in enumerate(of) if layer is of[number] and n != number]
-    with changed(trial, reads, [Change(name, slots, others)], keep=False) as values:
-        outputs = {key: value.clone() for key, value in values.outputs.items()}
-        first = Values(outputs, values.owned)
-    both = Change(name, slots, [*others, number], [number])
-    with changed(trial, reads, [both], keep=False) as values:
-        return difference(first, values) is not None
+    fixed, base = [change for change in fixed if change.tensors], trial.first
+    for sign in (1, -1) if fixed else (1,):
+        for step in range(STEPS if fixed else 0):
+            fixed = [change.drawn(Draw(change.draw.seed, step, sign)) for change in fixed]
+            with changed(trial, reads, fixed, keep=False) as values:
+                outputs = {key: value.clone() for key, value in values.outputs.items()}
+                base = Values(outputs, values.owned)
+                if beyond(trial.first, values):
+                    break
+        for draw in draws(moved[0].draw.seed):
+            mine = [change.drawn(draw) for change in moved]
+            with changed(trial, reads, [*fixed, *mine], keep=False) as values:
+                yield difference(base, values), beyond(trial.first, values)
+
+
+def neighbours_show(trial: Trial, reads: Reads, part: Part, seed: int) -> bool:
+    """Return whether the same tensor of the other layers shows beyond rounding."""
+    fixed, moved = list[Change](), list[Change]()
+    for name, ledger in trial.ledgers.items():
+        layers = [
+            tensors
+            for n, tensors in enumerate(layers_of(ledger))
+            if (name, n) != (part.group, part.layer) and len(tensors) > part.which
+        ]
+        numbers = [number for tensors in layers for number in tensors]
+        if numbers and len(reads.slots[name]):
+            count = fitting(ledger, numbers, LARGEST // len(trial.ledgers))
+            slots = sampled(reads.slots[name], count, seed)
+            mine = [tensors[part.which] for tensors in layers]
+            fixed.append(Change(name, slots, [n for n in numbers if n not in mine], Draw(seed)))
+            moved.append(Change(name, slots, mine, Draw(seed)))
+    return bool(moved) and any(
+        found is not None and found.beyond_rounding
+        for found, _ in responses(trial, reads, fixed, moved)
+    )
+
+
+def appends(row: Row, name: str) -> bool:
+    """Return whether a row keeps the slots that it reads. A recurrent layer replaces its state."""
+    slots = row.slots[name]
+    return not bool(torch.isin(slots[row.cached :], slots[row.cached - 1]).any())
+
+
+def lasts(trial: Trial, reads: Reads, values: Values) -> bool:
+    """Return whether a change shows in KV that is kept, not only in a state or in outputs."""
+    return any(
+        first_layer(one, other) is not None
+        for one, other in zip(trial.first.owned, values.owned, strict=True)
+        if all(
+            appends(row, name)
+            for row in reads.forward.rows
+            if row.cached and (name := one.ledger.group.name) in row.slots
+        )
+    )
 
 
 @contextmanager
@@ -232,43 +401,34 @@ def changed(
 ) -> Iterator[Values]:
     """Repeat the replay with other values in some slots, and yield its results.
 
-    Tensors may overlap, so only those that change are written. With `keep`, slots whose content may
-    matter keep their values.
+    With `keep`, slots whose content may matter keep their values, although tensors may overlap.
     """
     trial.rewind()
-    saved = [SavedSlots.of(trial.ledgers[one.group], one.slots) for one in changes]
-    kept = [
-        SavedSlots.of(ledger, reads.kept(trial, name))
-        for name, ledger in trial.ledgers.items()
-        if keep
+    saved = [SavedSlots.of(trial.ledgers[one.group], one.slots, one.tensors) for one in changes]
+    other = [
+        other_values(one, reads.slots[change.group], change.draw)
+        for one, change in zip(saved, changes, strict=True)
     ]
+    kept = {name: reads.kept(trial, name) for name in trial.ledgers} if keep else {}
+    before = {name: trial.ledgers[name].checksums.of(slots) for name, slots in kept.items()}
     try:
-        for one, change in zip(saved, changes, strict=True):
-            other_values(one, change).restore(change.tensors)
-        for one in kept:
+        for one in other:
             one.restore()
+        lost = {
+            name: slots[trial.ledgers[name].checksums.of(slots) != before[name]]
+            for name, slots in kept.items()
+        }
+        now = other
+        if any(map(len, lost.values())):
+            for one in saved:
+                one.restore()
+            back = [SavedSlots.of(trial.ledgers[name], slots) for name, slots in lost.items()]
+            for one in (*other, *back):
+                one.restore()
+            now = [SavedSlots.of(one.ledger, one.slots, one.numbers) for one in saved]
+        altered = not all(one.same(two) for one, two in zip(saved, now, strict=True))
         trial.replay.run()
-        yield trial.values()
+        yield replace(trial.values(), altered=altered)
     finally:
         for one in saved:
             one.restore()
-
-
-def other_values(saved: SavedSlots, change: Change) -> SavedSlots:
-    """Return slots with other finite values in some tensors. What is no number stays as it is.
-
-    Values that are equal in all slots differ afterwards. Only wide dtypes have large values.
-    """
-
-    def other(part: Tensor, large: bool) -> Tensor:
-        ramp = 1 + torch.arange(len(part), device=part.device) / len(part)
-        moved = part.float() * 0.5 + ramp.reshape(-1, *[1] * (part.dim() - 1))
-        return (moved * (LARGE if large and part.dtype in WIDE else 1)).to(part.dtype)
-
-    rows = [
-        other(part, number in change.large)
-        if part.dtype.is_floating_point and number in change.tensors
-        else part
-        for number, part in enumerate(saved.rows)
-    ]
-    return SavedSlots(saved.ledger, saved.slots, rows)

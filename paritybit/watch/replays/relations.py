@@ -4,13 +4,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from paritybit.watch.replays.aimed import aimed
+from paritybit.watch.replays.aimed import aimable, aimed
 from paritybit.watch.replays.causes import Suspect
 from paritybit.watch.replays.differences import Difference, difference
-from paritybit.watch.replays.influence import Reads, Wrong, blamed_slot, foreign, unread
+from paritybit.watch.replays.influence import (
+    NO_ROWS,
+    NotTried,
+    Reads,
+    Wrong,
+    blamed_slot,
+    changed,
+    foreign,
+    unread,
+)
 from paritybit.watch.replays.trial import Trial, Values, other_tails
+from paritybit.watch.replays.values import Draw
 
 NAMES = ("unrepeatable replay", "padding leak", "graph and eager differ", "wrong read")
 """The checks for relations, in the order in which they are tested."""
@@ -33,13 +44,16 @@ NOISE = 8
 """How many times larger than the variation of eager runs a difference from eager must be."""
 
 
+UNUSED = "other values in padding change nothing that padding computes"
+
+
 @dataclass(frozen=True)
 class Tried:
     """The result of testing a relation.
 
     `found` is a difference that rounding cannot explain. `rounding` is True if the bits differ, but
     rounding can explain it. `wrong` describes a wrong read. `padding` is the input whose padding
-    alone makes the difference, if there is no cause.
+    alone makes the difference, if there is no cause. `reason` is why the relation was not tested.
     """
 
     name: str
@@ -48,6 +62,7 @@ class Tried:
     cause: Mapping[str, Any] | None = None
     wrong: Wrong | None = None
     padding: str | None = None
+    reason: str | None = None
 
 
 @dataclass
@@ -61,6 +76,8 @@ class Relations:
     streaks: dict[tuple[str, str], int] = field(default_factory=dict)
     turns: dict[str, int] = field(default_factory=dict)
     tensors: dict[str, int] = field(default_factory=dict)
+    shown: set[tuple[str, int]] = field(default_factory=set)
+    """The tensors of groups whose other values have shown clearly."""
 
     def due(self, kind: str) -> tuple[str, ...]:
         """Return the relations to test on the next replay of a kind."""
@@ -92,10 +109,14 @@ class Relations:
             again = self.judged(trial, NAMES[0], difference(trial.first, trial.values()))
             yield again
         if again is not None and (again.found or again.rounding):
+            for name in names:
+                if name != NAMES[0]:
+                    yield Tried(name, reason="two equal replays differ")
             return
         leaks = False
         padding = NAMES[1] in names or NAMES[3] in names
         if padding and (tails := other_tails(trial.replay.inputs, number)):
+            before = trial.padding()
 
             def leak(trial: Trial) -> Difference | None:
                 trial.again(tails)
@@ -103,7 +124,9 @@ class Relations:
 
             found = leak(trial)
             leaks = found is not None
-            if NAMES[1] in names:
+            if NAMES[1] in names and not leaks and all(map(torch.equal, before, trial.padding())):
+                yield Tried(NAMES[1], reason=UNUSED)
+            elif NAMES[1] in names:
                 # With any valid values in its tail, an input must do no harm.
                 others = [one for one in suspects if one.static.name not in tails]
                 tried = explained(self.judged(trial, NAMES[1], found), trial, others, leak)
@@ -112,55 +135,83 @@ class Relations:
         if NAMES[2] in names and trial.replay.eager is not None:
             told = self.judged(trial, NAMES[2], against_eager(trial))
             yield explained(told, trial, suspects, against_eager)
-        if NAMES[3] in names and not leaks and reads.known(trial):
-            yield self.read(trial, reads, number, suspects)
+        if NAMES[3] in names and leaks:
+            yield Tried(NAMES[3], reason="live rows depend on padding")
+        elif NAMES[3] in names:
+            yield from self.read(trial, reads, number, suspects)
 
     def tried_eagerly(self, trial: Trial, number: int, reads: Reads) -> Iterator[Tried]:
         """Test which slots a forward without a graph reads.
 
         Whether it can be repeated is only asked if a difference says that it reads wrongly.
         """
-        if not reads.known(trial):
-            return
         before = self.streaks.copy()
-        tried = self.read(trial, reads, number)
+        tried = [*self.read(trial, reads, number)]
         if any(streak > before.get(key, 0) for key, streak in self.streaks.items()):
             trial.again()
             if difference(trial.first, trial.values()) is not None:
                 self.streaks = before
+                yield Tried(NAMES[3], reason="the forward pass does not repeat")
                 return
-        yield tried
+        yield from tried
 
     def read(
         self, trial: Trial, reads: Reads, number: int, suspects: Sequence[Suspect] = ()
-    ) -> Tried:
+    ) -> Iterator[Tried]:
         """Test which slots a replay reads, in one of three ways."""
+        if not reads.known:
+            yield Tried(NAMES[3], reason=NO_ROWS)
+            return
         kind = trial.replay.kind
         turn = self.turns[kind] = self.turns.get(kind, -1) + 1
-        if turn % WAYS == 0:
-            tried = self.judged(trial, NAMES[3], foreign(trial, reads))
-            if tried.found is None:
-                return tried
-            found = explained(tried, trial, suspects, lambda trial: foreign(trial, reads))
-            which = blamed_slot(trial, reads)
-            return replace(found, wrong=replace(which, cause=found.cause or which.cause))
+        way = turn % (WAYS if aimable(reads) else WAYS - 1)
+        if way == 0:
+            yield self.foreign(trial, reads, Draw(number), suspects)
+            return
         tensor = self.tensors.get(kind, 0)
 
-        def read_wrongly(trial: Trial) -> Wrong | None:
-            return unread(trial, reads, tensor) if turn % WAYS == 1 else aimed(trial, reads, number)
+        def results(trial: Trial) -> list[Wrong | NotTried | None]:
+            if way == 1:
+                return [*unread(trial, reads, tensor, number, self.shown)]
+            return [aimed(trial, reads, number)]
 
-        wrong = read_wrongly(trial)
-        if wrong is None:
-            if turn % WAYS == 1 and any(map(len, reads.slots.values())):
-                # Else the next test tries it again.
-                self.tensors[kind], self.streaks["a tensor", kind] = tensor + 1, 0
-            return Tried(NAMES[3])  # Other keys say nothing of one that is read wrongly.
-        key = ("a tensor", kind) if turn % WAYS == 1 else (f"{wrong.group} {wrong.key}", kind)
-        self.streaks[key] = self.streaks.get(key, 0) + 1
-        if self.streaks[key] < self.streak:
-            return Tried(NAMES[3])
-        cause = cause_among(suspects, trial, lambda trial: read_wrongly(trial) is not None)
-        return Tried(NAMES[3], cause=cause, wrong=replace(wrong, cause=cause or wrong.cause))
+        found = results(trial)
+        wrong = any(isinstance(one, Wrong) for one in found)
+        if way == 1 and not wrong and any(map(len, reads.slots.values())):
+            # Else the next test tries it again. Other keys say nothing of one that is read wrongly.
+            self.tensors[kind], self.streaks["a tensor", kind] = tensor + 1, 0
+        for place, one in enumerate(found):
+            if not isinstance(one, Wrong):
+                yield Tried(NAMES[3], reason=None if one is None else one.reason)
+                continue
+            key = ("a tensor" if way == 1 else f"{one.group} {one.key}", kind)
+            self.streaks[key] = self.streaks.get(key, 0) + 1
+            if self.streaks[key] < self.streak:
+                yield Tried(NAMES[3])
+                continue
+
+            def violated(trial: Trial, place: int = place) -> bool:
+                return results(trial)[place:][:1] != [None]
+
+            cause = cause_among(suspects, trial, violated)
+            yield Tried(NAMES[3], cause=cause, wrong=replace(one, cause=cause or one.cause))
+
+    def foreign(self, trial: Trial, reads: Reads, draw: Draw, suspects: Sequence[Suspect]) -> Tried:
+        """Test that a replay reads no slot that its rows do not read."""
+        found, draw = foreign(trial, reads, draw, bool(self.shown))
+        if isinstance(found, NotTried):
+            return Tried(NAMES[3], reason=found.reason)
+        tried = self.judged(trial, NAMES[3], found)
+        if tried.found is None:
+            return tried
+
+        def again(trial: Trial) -> Difference | None:
+            with changed(trial, reads, reads.others(trial, draw)) as values:
+                return difference(trial.first, values)
+
+        tried = explained(tried, trial, suspects, again)
+        which = blamed_slot(trial, reads, draw)
+        return replace(tried, wrong=replace(which, cause=tried.cause or which.cause))
 
     def judged(self, trial: Trial, name: str, found: Difference | None) -> Tried:
         """Return the result for a difference between two runs."""

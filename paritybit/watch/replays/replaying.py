@@ -1,5 +1,6 @@
 """Judges the replays of a watched forward, and repeats some of them."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -20,7 +21,7 @@ from paritybit.watch.replays.influence import Reads
 from paritybit.watch.replays.overlaps import overlaps
 from paritybit.watch.replays.relations import NAMES, Relations, Tried
 from paritybit.watch.replays.trial import Trial, rewritten, tail
-from paritybit.watch.settings import Settings
+from paritybit.watch.settings import NOT_TRIED, Settings
 
 
 @dataclass
@@ -62,8 +63,8 @@ class Replaying(Between):
         """The inputs of each kind and model, in the last forward that had them."""
         self.overlaps = list(overlaps(groups))
         """Layers that share memory. They are judged with the first forward that has rows."""
-        self.copied_elsewhere = False
-        """Whether the engine may copy any slot at any time, to a host pool or another process."""
+        self.copied_elsewhere: str | None = None
+        """Why the engine may copy slots at any time, for example to another process, or None."""
 
     def lose(self) -> None:
         """Forget everything that is known, and stop watching the current forward."""
@@ -71,13 +72,20 @@ class Replaying(Between):
             self.now = self.trial = None
             super().lose()
 
-    def changeable(self) -> bool:
-        """Return whether slots may get other values for a moment.
+    def barred(self) -> str | None:
+        """Return why slots may not be changed for a moment, or None. Waits for copies of slots.
 
-        On a GPU, another stream or a network card could copy these values meanwhile.
+        Each change of slots asks here: poison, other values, and the repetition of a replay, which
+        first takes slots back to what they held before.
         """
-        on_cpu = all(ledger.device.type == "cpu" for ledger in self.ledgers.values())
-        return on_cpu or not (self.copied_elsewhere or self.hosts or self.stored)
+        if self.copied_elsewhere is not None:
+            return self.copied_elsewhere
+        if self.copying - {threading.get_ident()}:
+            return "another thread copies KV"
+        for event in self.copies.values():
+            event.synchronize()
+        self.copies.clear()
+        return None
 
     def judge_layers(self, now: UnderWay) -> None:
         """Judge, once, that no layers of a group share memory."""
@@ -147,7 +155,10 @@ class Replaying(Between):
         quiet = {name: self.quiet(ledger, now) for name, ledger in self.ledgers.items()}
         quiet = {name: slots for name, slots in quiet.items() if len(slots)}
         if strays or due or quiet:
-            trial.ran(result)
+            trial.ran(result, self.barred)
+        for name in due:
+            if trial.barred is not None:
+                self.not_tried(name, trial.barred)
         if trial.possible:
             now.rewritten = True
             for name, slots in quiet.items():
@@ -162,12 +173,11 @@ class Replaying(Between):
                 found = self.explained(ledger, stray, trial)
                 self.judge_stray(ledger, now, stray, replay.kind, found)
             if due and not strays and trial.possible:
-                reads = Reads.of(now.forward, self.ledgers, self.changeable())
+                reads = Reads.of(now.forward, self.ledgers)
                 with trial.restoring():
                     suspects = self.suspects(trial)
                     for tried in self.relations.tried(trial, due, now.number, reads, suspects):
                         self.judge_tried(replay, now, tried)
-                self.journal.count(empty_tensors=len(reads.empty))
         if trial.changed:
             self.check_restored(now, trial)
 
@@ -178,7 +188,7 @@ class Replaying(Between):
         first `run.run()`.
         """
         due = NAMES[-1] in self.relations.due(run.kind)
-        if self.now is None or self.busy or not (due and run.repeatable):
+        if self.now is None or self.busy or not due:
             return run.run()
         self._prepare(run)
         result = run.run()
@@ -192,14 +202,14 @@ class Replaying(Between):
         self.trial = None
         if now is None or trial is None or not again():
             return
-        trial.ran(result)
-        if not trial.possible:
+        trial.ran(result, self.barred)
+        if trial.barred is not None:
+            self.not_tried(NAMES[-1], trial.barred)
             return
-        reads = Reads.of(now.forward, self.ledgers, self.changeable())
+        reads = Reads.of(now.forward, self.ledgers)
         with self.alone(), trial.restoring():
             for tried in self.relations.tried_eagerly(trial, now.number, reads):
                 self.judge_tried(run, now, tried)
-        self.journal.count(empty_tensors=len(reads.empty))
 
     def quiet(self, ledger: Ledger, now: UnderWay) -> Tensor:
         """Return the slots that the forward must write and that look unwritten, int64 [n]."""
@@ -270,6 +280,9 @@ class Replaying(Between):
 
     def judge_tried(self, replay: Replay, now: UnderWay, tried: Tried) -> None:
         """Count a test of a relation, and judge it if the relation does not hold."""
+        if tried.reason is not None:
+            self.not_tried(tried.name, tried.reason)
+            return
         self.compared(tried.name, 1)
         self.journal.count(**{f"rounding: {tried.name}": int(tried.rounding)})
         if tried.cause is not None:
@@ -285,6 +298,10 @@ class Replaying(Between):
                     tried.cause, tried.padding,
                 ),
             )  # fmt: skip
+
+    def not_tried(self, check: str, reason: str) -> None:
+        """Count a trial of a check that could not have failed."""
+        self.journal.count(**{f"{NOT_TRIED}{check}: {reason}": 1})
 
     def check_restored(self, now: UnderWay, trial: Trial) -> None:
         """Look for slots that changed only when the replay was repeated.

@@ -1,11 +1,11 @@
 """Repeats a replay under changed conditions, and restores the state afterwards.
 
 It restores the static inputs, the outputs, the owned slots, and the slots that the first run
-changed without owning them. A connector must not report a replay as `repeatable` if it changes any
+changed without owning them. A connector must give a reason to run a replay `once` if it changes any
 other state.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 
@@ -17,8 +17,11 @@ from paritybit.watch.captures import SMALL
 from paritybit.watch.facts import Replay, StaticInput
 from paritybit.watch.ledger import Ledger, folded
 
-LARGEST = 256 * 2**20
-"""The most bytes of owned slots for which a replay is repeated."""
+LARGEST = 32 * 2**20
+"""The most bytes of slots that are saved at once."""
+
+TOO_LARGE = "more than 32 MiB of slots are written"
+NO_OUTPUTS = "there are no outputs to compare"
 
 DEEPEST = 4
 """The number of nested containers that are searched for output tensors."""
@@ -44,29 +47,39 @@ class Saved:
 
 @dataclass
 class SavedSlots:
-    """Slots of a group and their content: `rows` has [n, ...] for each tensor of the group."""
+    """Slots of a group and their content in some of its tensors.
+
+    `numbers` are those of the tensors, and `rows` has [n, ...] for each.
+    """
 
     ledger: Ledger
     slots: Tensor
+    numbers: Sequence[int]
     rows: list[Tensor]
 
     @classmethod
-    def of(cls, ledger: Ledger, slots: Tensor) -> "SavedSlots":
-        """Save slots of a group."""
-        block = ledger.group.block
-        return cls(ledger, slots, [taken(t, slots, block) for t in ledger.checksums.tensors])
+    def of(
+        cls, ledger: Ledger, slots: Tensor, numbers: Sequence[int] | None = None
+    ) -> "SavedSlots":
+        """Save slots of a group in the tensors with these numbers, by default in all."""
+        tensors, block = ledger.checksums.tensors, ledger.group.block
+        numbers = range(len(tensors)) if numbers is None else numbers
+        return cls(ledger, slots, numbers, [taken(tensors[n], slots, block) for n in numbers])
 
-    def restore(self, numbers: Collection[int] | None = None) -> None:
-        """Restore the content of the slots in the tensors with these numbers, by default in all."""
-        parts = zip(self.ledger.checksums.tensors, self.rows, strict=True)
-        for number, (tensor, rows) in enumerate(parts):
-            if numbers is None or number in numbers:
-                put(tensor, self.slots, rows, self.ledger.group.block)
+    def restore(self) -> None:
+        """Restore the content of the slots."""
+        for number, rows in zip(self.numbers, self.rows, strict=True):
+            put(self.ledger.checksums.tensors[number], self.slots, rows, self.ledger.group.block)
+
+    def same(self, other: "SavedSlots") -> bool:
+        """Return whether other content of the same slots has the same bits."""
+        pairs = zip(self.rows, other.rows, strict=True)
+        return all(torch.equal(as_integers(one), as_integers(two)) for one, two in pairs)
 
     def inverted(self) -> "SavedSlots":
         """Return the same slots with every bit flipped, which certainly differs from now."""
         rows = [(~as_integers(part)).view(part.dtype) for part in self.rows]
-        return SavedSlots(self.ledger, self.slots, rows)
+        return SavedSlots(self.ledger, self.slots, self.numbers, rows)
 
 
 def tensors_in(value: object, depth: int = DEEPEST) -> Iterator[Tensor]:
@@ -86,10 +99,14 @@ def tensors_in(value: object, depth: int = DEEPEST) -> Iterator[Tensor]:
 
 @dataclass
 class Values:
-    """The results of a replay: its outputs by name, and the owned slots of each group."""
+    """The results of a replay: its outputs by name, and the owned slots of each group.
+
+    `altered` is whether the replay ran with other bytes in some slots.
+    """
 
     outputs: Mapping[str, Tensor]
     owned: list[SavedSlots]
+    altered: bool = False
 
 
 @dataclass
@@ -105,13 +122,15 @@ class Trial:
     first: Values = field(init=False)
     possible: bool = field(init=False, default=False)
     """Whether the replay may be repeated: all of its results can be restored."""
+    barred: str | None = field(init=False)
+    """Why the replay may not be repeated, or None if nothing is known against it."""
     changed: bool = field(init=False, default=False)
     """Whether the replay ran with other inputs, and may have changed other slots."""
 
     def __post_init__(self) -> None:
         self.inputs = Saved.of(static.tensor for static in self.replay.inputs if kept(static))
-        again = self.replay.repeatable and self.small()
-        self.slots = self.owned_slots() if again else []
+        self.barred = self.replay.once or (None if self.small() else TOO_LARGE)
+        self.slots = [] if self.barred else self.owned_slots()
 
     def small(self) -> bool:
         """Return whether the owned slots are small enough to be saved."""
@@ -125,9 +144,13 @@ class Trial:
         """Return copies of the owned slots of all groups."""
         return [SavedSlots.of(ledger, self.owned[name]) for name, ledger in self.ledgers.items()]
 
-    def ran(self, result: object) -> None:
-        """Save the state after the first run, whose results the engine uses."""
-        if not self.slots:
+    def ran(self, result: object, barred: Callable[[], str | None]) -> None:
+        """Save the state after the first run, whose results the engine uses.
+
+        `barred` returns why slots may not be changed now, or None.
+        """
+        self.barred = self.barred or barred()
+        if self.barred:
             return
         outputs = self.replay.outputs()
         inputs = [tensor for tensor, _ in self.inputs.pairs]
@@ -135,6 +158,7 @@ class Trial:
         saved = Saved.of([*inputs, *outputs.values(), *tensors_in(result)])
         self.after = [saved, *self.first.owned]
         self.possible = len(saved.pairs) > len(self.inputs.pairs)
+        self.barred = None if self.possible else NO_OUTPUTS
 
     @contextmanager
     def restoring(self, stray: Sequence[SavedSlots] = ()) -> Iterator[None]:
@@ -168,6 +192,11 @@ class Trial:
         self.inputs.restore()
         for saved in self.slots:
             saved.restore()
+
+    def padding(self) -> list[Tensor]:
+        """Return what the last run computed for padding: its outputs, and digests of its KV."""
+        kv = [one.checksums.of(one.reserved) for one in self.ledgers.values()]
+        return [*kv, *(as_integers(part).clone() for part in self.replay.padding())]
 
     def values(self) -> Values:
         """Return the results of the last run."""
@@ -204,18 +233,19 @@ def rewritten(trial: Trial, ledger: Ledger, slots: Tensor) -> Tensor:
 def other_tails(inputs: Sequence[StaticInput], number: int) -> dict[str, Tensor]:
     """Return other valid values for padded tails, by the name of the input.
 
-    Inputs without a tail or without other valid values are omitted. `number` varies the values.
+    Inputs without a tail or without other valid values are omitted. Each entry is drawn at random,
+    and differs from the present one. `number` is the seed.
     """
     found = {}
-    for index, static in enumerate(inputs):
+    drawing = torch.Generator().manual_seed(number)
+    for static in inputs:
         if static.valid is None or static.live >= static.size:
             continue
         low, high = static.valid
         if high - low < 2:
             continue
         now = tail(static, static.tensor)
-        steps = torch.arange(now.numel(), device=now.device).reshape(now.shape)
-        values = (steps + 7919 * number + index) % (high - low) + low
+        values = torch.randint(low, high, now.shape, generator=drawing).to(now.device)
         same = values == now.to(torch.int64)
         found[static.name] = torch.where(same, (values - low + 1) % (high - low) + low, values)
     return found

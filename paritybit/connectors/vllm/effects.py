@@ -1,0 +1,53 @@
+"""What a forward pass does besides writing KV: it may then run only once."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from paritybit.connectors.repeated import tensors
+from paritybit.connectors.vllm.pools import Pool
+
+ALONE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
+         "decode_context_parallel_size", "prefill_context_parallel_size")  # fmt: skip
+"""Numbers of ranks that must be 1 if a release has them."""
+
+EFFECTS = {
+    ("parallel_config", "enable_eplb"): "it counts the load of experts",
+    ("model_config", "enable_return_routed_experts"): "it records the experts of tokens",
+    ("cache_config", "calculate_kv_scales"): "it sets the scales of KV",
+}
+"""Settings that, if true, give a forward pass an effect of its own."""
+
+
+def ranks(config: Any) -> list[str]:
+    """Return the names of the numbers of ranks that are not 1."""
+    return [name for name in ALONE if getattr(config.parallel_config, name, 1) != 1]
+
+
+def once(config: Any, pool: Pool) -> str | None:
+    """Return why a forward pass of an engine may run only once, or None."""
+    if ranks(config):
+        return "it waits for other ranks"
+    if getattr(config, "kv_transfer_config", None) is not None:
+        return "a KV connector saves or loads KV in it"
+    for (part, name), effect in EFFECTS.items():
+        if getattr(getattr(config, part, None), name, False):
+            return effect
+    return next(unsaved(config.compilation_config.static_forward_context, pool), None)
+
+
+def unsaved(layers: Any, pool: Pool) -> Iterator[str]:
+    """Yield the layers whose state is not in the pool, so that it cannot be restored."""
+    saved = {
+        storage(one) for group in pool.groups for layer in group.layers for one in layer.tensors
+    }
+    for name, layer in layers.items():
+        for _, tensor in tensors(getattr(layer, "kv_cache", None)):
+            if tensor.numel() and storage(tensor) not in saved:
+                yield f"{name} keeps state outside of the pool"
+
+
+def storage(tensor: Tensor) -> int:
+    """Return the address of the memory of a tensor, which its views share."""
+    return tensor.untyped_storage().data_ptr()
