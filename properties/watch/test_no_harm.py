@@ -1,6 +1,7 @@
 """The sanitizer keeps nothing alive, waits for nothing, and its own errors make nothing known."""
 
 import gc
+import logging
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -151,6 +152,19 @@ def test_an_engine_that_is_watched_dies_when_it_is_dropped(toy: ModuleType, tmp_
     assert [reference() for reference in held] == [None] * len(held)
     assert found(tmp_path) == {}
     assert lines(tmp_path)
+
+
+def test_a_message_that_does_not_fit_its_arguments_does_not_reach_the_engine(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.watcher.listen("an engine")
+    monkeypatch.setattr(logging.getLogger("an engine"), "propagate", False)
+    scene.watcher.begin(Forward("decode", ()))
+    logging.getLogger("an engine").error("%d requests", "many")
+    scene.watcher.end()
+    (line,) = scene.lines("finding")
+    assert "%d requests" in line["text"]
+    assert scene.lines("undecided") == []
 
 
 def test_kv_that_was_released_is_not_read(scene: Scene) -> None:

@@ -45,7 +45,8 @@ class Graph:
 
     def replay(self) -> Any:
         """Replay the graph."""
-        return guarded(self.engine.replay)(self.graph.replay, self.io, self.graph)
+        watched = functools.partial(self.engine.replay, io=self.io, graph=self.graph)
+        return guarded(watched)(self.graph.replay)
 
 
 class Engine:
