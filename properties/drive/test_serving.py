@@ -37,6 +37,7 @@ def test_an_engine_that_serves_nobody_who_waits_has_stalled(
     ("host_cache", "said", "lacking"),
     [
         (True, "HiRadixCache only supports MHA and MLA", True),
+        (True, "Not enough host memory available", True),
         (False, "HiRadixCache only supports MHA and MLA", False),
         (True, "another error", False),
     ],

@@ -7,7 +7,7 @@ import inspect
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,8 +37,11 @@ NOTHING = ("input_embeds", "mm_inputs", "token_ids_logprob", "token_type_ids")
 """Optional fields of a request that some releases require. They are None."""
 
 
-NO_HOST_CACHE = "HiRadixCache only supports"
-"""A part of the error message of releases that do not support the host cache for this model."""
+NO_HOST_CACHE: Mapping[str, str] = {
+    "HiRadixCache only supports": "this release keeps no sliding windows on the host",
+    "Not enough host memory": "this machine has too little free memory for KV on the host",
+}
+"""Parts of the error messages of releases that refuse the host cache, and what each means."""
 
 COPIES = ("ongoing_write_through", "ongoing_load_back")
 """Attributes of a prefix cache: its copies to and from the host that are under way."""
@@ -110,10 +113,9 @@ class Engine:
             except PlayedError:
                 return
             except EngineFailedError as error:
-                if self.served.host_cache and NO_HOST_CACHE in str(error):
-                    raise LackingError(
-                        "this release keeps no sliding windows on the host"
-                    ) from error
+                why = (why for part, why in NO_HOST_CACHE.items() if part in str(error))
+                if self.served.host_cache and (lacking := next(why, None)) is not None:
+                    raise LackingError(lacking) from error
                 raise
 
     def _settle(self, configuration: Any, folder: Path) -> Any:
