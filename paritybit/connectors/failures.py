@@ -9,6 +9,7 @@ or replacement causes is not the engine's fault.
 """
 
 import dis
+import functools
 import re
 import sys
 import sysconfig
@@ -276,5 +277,11 @@ def engine_path(path: str) -> str | None:
     if Path(path).resolve().is_relative_to(PACKAGE):  # Downloads have the name in their path, too.
         return None
     parts = Path(path).parts
-    places = [parts.index(name) for name in connectors() if name in parts]
+    places = [parts.index(name) for name in engines() if name in parts]
     return "/".join(parts[max(places) :]) if places else None
+
+
+@functools.cache
+def engines() -> frozenset[str]:
+    """Return the top-level packages of all engines that have a connector."""
+    return frozenset({"sglang", "transformers", "vllm", *connectors()})
