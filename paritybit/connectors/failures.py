@@ -51,13 +51,14 @@ RUNTIME = re.compile(
 """Matches an error that the runtime or a library of a device returned."""
 
 FAULTS = re.compile(
-    r"illegal memory access|device-side assert|misaligned address|illegal instruction"
+    r"illegal memory access|device-side assert triggered|misaligned address|illegal instruction"
     r"|invalid program counter|operation not supported on global/shared address space"
     r"|unspecified launch failure|hardware stack error"
     r"|cuda_error_(illegal|misaligned|assert|launch_failed|hardware_stack|invalid_pc)",
     re.IGNORECASE,
 )
-"""Matches what a runtime returns if a kernel has failed. No missing part causes this."""
+"""Matches what a runtime returns if a kernel has failed. No missing part causes this. The advice that
+torch adds to each error of CUDA names device-side assertions, too."""
 
 MISSING = re.compile(
     r"not implemented for|could not run|dummy base class"

@@ -127,6 +127,20 @@ def test_a_fault_of_a_kernel_is_the_engine_s_and_its_line_is_no_cause(
     assert fault_of(raised(code, "/someone/script.py"), counts) is None
 
 
+ADVICE = """
+Search for `cudaErrorInvalidDevice' in https://docs.nvidia.com/cuda for more information.
+CUDA kernel errors might be asynchronously reported at some other API call.
+For debugging consider passing CUDA_LAUNCH_BLOCKING=1
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+"""
+
+
+@pytest.mark.parametrize("what", ["invalid device ordinal", "out of memory", "invalid argument"])
+def test_another_error_of_cuda_is_not_judged_for_the_advice_that_torch_adds(what: str) -> None:
+    code = f"raise torch.AcceleratorError({f'CUDA error: {what}{ADVICE}'!r})"
+    assert fault_of(raised(code, "/e/vllm/v1/worker/runner.py"), SERVED) is None
+
+
 CHECKED = """
 def step(state):
     state.rows.append(1)
