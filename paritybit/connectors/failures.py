@@ -57,8 +57,10 @@ FAULTS = re.compile(
     r"|cuda_error_(illegal|misaligned|assert|launch_failed|hardware_stack|invalid_pc)",
     re.IGNORECASE,
 )
-"""Matches what a runtime returns if a kernel has failed. No missing part causes this. The advice that
-torch adds to each error of CUDA names device-side assertions, too."""
+"""Matches what a runtime returns if a kernel has failed. No missing part causes this.
+
+torch adds advice about device-side assertions to each error of CUDA.
+"""
 
 MISSING = re.compile(
     r"not implemented for|could not run|dummy base class"
