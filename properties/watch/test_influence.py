@@ -16,10 +16,11 @@ from paritybit.watch.bits import as_integers
 from paritybit.watch.facts import Forward, Group, Layer, Replay, Row
 from paritybit.watch.ledger import Ledger, Names
 from paritybit.watch.replays.aimed import Aim, aimed, held_at
-from paritybit.watch.replays.influence import HIDDEN, UNWRITTEN, NotTried
+from paritybit.watch.replays.influence import HIDDEN, NotTried
 from paritybit.watch.replays.overlaps import overlaps
 from paritybit.watch.replays.relations import NAMES
 from paritybit.watch.replays.trial import SavedSlots
+from paritybit.watch.replays.unread import UNWRITTEN
 from paritybit.watch.replays.values import STEPS, Draw, other_values
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import Watcher
@@ -274,7 +275,7 @@ def test_equal_bytes_are_not_other_values() -> None:
 def test_a_trial_saves_no_more_slots_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some of the layers and slots are then drawn. What is read wrongly is still found."""
     most, saved = 1536, list[int]()
-    for module in ("influence", "aimed", "trial"):
+    for module in ("influence", "unread", "aimed", "trial"):
         monkeypatch.setattr(f"paritybit.watch.replays.{module}.LARGEST", most)
     restore = SavedSlots.restore
 

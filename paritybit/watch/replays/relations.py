@@ -18,9 +18,9 @@ from paritybit.watch.replays.influence import (
     blamed_slot,
     changed,
     foreign,
-    unread,
 )
 from paritybit.watch.replays.trial import Trial, Values, other_tails
+from paritybit.watch.replays.unread import unread
 from paritybit.watch.replays.values import Draw
 
 NAMES = ("unrepeatable replay", "padding leak", "graph and eager differ", "wrong read")
