@@ -199,7 +199,8 @@ class Lockstep:
         | the capture, because runners disagree on a shared buffer | one of index_contract |
         | anything else | `Outcome.error` has the traceback |
 
-        The subject fails by IndexError, RuntimeError or ValueError. Other errors are anything else.
+        The subject fails by an error that its own code raises, or by IndexError, RuntimeError or
+        ValueError of code that it calls.
         Raises DeviceLostError if the device can no longer be used.
         """
         outcome, judged, stalled = Outcome(), Judged(), STALLS.gates

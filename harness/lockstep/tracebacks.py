@@ -40,10 +40,21 @@ class SubjectRuns(ContextDecorator):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Raise SubjectFailedError for the kinds of errors that a faulty subject can cause."""
-        if isinstance(error, IndexError | RuntimeError | ValueError):
+        """Raise SubjectFailedError for errors of the subject.
+
+        They are those that its own code raises, and the kinds that wrong values cause elsewhere.
+        """
+        if not isinstance(error, Exception):
+            return
+        if isinstance(error, IndexError | RuntimeError | ValueError) or raised_by_subject(error):
             said = str(error).strip().splitlines() or [type(error).__name__]
             raise SubjectFailedError(without_paths(said[0])) from error
+
+
+def raised_by_subject(error: BaseException) -> bool:
+    """Whether the innermost frame of an error is in the code of the built-in engine."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and Path(frames[-1].filename).is_relative_to(SUBJECTS)
 
 
 SUBJECT_RUNS = SubjectRuns()
