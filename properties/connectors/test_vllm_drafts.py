@@ -2,12 +2,23 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from paritybit.connectors.vllm.speculation import Account, drafts_of, tokens_of
-from properties.connectors.parts_vllm import FIRST, PROMPT, TABLE, Part, Served, a_request, output
+from paritybit.watch.between import Change
+from properties.connectors.parts_vllm import (
+    FIRST,
+    PAGE,
+    PROMPT,
+    TABLE,
+    Part,
+    Served,
+    a_request,
+    output,
+)
 
 
 def verifies(computed: int, *drafts: int) -> Part:
@@ -104,6 +115,29 @@ def test_forwards_that_are_not_checked_are_counted(tmp_path: Path, ahead: bool) 
     assert served.found() == set()
     assert served.journal.counts["skipped_forwards"] == 1
     assert served.journal.counts["rejected_drafts"] == 3
+    served.journal.end()
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_a_skipped_forward_waits_for_no_sampler(tmp_path: Path, counted: bool) -> None:
+    """Tensors of the device `meta` have no values that could be waited for."""
+    served = speculating(tmp_path, True)
+    watcher = served.engine.watcher
+    assert watcher is not None
+    watcher.wait = 10
+    served.run(verifies(10, 97), TABLE, 8, [18, 97])
+    made: Any = Part(sampled_token_ids=torch.zeros(1, 2, device="meta"))
+    if counted:
+        made = made, torch.zeros(1, device="meta")
+    served.engine.sampled(lambda *_: made, served.runner)
+    served.engine.proposed(lambda *_: torch.zeros(1, 3, device="meta"), served.runner)
+    served.run(verifies(12, 98), TABLE, 9, [97, 98])
+    assert len(served.engine.waiting) == 3  # With what the scheduler said of the second forward.
+    noted = watcher.changes["blocks"].noted
+    firsts = [one.slots.slots[0].item() for one in noted if isinstance(one, Change)]
+    assert firsts == [TABLE[0][2] * PAGE, TABLE[0][2] * PAGE]  # Position 8, of both forwards.
+    assert served.found() == set()
+    assert served.journal.counts["skipped_forwards"] == 2
     served.journal.end()
 
 

@@ -1,7 +1,8 @@
 """Follows the drafts of an engine: which are proposed, and which its sampler accepts."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from paritybit.connectors.vllm.blocks import Blocks, Original
 from paritybit.connectors.vllm.drafts import Turn
 from paritybit.connectors.vllm.pools import DRAFTED
 from paritybit.connectors.vllm.requests import Requests, resumed_of
-from paritybit.connectors.vllm.speculation import Account, account_of, drafts_of, tokens_of
+from paritybit.connectors.vllm.speculation import Account, account_of, drafts_of, kept, tokens_of
 from paritybit.watch.facts import Replay
 from paritybit.watch.journal import Journal
 
@@ -29,6 +30,14 @@ class Drafting(Blocks):
         self.account: Account | None = None
         self.requests = Requests()
         self.turn: Turn | None = None
+        self.waiting: list[Callable[[], object]] = []
+        """The steps of drafts that are not followed yet."""
+        self.skipping = False
+        """Whether the forwards since the last checked one were skipped."""
+        self.firsts: dict[str, int] = {}
+        """The first position of each request that was computed since then."""
+        self.unwatched: Tensor | None = None
+        """The slots that the draft model may have written after a skipped forward."""
         self.undrafted: list[str] = []
         """Requests whose last tokens the draft model has not computed."""
         self.checked = False
@@ -42,9 +51,44 @@ class Drafting(Blocks):
             return
         if self.account is None:
             self.account = account_of(runner.vllm_config)
-        if self.account is not None:
-            resumed = resumed_of(output.scheduled_cached_reqs)
-            self.account.follow(output, resumed, self.scheduler.requests)
+        if self.account is None:
+            return
+        cached, of = output.scheduled_cached_reqs, self.scheduler.requests
+        resumed = resumed_of(cached)
+        begun = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        known = zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+        begun |= {name: computed for name, computed in known if name in resumed}
+        self.firsts |= begun
+        # The scheduler's own requests change meanwhile.
+        told = {name: SimpleNamespace(all_token_ids=[*of[name].all_token_ids]) for name in begun}
+        self.later(functools.partial(self.account.follow, output, resumed, told))
+
+    def later(self, step: Callable[[], object]) -> None:
+        """Follow a step of the drafts, after the next checked forward has begun if this is skipped.
+
+        The step may read what the sampler returned, and so wait for a device.
+        """
+        self.waiting.append(step)
+        if not self.skipping:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Follow the steps that wait."""
+        steps, self.waiting = self.waiting, []
+        for step in steps:
+            step()
+
+    def first_unknown(self, names: Sequence[str]) -> dict[str, int]:
+        """Return the first position of each request that a skipped forward may compute.
+
+        With speculation, it is that of the first forward since the last checked one.
+        """
+        if self.account is None:
+            return {name: self.requests.known[name].computed for name in names}
+        if not self.skipping:
+            self.firsts = {name: one.computed for name, one in self.account.requests.items()}
+            self.skipping = True
+        return {name: self.firsts.get(name, 0) for name in names}
 
     def give_up(self, why: str) -> None:
         """Stop watching, because the state of requests is unknown from now on."""
@@ -60,21 +104,27 @@ class Drafting(Blocks):
             raise
         if self.account is not None:
             names = names_of(runner, args, kwargs)
-            found = self.account.sampled(names, tokens_of(result))
-            if self.watcher is not None:
-                self.journal.count(
-                    drafts=found.drafts,
-                    accepted_drafts=found.accepted,
-                    rejected_drafts=found.drafts - found.accepted,
-                )
+            self.later(functools.partial(self.count, self.account, names, kept(result)))
         return result
+
+    def count(self, account: Account, names: list[str], result: Any) -> None:
+        """Count the drafts that a sampler accepted."""
+        found = account.sampled(names, tokens_of(result))
+        if self.watcher is not None:
+            self.journal.count(
+                drafts=found.drafts,
+                accepted_drafts=found.accepted,
+                rejected_drafts=found.drafts - found.accepted,
+            )
 
     def proposed(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
         """Record the proposed drafts."""
         result = original(owner, *args, **kwargs)
         if self.account is not None:
             drafts = args[1] if result is None else result
-            self.account.proposed(names_of(owner, args, kwargs), drafts_of(drafts))
+            drafts = drafts.clone() if isinstance(drafts, Tensor) else drafts
+            names, account = names_of(owner, args, kwargs), self.account
+            self.later(lambda: account.proposed(names, drafts_of(drafts)))
         return result
 
     # A draft model.
@@ -222,9 +272,12 @@ class Drafting(Blocks):
         Called when the next forward begins.
         """
         names, self.undrafted, self.checked = self.undrafted, [], False
+        unwatched, self.unwatched = self.unwatched, None
         account, pool = self.account, self.pool
         if self.watcher is None or account is None or pool is None or pool.draft is None:
             return
+        if unwatched is not None:
+            self.watcher.forget(DRAFTED, unwatched)
         known = [name for name in names if name in account.requests]
         turn = Turn(known, account, self.requests, {}, pool, 0, 0)
         if known:

@@ -182,6 +182,8 @@ class Engine(Drafting):
         self.copies(self.watcher, output)
         if not self.watcher.due():
             return self.skipped(self.watcher, output, run)
+        self.skipping = False
+        self.catch_up()
         self.now = now = UnderWay(runner, output)
         self.states = None
         try:
@@ -216,19 +218,19 @@ class Engine(Drafting):
     def skipped(self, watcher: Watcher, output: Any, run: Callable[[], Any]) -> Any:
         """Run a forward that is not checked, and report only the slots that it writes."""
         assert self.pool is not None
-        names = list(output.num_scheduled_tokens)
-        forward = self.requests.forward(
-            output, names, self.scheduler.requests, self.pool, self.account
-        )
-        none = torch.empty(0, dtype=torch.int64)
+        pool, names = self.pool, list(output.num_scheduled_tokens)
+        firsts = self.first_unknown(names)
         owned = {
-            group: torch.cat(
-                [none, *(row.slots.get(group, none)[row.cached :] for row in forward.rows)]
+            group: self.requests.since(
+                firsts,
+                pool,
+                [n for n, held in zip(pool.numbers, pool.held, strict=True) if group in held],
             )
             for group in self.groups
         }
         self.forwards += 1
-        self.undrafted = names
+        if pool.draft is not None:
+            self.unwatched = self.requests.since(firsts, pool, [pool.draft.number])
         result = run()
         watcher.skipped(owned)
         return result

@@ -58,6 +58,15 @@ class Requests:
             request.slots = [pool.slots(blocks) for blocks in request.blocks]
         return request
 
+    def since(self, firsts: Mapping[str, int], pool: Pool, numbers: Sequence[int]) -> Tensor:
+        """Return the slots of requests from a position of each on. `numbers` are the groups."""
+        parts = [
+            self.of(name, pool).slots[number][first:]
+            for number in numbers
+            for name, first in firsts.items()
+        ]
+        return torch.cat([torch.empty(0, dtype=torch.int64), *parts])
+
     def forward(
         self,
         output: Any,

@@ -6,6 +6,7 @@ are compared with this one.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -172,6 +173,14 @@ def unjudged(config: Any, drafted: bool) -> list[str]:
     # The draft KV in the last block of a shared prefix then belongs to another next token.
     kept = getattr(speculation, "disable_eagle_block_drop", False)
     return ["speculation with disable_eagle_block_drop"] if kept else []
+
+
+def kept(result: Any) -> Any:
+    """Return a copy of what a sampler returned, for `tokens_of`. Waits for no device."""
+    first, *rest = result if isinstance(result, tuple) else (result,)
+    ids = first.sampled_token_ids
+    mine = SimpleNamespace(sampled_token_ids=ids.clone() if isinstance(ids, Tensor) else ids)
+    return (mine, *(one.clone() for one in rest[:1])) if rest else mine
 
 
 def tokens_of(result: Any) -> list[list[int]]:
