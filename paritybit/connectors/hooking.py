@@ -7,11 +7,15 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
 from types import FrameType, ModuleType
 from typing import Any
 
 from paritybit.watch.attach import of_signal, where
 from paritybit.watch.journal import of_process
+
+CALLERS = 3
+"""The number of calling lines that are reported."""
 
 
 class NotRecognisedError(Exception):
@@ -41,6 +45,15 @@ def callers() -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+def calling(place: Callable[[str, int], str | None]) -> tuple[str, ...]:
+    """Return the innermost calling lines of the engine, at most CALLERS.
+
+    `place` names a line, given its file and number. It returns None if the line does not count.
+    """
+    lines = (place(frame.f_code.co_filename, frame.f_lineno) for frame in callers())
+    return tuple(islice(filter(None, lines), CALLERS))
 
 
 def release_of(package: str) -> str:

@@ -10,8 +10,10 @@ from paritybit.launch.schema import Cause, Finding, SourceLine, Who
 from paritybit.launch.tally import cause_of
 
 
-def finding_of(found: Mapping[str, Any], key: str, number: int, leg: str) -> Finding:
-    """Convert a finding of a journal for the record."""
+def finding_of(
+    found: Mapping[str, Any], key: str, number: int, leg: str, after: str | None = None
+) -> Finding:
+    """Convert a finding of a journal for the record. `after` is the cause before it."""
     slots = found.get("slots")
     return Finding(
         check=str(found.get("check")),
@@ -35,7 +37,7 @@ def finding_of(found: Mapping[str, Any], key: str, number: int, leg: str) -> Fin
         cause=cause(found.get("cause")),
         excerpt=tuple(source_lines(found.get("excerpt"))),
         origin=words(found.get("origin")),
-        after=words(found.get("after")),
+        after=after,
     )
 
 
@@ -62,8 +64,8 @@ def who(value: object) -> Who | None:
     if not isinstance(value, Mapping):
         return None
     position, forward = (whole_number(value.get(name)) for name in ("position", "forward"))
-    request, source = (words(value.get(name)) for name in ("request", "source"))
-    return Who(request, position, forward, source)
+    request, source, via = (words(value.get(name)) for name in ("request", "source", "via"))
+    return Who(request, position, forward, source, via)
 
 
 def cause(value: object) -> Cause | None:
@@ -71,4 +73,5 @@ def cause(value: object) -> Cause | None:
     if not isinstance(value, Mapping):
         return None
     what, source = str(value.get("what")), words(value.get("source"))
-    return Cause(what, words(value.get("input")), source, value.get("shown") is True)
+    shown, via = value.get("shown") is True, words(value.get("via"))
+    return Cause(what, words(value.get("input")), source, shown, via)

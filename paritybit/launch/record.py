@@ -227,7 +227,8 @@ def leg_of(outcome: Outcome) -> Leg:
 def findings_of(outcome: Outcome) -> Iterator[Finding]:
     """Yield the first finding of each key in a leg."""
     for key, found in outcome.tally.findings.items():
-        yield finding_of(found, key, outcome.tally.number(key), outcome.name)
+        tally = outcome.tally
+        yield finding_of(found, key, tally.number(key), outcome.name, tally.after(key))
 
 
 def write(record: Watched, path: Path) -> None:

@@ -18,25 +18,31 @@ Verdict = Literal["finding", "no finding", "undecided"]
 
 @dataclass(frozen=True)
 class Who:
-    """A request at a position in a forward, or a line of the engine. Unknown fields are None."""
+    """A request at a position in a forward, or a line of the engine. Unknown fields are None.
+
+    `via` tells which lines called this line.
+    """
 
     request: str | None = None
     position: int | None = None
     forward: int | None = None
     source: str | None = None
+    via: str | None = None
 
 
 @dataclass(frozen=True)
 class Cause:
     """The cause of a finding: a description, and the static input with its line, if any.
 
-    `shown` is True if an experiment showed it: without this cause, the finding disappears.
+    - `shown`: an experiment showed it: without this cause, the finding disappears.
+    - `via`: what the line calls, and which lines call it, as text.
     """
 
     what: str
     input: str | None = None
     source: str | None = None
     shown: bool = False
+    via: str | None = None
 
 
 @dataclass(frozen=True)

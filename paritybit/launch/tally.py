@@ -16,6 +16,9 @@ STARTED = ("engine", "release", "device", "torch", "python")
 
 NOT_KNOWN = "not known"
 
+Order = tuple[int, bool, int]
+"""When a finding occurred: its forward, whether no input explains it, and its number."""
+
 
 def cause_of(finding: Mapping[str, Any]) -> str:
     """Return a name that is equal for findings with the same cause.
@@ -26,6 +29,12 @@ def cause_of(finding: Mapping[str, Any]) -> str:
     if isinstance(cause, Mapping):
         return str(cause.get("input") or cause.get("what") or NOT_KNOWN)
     return f"{NOT_KNOWN} ({finding.get('check')}, {finding.get('group') or 'no group'})"
+
+
+def source_in(finding: Mapping[str, Any]) -> object:
+    """Return the line of the cause of a finding, or None if it is not known."""
+    cause = finding.get("cause")
+    return cause.get("source") if isinstance(cause, Mapping) else None
 
 
 def subjects_of(finding: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
@@ -55,17 +64,17 @@ class Process:
     script: Entry = field(default_factory=dict)
     waves: list[Any] = field(default_factory=list)
     ended: bool = False
-    touched: dict[object, str] = field(default_factory=dict)
-    """The cause of the first finding about each request, slot and forward."""
+    touched: dict[object, dict[str, "Order"]] = field(default_factory=dict)
+    """When each cause had its first finding about each request, slot and forward."""
 
 
 @dataclass
 class Tally:
     """Totals over processes.
 
-    `findings` has the first finding of each key. `played` has the process of that finding as it
-    was then, with the waves that it had been served. `kernels` tells whether a function for Triton
-    ran.
+    `findings` has the first finding of each key, and `orders` when it occurred. `played` has the
+    process of that finding as it was then, with the waves that it had been served. `kernels` tells
+    whether a function for Triton ran.
     """
 
     processes: dict[str, Process] = field(default_factory=dict)
@@ -74,6 +83,7 @@ class Tally:
     settings: dict[str, list[str]] = field(default_factory=dict)
     stand_ins: dict[str, str] = field(default_factory=dict)
     played: dict[str, Process] = field(default_factory=dict)
+    orders: dict[str, "Order"] = field(default_factory=dict)
     traffic: dict[str, Any] = field(default_factory=dict)
     kernels: dict[str, bool] = field(default_factory=dict)
 
@@ -115,17 +125,38 @@ class Tally:
         finding = {name: value for name, value in entry.items() if name not in ("kind", "time")}
         key = str(entry.get("key"))
         process.written[key] += 1
-        mine, subjects = cause_of(finding), [*subjects_of(finding)]
-        forward = ("forward", finding.get("forward"))
-        known = (process.touched.get(one) for one in subjects or [forward])
-        after = next((cause for cause in known if cause not in (None, mine)), None)
-        for one in (*subjects, forward):
-            process.touched.setdefault(one, mine)
-        if key in self.findings:
+        number = finding.get("forward")
+        unknown = not isinstance(cause := finding.get("cause"), Mapping) or not cause.get("input")
+        order = number if isinstance(number, int) else 0, unknown, sum(process.written.values())
+        for one in (*subjects_of(finding), ("forward", number)):
+            process.touched.setdefault(one, {}).setdefault(cause_of(finding), order)
+        if (before := self.findings.get(key)) is not None:
+            # The line may have been learned since.
+            if source_in(before) is None and source_in(finding) is not None:
+                before |= {name: finding.get(name) for name in ("cause", "excerpt")}
             return None
-        self.findings[key] = finding = {**finding, "after": after}
+        self.orders[key] = order
+        self.findings[key] = finding
         self.played[key] = replace(process, waves=process.waves[:])
         return finding
+
+    def after(self, key: str) -> str | None:
+        """Return the first cause with an earlier finding about the same request or slot.
+
+        If the cause of the finding with this key is not known, this may also be a cause with a
+        finding in the same forward. In a forward, what is known about inputs comes first.
+        """
+        finding, process = self.findings[key], self.played[key]
+        subjects = [*subjects_of(finding)]
+        if not subjects or finding.get("cause") is None:
+            subjects.append(("forward", finding.get("forward")))
+        earlier = [
+            (order, cause)
+            for subject in subjects
+            for cause, order in process.touched.get(subject, {}).items()
+            if cause != cause_of(finding) and order < self.orders[key]
+        ]
+        return min(earlier)[1] if earlier else None
 
     def script(self, key: str) -> Script | None:
         """Return the script that was served until the finding with a key, or None.

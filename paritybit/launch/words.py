@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from paritybit.launch.schema import Finding, Who
+from paritybit.launch.schema import Cause, Finding, Who
 
 
 def lines_of(finding: Finding) -> Iterator[tuple[str, str]]:
@@ -49,7 +49,12 @@ def at(who: Who) -> str:
     """Return the request, the forward and the line of a free as text, as far as they are known."""
     request = f" by request {who.request}" if who.request is not None else ""
     forward = f" before forward {who.forward}" if who.forward is not None else ""
-    return f"{request}{forward}{f' by {who.source}' if who.source is not None else ''}"
+    return f"{request}{forward}{f' by {called(who)}' if who.source is not None else ''}"
+
+
+def called(who: Who | Cause) -> str:
+    """Return a line of the engine with the lines that called it."""
+    return f"{who.source}{f', {who.via}' if who.via is not None else ''}"
 
 
 def why(finding: Finding) -> str:
@@ -57,7 +62,7 @@ def why(finding: Finding) -> str:
     cause = finding.cause
     if cause is None:
         return "not known"
-    source = f" ({cause.source})" if cause.source else ""
+    source = f" ({called(cause)})" if cause.source else ""
     named = "" if cause.input is None or cause.input in cause.what else f"{cause.input}: "
     return f"{named}{cause.what}{source}"
 
@@ -73,19 +78,24 @@ def source_of(finding: Finding) -> tuple[str, int] | None:
 
 @dataclass(frozen=True)
 class CauseGroup:
-    """The findings with one cause, most severe first.
+    """The findings with one cause, most severe first. `occurred` has them as they occurred.
 
     `consequences` are later causes without an experiment of their own, which may follow from it.
     """
 
     name: str
     findings: tuple[Finding, ...]
+    occurred: tuple[Finding, ...] = ()
     consequences: tuple["CauseGroup", ...] = ()
 
     @property
     def shown(self) -> bool:
-        """Whether an experiment has shown the cause of a finding."""
-        return any(one.cause is not None and one.cause.shown for one in self.findings)
+        """Whether an experiment has shown the cause, and no earlier one can have led to it.
+
+        An input that is stale may be so because of another one.
+        """
+        stale = any(one.check == STALE for one in self.findings)
+        return not stale and any(one.cause is not None and one.cause.shown for one in self.findings)
 
     @property
     def tier(self) -> int:
@@ -101,10 +111,12 @@ class CauseGroup:
     @property
     def place(self) -> str | None:
         """The line of the cause or else of the free, such as `at engine/pool.py:12`, or None."""
-        for finding in self.findings:
-            if (found := source_of(finding)) is not None:
-                known = finding.cause is not None and finding.cause.source
-                return f"{'at' if known else 'freed at'} {found[0]}:{found[1]}"
+        # The first stale input is the nearest to the line at fault.
+        for finding in self.occurred or self.findings:
+            if finding.cause is not None and finding.cause.source:
+                return f"at {called(finding.cause)}"
+            if finding.freed is not None and finding.freed.source:
+                return f"freed at {called(finding.freed)}"
         return None
 
     @property
@@ -131,11 +143,13 @@ SEVERITY: tuple[tuple[str, ...], ...] = (
         *("unwritten slot", "uninitialised read", "wrong list", "wrong read", "stale input"),
         *("graph and eager differ", "company", "engine error"),
     ),
-    ("padding leak", "unrepeatable replay", "leak"),
+    ("kernel race", "padding leak", "unrepeatable replay", "leak"),
     ("moved address", "changed dtype", "dirty log"),
 )
 """All checks, most severe first: those that corrupt or misread KV, those that may do so, and those
 of contracts that may do no harm."""
+
+STALE = "stale input"
 
 RANK = {check: rank for rank, check in enumerate(check for tier in SEVERITY for check in tier)}
 TIER = {check: number for number, tier in enumerate(SEVERITY) for check in tier}
@@ -145,7 +159,8 @@ def all_causes(findings: Sequence[Finding]) -> list[CauseGroup]:
     """Group findings by cause.
 
     Causes that fail the run come first. Those with a severe finding come before others, and then
-    the earlier one before the later one. A more severe one comes first in the same forward.
+    the earlier one before the later one. In one forward, a cause that names an input comes first,
+    and then the more severe one.
     """
     groups: dict[str, list[Finding]] = {}
     for finding in findings:
@@ -155,10 +170,15 @@ def all_causes(findings: Sequence[Finding]) -> list[CauseGroup]:
     def order(group: CauseGroup) -> tuple[object, ...]:
         worst = [one for one in group.findings if TIER.get(one.check, len(SEVERITY)) == group.tier]
         first = min((legs.index(one.leg), one.forward or 0) for one in worst)
-        return group.known is not None, group.tier, *first, RANK.get(worst[0].check, len(RANK))
+        unknown = not any(one.cause is not None and one.cause.input for one in group.findings)
+        rank = RANK.get(worst[0].check, len(RANK))
+        return group.known is not None, group.tier, *first, unknown, rank
+
+    def severity(finding: Finding) -> int:
+        return RANK.get(finding.check, len(RANK))
 
     found = [
-        CauseGroup(name, tuple(sorted(members, key=lambda one: RANK.get(one.check, len(RANK)))))
+        CauseGroup(name, tuple(sorted(members, key=severity)), tuple(members))
         for name, members in groups.items()
     ]
     return sorted(found, key=order)

@@ -83,10 +83,10 @@ class Changes:
     unfollowed: tuple[str, ...] = (FILLED,)
     noted: list[Change | Step] = field(default_factory=list)
 
-    def note(self, what: str, slots: Tensor, forward: int = 0, source: str | None = None) -> None:
+    def note(self, what: str, slots: Tensor, forward: int = 0, source: Sequence[str] = ()) -> None:
         """Note a change of slots. The engine may modify the tensor afterwards.
 
-        `forward` is the next forward, and `source` the line of the engine that freed slots.
+        `forward` is the next forward, and `source` the lines of the engine that freed slots.
         """
         size = slots.numel()
         if size:
@@ -294,10 +294,10 @@ class Between(Boundary):
         self.note(group, ALLOCATED, slots)
 
     @guarded
-    def freed(self, group: str, slots: Tensor, source: str | None = None) -> None:
+    def freed(self, group: str, slots: Tensor, source: Sequence[str] = ()) -> None:
         """Record that the engine freed slots, or the pages that begin at these slots.
 
-        `source` is the line of the engine that freed them.
+        `source` are the innermost lines of the engine that called for it, innermost first.
         """
         self.note(group, FREED, slots, source)
 
@@ -396,7 +396,7 @@ class Between(Boundary):
             self.note(group, FILLED, slots)
         self.loading.setdefault(group, []).append(Kept(slots))
 
-    def note(self, group: str, what: str, slots: Tensor, source: str | None = None) -> None:
+    def note(self, group: str, what: str, slots: Tensor, source: Sequence[str] = ()) -> None:
         """Note a change of slots. It is applied later, together with others."""
         self.changes[group].note(what, slots, self.number + 1, source)
 

@@ -106,7 +106,8 @@ class IndexList:
     - `exact`: the kernel reads every entry, so entries before the window are wrong. Otherwise the
       kernel masks the window.
     - `page`: if greater than 1, each entry is a page number, and a row lists one entry per page.
-    - `source`: the file and line in the engine that fills the list.
+    - `source`: the file and line in the engine that fills the list. `via` tells, as text, what
+      it calls and which lines call it.
     - `window`: overrides the window of the group, because some kernels read fewer positions.
     """
 
@@ -121,6 +122,7 @@ class IndexList:
     page: int = 1
     source: str | None = None
     window: int | None = None
+    via: str | None = None
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,8 @@ class StaticInput:
       to `size` are padding.
     - `valid`: the values that padding may have, as a half-open range. None means that no other
       value is known to be valid, so paritybit never overwrites the padding.
-    - `source`: the file and line in the engine that fills the tensor.
+    - `source`: the file and line in the engine that fills the tensor. If it is None, the watcher
+      learns it, and `via`: what it calls and which lines call it, as text.
     - `expected`: the values that the batch implies for the live part, on any device.
     - `writes`: the group whose slots to write the tensor holds, if it holds slots to write.
     - `dtype`: the dtype that the engine's own code uses for such values. None accepts any dtype.
@@ -163,6 +166,7 @@ class StaticInput:
     expected: torch.Tensor | None = None
     writes: str | None = None
     dtype: torch.dtype | None = None
+    via: str | None = None
 
 
 PIECES = "the code between the graphs of a forward pass cannot be repeated"

@@ -15,7 +15,7 @@ group also has a shadow: a copy of its bytes, which is compared in place of chec
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -288,14 +288,16 @@ class Ledger:
             "forward": forward,
         }
 
-    def note_freeing(self, forward: int, source: str | None) -> int:
+    def note_freeing(self, forward: int, source: Sequence[str]) -> int:
         """Record a call that frees slots before a forward, and return the number of the call.
 
         `Changes.enter` later writes the number to `freed`.
 
-        `source` is the line of the engine that made the call.
+        `source` are the lines of the engine that made the call, innermost first.
         """
-        call = {"forward": forward, "source": source}
+        call = {"forward": forward, "source": next(iter(source), None)}
+        if len(source) > 1:
+            call["via"] = f"called at {', '.join(source[1:])}"
         if self.freeings.get(self.last_freeing) != call:
             self.last_freeing += 1
             self.freeings[self.last_freeing] = call

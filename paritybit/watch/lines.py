@@ -34,6 +34,12 @@ MOST_CALLERS = 12
 OWN = str(Path(__file__).parents[1])
 """The folder of paritybit, whose connectors have the names of engines."""
 
+CALLERS = 2
+"""The lines that a line calls, and those that call it, that are reported."""
+
+Line = tuple[str, str | None]
+"""A line such as `engine/runner.py:12`, and as text what it calls and which lines call it."""
+
 Key = tuple[str, str]
 """The kind of an input, such as its graph runner, and its name."""
 
@@ -44,7 +50,7 @@ class Followed:
 
     tensor: Tensor
     words: set[str] = field(default_factory=set)
-    line: str | None = None
+    line: "Line | None" = None
     before: bytes = b""
     live: Any = None
 
@@ -126,7 +132,7 @@ class Lines:
 
     def __init__(self, package: str) -> None:
         self.folder = f"/{package}/"
-        self.known: dict[Key, str] = {}
+        self.known: dict[Key, Line] = {}
         self.tries = Counter[Key]()
         self.inputs: dict[Key, Remembered] = {}
         self.followed: dict[int, Followed] = {}
@@ -137,11 +143,10 @@ class Lines:
         self.inside: dict[CodeType, bool] = {}
         self.bound: dict[tuple[CodeType, int], list[tuple[str, str]]] = {}
         self.sought: set[str] = set()
-        self.tracer = self._called
 
-    def of(self, kind: str, name: str) -> str | None:
-        """Return the line that fills an input, such as `engine/runner.py:12`, or None."""
-        return self.known.get((kind, name))
+    def of(self, kind: str, name: str) -> tuple[str | None, str | None]:
+        """Return the line that fills an input, and the lines around it, if they are known."""
+        return self.known.get((kind, name), (None, None))
 
     def note(self, kind: str, inputs: Mapping[str, Tensor]) -> None:
         """Note inputs that the engine has prepared."""
@@ -170,11 +175,11 @@ class Lines:
         self.sought = set().union(*(words_of(name) for _, name in sought))
         self.bound.clear()
         self.armed, self.last = True, None
-        sys.settrace(self.tracer)
+        sys.settrace(self._called)
 
     def stop(self) -> None:
         """Stop following, and keep what was seen until `done`."""
-        if sys.gettrace() == self.tracer:
+        if sys.gettrace() == self._called:
             sys.settrace(None)
             self.last = None
             self.ran.clear()
@@ -240,23 +245,34 @@ class Lines:
             if one.changed() and self.last is not None:
                 one.line = self._place(*self.last, one.words)
 
-    def _place(self, frame: FrameType, line: int, words: set[str]) -> str:
-        """Return the line that led to a change of an input.
+    def _place(self, frame: FrameType, line: int, words: set[str]) -> Line:
+        """Return the line that led to a change of an input, and those that called it.
 
         This is the innermost line that names the input, among the line that ran and its callers,
         then among the lines before them in the same functions. If none does, it is the line itself.
         """
-        places, earlier = [(frame.f_code.co_filename, line)], list[tuple[str, int]]()
+        found, earlier = [(frame, line)], list[tuple[FrameType, int]]()
         caller: FrameType | None = frame
-        while caller is not None and len(places) < MOST_CALLERS:
-            path = caller.f_code.co_filename
+        while caller is not None and len(found) < MOST_CALLERS:
             if caller is not frame and self.inside.get(caller.f_code, False):
-                places.append((path, caller.f_lineno))
-            earlier += [(path, number) for number in reversed(self.ran.get(caller, {}))]
+                found.append((caller, caller.f_lineno))
+            earlier += [(caller, number) for number in reversed(self.ran.get(caller, {}))]
             caller = caller.f_back
-        named = (one for one in (*places, *earlier) if words & words_of(linecache.getline(*one)))
-        path, number = next(named, places[0])
-        return f"{path[path.rindex(self.folder) + 1 :]}:{number}"
+        named = (one for one in (*found, *earlier) if words & words_of(text_of(*one)))
+        first = next(named, found[0])
+        frames, via = [one for one, _ in found], list[str]()
+        if first[0] in frames:
+            at = frames.index(first[0])
+            inner, outer = found[max(0, at - CALLERS) : at][::-1], found[at + 1 :][:CALLERS]
+            for how, lines in (("which calls", inner), ("called at", outer)):
+                if lines:
+                    via.append(f"{how} {', '.join(self._shown(*one) for one in lines)}")
+        return self._shown(*first), "; ".join(via) or None
+
+    def _shown(self, frame: FrameType, line: int) -> str:
+        """Return a line of the engine as text."""
+        path = frame.f_code.co_filename
+        return f"{path[path.rindex(self.folder) + 1 :]}:{line}"
 
     def _bind(self, frame: FrameType, line: int) -> None:
         """Follow the tensors that a line has bound to the names of inputs."""
@@ -271,3 +287,8 @@ class Lines:
             if followable(value) and value.data_ptr() not in self.followed:
                 place = self._place(frame, line, {name})
                 self.followed[value.data_ptr()] = Followed(value, {name}, place)
+
+
+def text_of(frame: FrameType, line: int) -> str:
+    """Return a line of the source of a frame."""
+    return linecache.getline(frame.f_code.co_filename, line)

@@ -12,6 +12,9 @@ from paritybit.watch.journal import Finding
 from paritybit.watch.ledger import Ledger
 from paritybit.watch.origins import Origins
 
+MOVED = "the slot of a position changed"
+"""The cause of a read of another slot than the request had for the position before."""
+
 SHOWN = 8
 """Number of slots that a finding lists."""
 
@@ -103,10 +106,13 @@ class Reads:
         if story is not None and story.cause is not None:
             cause = {**story.cause, "forward": story.forward}
         place = "has no slot" if missing else f"slot {slot}"
-        origin = None
+        origin, moved = None, False
         if self.origins is not None and not missing:
             given = self.number, self.forward, row, position, slot, self.ledger
             origin = self.origins.of(*given) or None
+            moved = self.origins.before(*given[1:-1], group) is not None
+            if moved and cause is None:
+                cause = {"what": MOVED}
         return Finding(
             check=check,
             text=f"request {request} reads position {position} ({place}, {group}): {what}",
@@ -118,7 +124,8 @@ class Reads:
             count=len(places),
             writer=None if missing else self.ledger.writer(slot),
             reader={"request": request, "position": position, "forward": self.number},
-            freed=None if missing else self.ledger.freeing(slot, reused),
+            # Who freed the slot of another position says nothing of this one.
+            freed=None if missing or moved else self.ledger.freeing(slot, reused),
             cause=cause,
             origin=origin,
         )
@@ -323,16 +330,27 @@ class Inputs:
         static: StaticInput,
         what: str,
         reader: Mapping[str, Any] | None = None,
+        slots: tuple[Sequence[int], ...] = (),
     ) -> Finding:
-        """Return the finding about one input. `reader` is the request of the wrong entry."""
-        cause = {"what": static.name, "input": static.name, "source": static.source}
+        """Return the finding about one input.
+
+        `reader` is the request of the wrong entry, and `slots` are values that slots to write have
+        and must have.
+        """
+        writes = static.writes if slots else None
+        shown = [slot for part in slots for slot in part[: SHOWN // 2]] if writes else []
+        name, source, via = static.name, static.source, static.via
+        cause = {"what": name, "input": name, "source": source, "via": via}
         return Finding(
             check=check,
             text=f"{self.kind}: {what}",
             key=key_of(check, None, cause),
             forward=self.number,
             forward_kind=self.forward.kind,
-            replay=self.kind,
+            replay=self.kind if self.captured else None,
+            group=writes,
+            slots=tuple(shown),
+            count=max(1, len(shown)),
             reader=reader,
             cause=cause,
         )

@@ -55,35 +55,45 @@ class Origins:
         self, number: int, forward: Forward, row: Row, position: int, slot: int, ledger: Ledger
     ) -> str:
         """Return how a row got the slot of a position that it reads, as text, or ''."""
-        return "; ".join(self.parts(number, forward, row, position, slot, ledger))
-
-    def parts(
-        self, number: int, forward: Forward, row: Row, position: int, slot: int, ledger: Ledger
-    ) -> Iterator[str]:
-        """Yield what is known about how a row got a slot."""
         name, group = name_of(forward, row), ledger.group.name
-        life = self.life(number, name, row)
+        life, found = self.life(number, name, row), list[str]()
         if position < life.matched:
             hit = "" if forward.model else ": a prefix hit"
-            yield f"cached before the first forward of the request, which is {life.since}{hit}"
-        last = next(((n, rows[name]) for n, rows in reversed(self.latest) if name in rows), None)
-        held = None if last is None else last[1].slots.get(group)
-        old = slot if held is None or position >= len(held) else int(held[position])
-        if last is not None and old not in (slot, -1):
-            yield f"position {position} had slot {old} in forward {last[0]}"
+            found.append(
+                f"cached before the first forward of the request, which is {life.since}{hit}"
+            )
+        if (before := self.before(forward, row, position, slot, group)) is not None:
+            found.append(f"position {position} had slot {before[1]} in forward {before[0]}")
         if (came := ledger.came.get(slot)) is not None:
-            yield came
+            found.append(came)
         taken, written = int(ledger.taken[slot]), int(ledger.forward[slot])
         if taken:
             since = "; not written since" if 0 < written < taken else ""
-            yield f"allocated before forward {taken}{since}"
-        for other in forward.rows:
-            if other is row or group not in other.slots:
-                continue
-            places = (other.slots[group] == slot).nonzero().flatten()
-            if len(places):
-                yield f"request {other.request} has it, too, at position {int(places[-1])}"
-                return
+            found.append(f"allocated before forward {taken}{since}")
+        found += next(sharing(forward, row, slot, group), [])
+        return "; ".join(found)
+
+    def before(
+        self, forward: Forward, row: Row, position: int, slot: int, group: str
+    ) -> tuple[int, int] | None:
+        """Return the last forward in which a position of a row had another slot, and that slot.
+
+        Returns None if it had the same slot in the last forward that had the row.
+        """
+        name = name_of(forward, row)
+        last = next(((n, rows[name]) for n, rows in reversed(self.latest) if name in rows), None)
+        held = None if last is None else last[1].slots.get(group)
+        old = slot if held is None or position >= len(held) else int(held[position])
+        return None if last is None or old in (slot, -1) else (last[0], old)
+
+
+def sharing(forward: Forward, row: Row, slot: int, group: str) -> Iterator[list[str]]:
+    """Yield, for each other row that has a slot of a row, a text that says so."""
+    for other in forward.rows:
+        held = None if other is row else other.slots.get(group)
+        places = [] if held is None else (held == slot).nonzero().flatten().tolist()
+        if places:
+            yield [f"request {other.request} has it, too, at position {places[-1]}"]
 
 
 def name_of(forward: Forward, row: Row) -> str:

@@ -196,7 +196,8 @@ class Watcher(Replaying):
             return
         self.lines.note(LISTS, {given.name: given.entries for given in lists})
         for one in lists:
-            given = replace(one, source=one.source or self.lines.of(LISTS, one.name))
+            line, via = self.lines.of(LISTS, one.name)
+            given = one if one.source or line is None else replace(one, source=line, via=via)
             if given.group not in self.ledgers:
                 self.undecided(f"{given.name} is of a group that is not known: {given.group}")
                 continue

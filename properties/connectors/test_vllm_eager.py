@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.vllm.eager import hook, in_place_of_a_graph, run_model
+from paritybit.watch.lines import Lines
 from paritybit.watch.replays.relations import NAMES
 
 
@@ -81,6 +82,7 @@ def watching(context: Context) -> Any:
     relations = SimpleNamespace(names=NAMES)
     judged: list[Any] = []
     watcher = SimpleNamespace(
+        lines=Lines("vllm"),
         eager=eager,
         kept=kept,
         relations=relations,

@@ -40,6 +40,9 @@ class Runner:
 def add(buffers, n):
     torch._foreach_add_(buffers, n)
 
+def filled(runner, n):
+    runner.prepare(n)
+
 def copy(buffer, n):
     buffer.add_(n)
 
@@ -94,7 +97,21 @@ def test_the_line_is_the_one_that_fills_the_input(
 ) -> None:
     learned = Lines("engine")
     prepared(learned, engine.Runner(), 3)
-    assert learned.of("batch", name) == (line and f"engine/runner.py:{line}")
+    assert learned.of("batch", name)[0] == (line and f"engine/runner.py:{line}")
+
+
+def test_the_callers_of_a_line_are_known_too(engine: ModuleType) -> None:
+    learned, runner = Lines("engine"), engine.Runner()
+    for number in range(1, 4):
+        with learned.learning():
+            engine.filled(runner, float(number))
+        learned.note("batch", {"viewed": runner.viewed})
+        learned.done()
+    line = 1 + SOURCE[: SOURCE.index("runner.prepare(n)")].count("\n")
+    assert learned.of("batch", "viewed") == (
+        "engine/runner.py:13",
+        f"called at engine/runner.py:{line}",
+    )
 
 
 def test_only_the_first_forwards_are_followed(
@@ -103,7 +120,7 @@ def test_only_the_first_forwards_are_followed(
     learned, runner, starts = Lines("engine"), engine.Runner(), list[Any]()
     monkeypatch.setattr(sys, "settrace", starts.append)
     prepared(learned, runner, 10)
-    assert starts.count(learned.tracer) == lines.TRIES
+    assert starts.count(learned._called) == lines.TRIES
 
 
 def test_an_input_of_the_engine_is_not_kept_alive(engine: ModuleType) -> None:

@@ -37,7 +37,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 def free(scene: Scene, source: str, *slots: int) -> None:
     """Free slots of both groups at a line of the engine."""
     for group in ("full", "swa"):
-        scene.watcher.freed(group, torch.tensor(slots), source)
+        scene.watcher.freed(group, torch.tensor(slots), (source,))
 
 
 def written(made: Journal) -> list[dict[str, Any]]:

@@ -47,8 +47,8 @@ class Allocations:
         self.files: set[str] = set()
         """The source files of the allocators, and of the engine's hooks."""
         self.given_back = GivenBack()
-        self.collected: list[tuple[int, str | None]] = []
-        """The locations that the allocator has collected for a later free: number and line."""
+        self.collected: list[tuple[int, tuple[str, ...]]] = []
+        """The locations that the allocator has collected for a later free: number and lines."""
 
     def follow(self, parts: Iterable[tuple[Any, str]]) -> None:
         """Record which group each pool or allocator belongs to."""

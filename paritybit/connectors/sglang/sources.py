@@ -5,7 +5,7 @@ import traceback
 from collections.abc import Collection
 from pathlib import Path
 
-from paritybit.connectors.hooking import callers
+from paritybit.connectors.hooking import callers, calling
 
 
 @functools.cache
@@ -15,13 +15,14 @@ def shown(path: str) -> str:
     return "/".join(parts[parts.index("sglang") :]) if "sglang" in parts else Path(path).name
 
 
-def called_at(files: Collection[str]) -> str | None:
-    """Return the innermost calling line of the engine outside of some files, or None."""
-    for frame in callers():
-        path = frame.f_code.co_filename
-        if path not in files and "/sglang/srt/" in path:
-            return f"{shown(path)}:{frame.f_lineno}"
-    return None
+def called_at(files: Collection[str]) -> tuple[str, ...]:
+    """Return the innermost calling lines of the engine outside of some files."""
+
+    def place(path: str, line: int) -> str | None:
+        mine = path not in files and "/sglang/srt/" in path
+        return f"{shown(path)}:{line}" if mine else None
+
+    return calling(place)
 
 
 def called_by(function: str) -> bool:

@@ -3,7 +3,7 @@
 import traceback
 
 from paritybit.connectors.failures import OUT_OF_BOUNDS
-from paritybit.connectors.hooking import callers
+from paritybit.connectors.hooking import calling
 
 INSIDE = "transformers/generation/continuous_batching/"
 """The folder of continuous batching."""
@@ -23,13 +23,9 @@ def place(path: str, line: int | None) -> str | None:
     return f"{inside}{rest}:{line}" if inside else None
 
 
-def called_at() -> str | None:
-    """Return the innermost calling line of continuous batching outside of the pool, or None."""
-    for frame in callers():
-        found = place(frame.f_code.co_filename, frame.f_lineno)
-        if found is not None and POOL not in found:
-            return found
-    return None
+def called_at() -> tuple[str, ...]:
+    """Return the innermost calling lines of continuous batching outside of the pool."""
+    return calling(lambda path, line: None if POOL in path else place(path, line))
 
 
 def raised_at(error: BaseException) -> str | None:

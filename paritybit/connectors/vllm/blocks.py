@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.hooking import callers
+from paritybit.connectors.hooking import calling
 from paritybit.connectors.vllm.pools import Pool
 from paritybit.watch.journal import Journal
 from paritybit.watch.watcher import Watcher
@@ -96,10 +96,11 @@ OF_BLOCKS = ("block_pool.py", "kv_cache_utils.py")
 """Files of the engine that free blocks on behalf of others."""
 
 
-def called_at() -> str | None:
-    """Return the innermost calling line of the engine outside of its pool of blocks, or None."""
-    for frame in callers():
-        _, engine, file = frame.f_code.co_filename.rpartition("/vllm/v1/")
-        if engine and not file.endswith(OF_BLOCKS):
-            return f"vllm/v1/{file}:{frame.f_lineno}"
-    return None
+def called_at() -> tuple[str, ...]:
+    """Return the innermost calling lines of the engine outside of its pool of blocks."""
+
+    def place(path: str, line: int) -> str | None:
+        _, engine, file = path.rpartition("/vllm/v1/")
+        return f"vllm/v1/{file}:{line}" if engine and not file.endswith(OF_BLOCKS) else None
+
+    return calling(place)

@@ -46,6 +46,8 @@ def run_model(watching: Any, original: Any, owner: Any, *args: Any, **kwargs: An
     """
     run = functools.partial(original, owner, *args, **kwargs)
     now, watcher, context = watching.now, watching.watcher, context_of()
+    if watcher is not None:
+        watcher.lines.stop()
     if now is None or now.batch is None or now.called or context is None or holds_all(context):
         return run()
     runner, live = now.runner, now.batch.live[1]

@@ -252,6 +252,8 @@ class Engine(Drafting):
                 self.capturing = batches.of_runner(runner, found, pool, given, (0, 0))
             elif now is not None and now.forward is None and pool is not None:
                 self.begin(now, pool, found, given)
+                if self.watcher is not None:
+                    self.watcher.lines.start()  # The model's arguments are prepared next.
                 if given is not None:
                     now.whole = eager.in_place_of_a_graph(self, owner, found, prepare)
         except NotRecognisedError as error:
@@ -322,6 +324,8 @@ class Engine(Drafting):
         """Judge the replay of a graph."""
         run = functools.partial(original, graph, *args, **kwargs)
         now, watcher = self.now, self.watcher
+        if watcher is not None:
+            watcher.lines.stop()
         if now is None or watcher is None or now.batch is None:
             return run()
         wrapper = None if now.wrapped is None else now.wrapped[0]

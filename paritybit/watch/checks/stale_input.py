@@ -34,7 +34,8 @@ def judge(inputs: Inputs) -> Iterable[Finding]:
             if at is not None:
                 row, position = at
                 reader = {"request": row.request, "position": position, "forward": inputs.number}
-            yield inputs.finding(CHECK.name, static, f"{what}{told}", reader)
+            slots = (live.flatten()[place].tolist(), expected.flatten()[place].tolist())
+            yield inputs.finding(CHECK.name, static, f"{what}{told}", reader, slots)
 
 
 CHECK = Check(

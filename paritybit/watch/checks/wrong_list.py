@@ -27,20 +27,22 @@ def judge(lists: Lists) -> Iterable[Finding]:
     counts, offsets = given.counts.tolist(), given.offsets.tolist()
     used = max((offset + max(count, 0) for offset, count in zip(offsets, counts, strict=True)))
     entries = given.entries[: max(used, 0)].to("cpu", torch.int64).numpy()
-    spans = []
+    spans, found = [], list[Finding]()
     for row, count, offset in zip(rows, counts, offsets, strict=False):
         span = span_of(lists, row, count, offset)
         if isinstance(span, str):
-            yield finding(lists, row, span, first_needed(lists, row), [])
+            found.append(finding(lists, row, span, first_needed(lists, row), []))
         elif span is not None and offset + count > len(entries):
             there = max(0, len(entries) - offset)
             what = f"{count} entries, of which the tensor has {there}"
-            yield finding(lists, row, what, span.last, [])
+            found.append(finding(lists, row, what, span.last, []))
         elif span is not None:
             spans.append(span)
     if spans:
-        yield from differing(lists, entries, spans)
-    yield from padding(lists, entries, offsets[len(rows) :], counts[len(rows) :])
+        found += differing(lists, entries, spans)
+    yield from found
+    what = of_list(lists) if found else PADDING  # Padded rows follow the live ones in the list.
+    yield from padding(lists, entries, offsets[len(rows) :], counts[len(rows) :], what)
 
 
 @dataclass(frozen=True)
@@ -109,13 +111,23 @@ def differing(lists: Lists, entries: Any, spans: list[Span]) -> Iterable[Finding
         yield finding(lists, spans[which].row, what, at, slots[mine[:SHOWN]].tolist())
 
 
-def padding(lists: Lists, entries: Any, offsets: list[int], counts: list[int]) -> Iterable[Finding]:
-    """Yield a finding if the lists of padded rows contain slots that are not reserved."""
+def of_list(lists: Lists) -> str:
+    """Return the cause of what is wrong in the list of a live row."""
+    return f"the list {lists.given.name}"
+
+
+def padding(
+    lists: Lists, entries: Any, offsets: list[int], counts: list[int], what: str
+) -> Iterable[Finding]:
+    """Yield a finding if the lists of padded rows contain slots that are not reserved.
+
+    `what` is the cause.
+    """
     given = lists.given
     named = [entries[o : o + c] for o, c in zip(offsets, counts, strict=True) if c > 0]
     slots = {entry * given.page for part in named for entry in part.tolist()}
     if wrong := sorted(slots - lists.ledger.group.reserved):
-        cause = {"what": PADDING, "source": given.source}
+        cause = {"what": what, "source": given.source, "via": given.via}
         yield Finding(
             check=CHECK.name,
             text=f"{given.name} ({given.group}) lists slot {wrong[0]} for a padded row"
@@ -139,7 +151,7 @@ def whose(lists: Lists, slot: int) -> str:
 def finding(lists: Lists, row: Row, what: str, position: int, slots: list[int]) -> Finding:
     """Return the finding for one row."""
     given = lists.given
-    cause = {"what": f"the list {given.name}", "source": given.source}
+    cause = {"what": of_list(lists), "source": given.source, "via": given.via}
     return Finding(
         check=CHECK.name,
         text=f"{given.name} ({given.group}) lists, for request {row.request}, {what}",

@@ -31,7 +31,8 @@ class Suspect:
         """The cause that names the input, after an experiment has shown it."""
         static = self.static
         what = f"the {self.parts} of {static.name} alone explains it"
-        return {"what": what, "input": static.name, "source": static.source, "shown": True}
+        source, via = static.source, static.via
+        return {"what": what, "input": static.name, "source": source, "via": via, "shown": True}
 
     def reset(self, trial: Trial) -> Trial:
         """Return a trial that begins with this input reset. It has no results yet."""

@@ -130,8 +130,9 @@ class Relations:
                 # With any valid values in its tail, an input must do no harm.
                 others = [one for one in suspects if one.static.name not in tails]
                 tried = explained(self.judged(trial, NAMES[1], found), trial, others, leak)
-                lone = tried.found is not None and tried.cause is None
-                yield replace(tried, padding=leaking(trial, tails)) if lone else tried
+                if tried.found is not None and tried.cause is None:
+                    tried = replace(tried, padding=leaking(trial, tails))
+                yield tried
         if NAMES[2] in names and trial.replay.eager is not None:
             told = self.judged(trial, NAMES[2], against_eager(trial))
             yield explained(told, trial, suspects, against_eager)

@@ -111,7 +111,8 @@ class Replaying(Between):
         """Judge inputs of the current forward, and remember the values that are expected."""
         self.lines.note(kind, {static.name: static.tensor for static in inputs})
         for static in inputs:
-            static.source = static.source or self.lines.of(kind, static.name)
+            if static.source is None:
+                static.source, static.via = self.lines.of(kind, static.name)
         before = self.before.setdefault((kind, now.forward.model), {})
         parts = now.number, now.forward, kind, inputs, captured
         self.judge("inputs", Inputs(*parts, before, self.ledgers))
