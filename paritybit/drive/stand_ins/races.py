@@ -15,8 +15,9 @@ to change a layout. Neither is known here: the former counts as a barrier, and t
 import functools
 import importlib
 import inspect
+import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -42,6 +43,9 @@ from paritybit.watch.settings import active
 DEFAULT_WARPS = 4
 """The number of warps of a launch that does not state it."""
 
+ALWAYS, SOMETIMES = 512, 16
+"""All of the first programs of a kernel are recorded, and then one in so many, at random."""
+
 MOST_TRIALS = 256
 """The most trials of a kernel without a finding."""
 
@@ -60,6 +64,17 @@ OWN = ("triton.", "paritybit.")
 """Modules with the frames between the line of a kernel and an operation."""
 
 
+def of_handles(arguments: Sequence[Any]) -> Sequence[Any]:
+    """Return the arrays in the arguments of a function of the builder."""
+    data = [getattr(one, "data", None) for one in arguments]
+    return [one for one in data if isinstance(one, np.ndarray)]
+
+
+def of_tensors(arguments: Sequence[Any]) -> Sequence[Any]:
+    """Return the arrays that a reduction or a scan gets, as `(operation, tensors)`."""
+    return [one.handle.data for one in arguments[1]]
+
+
 class Watched:
     """A kernel that reports the start of each program. It has the signature of the kernel."""
 
@@ -67,7 +82,7 @@ class Watched:
         self.kernel, self.run, self.warps = kernel, run, DEFAULT_WARPS
         self.__name__, self.__globals__ = kernel.__name__, kernel.__globals__
         self.__signature__ = inspect.signature(kernel)
-        self.trials, self.counted, self.found = 0, False, set[str]()
+        self.programs, self.trials, self.counted, self.found = 0, 0, False, set[str]()
 
     def __call__(self, **arguments: Any) -> None:
         """Run one program."""
@@ -86,6 +101,7 @@ class Races:
         self.program: Program | None = None
         self.late: LateWarp | None = None
         self.kernels: dict[Any, Watched] = {}
+        self.chance = random.Random(0)
         self.ran: dict[str, bool] = {}
         """The functions for Triton that were defined since, by module and name."""
 
@@ -100,7 +116,7 @@ class Races:
             setattr(builder, name, self.exchange(getattr(builder, name), what))
         for kind, what in (("ReduceOps", "a reduction"), ("ScanOps", "a scan")):
             operation = getattr(self.interpreter, kind)
-            operation.apply_impl = self.exchange(operation.apply_impl, what)
+            operation.apply_impl = self.exchange(operation.apply_impl, what, of_tensors)
         function = self.interpreter.InterpretedFunction
         function.__init__ = self.defined(function.__init__)
         function.rewrite = self.used(function.rewrite)
@@ -176,7 +192,11 @@ class Races:
         return call
 
     def run(self, watched: Watched, arguments: dict[str, Any]) -> None:
-        """Run a program, and try what a late warp does."""
+        """Run a program. If it is recorded, try what a late warp does."""
+        watched.programs += 1
+        if watched.programs > ALWAYS and self.chance.random() * SOMETIMES > 1:
+            watched.kernel(**arguments)
+            return
         self.program = program = Program()
         try:
             watched.kernel(**arguments)
@@ -230,8 +250,8 @@ class Races:
             if self.late is not None and np.any(mask.data):
                 return self.ask(self.late.load, pointers, mask, other)
             result = run(pointers, mask, other, *rest)
-            if self.program is not None:
-                self.note(self.program.load, pointers.data, mask.data, result.data)
+            if self.program is not None:  # Not by `note`: most operations are loads.
+                self.program.load(pointers.data, mask.data, result.data)
             return result
 
         return call
@@ -255,15 +275,20 @@ class Races:
         def call(*arguments: Any) -> Any:
             pointers = arguments[place].data
             if self.late is not None:
-                return self.ask(self.late.atomic, pointers, arrays(arguments))
+                return self.ask(self.late.atomic, pointers, of_handles(arguments))
             result = run(*arguments)
             if self.program is not None:
-                self.note(self.program.atomic, pointers, arrays(arguments), result)
+                self.note(self.program.atomic, pointers, of_handles(arguments), result)
             return result
 
         return call
 
-    def exchange(self, run: Callable[..., Any], what: str) -> Callable[..., Any]:
+    def exchange(
+        self,
+        run: Callable[..., Any],
+        what: str,
+        arrays: Callable[[Sequence[Any]], Sequence[Any]] = of_handles,
+    ) -> Callable[..., Any]:
         """Return an operation that is recorded as a barrier. It uses no memory."""
 
         def call(*arguments: Any) -> Any:
@@ -274,14 +299,6 @@ class Races:
             return run(*arguments)
 
         return call
-
-
-def arrays(given: object) -> list[Any]:
-    """Return the arrays of all values in the arguments of an operation."""
-    if isinstance(given, (tuple, list)):
-        return [one for part in given for one in arrays(part)]
-    data = getattr(getattr(given, "handle", given), "data", None)
-    return [data] if isinstance(data, np.ndarray) else []
 
 
 def line_of_kernel() -> str:
