@@ -45,6 +45,10 @@ class Plays(Protocol):
         """Serve waves until `stop` returns True or none is left, then until the engine is idle."""
 
 
+class StoppedError(Exception):
+    """The time was over, so requests may have ended early."""
+
+
 @dataclass(frozen=True)
 class Other:
     """A step at which a request gets another token in company than alone.
@@ -82,6 +86,7 @@ class Comparison:
     noise: float = 0.0
     tried: int = 0
     measured: int = 0
+    stop: Callable[[], bool] = lambda: False
 
     def judge(self, wave: Wave, stop: Callable[[], bool]) -> None:
         """Serve a wave, then each of its requests alone, and write differences to the journal.
@@ -91,17 +96,18 @@ class Comparison:
         lines = journal.of_process()
         if lines is None:
             return
+        self.stop = stop
         try:
-            self._judge(wave, stop, lines)
+            self._judge(wave, lines)
+        except StoppedError:
+            return
         except ForkFailedError as error:
             lines.undecided(f"{CHECK}: a wave could not be served: {error}")
 
-    def _judge(self, wave: Wave, stop: Callable[[], bool], lines: Journal) -> None:
+    def _judge(self, wave: Wave, lines: Journal) -> None:
         self.measured = 0
         company, before = self.served(wave), self.tried
         for one in wave.requests:
-            if stop():
-                return
             other = self.other(one, chain_of(wave, one), company)
             lines.count(**{self.counted: self.tried - before})
             before = self.tried
@@ -160,20 +166,22 @@ class Comparison:
     def served(self, wave: Wave, *, even: bool = False) -> dict[str, list[Likely]]:
         """Serve a wave in a fork. Returns the likeliest tokens at each step of each request.
 
-        Raises ForkFailedError if the engine fails.
+        Raises ForkFailedError if the engine fails, and StoppedError if it was to stop.
         """
 
         def work() -> Any:
             attention.fewer_keys = int(even)
             self.engine.likely = {}
             try:
-                self.engine.play(self.noted(iter((wave,))), lambda: False)
+                self.engine.play(self.noted(iter((wave,))), self.stop)
             except (Exception, EngineFailedError) as error:
                 judge_failure(error)
                 raise
             return self.engine.likely
 
         found: dict[str, list[Likely]] = in_fork(work, LONGEST_PLAY)
+        if self.stop():
+            raise StoppedError
         return found
 
 

@@ -84,6 +84,8 @@ class Following:
         self.tally = Tally()
         self.started = time.monotonic()
         self.asked_at: float | None = None
+        self.starting: float | None = None
+        """The seconds until the first process had loaded its engine."""
         self.too_long = False
         """Whether the command was stopped because it ran for too long."""
 
@@ -105,6 +107,8 @@ class Following:
     def read(self) -> None:
         """Read the journals and show new entries."""
         for process, entry in self.journals.entries():
+            if self.starting is None and entry["kind"] == "start":
+                self.starting = self.seconds
             finding = self.tally.take(process, entry)
             if finding is not None:
                 if self.limits.counts(finding):

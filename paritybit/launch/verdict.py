@@ -45,6 +45,7 @@ MOST_NAMED = 4
 class Outcome:
     """The outcome of a row: its tally, and how its command ended.
 
+    - `starting`: the seconds until the engine was loaded.
     - `values`: the values of its settings, one per axis. Empty for a user's command.
     - `code`: the exit code, negative for a signal. None if nothing recorded it.
     - `replays`: whether it must have replayed a graph.
@@ -65,6 +66,7 @@ class Outcome:
     log: str | None = None
     said: str = ""
     values: tuple[str, ...] = ()
+    starting: float = 0.0
 
     @property
     def short(self) -> bool:

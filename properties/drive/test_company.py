@@ -161,3 +161,8 @@ def test_each_run_compares_some_requests_where_a_fork_can_serve_them(
     entries = [json.loads(line) for line in lines.path.read_text().splitlines()]
     scripts = [entry["settings"]["alone"] for entry in entries if entry["kind"] == "script"]
     assert scripts == ([True] if tried else [])
+
+
+def test_a_comparison_ends_when_it_is_to_stop_and_compares_nothing(lines: Journal) -> None:
+    Comparison(Toy(wrong=1.0), lambda waves: waves).judge(SHARED, lambda: True)
+    assert not lines.counts.get(f"tried: {CHECK}") and not lines.findings

@@ -23,7 +23,7 @@ MOST = 1 / 3
 """The largest part of the budget that one row may take."""
 
 LAST = 25.0
-"""No further row starts with fewer seconds left."""
+"""No further row starts with fewer seconds left, or with fewer than two starts have taken."""
 
 AT_ONCE = 2
 """Rows that are served at a time on a CPU. Each keeps one core busy."""
@@ -55,7 +55,8 @@ class Turn:
 class Plan:
     """The rows of a run, in order, and its budget of `seconds` from now on.
 
-    With `named`, the rows share the budget. `left` has the rows that have not started.
+    With `named`, the rows share the budget. `left` has the rows that have not started. `longest` is
+    the longest start of an engine so far.
     """
 
     legs: Sequence[Leg]
@@ -63,6 +64,7 @@ class Plan:
     workers: int = 1
     named: bool = False
     clock: Callable[[], float] = time.time
+    longest: float = 0.0
     left: list[Leg] = field(init=False)
     ends: float = field(init=False)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -76,13 +78,18 @@ class Plan:
         with self.lock:
             now = self.clock()
             started = len(self.legs) - len(self.left)
-            if not self.left or (started >= self.workers and self.ends - now < LAST):
+            last = max(LAST, 2 * self.longest)
+            if not self.left or (started >= self.workers and self.ends - now < last):
                 return None
             share = min(1.0, self.workers / len(self.left)) * max(0.0, self.ends - now)
             if self.named:
                 return Turn(self.left.pop(0), now + share)
             until = max(now + share, min(self.ends, now + MOST * self.seconds))
             return Turn(self.left.pop(0), until, now + share)
+
+    def note_start(self, seconds: float) -> None:
+        """Note how long an engine took to start."""
+        self.longest = max(self.longest, seconds)
 
 
 def workers_of(device: str) -> int:

@@ -131,6 +131,7 @@ class Run:
             tally=tally,
             code=running.process.wait(),
             seconds=following.seconds,
+            starting=following.starting or 0.0,
             replays=leg.replays,
             stopped=running.asked_to_stop,
             too_long=following.too_long,
@@ -242,7 +243,7 @@ def serve_rows(
             if turn is None:
                 return
             limits = Limits(None, after, known=run.known, found=found)
-            serve_row(run, starter, engine, turn, options, limits, importers)
+            plan.note_start(serve_row(run, starter, engine, turn, options, limits, importers))
     run.not_run |= {leg.name: why for leg in plan.left}
 
 
@@ -254,8 +255,11 @@ def serve_row(
     options: argparse.Namespace,
     limits: Limits,
     importers: Warm | None,
-) -> None:
-    """Serve a row. If the engine cannot start without a required package, install it and retry."""
+) -> float:
+    """Serve a row, and return the seconds that the engine took to start.
+
+    If the engine cannot start without a required package, install it and retry.
+    """
     leg = turn.leg
     while True:
         words, variables = starter.command(engine, leg, options.seed or 0, options.device)
@@ -263,11 +267,11 @@ def serve_row(
         outcome = run.watch(leg, [*words, *turn.words], variables, limits, importers)
         began = any(process.started for process in outcome.tally.processes.values())
         if began or outcome.code in (0, LACKING) or outcome.log is None:
-            return
+            return outcome.starting
         said = (run.folder / outcome.log).read_text(encoding="utf-8", errors="replace")
         with run.installing:
             if not install_missed(engine.source, said):
-                return
+                return outcome.starting
         run.outcomes.remove(outcome)
         shutil.rmtree((run.folder / outcome.log).parent)
 
