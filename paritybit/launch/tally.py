@@ -14,6 +14,9 @@ from paritybit.launch.traffic import script_of_traffic
 STARTED = ("engine", "release", "device", "torch", "python")
 """The fields of a `start` line that the record keeps."""
 
+MOST_WAVES = 10_000
+"""The most waves of a script."""
+
 NOT_KNOWN = "not known"
 
 Order = tuple[int, bool, int]
@@ -112,7 +115,7 @@ class Tally:
                 self.stand_ins.setdefault(str(entry.get("what")), str(entry.get("why")))
             case "script":
                 mine.script, mine.waves = entry, []
-            case "wave":
+            case "wave" if len(mine.waves) <= MOST_WAVES:
                 mine.waves.append(entry.get("wave"))
             case "kernels":
                 for name, ran in flags(entry.get("ran")).items():
@@ -159,7 +162,7 @@ class Tally:
         return min(earlier)[1] if earlier else None
 
     def script(self, key: str) -> Script | None:
-        """Return the script that was served until the finding with a key, or None.
+        """Return the script served until the finding with a key, or None if it is too long.
 
         For a user's command, it has generated requests with the shape of the last ones.
         """
@@ -167,6 +170,8 @@ class Tally:
         settings = process.script.get("settings")
         with suppress(ValueError, LookupError, TypeError):
             if isinstance(settings, Mapping):
+                if len(process.waves) > MOST_WAVES:
+                    return None
                 return script_of(settings, process.waves)
             engine = str(process.started.get("engine"))
             return script_of_traffic(self.traffic.get(key) or (), self.settings, engine)

@@ -112,14 +112,18 @@ class Walk:
         run_aside((*words, "--engine", f"{self.package}=={version}"), home / LOG, self.stops)
 
 
-def run_aside(words: Sequence[str], log: Path, stops: Stops) -> None:
-    """Run a paritybit command in its own process, with its output in a file."""
+def run_aside(words: Sequence[str], log: Path, stops: Stops) -> int | None:
+    """Run a paritybit command in its own process, with its output in a file.
+
+    Returns its exit code.
+    """
     with log.open("ab") as output:
         running = Running([sys.executable, "-m", "paritybit", *words], os.environ, output)
         while not running.wait(PAUSE):
             if stops.received is not None and not running.asked_to_stop:
                 running.ask_to_stop(signal.SIGINT)
         running.clear()
+    return running.code
 
 
 def why_not(run: Path) -> str:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from paritybit.harness.cli.exit_codes import FINDING
 from paritybit.harness.cli.watch.releases import LOG, run_aside
 from paritybit.harness.cli.watch.run import last_line
 from paritybit.harness.records.case import read_json
@@ -70,16 +71,20 @@ def watched(engines: Sequence[KnownEngine], folder: Path, stops: Stops) -> tuple
         home.mkdir(parents=True, exist_ok=True)
         words = ("--engine", engine.engine, "--settings", engine.setting, "--keep-going")
         limits = ("--seconds", str(SECONDS), "--device", "cpu")
+        code = None
         if stops.received is None:
-            run_aside(("watch", *words, *limits, "--out", str(home)), home / LOG, stops)
-        return judged(engine, home, folder.parent)
+            code = run_aside(("watch", *words, *limits, "--out", str(home)), home / LOG, stops)
+        return judged(engine, home, folder.parent, code)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return tuple(pool.map(one, engines))
 
 
-def judged(engine: KnownEngine, home: Path, top: Path) -> WholeEngine:
-    """Return the result of a run, compared with the known bugs of its engine."""
+def judged(engine: KnownEngine, home: Path, top: Path, code: int | None = None) -> WholeEngine:
+    """Return the result of a run, compared with the known bugs of its engine.
+
+    `code` is its exit code, which counts if it could not write its record.
+    """
     record = home / "latest" / "watch.json"
     if not record.exists():
         said = (
@@ -88,11 +93,13 @@ def judged(engine: KnownEngine, home: Path, top: Path) -> WholeEngine:
             else "it was not started"
         )
         found = dict.fromkeys(engine.bugs, False)
-        return WholeEngine(engine.engine, engine.setting, "undecided", said, found, None)
+        unexpected = code == FINDING and not engine.bugs
+        verdict: WholeVerdict = "unexpected" if unexpected else "undecided"
+        return WholeEngine(engine.engine, engine.setting, verdict, said, found, None)
     run: Watched = record_of(read_json(record), record.name)
     checks = {finding.check for finding in run.findings if finding.known is None}
     found = {bug: check in checks for bug, check in engine.bugs.items()}
-    verdict: WholeVerdict = "as expected"
+    verdict = "as expected"
     if run.verdict == "undecided":
         verdict = "undecided"
     elif not all(found.values()) or (checks and not engine.bugs):

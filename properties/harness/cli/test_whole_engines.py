@@ -84,6 +84,16 @@ def test_without_a_record_there_is_no_verdict(tmp_path: Path) -> None:
     assert (one.verdict, one.message, one.page) == ("undecided", "it was not started", None)
 
 
+@pytest.mark.parametrize(
+    ("engine", "code", "verdict"),
+    [(CLEAN, FINDING, "unexpected"), (LEAKS, FINDING, "undecided"), (CLEAN, 125, "undecided")],
+)
+def test_a_finding_counts_although_its_record_could_not_be_written(
+    tmp_path: Path, engine: KnownEngine, code: int, verdict: str
+) -> None:
+    assert judged(engine, tmp_path, tmp_path, code).verdict == verdict
+
+
 def all_as_expected(tasks: Sequence[Task], _: Workers, on_result: Callable[..., None]) -> None:
     """Run no task: each ends as expected."""
     for task in tasks:
