@@ -1,7 +1,7 @@
 """Which slots a forward reads, seen by other values in them, on a model of three layers."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paritybit.testing.replays import InMemory
 from paritybit.watch.bits import as_integers
-from paritybit.watch.facts import Forward, Group, Layer, Replay, Row
+from paritybit.watch.facts import Forward, Group, Layer, Replay, Row, StaticInput
 from paritybit.watch.ledger import Ledger, Names
 from paritybit.watch.replays.aimed import Aim, aimed, held_at
 from paritybit.watch.replays.influence import HIDDEN, NotTried
@@ -236,6 +236,38 @@ def test_what_is_read_shows_whatever_the_arithmetic(form: dict[str, Any]) -> Non
 def test_what_is_not_read_is_found_whatever_the_arithmetic(form: dict[str, Any]) -> None:
     toy = Toy(**form, keys_of={1: 0})
     assert any("tensor 0 of layer 1 is not read" in toy.serve() for _ in range(8))
+
+
+@pytest.mark.parametrize(("size", "judged"), [(1e-7, True), (1.0, False)])
+def test_reads_are_judged_if_padding_matters_by_rounding_alone(size: float, judged: bool) -> None:
+    """As where a batch's experts sum in another order."""
+    toy, pad = Toy(keys_of={1: 0}), torch.ones(1, dtype=torch.int64)
+    padded, run = StaticInput("pad", pad, 0, 1, valid=(0, 9)), toy.run
+
+    def leaking(cached: int) -> None:
+        run(cached)
+        toy.output += float(pad) * size
+
+    def replayed(whole: Replay, _: object) -> object:
+        return toy.watcher.replay(replace(whole, inputs=[padded]))
+
+    toy.run = leaking  # type: ignore[method-assign]
+    toy.watcher.eager = replayed  # type: ignore[method-assign]
+    toy.watcher.relations.names = NAMES[3:]
+    found = set[str]().union(*(toy.serve() for _ in range(4)))
+    assert ("tensor 0 of layer 1 is not read" in found) == judged
+    assert (tried(toy) > 0) == judged
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_only_a_live_part_can_explain_what_is_not_read(live: bool) -> None:
+    toy = Toy(keys_of={1: 0})
+    cause = {"what": "an input", "input": "an input"}
+    suspect = SimpleNamespace(live=live, cause=cause, explains=lambda *_: True)
+    watcher: Any = toy.watcher
+    watcher.eager, watcher.suspects = lambda whole, _: watcher.replay(whole), lambda _: [suspect]
+    found = set[str]().union(*(toy.serve() for _ in range(4)))
+    assert ("tensor 0 of layer 1 is not read" in found) != live
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -17,6 +17,8 @@ from paritybit.watch.facts import StaticInput
 from paritybit.watch.ledger import Ledger
 from paritybit.watch.replays.trial import Saved, SavedSlots, Trial, overwritten, tail
 
+LIVE = "live part"
+
 
 @dataclass(frozen=True)
 class Suspect:
@@ -25,6 +27,11 @@ class Suspect:
     static: StaticInput
     value: Tensor
     parts: str
+
+    @property
+    def live(self) -> bool:
+        """Whether the live part differs from a reset one."""
+        return LIVE in self.parts
 
     @property
     def cause(self) -> dict[str, Any]:
@@ -75,7 +82,7 @@ def suspects_of(
             right = static.expected.to(mine.device, mine.dtype)
             if not torch.equal(mine, right):
                 mine.copy_(right)
-                parts.append("live part")
+                parts.append(LIVE)
         if parts:
             found.append(Suspect(static, value, " and the ".join(parts)))
     return sorted(found, key=lambda suspect: suspect.static.name not in known)

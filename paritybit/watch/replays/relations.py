@@ -101,6 +101,7 @@ class Relations:
 
         If two equal runs differ, the remaining relations are meaningless and are skipped. Wrong
         reads are not judged if padding matters, because a live row may show what a padded one read.
+        If it matters by rounding alone, single keys are not tried.
         `suspects` are the inputs that may explain a relation that does not hold.
         """
         again = None
@@ -113,7 +114,7 @@ class Relations:
                 if name != NAMES[0]:
                     yield Tried(name, reason="two equal replays differ")
             return
-        leaks = False
+        found: Difference | None = None
         padding = NAMES[1] in names or NAMES[3] in names
         if padding and (tails := other_tails(trial.replay.inputs, number)):
             before = trial.padding()
@@ -123,8 +124,8 @@ class Relations:
                 return difference(trial.first, trial.values())
 
             found = leak(trial)
-            leaks = found is not None
-            if NAMES[1] in names and not leaks and all(map(torch.equal, before, trial.padding())):
+            unused = found is None and all(map(torch.equal, before, trial.padding()))
+            if NAMES[1] in names and unused:
                 yield Tried(NAMES[1], reason=UNUSED)
             elif NAMES[1] in names:
                 # With any valid values in its tail, an input must do no harm.
@@ -136,10 +137,10 @@ class Relations:
         if NAMES[2] in names and trial.replay.eager is not None:
             told = self.judged(trial, NAMES[2], against_eager(trial))
             yield explained(told, trial, suspects, against_eager)
-        if NAMES[3] in names and leaks:
+        if NAMES[3] in names and found is not None and found.beyond_rounding:
             yield Tried(NAMES[3], reason="live rows depend on padding")
         elif NAMES[3] in names:
-            yield from self.read(trial, reads, number, suspects)
+            yield from self.read(trial, reads, number, suspects, single=found is None)
 
     def tried_eagerly(self, trial: Trial, number: int, reads: Reads) -> Iterator[Tried]:
         """Test which slots a forward without a graph reads.
@@ -157,15 +158,20 @@ class Relations:
         yield from tried
 
     def read(
-        self, trial: Trial, reads: Reads, number: int, suspects: Sequence[Suspect] = ()
+        self,
+        trial: Trial,
+        reads: Reads,
+        number: int,
+        suspects: Sequence[Suspect] = (),
+        single: bool = True,
     ) -> Iterator[Tried]:
-        """Test which slots a replay reads, in one of three ways."""
+        """Test which slots a replay reads, in one of three ways. `single` allows single keys."""
         if not reads.known:
             yield Tried(NAMES[3], reason=NO_ROWS)
             return
         kind = trial.replay.kind
         turn = self.turns[kind] = self.turns.get(kind, -1) + 1
-        way = turn % (WAYS if aimable(reads) else WAYS - 1)
+        way = turn % (WAYS if single and aimable(reads) else WAYS - 1)
         if way == 0:
             yield self.foreign(trial, reads, Draw(number), suspects)
             return
@@ -194,7 +200,10 @@ class Relations:
             def violated(trial: Trial, place: int = place) -> bool:
                 return results(trial)[place:][:1] != [None]
 
-            cause = cause_among(suspects, trial, violated)
+            # The padding of an input cannot keep live rows from reading what they must.
+            unread_one = one.key.endswith("not read")
+            able = [suspect for suspect in suspects if suspect.live or not unread_one]
+            cause = cause_among(able, trial, violated)
             yield Tried(NAMES[3], cause=cause, wrong=replace(one, cause=cause or one.cause))
 
     def foreign(self, trial: Trial, reads: Reads, draw: Draw, suspects: Sequence[Suspect]) -> Tried:
