@@ -180,6 +180,7 @@ class Journal:
         """Make the watchers forget what they know, because a connector did not report all of it."""
         for watcher in list(self.watchers):
             watcher.lose()
+            watcher.missed()
 
     def scope(self, **settings: object) -> None:
         """Report settings that are in use, such as a backend or a page size."""

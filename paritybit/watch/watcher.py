@@ -10,7 +10,7 @@ A watcher keeps no object of the engine alive. It ends when its connector drops 
 import os
 import platform
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -57,6 +57,8 @@ class Watcher(Replaying):
         super().__init__(groups, journal, settings, engine)
         self.wait, self.gaps = 0, random.Random(0)
         self.recorder, self.origins = Recorder(), Origins()
+        self.missed: Callable[[], None] = lambda: None
+        """Tells the connector that one of its hooks failed, and may have missed something."""
         journal.once(
             "start",
             engine=engine,

@@ -21,7 +21,7 @@ from paritybit.connectors.repeated import attribute
 from paritybit.connectors.sglang import adapters, drafts, eager, graphs, lists, metadata, rows
 from paritybit.connectors.sglang.allocations import Allocations, Original
 from paritybit.connectors.sglang.hidden import HiddenStates
-from paritybit.connectors.sglang.host import at_rest
+from paritybit.connectors.sglang.host import GivenBack, at_rest
 from paritybit.connectors.sglang.models import Model, Models
 from paritybit.connectors.sglang.states import meaning, nothing_runs
 from paritybit.watch.captures import Captures
@@ -95,10 +95,15 @@ class Engine:
         if self.models.target is not None:
             weakref.finalize(self.models.target, self.drop)
         watcher.copied_elsewhere = self.models.copied_elsewhere or self.allocations.unfollowed
-        watcher.captures = self.captures
+        watcher.captures, watcher.missed = self.captures, self.missed
         self.allocations.watcher = watcher
         watcher.listen("sglang")
         return watcher
+
+    def missed(self) -> None:
+        """Forget what the connector itself knows of earlier forwards, after it failed."""
+        self.hidden.clear()
+        self.allocations.given_back = GivenBack()
 
     def drop(self) -> None:
         """Stop watching if the engine dropped the model. The next batch starts again."""

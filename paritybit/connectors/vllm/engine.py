@@ -152,7 +152,7 @@ class Engine(Drafting):
         if getattr(config, "kv_transfer_config", None) is not None:
             watcher.copied_elsewhere = "a KV connector may copy KV at any time"
         self.once = effects.once(config, self.pool)
-        watcher.captures, self.capturing = self.captures, None
+        watcher.captures, self.capturing, watcher.missed = self.captures, None, self.missed
         watcher.listen("vllm")
         return watcher
 
@@ -207,6 +207,12 @@ class Engine(Drafting):
         self.watcher.end()
         self.checked = now.forward is not None
         return result
+
+    def missed(self) -> None:
+        """Stop watching drafts after the connector failed. Another error does not concern them."""
+        self.states = None
+        if self.account is not None:
+            self.give_up("it is not known which drafts were accepted while the connector failed")
 
     def is_another(self, runner: Any) -> bool:
         """Return whether a runner belongs to another engine than the last one of this process."""
