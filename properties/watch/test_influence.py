@@ -252,7 +252,7 @@ def test_reads_are_judged_if_padding_matters_by_rounding_alone(size: float, judg
         return toy.watcher.replay(replace(whole, inputs=[padded]))
 
     toy.run = leaking  # type: ignore[method-assign]
-    toy.watcher.eager = replayed  # type: ignore[method-assign]
+    toy.watcher.eager = replayed  # type: ignore[assignment, method-assign]
     toy.watcher.relations.names = NAMES[3:]
     found = set[str]().union(*(toy.serve() for _ in range(4)))
     assert ("tensor 0 of layer 1 is not read" in found) == judged
