@@ -79,6 +79,12 @@ class Watcher(Replaying):
                 self.settled()
             self.deafen()
 
+    def lose(self) -> None:
+        """Forget everything that is known, and stop watching the current forward."""
+        with self.lock:
+            super().lose()
+            self.origins = Origins()
+
     def write(self, findings: Iterable[Finding]) -> None:
         """Write findings to the journal. The first finding of each key also writes the traffic."""
         for finding in findings:
