@@ -64,6 +64,9 @@ PARTS: Mapping[str, tuple[str, str]] = {
 PAIRS, SERVED_PAIRS = "pairs of settings", "served pairs of settings"
 """The counts of the pairs of settings that the covering array has, and of those served."""
 
+ROW, ROWS = "row ", " rows of settings"
+"""What an entry about a row begins with, and what one about many rows ends with."""
+
 FEW = 3
 """The most rows with one reason that are listed one by one."""
 
@@ -144,9 +147,9 @@ def not_served(rows: Mapping[str, str]) -> Iterator[NotTried]:
         reasons.setdefault(why, []).append(row)
     for why, names in reasons.items():
         if len(names) > FEW:
-            yield NotTried(f"{len(names)} rows of settings", f"{why}: {'; '.join(names)}")
+            yield NotTried(f"{len(names)}{ROWS}", f"{why}: {'; '.join(names)}")
         else:
-            yield from (NotTried(f"row {name}", why) for name in names)
+            yield from (NotTried(f"{ROW}{name}", why) for name in names)
 
 
 def unreached(counts: Mapping[str, int], kernels: Sequence[str]) -> Iterator[NotTried]:

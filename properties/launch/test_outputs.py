@@ -9,7 +9,8 @@ from xml.etree import ElementTree as ET
 import pytest
 from paritybit.reports.watched.junit import junit_of
 
-from paritybit.launch.schema import Cause, Finding, NotTried, Who
+from paritybit.launch.schema import Cause, Finding, Who
+from paritybit.launch.scope import not_served
 from paritybit.launch.words import CauseGroup
 from properties.launch.conftest import Script, Watch
 from properties.support.known import STRAY, THREAD, listed
@@ -27,13 +28,14 @@ def test_a_failing_leg_stands_in_the_suite_at_the_line_of_the_engine() -> None:
     known = found("b", known=THREAD)
     record = watched([found("a"), known, found("a", leg="overlap", known=THREAD)])
     legs = (LEG, replace(LEG, name="overlap"))
-    record = replace(record, legs=legs, not_tried=(NotTried("leg few slots", "no time"),))
+    rows = {"few slots": "lacking", **{f"row {number}": "no time" for number in range(9)}}
+    record = replace(record, legs=legs, not_tried=tuple(not_served(rows)))
     suite = ET.fromstring(junit_of(record, "python/")).find("testsuite")
     assert suite is not None
     assert {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
-        "tests": "4", "failures": "1", "errors": "0", "skipped": "1"
+        "tests": "5", "failures": "1", "errors": "0", "skipped": "2"
     }  # fmt: skip
-    first, second, skipped, verdict = suite.findall("testcase")
+    first, second, skipped, many, verdict = suite.findall("testcase")
     assert (first.get("file"), first.get("line")) == ("python/subjects/captured.py", "12")
     failure = first.find("failure")
     assert failure is not None
@@ -41,7 +43,7 @@ def test_a_failing_leg_stands_in_the_suite_at_the_line_of_the_engine() -> None:
     assert "cause: the tail (" in str(failure.text)
     assert THREAD in str(first.findtext("system-out"))
     assert second.find("failure") is None
-    assert skipped.get("name") == "few slots"
+    assert (skipped.get("name"), many.get("name")) == ("few slots", "9 rows of settings")
     assert verdict.find("error") is None
 
 

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paritybit.harness.cli.watch.display import Display
 from paritybit.harness.cli.watch.releases import Walk, versions_of
+from paritybit.harness.cli.watch.run import Run as Watching
 from paritybit.harness.records.typed_json import to_json
+from rich.console import Console
 
 from paritybit.__main__ import main
 from paritybit.drive import ENGINES
@@ -23,6 +26,7 @@ from paritybit.drive.legs import Leg
 from paritybit.drive.script import Part, Planned, Script, Wave
 from paritybit.drive.sglang.settings import Served
 from paritybit.launch import matrix
+from paritybit.launch.follow import Stops
 from paritybit.launch.record import write
 from properties.support.harness.command_line import (
     CANNOT_RUN,
@@ -372,3 +376,11 @@ def test_every_engine_that_is_driven_has_releases_to_watch(name: str) -> None:
     asked = Namespace(engine=name, releases=())
     assert BY_NAME[name].package.oldest == versions_of(asked)[0]
     assert name in ENGINES
+
+
+def test_rows_with_long_names_have_short_folders_of_their_own(tmp_path: Path) -> None:
+    run = Watching(tmp_path, tmp_path, Display(Console(), redraws=False), Stops(), 1, None)
+    name = " + ".join(["page size 16", *("LoRA adapters",) * 20])
+    folders = [run.new_folder(one) for one in (name, f"{name} + overlap", "page size 16")]
+    assert [len(folder.name) for folder in folders] == [100, 102, 12]
+    assert all(folder.is_dir() for folder in folders)

@@ -86,7 +86,7 @@ def shown() -> Watched:
         started="2026-11-26T02:00:00+00:00",
         counts={"forwards": 500, "replays": 200, "padded_replays": 90, "reads": 40_000, "idle": 3},
         undecided=("the engine was killed",),
-        not_tried=(NotTried("leg few window slots", "the run was interrupted before"),),
+        not_tried=(NotTried("row few window slots", "the run was interrupted before"),),
         trend=(point_of(before),),
         changes={stray.group_of: NEW, leak.group_of: STAYS},
         absent=("leak: a cause (https://github.com/example/engine/issues/1)",),

@@ -1,18 +1,16 @@
-"""A record of the sanitizer as a JUnit file: a test case per leg, and one for the verdict."""
+"""A record of the sanitizer as a JUnit file: a test case per row, and one for the verdict."""
 
 from collections.abc import Iterator
 from xml.etree import ElementTree as ET
 
 from paritybit.launch.schema import Finding, Leg, Watched
+from paritybit.launch.scope import ROW, ROWS
 from paritybit.launch.words import lines_of, source_of
 
 NAME = "paritybit"
 
 NOT_XML = dict.fromkeys((*range(9), 11, 12, *range(14, 32)), "�")
 """Control characters that XML does not allow."""
-
-LEG = "leg "
-"""The text before the name of a leg in the list of what was not tried."""
 
 
 def junit_of(record: Watched, prefix: str = "") -> str:
@@ -32,7 +30,7 @@ def junit_of(record: Watched, prefix: str = "") -> str:
 
 
 def case_of(leg: Leg, record: Watched, prefix: str) -> ET.Element:
-    """Return the test case of a leg. It fails if the leg has an unknown finding."""
+    """Return the test case of a row. It fails if the row has an unknown finding."""
     case = element("testcase", classname=classname(record), name=leg.name)
     case.set("time", f"{leg.seconds:.1f}")
     findings = [one for one in record.findings if one.leg == leg.name]
@@ -60,10 +58,10 @@ def told(finding: Finding) -> str:
 
 
 def skipped(record: Watched) -> Iterator[ET.Element]:
-    """Yield the test cases of legs that did not run."""
+    """Yield the test cases of rows that were not served."""
     for one in record.not_tried:
-        if one.what.startswith(LEG):
-            name = one.what.removeprefix(LEG)
+        if one.what.startswith(ROW) or one.what.endswith(ROWS):
+            name = one.what.removeprefix(ROW)
             if name not in {leg.name for leg in record.legs}:
                 case = element("testcase", classname=classname(record), name=name)
                 case.append(element("skipped", message=one.why))

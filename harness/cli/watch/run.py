@@ -15,10 +15,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,9 @@ ALLOWANCE = 120.0
 RAISED = re.compile(r"^[\w.]+(?:Error|Exception): .*$", re.MULTILINE)
 """The last line of a Python traceback."""
 
+LONGEST_NAME = 100
+"""The most characters of a row's name in the name of its folder."""
+
 AFTER_FINDING = 5.0
 """Seconds that rows continue after the first finding. Later findings may show its effects."""
 
@@ -92,6 +96,16 @@ class Run:
         """Return the value of PARITYBIT_WATCH for a folder with journals."""
         return Settings(str(out.resolve()), self.checks, self.every).text()
 
+    def new_folder(self, name: str) -> Path:
+        """Create the folder of a row. Its name is short, as some file systems want it."""
+        short = re.sub(r"[^\w.-]+", "-", name)[:LONGEST_NAME]
+        for more in count(1):
+            folder = self.folder / "legs" / (short if more == 1 else f"{short}-{more}")
+            with suppress(FileExistsError):
+                folder.mkdir(parents=True)
+                break
+        return folder
+
     def watch(
         self,
         leg: Leg,
@@ -101,8 +115,7 @@ class Run:
         warm: Warm | None = None,
     ) -> Outcome:
         """Serve a row in its own folder, which also gets its output."""
-        out = self.folder / "legs" / re.sub(r"[^\w.-]+", "-", leg.name)
-        out.mkdir(parents=True)
+        out = self.new_folder(leg.name)
         variables = environment_with(variables, self.imports, self.settings(out))
         with (out / "engine.log").open("wb") as log:
             running = Running(words, variables, log, out, warm)
