@@ -23,7 +23,10 @@ MOST = 1 / 3
 """The largest part of the budget that one row may take."""
 
 LAST = 25.0
-"""No further row starts with fewer seconds left, or with fewer than two starts have taken."""
+"""No further row starts with fewer seconds left."""
+
+STARTS = 1.5
+"""Nor does one start with less time left than the longest start so far took, times this."""
 
 AT_ONCE = 2
 """Rows that are served at a time on a CPU. Each keeps one core busy."""
@@ -78,7 +81,7 @@ class Plan:
         with self.lock:
             now = self.clock()
             started = len(self.legs) - len(self.left)
-            last = max(LAST, 2 * self.longest)
+            last = max(LAST, STARTS * self.longest)
             if not self.left or (started >= self.workers and self.ends - now < last):
                 return None
             share = min(1.0, self.workers / len(self.left)) * max(0.0, self.ends - now)

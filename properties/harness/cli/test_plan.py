@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import pytest
-from paritybit.harness.cli.watch.plan import LAST, LEAST, Plan, legs_of
+from paritybit.harness.cli.watch.plan import LAST, LEAST, STARTS, Plan, legs_of
 from paritybit.harness.errors import MalformedError, UnknownNameError
 
 from paritybit.drive.engines import BY_NAME
@@ -52,10 +52,10 @@ def test_a_run_takes_its_seconds_whatever_a_row_takes(
     clock = Clock()
     plan = Plan(ROWS, 300.0, workers, clock=clock)
     took = served(plan, clock, starts=starts, floor=floor) - 1000.0
-    assert 300 - max(45, 2 * starts) <= took <= 345
+    assert 300 - max(45, STARTS * starts) <= took <= 345
     started = len(ROWS) - len(plan.left)
     row = max(starts + min(floor, 100), workers * 300 / len(ROWS))
-    assert started >= int(workers * (300 - max(LAST, 2 * starts)) / row)
+    assert started >= int(workers * (300 - max(LAST, STARTS * starts)) / row)
 
 
 def test_rows_of_the_array_end_at_a_floor_and_none_takes_all_of_the_time() -> None:
