@@ -20,7 +20,7 @@ MOST_WAVES = 10_000
 NOT_KNOWN = "not known"
 
 Order = tuple[int, bool, int]
-"""When a finding occurred: its forward, whether no input explains it, and its number."""
+"""When a finding occurred: its forward, whether its cause is not known, and its number."""
 
 
 def cause_of(finding: Mapping[str, Any]) -> str:
@@ -129,7 +129,7 @@ class Tally:
         key = str(entry.get("key"))
         process.written[key] += 1
         number = finding.get("forward")
-        unknown = not isinstance(cause := finding.get("cause"), Mapping) or not cause.get("input")
+        unknown = finding.get("cause") is None
         order = number if isinstance(number, int) else 0, unknown, sum(process.written.values())
         for one in (*subjects_of(finding), ("forward", number)):
             process.touched.setdefault(one, {}).setdefault(cause_of(finding), order)
@@ -147,7 +147,7 @@ class Tally:
         """Return the first cause with an earlier finding about the same request or slot.
 
         If the cause of the finding with this key is not known, this may also be a cause with a
-        finding in the same forward. In a forward, what is known about inputs comes first.
+        finding in the same forward. In a forward, findings with a known cause come first.
         """
         finding, process = self.findings[key], self.played[key]
         subjects = [*subjects_of(finding)]

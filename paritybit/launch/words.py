@@ -159,8 +159,8 @@ def all_causes(findings: Sequence[Finding]) -> list[CauseGroup]:
     """Group findings by cause.
 
     Causes that fail the run come first. Those with a severe finding come before others, and then
-    the earlier one before the later one. In one forward, a cause that names an input comes first,
-    and then the more severe one.
+    the earlier one before the later one. In one forward, a known cause comes before one that
+    is not known, and then the more severe one first.
     """
     groups: dict[str, list[Finding]] = {}
     for finding in findings:
@@ -170,7 +170,7 @@ def all_causes(findings: Sequence[Finding]) -> list[CauseGroup]:
     def order(group: CauseGroup) -> tuple[object, ...]:
         worst = [one for one in group.findings if TIER.get(one.check, len(SEVERITY)) == group.tier]
         first = min((legs.index(one.leg), one.forward or 0) for one in worst)
-        unknown = not any(one.cause is not None and one.cause.input for one in group.findings)
+        unknown = all(one.cause is None for one in group.findings)
         rank = RANK.get(worst[0].check, len(RANK))
         return group.known is not None, group.tier, *first, unknown, rank
 

@@ -35,7 +35,10 @@ OWN = str(Path(__file__).parents[1])
 """The folder of paritybit, whose connectors have the names of engines."""
 
 CALLERS = 2
-"""The lines that a line calls, and those that call it, that are reported."""
+"""The callers of a line that are reported."""
+
+SLOTS = "slots"
+"""The kind of a table from which rows get their slots. Its name ends with that of the group."""
 
 Line = tuple[str, str | None]
 """A line such as `engine/runner.py:12`, and as text what it calls and which lines call it."""
@@ -147,6 +150,12 @@ class Lines:
     def of(self, kind: str, name: str) -> tuple[str | None, str | None]:
         """Return the line that fills an input, and the lines around it, if they are known."""
         return self.known.get((kind, name), (None, None))
+
+    def of_slots(self, group: str) -> tuple[str | None, str | None]:
+        """Return the line that fills the table of a group's slots, and the lines around it."""
+        names = (name for kind, name in self.known if kind == SLOTS)
+        name = next((one for one in names if one.split()[-1] == group), "")
+        return self.of(SLOTS, name)
 
     def note(self, kind: str, inputs: Mapping[str, Tensor]) -> None:
         """Note inputs that the engine has prepared."""
@@ -263,7 +272,7 @@ class Lines:
         frames, via = [one for one, _ in found], list[str]()
         if first[0] in frames:
             at = frames.index(first[0])
-            inner, outer = found[max(0, at - CALLERS) : at][::-1], found[at + 1 :][:CALLERS]
+            inner, outer = found[max(0, at - 1) : at], found[at + 1 :][:CALLERS]
             for how, lines in (("which calls", inner), ("called at", outer)):
                 if lines:
                     via.append(f"{how} {', '.join(self._shown(*one) for one in lines)}")

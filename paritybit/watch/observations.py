@@ -112,7 +112,8 @@ class Reads:
             origin = self.origins.of(*given) or None
             moved = self.origins.before(*given[1:-1], group) is not None
             if moved and cause is None:
-                cause = {"what": MOVED}
+                source, via = self.origins.lines.of_slots(group)
+                cause = {"what": MOVED, "source": source, "via": via}
         return Finding(
             check=check,
             text=f"request {request} reads position {position} ({place}, {group}): {what}",
@@ -338,7 +339,7 @@ class Inputs:
         and must have.
         """
         writes = static.writes if slots else None
-        shown = [slot for part in slots for slot in part[: SHOWN // 2]] if writes else []
+        shown = [slot for part in slots for slot in part[: SHOWN // 2] if writes and slot >= 0]
         name, source, via = static.name, static.source, static.via
         cause = {"what": name, "input": name, "source": source, "via": via}
         return Finding(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from paritybit.watch.facts import Forward, Row
 from paritybit.watch.ledger import Ledger
+from paritybit.watch.lines import Lines
 
 MOST = 4096
 """The number of requests that are remembered."""
@@ -28,9 +29,10 @@ class Life:
 
 
 class Origins:
-    """The requests of all forwards. Each forward must be checked."""
+    """The requests of all forwards. Each forward must be checked. `lines` are the engine's."""
 
-    def __init__(self) -> None:
+    def __init__(self, lines: Lines) -> None:
+        self.lines = lines
         self.lives: OrderedDict[str, Life] = OrderedDict()
         self.latest: deque[tuple[int, dict[str, Row]]] = deque(maxlen=LATEST)
 

@@ -56,7 +56,7 @@ class Watcher(Replaying):
     ) -> None:
         super().__init__(groups, journal, settings, engine)
         self.wait, self.gaps = 0, random.Random(0)
-        self.recorder, self.origins = Recorder(), Origins()
+        self.recorder, self.origins = Recorder(), Origins(self.lines)
         self.missed: Callable[[], None] = lambda: None
         """Tells the connector that one of its hooks failed, and may have missed something."""
         journal.once(

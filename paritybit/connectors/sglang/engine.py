@@ -27,6 +27,7 @@ from paritybit.connectors.sglang.states import meaning, nothing_runs
 from paritybit.watch.captures import Captures
 from paritybit.watch.facts import PIECES, Forward, Replay
 from paritybit.watch.journal import Journal
+from paritybit.watch.lines import SLOTS
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import BEFORE, Watcher
 
@@ -205,6 +206,8 @@ class Engine:
         self.hook_lists(runner)
         eager.hook(self, runner)
         watcher.begin(forward)
+        table = self.models.table
+        watcher.lines.note(SLOTS, {f"req_to_token {name}": table for name in model.pool.groups})
         self.judge_batch(watcher, batch, implied, model)
         watcher.inputs("draft", self.hidden.given(model, found, batch))
         watcher.inputs("LoRA", adapters.buffers_used(model, found, requests))

@@ -28,6 +28,7 @@ from paritybit.connectors.transformers.sources import called_at
 from paritybit.watch.checks.moved_address import fault
 from paritybit.watch.facts import Forward, Replay
 from paritybit.watch.journal import Journal
+from paritybit.watch.lines import SLOTS
 from paritybit.watch.settings import Settings
 from paritybit.watch.watcher import LISTS, Watcher
 
@@ -152,6 +153,12 @@ class Engine:
         for kind in ("batch", LISTS):
             given = {same.get(name, name): tensor for name, tensor in inputs.items()}
             self.watcher.lines.note(kind, given)
+        tables = {
+            f"{name.partition('[')[0]} {name.partition('[')[2][:-1]}": one
+            for name, one in inputs.items()
+            if name.startswith("read_index[")
+        }
+        self.watcher.lines.note(SLOTS, tables)
 
     # Graphs.
 
