@@ -83,7 +83,7 @@ class Watcher(Replaying):
         """Forget everything that is known, and stop watching the current forward."""
         with self.lock:
             super().lose()
-            self.origins = Origins()
+            self.origins = Origins(self.lines)
 
     def write(self, findings: Iterable[Finding]) -> None:
         """Write findings to the journal. The first finding of each key also writes the traffic."""
