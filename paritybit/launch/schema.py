@@ -128,6 +128,10 @@ class Leg:
     processes: tuple[Process, ...]
 
 
+ROW, ROWS = "row ", " rows of settings"
+"""What an entry of `NotTried` about a row begins with, and what one about many rows ends with."""
+
+
 @dataclass(frozen=True)
 class NotTried:
     """Something that the verdict does not cover, and why."""

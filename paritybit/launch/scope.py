@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from paritybit.drive.limits import BOUNDARY
 from paritybit.drive.operating.actions import COUNT
-from paritybit.launch.schema import NotTried
+from paritybit.launch.schema import ROW, ROWS, NotTried
 from paritybit.watch.settings import NOT_TRIED, TRIED
 
 
@@ -63,9 +63,6 @@ PARTS: Mapping[str, tuple[str, str]] = {
 
 PAIRS, SERVED_PAIRS = "pairs of settings", "served pairs of settings"
 """The counts of the pairs of settings that the covering array has, and of those served."""
-
-ROW, ROWS = "row ", " rows of settings"
-"""What an entry about a row begins with, and what one about many rows ends with."""
 
 FEW = 3
 """The most rows with one reason that are listed one by one."""

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from xml.etree import ElementTree as ET
 
-from paritybit.launch.schema import Finding, Leg, Watched
-from paritybit.launch.scope import ROW, ROWS
+from paritybit.launch.schema import ROW, ROWS, Finding, Leg, Watched
 from paritybit.launch.words import lines_of, source_of
 
 NAME = "paritybit"
