@@ -2,7 +2,7 @@
 
 import io
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice, pairwise
 from pathlib import Path
@@ -54,7 +54,11 @@ def drawn(seed: int, count: int, kinds: Sequence[str] = ACTIONS) -> tuple[Wave, 
 
 
 def played(
-    *actions: Action, polls: int = 12, ends: int = 6, names: Sequence[str] = NAMES
+    *actions: Action,
+    polls: int = 12,
+    ends: int = 6,
+    names: Sequence[str] = NAMES,
+    settled: Callable[[], bool] = lambda: True,
 ) -> list[tuple[int, str]]:
     """Return what is done at which poll of a wave with a request that ends at a poll."""
     orders = Orders(
@@ -62,6 +66,7 @@ def played(
         abort=lambda name: f"abort {name}",
         flush=lambda: "flush at the end",
         acts={name: lambda name=name: [name] for name in names},  # type: ignore[misc]
+        settled=settled,
     )
     request = Planned("request", (Part("request", 3),), 5)
     player = Player(iter([Wave((request,), actions=actions)]), orders, lambda: False, idle_polls=0)
@@ -77,6 +82,13 @@ def played(
 @pytest.mark.parametrize("what", ["flush", "weights", "recapture", "sleep"])
 def test_what_needs_an_idle_engine_waits_for_one(what: str) -> None:
     assert played(Action(what, 2), polls=8)[:2] == [(1, "request"), (6, what)]
+
+
+def test_what_an_engine_refuses_while_it_copies_waits_for_the_copies() -> None:
+    asked = iter([False, False, True])
+    actions = Action("pause", 2, lasts=9), Action("weights", 3)
+    said = played(*actions, polls=8, settled=lambda: next(asked))
+    assert said == [(1, "request"), (2, "pause"), (5, "weights kept")]
 
 
 def test_no_request_arrives_while_the_engine_sleeps() -> None:

@@ -101,6 +101,9 @@ def test_a_right_engine_is_clean_and_all_of_it_is_watched(toy: ModuleType, tmp_p
     ):
         assert counts[f"tried: {relation}"] > 5
         assert counts[f"rounding: {relation}"] <= 9
+    nothing = {name for name in CHECKS if not counts[f"tried: {name}"]}
+    assert nothing == {"kernel race", "stale input"}  # It gives no expected values.
+    assert counts["tried: uninitialised read"] == counts["reads"]
 
 
 def test_watching_changes_no_token(toy: ModuleType) -> None:
