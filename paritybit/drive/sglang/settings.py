@@ -33,6 +33,7 @@ STATES = 4
 """States of recurrent layers per running request. The prefix cache uses some of them."""
 
 SIMPLE: Mapping[str, Setting] = {
+    "alone": False,
     "overlap": False,
     "speculative": None,
     "page_size": 1,

@@ -18,6 +18,7 @@ Q_PADDING, KV_PADDING = 16, 128
 SCHEDULERS = ("fifo", "prefill_first")
 
 SIMPLE: Mapping[str, Setting] = {
+    "alone": False,
     "overlap": False,
     "offload": False,
     "samples": 1,

@@ -80,6 +80,7 @@ MEMORY_SHARE = 0.02
 """The fraction of a GPU's memory that the engine may use. It uses far less."""
 
 SIMPLE: Mapping[str, Setting] = {
+    "alone": False,
     "overlap": False,
     "runner": 1,
     "whole_prompts": False,
