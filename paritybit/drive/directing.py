@@ -48,16 +48,20 @@ def counted(waves: Iterator[Wave], limits: Limits, actions: Sequence[str]) -> It
 
 
 def least(waves: Iterator[Wave], kinds: int, enough: Callable[[], bool]) -> Iterator[Wave]:
-    """Yield waves until each of so many kinds was served and `enough` returns True.
+    """Return waves until each of so many kinds was served and `enough` returns True.
 
-    Kinds take turns. Counts WHOLE at the end.
+    Kinds take turns. Counts WHOLE at once, and at the end.
     """
     journal.count(**{WHOLE: 0})
-    for number, wave in enumerate(waves):
-        if number >= kinds and enough():
-            journal.count(**{WHOLE: 1})
-            return
-        yield wave
+
+    def given() -> Iterator[Wave]:
+        for number, wave in enumerate(waves):
+            if number >= kinds and enough():
+                journal.count(**{WHOLE: 1})
+                return
+            yield wave
+
+    return given()
 
 
 def count_retractions(scheduler: Any, name: str, page: int, number: Callable[[Any], int]) -> None:

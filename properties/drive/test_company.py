@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from paritybit.drive.company import CHECK, Comparison, Likely
-from paritybit.drive.directing import compare
+from paritybit.drive.directing import compare, least
+from paritybit.drive.operating.actions import WHOLE
 from paritybit.drive.player import Orders, PlayedError, Player
 from paritybit.drive.requests import COMPARED
 from paritybit.drive.script import Part, Planned, Wave
@@ -166,3 +167,10 @@ def test_each_run_compares_some_requests_where_a_fork_can_serve_them(
 def test_a_comparison_ends_when_it_is_to_stop_and_compares_nothing(lines: Journal) -> None:
     Comparison(Toy(wrong=1.0), lambda waves: waves).judge(SHARED, lambda: True)
     assert not lines.counts.get(f"tried: {CHECK}") and not lines.findings
+
+
+def test_a_row_counts_as_cut_short_until_it_is_whole(lines: Journal) -> None:
+    given = least(iter([SHARED] * 3), 2, lambda: True)
+    assert lines.counts == {WHOLE: 0}
+    assert len(list(given)) == 2
+    assert lines.counts == {WHOLE: 1}
