@@ -32,12 +32,10 @@ def dense_logits(
     *,
     tracked: bool,
     lora_id: int = 0,
-    layers: list[Tensor] | None = None,
 ) -> Tensor:
     """Return float64 logits [L, vocab] of a whole request of L tokens (int64 [L], host).
 
-    `tracked` says whether the recurrent state is added to the input. If `layers` is given, the
-    first layer's input and then each layer's output, [L, H], are appended to it.
+    `tracked` says whether the recurrent state is added to the input.
     """
     inputs = wide(model.embedding)[tokens] + wide(model.encoder_table)[encoder_len]
     if tracked:
@@ -45,7 +43,7 @@ def dense_logits(
     if model.adapters is not None:
         down, up = model.adapters
         inputs += wide(down)[lora_id, tokens] @ wide(up)[lora_id]
-    return _decode(model, inputs, mrope_delta, layers)
+    return _decode(model, inputs, mrope_delta)
 
 
 def recurrent_states(model: Model, tokens: Tensor) -> Tensor:
@@ -59,16 +57,13 @@ def recurrent_states(model: Model, tokens: Tensor) -> Tensor:
     return (left * wide(model.embedding)[tokens] / 2).sum(1)
 
 
-def dense_draft_logits(
-    draft: Model, tokens: Tensor, hidden_states: Tensor, layers: list[Tensor] | None = None
-) -> Tensor:
+def dense_draft_logits(draft: Model, tokens: Tensor, hidden_states: Tensor) -> Tensor:
     """Return float64 logits [L, vocab] of a draft model over L tokens (int64 [L], host).
 
     Row i of `hidden_states` [L, H] is the target's hidden state for the token before token i.
-    `layers` is as in `dense_logits`.
     """
     fused = _norm(wide(hidden_states), wide(draft.hidden_norm)) @ wide(draft.fusion).T
-    return _decode(draft, wide(draft.embedding)[tokens] + fused, 0, layers)
+    return _decode(draft, wide(draft.embedding)[tokens] + fused, 0)
 
 
 def wide(weight: Tensor) -> Tensor:
@@ -76,16 +71,9 @@ def wide(weight: Tensor) -> Tensor:
     return weight.detach().cpu().double()
 
 
-def _decode(
-    model: Model,
-    inputs: Tensor,
-    mrope_delta: int,
-    layers: list[Tensor] | None,
-) -> Tensor:
+def _decode(model: Model, inputs: Tensor, mrope_delta: int) -> Tensor:
     config = model.config
     length, hidden = len(inputs), inputs
-    found = [] if layers is None else layers
-    found.append(hidden)
     for place, (kind, layer) in enumerate(zip(config.layers, model.layers, strict=True)):
         shape = config.shape(kind)
         query, key, value = heads(model, place, hidden, mrope_delta)
@@ -103,7 +91,6 @@ def _decode(
         gate, up = (_norm(hidden, wide(layer.mlp_norm)) @ wide(layer.gate_up).T).chunk(2, -1)
         gated = _activate(gate, config.activation) * up
         hidden = hidden + gated @ wide(layer.down).T
-        found.append(hidden)
     return _norm(hidden, wide(model.final_norm)) @ wide(model.head).T
 
 

@@ -1,28 +1,23 @@
-"""Describes the cause of a finding: the runner whose forward fails, what caused it, and where.
+"""Describes the cause of a finding: the runner whose forward fails, the suspect, and where.
 
 The terminal, the page and the Markdown summary use the same words.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from paritybit.harness.explain.facts import (
     CAPTURE,
-    Cause,
     Explanation,
-    GivenValue,
     How,
-    IndexOrigin,
     SourceLine,
     TimelineEntry,
     Writer,
+    WrongElement,
 )
 from paritybit.harness.records.schema import Environment, Finding
 from paritybit.reports.drawings.static_inputs import source_text
 from paritybit.reports.texts import Piece
-
-RACES = frozenset({"missing wait", "missing copy"})
-"""Causes in the host of overlapping steps, which no single forward shows."""
 
 EAGER = "an eager forward"
 
@@ -36,7 +31,8 @@ def failing_runner(
 
     `step` is the place of the violation. An explanation may have a more exact one.
     """
-    if explanation is not None and explanation.cause.blame in RACES:
+    cause = None if explanation is None else explanation.cause
+    if cause is not None and cause.name == "overlapping steps":
         return "the host, which runs ahead"
     if explanation is not None and explanation.at.runner is not None:
         return explanation.at.runner
@@ -63,95 +59,52 @@ def runner_words(finding: Finding | None, tried: str) -> str:
 
 
 def to_blame(explanation: Explanation, runner: str) -> str:
-    """Return the cause with its element, table or code, and the runner."""
+    """Return the cause with its elements and the runner, or what is known without a cause."""
     cause = explanation.cause
-    return f"{cause.blame}, in {runner}: {next(reasons(cause), 'the element is not known')}"
+    if cause is None:
+        return f"{NOT_KNOWN}, in {runner}: {_first_seen(explanation)}"
+    if not cause.elements:
+        return f"{cause.name}, in {runner}: {explanation.property_id} holds without it"
+    more = len(cause.elements) - 1
+    rest = f", and {more} more element{'s' * (more > 1)}" if more else ""
+    return f"{cause.name}, in {runner}: {_of_element(cause.elements[0])}{rest}"
 
 
-def culprits(cause: Cause) -> Iterator[str]:
-    """Yield the buffers, tables, code and arguments of a cause, the most direct first."""
-    if cause.site is not None:
-        yield f"{cause.site.function} in {cause.site.file}"
-    if cause.state is not None:
-        yield cause.state.path
-    if cause.index is not None and cause.index.buffer is not None:
-        yield f"static input {cause.index.buffer}"
-    if cause.cell is not None:
-        yield f"table {cause.cell.table}"
-    if cause.kept is not None:
-        yield f"static output {cause.kept.output}, kept as {cause.kept.what}"
-    if cause.baked is not None:
-        yield f"{cause.baked.argument or cause.baked.op}, baked in at the capture"
-    if cause.given is not None:
-        yield cause.given.what.partition("[")[0]
-    if cause.held is not None:
-        yield cause.held.what
-    if cause.difference is not None:
-        yield f"{cause.blame}, first seen in {cause.difference.op}"
+def culprit(explanation: Explanation) -> str:
+    """Return a name of the cause. Findings with the same name and runner share a cause."""
+    cause, sources = explanation.cause, explanation.sources
+    if cause is not None:
+        holders = dict.fromkeys(one.holder for one in cause.elements)
+        return " ".join([cause.name, ", ".join(holders)]).strip()
+    if explanation.difference is not None:
+        return f"{explanation.property_id}, first seen in {explanation.difference.op}"
+    where = f" in {sources[0].file}" if sources else ""
+    return f"{explanation.property_id}{where}"
 
 
-def reasons(cause: Cause) -> Iterator[str]:
-    """Yield descriptions of what is wrong, with element and step, the most direct first."""
-    if cause.site is not None:
-        yield f"{cause.site.function}: {cause.site.message}"
-    if cause.state is not None:
-        state = cause.state
-        yield f"{state.path} is {state.now}, and was {state.captured} after the capture"
-    if cause.index is not None and cause.index.buffer is not None:
-        yield _of_index(cause.index)
-    if cause.given is not None:
-        yield _of_given(cause.given)
-    if cause.cell is not None:
-        cell = cause.cell
-        place = ", ".join(map(str, cell.place))
-        since = source_text(cell.since)
-        yield f"{cell.table}[{place}] = {cell.value} since {since}; expected {cell.right}"
-    if cause.kept is not None:
-        kept = cause.kept
-        yield f"{kept.what} is a view of {kept.output}, row {kept.row}, of step {kept.step}"
-    if cause.baked is not None:
-        baked = cause.baked
-        what = baked.op if baked.argument is None else f"{baked.argument} of {baked.op}"
-        yield (
-            f"the graph has had {baked.value} for {what} since its capture; expected {baked.right}"
-        )
-    if cause.held is not None:
-        yield f"{cause.held.what} is {cause.held.found} since step {cause.held.since}"
-    if cause.listed is not None:
-        yield (
-            f"the {cause.listed.kind} keys of row {cause.listed.row}: the list "
-            f"{cause.listed.message}"
-        )
-    if cause.taken is not None and cause.taken.right is not None:
-        taken = cause.taken
+def _first_seen(explanation: Explanation) -> str:
+    """Describe the first difference, or name the property without one."""
+    taken, found = explanation.taken, explanation.difference
+    if taken is not None and taken.right is not None:
         slot = "no slot" if taken.slot is None else f"slot {taken.slot}"
-        yield f"row {taken.row} uses {slot}; expected {taken.right}"
-    if cause.difference is not None:
-        found = cause.difference
+        return f"row {taken.row} uses {slot}; expected {taken.right}"
+    if found is not None:
         row = "" if found.row is None else f", {found.rows} {found.row}"
-        yield f"the first difference is in {found.op}{row}, element {found.element}"
+        return f"the first difference is in {found.op}{row}, element {found.element}"
+    return f"{explanation.property_id} does not hold"
 
 
-def _of_index(index: IndexOrigin) -> str:
-    held = f"{index.buffer}[{index.element}] = {index.value}"
-    right = NOT_KNOWN if index.right is None else str(index.right)
-    if index.value != index.read and not index.stale and index.right == index.read_right:
-        right = "a value that leads to no slot"
-        if index.read_right is not None:
-            right = f"a value that leads to slot {index.read_right}"
-    return f"{held}, {_left(index.left_by, index.how, stale=index.stale)}; expected: {right}"
+def _of_element(one: WrongElement) -> str:
+    if one.left_by is None:
+        return f"{one.name} = {one.value}; expected: {one.right}"
+    by = _left(one.left_by, one.how, stale=one.stale)
+    return f"{one.name} = {one.value}, {by}; expected: {one.right}"
 
 
-def _of_given(given: GivenValue) -> str:
-    right = NOT_KNOWN if given.right is None else given.right
-    held = f"{given.what} = {given.value}"
-    if given.left_by is None or given.how is None:
-        return f"{held}; expected: {right}"
-    return f"{held}, {_left(given.left_by, given.how, stale=given.stale)}; expected: {right}"
-
-
-def _left(writer: Writer, how: How, *, stale: bool) -> str:
-    """Describe when an element got its value."""
+def _left(writer: Writer, how: How | None, *, stale: bool) -> str:
+    """Describe when an element got its value. `how` is None for a view of an earlier output."""
+    if how is None:
+        return f"a view of an output of {writer_words(writer)}"
     if stale or how == "capture":
         return f"left there by {writer_words(writer, how)}"
     if how == "equalized":

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from paritybit.harness.explain.facts import LATER
 from paritybit.harness.records.schema import (
+    LATER,
     BugRow,
     CleanRow,
     Contract,

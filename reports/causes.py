@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from paritybit.harness.explain.facts import SourceLine
 from paritybit.harness.records.schema import BugRow, CleanRow, Environment, Record, TrialRow
 from paritybit.reports.blame import (
-    culprits,
+    culprit,
     lines_of,
     linked_line,
     runner_of,
@@ -167,7 +167,7 @@ def cause_of(row: TrialRow) -> str:
     if explanation is None:
         seen = row.finding.violations
         return f"{seen[0].property} on {runner}" if seen else "no violation in the second play"
-    return f"{runner}: {next(culprits(explanation.cause), explanation.cause.blame)}"
+    return f"{runner}: {culprit(explanation)}"
 
 
 def told(row: CleanRow | BugRow) -> Iterator[str]:

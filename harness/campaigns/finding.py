@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from paritybit.harness.campaigns.confirm import Confirmed
-from paritybit.harness.checks.explanation import NOT_EXPLAINED, Explained
 from paritybit.harness.checks.play import Outcome
 from paritybit.harness.explain.facts import Explanation, TimelineEntry
+from paritybit.harness.explain.report import NOT_EXPLAINED, Explained
 from paritybit.harness.schedules.schedule import Schedule
 
 
@@ -15,7 +15,7 @@ from paritybit.harness.schedules.schedule import Schedule
 class Finding:
     """A shrunk schedule, and all its violations with all properties on.
 
-    - `explanation`: the root cause, or None if none was found.
+    - `explanation`: the report about its violation, or None without one.
     - `error`: the traceback of the explainer, if it failed.
     - `undeclared`: no fresh process reproduces it. `schedule` is then not shrunk, and `history` has
       the schedules to play before it.

@@ -7,13 +7,11 @@ from functools import lru_cache
 
 import torch
 from paritybit.harness.campaigns.hunt import without_error
-from paritybit.harness.checks.explanation import Explained, explanation, observe
 from paritybit.harness.checks.play import Lockstep, Outcome
 from paritybit.harness.checks.table import PROPERTIES
-from paritybit.harness.explain.facts import Cause, Explanation, Situation, TimelineEntry
-from paritybit.harness.explain.origins.source_lines import source_lines
+from paritybit.harness.explain.facts import Explanation, Situation, Suspect, TimelineEntry
 from paritybit.harness.explain.reach import Reaching
-from paritybit.harness.explain.wrapped import wrapped_at
+from paritybit.harness.explain.report import Explained, explanation, observe, without_trial
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.scale.shapes import with_small_pools
 from paritybit.harness.lockstep.tracebacks import traceback_of
@@ -129,14 +127,7 @@ def _explanation(
     wanted = {target} if target is not None else outcome.violated
     shown = without_error(again).violated
     if trial.skipped_slots and not shown:
-        first = trial.page_size + trial.skipped_slots
-        numbers = range(first, trial.full_slots + first)
-        given, made = wrapped_at(lambda: locksteps(trial).play(schedule), numbers)
-        if not made:
-            found = explanation(locksteps(trial), schedule, outcome, timeline, target)
-            made = () if found is None else found.cause.made
-        cause = Cause("narrowed slot number", given=given, made=made)
-        return narrowed_slot(trial, outcome, timeline, target, cause)
+        return narrowed_slot(outcome, target)
     if not wanted & shown:
         return None
     found = explanation(small, schedule, again, entries, target)
@@ -149,23 +140,13 @@ def _explanation(
     return replace(found, proof=(said, *found.proof))
 
 
-def narrowed_slot(
-    trial: TrialConfig,
-    outcome: Outcome,
-    timeline: Sequence[TimelineEntry],
-    target: str | None,
-    cause: Cause,
-) -> Explanation:
-    """Explain a violation that only occurs if slot numbers are skipped."""
-    found = next(
+def narrowed_slot(outcome: Outcome, target: str | None) -> Explanation:
+    """Explain a violation that only occurs with slot numbers that need many bits.
+
+    A slot number, or a product of one, is narrowed on its way to the pool.
+    """
+    violation = next(
         (one for one in outcome.violations if one.property == target), outcome.violations[0]
     )
-    runner = next((entry.runner for entry in timeline if entry.place == found.step), None)
-    proof = (
-        f"Let slots be numbered from {trial.page_size} on, not from "
-        f"{trial.page_size + trial.skipped_slots:,}, and nothing else differ.",
-        "Then the same schedule violates no property.",
-        "So a slot number, or a product of one, is narrowed on its way to the pool.",
-    )
-    at = Situation(found.step, runner)
-    return Explanation(found.property, at, cause, proof, sources=source_lines(None, cause))
+    suspects = (Suspect("large slot numbers", "holds"),)
+    return without_trial(violation, Situation(violation.step, None), suspects)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from paritybit.harness.campaigns.confirm import Confirmed, confirmed
+from paritybit.harness.campaigns.confirm import confirmed
 from paritybit.harness.campaigns.executor import Ended
 from paritybit.harness.campaigns.finding import Finding
 from paritybit.harness.campaigns.fresh import BeginFresh, PlayFresh, begin_fresh, play_fresh
@@ -35,15 +35,12 @@ from paritybit.harness.campaigns.locksteps import (
     kept_reaching,
 )
 from paritybit.harness.checks.expectations import expectation, unaffected_reason
-from paritybit.harness.checks.explanation import (
-    explained_unbuilt,
-    observe,
-)
 from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
 from paritybit.harness.checks.schedule_properties.dense_agreement import DENSE_AGREEMENT
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES, asked_of
 from paritybit.harness.explain.facts import Reach, TimelineEntry
 from paritybit.harness.explain.reach import AT_CAPTURE
+from paritybit.harness.explain.report import explained_unbuilt, observe
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.scale.shapes import with_small_pools
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError, traceback_of
@@ -94,7 +91,6 @@ LARGE_SLOWER = 4
 """The factor by which tasks with large pools may take longer."""
 
 GOOD = frozenset({Status.GREEN, Status.CAUGHT, Status.UNAFFECTED})
-
 OPEN = frozenset({Status.FAILED, Status.VACUOUS})
 """Statuses without a verdict: an internal error, or too little was tried."""
 
@@ -233,6 +229,7 @@ def run_task(
     locksteps(task.trial).watch(watched)
     warnings = len(locksteps(task.trial).capture_warnings)
     hunt_result, finding, error = HuntResult(), None, None
+    seen: _Observed | None = None
     try:
         hunt_result = search_few_first(locksteps(task.trial), task.target, partial(_search, task))
         warnings = len(locksteps(task.trial).capture_warnings)
@@ -240,8 +237,14 @@ def run_task(
         if hunt_result.schedule is not None:
             locksteps.release()
             shown = confirmed(task.trial, hunt_result, task.target, watched, play)
-            finding = _finding(task, locksteps, shown)
+            if shown.undeclared is not None:
+                finding = Finding.of_undeclared_state(shown)
+            else:
+                seen = _observed(task, locksteps, shown.schedule)
+                finding = Finding.of(seen.schedule, seen.outcome, seen.timeline)
         status = judge_task(task, hunt_result, finding, warnings, locksteps)
+        if seen is not None:  # After the verdict, because an error may spoil the process.
+            finding = _explained(task, seen)
     except DeviceLostError as lost:
         hunt_result.add(lost.outcome)
         finding = Finding.of(lost.schedule, lost.outcome)
@@ -277,30 +280,33 @@ def _search(task: Task, lockstep: Lockstep) -> HuntResult:
     return first_failure(lockstep, pieces_of(task.trial, task.examples, task.seed), task.target)
 
 
-def _finding(task: Task, locksteps: Locksteps, shown: Confirmed) -> Finding:
-    """Play a confirmed schedule with all properties on, and explain the violation.
+@dataclass(frozen=True)
+class _Observed:
+    """What one playing with all properties on showed, and its locksteps."""
 
-    Raises PlayingFailedError for an internal error. If the explainer fails, the finding has its
-    traceback.
-    """
-    if shown.undeclared is not None:
-        return Finding.of_undeclared_state(shown)
-    schedule = shown.schedule
-    outcome, timeline = _observed(task, locksteps, schedule)
-    if not (failed(outcome, task.target) or task.trial.large):
-        locksteps = Locksteps()  # What was played before hides it.
-        outcome, timeline = _observed(task, locksteps, schedule)
-    found = explained_small(locksteps, task.trial, schedule, outcome, timeline, task.target)
-    return Finding.of(schedule, outcome, timeline, found)
+    locksteps: Locksteps
+    schedule: Schedule
+    outcome: Outcome
+    timeline: tuple[TimelineEntry, ...]
 
 
-def _observed(
-    task: Task, locksteps: Locksteps, schedule: Schedule
-) -> tuple[Outcome, list[TimelineEntry]]:
-    """Play a schedule with every property on. Raises PlayingFailedError if that fails."""
-    locksteps(task.trial).watch(PROPERTIES)
-    outcome, timeline = observe(locksteps(task.trial), schedule)
-    return without_error(outcome), timeline
+def _observed(task: Task, locksteps: Locksteps, schedule: Schedule) -> _Observed:
+    """Play a schedule with all properties on. Raises PlayingFailedError for an internal error."""
+    for held in (locksteps, Locksteps()):  # What a lockstep played before may hide it.
+        held(task.trial).watch(PROPERTIES)
+        outcome, timeline = observe(held(task.trial), schedule)
+        without_error(outcome)
+        if failed(outcome, task.target) or task.trial.large:
+            break
+    return _Observed(held, schedule, outcome, tuple(timeline))
+
+
+def _explained(task: Task, seen: _Observed) -> Finding:
+    """Return the finding with its explanation, or with the traceback of the explainer's error."""
+    found = explained_small(
+        seen.locksteps, task.trial, seen.schedule, seen.outcome, seen.timeline, task.target
+    )
+    return Finding.of(seen.schedule, seen.outcome, seen.timeline, found)
 
 
 def _reach(task: Task, lockstep: Lockstep, finding: Finding | None) -> Reach | None:

@@ -199,8 +199,7 @@ class Lockstep:
         | the capture, because runners disagree on a shared buffer | one of index_contract |
         | anything else | `Outcome.error` has the traceback |
 
-        The subject fails by an error that its own code raises, or by IndexError, RuntimeError or
-        ValueError of code that it calls.
+        The subject fails by IndexError, RuntimeError or ValueError. Other errors are anything else.
         Raises DeviceLostError if the device can no longer be used.
         """
         outcome, judged, stalled = Outcome(), Judged(), STALLS.gates

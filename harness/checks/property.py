@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from paritybit.harness.checks.device.flags import Flag, read_flags
-from paritybit.harness.explain.cause import CauseFinder
-from paritybit.harness.explain.explanation import PlayCauseFinder
 from paritybit.harness.lockstep.observation import Observation, Sample, StepEnd
 from paritybit.harness.lockstep.pair import ExtraRun
 from paritybit.harness.lockstep.python_state import Change
@@ -85,7 +83,7 @@ class EndOfStep:
 
 @dataclass(frozen=True)
 class Property:
-    """One property: a statement, the checks for it, and the search for the cause of a violation.
+    """One property: a statement, and the checks for it.
 
     | field | meaning |
     |---|---|
@@ -99,8 +97,6 @@ class Property:
     | `samples` | needs the samples of requests |
     | `plays_again` | needs a second playing of the schedule |
     | `after_reset` | needs the Python state of the engines after a reset |
-    | `cause` | finds the cause of a violation from one recorded forward |
-    | `cause_in_play` | finds the cause by playing the schedule again |
 
     Raises ValueError if only one of `flag` and `describe` is given, or if `flag`, `at_end` and
     `raised` are all missing.
@@ -119,8 +115,6 @@ class Property:
     samples: bool = False
     plays_again: bool = False
     after_reset: bool = False
-    cause: CauseFinder | None = None
-    cause_in_play: PlayCauseFinder | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for an incomplete property."""

@@ -17,13 +17,13 @@ from paritybit.harness.campaigns.replay import (
     replayed,
     vacuous,
 )
-from paritybit.harness.checks.explanation import NOT_EXPLAINED, observe
 from paritybit.harness.checks.schedule_properties.declared_state import DECLARED_STATE
 from paritybit.harness.cli.display import print_errors
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
 from paritybit.harness.cli.explore import replay_explored
 from paritybit.harness.cli.watch.replay import replay_watched
 from paritybit.harness.errors import CannotRunError, MalformedError, printable
+from paritybit.harness.explain.report import NOT_EXPLAINED, observe
 from paritybit.harness.machine.workers import sparing, workers_for
 from paritybit.harness.records.case import Case, read_json
 from rich.console import Console

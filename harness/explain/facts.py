@@ -1,27 +1,35 @@
-"""The facts of one violation: the steps that were played, and the cause.
+"""The facts of one violation: the steps that were played, what differs, and the suspects tried.
 
 This is plain data without torch. This package makes it, a run's record keeps it, and `reports`
 shows it. A step is its place in the schedule and a request its serial number, both from 0.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 How = Literal["copied", "reset", "equalized", "capture"]
 """How a static element got its value. The harness equalizes padded rows by writing one value."""
 
-UncapturedRun = Literal["as the graph", "as the eager world", "as neither"]
-"""Whose bits the captured function gave when it ran eagerly over the same buffers."""
+SuspectName = Literal[
+    "index tables",
+    "kept output",
+    "static inputs",
+    "capture",
+    "engine state",
+    "overlapping steps",
+    "large slot numbers",
+]
+"""What may be to blame for a violation."""
+
+Outcome = Literal["holds", "violated", "fails", "nothing to reset"]
+"""What the violated property says once a suspect is reset, and nothing else."""
 
 CAPTURE = -1
 """The step of a write at capture, before the first step of the schedule."""
 
 NOBODY = -1
 """The owner of a slot that belongs to no request."""
-
-LATER: Mapping[str, bool] = {"later": True}
-"""The metadata of a field that older records lack. They get its default."""
 
 ROWS: Mapping[str, str] = {"request": "request row", "token": "token row", "draft slot": "draft"}
 """The name of one element along each axis of a static input."""
@@ -76,7 +84,7 @@ class Writer:
     runner: str | None
     row: int
     request: int | None
-    axis: str | None = field(default=None, metadata=LATER)
+    axis: str | None = None
 
     @property
     def place(self) -> str:
@@ -107,7 +115,7 @@ class FirstDifference:
     element: int
     eager_bits: str
     graph_bits: str
-    axis: str | None = field(default=None, metadata=LATER)
+    axis: str | None = None
 
     @property
     def rows(self) -> str:
@@ -133,30 +141,6 @@ class SlotTaken:
 
 
 @dataclass(frozen=True)
-class IndexOrigin:
-    """An index that an op read wrongly, and the static element that led to it.
-
-    Row `row` of the op read slot `read` as its key number `key`, or as the location to store at if
-    `key` is None. The other run read `read_right` there. Either is None for nothing. Element
-    `element` of the static input `buffer` led there. It held `value`, and `right` was expected. It
-    is stale if this step did not write it. If `buffer` and `element` are None, the graph has the
-    index from its capture.
-    """
-
-    buffer: str | None
-    element: int | None
-    value: int
-    right: int | None
-    stale: bool
-    row: int
-    key: int | None
-    read: int | None
-    read_right: int | None
-    left_by: Writer
-    how: How
-
-
-@dataclass(frozen=True)
 class Slot:
     """The slot of a difference: its owner, in words, and its last writer before."""
 
@@ -165,16 +149,6 @@ class Slot:
     slot: int
     owner: str
     written_by: Writer | None
-
-
-@dataclass(frozen=True)
-class CodeSite:
-    """The place in the code to blame: a function, its file, its line, and what happens there."""
-
-    function: str
-    file: str
-    message: str
-    line: int | None = field(default=None, metadata=LATER)
 
 
 @dataclass(frozen=True)
@@ -187,136 +161,39 @@ class SourceLine:
 
 
 @dataclass(frozen=True)
-class TableCell:
-    """A cell of an index table that led to a wrong index.
+class WrongElement:
+    """An element with a wrong value, to which a reset gave the right one.
 
-    `place` is its row and column, or its slot. It has held `value` since step `since`, not `right`.
+    - `holder`: the static input, the table, or the value of the batch that has it.
+    - `place`: its index there. Flat in a static input.
+    - `left_by`, `how`: who wrote it, and how. None outside static inputs.
+    - `stale`: whether an earlier step wrote it, or the capture.
     """
 
-    table: str
+    holder: str
     place: tuple[int, ...]
-    value: int
-    right: int
-    since: int
-
-
-@dataclass(frozen=True)
-class ListFault:
-    """What is wrong with the keys that a row lists in one sub-pool.
-
-    `message` describes it in words, starting with a verb. `owner` is the row's request in words, or
-    None if the row is padded.
-    """
-
-    kind: str
-    row: int
-    owner: str | None
-    message: str
-
-
-@dataclass(frozen=True)
-class GivenValue:
-    """A wrong value: an argument of an op, or an element of a static input, named by `what`.
-
-    `right` is None if it is not known. `left_by`, `how` and `stale` say how a static input got it.
-    If it is stale and `left_by` is None, it is from before the graphs were captured again.
-    """
-
-    what: str
-    value: str
-    right: str | None
-    stale: bool
-    left_by: Writer | None
-    how: How | None
-
-
-@dataclass(frozen=True)
-class KeptOutput:
-    """A value of a step's batch, or of a static input, that is a view of an earlier output.
-
-    It is row `row` of `output` from step `step` on `runner`, which has been overwritten since.
-    """
-
-    what: str
-    value: str
-    output: str
-    row: int
-    step: int
-    runner: str
-
-
-@dataclass(frozen=True)
-class BakedIn:
-    """What a graph has from its capture, where the function, run eagerly, has something else.
-
-    Op `op`, number `place` of the graph, has `value` as its argument `argument`, and the function
-    has `right`. Without an argument, `value` and `right` are the ops that run there.
-    """
-
-    op: str
-    place: int
-    argument: str | None
     value: str
     right: str
+    left_by: Writer | None = None
+    how: How | None = None
+    stale: bool = False
+
+    @property
+    def name(self) -> str:
+        """The element with its index."""
+        return f"{self.holder}[{', '.join(map(str, self.place))}]"
 
 
 @dataclass(frozen=True)
-class Holding:
-    """What is wrongly held, free or listed in a table since step `since`.
+class Suspect:
+    """One suspect, and what the violated property says once it is reset, and nothing else.
 
-    `before` is its state after the previous step, and `found` since step `since`, which is a
-    `step`. `both` says whether this is the same in both worlds.
+    `elements` are those of the smallest reset with which the property holds.
     """
 
-    what: str
-    before: str
-    found: str
-    since: int
-    step: str
-    world: str
-    both: bool
-
-
-@dataclass(frozen=True)
-class HeldState:
-    """An attribute of a Python object, by its path: its values after the capture and now."""
-
-    path: str
-    captured: str
-    now: str
-
-
-@dataclass(frozen=True)
-class Cause:
-    """What is to blame for a violation, and the evidence.
-
-    `blame` is in words: inputs, captured state, captured output, index tables, key lists, what an
-    op is given, Python state, kept output, slot bookkeeping, request contents, undeclared state,
-    build, call site, dispatch, missing wait or copy, narrowed slot number, sampled tokens, or not
-    known.
-    `uncaptured_run` is None if it was not tried or failed. So is `twin_agrees`: whether a freshly
-    captured engine does the same. `compared` names the two compared runs, if they are not the
-    worlds', and what preceded the first difference. `made` is the line that makes the cause, and
-    its callers.
-    """
-
-    blame: str
-    uncaptured_run: UncapturedRun | None = None
-    difference: FirstDifference | None = None
-    index: IndexOrigin | None = None
-    slot: Slot | None = None
-    site: CodeSite | None = None
-    twin_agrees: bool | None = field(default=None, metadata=LATER)
-    compared: tuple[str, ...] = field(default=(), metadata=LATER)
-    cell: TableCell | None = field(default=None, metadata=LATER)
-    listed: ListFault | None = field(default=None, metadata=LATER)
-    given: GivenValue | None = field(default=None, metadata=LATER)
-    kept: KeptOutput | None = field(default=None, metadata=LATER)
-    baked: BakedIn | None = field(default=None, metadata=LATER)
-    held: Holding | None = field(default=None, metadata=LATER)
-    taken: SlotTaken | None = field(default=None, metadata=LATER)
-    state: HeldState | None = field(default=None, metadata=LATER)
-    made: tuple[SourceLine, ...] = field(default=(), metadata=LATER)
+    name: SuspectName
+    outcome: Outcome
+    elements: tuple[WrongElement, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -371,8 +248,7 @@ class Situation:
     """The step with the violation, as the graph world ran it.
 
     `runner` is None for an eager forward. `bucket` and `live_size`, in the bucket's unit, are None
-    if no graph was replayed. `failed` says why the step failed, if it did. `further` describes the
-    further run, if only that violates the property.
+    if no graph was replayed. `failed` says why the step failed, if it did.
     """
 
     step: int
@@ -380,20 +256,34 @@ class Situation:
     bucket: int | None = None
     live_size: int | None = None
     failed: str | None = None
-    further: str | None = field(default=None, metadata=LATER)
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why one property was violated. `proof` explains it in sentences: Let, Then, But, So.
+    """What is known about the violation of one property.
 
-    `sources` are the lines of code to look at, nearest to the cause first.
+    - `difference`: the first bits of the forward that differ, in execution order.
+    - `taken`, `slot`: the wrong slot that a row took, and the slot's owner and last writer.
+    - `suspects`: those that were tried, in the order in which they are blamed.
+    - `repeats`: whether the forward violates the property again from the same bytes. If not, no
+      trial shows anything. None if it was not repeated.
+    - `proof`: the explanation in sentences: Let, Then, But, So.
+    - `sources`: lines of code to look at, the nearest to the cause first.
     """
 
-    property: str
+    property_id: str
     at: Situation
-    cause: Cause
     proof: tuple[str, ...]
+    difference: FirstDifference | None = None
+    taken: SlotTaken | None = None
+    slot: Slot | None = None
+    suspects: tuple[Suspect, ...] = ()
+    repeats: bool | None = None
+    sources: tuple[SourceLine, ...] = ()
     static_inputs: tuple[StaticInputRow, ...] = ()
     slots: tuple[SlotMap, ...] = ()
-    sources: tuple[SourceLine, ...] = field(default=(), metadata=LATER)
+
+    @property
+    def cause(self) -> Suspect | None:
+        """The first suspect whose reset makes the property hold, or None if no reset does."""
+        return next((one for one in self.suspects if one.outcome == "holds"), None)

@@ -112,11 +112,10 @@ class Side:
     calls: Sequence[OpCall]
 
 
-def first_difference(left: Side, right: Side, after: int = -1) -> Difference | None:
+def first_difference(left: Side, right: Side) -> Difference | None:
     """Return the first difference of `right` from `left`, or None if no op shows one.
 
-    Stores are compared by all slots except slot 0, other ops by the rows that `left` has too. Ops
-    of `right` up to number `after` are not compared.
+    Stores are compared by all slots except slot 0, other ops by the rows that `left` has too.
     """
     caches = Caches(left.pools, left.before), Caches(right.pools, right.before)
     for number, one, other in paired(left.calls, right.calls):
@@ -126,7 +125,7 @@ def first_difference(left: Side, right: Side, after: int = -1) -> Difference | N
             found = _stored_rows(number, one, other, caches)
         else:
             found = None if one is None else _gave(number, one, other, right.pools)
-        if found is not None and number > after:
+        if found is not None:
             return found
     return None
 
@@ -333,23 +332,3 @@ def _key(number: int, row: int, left: list[int], right: list[int]) -> Index | No
     if len(left) > len(right):
         return Index(number, row, len(right), None, left[len(right)])
     return None
-
-
-def read_again(index: Index, calls: Sequence[OpCall], pools: KVPools) -> int | None:
-    """Return what another run of the same forward read in place of `index`."""
-    call = calls[index.call]
-    if call.name == "store_rows":
-        return row_store_of(call, pools).places[index.row]
-    if call.name == "scan_states":
-        return int(call.inputs[1][index.row]) // PLACE_ROWS[Section.RECURRENT]
-    if index.key is None:
-        return store_of(call, pools).slots[index.row]
-    keys = keys_of(call, index.row)
-    return keys[index.key] if index.key < len(keys) else None
-
-
-def address_of(index: Index, call: OpCall) -> tuple[Tensor, int]:
-    """Return the tensor that an index was read from, and its element."""
-    if index.key is None:
-        return call.inputs[1], index.row
-    return call.inputs[4], key_places(call, index.row)[index.key]

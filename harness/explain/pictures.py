@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from paritybit.harness.explain.facts import NOBODY, SlotMap, StaticInputRow
 from paritybit.harness.explain.recorded import RecordedForward
-from paritybit.harness.explain.static_origin import stale_elements
+from paritybit.harness.explain.suspects import stale
 from paritybit.harness.lockstep.bits import bits
 from paritybit.harness.lockstep.requests import serial_at
 from paritybit.reference.allocator import Owner
@@ -20,16 +20,16 @@ def static_inputs(recorded: RecordedForward) -> tuple[StaticInputRow, ...]:
     """Return the replay's static inputs with one number per element, if there is a replay."""
     if recorded.runner is None:
         return ()
-    stale = set(stale_elements(recorded))
+    left = {(name, place) for name, place, _ in stale(recorded)}
     return tuple(
-        _static_input(recorded, row, stale)
+        _static_input(recorded, row, left)
         for row in recorded.runner.inputs.contract
         if row.width is None and row.axis is not Axis.MASK
     )
 
 
 def _static_input(
-    recorded: RecordedForward, row: StaticInput, stale: set[tuple[str, int]]
+    recorded: RecordedForward, row: StaticInput, left: set[tuple[str, int]]
 ) -> StaticInputRow:
     runner, bucket = recorded.runner, recorded.bucket
     assert runner is not None and bucket is not None
@@ -52,7 +52,7 @@ def _static_input(
         live=sum(copied),
         values=tuple(int(values[place]) for place in shown),
         left_by=tuple(writes[place].forward_id.step for place in shown),
-        stale=tuple(at for at, place in enumerate(shown) if (row.name, place) in stale),
+        stale=tuple(at for at, place in enumerate(shown) if (row.name, place) in left),
     )
 
 

@@ -24,13 +24,11 @@ class FreshRun:
 
     - `prepare`: sets up the engine and the graph world. It returns a function that makes the
       result for the property from the forward, or None to skip the run.
-    - `words`: describes the conditions of the run.
     - `suspect`: whether an unexpected result is the fault of this run rather than of the step.
     - `overrides`: what the replay does differently.
     """
 
     prepare: Callable[[Pair, PlannedStep], Show | None]
-    words: str
     suspect: bool = True
     overrides: Overrides = NOTHING_OVERRIDDEN
 

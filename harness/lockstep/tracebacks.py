@@ -3,6 +3,7 @@
 import re
 import traceback
 from contextlib import ContextDecorator
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -11,6 +12,12 @@ from paritybit.places import SOURCES
 
 SUBJECTS = SOURCES / "subjects"
 """The folder of the built-in engine."""
+
+ENGINE = ("subjects/", "reference/", "harness/lockstep/request_book.py")
+"""The files of the engine, and of the host that runs it."""
+
+BETWEEN = frozenset({"reference/ops.py", "subjects/captured.py"})
+"""Files that the calls of an engine pass through. None of them is a place to look at."""
 
 OUTSIDE_PARTS = 3
 """The number of last parts kept from the path of a source file outside this tree."""
@@ -40,21 +47,10 @@ class SubjectRuns(ContextDecorator):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Raise SubjectFailedError for errors of the subject.
-
-        They are those that its own code raises, and the kinds that wrong values cause elsewhere.
-        """
-        if not isinstance(error, Exception):
-            return
-        if isinstance(error, IndexError | RuntimeError | ValueError) or raised_by_subject(error):
+        """Raise SubjectFailedError for the kinds of errors that a faulty subject can cause."""
+        if isinstance(error, IndexError | RuntimeError | ValueError):
             said = str(error).strip().splitlines() or [type(error).__name__]
             raise SubjectFailedError(without_paths(said[0])) from error
-
-
-def raised_by_subject(error: BaseException) -> bool:
-    """Whether the innermost frame of an error is in the code of the built-in engine."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and Path(frames[-1].filename).is_relative_to(SUBJECTS)
 
 
 SUBJECT_RUNS = SubjectRuns()
@@ -69,6 +65,27 @@ def traceback_of(error: BaseException) -> str:
     """Return the whole traceback of an error, without absolute paths."""
     text: str = without_paths(without_absolute_paths("".join(traceback.format_exception(error))))
     return text
+
+
+@cache
+def file_of_engine(path: str) -> str | None:
+    """Return the path of an engine's file below this tree, or None for any other file."""
+    file = Path(path).resolve()
+    if not file.is_relative_to(SOURCES):
+        return None
+    name = file.relative_to(SOURCES).as_posix()
+    return name if name.startswith(ENGINE) and name not in BETWEEN else None
+
+
+def raised_at(error: BaseException) -> list[tuple[str, str, int]]:
+    """Return function, file and line of the engine's frames that an error left, innermost first."""
+    frames = traceback.extract_tb(error.__traceback__)[::-1]
+    files = [file_of_engine(frame.filename) for frame in frames]
+    return [
+        (f"raised in {frame.name}", file, frame.lineno)
+        for frame, file in zip(frames, files, strict=True)
+        if file is not None and frame.lineno is not None
+    ]
 
 
 PATH = re.compile(r"(?:(?:file://|(?<![\w./:-]))/|(?:\.\./)+)[\w.+@-]+(?:/[\w.+@-]+)+/?")

@@ -3,14 +3,18 @@
 Records are plain data. This module imports no torch. A record has no host, user or absolute path.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from paritybit.harness.errors import headline
-from paritybit.harness.explain.facts import LATER, Explanation, Reach, TimelineEntry
+from paritybit.harness.explain.facts import Explanation, Reach, TimelineEntry
 
 FORMAT = "paritybit-run"
-VERSION = 4
+VERSION = 5
+
+LATER: Mapping[str, bool] = {"later": True}
+"""The metadata of a field that older records lack. They get its default."""
 
 Verdict = Literal["green", "red", "interrupted"]
 

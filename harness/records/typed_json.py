@@ -16,7 +16,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from paritybit.harness.errors import quoted
-from paritybit.harness.explain.facts import LATER
+from paritybit.harness.records.schema import LATER
 
 Data = TypeVar("Data")
 

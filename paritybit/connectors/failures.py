@@ -10,7 +10,6 @@ or replacement causes is not the engine's fault.
 
 import dis
 import functools
-import inspect
 import re
 import sys
 import sysconfig
@@ -236,19 +235,7 @@ def of_engine(frame: Frame) -> bool:
 
 def blamed(frames: list[Frame]) -> Frame:
     """Return the innermost frame that does more than check something, or else the innermost one."""
-    inner: FrameType | None = None
-    for frame in reversed(frames):
-        if not only_checks(frame[0].f_code) and not (inner and wraps(frame[0], inner)):
-            return frame
-        inner = frame[0]
-    return frames[-1]
-
-
-def wraps(outer: FrameType, inner: FrameType) -> bool:
-    """Return whether a function is a wrapper that a decorator put around another one."""
-    any_arguments = outer.f_code.co_flags & inspect.CO_VARARGS
-    given = outer.f_locals.values() if any_arguments else ()
-    return any(getattr(one, "__code__", None) is inner.f_code for one in given)
+    return next((one for one in reversed(frames) if not only_checks(one[0].f_code)), frames[-1])
 
 
 CHECKERS = re.compile(r"^_*(self_|sanity_)?(check|assert|validate|ensure)(_|$|[A-Z])")

@@ -57,7 +57,7 @@ def judging_errors() -> Iterator[None]:
         raise
     except Exception as error:
         found = fault_of(error, {"forwards": 1})
-        said = ": ".join(filter(None, [type(error).__name__, " ".join(str(error).split())]))
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
         if found is None:
             raise CannotRunError(f"the prefix cache is not recognised: {said}") from error
         raise ViolationError(f"engine error: {said} ({found.source})") from error

@@ -17,10 +17,10 @@ from pathlib import Path
 from paritybit.harness.campaigns.measuring.budgets import held
 from paritybit.harness.campaigns.replay import lockstep_of
 from paritybit.harness.checks.expectations import affected_runners, detected_by
-from paritybit.harness.checks.explanation import explanation, observe
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.cli import exit_codes
 from paritybit.harness.cli.display import clean_table, history_table, matrix, runner_matrix
+from paritybit.harness.explain.report import explanation, observe
 from paritybit.harness.records.case import load_case
 from paritybit.harness.records.record import load
 from paritybit.harness.records.schema import Record

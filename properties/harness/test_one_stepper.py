@@ -14,7 +14,6 @@ ELSEWHERE = {
     ("harness/lockstep/overlapped.py", "super().plan"): "the stepper's own call, or what it asks",
     ("harness/lockstep/overlapped.py", "super().commit"): "the stepper's own call",
     ("harness/checks/step_properties/batch_invariance.py", "pair.decoder.forward"): "its extra run",
-    ("harness/explain/further_runs/batchings.py", "pair.decoder.forward"): "that run, recorded",
 }
 """Calls of parts of a step outside the stepper, and why they are none of its loop."""
 

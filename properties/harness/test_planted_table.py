@@ -10,8 +10,6 @@ from functools import cache
 from pathlib import Path
 
 from properties.planted.fault import Fault
-from properties.planted.laboratory import place_of
-from properties.planted.of_laboratory import OF_LABORATORY
 from properties.planted.outcomes import AFTER, README, read, readme
 from properties.planted.proof import GOOD, Verdict
 from properties.planted.table import FAULTS
@@ -39,18 +37,6 @@ def test_every_fault_applies() -> None:
     """Its old text stands once in its file, which still compiles with the new one."""
     gone = [fault.name for fault in FAULTS if fault.planted_in(text_of(fault.file)) is None]
     assert gone == []
-
-
-def test_every_fault_of_the_laboratory_applies() -> None:
-    gone = [one.name for one in OF_LABORATORY if one.planted_in(text_of(one.file)) is None]
-    assert gone == []
-    assert len({one.name for one in OF_LABORATORY}) == len(OF_LABORATORY) == 30
-
-
-def test_the_place_of_a_planted_line_is_its_function_or_its_statement() -> None:
-    text = "A = (\n    1,\n    f(2),\n)\n\n\ndef one():\n    x = 1\n    return x\n"
-    assert place_of(text, "x = 1") == (7, 9)
-    assert place_of(text, "f(2)") == (3, 3)
 
 
 def unknown_tests(fault: Fault) -> list[str]:

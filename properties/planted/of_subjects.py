@@ -366,9 +366,9 @@ OF_SUBJECTS: tuple[Fault, ...] = (
         old="self.ops.calls += self.calls",
         new="self.ops.calls = self.calls",
         tests=(
-            "properties/harness/explain/test_explain.py",
+            "properties/harness/explain/test_report.py",
             "-k",
-            "nothing_to_explain or run_eagerly",
+            "each_suspect",
         ),
         why=(
             "A replay of several segments whose calls are recorded keeps the calls of"

@@ -7,7 +7,6 @@ fault applies and is caught.
 """
 
 import argparse
-import json
 import signal
 import sys
 import tempfile
@@ -17,9 +16,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from properties.planted.fault import Fault
-from properties.planted.laboratory import SEEDS, tried
-from properties.planted.laboratory_page import page
-from properties.planted.of_laboratory import OF_LABORATORY
 from properties.planted.outcomes import AFTER, README, read, readme, write
 from properties.planted.proof import GOOD, Outcome, Proof, Verdict
 from properties.planted.table import FAULTS
@@ -32,9 +28,6 @@ def say(line: str) -> None:
 
 
 AnyFault = TypeVar("AnyFault", bound=Fault)
-
-LONG = ("named", "proof")
-"""What a record of the laboratory's faults leaves out of an explanation."""
 
 
 def chosen(only: str | None, faults: tuple[AnyFault, ...]) -> tuple[AnyFault, ...]:
@@ -75,37 +68,6 @@ def prove(faults: Sequence[Fault], tree: Path, jobs: int) -> Iterator[Outcome]:
             raise
 
 
-def try_laboratory(asked: argparse.Namespace) -> None:
-    """Plant each fault of the laboratory at each seed; say, and keep, what was found."""
-    faults = chosen(asked.only, OF_LABORATORY)
-    kept = (
-        {}
-        if asked.table is None or not asked.table.is_file()
-        else {(row["fault"], row["seed"]): row for row in json.loads(asked.table.read_text())}
-    )
-    with (
-        tempfile.TemporaryDirectory(prefix="planted-") as scratch,
-        ThreadPoolExecutor(asked.jobs) as pool,
-    ):
-        proof = Proof(asked.tree.resolve(), Path(scratch), asked.jobs)
-        tries = [(fault, seed) for seed in SEEDS[: asked.seeds] for fault in faults]
-        try:
-            for row in pool.map(lambda one: tried(proof, *one), tries):
-                said = f"{row['fault']} {row['seed']}: {row['verdict']}"
-                say(f"{said} ({row.get('trial', '')}) {','.join(row.get('violated', []))}")
-                kept[row["fault"], row["seed"]] = row
-                if asked.table is not None:
-                    rows = sorted(kept.values(), key=lambda row: (row["fault"], row["seed"]))
-                    short = [{key: row[key] for key in row if key not in LONG} for row in rows]
-                    asked.table.write_text(json.dumps(short, separators=(",", ":")) + "\n")
-                    text = page(OF_LABORATORY, kept)
-                    asked.table.with_suffix(".md").write_text(text, encoding="utf-8")
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            proof.stop()
-            raise
-
-
 def options() -> argparse.Namespace:
     """Return what the command line asks for."""
     parser = argparse.ArgumentParser(description="Plant faults; show that the suite catches each.")
@@ -120,12 +82,6 @@ def options() -> argparse.Namespace:
     parser.add_argument(
         "--readme", action="store_true", help="Plant nothing; make README.md again from outcomes"
     )
-    parser.add_argument(
-        "--laboratory",
-        action="store_true",
-        help="Plant the faults of the laboratory; see what its clean trials find and blame",
-    )
-    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="Seeds of these trials")
     return parser.parse_args()
 
 
@@ -136,9 +92,6 @@ def main() -> int:
         README.write_text(readme(FAULTS, read(AFTER)), encoding="utf-8")
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # Leave nothing.
-    if asked.laboratory:
-        try_laboratory(asked)
-        return 0
     faults = chosen(asked.only, FAULTS)
     kept = read(asked.table) if asked.table is not None else {}
     bad: list[str] = []

@@ -5,26 +5,16 @@ from typing import Any
 
 import pytest
 from paritybit.harness.explain.facts import (
-    BakedIn,
-    CodeSite,
-    GivenValue,
-    Holding,
-    IndexOrigin,
-    KeptOutput,
-    ListFault,
+    Outcome,
     Situation,
-    SlotTaken,
     SourceLine,
-    TableCell,
+    Suspect,
+    SuspectName,
     Writer,
+    WrongElement,
 )
 from paritybit.harness.records.schema import Environment, HuntStatus, Record
-from paritybit.reports.blame import (
-    culprits,
-    failing_runner,
-    linked_line,
-    reasons,
-)
+from paritybit.reports.blame import culprit, failing_runner, linked_line, to_blame
 from paritybit.reports.causes import groups, run_answers
 from paritybit.reports.page import render
 from paritybit.reports.review import review
@@ -32,7 +22,6 @@ from paritybit.reports.summary import summarise
 
 from properties.support.reports.pages import folded, printed_failures, text_of
 from properties.support.reports.records import (
-    cause,
     explanation,
     green,
     red,
@@ -54,7 +43,7 @@ def fails_elsewhere() -> Record:
 def test_a_trial_that_fails_in_another_runners_forward_says_so_everywhere() -> None:
     record = fails_elsewhere()
     (group,) = groups(record)
-    assert group.cause == "eagle_draft_extend: static input out_cache_loc_swa"
+    assert group.cause == "eagle_draft_extend: static inputs out_cache_loc_swa"
     assert ELSEWHERE in folded(printed_failures(record))
     assert f"runner {ELSEWHERE}" in text_of(record)
     markdown = summarise(record).replace("\\", "")
@@ -68,41 +57,57 @@ def test_a_trial_that_fails_in_another_runners_forward_says_so_everywhere() -> N
 
 
 def test_a_race_is_the_hosts() -> None:
-    race = explanation(at=Situation(3, None), cause=cause(blame="missing wait"))
+    suspects = (Suspect("overlapping steps", "holds"),)
+    race = explanation(at=Situation(3, None), suspects=suspects)
     assert failing_runner(race, (), 3) == "the host, which runs ahead"
 
 
-PARTS: dict[str, Any] = {
-    "index": IndexOrigin(
-        "slots", 1, 9, None, True, 1, None, 9, None, Writer(2, "d", 1, None), "reset"
+BY = Writer(2, "decode", 1, None)
+
+BLAMED: dict[str, tuple[SuspectName, tuple[WrongElement, ...]]] = {
+    "inputs, in decode: slots[1] = 9, left there by step 2, decode, row 1": (
+        "static inputs",
+        (WrongElement("slots", (1,), "9", "0", BY, "copied", stale=True),),
     ),
-    "cell": TableCell("req_to_token", (2, 5), 9, 4, since=1),
-    "kept": KeptOutput("topk_p of row 0", "nan", "topk_p", 1, 4, "eagle_draft"),
-    "given": GivenValue("positions[1]", "3", None, False, Writer(2, "d", 1, 1), "equalized"),
-    "listed": ListFault("swa", 1, "request 0", "is one short"),
-    "baked": BakedIn("rotary", 4, "the stride of positions", "[0, 1]", "[4, 1]"),
-    "held": Holding("full page 5", "free once", "free 2 times", 2, "finish", "graph", True),
-    "taken": SlotTaken("draft", "full", 0, None, 45, 50),
+    "inputs, in decode: slots[1] = 9, written in step 2, reset as padding; expected: 0": (
+        "static inputs",
+        (WrongElement("slots", (1,), "9", "0", BY, "reset"),),
+    ),
+    "inputs, in decode: slots[1] = 9, not written in step 2: it is the harness's poison": (
+        "static inputs",
+        (WrongElement("slots", (1,), "9", "0", BY, "equalized"),),
+    ),
+    "tables, in decode: req_to_token[2, 5] = 9; expected: 4, and 1 more element": (
+        "index tables",
+        (WrongElement("req_to_token", (2, 5), "9", "4"),) * 2,
+    ),
+    "output, in decode: topk_p[0, 0] = nan, a view of an output of step 2": (
+        "kept output",
+        (WrongElement("topk_p", (0, 0), "nan", "0.5", BY, None, stale=True),),
+    ),
+    "capture, in decode: kv_parity holds without it": ("capture", ()),
 }
-"""Of each part of a cause: one."""
-
-NUMBERS = {"index": "9", "cell": "4", "given": "3", "baked": "[4, 1]", "held": "2", "taken": "50"}
-"""Of some parts, what the reason must say."""
+"""How a cause is described."""
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_what_is_to_blame_is_named_with_its_element_and_its_step(part: str) -> None:
-    """The blame, which is one word, never stands alone, and what is not known says so."""
-    found = cause(**{"index": None, part: PARTS[part]})
-    name, why = next(culprits(found)), next(reasons(found))
-    assert name and NUMBERS.get(part, "") in why
-    assert "None" not in name + why
+@pytest.mark.parametrize("words", BLAMED)
+def test_a_cause_is_named_with_its_elements_and_who_wrote_them(words: str) -> None:
+    name, elements = BLAMED[words]
+    found = explanation(suspects=(Suspect(name, "holds", elements),))
+    assert words in to_blame(found, "decode")
+    assert culprit(found).startswith(name)
 
 
-def test_a_site_goes_before_the_element_that_shows_it() -> None:
-    """A location of the wrong width holds the right number."""
-    site = CodeSite("store_kv", "reference/ops.py", "it reads int32")
-    assert next(reasons(cause(site=site))) == "store_kv: it reads int32"
+@pytest.mark.parametrize("outcome", ["violated", "fails", "nothing to reset"])
+def test_without_a_cause_the_first_difference_is_named(outcome: Outcome) -> None:
+    found = explanation(suspects=(Suspect("capture", outcome),))
+    assert to_blame(found, "decode") == (
+        "not known, in decode: the first difference is in store_kv, row 1, element 0"
+    )
+    assert culprit(found) == "kv_parity, first seen in store_kv"
+    bare = replace(found, difference=None)
+    assert to_blame(bare, "decode") == "not known, in decode: kv_parity does not hold"
+    assert culprit(bare) == "kv_parity in subjects/runners/decode.py"
 
 
 @pytest.mark.parametrize("status", ["missed", "failed", "vacuous"])

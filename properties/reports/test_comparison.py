@@ -21,10 +21,13 @@ from properties.support.harness.command_line import CANNOT_RUN, FINDING, MALFORM
 from properties.support.places import ROOT
 from properties.support.reports.records import (
     HOSTILE,
+    LOCATION,
     SAMPLES,
+    explanation,
     finding_of,
     green,
     hostile,
+    suspects,
     swa_pad_finding,
     traceback_of,
     traffic_finding,
@@ -127,12 +130,9 @@ def test_what_ends_more_gravely_is_worse_and_what_ends_less_gravely_is_not() -> 
 def explained_by(buffer: str | None) -> Record:
     """Return a record whose clean trial is red, for a stale input or for no reason known."""
     found = swa_pad_finding()
-    explanation = found.explanation
-    assert explanation is not None
-    assert explanation.cause.index is not None
-    index = replace(explanation.cause.index, buffer=buffer)
-    cause = replace(explanation.cause, index=index)
-    explained = replace(explanation, cause=cause) if buffer is not None else None
+    explained = None
+    if buffer is not None:
+        explained = explanation(suspects=suspects(replace(LOCATION, holder=buffer)))
     return with_clean(green(), 4, status="red", finding=replace(found, explanation=explained))
 
 
@@ -395,4 +395,4 @@ def test_the_command_says_which_records_it_compares(
     words = command_line(tmp_path, green(), green())
     edit(path, "version", value=3)
     assert main(words) == MALFORMED
-    assert f"{place}.json has version 3; this build reads 4" in capsys.readouterr().err
+    assert f"{place}.json has version 3; this build reads 5" in capsys.readouterr().err

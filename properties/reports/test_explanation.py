@@ -6,16 +6,14 @@ from typing import Any
 import pytest
 from paritybit.harness.explain.facts import (
     NOBODY,
-    CodeSite,
     SlotTaken,
 )
 from paritybit.harness.records.schema import Contract, ContractRow, Record
 from paritybit.reports.drawings import slot_map, static_inputs
-from paritybit.reports.explanation import UNCAPTURED_RUN, ExplanationView, describe
+from paritybit.reports.explanation import OUTCOMES, describe
 
 from properties.support.reports.pages import card_of, words_of
 from properties.support.reports.records import (
-    cause,
     explanation,
     green,
     static_input,
@@ -33,31 +31,25 @@ def explained(**changes: Any) -> Record:
     return with_finding(green(), 0, explanation=explanation(**changes))
 
 
-def described(**changes: Any) -> ExplanationView:
-    """Return what is told of an explanation whose cause has these changes."""
-    found = describe(explanation(cause=cause(**changes)), STEPS)
-    assert found is not None
-    return found
-
-
 def test_the_card_tells_the_proof_in_order_and_what_is_to_blame() -> None:
     message = words_of(card_of(explained(), ANCHOR))
     places = [message.index(sentence) for sentence in explanation().proof]
     assert places == sorted(places)
-    blamed = "inputs, in decode: out_cache_loc_swa[1] = 9, left there by step 2, decode, row 1"
-    assert f"Cause: {blamed} (request 1); expected: 0." in message
-    assert UNCAPTURED_RUN["as the graph"] in message
+    blamed = "static inputs, in decode: out_cache_loc_swa[1] = 9, left there by step 2, decode"
+    assert f"Cause: {blamed}, row 1 (request 1); expected: 0." in message
+    assert f"capture {OUTCOMES['violated']}" in message
+    assert f"static inputs {OUTCOMES['holds']}" in message
 
 
 @pytest.mark.parametrize(
-    ("part", "links"),
-    [("index", 2), ("slot", 1), ("site", 1), ("difference", 1), ("uncaptured_run", 0)],
+    ("part", "links"), [("suspects", 2), ("slot", 1), ("difference", 1), ("taken", 0)]
 )
 def test_an_explanation_may_lack_a_part(part: str, links: int) -> None:
-    whole = {"site": CodeSite("f", "a.py", "t")}
-    assert len(described(**whole).chain) - len(described(**whole | {part: None}).chain) == links
-    record = explained(cause=cause(**{part: None}))
-    assert "Cause: " in card_of(record, ANCHOR)
+    lacking = {part: () if part == "suspects" else None}
+    views = describe(explanation(), STEPS), describe(explanation(**lacking), STEPS)
+    assert views[0] is not None and views[1] is not None
+    assert len(views[0].chain) - len(views[1].chain) == links
+    assert "Cause: " in card_of(explained(**lacking), ANCHOR)
 
 
 def test_each_section_of_a_static_input_has_a_live_head() -> None:
@@ -101,7 +93,8 @@ def test_the_page_has_a_map_of_the_sub_pool_that_a_slot_was_taken_from_and_of_no
 
 def test_the_slots_taken_are_those_of_the_sub_pool_that_they_lie_in() -> None:
     taken = SlotTaken("draft", "full", 0, 2, 30, None)
-    view = described(taken=taken)
+    view = describe(explanation(taken=taken), STEPS)
+    assert view is not None
     (drawn,) = view.slots
     assert drawn.name == "draft, full"
     assert drawn.wrong

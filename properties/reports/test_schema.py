@@ -9,10 +9,10 @@ from typing import Any, Literal, get_args
 
 import pytest
 from paritybit.harness.campaigns.task import Status
-from paritybit.harness.explain.facts import LATER, Cause, Explanation
 from paritybit.harness.records import record as records
 from paritybit.harness.records import revision
 from paritybit.harness.records.schema import (
+    LATER,
     CleanStatus,
     Environment,
     Finding,
@@ -60,7 +60,9 @@ PATHS: dict[str, tuple[str | int, ...]] = {
     "the record.bugs[0].finding.violations[0]": ("bugs", 0, "finding", "violations", 0),
     "the record.bugs[0].finding.timeline[0]": ("bugs", 0, "finding", "timeline", 0),
     "the record.bugs[0].finding.explanation": ("bugs", 0, "finding", "explanation"),
-    "the record.bugs[0].finding.explanation.cause": ("bugs", 0, "finding", "explanation", "cause"),
+    "the record.bugs[0].finding.explanation.suspects[0]": (
+        *("bugs", 0, "finding", "explanation", "suspects", 0),
+    ),
     "the record.pairs[0]": ("pairs", 0),
     "the record.contracts[0].rows[0]": ("contracts", 0, "rows", 0),
 }
@@ -77,7 +79,7 @@ def at(data: Any, path: tuple[str | int, ...]) -> Data:
 
 ADDED_LATER = {
     one.name
-    for kind in (Record, Environment, TrialSettings, Finding, Explanation, Cause)
+    for kind in (Record, Environment, TrialSettings, Finding)
     for one in fields(kind)
     if one.metadata == LATER
 }

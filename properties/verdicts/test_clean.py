@@ -13,9 +13,9 @@ from hypothesis import settings
 from paritybit.harness.campaigns.confirm import confirmed
 from paritybit.harness.campaigns.fresh import play_fresh
 from paritybit.harness.campaigns.hunt import HuntResult, draw, first_failure, hunt
-from paritybit.harness.checks.explanation import explanation, observe
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
+from paritybit.harness.explain.report import explanation, observe
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.case import Case, write_case
 from paritybit.harness.schedules.schedule import Schedule

@@ -10,9 +10,9 @@ from paritybit.harness.explain.facts import (
     CAPTURE,
     NOBODY,
     Explanation,
-    IndexOrigin,
     SlotMap,
     StaticInputRow,
+    WrongElement,
 )
 from paritybit.reports.drawings.static_inputs import source_text
 
@@ -66,19 +66,16 @@ def lay_out(explanation: Explanation) -> Picture:
 
     Raises ValueError for an explanation with another cause.
     """
-    index, slot, bits = (
-        explanation.cause.index,
-        explanation.cause.slot,
-        explanation.cause.difference,
-    )
-    if index is None or slot is None or bits is None or index.element is None:
+    cause, slot, bits = explanation.cause, explanation.slot, explanation.difference
+    element = next(iter(() if cause is None else cause.elements), None)
+    if element is None or element.left_by is None or slot is None or bits is None:
         raise ValueError("no static input leads this row to a slot")
-    held = next(row for row in explanation.static_inputs if row.name == index.buffer)
+    held = next(row for row in explanation.static_inputs if row.name == element.holder)
     pool = next(
         pool for pool in explanation.slots if (pool.model, pool.kind) == (slot.model, slot.kind)
     )
     slots = tuple(_slots(pool, slot.slot))
-    at, name = explanation.at, f"{index.buffer}[{index.element}]"
+    at = explanation.at
     return Picture(
         width=WIDTH,
         height=slots[-1].y + CELL + 86,
@@ -89,17 +86,17 @@ def lay_out(explanation: Explanation) -> Picture:
         ),
         buffer=held.name,
         pool=f"{pool.kind.upper()} pool",
-        rows=tuple(_rows(held, index, pool)),
-        elements=tuple(_elements(held, index, at.step)),
+        rows=tuple(_rows(held, bits.row, pool)),
+        elements=tuple(_elements(held, element, at.step)),
         slots=slots,
-        arrows=tuple(_arrows(held, index, slots)),
+        arrows=tuple(_arrows(held, element, slots)),
         bits=(
             f"slot {slot.slot} of {slot.owner}, layer {bits.layer}, {bits.tensor}, element"
             f" {bits.element}: eager {bits.eager_bits}, graph {bits.graph_bits}"
         ),
         remedy=(
-            f"{source_text(index.left_by.step)} left {name} = {index.value}. With "
-            f"{index.right}, as just after the capture, the row does not touch slot "
+            f"{source_text(element.left_by.step)} left {element.name} = {element.value}. With "
+            f"{element.right}, as just after the capture, the row does not touch slot "
             f"{slot.slot}."
         ),
     )
@@ -109,7 +106,7 @@ def _place(element: int) -> int:
     return LEFT + element * (ROW_WIDTH + 10)
 
 
-def _rows(held: StaticInputRow, index: IndexOrigin, pool: SlotMap) -> Sequence[Box]:
+def _rows(held: StaticInputRow, wrong: int | None, pool: SlotMap) -> Sequence[Box]:
     """Return the rows of the batch with their owners."""
     return [
         Box(
@@ -117,13 +114,13 @@ def _rows(held: StaticInputRow, index: IndexOrigin, pool: SlotMap) -> Sequence[B
             y=ROW_TOP,
             width=ROW_WIDTH,
             text=f"row {row}: " + (f"request {pool.live[row]}" if row < held.live else "padding"),
-            kind="wrong" if row == index.row else "live" if row < held.live else "padded",
+            kind="wrong" if row == wrong else "live" if row < held.live else "padded",
         )
         for row in range(len(held.values))
     ]
 
 
-def _elements(held: StaticInputRow, index: IndexOrigin, now: int) -> Sequence[Box]:
+def _elements(held: StaticInputRow, wrong: WrongElement, now: int) -> Sequence[Box]:
     """Return the elements of the buffer, each with the step that wrote it."""
     return [
         Box(
@@ -131,7 +128,7 @@ def _elements(held: StaticInputRow, index: IndexOrigin, now: int) -> Sequence[Bo
             y=ROW_TOP + 60,
             width=ROW_WIDTH,
             text=str(value),
-            kind="wrong" if place == index.element else "live" if place < held.live else "padded",
+            kind="wrong" if place == wrong.place[0] else "live" if place < held.live else "padded",
             note=_since(left_by, now),
         )
         for place, (value, left_by) in enumerate(zip(held.values, held.left_by, strict=True))
@@ -150,14 +147,14 @@ def _slots(pool: SlotMap, wrong: int) -> Sequence[Box]:
     return boxes
 
 
-def _arrows(held: StaticInputRow, index: IndexOrigin, slots: Sequence[Box]) -> Sequence[Arrow]:
+def _arrows(held: StaticInputRow, wrong: WrongElement, slots: Sequence[Box]) -> Sequence[Arrow]:
     """Return an arrow from each live element, and from the wrong one, to its slot."""
     found = []
-    for place in sorted({*range(held.live), index.element or 0}):
+    for place in sorted({*range(held.live), wrong.place[0]}):
         target = slots[held.values[place]]
         x, y = _place(place) + ROW_WIDTH // 2, ROW_TOP + 112
         end_x, end_y = target.x + CELL // 2, target.y
-        kind = "wrong" if place == index.element else "live"
+        kind = "wrong" if place == wrong.place[0] else "live"
         bend = (y + end_y) // 2
         found.append(Arrow(f"M{x} {y}C{x} {bend} {end_x} {bend} {end_x} {end_y}", kind))
     return found

@@ -3,14 +3,14 @@
 Whether an element is stale or the cause of an error comes from the record.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from paritybit.harness.explain.facts import (
     CAPTURE,
-    Cause,
     Explanation,
     StaticInputRow,
+    Suspect,
     TimelineEntry,
 )
 from paritybit.harness.records.schema import Contract, ContractRow
@@ -106,7 +106,7 @@ def tabulate(
     right = {row.name: row for row in contract.rows} if contract is not None else {}
     return Table(
         inputs=tuple(
-            _input(row, now, _culprit(row, explanation.cause), right.get(row.name))
+            _input(row, now, _culprits(row, explanation.cause), right.get(row.name))
             for row in inputs
         ),
         stale=sum(len(row.stale) for row in inputs),
@@ -119,23 +119,19 @@ def source_text(step: int) -> str:
     return "capture" if step == CAPTURE else f"step {step}"
 
 
-def _culprit(row: StaticInputRow, cause: Cause) -> int | None:
-    """Return the element of a static input that is the cause, or None."""
-    index, given = cause.index, cause.given
-    if index is not None:
-        return index.element if index.buffer == row.name else None
-    name, _, element = ("" if given is None else given.what).partition("[")
-    place = element.removesuffix("]")
-    return int(place) if name == row.name and place.isdecimal() else None
+def _culprits(row: StaticInputRow, cause: Suspect | None) -> frozenset[int]:
+    """Return the elements of a static input that are the cause."""
+    elements = () if cause is None else cause.elements
+    return frozenset(one.place[0] for one in elements if one.holder == row.name)
 
 
 def _input(
-    row: StaticInputRow, now: int, culprit: int | None, right: ContractRow | None
+    row: StaticInputRow, now: int, culprits: Collection[int], right: ContractRow | None
 ) -> StaticInput:
     elements = tuple(
         Element(
             value=value_text(value),
-            kinds=_kinds(row, place, culprit),
+            kinds=_kinds(row, place, culprits),
             source="" if left_by == now else source_text(left_by),
         )
         for place, (value, left_by) in enumerate(zip(row.values, row.left_by, strict=True))
@@ -151,7 +147,7 @@ def _input(
 
 def _fault(row: StaticInputRow, now: int, padding: str) -> str:
     """Describe how a tail breaks the correct padding, or return ''."""
-    tail = [place for place in range(len(row.values)) if "padded" in _kinds(row, place, None)]
+    tail = [place for place in range(len(row.values)) if "padded" in _kinds(row, place, ())]
     left = [place for place in tail if row.left_by[place] != now]
     if not padding.startswith(FILL) or padding == FILL_ONCE or not left:
         return ""
@@ -172,11 +168,11 @@ def _per(axis: str) -> str:
     return PER.get(axis, f"one per {axis}")
 
 
-def _kinds(row: StaticInputRow, place: int, culprit: int | None) -> str:
+def _kinds(row: StaticInputRow, place: int, culprits: Collection[int]) -> str:
     section = max(1, len(row.values) // SECTIONS.get(row.axis, 1))
     kinds = ["live" if place % section < row.live else "padded"]
     kinds += ["stale"] if place in row.stale else []
-    kinds += ["culprit"] if place == culprit else []
+    kinds += ["culprit"] if place in culprits else []
     return " ".join(kinds)
 
 

@@ -5,12 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from paritybit.harness.checks.property import Playing, Property, Violation
-from paritybit.harness.explain.facts import Cause, Situation
-from paritybit.harness.explain.further_runs.content_lines import contents_cause
-from paritybit.harness.explain.further_runs.dense import Dense, dense_cause
 from paritybit.harness.lockstep.observation import Sample
-from paritybit.harness.lockstep.pair import Pair
-from paritybit.harness.schedules.schedule import Schedule
 from paritybit.reference.config import Feature, Role
 from paritybit.reference.model import Model
 from paritybit.reference.oracle import dense_draft_logits, dense_logits
@@ -119,16 +114,10 @@ def dense_error(logits: Tensor, dense: Tensor) -> float:
     return float(((logits.cpu().double() - dense).abs() / (1 + dense.abs())).max())
 
 
-def _dense_rows(
-    models: Mapping[Role, Model], inputs: _Inputs, layers: list[Tensor] | None = None
-) -> Tensor:
-    """Return the oracle's logits, float64 [L, vocab], after each of a request's tokens.
-
-    The input and output of each layer are appended to `layers`, if given.
-    """
-    added = {} if layers is None else {"layers": layers}
+def _dense_rows(models: Mapping[Role, Model], inputs: _Inputs) -> Tensor:
+    """Return the oracle's logits, float64 [L, vocab], after each of a request's tokens."""
     if inputs.hidden_states is not None:
-        return dense_draft_logits(models[Role.DRAFT], inputs.tokens, inputs.hidden_states, **added)
+        return dense_draft_logits(models[Role.DRAFT], inputs.tokens, inputs.hidden_states)
     _, _, mrope_delta, encoder_len, tracked, lora_id = inputs.of_request
     return dense_logits(
         models[Role.TARGET],
@@ -137,52 +126,7 @@ def _dense_rows(
         encoder_len,
         tracked=tracked,
         lora_id=lora_id,
-        **added,
     )
-
-
-def cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] | None:
-    """Explain the first wrong logits of a step: its keys, or the first wrong op."""
-    models = pair.models
-    bound = bound_of(models)
-    number, forward, off = _off_at(pair, schedule, step, bound)
-    if not off:
-        return None
-    sample = min(off, key=lambda one: len(one.tokens))
-    found = contents_cause(
-        pair, schedule, number, sample, lambda one: bool(_off(models, [one], bound)), bound
-    )
-    if found is not None:
-        return found
-    layers: list[Tensor] = []
-    logits = _dense_rows(models, _Inputs.of(sample), layers)
-    role = Role.DRAFT if sample.of_draft else Role.TARGET
-    held = Dense(role, models[role].config, [*layers, logits], sample, bound)
-    return dense_cause(pair, schedule, forward, held)
-
-
-def _off(models: Mapping[Role, Model], samples: Iterable[Sample], bound: float) -> list[Sample]:
-    """Return the samples with errors above the bound."""
-    return [sample for sample, error in sample_errors(models, samples) if not error <= bound]
-
-
-def _off_at(
-    pair: Pair, schedule: Schedule, last: int, bound: float
-) -> tuple[int, int, list[Sample]]:
-    """Play a schedule until a step has wrong logits.
-
-    Returns the place of the step, the number of its forward, and the wrong samples, if any.
-    """
-    forwards, off = 0, list[Sample]()
-    pair.begin(schedule)
-    for number, (place, step, upcoming) in enumerate(schedule.ahead()):
-        observation = pair.step(step, place, upcoming=upcoming, sampling=True)
-        if observation is not None:
-            forwards += 1
-            off = _off(pair.models, observation.samples, bound) if place == last else off
-        if off or place > last:
-            return number, forwards - 1, off
-    return 0, 0, off
 
 
 DENSE_AGREEMENT = Property(
@@ -191,5 +135,4 @@ DENSE_AGREEMENT = Property(
     at_end=at_end,
     every_step=False,
     samples=True,
-    cause_in_play=cause,
 )

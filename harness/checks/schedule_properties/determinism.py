@@ -2,7 +2,6 @@
 
 import torch
 from paritybit.harness.checks.property import Playing, Property, Violation
-from paritybit.harness.explain.further_runs.playings import playing_cause
 from paritybit.harness.lockstep.bits import any_set, bits, unequal
 
 ID = "determinism"
@@ -37,5 +36,4 @@ DETERMINISM = Property(
     at_end=at_end,
     every_step=False,
     plays_again=True,
-    cause_in_play=playing_cause,
 )

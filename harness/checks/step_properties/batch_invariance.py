@@ -5,9 +5,6 @@ from dataclasses import dataclass
 import torch
 from paritybit.harness.checks.differences import first_output_difference
 from paritybit.harness.checks.property import Description, Property
-from paritybit.harness.explain.facts import Cause
-from paritybit.harness.explain.further_runs.batchings import reordered_cause
-from paritybit.harness.explain.recorded import RecordedForward
 from paritybit.harness.lockstep.bits import cloned, outputs_differ
 from paritybit.harness.lockstep.fresh_run import FreshRun, Show, tables_kept
 from paritybit.harness.lockstep.observation import Observation
@@ -96,18 +93,6 @@ def describe(observation: Observation) -> Description:
     raise ValueError("no variant differs")
 
 
-def cause(recorded: RecordedForward) -> Cause | None:
-    """Explain the first variant that differs by its first op with different rows."""
-    batch = recorded.planned.eager.batch
-    if batch is None:
-        return None
-    for words, order in orders_of(batch).items():
-        found = reordered_cause(recorded, f"when it runs {words}", order)
-        if found is not None:
-            return found
-    return None
-
-
 BATCH_INVARIANCE = Property(
     id="batch_invariance",
     statement=(
@@ -117,6 +102,5 @@ BATCH_INVARIANCE = Property(
     flag=flag,
     describe=describe,
     every_step=False,
-    extra_run=FreshRun(prepare, LARGEST, overrides=Overrides(largest=True)),
-    cause=cause,
+    extra_run=FreshRun(prepare, overrides=Overrides(largest=True)),
 )

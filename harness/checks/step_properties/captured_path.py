@@ -1,7 +1,6 @@
 """captured_path: detects missing replays, and graphs that do not fit their location scheme."""
 
 from paritybit.harness.checks.property import Description, Property
-from paritybit.harness.explain.build_faults import off_path_cause
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.subjects.protocol import ReplayFacts
 
@@ -61,5 +60,4 @@ CAPTURED_PATH = Property(
     ),
     flag=flag,
     describe=describe,
-    cause=off_path_cause,
 )

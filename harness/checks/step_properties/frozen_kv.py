@@ -10,7 +10,6 @@ from paritybit.harness.checks.twins import (
     first_slot_outside,
     twins_wrote_outside,
 )
-from paritybit.harness.explain.cause import diverged_cause
 from paritybit.harness.lockstep.bits import any_set, first_index, unequal
 from paritybit.harness.lockstep.observation import Observation, Snapshot
 from paritybit.harness.lockstep.scale.kept import Arena, Compared
@@ -99,5 +98,4 @@ FROZEN_KV = Property(
     statement="a draft that reads frozen KV changes only its own draft table rows",
     flag=flag,
     describe=describe,
-    cause=diverged_cause,
 )

@@ -3,7 +3,6 @@
 from paritybit.harness.checks.device.flags import Flag, outputs_unequal
 from paritybit.harness.checks.differences import first_output_difference
 from paritybit.harness.checks.property import Description, Property
-from paritybit.harness.explain.cause import history_cause
 from paritybit.harness.lockstep.bits import cloned
 from paritybit.harness.lockstep.fresh_run import FreshRun, Show, just_captured
 from paritybit.harness.lockstep.observation import Observation
@@ -65,6 +64,5 @@ HERMETIC_REPLAY = Property(
     statement="a runner gives the same bits after earlier replays as it does when freshly captured",
     flag=flag,
     describe=describe,
-    extra_run=FreshRun(prepare, "freshly captured", suspect=False),
-    cause=history_cause,
+    extra_run=FreshRun(prepare, suspect=False),
 )

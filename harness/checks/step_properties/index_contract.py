@@ -1,7 +1,6 @@
 """index_contract: detects changed index dtypes and static buffers that moved."""
 
 from paritybit.harness.checks.property import Description, Property
-from paritybit.harness.explain.build_faults import dtype_cause
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.subjects.protocol import BufferFacts, ReplayFacts
 
@@ -60,5 +59,4 @@ INDEX_CONTRACT = Property(
     ),
     flag=flag,
     describe=describe,
-    cause=dtype_cause,
 )

@@ -6,7 +6,6 @@ from paritybit.harness.checks.device.storages import storages_differ
 from paritybit.harness.checks.differences import describe_slot, first_kv_difference, owner_at
 from paritybit.harness.checks.property import Description, Property
 from paritybit.harness.checks.twins import first_twin_difference, twins_differ
-from paritybit.harness.explain.cause import diverged_cause
 from paritybit.harness.lockstep.bits import any_set, unequal
 from paritybit.harness.lockstep.observation import Observation
 
@@ -42,5 +41,4 @@ KV_PARITY = Property(
     flag=flag,
     describe=describe,
     worlds_diverge=True,
-    cause=diverged_cause,
 )

@@ -1,7 +1,6 @@
 """live_inputs: detects static inputs that are not refreshed, and tails that are not reset."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -17,11 +16,6 @@ from paritybit.harness.checks.static_inputs import (
     Expected,
     ExpectedInputs,
 )
-from paritybit.harness.explain.counterfactuals.elements import Element
-from paritybit.harness.explain.counterfactuals.judge import Right, WrongInput
-from paritybit.harness.explain.facts import Cause
-from paritybit.harness.explain.origins.given import cell_of_element, given_element, kept_value
-from paritybit.harness.explain.recorded import RecordedForward
 from paritybit.harness.lockstep.bits import bits
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.reference.config import Role
@@ -190,64 +184,6 @@ def describe(observation: Observation) -> Description:
     raise ValueError("every static input holds what it must")
 
 
-def wrong_inputs(observation: Observation) -> Right:
-    """Return the wrong elements of static inputs with their right values.
-
-    Elements whose right value is not known are left out.
-    """
-    found: dict[str, WrongInput] = {}
-    replay = observation.replay
-    if replay is None or replay.runner not in INPUTS:
-        return found
-    for part in parts(observation):
-        if part.held.shape != part.right.shape or part.name not in observation.static:
-            continue
-        right, buffer = as_held(part), observation.static[part.name]
-        elements = list[Element]()
-        for place in (bits(part.held) != bits(right)).nonzero().tolist():
-            strides = zip(place, part.held.stride(), strict=True)
-            first = int(part.held.storage_offset() - buffer.storage_offset())
-            element = first + sum(at * stride for at, stride in strides)
-            elements.append((part.name, element, right[tuple(place)].clone()))
-        if elements and part.name in found:
-            both = (*found[part.name].elements, *elements)
-            found[part.name] = replace(found[part.name], elements=both)
-        elif elements:
-            values = part.held.clone().flatten(), right.clone().flatten()
-            found[part.name] = WrongInput(tuple(elements), *values)
-    return found
-
-
-def cause(recorded: RecordedForward) -> Cause | None:
-    """Explain the first wrong element: who wrote it last, and whether it is always wrong."""
-    observation = recorded.observation
-    if observation is None or odd_inputs(observation):
-        return None
-    for part in parts(observation):
-        if part.held.shape != part.right.shape:
-            return None
-        right = as_held(part)
-        wrong = bits(part.held) != bits(right)
-        if not wrong.any():
-            continue
-        place = tuple(wrong.nonzero()[0].tolist())
-        whole = recorded.static[part.name]
-        offsets = zip(place, part.held.stride(), strict=True)
-        first = part.held.storage_offset() - observation.static[part.name].storage_offset()
-        element = first + sum(at * stride for at, stride in offsets)
-        value, should = part.held[place].item(), right[place].item()
-        given = given_element(recorded, part.name, element, f"{value}", f"{should}")
-        held, fresh = whole.flatten()[element], recorded.fresh[part.name].flatten()
-        agrees = element < len(fresh) and bool(bits(held.view(1)) == bits(fresh[element].view(1)))
-        shown = Cause("inputs", given=given, twin_agrees=agrees)
-        kept = kept_value(recorded, None)
-        if kept is not None:
-            return replace(shown, blame="kept output", kept=kept)
-        cell = cell_of_element(recorded, part.name, element, right[place].clone())
-        return shown if cell is None else replace(shown, blame="index tables", cell=cell)
-    return None
-
-
 LIVE_INPUTS = Property(
     id="live_inputs",
     statement=(
@@ -256,5 +192,4 @@ LIVE_INPUTS = Property(
     ),
     flag=flag,
     describe=describe,
-    cause=cause,
 )

@@ -1,7 +1,6 @@
 """log_hygiene: detects warnings and errors in the log."""
 
 from paritybit.harness.checks.property import Description, Property
-from paritybit.harness.explain.build_faults import warning_site
 from paritybit.harness.lockstep.observation import Observation
 
 
@@ -22,5 +21,4 @@ LOG_HYGIENE = Property(
     statement="a step without a bug logs nothing at WARNING or above",
     flag=flag,
     describe=describe,
-    cause=warning_site,
 )

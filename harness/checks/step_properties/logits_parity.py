@@ -3,7 +3,6 @@
 from paritybit.harness.checks.device.flags import Flag, outputs_unequal
 from paritybit.harness.checks.differences import first_output_difference
 from paritybit.harness.checks.property import Description, Property
-from paritybit.harness.explain.cause import diverged_cause
 from paritybit.harness.lockstep.observation import Observation
 
 
@@ -47,5 +46,4 @@ LOGITS_PARITY = Property(
     flag=flag,
     describe=describe,
     worlds_diverge=True,
-    cause=diverged_cause,
 )

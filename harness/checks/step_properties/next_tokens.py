@@ -6,13 +6,8 @@ import numpy as np
 from paritybit.harness.checks.device.flags import Flag
 from paritybit.harness.checks.device.host_arrays import on_device
 from paritybit.harness.checks.property import Description, Property
-from paritybit.harness.explain.facts import Cause, Holding, Situation
-from paritybit.harness.explain.further_runs.followed import Watched, watch_step
 from paritybit.harness.lockstep.bits import any_set
 from paritybit.harness.lockstep.observation import Observation, Snapshot
-from paritybit.harness.lockstep.pair import Pair
-from paritybit.harness.lockstep.request_book import RequestBook
-from paritybit.harness.schedules.schedule import Schedule
 from paritybit.reference.allocator import Ownership
 from paritybit.reference.batch import Mode
 from paritybit.reference.speculative import accepted_path
@@ -118,54 +113,9 @@ def describe(observation: Observation) -> Description:
     return words, {"world": name, "owner": f"request {serial}", "held": held, "right": right}
 
 
-def cause(pair: Pair, schedule: Schedule, step: int) -> tuple[Situation, Cause] | None:
-    """Name the first wrong token, and the lines that wrote it last in the step.
-
-    If no line wrote it, these are the lines that wrote any token last.
-    """
-    number, observation = _violated(pair, schedule, step)
-    if observation is None:
-        return None
-    found = [*wrongs(observation)]
-    name, serial, column, token, right = found[0]
-    book: RequestBook = getattr(pair, name)
-    row = next(one.token_row for one in book.running if one.serial == serial)
-
-    def written() -> int:
-        return -1 if column is None else int(book.tokens[row, column])
-
-    def counted() -> list[int]:
-        return [one.known for one in book.running if one.serial == serial]
-
-    says = (counted,) if column is None else (written, book.tokens.tolist)
-    watched = watch_step(pair, schedule, number, lambda: Watched(*says))
-    held = Holding(
-        what=named(serial, column),
-        before="not said yet",
-        found=f"{token}, and its logits say {right}",
-        since=step,
-        step=observation.step.name,
-        world=name,
-        both=sum(one[1:] == found[0][1:] for one in found) > 1,
-    )
-    lines = next((one.lines for one in watched.changes if one.lines), ())
-    return Situation(step, None), Cause("sampled tokens", held=held, made=lines)
-
-
-def _violated(pair: Pair, schedule: Schedule, last: int) -> tuple[int, Observation | None]:
-    """Play a schedule until a step violates the property. Returns place and observation."""
-    pair.begin(schedule)
-    for number, (place, step, upcoming) in enumerate(schedule.ahead(last)):
-        observation = pair.step(step, place, upcoming=upcoming)
-        if place == last and observation is not None and any(wrongs(observation)):
-            return number, observation
-    return 0, None
-
-
 NEXT_TOKENS = Property(
     id=ID,
     statement="each request gets the tokens that its own logits say, behind those that it has",
     flag=flag,
     describe=describe,
-    cause_in_play=cause,
 )

@@ -3,12 +3,10 @@
 No other property judges such a step, because it computed nothing that could be wrong.
 """
 
-from dataclasses import astuple
 from typing import Any
 
 from paritybit.harness.checks.property import Description, Property
-from paritybit.harness.explain.tracing import raised_at
-from paritybit.harness.lockstep.tracebacks import SubjectFailedError
+from paritybit.harness.lockstep.tracebacks import SubjectFailedError, raised_at
 
 EXTRA_RUN, RAISED = "extra_run", "raised"
 """Keys of a violation's `where`: the property whose extra run failed, and the lines that raised."""
@@ -19,7 +17,7 @@ def describe_error(error: SubjectFailedError) -> Description:
     lines = raised_at(error.__cause__ or error)
     where: dict[str, Any] = {} if error.extra_run is None else {EXTRA_RUN: error.extra_run}
     if lines:
-        where[RAISED] = [list(astuple(line)) for line in lines]
+        where[RAISED] = [list(line) for line in lines]
     return f"the step failed: {error}", where
 
 

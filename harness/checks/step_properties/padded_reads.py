@@ -89,5 +89,5 @@ PADDED_READS = Property(
     flag=flag,
     describe=describe,
     every_step=False,
-    extra_run=FreshRun(prepare, "with NaN in all KV that no row of it may read"),
+    extra_run=FreshRun(prepare),
 )

@@ -130,5 +130,5 @@ PADDING_NONINTERFERENCE = Property(
     flag=flag,
     describe=describe,
     every_step=False,
-    extra_run=FreshRun(prepare, "with noise in all memory that the batch does not own"),
+    extra_run=FreshRun(prepare),
 )

@@ -21,9 +21,6 @@ from paritybit.harness.checks.device import launches
 from paritybit.harness.checks.device.flags import Flag
 from paritybit.harness.checks.device.host_arrays import Numbers, on_device
 from paritybit.harness.checks.property import Description, Property
-from paritybit.harness.explain.facts import Cause
-from paritybit.harness.explain.lists import listed_cause
-from paritybit.harness.explain.recorded import RecordedForward
 from paritybit.harness.lockstep.bits import any_set
 from paritybit.harness.lockstep.observation import Observation
 from paritybit.reference.allocator import Owner
@@ -270,20 +267,6 @@ def _named(observation: Observation, kind: Kind, slots: list[int]) -> str:
     return f"{kind} slot {slots[0]} of {owner}{others}"
 
 
-def cause(recorded: RecordedForward) -> Cause | None:
-    """Explain the first wrong row by the error in its key list."""
-    observation = recorded.observation
-    found = None if observation is None else first_wrong(observation)
-    if observation is None or found is None:
-        return None
-    _, block, row = found
-    by_forward = live_reads(observation, block.kind)
-    forward, place = divmod(row, block.of_forward)
-    live = place < len(by_forward[forward])
-    slots = by_forward[forward][place].tolist() if live else []
-    return listed_cause(recorded, block.kind, (forward, place), slots if live else None)
-
-
 READ_FRAME = Property(
     id="read_frame",
     statement=(
@@ -292,5 +275,4 @@ READ_FRAME = Property(
     ),
     flag=flag,
     describe=describe,
-    cause=cause,
 )

@@ -12,7 +12,6 @@ from paritybit.harness.checks.twins import (
     first_slot_outside,
     twins_wrote_outside,
 )
-from paritybit.harness.explain.cause import diverged_cause
 from paritybit.harness.lockstep.bits import any_set, first_index, unequal
 from paritybit.harness.lockstep.observation import Observation, Snapshot
 from paritybit.harness.lockstep.scale.kept import Compared
@@ -151,5 +150,4 @@ WRITE_FRAME = Property(
     flag=flag,
     describe=describe,
     worlds_diverge=True,
-    cause=diverged_cause,
 )

@@ -30,10 +30,10 @@ from paritybit.harness.campaigns.task import (
     run_in_turn,
     run_task,
 )
-from paritybit.harness.checks.explanation import Explained
 from paritybit.harness.checks.play import DeviceLostError, Outcome
 from paritybit.harness.checks.table import DIVERGING_PROPERTIES, STEP_PROPERTIES
 from paritybit.harness.errors import headline
+from paritybit.harness.explain.report import Explained
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.case import Case
 from paritybit.harness.records.schema import STALLED

@@ -9,11 +9,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from paritybit.harness.checks.explanation import judge_of
 from paritybit.harness.checks.play import Lockstep, Outcome
 from paritybit.harness.checks.property import Violation
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
-from paritybit.harness.explain.explanation import explain
+from paritybit.harness.explain.report import explanation, observe
 from paritybit.harness.lockstep.bits import bits
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.observation import Observation, Snapshot
@@ -125,19 +124,17 @@ def test_a_stale_state_index_is_explained_by_its_element(
     """The op that stored through it, the request whose place that is, and who left it."""
     stale, steps, section = STALE[runner]
     lockstep = build(runner, device, monkeypatch, stale, records_ops=True)
-    outcome = played(lockstep, *steps)
-    seen = next(v for v in outcome.violations if v.property == "kv_parity")
-    forward = outcome.steps - 1
-    rule = PROPERTIES["kv_parity"]
-    assert rule.cause is not None
     schedule = Schedule((*ADMITTED, *steps), seed=3)
-    told = explain(lockstep.pair, schedule, forward, rule.id, rule.cause, judge_of(rule))
-    assert told is not None and told.cause.difference is not None
-    assert (told.cause.difference.op, told.cause.difference.live) == ("store_rows", False)
-    index, slot = told.cause.index, told.cause.slot
-    assert index is not None and slot is not None
-    assert (index.buffer, index.stale, told.cause.blame) == (stale, True, "inputs")
-    assert index.read == slot.slot == seen.where["place"]
+    outcome, timeline = observe(lockstep, schedule)
+    seen = next(v for v in outcome.violations if v.property == "kv_parity")
+    told = explanation(lockstep, schedule, outcome, timeline, "kv_parity")
+    assert told is not None and told.difference is not None
+    assert (told.difference.op, told.difference.live) == ("store_rows", False)
+    cause, slot, taken = told.cause, told.slot, told.taken
+    assert cause is not None and slot is not None and taken is not None
+    assert cause.name == "static inputs"
+    assert [(one.holder, one.stale) for one in cause.elements] == [(stale, True)]
+    assert taken.slot == slot.slot == seen.where["place"]
     assert slot.owner == seen.where["owner"]
     named = {"recurrent state": "Target recurrent state", "draft table": "Draft table"}[section]
     assert told.proof[0].startswith(f"{named} slot {slot.slot} belongs to {slot.owner}")

@@ -19,10 +19,19 @@ from paritybit.harness.checks.step_properties.read_frame import flag as reads_fl
 from paritybit.harness.checks.step_properties.slot_ownership import describe as describe_end
 from paritybit.harness.checks.step_properties.slot_ownership import flag as end_flag
 from paritybit.harness.checks.table import STEP_PROPERTIES
-from paritybit.harness.explain.recorded import record_forward
+from paritybit.harness.explain.recorder import record_forward
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.observation import Observation, StepEnd
-from paritybit.harness.schedules.schedule import Admit, Decode, DraftExtend, Finish, Schedule, Step
+from paritybit.harness.schedules.schedule import (
+    Admit,
+    Decode,
+    DraftExtend,
+    Evict,
+    Finish,
+    Retract,
+    Schedule,
+    Step,
+)
 from paritybit.reference.allocator import Owner, Ownership
 from paritybit.reference.batch import ForwardBatch, Mode, Span
 from paritybit.reference.config import Role
@@ -38,6 +47,8 @@ from properties.support.harness.faults import (
     freed_twice,
     keeping_views,
     padding_filled_with,
+    row_of_a_retracted_request_freed,
+    still_mapped,
 )
 from properties.support.harness.observations import BUCKET, FREE, OWNERS, idle, observation
 from properties.support.harness.planting import (
@@ -505,14 +516,22 @@ def test_what_left_the_window_is_mapped_to_0_and_unused_cells_hold_anything() ->
     assert not end_flag(evicted)
 
 
-def test_a_page_freed_twice_is_seen_at_the_very_step_though_that_runs_no_forward(
-    device: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("fault", "step"),
+    [
+        (freed_twice, Finish(0)),
+        (row_of_a_retracted_request_freed, Retract(0)),
+        (still_mapped, Evict(0)),
+    ],
+)
+def test_a_wrong_holding_is_seen_at_its_step_though_that_runs_no_forward(
+    fault: Plant, step: Step, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In both worlds alike: no bit differs, now or later in this schedule."""
+    """No bit differs, then or later in this schedule."""
     lockstep = shared(device, "cpu_graph")
     lockstep.watch(PER_STEP)
-    freed_twice(lockstep, "cpu_graph", monkeypatch)
-    outcome = lockstep.play(Schedule((Admit(3, 99), Admit(2, 99), Finish(0), Admit(1, 9))))
+    fault(lockstep, "cpu_graph", monkeypatch)
+    outcome = lockstep.play(Schedule((Admit(9, 99), Admit(8, 99), step)))
     found = [(violation.property, violation.step) for violation in outcome.violations]
     assert found == [("slot_ownership", 2)]
 

@@ -64,7 +64,7 @@ def test_on_github_each_cause_is_an_annotation_of_its_line(
     lines = [line for line in printed_failures(record).splitlines() if line.startswith("::")]
     assert len(lines) == len(groups(record))
     place = "file=subjects/runners/decode.py,line=36"
-    title = "title=red%3A decode%3A static input out_cache_loc_swa"
+    title = "title=red%3A decode%3A static inputs out_cache_loc_swa"
     assert lines[0].startswith(f"::error {place},{title}::what: clean@decode (gemma3, preset,")
     assert f"%0A{REPLAY}" in lines[0]
     assert lines[1].startswith("::error title=vacuous%3A nothing was found::what: ")

@@ -10,15 +10,13 @@ import torch
 from paritybit.harness.explain.first_difference import (
     Index,
     Side,
-    address_of,
     first_difference,
     key_places,
     keys_of,
-    read_again,
 )
-from paritybit.harness.explain.origins.log_sites import SiteTrap
 from paritybit.harness.explain.provenance import ForwardId, SlotLedger, StaticLedger, row_requests
 from paritybit.harness.explain.recorded import calls_of
+from paritybit.harness.explain.sources import SiteTrap
 from paritybit.harness.lockstep.config import SUBJECT_LOGGER, TrialConfig
 from paritybit.harness.lockstep.scheduler import Scheduler
 from paritybit.harness.schedules.schedule import Admit
@@ -132,9 +130,6 @@ def test_a_row_that_overwrites_a_slot_is_the_first_difference(pools: KVPools) ->
     assert (found.tensor, found.slot, found.head, found.element) == ("K", 4, 0, 0)
     assert (found.left_bits, found.right_bits) == ("0x3f800000", "0x40000000")
     assert found.index == Index(0, 1, None, 4, None)
-    assert read_again(found.index, wrong, pools) == 4
-    tensor, element = address_of(found.index, wrong[0])
-    assert int(tensor[element]) == 4
 
 
 def test_a_row_that_went_elsewhere_is_known_by_where_it_should_have_gone(pools: KVPools) -> None:
@@ -215,9 +210,6 @@ def test_the_first_key_that_differs_is_to_blame_for_a_row(pools: KVPools) -> Non
     assert found is not None
     assert (found.op, found.row, found.head, found.element) == ("attention", 1, 2, 3)
     assert found.index == Index(0, 1, 1, 3, 8)
-    tensor, element = address_of(found.index, wrong)
-    assert (int(tensor[element]), element) == (3, 3)
-    assert read_again(found.index, [right], pools) == 8
 
 
 def test_ops_are_paired_by_name_and_by_how_often_it_was_called() -> None:
@@ -256,6 +248,4 @@ def test_the_rows_of_a_draft_are_its_branches() -> None:
 def test_a_warning_that_no_subject_logged_has_no_site() -> None:
     with SiteTrap() as trap:
         SUBJECT_LOGGER.log(logging.WARNING, "from a test")
-    assert [(site.message, site.functions, site.file) for site in trap.sites] == [
-        ("from a test", (), "")
-    ]
+    assert trap.lines == [()]

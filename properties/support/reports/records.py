@@ -6,19 +6,19 @@ from typing import Any
 
 from paritybit.harness.explain.facts import (
     NOBODY,
-    Cause,
-    CodeSite,
     Explanation,
     FirstDifference,
-    IndexOrigin,
     Reach,
     Situation,
     Slot,
     SlotMap,
+    SlotTaken,
     SourceLine,
     StaticInputRow,
+    Suspect,
     TimelineEntry,
     Writer,
+    WrongElement,
 )
 from paritybit.harness.records.schema import (
     BugOnRunner,
@@ -189,50 +189,49 @@ FIVE_SLOTS = {5: 0, 6: 0, 12: 0, 30: 1, 31: 1}
 """The requests that own slots of a sub-pool."""
 
 
-def cause(**changes: Any) -> Cause:
-    """Return what is to blame in `swa_pad_finding`, from the stale location to the bits."""
-    writer = Writer(step=2, runner="decode", row=1, request=1)
-    found = Cause(
-        blame="inputs",
-        uncaptured_run="as the graph",
-        difference=FirstDifference(
-            op="store_kv",
-            model="target",
-            layer=0,
-            kind="swa",
-            tensor="K",
-            row=1,
-            live=False,
-            slot=9,
-            head=0,
-            element=0,
-            eager_bits="0xbda4e730",
-            graph_bits="0xbf30d17e",
-        ),
-        index=IndexOrigin(
-            buffer="out_cache_loc_swa",
-            element=1,
-            value=9,
-            right=0,
-            stale=True,
-            row=1,
-            key=None,
-            read=9,
-            read_right=0,
-            left_by=writer,
-            how="copied",
-        ),
-        slot=Slot("target", "swa", 9, "request 1", written_by=writer),
+WRITER = Writer(step=2, runner="decode", row=1, request=1)
+
+LOCATION = WrongElement("out_cache_loc_swa", (1,), "9", "0", WRITER, "copied", stale=True)
+"""The element to blame in `swa_pad_finding`."""
+
+
+def suspects(*elements: WrongElement) -> tuple[Suspect, ...]:
+    """Return suspects of which static inputs explain a violation, by these elements."""
+    return (
+        Suspect("index tables", "nothing to reset"),
+        Suspect("kept output", "nothing to reset"),
+        Suspect("static inputs", "holds", elements),
+        Suspect("capture", "violated"),
+        Suspect("engine state", "violated"),
     )
-    return replace(found, **changes)
+
+
+DIFFERENCE = FirstDifference(
+    op="store_kv",
+    model="target",
+    layer=0,
+    kind="swa",
+    tensor="K",
+    row=1,
+    live=False,
+    slot=9,
+    head=0,
+    element=0,
+    eager_bits="0xbda4e730",
+    graph_bits="0xbf30d17e",
+)
 
 
 def explanation(**changes: Any) -> Explanation:
     """Return why the worlds differ in `swa_pad_finding`."""
     found = Explanation(
-        property="kv_parity",
+        property_id="kv_parity",
         at=Situation(step=3, runner="decode", bucket=2, live_size=1),
-        cause=cause(),
+        difference=DIFFERENCE,
+        taken=SlotTaken("target", "swa", 1, None, 9, None),
+        slot=Slot("target", "swa", 9, "request 1", written_by=WRITER),
+        suspects=suspects(LOCATION),
+        repeats=True,
         proof=(
             "Step 2 replays decode over requests 0 and 1: it copies 9, the SWA slot of"
             " request 1, into out_cache_loc_swa[1].",
@@ -388,22 +387,6 @@ def traffic_finding() -> Finding:
     return finding([kv_violation(14)], timeline, "swa_pad-decode-traffic", explained)
 
 
-CAPTURED_INDEX = IndexOrigin(
-    buffer=None,
-    element=None,
-    value=9,
-    right=0,
-    stale=True,
-    row=1,
-    key=None,
-    read=9,
-    read_right=0,
-    left_by=Writer(step=-1, runner="decode", row=1, request=None),
-    how="capture",
-)
-"""An index that the graph itself holds since its capture."""
-
-
 def capture_finding() -> Finding:
     """Return the counterexample of loc_memo_capture: the first replay is already wrong."""
     logits = Violation(
@@ -433,15 +416,8 @@ def capture_finding() -> Finding:
     ]
     explained = explanation(
         at=Situation(step=1, runner="decode", bucket=2, live_size=1),
-        cause=cause(
-            blame="captured state",
-            uncaptured_run="as the eager world",
-            index=CAPTURED_INDEX,
-            slot=None,
-            site=CodeSite(
-                "memoised_translation", "subjects/pool.py", "captured without its translation"
-            ),
-        ),
+        slot=None,
+        suspects=(Suspect("capture", "holds"), Suspect("engine state", "violated")),
     )
     violations = [logits, kv_violation(1), path]
     return finding(violations, timeline, "loc_memo_capture-decode", explained)
@@ -460,16 +436,11 @@ def warning_finding() -> Finding:
         where={"messages": [message], "path": "eager forward"},
     )
     timeline = [played(0, "admit", [0], mode="extend", violated=["log_hygiene"])]
-    site = CodeSite(
-        function="translate_window",
-        file="subjects/key_lists.py",
-        message="translates while the memo holds another location",
-    )
     explained = Explanation(
-        property="log_hygiene",
+        property_id="log_hygiene",
         at=Situation(step=0, runner="piecewise"),
-        cause=Cause("build", site=site),
         proof=("Step 0 prefills eagerly.", "So the pool warns, every value being right."),
+        sources=(SourceLine("logged in translate_window", "subjects/key_lists.py", 339),),
     )
     return finding([violation], timeline, "loc_memo_warning-decode", explained)
 
@@ -782,7 +753,7 @@ def interrupted() -> Record:
 
 def traceback_of(raised: str) -> str:
     """Return a traceback as a record holds it, of one frame."""
-    frame = '  File "harness/explain/cause.py", line 1, in diverged_cause'
+    frame = '  File "harness/explain/report.py", line 1, in explanation'
     return f"Traceback (most recent call last):\n{frame}\n{raised}\n"
 
 
@@ -855,14 +826,15 @@ def hostile_finding(found: Finding) -> Finding:
 def hostile_explanation() -> Explanation:
     """Return an explanation whose every free text is an attack."""
     explained = explanation()
-    slot = explained.cause.slot
+    slot = explained.slot
     assert slot is not None
     row, *rows = explained.static_inputs
     pool, *pools = explained.slots
     return replace(
         explained,
         proof=(HOSTILE, HOSTILE),
-        cause=cause(blame=HOSTILE, slot=replace(slot, owner=HOSTILE)),
+        slot=replace(slot, owner=HOSTILE),
+        suspects=suspects(replace(LOCATION, value=HOSTILE)),
         static_inputs=(replace(row, name=HOSTILE, dtype=HOSTILE), *rows),
         slots=(replace(pool, model=HOSTILE, kind=HOSTILE), *pools),
         sources=(SourceLine(HOSTILE, HOSTILE, 1),),

@@ -1,1 +1,0 @@
-"""Whether the violated property holds if one thing in a forward is changed."""

@@ -1,0 +1,279 @@
+"""The report about a violation: what differs, which suspects were tried, and where to look.
+
+It stands above the checks: it tries suspects with the violated property as the judge, and knows of
+no property how its violations come about.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from paritybit.harness.checks.play import Lockstep, Outcome
+from paritybit.harness.checks.property import Property, Violation
+from paritybit.harness.checks.step_properties.hermetic_replay import HERMETIC_REPLAY
+from paritybit.harness.checks.step_properties.no_crash import EXTRA_RUN, NO_CRASH, RAISED
+from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.explain.facts import (
+    Explanation,
+    Situation,
+    SourceLine,
+    Suspect,
+    TimelineEntry,
+)
+from paritybit.harness.explain.first_difference import Difference
+from paritybit.harness.explain.forward_facts import (
+    difference_of,
+    shown_difference,
+    situation,
+    slot_of,
+    slot_taken,
+)
+from paritybit.harness.explain.pictures import slots_of_forward, static_inputs
+from paritybit.harness.explain.proof import prove
+from paritybit.harness.explain.recorded import RecordedForward, Reset
+from paritybit.harness.explain.recorder import record_forward
+from paritybit.harness.explain.sources import calling, contract_row, line_of, unique
+from paritybit.harness.explain.suspects import tried
+from paritybit.harness.explain.timeline import timeline_entry
+from paritybit.harness.lockstep.observation import Observation
+from paritybit.harness.lockstep.pair import Pair
+from paritybit.harness.lockstep.tracebacks import SubjectFailedError, raised_at
+from paritybit.harness.schedules.schedule import Schedule, Step
+from paritybit.subjects.runners import RUNNERS
+
+MOST_EXPLAINED = 4
+"""The maximum number of properties to explain until a cause is known."""
+
+FRESH_SIDES = "freshly captured", "after earlier replays"
+"""The runs that hermetic_replay compares."""
+
+
+@dataclass(frozen=True)
+class Explained:
+    """The result of explaining: an explanation, the traceback of an error, or neither."""
+
+    explanation: Explanation | None = None
+    error: str | None = None
+
+
+NOT_EXPLAINED = Explained()
+
+
+def observe(lockstep: Lockstep, schedule: Schedule) -> tuple[Outcome, list[TimelineEntry]]:
+    """Play a schedule. Returns its outcome and an entry for each step played."""
+    entries: list[TimelineEntry] = []
+
+    def see(
+        place: int, step: Step, observation: Observation | None, violated: frozenset[str]
+    ) -> None:
+        entries.append(timeline_entry(lockstep.pair, place, step, observation, violated))
+
+    outcome = lockstep.play(schedule, see)
+    return outcome, entries
+
+
+def explanation(
+    lockstep: Lockstep,
+    schedule: Schedule,
+    outcome: Outcome,
+    timeline: Sequence[TimelineEntry],
+    target: str | None,
+) -> Explanation | None:
+    """Explain a violation of `target`, or without it the first violation with a known cause.
+
+    `timeline` has an entry for each step played. A pair that does not record its ops is built
+    again. Returns None without a violation.
+    """
+    order = sorted(outcome.violations, key=lambda one: one.step)
+    chosen = [one for one in order if one.property == target] or order
+    first = None
+    for violation in chosen[:MOST_EXPLAINED]:
+        found = _explained(lockstep, schedule, timeline, violation)
+        if found.cause is not None:
+            return found
+        first = first or found
+    return first
+
+
+def explained_unbuilt(runner: str, failure: SubjectFailedError) -> tuple[Outcome, Explained]:
+    """Return outcome and explanation for an engine that cannot be captured."""
+    raised = raised_at(failure.__cause__ or failure)
+    message = f"the engine could not be captured: {failure}"
+    violation = Violation(NO_CRASH.id, 0, message, {RAISED: raised} if raised else {})
+    found = without_trial(violation, Situation(0, runner))
+    return Outcome(violations=(violation,)), Explained(found)
+
+
+def without_trial(
+    violation: Violation, at: Situation, suspects: tuple[Suspect, ...] = ()
+) -> Explanation:
+    """Return the explanation of a violation that no repetition of a forward can undo.
+
+    `suspects` are those that were tried by playing the whole schedule.
+    """
+    lines = unique((*_raised(violation), *_rows_named(at.runner, violation.message)))
+    found = Explanation(violation.property, at, (), suspects=suspects, sources=lines)
+    return replace(found, proof=tuple(prove(found, violation.message, None)))
+
+
+def _explained(
+    lockstep: Lockstep,
+    schedule: Schedule,
+    timeline: Sequence[TimelineEntry],
+    violation: Violation,
+) -> Explanation:
+    """Explain one violation."""
+    if lockstep.trial.overlap:
+        return _of_overlap(lockstep, schedule, timeline, violation)
+    rule = PROPERTIES[violation.property]
+    forward = forward_of(violation, timeline)
+    found = None
+    if forward is not None and lockstep.refused is None and _can_repeat(rule, violation):
+        if not lockstep.pair.records_ops:
+            lockstep = Lockstep(lockstep.trial, records_ops=True)
+        found = _of_forward(lockstep.pair, schedule, forward, rule, violation)
+    return found or without_trial(violation, _situation_at(timeline, violation, lockstep))
+
+
+def _can_repeat(rule: Property, violation: Violation) -> bool:
+    """Whether a repetition of the subject's forward can undo a violation of a property.
+
+    It cannot if an extra run on the fresh engine is at fault, or a whole schedule.
+    """
+    extra = rule.extra_run
+    at_fault = extra is not None and getattr(extra, "suspect", False)
+    judges = rule.flag is not None or rule.raised is not None
+    return judges and not at_fault and EXTRA_RUN not in violation.where
+
+
+def forward_of(violation: Violation, timeline: Iterable[TimelineEntry]) -> int | None:
+    """Return the number of the forward, from 0, at the step of a violation.
+
+    A step that failed has no entry. Returns None for a step that ran no forward.
+    """
+    forwards = 0
+    for entry in timeline:
+        if entry.place == violation.step:
+            return None if entry.mode is None else forwards
+        forwards += entry.mode is not None
+    return forwards
+
+
+def _situation_at(
+    timeline: Iterable[TimelineEntry], violation: Violation, lockstep: Lockstep
+) -> Situation:
+    """Return what the timeline says about the step of a violation."""
+    if lockstep.refused is not None:
+        return Situation(violation.step, lockstep.trial.runner)
+    entry = next((one for one in timeline if one.place == violation.step), None)
+    if entry is None or entry.bucket is None:
+        return Situation(violation.step, None)
+    return Situation(violation.step, entry.runner, entry.bucket, entry.bucket - entry.padded)
+
+
+def _of_overlap(
+    lockstep: Lockstep,
+    schedule: Schedule,
+    timeline: Sequence[TimelineEntry],
+    violation: Violation,
+) -> Explanation:
+    """Explain a violation in overlapping steps: play the schedule without overlap, and again.
+
+    A violation that occurs without overlap is explained there, maybe of another property.
+    """
+    property_id = violation.property
+    one_by_one = Lockstep(replace(lockstep.trial, overlap=False), lockstep.properties)
+    outcome, entries = observe(one_by_one, schedule)
+    if outcome.violated:
+        found = explanation(one_by_one, schedule, outcome, entries, property_id)
+        assert found is not None
+        return found
+    again = lockstep.play(schedule)
+    repeats = outcome.error is None and property_id in again.violated
+    suspects = (Suspect("overlapping steps", "holds"),) if repeats else ()
+    return without_trial(violation, Situation(violation.step, None), suspects)
+
+
+def _of_forward(
+    pair: Pair, schedule: Schedule, forward: int, rule: Property, violation: Violation
+) -> Explanation | None:
+    """Explain a violation by the forward that it appears in. None if no forward began."""
+    extra_runs = {} if rule.extra_run is None else {rule.id: rule.extra_run}
+    with torch.inference_mode():
+        try:
+            recorded = record_forward(pair, schedule, forward, extra_runs)
+        except SubjectFailedError:
+            return None
+        of_fresh = rule is HERMETIC_REPLAY
+        # Tensors of the ops are read before a repetition overwrites them.
+        difference = difference_of(recorded, fresh=of_fresh)
+        found = Explanation(
+            property_id=rule.id,
+            at=situation(recorded),
+            proof=(),
+            static_inputs=static_inputs(recorded),
+            slots=slots_of_forward(recorded),
+        )
+        if difference is not None:
+            found = replace(
+                found,
+                difference=shown_difference(recorded, difference),
+                taken=slot_taken(difference),
+                slot=slot_of(recorded, difference),
+            )
+        suspects = tried(recorded, rule)
+        found = replace(found, suspects=suspects or (), repeats=suspects is not None)
+        lines = unique(_lines(recorded, found, violation, difference))
+    sides = FRESH_SIDES if of_fresh else None
+    return replace(found, sources=lines, proof=tuple(prove(found, violation.message, sides)))
+
+
+def _lines(
+    recorded: RecordedForward,
+    found: Explanation,
+    violation: Violation,
+    difference: Difference | None,
+) -> Iterator[SourceLine]:
+    """Yield the lines to look at, the nearest to the cause first."""
+    yield from _raised(violation)
+    yield from (line for lines in recorded.sites.lines[:1] for line in lines)
+    runner, cause = recorded.runner, found.cause
+    if runner is not None:
+        for element in () if cause is None else cause.elements:
+            if element.holder in runner.metadata.buffers:
+                yield line_of(f"{element.holder} is written", type(runner).plan)
+            yield from _rows_named(runner.name, element.holder)
+        yield from _rows_named(runner.name, violation.message)
+        if found.taken is not None and found.taken.key is not None:
+            yield line_of("the key lists are written", type(runner).plan)
+    if difference is not None:
+        yield from _called(recorded, difference.call)
+    elif runner is not None and recorded.run.failed is None:
+        yield line_of("the graph is captured", type(runner).capture_all)
+
+
+def _called(recorded: RecordedForward, place: int) -> tuple[SourceLine, ...]:
+    """Return the lines that call op number `place` when the captured function runs eagerly."""
+    found: list[SourceLine] = []
+
+    def meet(name: str, arguments: tuple[object, ...]) -> tuple[object, ...]:
+        if len(recorded.engine.ops.calls or ()) == place:
+            found.extend(calling(f"{name} is called"))
+        return arguments
+
+    recorded.again(Reset(captured=False), meet)
+    return tuple(found)
+
+
+def _rows_named(runner: str | None, message: str) -> Iterator[SourceLine]:
+    """Yield the contract rows of a runner that a message names."""
+    if runner not in RUNNERS:
+        return
+    for name in (row.name for row in RUNNERS[runner].rows if row.name in message.split()):
+        row = contract_row(RUNNERS[runner], name)
+        yield from () if row is None else (row,)
+
+
+def _raised(violation: Violation) -> Iterator[SourceLine]:
+    """Yield the lines that raised the error of a violation, if any."""
+    yield from (SourceLine(*line) for line in violation.where.get(RAISED, ()))

@@ -1,0 +1,96 @@
+"""Lines of code to look at: a contract row, the calls of an op, and the site of a warning."""
+
+import ast
+import inspect
+import logging
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from paritybit.harness.explain.facts import SourceLine
+from paritybit.harness.lockstep.logs import RecordTrap
+from paritybit.harness.lockstep.tracebacks import file_of_engine
+from paritybit.subjects.contracts import StaticInput, keep, reset
+from paritybit.subjects.runners.base import GraphRunner
+
+from paritybit.places import SOURCES
+
+ROWS = (StaticInput, keep, reset)
+"""The functions with which a row of a contract is written."""
+
+ENGINE = "subjects/"
+BETWEEN = frozenset({"subjects/pool.py", "subjects/parts.py"})
+"""Files that every message passes through. None of them is its site."""
+
+MOST_CALLERS = 4
+"""The number of lines of a call stack that are listed."""
+
+
+def unique(lines: Iterable[SourceLine]) -> tuple[SourceLine, ...]:
+    """Return lines without duplicate places."""
+    found: dict[tuple[str, int], SourceLine] = {}
+    for line in lines:
+        found.setdefault((line.file, line.line), line)
+    return tuple(found.values())
+
+
+def line_of(what: str, code: Any) -> SourceLine:
+    """Return the line at which a function, method or class of this tree begins."""
+    plain = inspect.unwrap(code)
+    file = Path(inspect.getfile(plain)).resolve().relative_to(SOURCES).as_posix()
+    return SourceLine(what, file, inspect.getsourcelines(plain)[1])
+
+
+def calling(what: str) -> tuple[SourceLine, ...]:
+    """Return the lines of the engine that led to this call, innermost first."""
+    return tuple(_called(what))[:MOST_CALLERS]
+
+
+def _called(what: str) -> Iterator[SourceLine]:
+    for frame in reversed(traceback.extract_stack()):
+        file = file_of_engine(frame.filename)
+        if file is None or not file.startswith(ENGINE) or file in BETWEEN:
+            continue
+        if frame.lineno is not None:
+            yield SourceLine(f"{what} in {frame.name}", file, frame.lineno)
+            what = "called"
+
+
+class SiteTrap(RecordTrap):
+    """Keeps the lines of the engine that log each warning, innermost first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[tuple[SourceLine, ...]] = []
+
+    def hear(self, record: logging.LogRecord) -> None:
+        """Keep the lines of one message."""
+        self.lines.append(calling("logged"))
+
+
+@cache
+def contract_row(runner: type[GraphRunner], name: str) -> SourceLine | None:
+    """Return the line of a static input's row in a runner's contract, or None.
+
+    The runner's own file is searched first, then those of its base classes.
+    """
+    for owner in inspect.getmro(runner):
+        module = sys.modules[owner.__module__]
+        path = getattr(module, "__file__", None)
+        if path is None or not Path(path).is_relative_to(SOURCES):
+            continue
+        for node in ast.walk(ast.parse(Path(path).read_text())):
+            if isinstance(node, ast.Call) and _is_row(node, vars(module), name):
+                file = Path(path).resolve().relative_to(SOURCES).as_posix()
+                return SourceLine(f"the contract row of {name}", file, node.lineno)
+    return None
+
+
+def _is_row(call: ast.Call, names: dict[str, Any], name: str) -> bool:
+    """Whether a call makes the row `name`, resolving its function in the module's `names`."""
+    makes = isinstance(call.func, ast.Name) and names.get(call.func.id) in ROWS
+    first = call.args[0] if call.args else None
+    return makes and isinstance(first, ast.Constant) and first.value == name

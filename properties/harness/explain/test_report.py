@@ -1,0 +1,294 @@
+"""The report about a violation: a table of bugs, and what each report says."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.property import Violation
+from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
+from paritybit.harness.explain.facts import Explanation, TimelineEntry
+from paritybit.harness.explain.recorded import NO_RESET, RecordedForward, RepeatedRun, Reset
+from paritybit.harness.explain.report import explained_unbuilt, explanation, forward_of, observe
+from paritybit.harness.explain.suspects import fewest
+from paritybit.harness.lockstep.config import TrialConfig
+from paritybit.harness.lockstep.tracebacks import SubjectFailedError
+from paritybit.harness.records.case import load_case
+from paritybit.harness.schedules.schedule import (
+    Admit,
+    Decode,
+    DraftExtend,
+    Evict,
+    Prefill,
+    Schedule,
+)
+from paritybit.subjects.buffers import StaticInputs
+
+from properties.support.harness.faults import keeping_views
+from properties.support.harness.planting import SCHEDULE, build
+from properties.support.places import CORPUS, ROOT
+
+
+class Report(NamedTuple):
+    """What a report says: the law and the step, op, layer, row and slot, the suspect, and where."""
+
+    property_id: str
+    step: int
+    place: tuple[str, int | None, int | None, int | None] | None
+    cause: str | None
+    elements: tuple[str, ...]
+    file: str | None
+
+
+def report(found: Explanation | None) -> Report:
+    """Return the report of an explanation."""
+    assert found is not None
+    cause, first = found.cause, found.difference
+    return Report(
+        found.property_id,
+        found.at.step,
+        None if first is None else (first.op, first.layer, first.row, first.slot),
+        None if cause is None else cause.name,
+        () if cause is None else tuple(one.name for one in cause.elements),
+        found.sources[0].file if found.sources else None,
+    )
+
+
+INPUTS, DECODE, ACCESS = "static inputs", "subjects/runners/decode.py", "subjects/access.py"
+CPU_GRAPH = "subjects/runners/cpu_graph.py"
+PREFILL, LISTS = "subjects/runners/prefill.py", "subjects/key_lists.py"
+LOCATION, ROW = "out_cache_loc_swa[1]", ("req_pool_indices[1]",)
+VERIFY = tuple(f"out_cache_loc_swa[{place}]" for place in (4, 5, 6, 7))
+
+CASES: dict[str, Report] = {
+    "swa_pad@decode": Report("kv_parity", 3, ("store_kv", 0, 1, 12), INPUTS, (LOCATION,), DECODE),
+    "swa_pad@target_verify": Report("kv_parity", 3, ("store_kv", 1, 7, 13), INPUTS, VERIFY, DECODE),
+    "swa_pad@breakable": Report("live_inputs", 1, None, INPUTS, (LOCATION,), PREFILL),
+    "swa_pad@piecewise": Report("live_inputs", 1, None, INPUTS, (LOCATION,), PREFILL),
+    "swa_int64@decode": Report("index_contract", 0, None, None, (), PREFILL),
+    "swa_loc_unset@decode": Report("captured_path", 1, None, None, (), DECODE),
+    "shared_buffer_dtype@decode": Report("index_contract", 0, None, None, (), DECODE),
+    "req_pool_pad@decode": Report(
+        "hermetic_replay", 3, ("attention", 0, 1, None), INPUTS, ROW, DECODE
+    ),
+    "req_pool_pad@cpu_graph": Report(
+        "hermetic_replay",
+        3,
+        ("attention", 0, 1, None),
+        INPUTS,
+        ROW,
+        "subjects/runners/cpu_graph.py",
+    ),
+    "req_pool_pad@eagle_draft": Report(
+        "hermetic_replay",
+        3,
+        ("attention", 0, 2, None),
+        INPUTS,
+        ROW,
+        "subjects/runners/eagle_draft.py",
+    ),
+    "req_pool_pad@frozen_kv_mtp": Report(
+        "hermetic_replay",
+        4,
+        ("attention", 2, 2, None),
+        INPUTS,
+        ("req_pool_indices[2]", "req_pool_indices[3]"),
+        "subjects/runners/frozen_kv_mtp.py",
+    ),
+    "loc_memo_warning@decode": Report("log_hygiene", 1, None, None, (), LISTS),
+    "loc_memo_warning@breakable": Report("log_hygiene", 0, None, None, (), ACCESS),
+    "loc_memo_capture@decode": Report(
+        "kv_parity", 1, ("store_kv", 1, 0, 37), "capture", (), ACCESS
+    ),
+    "loc_memo_capture@eagle_draft_extend": Report(
+        "kv_parity", 1, ("store_kv", 0, 0, 71), "capture", (), ACCESS
+    ),
+    "spec_page_table_untranslated@target_verify": Report(
+        "logits_parity",
+        1,
+        ("attention", 0, 0, None),
+        None,
+        (),
+        "subjects/runners/target_verify.py",
+    ),
+}
+"""The committed cases of bugs that shipped in an engine."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_report_says_what_differs_and_which_suspect_explains_it(name: str, device: str) -> None:
+    case = load_case(CORPUS / f"{name}.json")
+    lockstep = Lockstep(replace(case.trial, device=device), PROPERTIES, records_ops=True)
+    outcome, timeline = observe(lockstep, case.schedule)
+    found = explanation(lockstep, case.schedule, outcome, timeline, case.target)
+    assert report(found) == CASES[name]
+
+
+ADMIT = Admit(0, 0)
+BUGS: dict[str, tuple[Schedule, Report]] = {
+    "request_table_unwritten@decode": (
+        Schedule((ADMIT, Decode((0,)))),
+        Report("read_frame", 1, None, "index tables", ("req_to_token[0, 0]",), DECODE),
+    ),
+    "evicts_by_chunk@piecewise": (
+        Schedule((Admit(5, 5), Evict(0), Prefill((0,), 0))),
+        Report(
+            "kv_parity",
+            2,
+            ("store_kv", 0, 0, 41),
+            "index tables",
+            ("full_to_swa_index_mapping[63]",),
+            ACCESS,
+        ),
+    ),
+    "extend_counts_pad@eagle_draft_extend": (
+        Schedule((ADMIT, ADMIT, DraftExtend((0, 1)), Decode((0,)), DraftExtend((0,)))),
+        Report(
+            "hermetic_replay",
+            4,
+            ("norm_linear", None, 1, None),
+            INPUTS,
+            ("extend_seq_lens[1]",),
+            "subjects/runners/eagle_draft_extend.py",
+        ),
+    ),
+    "plan_by_host_address@decode": (
+        Schedule((ADMIT, Decode((0,)), Decode((0,)))),
+        Report("logits_parity", 2, ("attention", 0, 0, None), "engine state", (), DECODE),
+    ),
+}
+"""Bugs of the catalogue for further suspects, each with a schedule that shows it."""
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_each_suspect_explains_a_bug(name: str, device: str) -> None:
+    bug, _, runner = name.partition("@")
+    schedule, expected = BUGS[name]
+    trial = TrialConfig(runner, device=device).with_bug(bug)
+    lockstep = Lockstep(trial, STEP_PROPERTIES | {expected.property_id}, records_ops=True)
+    outcome, timeline = observe(lockstep, schedule)
+    found = explanation(lockstep, schedule, outcome, timeline, expected.property_id)
+    assert report(found) == expected
+
+
+def test_a_kept_output_explains_a_step_that_reads_it(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report names the value, and the step whose output was kept without a copy."""
+    lockstep = build(device, "decode")
+    lockstep.watch({"logits_parity"})
+    keeping_views(lockstep, "decode", monkeypatch)
+    outcome, timeline = observe(lockstep, SCHEDULE)
+    found = explanation(lockstep, SCHEDULE, outcome, timeline, "logits_parity")
+    assert found is not None and found.cause is not None
+    assert (found.at.step, found.cause.name) == (6, "kept output")
+    writers = {one.holder: one.left_by for one in found.cause.elements}
+    assert {writer and writer.step for writer in writers.values()} <= {4, 5}
+    assert "is a view of row" in found.proof[2]
+
+
+SWA_PAD = Schedule((Admit(1, 16), Admit(2, 16), Decode((0, 1)), Decode((0,))))
+"""Violates kv_parity in its last forward, with swa_pad switched on."""
+
+
+def swa_pad(device: str) -> Explanation:
+    """Return the report about swa_pad."""
+    trial = TrialConfig(device=device).with_bug("swa_pad")
+    lockstep = Lockstep(trial, records_ops=True)
+    outcome, timeline = observe(lockstep, SWA_PAD)
+    found = explanation(lockstep, SWA_PAD, outcome, timeline, "kv_parity")
+    assert found is not None
+    return found
+
+
+def test_the_proof_leads_from_the_slot_to_the_bits(device: str) -> None:
+    found = swa_pad(device)
+    slot = found.slot
+    assert slot is not None and found.difference is not None
+    assert found.proof[:3] == (
+        f"Target swa slot {slot.slot} belongs to request 1 and was last written in step 2 by "
+        "decode's row 1 for request 1.",
+        "Then step 3 runs decode's graph for bucket 2 with 1 live rows, and padded row 1 stores at "
+        f"slot {slot.slot} in layer {found.difference.layer}.",
+        f"But out_cache_loc_swa[1] = {slot.slot} was left there by step 2 (decode, token row 1 for "
+        "request 1); expected 0. With out_cache_loc_swa[1] = 0, and nothing else changed, "
+        "kv_parity holds.",
+    )
+    assert found.proof[3].endswith(f"expected {found.difference.eager_bits}.")
+
+
+def test_a_report_has_the_line_of_the_contract_row_and_those_that_call_the_op(device: str) -> None:
+    row, *called = swa_pad(device).sources
+    line = (ROOT / row.file).read_text().splitlines()[row.line - 1]
+    assert "StaticInput(" in line
+    assert called[0].what == "store_kv is called in store"
+    assert {one.file for one in called} >= {DECODE, ACCESS}
+
+
+Again = Callable[[RecordedForward, Reset], RepeatedRun]
+
+
+def test_a_reset_that_fails_is_no_evidence(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    again = RecordedForward.again
+
+    def failing(recorded: RecordedForward, reset: Reset = NO_RESET, *given: object) -> RepeatedRun:
+        run = again(recorded, reset)
+        return run if reset == NO_RESET else replace(run, failed="no such slot")
+
+    monkeypatch.setattr(RecordedForward, "again", failing)
+    found = swa_pad(device)
+    assert found.cause is None
+    assert {one.outcome for one in found.suspects} == {"fails", "nothing to reset"}
+
+
+def test_a_violation_that_does_not_repeat_has_no_cause(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No trial shows anything if the step is right without a reset after the last one."""
+    holds, asked = RecordedForward.holds, list[Reset]()
+
+    def forgetting(recorded: RecordedForward, rule: object, run: object, reset: Reset) -> bool:
+        asked.append(reset)
+        if reset == NO_RESET and len(asked) > 1:
+            return True
+        return holds(recorded, PROPERTIES["kv_parity"], run, reset)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RecordedForward, "holds", forgetting)
+    found = swa_pad(device)
+    assert (found.suspects, found.cause, found.repeats) == ((), None, False)
+    assert "from the same bytes, the step does not violate it" in found.proof[2]
+
+
+@pytest.mark.parametrize(
+    ("needed", "found"), [({3}, [3]), ({1, 4}, [1, 4]), ({0, 1, 2, 3, 4}, [0, 1, 2, 3, 4])]
+)
+def test_no_part_of_the_smallest_reset_can_be_left_out(needed: set[int], found: list[int]) -> None:
+    def holds(some: Sequence[int]) -> bool:
+        return needed <= set(some)
+
+    assert fewest(range(5), holds) == found
+
+
+def entry(place: int, mode: str | None) -> TimelineEntry:
+    """Return an entry of a timeline."""
+    return TimelineEntry(place, "decode", mode, None, None, (), 0, (), 0)
+
+
+def test_the_forward_of_a_violation_is_counted_without_steps_that_run_none() -> None:
+    timeline = [entry(0, "extend"), entry(1, None), entry(2, "decode")]
+    found = [forward_of(Violation("kv_parity", step, ""), timeline) for step in range(4)]
+    assert found == [0, None, 1, 2]
+
+
+def test_an_engine_that_cannot_be_captured_is_explained_by_the_lines_that_raised() -> None:
+    failure = SubjectFailedError("no buffer")
+    with pytest.raises(AttributeError) as raised:
+        StaticInputs.populate(None, {}, padded=True)  # type: ignore[arg-type]
+    failure.__cause__ = raised.value
+    outcome, explained = explained_unbuilt("decode", failure)
+    assert outcome.violated == {"no_crash"}
+    assert explained.explanation is not None
+    (line,) = explained.explanation.sources
+    assert (line.file, line.what) == ("subjects/buffers.py", "raised in populate")
+    assert "the engine could not be captured: no buffer" in explained.explanation.proof[1]
