@@ -125,7 +125,7 @@ def test_an_explainer_that_failed_is_shown_with_its_traceback_and_the_violations
     card = card_of(SAMPLES["failed explainer"], "bug-swa_pad-decode-generated")
     assert "<strong>The explainer failed.</strong>" in card
     assert "ZeroDivisionError: division by zero" in card
-    assert "in diverged_cause" in card
+    assert "in explanation" in card
     assert "violates" in card
     assert "Cause: " not in card
     assert "The explainer failed" not in sample_page("red").text
