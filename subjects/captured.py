@@ -26,46 +26,12 @@ from paritybit.subjects.protocol import (
     GraphFacts,
     LocationDtypes,
     Overrides,
-    PythonObjects,
     Replay,
     ReplayFacts,
 )
 from paritybit.subjects.runners import RUNNERS
 from paritybit.subjects.runners.base import GraphRunner
 from torch import Tensor
-
-DECLARED = {
-    "Bug": "a row of the table of bugs; the engine only reads it",
-    "BufferFacts": "what graphs read and write; a reset brings the first graphs back",
-    "CountingGraph": "recorded graph contents, and a counter used by the harness",
-    "CapturedEngine.replayed": "the graphs that the last forward replayed",
-    "TapeSegment": "recorded graph contents",
-    "CudaSegment": "recorded graph contents",
-    "StaticInputs.conversions": "cleared by a reset, created by a capture",
-    "StaticLists.conversions": "cleared by a reset, created by a capture",
-    "Memo.loc": "a memoised translation, stored in the memory of the graph that created it",
-    "Memo.source": "the tensor that was translated, stored in graph memory too",
-    "CpuGraphRunner.listed": "the key lists of the last forward, rebuilt by each forward",
-    "Kernel.compiled": "compiled kernels; they depend on the machine, not on any request",
-    "Capture.breaks": "data passed from one graph segment to the next",
-    "SegmentCalls": "graph data that explanations read",
-    **dict.fromkeys(
-        (
-            "paritybit.reference.allocator.Numbers.of",
-            "paritybit.reference.kernels.late.imported_late",
-            "paritybit.reference.triton_ops._nothing",
-            "paritybit.reference.triton_ops._attention_tiles",
-            "paritybit.reference.triton_ops._product_tiles",
-            "paritybit.reference.triton_ops._head_tiles",
-            "paritybit.subjects.bugs.captured_state._unnamed_stream",
-            "paritybit.subjects.graphs.capture._side_stream",
-            "paritybit.subjects.graphs.tape._traits",
-            "paritybit.subjects.mutants.mutant.metadata",
-        ),
-        "cached results that depend on the arguments only",
-    ),
-}
-"""The Python state of the built-in engine that may differ after a reset, with reasons."""
 
 
 class CapturedEngine:
@@ -239,22 +205,6 @@ class CapturedEngine:
         self.restore(self._states)
         for runner in self.runners.values():
             runner.forget_conversions()
-
-    def python_objects(self) -> PythonObjects:
-        """Return the Python objects that forwards may change, with declarations about them."""
-        pools = self.engine.pools[Role.TARGET].pool
-        outputs = [
-            values
-            for runner in self.runners.values()
-            for captured in runner.captured.values()
-            for values in captured.output.values()
-        ]
-        return PythonObjects(
-            root=self,
-            packages=frozenset({"paritybit.subjects", "paritybit.reference"}),
-            declared=DECLARED,
-            changing=[pools.storage, pools.full_to_swa_index_mapping, pools.req_to_token, *outputs],
-        )
 
     def equalize_padding(self, mode: Mode, values: Mapping[str, int]) -> None:
         """Fill the KEEP and FILL_ONCE buffers of a runner with `values`, by name. The default is 0.

@@ -152,20 +152,3 @@ class Overrides:
     elements: tuple[tuple[str, int, Tensor], ...] = ()
     captured: bool = True
     largest: bool = False
-
-
-@dataclass(frozen=True)
-class PythonObjects:
-    """An engine's Python objects, and which of them may differ after a reset.
-
-    - `root`: the object to start from.
-    - `packages`: the packages whose modules belong to the engine.
-    - `declared`: the reason why an attribute (`Class.attribute`), all objects of a class, a module,
-      or the results that a function (`module.function`) has cached may differ.
-    - `changing`: tensors whose contents may differ.
-    """
-
-    root: object
-    packages: frozenset[str]
-    declared: Mapping[str, str]
-    changing: Sequence[Tensor]

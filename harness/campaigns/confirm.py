@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from paritybit.harness.campaigns.fresh import FreshPlaying, PlayFresh
 from paritybit.harness.campaigns.hunt import HuntResult, ends, failed, hunted, without_error
 from paritybit.harness.checks.property import Violation
-from paritybit.harness.checks.schedule_properties.declared_state import ID
+from paritybit.harness.checks.table import DECLARED_STATE
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.schema import STALLED
 from paritybit.harness.schedules.schedule import Schedule
@@ -100,4 +100,4 @@ def told(hunt_result: HuntResult, history: tuple[Schedule, ...] | None) -> Viola
         ending = f"it recurs after {count} earlier schedule{'s' * (count > 1)}"
     place = max((violation.step for violation in hunt_result.seen), default=0)
     where = {"history": count, "shows_after_history": history is not None}
-    return Violation(ID, place, f"{DEPENDS}; {ending}", where)
+    return Violation(DECLARED_STATE, place, f"{DEPENDS}; {ending}", where)

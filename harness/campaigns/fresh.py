@@ -64,18 +64,9 @@ BeginFresh = Callable[[TrialConfig, frozenset[str]], None]
 
 
 def built(trial: TrialConfig, properties: Collection[str]) -> Lockstep:
-    """Return a new lockstep.
-
-    It has no fresh engine, and keeps no Python state, unless a property needs it.
-    """
-    asked = [PROPERTIES[name] for name in properties]
-    needs_both = any(rule.extra_run for rule in asked)
-    return Lockstep(
-        trial,
-        properties,
-        engines=None if needs_both else subject_alone,
-        keeps_state=any(rule.after_reset for rule in asked),
-    )
+    """Return a new lockstep. It has no fresh engine unless a property needs it."""
+    needs_both = any(PROPERTIES[name].extra_run for name in properties)
+    return Lockstep(trial, properties, engines=None if needs_both else subject_alone)
 
 
 def begin_fresh(trial: TrialConfig, properties: frozenset[str], build: Build = built) -> None:

@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 from paritybit.harness.checks.play import Lockstep, Outcome
 from paritybit.harness.checks.property import Violation
-from paritybit.harness.checks.schedule_properties.declared_state import ID as UNDECLARED
 from paritybit.harness.checks.table import DIVERGING_PROPERTIES, PROPERTIES
 from paritybit.harness.errors import NoVerdictError
 from paritybit.harness.lockstep.config import TrialConfig
@@ -61,8 +60,6 @@ class HuntResult:
     - `seen`: the violations of `drawn`.
     - `before`: the schedules that the same worlds played before `drawn`.
     - `error`: the traceback of the first playing that an internal error ended.
-    - `telling`: whether `drawn` violates more than declared_state. A schedule that only violates
-      declared_state is kept while more are drawn, to see whether any bit depends on that state.
     """
 
     schedules: int = 0
@@ -78,7 +75,6 @@ class HuntResult:
     before: tuple[Schedule, ...] = ()
     error: str | None = None
     device_lost: bool = False
-    telling: bool = False
 
     @property
     def spoiled(self) -> bool:
@@ -88,7 +84,7 @@ class HuntResult:
     @property
     def over(self) -> bool:
         """Whether no further schedule is drawn, because one failed or had an internal error."""
-        return self.telling or self.error is not None
+        return self.schedule is not None or self.error is not None
 
     def add(self, outcome: Outcome) -> None:
         """Count one schedule."""
@@ -107,10 +103,9 @@ class HuntResult:
         before = tuple(lockstep.history)
         outcome = lockstep.play(schedule, until=ends(target))
         self.add(outcome)
-        if failed(outcome, target) and (self.schedule is None or telling(outcome, target)):
+        if failed(outcome, target) and self.schedule is None:
             self.schedule = self.drawn = schedule
             self.seen, self.before = outcome.violations, before
-            self.telling = telling(outcome, target)
         return self.over
 
     def shrink(self, lockstep: Lockstep, target: str | None) -> None:
@@ -135,7 +130,7 @@ class HuntResult:
             outcome = lockstep.play(schedule, until=ends(target))
             played += outcome.steps
             self.error = self.error or outcome.error
-            if not failed(outcome, target) or telling(outcome, target) < self.telling:
+            if not failed(outcome, target):
                 return False
             holding = holding_steps(lockstep, schedule, outcome.violations, target)
             return True
@@ -202,11 +197,6 @@ def failed(outcome: Outcome, target: str | None) -> bool:
     if outcome.error is not None:
         return False
     return target in outcome.violated if target else bool(outcome.violations)
-
-
-def telling(outcome: Outcome, target: str | None) -> bool:
-    """Whether an outcome violates the target or, without a target, more than declared_state."""
-    return failed(outcome, target) and (target is not None or outcome.violated != {UNDECLARED})
 
 
 class EnoughDrawn(BaseException):  # Not an error.

@@ -10,8 +10,7 @@ from paritybit.harness.campaigns.executor import Campaign, Ended
 from paritybit.harness.campaigns.hunt import time_limit, without_error
 from paritybit.harness.campaigns.locksteps import LARGE
 from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
-from paritybit.harness.checks.schedule_properties.declared_state import DECLARED_STATE
-from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.checks.table import DECLARED_STATE, PROPERTIES, STATEMENTS
 from paritybit.harness.errors import CannotRunError, MalformedError, UnknownNameError, headline
 from paritybit.harness.lockstep.config import TrialConfig, require_cuda, resolve_device
 from paritybit.harness.records.case import Case, case_of, read_json
@@ -126,9 +125,9 @@ def judged(named: Named, outcome: Outcome) -> Replayed:
         return Replayed(named.name, as_said=False, message=message)
     wanted, found = named.case.expected, outcome.violated
     if found and named.case.history:
-        found |= {DECLARED_STATE.id}
+        found |= {DECLARED_STATE}
     as_said = wanted <= found if wanted else not found
-    shown = ", ".join(name for name in PROPERTIES if name in found) or "clean"
+    shown = ", ".join(name for name in STATEMENTS if name in found) or "clean"
     missing = f"; expected {', '.join(sorted(wanted)) or 'no violation'}" * (not as_said)
     return Replayed(named.name, as_said, f"{shown}{missing}", device_lost=outcome.device_lost)
 

@@ -4,7 +4,7 @@ import ast
 import inspect
 
 from paritybit.harness.checks.expectations import detected_by, unaffected_reason
-from paritybit.harness.checks.table import STATEMENTS
+from paritybit.harness.checks.table import PROPERTIES, STATEMENTS
 from paritybit.reference.config import PRESETS, Shape
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.runners import RUNNERS
@@ -36,7 +36,7 @@ def listed() -> Names:
         },
         "presets": {name: preset.source for name, preset in PRESETS.items()},
         "shapes": {str(shape): SHAPES[shape] for shape in Shape},
-        "properties": dict(STATEMENTS),
+        "properties": {name: STATEMENTS[name] for name in PROPERTIES},
     }
 
 

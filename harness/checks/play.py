@@ -146,7 +146,6 @@ class Lockstep:
         *,
         records_ops: bool = False,
         engines: Callable[[Pair], Engines] | None = None,
-        keeps_state: bool = True,
     ) -> None:
         self.trial = trial
         self.refused: str | None = None
@@ -156,7 +155,6 @@ class Lockstep:
                 trial,
                 records_ops=records_ops,
                 engines=engines,
-                keeps_state=keeps_state,
             )
         except SharedBufferError as error:
             self.refused = str(error)
@@ -314,7 +312,6 @@ class Lockstep:
             first = self._playback(judged.outputs)
             again = self._play_again(schedule, judged.steps)
             pair.graph.events = events
-        asks = any(rule.after_reset for rule in rules)
         playing = Playing(
             place=judged.place,
             eager_tokens=tokens[0],
@@ -324,7 +321,6 @@ class Lockstep:
             compared=pair.compared,
             first=first,
             again=again,
-            undeclared=pair.captures.undeclared() if asks else (),
         )
         return [violation for rule in rules if rule.at_end for violation in rule.at_end(playing)]
 

@@ -5,14 +5,13 @@ possible. The host reads all flags of a step in one synchronisation. `describe` 
 the flag is set. A property of whole schedules has `at_end` instead.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from paritybit.harness.checks.device.flags import Flag, read_flags
 from paritybit.harness.lockstep.observation import Observation, Sample, StepEnd
 from paritybit.harness.lockstep.pair import ExtraRun
-from paritybit.harness.lockstep.python_state import Change
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError
 from paritybit.reference.config import Role
 from paritybit.reference.model import Model
@@ -58,8 +57,6 @@ class Playing:
     - `eager_tokens`, `graph_tokens`: int64 [token rows, max_context].
     - `samples`: the logits of each request, from the target and the draft model.
     - `first`, `again`: two playings of the same steps. None unless a property has `plays_again`.
-    - `undeclared`: how the Python state of the engines after a reset differs from that after
-      capture. Empty unless a property has `after_reset`.
     """
 
     place: int
@@ -70,7 +67,6 @@ class Playing:
     compared: Tensor
     first: Playback | None = None
     again: Playback | None = None
-    undeclared: Sequence[Change] = ()
 
 
 @dataclass(frozen=True)
@@ -96,7 +92,6 @@ class Property:
     | `extra_run` | an extra run of each step; its result is in `Observation.extra` |
     | `samples` | needs the samples of requests |
     | `plays_again` | needs a second playing of the schedule |
-    | `after_reset` | needs the Python state of the engines after a reset |
 
     Raises ValueError if only one of `flag` and `describe` is given, or if `flag`, `at_end` and
     `raised` are all missing.
@@ -114,7 +109,6 @@ class Property:
     extra_run: ExtraRun | None = None
     samples: bool = False
     plays_again: bool = False
-    after_reset: bool = False
 
     def __post_init__(self) -> None:
         """Raise ValueError for an incomplete property."""

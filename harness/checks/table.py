@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from paritybit.harness.checks.property import Property
-from paritybit.harness.checks.schedule_properties.declared_state import DECLARED_STATE
 from paritybit.harness.checks.schedule_properties.dense_agreement import DENSE_AGREEMENT
 from paritybit.harness.checks.schedule_properties.determinism import DETERMINISM
 from paritybit.harness.checks.schedule_properties.token_trajectory import TOKEN_TRAJECTORY
@@ -44,13 +43,18 @@ _ORDER = (
     BATCH_INVARIANCE,
     DENSE_AGREEMENT,
     TOKEN_TRAJECTORY,
-    DECLARED_STATE,
 )
 
 PROPERTIES: Mapping[str, Property] = {rule.id: rule for rule in _ORDER}
 """Every property of this build, by id."""
 
-STATEMENTS: Mapping[str, str] = {rule.id: rule.statement for rule in _ORDER}
+DECLARED_STATE = "declared_state"
+"""Violated by a finding that no fresh process reproduces. No step or schedule is checked for it."""
+
+STATEMENTS: Mapping[str, str] = {
+    **{rule.id: rule.statement for rule in _ORDER},
+    DECLARED_STATE: "a finding also appears in a fresh process",
+}
 """The statement of each property, by id."""
 
 STEP_PROPERTIES = frozenset(rule.id for rule in _ORDER if rule.every_step)

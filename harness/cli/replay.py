@@ -17,7 +17,7 @@ from paritybit.harness.campaigns.replay import (
     replayed,
     vacuous,
 )
-from paritybit.harness.checks.schedule_properties.declared_state import DECLARED_STATE
+from paritybit.harness.checks.table import DECLARED_STATE
 from paritybit.harness.cli.display import print_errors
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
 from paritybit.harness.cli.explore import replay_explored
@@ -63,9 +63,7 @@ def replay_one(case: Case, name: str) -> int:
     if vacuous(without_error(outcome)):
         raise CannotRunError(f"{name} runs no forward, so it proves nothing")
     undeclared = [
-        one.get("message", DEPENDS)
-        for one in case.violations
-        if one["property"] == DECLARED_STATE.id
+        one.get("message", DEPENDS) for one in case.violations if one["property"] == DECLARED_STATE
     ]
     if undeclared and not outcome.violations:
         raise CannotRunError(f"{name} shows nothing here: {undeclared[0]}")

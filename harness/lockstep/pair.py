@@ -79,7 +79,7 @@ class Pair:
 
     With `records_ops`, graphs keep the inputs and outputs of each op; on a CPU they always do.
     `engines` builds the subject and the fresh engine over the graph world's pools; the default
-    builds two engines. For `keeps_state` see `Captures`. Raises SharedBufferError if the runners
+    builds two engines. Raises SharedBufferError if the runners
     of the built-in engine disagree on a shared buffer, and SubjectFailedError if its own code fails
     as it is captured.
     """
@@ -90,7 +90,6 @@ class Pair:
         *,
         records_ops: bool = False,
         engines: "Callable[[Pair], Engines] | None" = None,
-        keeps_state: bool = True,
     ) -> None:
         torch.set_num_threads(1)
         self.records_ops = records_ops or config.device == "cpu"
@@ -114,7 +113,7 @@ class Pair:
         with self.log, torch.inference_mode():
             both = capture_runs()(engines or captured_engines)(self)
             self.subject, self.fresh_engine = both
-            self.captures = Captures(*both, parts.executed, self.log, keeps_state=keeps_state)
+            self.captures = Captures(*both, parts.executed, self.log)
         widest = max(config.buckets)
         self.modes = frozenset(mode for mode in Mode if self.subject.runner_name(mode) is not None)
         self.eager = Scheduler(self.config, self.eager_pools, widest, self.modes)

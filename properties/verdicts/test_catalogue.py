@@ -45,11 +45,10 @@ def broken_lockstep(trial: TrialConfig, target: str) -> Lockstep:
     """Return the lockstep of a bug, without a fresh engine if nothing needs one."""
     watched = watched_for(target)
     needed = hunted(target, watched)
-    asking = [name for name in needed if PROPERTIES[name].extra_run or PROPERTIES[name].after_reset]
+    asking = [name for name in needed if PROPERTIES[name].extra_run]
     if asking or BUGS[str(trial.bug)].family in OF_MEMORY:
-        resets = any(PROPERTIES[name].after_reset for name in watched)
-        return Lockstep(trial, watched, keeps_state=resets)
-    return Lockstep(trial, needed, engines=subject_alone, keeps_state=False)
+        return Lockstep(trial, watched)
+    return Lockstep(trial, needed, engines=subject_alone)
 
 
 @cache

@@ -9,7 +9,6 @@ from paritybit.harness.campaigns.executor import Campaign
 from paritybit.harness.campaigns.hunt import EnoughDrawn, draw, time_limit, without_error
 from paritybit.harness.campaigns.mutants.survivors import CHECKS, survivor
 from paritybit.harness.checks.play import DeviceLostError, Lockstep, Outcome
-from paritybit.harness.checks.schedule_properties.declared_state import DECLARED_STATE
 from paritybit.harness.checks.table import STEP_PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.scale.shapes import TINY
@@ -19,9 +18,6 @@ from paritybit.subjects.engine import Subject
 from paritybit.subjects.mutants.mutant import Mutant, mutated_subject
 
 from paritybit.compat import StrEnum
-
-JUDGED = STEP_PROPERTIES - {DECLARED_STATE.id}
-"""The properties that may detect a mutant. declared_state sees the mutant's own counters."""
 
 CAPTURE = "capture"
 """The name used in place of a property if the mutant could not be captured."""
@@ -116,7 +112,7 @@ class Watch:
         """Play one schedule up to its first violation. Raises PlayingFailedError."""
         self.latest = schedule
         if schedule not in self.known:
-            outcome: Outcome = without_error(self.lockstep.play(schedule, until=JUDGED))
+            outcome: Outcome = without_error(self.lockstep.play(schedule, until=STEP_PROPERTIES))
             self.known[schedule] = outcome.violated
         self.schedules += 1
         self.seen = self.known[schedule]
@@ -127,20 +123,20 @@ class Watch:
 @lru_cache(maxsize=KEPT)
 def clean_lockstep(trial: TrialConfig) -> Lockstep:
     """Return the lockstep of a clean trial. The process keeps it."""
-    return Lockstep(trial, JUDGED)
+    return Lockstep(trial, STEP_PROPERTIES)
 
 
 @lru_cache(maxsize=KEPT)
 def violated_when_clean(trial: TrialConfig, schedule: Schedule) -> frozenset[str]:
     """Return what a schedule violates on a clean trial. Raises PlayingFailedError."""
-    return without_error(clean_lockstep(trial).play(schedule, until=JUDGED)).violated
+    return without_error(clean_lockstep(trial).play(schedule, until=STEP_PROPERTIES)).violated
 
 
 def hunt_mutant(hunt: MutantHunt) -> Hunted:
     """Hunt a mutant with each seed. Raises PlayingFailedError for an internal error."""
     trial = trial_of(hunt.mutant, hunt.device)
     try:
-        lockstep = Lockstep(trial, JUDGED)
+        lockstep = Lockstep(trial, STEP_PROPERTIES)
     except (IndexError, RuntimeError, TypeError, ValueError):
         clean_lockstep(trial.clean)
         return Hunted(tuple(Sighting(seed, End.SEEN, 0, (CAPTURE,)) for seed in hunt.seeds))

@@ -39,10 +39,9 @@ from paritybit.subjects.runners import ONE_PER_ENGINE
 from torch import Tensor
 
 from paritybit.__main__ import main
-from properties.support.harness.planting import SCHEDULE, captured, shared
+from properties.support.harness.planting import captured, shared
 from properties.support.harness.scripted import ERROR, clean, violating
 from properties.support.harness.undeclared import (
-    PLACES,
     TRIAL,
     Memory,
     after_a_larger,
@@ -302,35 +301,6 @@ def test_what_a_schedule_brings_about_by_itself_is_shrunk_to_what_does() -> None
     assert result.finding is not None and not result.finding.history
     alone = play(playing(result.finding.schedule))
     assert "logits_parity" in alone.violated
-
-
-NAMES = {
-    "on_the_engine": "Engine",
-    "of_a_pool": "HybridKVPool",
-    "of_a_runner": "CpuGraphRunner",
-    "of_a_class": "CpuGraphRunner",
-    "of_a_module": "paritybit.subjects.pool",
-}
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_what_a_reset_leaves_is_named(place: Place) -> None:
-    """Though nothing comes of it: no request of the schedule follows a larger batch."""
-    lockstep = keeping(place, after_a_larger, TRIAL, ("declared_state",))
-    (found,) = lockstep.play(Schedule((Admit(3, 3), Decode((0,))))).violations
-    assert found.property == "declared_state"
-    assert found.message.startswith(
-        f"{NAMES[place.__name__]}.remembered was a dict of 0 after the capture and is "
-        "a dict of 1 after a reset; other differences: "
-    )
-
-
-@pytest.mark.parametrize("engine", ONE_PER_ENGINE)
-def test_a_reset_engine_holds_what_it_held(engine: str, device: str) -> None:
-    lockstep = shared(device, engine)
-    lockstep.watch(["declared_state"])
-    outcome = lockstep.play(SCHEDULE)
-    assert (outcome.error, outcome.violations) == (None, ())
 
 
 def end(_: object, seed: int) -> None:

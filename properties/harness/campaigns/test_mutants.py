@@ -114,7 +114,7 @@ def test_a_reason_that_does_not_hold_excuses_nothing(monkeypatch: pytest.MonkeyP
     mutant = first_of(CHEAP, "positions", Mistake.LATE)
     equivalent = SURVIVORS[REASONED[0]]
     monkeypatch.setattr(hunting, "survivor", lambda _: equivalent)
-    monkeypatch.setattr(hunting, "JUDGED", frozenset())
+    monkeypatch.setattr(hunting, "STEP_PROPERTIES", frozenset())
     hunted = hunt_mutant(MutantHunt(mutant, (0,), 1))
     assert [sighting.end for sighting in hunted.sightings] == [End.SURVIVED]
 

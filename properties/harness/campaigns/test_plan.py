@@ -336,7 +336,7 @@ def test_what_a_narrowed_run_chose_reaches_all_that_it_must(name: str) -> None:
     hunts = tuple(pair for pair in all_hunts() if pair[0] == name)
     settings, reached = RunConfig("cpu", hunts), Counter[str]()
     for task in clean_tasks(settings):
-        lockstep = Lockstep(task.trial, (), engines=subject_alone, keeps_state=False)
+        lockstep = Lockstep(task.trial, (), engines=subject_alone)
         for schedule in task.first:
             reached += lockstep.play(schedule).events
     assert [event for event in settings.required_events if not reached[event]] == []

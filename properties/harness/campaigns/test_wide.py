@@ -125,7 +125,7 @@ def test_a_default_run_finds_what_narrows_a_number(
     """By the schedule of the longest context."""
     monkeypatch.setattr(TrialConfig, "subject", broken(NARROW[name]))
     task = of_decode()
-    lockstep = Lockstep(task.trial, DIVERGING_PROPERTIES, engines=subject_alone, keeps_state=False)
+    lockstep = Lockstep(task.trial, DIVERGING_PROPERTIES, engines=subject_alone)
     found = lockstep.play(task.first[0])
     assert found.error is None and found.violated, found.error
 

@@ -59,7 +59,7 @@ def test_a_page_given_away_while_it_is_visible_is_seen_in_every_trial(
 ) -> None:
     """At the step that gives it away, before anything reads it or anybody else owns it."""
     trial = TrialConfig(runner, page_size=page_size, overlap=overlap, **SIZES)
-    lockstep = Lockstep(trial, {"slot_ownership"}, keeps_state=False)
+    lockstep = Lockstep(trial, {"slot_ownership"})
     assert not lockstep.play(EVICTED).violations
     monkeypatch.setattr(RequestBook, "evict", early)
     found = lockstep.play(EVICTED).violations

@@ -132,7 +132,7 @@ def test_a_runner_is_the_same_in_whatever_order_runners_are_captured(
 def test_the_modes_of_a_schedule_are_all_that_it_runs(runner: str) -> None:
     """Of drawn schedules of every engine; that the engine of a bug runs no other is enforced."""
     trial = TrialConfig(runner, buckets=(2, 4), token_buckets=(4, 12))
-    lockstep = Lockstep(trial, (), engines=subject_alone, keeps_state=False)
+    lockstep = Lockstep(trial, (), engines=subject_alone)
     ran = set[Mode]()
 
     def play(schedule: Schedule) -> None:
@@ -281,7 +281,6 @@ def test_a_lockstep_is_freed_without_the_collector() -> None:
     """The collector runs rarely, and a pair and its captured engines hold much memory."""
     lockstep = Lockstep(ON_REQUEST)
     lockstep.play(SCHEDULE)
-    lockstep.pair.captures.undeclared()
     held = [weakref.ref(one) for one in (lockstep.pair, *lockstep.pair.captures.engines)]
     with uncollected():
         del lockstep
@@ -294,15 +293,6 @@ def test_a_step_that_needs_what_is_not_captured_is_an_error_of_ours() -> None:
     pair.reset(0)
     with pytest.raises(RuntimeError, match="step 0 replays extend, which is not captured"):
         pair.step(Admit(3, 9), 0)
-
-
-def test_a_capture_does_not_take_what_steps_left_for_declared() -> None:
-    lockstep = Lockstep(ON_REQUEST)
-    lockstep.play(DECODES)
-    engine: Any = captured(lockstep)[0].engine
-    engine.remembered = 1
-    lockstep.play(VERIFIES)
-    assert [change.name for change in lockstep.pair.captures.undeclared()] == ["Engine.remembered"]
 
 
 @pytest.mark.parametrize("bugs", [(), ("loc_memo_capture",), ("req_pool_pad", "loc_memo_capture")])

@@ -341,7 +341,7 @@ def test_a_refilled_prefix_is_read_right_and_bugs_show_in_it_alone(bug: str | No
 def sharing() -> Pair:
     """Return a pair whose requests may share prefixes. Nothing here needs a fresh engine."""
     trial = TrialConfig(features=("sharing",), **SIZES)
-    return Pair(trial, engines=subject_alone, keeps_state=False)
+    return Pair(trial, engines=subject_alone)
 
 
 def shared_world(pair: Pair) -> tuple[Tensor, Tensor]:

@@ -105,8 +105,7 @@ def test_the_same_bits_come_out_whether_steps_overlap_or_not(runner: str, device
     """Outputs, tokens and all KV of the graph world, over drawn schedules."""
     trial = replace(SMALL, runner=runner, device=device, page_size=4)
     in_order, overlapped = (
-        Pair(one, engines=subject_alone, keeps_state=False)
-        for one in (trial, replace(trial, overlap=True))
+        Pair(one, engines=subject_alone) for one in (trial, replace(trial, overlap=True))
     )
     counted = 0
 

@@ -48,7 +48,7 @@ TRIAL = TrialConfig("target_verify", preset="gpt_oss", buckets=(4,), token_bucke
 
 def test_every_length_that_has_logits_is_sampled_in_every_forward() -> None:
     """A chunk's end, a decoded token, each token of an accepted path, what a draft caught up to."""
-    lockstep = Lockstep(TRIAL, (), engines=subject_alone, keeps_state=False)
+    lockstep = Lockstep(TRIAL, (), engines=subject_alone)
     pair, lengths = lockstep.pair, dict[int, int]()
     pair.reset(SCHEDULE.seed)
     modes = set()
@@ -78,9 +78,7 @@ def test_every_length_that_has_logits_is_sampled_in_every_forward() -> None:
 
 def test_all_that_is_sampled_is_held_and_agrees() -> None:
     """Around the window and at the end, of the target and of the draft model."""
-    lockstep = Lockstep(
-        replace(TRIAL, page_size=4), {"dense_agreement"}, engines=subject_alone, keeps_state=False
-    )
+    lockstep = Lockstep(replace(TRIAL, page_size=4), {"dense_agreement"}, engines=subject_alone)
     window = lockstep.pair.config.window
     held: list[tuple[bool, int]] = []
 

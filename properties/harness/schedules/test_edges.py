@@ -88,7 +88,7 @@ def test_forwards_of_every_kind_reach_as_far_as_a_request_can_grow(
     runner: str, preset: str, page_size: int
 ) -> None:
     trial = smallest(TrialConfig(runner, preset, page_size=page_size))
-    pair, ends = Pair(trial, engines=subject_alone, keeps_state=False), defaultdict[Mode, int](int)
+    pair, ends = Pair(trial, engines=subject_alone), defaultdict[Mode, int](int)
     replayed = set()
     schedule = longest(trial)
     with torch.inference_mode():
@@ -139,7 +139,7 @@ def test_a_forward_of_the_row_and_the_length_of_the_one_before_it_reads_other_sl
     row = Row(4, length, event, filled="short")
     schedule = Schedule(scenes(ground_of(trial), [row]))
     forwards = list[tuple[int, int, set[int], set[int]]]()
-    pair = Pair(trial, engines=subject_alone, keeps_state=False)
+    pair = Pair(trial, engines=subject_alone)
     with torch.inference_mode():
         pair.begin(schedule)
         for place, step in schedule.flat():
@@ -159,7 +159,7 @@ def test_a_forward_of_the_row_and_the_length_of_the_one_before_it_reads_other_sl
 def test_a_row_becomes_padding_wherever_a_counter_of_bits_begins_again(device: str) -> None:
     """At every replay whose number is a power of two, up to more than a byte counts."""
     trial = smallest(TrialConfig("decode", device=device))
-    lockstep = Lockstep(trial, {"live_inputs"}, engines=subject_alone, keeps_state=False)
+    lockstep = Lockstep(trial, {"live_inputs"}, engines=subject_alone)
     sizes: list[int] = []
 
     def observer(

@@ -175,7 +175,7 @@ def test_a_piece_plays_clean_with_padded_replays(
     There is room for every request: were one dropped, later steps would act on another.
     """
     trial = TrialConfig(runner, preset, device=device, page_size=4, buckets=(4, ROWS))
-    lockstep = Lockstep(trial, STEP_PROPERTIES, keeps_state=False)
+    lockstep = Lockstep(trial, STEP_PROPERTIES)
     piece = traffic_schedules(PRESETS[preset].tiny, ROWS, ROOM, 1, 4, under_test)[0]
     outcome = lockstep.play(piece)
     assert outcome.violations == ()

@@ -493,16 +493,6 @@ def wrong_token(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch
     after_the_last_decode(world, monkeypatch, change)
 
 
-def last_batch_kept(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How much the runner last ran, kept as an attribute of it that nothing reads."""
-    subject, _ = runners_named(lockstep, runner)
-
-    def change(_: ForwardBatch | None, replay: Replay) -> None:
-        monkeypatch.setitem(vars(subject), "last_size", replay.live_size)
-
-    on_replay(lockstep, runner, monkeypatch, change)
-
-
 FAULTS: list[tuple[str, str, Plant]] = [
     ("logits_parity", "decode", wrong_output),
     ("kv_parity", "decode", wrong_kv),
@@ -531,6 +521,5 @@ FAULTS: list[tuple[str, str, Plant]] = [
     ("dense_agreement", "eagle_draft_extend", hidden_states_off_by_one),
     ("next_tokens", "decode", unlikely_token),
     ("token_trajectory", "decode", wrong_token),
-    ("declared_state", "decode", last_batch_kept),
 ]
 """Faults that exactly one property sees: the others have nothing to do with them."""

@@ -106,8 +106,6 @@ def play(
 ) -> tuple[Lockstep, Outcome]:
     """Play the schedule with a fault planted in a runner, or without one.
 
-    What planting changed of the engine's Python objects is as if captured so.
-
     Raises AssertionError, with the traceback, where the playing itself failed.
     """
     engine = engine_of(runner)
@@ -116,8 +114,6 @@ def play(
     with torch.inference_mode():
         if plant is not None:
             plant(lockstep, runner, monkeypatch)
-            as_planted = lockstep.pair.captures.python_state().copied()
-            monkeypatch.setattr(lockstep.pair.captures, "just_captured", as_planted)
         outcome = lockstep.play(SCHEDULE)
     assert outcome.error is None, outcome.error
     return lockstep, outcome

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
-import torch
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import STEP_PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
@@ -102,9 +101,6 @@ def keeping(
         engine.engine.forward = partial(  # type: ignore[method-assign]
             remembering, engine.engine.forward, place, engine, wrong
         )
-    with torch.inference_mode():
-        captures = lockstep.pair.captures
-        captures.just_captured = captures.python_state().copied()
     return lockstep
 
 
