@@ -20,6 +20,11 @@ GLOSSARY: Mapping[str, str] = {
         "A statement that must hold after every step, for example “graph replay and eager "
         "execution produce the same bits”. A violated property is a finding."
     ),
+    "suspect, cause": (
+        "A suspect is what may be to blame for a violation, such as the static inputs. Each is "
+        "reset alone, and the step runs again. The cause is the first suspect whose reset makes "
+        "the property hold."
+    ),
     "trial": (
         "One runner on one model, played through several schedules with fixed settings: "
         "location scheme, page size and dtype. A clean trial tests the unchanged engine."
