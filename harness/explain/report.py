@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 import torch
 from paritybit.harness.checks.play import Lockstep, Outcome
 from paritybit.harness.checks.property import Property, Violation
-from paritybit.harness.checks.step_properties.hermetic_replay import HERMETIC_REPLAY
 from paritybit.harness.checks.step_properties.no_crash import EXTRA_RUN, NO_CRASH, RAISED
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.explain.facts import (
@@ -45,7 +44,7 @@ MOST_EXPLAINED = 4
 """The maximum number of properties to explain until a cause is known."""
 
 FRESH_SIDES = "freshly captured", "after earlier replays"
-"""The runs that hermetic_replay compares."""
+"""The runs that a property with an extra run compares, if the step itself is the suspect."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +203,7 @@ def _of_forward(
             recorded = record_forward(pair, schedule, forward, extra_runs)
         except SubjectFailedError:
             return None
-        of_fresh = rule is HERMETIC_REPLAY
+        of_fresh = rule.extra_run is not None
         # Tensors of the ops are read before a repetition overwrites them.
         difference = difference_of(recorded, fresh=of_fresh)
         found = Explanation(
