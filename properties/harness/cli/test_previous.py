@@ -111,7 +111,7 @@ def test_a_run_that_was_cut_short_before_or_now_is_compared_all_the_same(tmp_pat
     ("text", "why"),
     [
         ("{", "run.json is not valid JSON"),
-        ('{"format": "paritybit-run", "version": 3}', "run.json has version 3; this build reads 4"),
+        ('{"format": "paritybit-run", "version": 3}', "run.json has version 3; this build reads 5"),
         ('{"format": "paritybit-run", "version": 5}', "run.json is not a complete run record"),
         ("[]", "run.json is not a paritybit-run file"),
     ],
