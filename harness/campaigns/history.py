@@ -41,7 +41,7 @@ CONSEQUENCES: Mapping[str, frozenset[str]] = {
 }
 """Properties that may be violated in addition to a given one, because of the same wrong bytes."""
 
-SCATTERED = frozenset({"kv_parity", "write_frame", "frozen_kv"})
+SCATTERED = frozenset({"kv_parity", "write_frame"})
 """Properties that may be violated in addition if padded rows of a draft use a stale request row.
 
 They write their candidates to that request's row of the draft table.

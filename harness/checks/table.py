@@ -8,7 +8,6 @@ from paritybit.harness.checks.schedule_properties.determinism import DETERMINISM
 from paritybit.harness.checks.schedule_properties.token_trajectory import TOKEN_TRAJECTORY
 from paritybit.harness.checks.step_properties.batch_invariance import BATCH_INVARIANCE
 from paritybit.harness.checks.step_properties.captured_path import CAPTURED_PATH
-from paritybit.harness.checks.step_properties.frozen_kv import FROZEN_KV
 from paritybit.harness.checks.step_properties.hermetic_replay import HERMETIC_REPLAY
 from paritybit.harness.checks.step_properties.index_contract import INDEX_CONTRACT
 from paritybit.harness.checks.step_properties.kv_parity import KV_PARITY
@@ -28,7 +27,6 @@ _ORDER = (
     LOGITS_PARITY,
     KV_PARITY,
     WRITE_FRAME,
-    FROZEN_KV,
     HERMETIC_REPLAY,
     PADDING_NONINTERFERENCE,
     READ_FRAME,

@@ -169,9 +169,9 @@ OF_HARNESS: tuple[Fault, ...] = (
     ),
     Fault(
         name="frozen-kv-of-one-world",
-        file="harness/checks/step_properties/frozen_kv.py",
-        old="    return any_set(graph.logical_or_(eager))",
-        new="    return any_set(graph)",
+        file="harness/checks/step_properties/write_frame.py",
+        old="    return any_set(graph.logical_or_(eager).logical_and_(judged(observation)))",
+        new="    return any_set(graph.logical_and_(judged(observation)))",
         tests=(
             "properties/harness/checks/test_step_properties.py",
             "-k",

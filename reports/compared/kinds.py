@@ -41,7 +41,6 @@ GRAVITY = (
         "token_trajectory",
         "next_tokens",
         "kv_parity",
-        "frozen_kv",
         "dense_agreement",
     ),
     ("padding_noninterference", "batch_invariance", "determinism", "hermetic_replay"),

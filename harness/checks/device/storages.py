@@ -78,9 +78,12 @@ def own_of(world: Snapshot, mode: Mode, nothing: Tensor) -> tuple[Tensor, Tensor
     return nothing if mode.written is None else batch.out_cache_loc, places
 
 
-def strayed(observation: Observation) -> Question:
-    """Return whether either world wrote outside the step's frame: see `writes_outside_frame`."""
-    layout, mode, compared = observation.layout, observation.mode, observation.compared
+def strayed(observation: Observation, judged: Tensor) -> Question:
+    """Return whether either world wrote outside the step's frame: see `writes_outside_frame`.
+
+    `judged` is the mask of elements that count, in the storage's layout.
+    """
+    layout, mode = observation.layout, observation.mode
     parts = parts_of(layout)
     written = [NONE if mode.written is None else parts[mode.written, kind] for kind in Kind]
 
@@ -94,8 +97,8 @@ def strayed(observation: Observation) -> Question:
             (-(-layout.elements // ELEMENTS), 2, 1),
             asked,
             answer,
-            numbers_of(layout, compared.device),
-            compared,
+            numbers_of(layout, judged.device),
+            judged,
             *given,
             layout.elements,
             observation.eager.mapping.shape[0],
@@ -106,7 +109,7 @@ def strayed(observation: Observation) -> Question:
             BLOCK=ELEMENTS,
         )
 
-    return Question(compared.device, NOTHING, launch)
+    return Question(judged.device, NOTHING, launch)
 
 
 def storages_differ(observation: Observation) -> Unequal:

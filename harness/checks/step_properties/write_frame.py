@@ -9,6 +9,7 @@ from paritybit.harness.checks.property import Description, Property
 from paritybit.harness.checks.twins import (
     WORLDS,
     changed_beside,
+    changed_reserved,
     first_slot_outside,
     twins_wrote_outside,
 )
@@ -25,13 +26,27 @@ def writes_outside_frame(observation: Observation, world: Snapshot) -> Tensor:
     """Return which elements one world wrote outside the step's frame, in the storage's layout.
 
     The frame is the slots of out_cache_loc in the pool of the writing model, and the state of the
-    batch's requests that the mode writes. Slot 0 and place 0 are reserved and never compared.
+    batch's requests that the mode writes. See `judged` for reserved slots and places.
     """
-    return _changed_outside(observation, world).logical_and_(observation.compared)
+    return _changed_outside(observation, world).logical_and_(judged(observation))
+
+
+def judged(observation: Observation) -> Tensor:
+    """Return which elements may not be written outside the frame, in the storage's layout.
+
+    They are those that are compared: padded rows write to the reserved slots and places. A draft
+    over frozen KV writes no KV, not even to reserved slots.
+    """
+    if observation.mode is not Mode.FROZEN_DRAFT:
+        return observation.compared
+    mask = observation.compared.clone()
+    for _, _, arena in observation.layout.arenas_of(mask):
+        arena.fill_(True)
+    return mask
 
 
 def _changed_outside(observation: Observation, world: Snapshot) -> Tensor:
-    """Return the same as `writes_outside_frame`, including elements that are not compared."""
+    """Return the same as `writes_outside_frame`, including elements that are not judged."""
     layout, batch = observation.layout, world.batch
     changed = unequal(world.after, world.before)
     if batch is None:
@@ -74,14 +89,18 @@ def flag(observation: Observation) -> Flag:
     twins = observation.twins
     if twins is not None:
         beside = [beside_outside_frame(observation, twins, world) for world in WORLDS]
-        changed = [any_set(places) for sections in beside for places in sections.values()]
-        return torch.stack([twins_wrote_outside(twins), *changed]).any()
+        changed = [places for sections in beside for places in sections.values()]
+        if observation.mode is Mode.FROZEN_DRAFT:
+            reserved = [changed_reserved(twins, world) for world in WORLDS]
+            changed += [slot for arenas in reserved for slot in arenas.values()]
+        flags = [any_set(places.contiguous()) for places in changed]
+        return torch.stack([twins_wrote_outside(twins), *flags]).any()
     if launches.asks_kernels(observation.compared.device):
-        return strayed(observation)
+        return strayed(observation, judged(observation))
     graph, eager = (
         _changed_outside(observation, world) for world in (observation.graph, observation.eager)
     )
-    return any_set(graph.logical_or_(eager).logical_and_(observation.compared))
+    return any_set(graph.logical_or_(eager).logical_and_(judged(observation)))
 
 
 def describe(observation: Observation) -> Description:
@@ -132,6 +151,9 @@ def _describe_beside(observation: Observation, name: str, sections: Sections) ->
 def _describe_twins(observation: Observation, twins: Compared) -> Description:
     for name in WORLDS:
         slot = first_slot_outside(twins, name)
+        if slot is None and observation.mode is Mode.FROZEN_DRAFT:
+            reserved = changed_reserved(twins, name).items()
+            slot = next(((arena, 0) for arena, changed in reserved if changed.any()), None)
         if slot is not None:
             return _describe_slot(observation, name, *slot)
         beside = beside_outside_frame(observation, twins, name)
@@ -145,7 +167,7 @@ WRITE_FRAME = Property(
     id="write_frame",
     statement=(
         "a step changes only the slots in its out_cache_loc, the state of its own requests, "
-        "and slot 0"
+        "and slot 0; a draft over frozen KV changes no slot"
     ),
     flag=flag,
     describe=describe,

@@ -170,7 +170,7 @@ def test_a_soak_is_as_hoped_where_everything_replays_and_every_bug_is_caught(
 
 @pytest.mark.usefixtures("short_soak")
 def test_a_false_alarm_is_a_finding_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = first_of_two_alarms(monkeypatch, lambda _: violating("frozen_kv"))
+    first = first_of_two_alarms(monkeypatch, lambda _: violating("write_frame"))
     assert first["shrunk"].startswith("Schedule(steps=(), ")
     assert first["undeclared"] is None
 
@@ -188,11 +188,11 @@ def test_a_false_alarm_that_no_fresh_process_shows_is_told_as_undeclared_state(
 def first_of_two_alarms(monkeypatch: pytest.MonkeyPatch, play: PlayFresh) -> Data:
     """Return the first alarm of a soak whose clean trials violate; `play` is fresh processes."""
     monkeypatch.setattr(soaking, "play_fresh", play)
-    script = by_trial(lambda: violating("frozen_kv"), lambda: violating("index_contract"))
+    script = by_trial(lambda: violating("write_frame"), lambda: violating("index_contract"))
     figures = scripted_soak(monkeypatch, script)()
     assert (figures["as_hoped"], figures["clean"]["false_alarms"]) == (False, 2)
     first: Data = figures["clean"]["alarms"][0]
-    assert (first["seed"], first["violated"]) == (0, {"frozen_kv": 9})
+    assert (first["seed"], first["violated"]) == (0, {"write_frame": 9})
     return first
 
 

@@ -114,7 +114,6 @@ def test_a_stale_index_of_padded_rows_is_seen_in_the_state_it_reaches(
         assert found[name].where["section"] == section
         assert found[name].where["place"] != 0
         assert found[name].where["owner"].startswith("request ")
-    assert ("frozen_kv" in found) == (runner == "frozen_kv_mtp")
 
 
 @pytest.mark.parametrize("runner", ["decode", "eagle_draft"])
@@ -242,8 +241,6 @@ def test_state_of_a_parked_request_may_not_change_in_either_world(
     assert stray is not None
     owner = f"request {parked.serial}" if parked is not None else "nobody"
     assert stray.where == {"world": "graph", "section": section, "place": place, "owner": owner}
-    frozen = said("frozen_kv", found)
-    assert (frozen is not None) == (mode is Mode.FROZEN_DRAFT)
 
 
 FRAMES = {

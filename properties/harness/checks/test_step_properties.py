@@ -337,11 +337,12 @@ def test_a_frozen_draft_that_writes_is_described_with_world_and_slot(
     """The reserved slot too, which any other forward may write."""
     spoiled = observation(Mode.FROZEN_DRAFT)
     arena_of(getattr(spoiled, world), role, Kind.SWA)[-1, 1, slot] = 1.5
-    message, where = described("frozen_kv", spoiled)
+    _, where = described("write_frame", spoiled)
+    owner = where.pop("owner")
     assert where == {"world": world, "model": role, "kind": "swa", "slot": slot}
-    assert message == f"a frozen-KV draft in the {world} run wrote {role} swa slot {slot}"
-    others: set[str] = set() if slot == 0 else {"write_frame", "kv_parity"}
-    assert violated(spoiled) == {"frozen_kv"} | others
+    assert owner == "nobody"
+    others: set[str] = set() if slot == 0 else {"kv_parity"}
+    assert violated(spoiled) == {"write_frame"} | others
 
 
 def test_what_is_undefined_in_a_static_output_is_not_compared() -> None:

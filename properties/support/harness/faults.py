@@ -493,11 +493,21 @@ def wrong_token(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch
     after_the_last_decode(world, monkeypatch, change)
 
 
+def failing_replay(lockstep: Lockstep, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay that raises an error."""
+
+    def change(batch: ForwardBatch | None, replay: Replay) -> None:
+        raise RuntimeError("no kernel image")
+
+    on_replay(lockstep, runner, monkeypatch, change)
+
+
 FAULTS: list[tuple[str, str, Plant]] = [
+    ("no_crash", "decode", failing_replay),
     ("logits_parity", "decode", wrong_output),
     ("kv_parity", "decode", wrong_kv),
     ("write_frame", "decode", stray_in_both),
-    ("frozen_kv", "frozen_kv_mtp", frozen_kv_written),
+    ("write_frame", "frozen_kv_mtp", frozen_kv_written),
     ("hermetic_replay", "decode", padded_history),
     ("padding_noninterference", "decode", reads_free_bytes),
     ("read_frame", "decode", foreign_key),

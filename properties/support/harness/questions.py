@@ -27,7 +27,7 @@ from paritybit.harness.checks.step_properties.read_frame import (
     most_listed,
     reads_of,
 )
-from paritybit.harness.checks.step_properties.write_frame import writes_outside_frame
+from paritybit.harness.checks.step_properties.write_frame import judged, writes_outside_frame
 from paritybit.harness.lockstep.bits import bits
 from paritybit.harness.lockstep.observation import Observation, Snapshot
 from paritybit.harness.schedules.schedule import Step
@@ -66,7 +66,8 @@ def reads_wrongly(seen: Observation) -> Asked:
 def writes_astray(seen: Observation) -> Asked:
     """Ask whether a world wrote outside the step's frame."""
     by_world = [writes_outside_frame(seen, world) for world in (seen.eager, seen.graph)]
-    return "writes", any(bool(changed.any()) for changed in by_world), strayed(seen)
+    found = any(bool(changed.any()) for changed in by_world)
+    return "writes", found, strayed(seen, judged(seen))
 
 
 def worlds_differ(seen: Observation) -> Asked:

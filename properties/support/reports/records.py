@@ -40,7 +40,6 @@ PROPERTIES = {
     "logits_parity": "live rows' logits: graph bits = eager bits",
     "kv_parity": "every slot of every pool: graph bits = eager bits",
     "write_frame": "a step changes only the slots in its own out_cache_loc",
-    "frozen_kv": "a draft that reads frozen KV changes no bit of any pool",
     "hermetic_replay": (
         "a runner gives the same bits after earlier replays as it does when freshly captured"
     ),
