@@ -58,10 +58,27 @@ def branch_before(count: Any, table: Any, out: Any, width: tl.constexpr) -> None
 
 @jit
 def address(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
-    """Load from a table at the count."""
+    """Load from a table at the count, and store the entry to a block."""
     held = tl.load(count)
     tl.store(count, held + 1)
-    tl.store(out, tl.load(table + held))
+    tl.store(out + tl.arange(0, width), tl.load(table + held))
+
+
+@jit
+def outside(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
+    """Load from outside of the table if the count was not zero."""
+    held = tl.load(count).to(tl.int64)
+    tl.store(count, held + 1)
+    tl.store(out, tl.load(table + held * 2**40))
+
+
+@jit
+def looked_up(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
+    """Look up the count. The thread that stores it also stores the entry."""
+    held = tl.load(count)
+    entry = tl.load(table + held)
+    tl.store(out, entry)
+    tl.store(count, held + 1)
 
 
 @jit
@@ -277,9 +294,9 @@ def launched(kernel: Kernel, start: int = 0, **named: Any) -> None:
 
 
 KERNELS = (
-    *(branch, branch_before, address, block_address, mask, value, leaves, joins, added),
-    *(in_function, barrier_after, with_barrier, with_reduction, with_scan, with_atomic, unused),
-    *(appended, checked, unchanged, elsewhere, block, turns),
+    *(branch, branch_before, address, outside, block_address, mask, value, leaves, joins),
+    *(added, in_function, barrier_after, with_barrier, with_reduction, with_scan, with_atomic),
+    *(unused, appended, looked_up, checked, unchanged, elsewhere, block, turns),
 )
 
 UNTRIED = ("block", "one warp", "tuned, one warp")

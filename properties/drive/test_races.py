@@ -12,7 +12,8 @@ from properties.support.interpreting import run_interpreted
 EFFECTS = {
     "branch": "ends before a block store",
     "branch_before": "ends before a block store",
-    "address": "loads from other addresses",
+    "address": "executes a block store with other operands",
+    "outside": "loads from outside of all tensors",
     "block_address": "executes a block store with other operands",
     "mask": "executes a block store with other operands",
     "value": "executes a block store with other operands",
@@ -48,5 +49,5 @@ def test_a_kernel_has_a_race_if_a_late_warp_does_something_else(device: str) -> 
     assert [lines[number - 1].strip() for number in (int(source.split(":")[1]), *numbers)] == [
         "held = tl.load(count)",
         "tl.store(count, held + 1)",
-        "tl.store(out, tl.load(table + held))",
+        "tl.store(out + tl.arange(0, width), tl.load(table + held))",
     ]

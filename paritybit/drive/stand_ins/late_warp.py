@@ -117,25 +117,30 @@ def bits(what: str, arrays: Sequence[Any]) -> list[bytes]:
 class LateWarp:
     """Runs a program as the warp that loads an overwritten scalar late.
 
-    A load gives what it gave the program, or the new value. No memory is read or written, so any
-    new value is safe. The warp behaves in another way if it
+    A load gives what it gave the program, or the new value. A load that the program did not make
+    reads the memory of the launch's tensors. No memory is written. The warp does harm if it
 
-    - loads with another mask, or from addresses that the program does not load from, or
+    - loads from memory outside of all tensors of the launch, or
     - has other effects: other block stores, atomics, reductions or barriers, or in other order, or
       with other values.
 
     Scalar stores and scalar atomics are not compared: a late warp does not execute them. A counter
-    that is loaded, incremented and stored is no race.
+    that is loaded, incremented and stored is no race, nor is a load whose value only decides what
+    is stored as a scalar.
+
+    `memory` has the first address of each tensor's storage, and the address behind its end.
     """
 
     def __init__(
         self,
         program: Program,
         given: Overwritten,
+        memory: Sequence[tuple[int, int]],
         handle: Callable[[Any, Any], Any],
         line: Callable[[], str],
     ) -> None:
         self.program, self.given, self.handle, self.line = program, given, handle, line
+        self.memory = memory
         self.raced = program.loads[given.first][0].item()
         self.source = ""
         """The line of the load."""
@@ -145,12 +150,14 @@ class LateWarp:
         self.turns: Counter[bytes] = Counter()
         self.done = 0
 
-    def load(self, pointers: Any, mask: Any, other: Any) -> Any:
-        """Return the result of a load. `mask` is True somewhere."""
+    def load(self, pointers: Any, mask: Any, other: Any, run: Callable[[], Any]) -> Any:
+        """Return the result of a load. `mask` is True somewhere. `run` makes the load."""
         name = name_of(pointers.data, mask.data)
         numbers = self.known.get(name)
         if numbers is None:
-            raise Differs("loads from other addresses", self.line())
+            if not self._holds(pointers.data[mask.data], pointers.get_element_ty()):
+                raise Differs("loads from outside of all tensors", self.line())
+            return run()
         number = numbers[self._turn(name, len(numbers))]
         where, _, values = self.program.loads[number]
         if where.size == 1 and where.item() == self.raced:
@@ -185,6 +192,12 @@ class LateWarp:
         """Compare the end."""
         if self.done < len(self.program.effects):
             raise Differs(f"ends before {self.program.effects[self.done][0]}")
+
+    def _holds(self, addresses: Any, kind: Any) -> bool:
+        """Return whether the memory of the launch's tensors has all addresses of a load."""
+        size = kind.primitive_bitwidth // 8
+        inside = [(addresses >= first) & (addresses + size <= end) for first, end in self.memory]
+        return bool(np.any(inside, axis=0).all()) if inside else False
 
     def _turn(self, name: bytes, count: int) -> int:
         """Return which of `count` equal accesses this is. Stops a warp that would never end."""

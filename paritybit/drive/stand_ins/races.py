@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+import torch
 
 from paritybit.drive.stand_ins.language import LANGUAGE
 from paritybit.drive.stand_ins.late_warp import (
@@ -75,6 +76,13 @@ def of_tensors(arguments: Sequence[Any]) -> Sequence[Any]:
     return [one.handle.data for one in arguments[1]]
 
 
+def memory_of(arguments: Sequence[Any]) -> list[tuple[int, int]]:
+    """Return where the storages of a launch's tensors begin and end."""
+    tensors = [getattr(one, "base", one) for one in arguments]  # Triton wraps some.
+    storages = [one.untyped_storage() for one in tensors if isinstance(one, torch.Tensor)]
+    return [(one.data_ptr(), one.data_ptr() + one.nbytes()) for one in storages]
+
+
 class Watched:
     """A kernel that reports the start of each program. It has the signature of the kernel."""
 
@@ -83,6 +91,7 @@ class Watched:
         self.__name__, self.__globals__ = kernel.__name__, kernel.__globals__
         self.__signature__ = inspect.signature(kernel)
         self.programs, self.trials, self.counted, self.found = 0, 0, False, set[str]()
+        self.memory = list[tuple[int, int]]()
 
     def __call__(self, **arguments: Any) -> None:
         """Run one program."""
@@ -183,7 +192,7 @@ class Races:
             if kernel not in self.kernels:
                 self.kernels[kernel] = Watched(kernel, self.run)
             executor.fn = watched = self.kernels[kernel]
-            watched.warps = warps
+            watched.warps, watched.memory = warps, memory_of((*arguments, *named.values()))
             try:
                 launched(executor, *arguments, **named)
             finally:
@@ -223,7 +232,9 @@ class Races:
         self, watched: Watched, program: Program, given: Overwritten, arguments: dict[str, Any]
     ) -> KernelRace | None:
         """Run a program again as a late warp. Returns the race if it behaves in another way."""
-        self.late = late = LateWarp(program, given, self.interpreter.TensorHandle, line_of_kernel)
+        self.late = late = LateWarp(
+            program, given, watched.memory, self.interpreter.TensorHandle, line_of_kernel
+        )
         try:
             watched.kernel(**arguments)
             late.end()
@@ -248,7 +259,8 @@ class Races:
 
         def call(pointers: Any, mask: Any, other: Any, *rest: Any) -> Any:
             if self.late is not None and np.any(mask.data):
-                return self.ask(self.late.load, pointers, mask, other)
+                again = functools.partial(run, pointers, mask, other, *rest)
+                return self.ask(self.late.load, pointers, mask, other, again)
             result = run(pointers, mask, other, *rest)
             if self.program is not None:  # Not by `note`: most operations are loads.
                 self.program.load(pointers.data, mask.data, result.data)
