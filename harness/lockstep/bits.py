@@ -1,8 +1,6 @@
 """Bitwise comparison of tensors. NaN equals itself, and -0.0 differs from 0.0."""
 
-import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,16 +8,6 @@ from paritybit.reference.model import Output
 from torch import Tensor
 
 _INTEGER = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
-
-
-def tensor_of(array: "np.ndarray[Any, Any]") -> Tensor | None:
-    """Return an array as a tensor in its memory, or None if torch has no such tensors."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # It may be read-only, and is only read.
-            return torch.from_numpy(array)
-    except (TypeError, ValueError):
-        return None
 
 
 def bits(values: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 Knows the internals of our own engine. `faults` has the faults.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from functools import cache
 
@@ -28,12 +27,6 @@ from paritybit.subjects.protocol import Forward, Overrides, Replay
 from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
 from paritybit.subjects.runners.base import GraphRunner
 from paritybit.subjects.toggles import LocationScheme
-
-BEGINNING = re.compile(
-    r"Step \d+ runs |The engine captures |Before step \d+, |The host plans |"
-    r"[\w ]+ slot \d+ (belongs|is) "
-)
-"""How the first sentence of an explanation begins: with what ran, or with what a slot held."""
 
 SCHEDULE = Schedule(
     (
