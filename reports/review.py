@@ -255,7 +255,7 @@ def _environment(environment: Environment) -> Iterator[Fact]:
 def _spread(environment: Environment) -> str:
     """Describe the processes and GPUs that shared the work."""
     count, gpus = environment.processes or 1, environment.gpus
-    processes = f"{count} process{'es' * (count > 1)}{' of a Ray cluster' * bool(environment.ray)}"
+    processes = f"{count} process{'es' * (count > 1)}"
     if not gpus:
         return processes
     under = "under MPS" if environment.mps else "without MPS"

@@ -1,1 +1,1 @@
-"""Campaigns that play many schedules: regress, hunts, history, soak, mutants and replays."""
+"""Campaigns that play many schedules: regress, hunts, mutants and replays."""

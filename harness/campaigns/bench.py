@@ -1,41 +1,37 @@
-"""Measures the cost of a differential step and of its parts.
+"""Measures differential steps per second, and compares all figures of `bench` with their bounds.
 
-The same schedule is played with all checks, without the checks of reads, static inputs and slot
-ownership, with hermetic_replay only, and without checks. Times are CPU times of the process. The
-time of a step is also given in products of small tensors, which is comparable between machines.
+The same schedule is played several times with all checks of steps. The figure is the median.
 """
 
 import statistics
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from paritybit.harness.campaigns.hunt import play_all, without_error
-from paritybit.harness.checks.play import Lockstep, Outcome
-from paritybit.harness.checks.step_properties.hermetic_replay import HERMETIC_REPLAY
+from paritybit.harness.campaigns.hunt import without_error
+from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import STEP_PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
-from paritybit.harness.lockstep.observation import Observation
-from paritybit.harness.lockstep.pair import Pair, Recorder
-from paritybit.harness.lockstep.requests import PlannedStep
+from paritybit.harness.records.case import read_json
 from paritybit.harness.schedules.schedule import Admit, Decode, Evict, Finish, Schedule, Step
-from paritybit.reference.config import PRESETS
 from paritybit.subjects.toggles import LocationScheme
+
+from paritybit.places import SOURCES
+
+Data = Mapping[str, Any]
+
+EVIDENCE = SOURCES / "reports" / "evidence"
+"""The folder of committed records. An installed package has none."""
 
 ROWS = 8
 DECODES = 36
 EVICT_EVERY = 6
 REPEATS = 7
-SCHEDULES = 4
-PRODUCTS = 20_000
-"""The number of products of small tensors measured before and after each playing."""
 
-HELD_CHECKS = frozenset({"read_frame", "live_inputs", "slot_ownership"})
-"""The checks of index lists, static inputs and slots, whose share of the time is measured."""
+COMMIT = 7
+"""Digits of a commit in the table."""
 
 
 def workload() -> Schedule:
@@ -50,126 +46,6 @@ def workload() -> Schedule:
     return Schedule(tuple(steps))
 
 
-@dataclass
-class Stopwatch(Recorder):
-    """Adds up the CPU seconds of this process for each part of a step."""
-
-    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    since: float = 0.0
-
-    def planned(self, pair: Pair, planned: PlannedStep) -> None:
-        """Measure the planning, which is over."""
-        self.seconds["planning"] += time.process_time() - self.since
-
-    def eager(self) -> Any:
-        """Measure the eager forward."""
-        return self._timed("eager")
-
-    def forwarding(self) -> Any:
-        """Measure the subject's forward."""
-        return self._timed("replay")
-
-    def observe(
-        self, place: int, step: Step, observation: Observation | None, violated: frozenset[str]
-    ) -> None:
-        """Start to measure the next step."""
-        self.since = time.process_time()
-
-    @contextmanager
-    def _timed(self, part: str) -> Iterator[None]:
-        started = time.process_time()
-        yield
-        self.seconds[part] += time.process_time() - started
-
-
-@dataclass(frozen=True)
-class Played:
-    """One playing of the schedule: wall seconds, CPU seconds and outcome."""
-
-    elapsed: float
-    seconds: float
-    outcome: Outcome
-
-    @property
-    def rate(self) -> float:
-        """Steps per second."""
-        return self.outcome.steps / self.elapsed
-
-    @property
-    def step(self) -> float:
-        """CPU seconds per step."""
-        return self.seconds / self.outcome.steps
-
-
-def played(
-    lockstep: Lockstep,
-    schedule: Schedule,
-    properties: frozenset[str] = STEP_PROPERTIES,
-    stopwatch: Stopwatch | None = None,
-) -> Played:
-    """Play a schedule and check some properties.
-
-    Raises RuntimeError if a property is violated or no padded batch is replayed.
-    """
-    lockstep.watch(properties)
-    watch = stopwatch or Stopwatch()
-    started, busy = time.perf_counter(), time.process_time()
-    watch.since = busy
-    outcome = without_error(lockstep.play(schedule, watch.observe, recorder=watch))
-    if outcome.violations or not outcome.padded_replays:
-        raise RuntimeError(f"the benchmark schedule has violations: {outcome.violations}")
-    if lockstep.trial.device == "cuda":
-        torch.cuda.synchronize()
-    return Played(time.perf_counter() - started, time.process_time() - busy, outcome)
-
-
-def product_seconds() -> float:
-    """Return the seconds of one torch.mul(a, b, out=c) with 8 x 64 floats on the CPU."""
-    one, other, result = torch.rand(8, 64), torch.rand(8, 64), torch.empty(8, 64)
-    started = time.process_time()
-    for _ in range(PRODUCTS):
-        torch.mul(one, other, out=result)
-    return (time.process_time() - started) / PRODUCTS
-
-
-def in_products(play: Callable[[], Played]) -> tuple[Played, float]:
-    """Return a playing, and its time per step in products, measured before and after it."""
-    before = product_seconds()
-    one = play()
-    return one, 2 * one.step / (before + product_seconds())
-
-
-def parts_of(lockstep: Lockstep, schedule: Schedule, step: float) -> dict[str, float]:
-    """Return the seconds of a step's parts. Their sum is `step`.
-
-    Planning includes the copies made before a forward. `just-captured replay` is the time that
-    hermetic_replay adds, `checks` the time that all other checks add, and bookkeeping is the rest.
-    """
-    bare, with_fresh = [], []
-    watches = [Stopwatch() for _ in range(REPEATS)]
-    for watch in watches:
-        bare.append(played(lockstep, schedule, frozenset(), watch))
-        with_fresh.append(played(lockstep, schedule, frozenset({HERMETIC_REPLAY.id})).step)
-    steps = bare[0].outcome.steps
-    parts = {
-        name: statistics.median(watch.seconds[name] for watch in watches) / steps
-        for name in ("planning", "eager", "replay")
-    }
-    alone, fresh = statistics.median(one.step for one in bare), statistics.median(with_fresh)
-    return {
-        **parts,
-        "just-captured replay": fresh - alone,
-        "checks": step - fresh,
-        "bookkeeping": alone - sum(parts.values()),
-    }
-
-
-def captured_graphs(lockstep: Lockstep) -> int:
-    """Return the number of graphs that both engines of a lockstep have captured."""
-    engines = lockstep.pair.subject, lockstep.pair.fresh_engine
-    return sum(len(runner.captured) for engine in engines for runner in engine.runners.values())
-
-
 def bench_trial(preset: str, device: str) -> TrialConfig:
     """Return the trial to measure: decode, a preset's tiny size, float32."""
     return TrialConfig(
@@ -181,46 +57,97 @@ def bench_trial(preset: str, device: str) -> TrialConfig:
     )
 
 
-def measured(preset: str, device: str, schedule: Schedule) -> dict[str, Any]:
-    """Return the measured figures for a preset's trial."""
-    started = time.process_time()
-    lockstep = Lockstep(bench_trial(preset, device))
-    capturing = time.process_time() - started
-    played(lockstep, schedule)
-    fewer, all_checks = [], []
-    for _ in range(REPEATS):
-        fewer.append(played(lockstep, schedule, STEP_PROPERTIES - HELD_CHECKS).rate)
-        all_checks.append(in_products(lambda: played(lockstep, schedule)))
-    rates = [one.rate for one, _ in all_checks]
-    outcome = all_checks[-1][0].outcome
-    step = statistics.median(one.step for one, _ in all_checks)
-    parts = parts_of(lockstep, schedule, step)
-    started = time.process_time()
-    lockstep.watch(STEP_PROPERTIES)
-    drawn = play_all(lockstep, 0, SCHEDULES)
-    return {
-        "preset": preset,
-        "steps": outcome.steps,
-        "replays": outcome.replays,
-        "padded_replays": outcome.padded_replays,
-        "steps_per_second": round(statistics.median(rates), 1),
-        "slowest": round(min(rates), 1),
-        "fastest": round(max(rates), 1),
-        "share_of_held_checks": round(1 - statistics.median(rates) / statistics.median(fewer), 3),
-        "step_milliseconds": round(1000 * step, 2),
-        "step_in_products": round(statistics.median(worth for _, worth in all_checks)),
-        "parts_milliseconds": {name: round(1000 * part, 2) for name, part in parts.items()},
-        "captures_per_second": round(captured_graphs(lockstep) / capturing, 1),
-        "schedules_per_second": round(drawn.schedules / (time.process_time() - started), 2),
-    }
+def steps_per_second(preset: str, device: str) -> float:
+    """Return the median rate of differential steps with all checks of steps.
+
+    Raises RuntimeError if a property is violated or no padded batch is replayed.
+    """
+    lockstep = Lockstep(bench_trial(preset, device), STEP_PROPERTIES)
+    schedule, rates = workload(), []
+    for _ in range(REPEATS + 1):
+        started = time.perf_counter()
+        outcome = without_error(lockstep.play(schedule))
+        if device == "cuda":
+            torch.cuda.synchronize()
+        rates.append(outcome.steps / (time.perf_counter() - started))
+        if outcome.violations or not outcome.padded_replays:
+            raise RuntimeError(f"the benchmark schedule has violations: {outcome.violations}")
+    return round(statistics.median(rates[1:]), 1)  # The first playing warms up.
 
 
-def bench(device: str) -> dict[str, Any]:
-    """Return the measured figures for each preset."""
-    schedule = workload()
-    return {
-        "rows": ROWS,
-        "repeats": REPEATS,
-        "properties": sorted(STEP_PROPERTIES),
-        "lockstep": [measured(preset, device, schedule) for preset in PRESETS],
-    }
+@dataclass(frozen=True)
+class Bound:
+    """A figure and its bound: a maximum, or a minimum with `at_least`.
+
+    `of` returns the figure from a record of `bench`, or from the committed file `record` if `bench`
+    does not measure it. None means that it was not measured.
+    """
+
+    figure: str
+    bound: float
+    of: Callable[[Data], float | None]
+    record: str | None = None
+    at_least: bool = False
+
+    def cells(self, now: Data, before: Data | None) -> tuple[str, str, str, str, str]:
+        """Return the figure, its bound, its value now and in a committed record, and the verdict.
+
+        `now` has the figures of this run, `before` is a committed record of `bench`.
+        """
+        value = self.of({"figures": now}) if self.record is None else None
+        if self.record is not None:
+            path = EVIDENCE / self.record
+            before = read_json(path) if path.exists() else None
+        recorded = self.of(before) if before is not None else None
+        judged = recorded if value is None else value
+        verdict = "not measured here"
+        if judged is not None:
+            kept = judged >= self.bound if self.at_least else judged <= self.bound
+            verdict = "within" if kept else "over"
+            if value is None and before is not None:
+                verdict += f" at {before['environment']['commit'][:COMMIT]}"
+        sign = "≥" if self.at_least else "≤"
+        return self.figure, f"{sign} {self.bound:g}", shown(value), shown(recorded), verdict
+
+
+def shown(value: float | None) -> str:
+    """Return a figure as text, or – without one."""
+    return "–" if value is None else f"{value:.3g}"
+
+
+def measured(part: str, name: str) -> Callable[[Data], float | None]:
+    """Return what takes a figure from a part of a bench record, if the part was measured."""
+    return lambda record: (record["figures"].get(part) or {}).get(name)
+
+
+BOUNDS = (
+    Bound("watched pool: checksums / copy", 0.8, measured("pool", "frame_over_copy"), None, True),
+    Bound("sglang on a CPU: watched / unwatched time", 1.3, measured("watching", "over_unwatched")),
+    Bound(
+        "sglang on a CPU: forwards/s, cheap checks",
+        110,
+        measured("watching", "forwards_per_second"),
+        at_least=True,
+    ),
+    Bound(
+        "sglang on a CPU: seconds that watching adds to the start",
+        5,
+        measured("watching", "seconds_added_to_start"),
+    ),
+    Bound(
+        "H200, MPS: seconds of regress", 45, lambda record: record["seconds"], "h200/regress.json"
+    ),
+    Bound(
+        "H200, MPS: seconds of the suite",
+        45,
+        lambda record: record["figures"]["seconds"],
+        "h200/suite.json",
+    ),
+)
+"""All bounds on speed that a record can show."""
+
+
+def committed(device_name: str) -> Data | None:
+    """Return the committed record of `bench` from a device, or None."""
+    records = map(read_json, sorted(EVIDENCE.rglob("*bench.json")))
+    return next((one for one in records if one["environment"]["device_name"] == device_name), None)

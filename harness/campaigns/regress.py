@@ -19,10 +19,7 @@ from paritybit.harness.campaigns.chosen import (
     share_of_scenes,
     with_prompts,
 )
-from paritybit.harness.campaigns.executor import Campaign
-from paritybit.harness.campaigns.spreading.backends import execute
-from paritybit.harness.campaigns.spreading.database import Known
-from paritybit.harness.campaigns.spreading.order import order
+from paritybit.harness.campaigns.executor import Campaign, execute
 from paritybit.harness.campaigns.task import (
     GOOD,
     OPEN,
@@ -103,7 +100,6 @@ class RunConfig:
 
     - `hunts`: pairs (bug, runner). Their runners get clean trials too.
     - `examples`: schedules per hunt.
-    - `known`: schedules from other runs, which the clean trials play first.
     - `shape`: the size of models and pools.
     """
 
@@ -114,7 +110,6 @@ class RunConfig:
     examples: int = 50
     command: str = "paritybit regress"
     workers: Workers = HERE
-    known: Known = field(default_factory=Known)
     shape: Shape = Shape.TINY
 
     @property
@@ -265,12 +260,13 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
     chosen = chosen_for(tuple(trials), required, settings.seed) if narrowed else {}
     tasks: list[Task] = []
     for seed, trial in enumerate(trials, settings.seed):
-        first = settings.known.by_runner.get(trial.runner, ())
         few = max(FEWEST_CLEAN, CLEAN_SCHEDULES // len(trials))
         if narrowed:
-            first, few = (*first, *chosen[trial]), 0
+            first, few = chosen[trial], 0
         elif settings.shape is Shape.TINY:
-            first = (*first, share_of_scenes(trial))
+            first = (share_of_scenes(trial),)
+        else:
+            first = ()
         tasks.append(Task(trial, Source.GENERATED, seed, min(few, settings.examples), first))
         place = settings.runners.index(trial.runner)
         if trial.scheme is schemes[place % len(schemes)] and not (narrowed and place):
@@ -330,8 +326,17 @@ def chained(settings: RunConfig, trial: TrialConfig) -> TrialConfig:
 
 def run_tasks(tasks: Sequence[Task], workers: Workers, on_result: Callable[[Result], None]) -> None:
     """Run tasks with `workers`, sorted by `order`. `on_result` is called with each result."""
-    ordered = sorted(tasks, key=order)
-    execute(TASKS, ordered, workers, lambda ended: on_result(result_of(ended)))
+    execute(TASKS, sorted(tasks, key=order), workers, lambda ended: on_result(result_of(ended)))
+
+
+def order(task: Task) -> tuple[bool, bool, bool]:
+    """Return the key by which the tasks of a run are sorted.
+
+    Clean trials come first, those whose steps overlap before the others because they take longest.
+    Hunts of bugs that cannot affect their runner detect nothing and come last.
+    """
+    hunt = task.bug is not None
+    return hunt, hunt and task.target is None, not task.trial.overlap
 
 
 def verdict(run: Run) -> tuple[str, str]:

@@ -1,11 +1,11 @@
-"""Terminal output of `regress` and `timeline`: progress during the run, and tables at its end."""
+"""Terminal output of `regress`: progress during the run, and tables at its end."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from operator import attrgetter
 from string import ascii_uppercase
-from typing import Any, Protocol
+from typing import Protocol
 
 from paritybit.harness.campaigns.task import GOOD, Result, Status
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, OK
@@ -223,38 +223,3 @@ def clean_table(record: Record) -> Table:
             _verdict(rows),
         )
     return table
-
-
-def history_table(figures: Mapping[str, Any]) -> Table:
-    """Return a table of the points of a history × the properties violated or expected at any.
-
-    A cell has the letters of the runners on which the property was violated. Lower case means that
-    another bug hides it.
-    """
-    points = figures["points"]
-    letter = dict(zip(figures["runners"], LETTERS, strict=False))
-    ever = {name for point in points for name in (*point["red"], *point["must_be_red"])}
-    table = _table("upstream history: runners on which each property was violated")
-    table.add_column("point", no_wrap=True)
-    table.add_column("scheme", no_wrap=True)
-    names = [name for name in figures["properties"] if name in ever]
-    for name in names:
-        table.add_column(name.replace("_", "\n", 1))
-    table.add_column("")
-    for point in points:
-        cells = []
-        for name in names:
-            seen = "".join(letter[runner] for runner in point["red"].get(name, ()))
-            hidden = "".join(letter[runner].lower() for runner in point["hidden"].get(name, ()))
-            cells.append(seen + hidden)
-        verdict = "[green]✓[/]" if point["as_said"] else "[bold red]✗[/]"
-        table.add_row(point["name"], point["scheme"], *cells, verdict)
-    message = ", ".join(f"{sign} {name}" for name, sign in letter.items())
-    never = ", ".join(name for name in figures["properties"] if name not in ever)
-    table.caption = f"{message}\n{HISTORY_LEGEND}{never}"
-    return table
-
-
-HISTORY_LEGEND = (
-    "lower case: hidden because another bug fails first; ✗ unexpected result; never violated: "
-)

@@ -17,8 +17,6 @@ OF_THE_LABORATORY = (
     "examples",
     "workers",
     "mps",
-    "ray",
-    "journal",
     "strict",
     "whole_engines",
 )
@@ -38,7 +36,7 @@ def watch_engine(options: argparse.Namespace) -> int:
 
     Raises MalformedError for an option that only applies to the built-in engine.
     """
-    given = [name for name in (*OF_THE_LABORATORY, "database") if getattr(options, name)]
+    given = [name for name in OF_THE_LABORATORY if getattr(options, name)]
     if options.shape != "tiny":
         given.append("shape")
     if given:

@@ -15,9 +15,6 @@ OUT = Path("paritybit-out")
 LATEST = "latest"
 """The name of the link to the folder of the last run."""
 
-CORPUS = Path("properties/corpus")
-"""The folder of the regression corpus."""
-
 
 def shown(word: str, keep: int = 1) -> str:
     """Return a word of a command line without an absolute path, for a record.

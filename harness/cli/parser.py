@@ -4,20 +4,18 @@ import argparse
 from textwrap import fill
 from typing import Any
 
-from paritybit.harness.cli.folders import CORPUS, OUT
+from paritybit.harness.cli.folders import OUT
 from paritybit.harness.cli.watch.options import WATCHING, add_out
 from paritybit.harness.cli.words.help import COMMANDS, DESCRIPTION, DETAILS, EXAMPLES
 from paritybit.harness.cli.words.reading import Formatter, Parser
 from paritybit.harness.cli.words.values import (
     count,
     count_or_none,
-    counts,
     file,
     names,
     number,
 )
 from paritybit.harness.errors import PLURALS
-from paritybit.harness.machine.workers import LOCAL
 
 from paritybit import __version__
 
@@ -27,14 +25,10 @@ Command = tuple[str, str]
 Help and errors in a command line therefore do not wait for slow imports.
 """
 
-run_bisect: Command = "paritybit.harness.cli.bisect", "run_bisect"
-run_corpus: Command = "paritybit.harness.cli.corpus", "run_corpus"
 run_engine: Command = "paritybit.harness.cli.engine", "run_engine"
 run_bench: Command = "paritybit.harness.cli.bench", "run_bench"
 run_list: Command = "paritybit.harness.cli.names", "run_list"
 run_mutants: Command = "paritybit.harness.cli.measure", "run_mutants"
-run_soak: Command = "paritybit.harness.cli.measure", "run_soak"
-run_timeline: Command = "paritybit.harness.cli.measure", "run_timeline"
 run_compare: Command = "paritybit.harness.cli.pages", "run_compare"
 run_report: Command = "paritybit.harness.cli.pages", "run_report"
 run_summary: Command = "paritybit.harness.cli.pages", "run_summary"
@@ -67,7 +61,7 @@ class Commands:
             description="\n\n".join(paragraphs).rstrip(),
             epilog=f"examples:{lines}",
             formatter_class=Formatter,
-            allow_abbrev=False,  # Otherwise --seed would mean --seeds in soak.
+            allow_abbrev=False,
         )
         command.set_defaults(run=run, parser=command)
         return command  # type: ignore[no-any-return]
@@ -85,12 +79,8 @@ def parser() -> Parser:
         add_regress,
         add_watch,
         add_replay,
-        add_bisect,
-        add_timeline,
-        add_corpus,
         add_list,
         add_pages,
-        add_soak,
         add_bench,
         add_mutants,
         add_engine,
@@ -141,17 +131,6 @@ def add_mps(command: Parser) -> None:
     )
 
 
-def add_cluster(command: Parser) -> None:
-    """Add the options for a Ray cluster and for the journal."""
-    cluster = "Spread the work over a Ray cluster: a local one, or the one at ADDRESS"
-    command.add_argument("--ray", nargs="?", const=LOCAL, metavar="ADDRESS", help=cluster)
-    journal = (
-        "Save each task's result to this file. If a run is interrupted, repeat the same "
-        "command to run only the remaining tasks"
-    )
-    command.add_argument("--journal", type=file, help=journal)
-
-
 def add_regress(commands: Commands) -> None:
     """Add `regress`."""
     regress = commands.add("regress", run_regress)
@@ -163,12 +142,6 @@ def add_regress(commands: Commands) -> None:
     examples = "Schedules for each bug on each runner (default: 50)"
     regress.add_argument("--examples", type=count, help=examples)
     add_workers(regress)
-    add_cluster(regress)
-    database = (
-        "Folder that stores failing schedules for reuse. Later runs on the unchanged "
-        "engine play these schedules first"
-    )
-    regress.add_argument("--database", type=file, help=database)
     strict = "Exit with 125 if the run did not reach all states that a full run must reach"
     regress.add_argument("--strict", action="store_true", help=strict)
     whole = "Also watch the downloaded engines; with --bug, only those that are known to have it"
@@ -197,57 +170,6 @@ def add_replay(commands: Commands) -> None:
         help="Engine for an engine's case; accepts the same values as watch --engine",
     )
     add_device(replay)
-
-
-def add_bisect(commands: Commands) -> None:
-    """Add `bisect`."""
-    bisect = commands.add("bisect", run_bisect)
-    bisect.add_argument(
-        "bugs",
-        type=names,
-        nargs="?",
-        default=(),
-        help="Comma-separated bugs to choose from. All must use the same location scheme",
-    )
-    bisect.add_argument(
-        "--case",
-        type=file,
-        help="Case file with the schedule to play (default: search for one that fails)",
-    )
-    bisect.add_argument(
-        "--property", help="Property to explain (default: the case's, or the first one violated)"
-    )
-    bisect.add_argument("--runner", help="Runner to play (default: one that the bugs affect)")
-    add_seed(bisect)
-    bisect.add_argument(
-        "--examples",
-        type=count,
-        default=50,
-        help="Maximum number of schedules to search (default: 50)",
-    )
-    bisect.add_argument("--out", type=file, help="Write a case with the smallest set to this file")
-    add_device(bisect)
-
-
-def add_timeline(commands: Commands) -> None:
-    """Add `timeline`."""
-    timeline = commands.add("timeline", run_timeline)
-    add_workers(timeline)
-    add_cluster(timeline)
-    timeline.add_argument("--record", type=file, help="Write the results to this JSON file")
-    add_device(timeline)
-
-
-def add_corpus(commands: Commands) -> None:
-    """Add `corpus`."""
-    corpus = commands.add("corpus", run_corpus)
-    add_names(corpus, "--bug", "bugs, each BUG or BUG@RUNNER")
-    corpus.add_argument(
-        "--workers", type=count, help="Number of worker processes (default: one per core)"
-    )
-    corpus.add_argument(
-        "--out", type=file, default=CORPUS, help=f"Output folder for case files (default: {CORPUS})"
-    )
 
 
 def add_list(commands: Commands) -> None:
@@ -280,42 +202,10 @@ def add_record(command: Parser, about: str) -> None:
     command.add_argument("record", type=file, nargs="?", default=str(RECORD), help=about)
 
 
-def add_soak(commands: Commands) -> None:
-    """Add `soak`."""
-    soak = commands.add("soak", run_soak)
-    steps = (
-        "Steps to play without a bug (default: 20000). The run finishes its last batch of 50"
-        " schedules, so it can play slightly more"
-    )
-    soak.add_argument("--steps", type=count_or_none, help=steps)
-    soak.add_argument(
-        "--seeds", type=count_or_none, help="Number of seeds for each bug (default: 20)"
-    )
-    add_workers(soak)
-    add_cluster(soak)
-    soak.add_argument(
-        "--first-seed",
-        type=count_or_none,
-        default=0,
-        help="First seed for the schedules without a bug (default: 0)",
-    )
-    soak.add_argument(
-        "--record", type=file, required=True, help="Write the results to this JSON file"
-    )
-    table = "Write a Markdown table of the schedules needed to detect each bug"
-    soak.add_argument("--table", type=file, help=table)
-    add_shape(soak)
-    add_device(soak)
-
-
 def add_bench(commands: Commands) -> None:
     """Add `bench`."""
     bench = commands.add("bench", run_bench)
-    numbers = "Comma-separated process counts to measure (default: chosen for this machine)"
-    bench.add_argument("--processes", type=counts, default=(), help=numbers)
     bench.add_argument("--record", type=file, help="Write the results to this JSON file")
-    against = "Also compare the CPU time of regress with that in this tree of another commit"
-    bench.add_argument("--against", type=file, metavar="FOLDER", help=against)
     engine = "Also measure what watching this engine costs on a CPU, for example sglang==0.5.23"
     bench.add_argument("--engine", help=engine)
     add_device(bench)
@@ -335,7 +225,6 @@ def add_mutants(commands: Commands) -> None:
         "--examples", type=count, default=50, help="Schedules for each seed (default: 50)"
     )
     add_workers(mutants)
-    add_cluster(mutants)
     mutants.add_argument("--record", type=file, help="Write the results to this JSON file")
     add_device(mutants)
 

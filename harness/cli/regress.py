@@ -15,8 +15,6 @@ from paritybit.harness.campaigns.regress import (
     run_tasks,
 )
 from paritybit.harness.campaigns.run_record import CASES, cases_of, record
-from paritybit.harness.campaigns.spreading.database import Known, save
-from paritybit.harness.campaigns.spreading.database import known as known_cases
 from paritybit.harness.campaigns.task import Result, Status
 from paritybit.harness.checks.expectations import affected_runners, unaffected_reason
 from paritybit.harness.cli.display import (
@@ -32,15 +30,13 @@ from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, O
 from paritybit.harness.cli.failures import print_failures
 from paritybit.harness.cli.folders import run_folder, shown, swap_link
 from paritybit.harness.cli.pages import previous_of, print_previous
-from paritybit.harness.cli.spreading import (
-    fitting,
-    workers_asked_for,
-)
 from paritybit.harness.cli.watch.whole_engines import KnownEngine, downloaded, table, watched
 from paritybit.harness.errors import CannotRunError, MalformedError, known, refused
 from paritybit.harness.lockstep.config import TrialConfig, resolve_device
+from paritybit.harness.lockstep.scale.memory import most_processes, needs_of
 from paritybit.harness.lockstep.scale.shapes import FEW_EXAMPLES
 from paritybit.harness.machine.stopping import heard_at_the_end
+from paritybit.harness.machine.workers import Workers, workers_for
 from paritybit.harness.records import record as run_record
 from paritybit.harness.records.case import write_case
 from paritybit.harness.records.files import write_whole
@@ -80,27 +76,25 @@ def run_regress(options: argparse.Namespace) -> int:
         seed=options.seed,
         examples=options.examples or FEW_EXAMPLES.get(shape, EXAMPLES),
         command=shlex.join(["paritybit", *map(shown, options.typed)]),
-        workers=workers_asked_for(options, device),
-        known=known_of(options.database),
+        workers=workers_for(device, options.workers),
         shape=shape,
     )
     settings = replace(settings, workers=fitting(settings.workers, trials_of(settings)))
     engines = downloaded(options.bug) if options.whole_engines else []
     with run_folder(options.out) as folder:
-        return played(settings, folder, options.database, strict=options.strict, engines=engines)
+        return played(settings, folder, strict=options.strict, engines=engines)
 
 
 def played(
     settings: RunConfig,
     folder: Path,
-    database: Path | None,
     *,
     strict: bool = False,
     engines: Sequence[KnownEngine] = (),
 ) -> int:
-    """Run the tasks, and write results to a folder and cases to a database, if there is one.
+    """Run the tasks, and write results to a folder. `engines` are watched afterwards.
 
-    `engines` are watched afterwards. Returns the exit code.
+    Returns the exit code.
     """
     console, run, tasks = Console(), Run(settings), plan(settings)
     console.print(f"paritybit regress on {run_record.device_name(settings.device)}")
@@ -123,10 +117,7 @@ def played(
             whole = watched(engines, folder / "whole", stops)
         run.interrupted = stops.received is not None
     with heard_at_the_end():
-        code = finish(console, run, folder, strict=strict, whole=whole)
-        if database is not None:
-            save(database, cases_of(run).values())
-    return code
+        return finish(console, run, folder, strict=strict, whole=whole)
 
 
 def with_engines(data: Record, whole: tuple[WholeEngine, ...]) -> Record:
@@ -140,19 +131,20 @@ def with_engines(data: Record, whole: tuple[WholeEngine, ...]) -> Record:
     return replace(data, whole_engines=whole, message=message, verdict=verdict)
 
 
-def known_of(database: Path | None) -> Known:
-    """Return the content of an example database, if there is one. Reports unreadable cases."""
-    if database is None:
-        return Known()
-    found = known_cases(database)
-    if found.unread:
-        print(f"ignored {found.unread} cases in the database because another build wrote them")
-    return found
-
-
 def trials_of(settings: RunConfig) -> list[TrialConfig]:
     """Return the trials of a run."""
     return [task.trial for task in plan(settings)]
+
+
+def fitting(workers: Workers, trials: Sequence[TrialConfig]) -> Workers:
+    """Return as many of the workers as fit into memory, each with the largest of the trials.
+
+    Tiny trials are not limited. Raises CannotRunError if not even one fits.
+    """
+    largest = max(trials, key=lambda trial: sum(needs_of(trial).values()))
+    if largest.shape == Shape.TINY:
+        return workers
+    return replace(workers, processes=min(workers.processes, most_processes(largest)))
 
 
 def hunts_of(

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from paritybit.harness.machine import mps
 from paritybit.harness.machine.gpus import visible_gpus
@@ -13,9 +12,8 @@ UNDER_MPS: Mapping[int, float] = {1: 202, 4: 826, 8: 1807, 15: 3077}
 """Differential steps per second of all processes together, by the number that share one GPU.
 
 Measured with decode, gemma3, 8 rows and all checks of steps on one NVIDIA H200 with 16 cores. The
-record is `reports/evidence/h200/bench.json`; `paritybit bench --device cuda` repeats it. A step is
-limited by the host, so more processes help. Without MPS they take turns on the GPU, with MPS their
-kernels overlap.
+record is `reports/evidence/h200/bench.json`. A step is limited by the host, so more processes help.
+Without MPS they take turns on the GPU, with MPS their kernels overlap.
 """
 
 ENOUGH = 0.9
@@ -33,10 +31,6 @@ SHARING_UNDER_MPS = MOST_CLIENTS // 2
 """The number of workers that share one GPU under MPS. Each may also have a fresh process."""
 
 
-LOCAL = "local"
-"""The cluster that is started on this machine for one campaign."""
-
-
 @dataclass(frozen=True)
 class Workers:
     """The worker processes of a campaign. They are assigned to the GPUs in turn.
@@ -45,8 +39,6 @@ class Workers:
     - `gpus`: names as in CUDA_VISIBLE_DEVICES. If empty, no process is pinned.
     - `mps`: whether an MPS daemon answers. A process that loses its device may then take others on
       the same GPU with it.
-    - `cluster`: the address of a Ray cluster, LOCAL, or None for this machine without Ray.
-    - `journal`: the file with the finished tasks.
     - `again`: the tasks that were rerun, each with the end of its first run. Copies of these
       workers share the list.
     """
@@ -54,8 +46,6 @@ class Workers:
     processes: int
     gpus: tuple[str, ...] = ()
     mps: bool = False
-    cluster: str | None = None
-    journal: Path | None = None
     again: list[tuple[str, str]] = field(default_factory=list, compare=False, repr=False)
 
     def pin(self, place: int) -> str | None:
@@ -103,5 +93,5 @@ def sparing(workers: Workers, device: str) -> Workers:
 
     Starting a process takes seconds. On cuda a task needs one, because it may lose its device.
     """
-    alone = workers.processes == 1 and device == "cpu" and workers.cluster is None
+    alone = workers.processes == 1 and device == "cpu"
     return replace(workers, processes=0) if alone else workers

@@ -41,7 +41,6 @@ def environment(
         processes=workers.processes if workers is not None else None,
         gpus=len(workers.gpus) if workers is not None else None,
         mps=workers.mps if workers is not None else None,
-        ray=workers.cluster is not None if workers is not None else None,
         repository=repository(),
         again=tuple(RunAgain(*told) for told in workers.again) if workers is not None else (),
     )

@@ -63,11 +63,10 @@ class Environment:
     - `processes`: the number of worker processes; 0 if the command itself did the work.
     - `gpus`: the number of GPUs that they used in turn.
     - `mps`: whether they shared GPUs by NVIDIA's MPS.
-    - `ray`: whether they belonged to a Ray cluster.
-    - `again`: tasks that ran a second time, because another process under MPS or a node of the
-      cluster may have ended their first process.
+    - `again`: tasks that ran a second time, because another process under MPS may have
+      ended their first process.
 
-    `processes`, `gpus`, `mps` and `ray` are None for commands that never use workers.
+    `processes`, `gpus` and `mps` are None for commands that never use workers.
     """
 
     device: str
@@ -83,7 +82,6 @@ class Environment:
     processes: int | None = field(default=None, metadata=LATER)
     gpus: int | None = field(default=None, metadata=LATER)
     mps: bool | None = field(default=None, metadata=LATER)
-    ray: bool | None = field(default=None, metadata=LATER)
     repository: str | None = field(default=None, metadata=LATER)
     again: tuple[RunAgain, ...] = field(default=(), metadata=LATER)
 

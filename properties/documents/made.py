@@ -14,12 +14,12 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from paritybit.harness.campaigns.measuring.budgets import held
+from paritybit.harness.campaigns.bench import BOUNDS
 from paritybit.harness.campaigns.replay import lockstep_of
 from paritybit.harness.checks.expectations import affected_runners, detected_by
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.cli import exit_codes
-from paritybit.harness.cli.display import clean_table, history_table, matrix, runner_matrix
+from paritybit.harness.cli.display import clean_table, matrix, runner_matrix
 from paritybit.harness.explain.report import explanation, observe
 from paritybit.harness.records.case import load_case
 from paritybit.harness.records.record import load
@@ -42,10 +42,8 @@ from properties.support.places import ROOT
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 PICTURE = DOCS / "swa_pad.svg"
 CASE = "properties/corpus/swa_pad@decode.json"
-BISECTED = "properties/corpus/loc_memo_warning.entry+before_window@cpu_graph.json"
 RUN = ROOT / "reports/evidence/h200/regress.json"
 BENCH = ROOT / "reports/evidence/cpu-bench.json"
-TIMELINE = ROOT / "reports/evidence/h200/timeline.json"
 
 FOREMOST = ("swa_pad", "swa_int64", "req_pool_pad", "loc_memo_warning")
 """The bugs that the README's table shows: those that were found in a released engine."""
@@ -140,15 +138,10 @@ def tables() -> str:
     return fenced(printed(clean_table(record), matrix(record), runner_matrix(record), end))
 
 
-def timeline() -> str:
-    """Return the table of the upstream history."""
-    figures = json.loads(TIMELINE.read_text(encoding="utf-8"))["figures"]
-    return fenced(printed(history_table(figures), figures["message"]))
-
-
 def bounds() -> str:
     """Return the table of bounds on speed, and how committed records keep them."""
-    cells = (row.cells for row in held({}, json.loads(BENCH.read_text(encoding="utf-8"))))
+    before = json.loads(BENCH.read_text(encoding="utf-8"))
+    cells = (bound.cells({}, before) for bound in BOUNDS)
     return rows("figure|bound|record|verdict", (row[:2] + row[3:] for row in cells))
 
 
@@ -251,7 +244,6 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "result": result,
     "tables": tables,
     "bounds": bounds,
-    "timeline": timeline,
     "spread": spread,
     "glossary": glossary,
     "properties": properties,
@@ -260,9 +252,5 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "verdicts": verdicts,
     "bugs": bugs,
     "replay": lambda: said(f"paritybit replay {CASE}"),
-    "bisect": lambda: said(
-        "paritybit bisect req_pool_pad,loc_memo_warning.entry,loc_memo_warning.before_window"
-        f" --case {BISECTED}"
-    ),
 }
 """What can be made, by the name that a document gives it."""

@@ -54,27 +54,11 @@ OF_MACHINE: tuple[Fault, ...] = (
         why="A run that repeats many of its tasks only looks slow.",
     ),
     Fault(
-        name="spoiled-end-is-kept",
-        file="harness/campaigns/spreading/journal.py",
-        old="if ended.result is None or ended.result.spoiled:",
-        new="if ended.result is None:",
-        tests=("properties/harness/campaigns/test_journal.py",),
-        why="A task that lost its device is taken for done when its campaign goes on.",
-    ),
-    Fault(
-        name="journal-of-any-build",
-        file="harness/campaigns/spreading/journal.py",
-        old="    elif not content.startswith(first):",
-        new="    elif not content.startswith(BEGINNING):",
-        tests=("properties/harness/campaigns/test_journal.py",),
-        why="Results of another build are taken into a run.",
-    ),
-    Fault(
         name="known-schedules-left-out",
         file="harness/campaigns/hunt.py",
         old="        for schedule in given:\n            search(schedule)\n",
         new="",
-        tests=("properties/harness/campaigns/test_database.py",),
+        tests=("properties/harness/campaigns/test_tasks.py",),
         why="What failed before is not tried on the clean build.",
     ),
 )

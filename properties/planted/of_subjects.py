@@ -80,7 +80,7 @@ OF_SUBJECTS: tuple[Fault, ...] = (
             'if has_one:\n            self.pool.set_swa_loc(self.view("out_cache_loc_swa", bucket))'
         ),
         tests=(
-            "properties/harness/campaigns/test_corpus.py",
+            "properties/verdicts/test_corpus.py",
             "-k",
             "shows_its_bug and target_verify-preset",
         ),
@@ -486,9 +486,9 @@ OF_SUBJECTS: tuple[Fault, ...] = (
         old="memo_resets=toggles.memo_resets.without(*bug.without),",
         new="memo_resets=Toggles(toggles.scheme).memo_resets.without(*bug.without),",
         tests=(
-            "properties/harness/campaigns/test_bisect.py",
+            "properties/subjects/test_several_bugs.py",
             "-k",
-            "add_up or both_there",
+            "add_up",
         ),
         why="Of several bugs about the memo the last one's sites alone are left out.",
     ),

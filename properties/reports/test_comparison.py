@@ -385,13 +385,13 @@ def test_the_command_fails_for_what_is_new_or_worse_alone(
 def test_the_command_says_which_records_it_compares(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
 ) -> None:
-    """Not those of a soak, and none of an older build."""
+    """It reads no other kind of record, and none of an older build."""
     words = command_line(tmp_path, green(), green())
     path = tmp_path / f"{place}.json"
-    shutil.copy(ROOT / "reports/evidence/cpu-soak.json", path)
+    shutil.copy(ROOT / "reports/evidence/cpu-bench.json", path)
     assert main(words) == MALFORMED
     said = capsys.readouterr().err
-    assert f"{place}.json is a paritybit-soak file; compare needs two records of regress" in said
+    assert f"{place}.json is a paritybit-bench file; compare needs two records of regress" in said
     words = command_line(tmp_path, green(), green())
     edit(path, "version", value=3)
     assert main(words) == MALFORMED

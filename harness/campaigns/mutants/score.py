@@ -4,10 +4,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paritybit.harness.campaigns.executor import Ended
+from paritybit.harness.campaigns.executor import Ended, execute
 from paritybit.harness.campaigns.mutants.hunting import MUTANTS, End, Hunted, MutantHunt
 from paritybit.harness.campaigns.mutants.survivors import survivor
-from paritybit.harness.campaigns.spreading.backends import execute
 from paritybit.harness.errors import headline
 from paritybit.harness.machine.workers import Workers
 

@@ -218,7 +218,6 @@ WATCHING: tuple[tuple[str, tuple[str, str], Callable[[Parser], object]], ...] = 
     ("watch", ("paritybit.harness.cli.watch.run", "run_watch"), add_options),
     ("shrink", ("paritybit.harness.cli.watch.shrink", "run_shrink"), add_shrink_options),
     ("releases", RELEASES, add_releases_options),
-    ("bisect-releases", RELEASES, add_releases_options),
     ("explore", ("paritybit.harness.cli.explore", "run_explore"), add_explored),
     ("export-test", ("paritybit.harness.cli.watch.export", "run_export"), add_export_options),
 )

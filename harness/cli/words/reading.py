@@ -4,7 +4,7 @@ import argparse
 import textwrap
 from typing import Any, NoReturn
 
-from paritybit.harness.cli.words.values import counts, names
+from paritybit.harness.cli.words.values import names
 from paritybit.harness.errors import MalformedError, cut, known, meant
 
 
@@ -61,7 +61,7 @@ class Parser(argparse.ArgumentParser):
 
     def add_argument(self, *flags: Any, **named: Any) -> Any:
         """Add an argument. If an option that takes a list is given again, the values are joined."""
-        if named.get("type") in {names, counts}:
+        if named.get("type") is names:
             named["action"] = Together
         elif "action" not in named and flags[0].startswith("-"):
             named["action"] = Once

@@ -44,11 +44,6 @@ def count(text: str, least: int = 1) -> int:
     return int(text)
 
 
-def counts(text: str) -> tuple[int, ...]:
-    """Return comma-separated integers of at least 1. Raises ArgumentTypeError for other text."""
-    return tuple(count(part) for part in text.split(","))
-
-
 def numbers(text: str) -> tuple[int, int | None]:
     """Return the first and the last number of FIRST-LAST, FIRST-, where the last is None, or FIRST.
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from paritybit.harness.campaigns import task as tasks
-from paritybit.harness.campaigns.bisect import Bisection, hunted_case, with_goal
 from paritybit.harness.campaigns.executor import Ended
 from paritybit.harness.campaigns.finding import Finding
 from paritybit.harness.campaigns.fresh import FreshPlaying, PlayFresh
@@ -334,7 +333,7 @@ def test_what_is_left_open_is_no_verdict_unless_something_is_wrong_beside_it() -
 
 
 def test_a_hunt_that_plays_on_keeps_the_first_error() -> None:
-    """As the soak and the history do, where no violation ends a hunt."""
+    """No violation ends such a hunt."""
     errors = iter(["first", "second", None])
     lockstep: Any = Scripted(TRIAL, lambda *_: violating(error=next(errors)))
     hunt_result = play_all(lockstep, 0, 3)
@@ -370,17 +369,15 @@ def test_a_case_that_an_error_of_ours_ended_is_neither_as_it_says_nor_otherwise(
     assert replayed(Ended(named, 1.0, said)) is said
 
 
-def test_a_bisection_that_an_error_of_ours_ends_explains_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def build(trial: TrialConfig, *_: Any) -> Scripted:
-        return Scripted(trial, lambda *_: violating(TARGET, error=ERROR))
+def test_given_schedules_are_played_before_any_is_drawn() -> None:
+    """They count among those that were played, and the first that fails ends the hunt."""
+    one, other = Schedule((Admit(1, 1),)), Schedule((Admit(2, 2),))
 
-    monkeypatch.setattr("paritybit.harness.campaigns.bisect.Lockstep", build)
-    case = Case(BROKEN, SCHEDULE, TARGET, 0, ())
-    with pytest.raises(PlayingFailedError, match="ZeroDivisionError: of ours"):
-        Bisection(case, lambda *_: None).explain()
-    with pytest.raises(PlayingFailedError):
-        hunted_case(BROKEN, TARGET, 0, 2)
-    with pytest.raises(PlayingFailedError):
-        with_goal(Case(BROKEN, SCHEDULE, None, 0, ()))
+    def fails(_: Scripted, schedule: Schedule) -> Outcome:
+        return violating("kv_parity") if schedule == other else clean()
+
+    lockstep: Any = Scripted(TrialConfig(), fails)
+    found = hunt(lockstep, None, 0, 5, first=(one, other), shrinks=False)
+    assert (found.schedule, found.schedules) == (other, 2)
+    found = hunt(lockstep, None, 0, 5, first=(one,), shrinks=False)
+    assert (found.schedule, found.schedules) == (None, 6)

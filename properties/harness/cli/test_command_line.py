@@ -70,22 +70,19 @@ MALFORMED_LINES = {
     "an unknown option": ["regress", "--fast"],
     "an option without its value": ["regress", "--bug"],
     "no case": ["replay"],
-    "a bisection of no examples": ["bisect", "swa_pad", "--examples", "0"],
     "no examples": ["regress", "--examples", "0"],
     "examples that are a superscript": ["regress", "--examples", "²"],
     "no workers": ["regress", "--workers", "0"],
     "a seed that is text": ["regress", "--seed", "one"],
-    "a soak without a record": ["soak", "--steps", "10"],
-    "steps below zero": ["soak", "--steps", "-1", "--record", "r.json"],
-    "a soak of nothing": ["soak", "--steps", "0", "--seeds", "0", "--record", "r.json"],
+    "a seed below zero": ["mutants", "--first-seed", "-1"],
     "bugs that are nothing": ["regress", "--bug", ""],
     "a seed of too many digits": ["regress", "--seed", "1" * 5000],
     "ten thousand words": ["list", *["a"] * 10_000],
     "an option cut short": ["regress", "--see", "1"],
-    "an option that is nearly another": ["soak", "--record", "r.json", "--seed", "3"],
+    "an option that is nearly another": ["mutants", "--seed", "3"],
     "a folder that is no text": ["regress", "--out", ""],
     "a case that is no text": ["replay", ""],
-    "an engine that there is not": ["bisect-releases", "--engine", "trtllm"],
+    "an engine that there is not": ["releases", "--engine", "trtllm"],
 }
 
 
@@ -103,7 +100,6 @@ def test_a_list_that_is_given_again_is_added_to() -> None:
     )
     assert options.bug == ("swa_pad", "swa_int64", "b")
     assert options.runner == ()
-    assert parser().parse_args(["bisect", "swa_pad,swa_int64"]).bugs == ("swa_pad", "swa_int64")
 
 
 @pytest.mark.parametrize("command", EXAMPLES)
@@ -177,7 +173,7 @@ def test_the_examples_of_a_command_are_well_formed(
 @without_gpu
 @pytest.mark.parametrize(
     "words",
-    [["regress"], ["bench"], ["timeline"], ["bisect", "swa_pad"], ["soak", "--record", "r.json"]],
+    [["regress"], ["bench"], ["mutants"]],
     ids=lambda words: words[0],
 )
 def test_cuda_without_a_gpu_cannot_run(words: list[str], refused: Any) -> None:
@@ -194,7 +190,7 @@ def test_a_record_that_cannot_be_written_is_refused_before_anything_is_measured(
     tmp_path: Path, refused: Any
 ) -> None:
     (tmp_path / "file").write_text("")
-    for command in ("soak", "bench", "timeline"):
+    for command in ("bench", "mutants"):
         for path in (tmp_path / "file" / "record.json", tmp_path):
             message = refused(MALFORMED, command, "--device", "cpu", "--record", path)
             assert "cannot be written" in message

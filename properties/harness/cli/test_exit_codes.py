@@ -198,7 +198,7 @@ WITHOUT_TORCH: Sequence[tuple[list[str], int]] = [
     (["list", "--json"], OK),
     (["regress", "--bug", "swa_pud"], MALFORMED),
     (["replay", "case.json", "--engine", "sglang==new"], MALFORMED),
-    (["bisect-releases", "--engine", "vllm", "--releases", "new"], MALFORMED),
+    (["releases", "--engine", "vllm", "--releases", "new"], MALFORMED),
     (["engine", "transformers==new"], MALFORMED),
 ]
 """Command lines that need nothing that takes long, and their exit codes."""

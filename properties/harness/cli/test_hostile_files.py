@@ -3,7 +3,6 @@
 Each is refused in one sentence, with exit code 2, before anything is printed.
 """
 
-import hashlib
 import json
 import os
 import pickle
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paritybit.harness.campaigns.spreading import journal
 from paritybit.harness.cli.exit_codes import OK
 from paritybit.harness.cli.pages import previous_of
 from paritybit.harness.errors import CannotRunError, MalformedError
@@ -25,7 +23,7 @@ from paritybit.harness.records.typed_json import to_json
 
 from paritybit.__main__ import main
 from paritybit.launch import schema as launch_schema
-from properties.support.harness.command_line import CANNOT_RUN, MALFORMED, full_disk
+from properties.support.harness.command_line import MALFORMED
 from properties.support.records import shown
 from properties.support.reports.records import green
 
@@ -80,7 +78,6 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
 
 READING: dict[str, Callable[[Path, Path], list[object]]] = {
     "replay": lambda file, whole: ["replay", file],
-    "bisect": lambda file, whole: ["bisect", "swa_pad", "--case", file],
     "report": lambda file, whole: ["report", file, "--page", file.with_name("page.html")],
     "compare, after": lambda file, whole: ["compare", whole, file, "--page", whole],
 }
@@ -116,68 +113,6 @@ def test_an_earlier_record_is_reported_as_unreadable(hostile: Path, tmp_path: Pa
     previous = previous_of(now / "run.json", green())
     assert (previous is not None) == regular
     assert previous is None or previous.sentence.startswith("cannot be compared: run.json ")
-
-
-REGRESS = ["regress", "--device", "cpu", "--runner", "cpu_graph", "--bug", "req_pool_pad"]
-
-
-def test_a_journal_is_refused_before_anything_is_printed(
-    hostile: Path, tmp_path: Path, refused: Any
-) -> None:
-    if hostile.is_symlink() and not hostile.exists() and hostile.readlink() != hostile:
-        pytest.skip("a journal is begun where a broken link points")
-    refused(MALFORMED, *REGRESS, "--journal", hostile, "--out", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("command", ["soak", "timeline", "mutants"])
-def test_each_command_refuses_a_device_as_its_journal(
-    command: str, tmp_path: Path, refused: Any
-) -> None:
-    words = ["--device", "cpu", "--journal", "/dev/full", "--record", tmp_path / "record.json"]
-    said = refused(MALFORMED, command, *words)
-    assert said == "paritybit: journal /dev/full cannot be kept: it is not a regular file\n"
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_journal_on_a_full_disk_ends_without_a_verdict(tmp_path: Path, refused: Any) -> None:
-    with full_disk(10):
-        said = refused(CANNOT_RUN, *REGRESS, "--journal", tmp_path / "j", "--out", tmp_path / "o")
-    assert said.endswith("j cannot be written: File too large\n")
-    assert not (tmp_path / "o").exists()
-
-
-def a_shell(made: Path) -> bytes:
-    """Return a pickle that makes a file where it is read.
-
-    It names `Popen` by a dotted name inside one of the project's own modules.
-    """
-    words = pickle.dumps((["touch", str(made)],), protocol=2)[2:-1]
-    texts = (b"paritybit.harness.machine.mps", b"subprocess.Popen")
-    named = b"".join(b"\x8c" + bytes([len(text)]) + text for text in texts)
-    return b"\x80\x04" + named + b"\x93" + words + b"R."
-
-
-def test_a_pickle_is_refused_and_runs_nothing(tmp_path: Path, refused: Any) -> None:
-    """A journal of version 2 held pickles, each behind its length and its digest."""
-    made, path = tmp_path / "made", tmp_path / "journal"
-    started: subprocess.Popen[bytes] = pickle.loads(a_shell(made))
-    started.wait()
-    made.unlink()  # So it does what it should, read as a pickle.
-    entry = a_shell(made)
-    framed = len(entry).to_bytes(8, "little") + hashlib.sha256(entry).digest() + entry
-    for text in (b"paritybit-journal 2 " + journal.build().encode() + b"\n" + framed, entry):
-        path.write_bytes(text)
-        said = refused(MALFORMED, *REGRESS, "--journal", path, "--out", tmp_path / "out")
-        assert said == "paritybit: journal is not a journal of paritybit\n"
-        assert path.read_bytes() == text
-    path.write_bytes(journal.head() + framed + b"\n")
-    assert journal.Journal(path, green_result).ends == {}
-    assert not made.exists()
-
-
-def green_result(_: str) -> Any:
-    """Stand for what a campaign runs."""
 
 
 def test_a_pipe_is_read_to_the_end_of_its_writer(

@@ -30,8 +30,6 @@ def every_worker_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """That a task whose process dies ends so, and the rest goes on, is the executor's test."""
     for module in (
         "paritybit.harness.campaigns.regress",
-        "paritybit.harness.campaigns.soak",
-        "paritybit.harness.campaigns.history",
         "paritybit.harness.campaigns.mutants.score",
         "paritybit.harness.cli.replay",
     ):
@@ -40,9 +38,6 @@ def every_worker_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 LOST = {
     "regress": ["--bug", "swa_pad@decode", "--out", "out"],
-    "corpus": ["--bug", "swa_pad@decode", "--out", "cases"],
-    "timeline": ["--record", "record.json"],
-    "soak": ["--steps", "20", "--seeds", "0", "--record", "record.json"],
     "mutants": ["--runner", "cpu_graph", "--record", "record.json"],
     "replay": ["case.json", "case.json"],
 }
@@ -59,7 +54,7 @@ def test_lost_workers_are_failed_tasks_and_no_verdict(
     """And what the command was asked to write is written, with the reason in it."""
     monkeypatch.chdir(tmp_path)
     write_swa_pad_case(tmp_path / "case.json")
-    device = [] if command in {"corpus", "replay"} else ["--device", "cpu"]
+    device = [] if command == "replay" else ["--device", "cpu"]
     assert main([command, *LOST[command], *device]) == CANNOT_RUN
     captured = capsys.readouterr()
     assert "failed" in captured.out or "not caught" in captured.out

@@ -175,7 +175,7 @@ def test_a_current_folder_that_was_deleted_is_no_verdict(
     "words",
     [
         ("report",),
-        ("bisect", "--case=PRIVATE/case.json"),
+        ("bench", "--record=PRIVATE/record.json"),
         ("watch", "--known=PRIVATE/known.json", "--", "true"),
         ("regress", "--out=PRIVATE/out"),
     ],

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from paritybit.harness.records.record import write
 from paritybit.reports.compared.runs import compare_runs
 
 from paritybit.__main__ import main
-from properties.support.harness.command_line import CANNOT_RUN, LONGEST, MALFORMED, full_disk
+from properties.support.harness.command_line import CANNOT_RUN, LONGEST, full_disk
 from properties.support.places import ROOT
 from properties.support.quick import quick
 from properties.support.reports.records import green
@@ -121,33 +120,17 @@ def test_runs_that_start_at_once_have_a_folder_each(tmp_path: Path) -> None:
     assert all((tmp_path / "out" / name / "cases").is_dir() for name in made)
 
 
-UNUSABLE = {
-    "a journal of something else": (MALFORMED, ["--journal", "notes"]),
-    "a journal that is a folder": (MALFORMED, ["--journal", "."]),
-    "a cluster without its size": (MALFORMED, ["--ray", "10.0.0.1:1"]),
-    "a cluster that does not answer": (CANNOT_RUN, ["--ray", "10.0.0.1:1", "--workers", "1"]),
-}
-"""Words of a command line that are found out late, and how it ends."""
-
-
-@pytest.mark.parametrize("what", UNUSABLE)
 def test_a_run_that_cannot_begin_leaves_nothing(
-    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No folder of its own, nor those above it; runs that are there stay, and so does the link."""
-
-    def init(**_: Any) -> None:
-        raise ConnectionError("nobody there")
-
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init))
+    monkeypatch.setattr("paritybit.harness.lockstep.scale.memory.free_on_host", lambda: 0)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "notes").write_text("notes")
-    code, words = UNUSABLE[what]
-    run = ["regress", "--device", "cpu", "--runner", "cpu_graph", "--bug", "req_pool_pad"]
-    assert main([*run, *words, "--out", "a/out"]) == code
-    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
+    run = ["regress", "--device", "cpu", "--bug", "swa_pad@decode", "--shape", "real"]
+    assert main([*run, "--out", "a/out"]) == CANNOT_RUN
+    assert list(tmp_path.iterdir()) == []
     swap_link(earlier := new_folder(tmp_path / "a/out"))
-    assert main([*run, *words, "--out", "a/out"]) == code
+    assert main([*run, "--out", "a/out"]) == CANNOT_RUN
     assert {path.name for path in (tmp_path / "a/out").iterdir()} == {earlier.name, "latest"}
 
 

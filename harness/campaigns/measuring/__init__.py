@@ -1,1 +1,0 @@
-"""Further measurements of `bench`: shared devices, memory bandwidth, and earlier records."""
