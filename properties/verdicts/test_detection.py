@@ -6,6 +6,7 @@ so is one that shows on a runner that it is said not to affect.
 
 from dataclasses import replace
 from inspect import isfunction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from paritybit.harness.campaigns.task import Source, Status, Task, pieces_of, ru
 from paritybit.harness.checks.expectations import (
     TABLE,
     affected_runners,
+    detected_by,
     unaffected_reason,
 )
 from paritybit.harness.checks.expected import DECODE
@@ -25,6 +27,7 @@ from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.bugs.switching import lacking
 from paritybit.subjects.runners import RUNNERS
 
+from paritybit.compat import tomllib
 from properties.support.bug_pairs import (
     MOST_REQUESTS,
     ONE_RUNNER_PER_BUG,
@@ -118,6 +121,14 @@ def test_every_bug_and_runner_is_decided_once() -> None:
     assert TABLE.keys() == BUGS.keys()
     for row in TABLE.values():
         assert not row.affected & row.unaffected.keys()
+
+
+def test_each_listed_pair_of_property_and_runner_is_covered_by_a_bug() -> None:
+    listed = tomllib.loads(Path(__file__).with_name("covered_pairs.toml").read_text())
+    pairs = {(target, runner) for target, runners in listed.items() for runner in runners}
+    bugs = [(bug, runner) for bug in BUGS.values() for runner in affected_runners(bug)]
+    covered = {(detected_by(bug, runner), runner) for bug, runner in bugs}
+    assert pairs - covered == set()
 
 
 def test_a_bug_without_a_row_is_an_error() -> None:
