@@ -6,7 +6,6 @@ because a stale slot does harm only once it has a new owner. A freed state slot 
 """
 
 import random
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,23 +22,20 @@ from torch import Tensor
 class PageAllocation:
     """What one request owns: a row, a state slot, and a full and a SWA page per page of tokens.
 
-    A SWA page is None once it left the window. The first `shared` pages are shared with another
-    request, which may have finished since.
+    A SWA page is None once it left the window.
     """
 
     row: int
     state_slot: int
     full_pages: list[int] = field(default_factory=list)
     swa_pages: list[int | None] = field(default_factory=list)
-    shared: int = 0
 
 
 class Allocator:
     """Allocates slots of one pool.
 
     `on_change` is called whenever a slot may change its owner. `order` runs the writes to the
-    mapping, and is notified before anything is freed. `refilled` holds the SWA pages that replace
-    pages which left the window: see `refill`.
+    mapping, and is notified before anything is freed.
     """
 
     def __init__(
@@ -62,8 +58,6 @@ class Allocator:
         self.free_rows, self.free_states = list(every.rows), list(every.states)
         for free in (self.free_full, self.free_swa, self.free_rows, self.free_states):
             shuffle.shuffle(free)
-        self.sharers: Counter[tuple[Kind, int]] = Counter()
-        self.refilled: set[int] = set()
         self.on_change()
 
     def alloc_row(self) -> PageAllocation | None:
@@ -85,129 +79,6 @@ class Allocator:
             allocation.swa_pages.append(self.free_swa.pop())
         self.on_change()
         return self.full_slots(allocation, length, length + count)
-
-    def share(
-        self, allocation: PageAllocation, donor: PageAllocation, tokens: int, window: int
-    ) -> int:
-        """Give an allocation without pages the pages of a donor's first `tokens` tokens.
-
-        Only whole pages are shared, and only as many as keep every SWA page that the next token
-        sees. Returns the number of tokens in the shared pages.
-        """
-        size = self.page_size
-        for pages in range(tokens // size, 0, -1):
-            if not self.sees_all(donor, pages, window):
-                continue
-            allocation.full_pages += donor.full_pages[:pages]
-            allocation.swa_pages += self.swa_pages_of(donor, pages)
-            allocation.shared = pages
-            for full, swa in zip(allocation.full_pages, allocation.swa_pages, strict=True):
-                self.sharers[Kind.FULL, full] += 1
-                if swa is not None:
-                    self.sharers[Kind.SWA, swa] += 1
-            self.on_change()
-            return pages * size
-        return 0
-
-    def sees_all(self, donor: PageAllocation, pages: int, window: int) -> bool:
-        """Whether all SWA pages exist that the token after the first `pages` pages sees."""
-        return None not in donor.swa_pages[self.first_seen(pages * self.page_size, window) : pages]
-
-    def first_seen(self, length: int, window: int) -> int:
-        """Return the first page in the window of the token after the first `length` tokens."""
-        return max(length - window + 1, 0) // self.page_size
-
-    def refill(
-        self,
-        allocation: PageAllocation,
-        donor: PageAllocation,
-        pages: int,
-        holders: Iterable[PageAllocation],
-    ) -> bool:
-        """Replace the first pages of an allocation by a donor's pages, which hold the same tokens.
-
-        The allocation's own pages are freed, up to the first one that a further request shares. If
-        none of `holders` still has the SWA page that belongs to a full page of the donor, the
-        allocation's own SWA page is kept and mapped to that full page. Returns whether such a page
-        was kept.
-        """
-        self.order.freeing()
-        freed, refilled = dict[int, int](), dict[int, int]()
-        for index, full in enumerate(donor.full_pages[:pages]):
-            if allocation.full_pages[index] == full:
-                continue
-            if self.sharers[Kind.FULL, allocation.full_pages[index]]:
-                break
-            beside = {held.swa_pages[index] for held in holders if full in held.full_pages}
-            swa = next((page for page in beside if page is not None), None)
-            recomputed = self.computed(allocation, index) if swa is None else None
-            if recomputed is not None:
-                refilled[index] = recomputed
-                freed[index] = self.refill_page(allocation, donor, index, recomputed)
-            else:
-                freed[index] = self._share_page(allocation, full, index, swa)
-        if freed:
-            allocation.shared = max(allocation.shared, max(freed) + 1)
-            self.order.write({"slot": self._slots(freed.values())}, self._unmap)
-        if refilled:
-            full_slots = self._slots(donor.full_pages[index] for index in refilled)
-            swa_slots = self._slots(refilled.values())
-            self.order.write({"slot": full_slots, "swa_slot": swa_slots}, self._map)
-        self.on_change()
-        return bool(refilled)
-
-    def computed(self, allocation: PageAllocation, index: int) -> int | None:
-        """Return the SWA page that a request computed at an index. None if it left the window."""
-        return allocation.swa_pages[index]
-
-    def kept(self, allocation: PageAllocation, donor: PageAllocation, index: int) -> int:
-        """Return which of two full pages with the same tokens is kept: the donor's."""
-        return donor.full_pages[index]
-
-    def refill_page(
-        self, allocation: PageAllocation, donor: PageAllocation, index: int, swa: int
-    ) -> int:
-        """Let both requests share a full and a SWA page; free the other full page and return it."""
-        full = self.kept(allocation, donor, index)
-        (freed,) = {allocation.full_pages[index], donor.full_pages[index]} - {full}
-        for one in (allocation, donor):
-            one.full_pages[index], one.swa_pages[index] = full, swa
-        self.sharers[Kind.FULL, full] += 1
-        self.sharers[Kind.SWA, swa] += 1
-        self.refilled.add(swa)
-        self.release(Kind.FULL, freed)
-        return freed
-
-    def _share_page(
-        self, allocation: PageAllocation, full: int, index: int, swa: int | None
-    ) -> int:
-        """Share a full page, and the SWA page `swa` if the allocation has its own.
-
-        The allocation's own pages are freed. Returns its own full page.
-        """
-        freed, own = allocation.full_pages[index], allocation.swa_pages[index]
-        allocation.full_pages[index] = full
-        self.sharers[Kind.FULL, full] += 1
-        self.release(Kind.FULL, freed)
-        if own is not None and swa is not None:
-            allocation.swa_pages[index] = swa
-            self.sharers[Kind.SWA, swa] += 1
-            self.release(Kind.SWA, own)
-        return freed
-
-    def swa_pages_of(self, donor: PageAllocation, pages: int) -> list[int | None]:
-        """Return the SWA pages of a donor's first `pages` pages. None for evicted ones."""
-        return donor.swa_pages[:pages]
-
-    def release(self, kind: Kind, page: int) -> bool:
-        """Give back a page of one request. Return whether no other request shares it."""
-        if self.sharers[kind, page]:
-            self.sharers[kind, page] -= 1
-            return False
-        (self.free_full if kind is Kind.FULL else self.free_swa).append(page)
-        if kind is Kind.SWA:
-            self.refilled.discard(page)
-        return True
 
     def full_slots(self, allocation: PageAllocation, begin: int, end: int) -> list[int]:
         """Return the full slots of the tokens begin .. end-1."""
@@ -248,9 +119,7 @@ class Allocator:
         kept = -(-tokens // self.page_size)
         gone = range(kept, len(allocation.full_pages))
         self._free_swa(allocation, [i for i in gone if allocation.swa_pages[i] is not None])
-        for page in reversed(allocation.full_pages[kept:]):
-            self.release(Kind.FULL, page)
-        allocation.shared = min(allocation.shared, kept)
+        self.free_full += reversed(allocation.full_pages[kept:])
         del allocation.full_pages[kept:], allocation.swa_pages[kept:]
         self.on_change()
 
@@ -262,15 +131,14 @@ class Allocator:
         self.free_states.insert(-1, allocation.state_slot)
 
     def _free_swa(self, allocation: PageAllocation, pages: Sequence[int]) -> None:
-        """Give back SWA pages of `allocation`, by index, and unmap those that are free now."""
-        free: list[int] = []
+        """Give back the SWA pages of `allocation` at some indices, and unmap their full slots."""
         for index in reversed(pages):
             page = allocation.swa_pages[index]
-            if page is not None and self.release(Kind.SWA, page):
-                free.insert(0, index)
+            assert page is not None
+            self.free_swa.append(page)
             allocation.swa_pages[index] = None
-        if free:
-            unmapped = self._slots([allocation.full_pages[index] for index in free])
+        if pages:
+            unmapped = self._slots([allocation.full_pages[index] for index in pages])
             self.order.write({"slot": unmapped}, self._unmap)
         self.on_change()
 
@@ -282,9 +150,6 @@ class Allocator:
     def _unmap(self, arrived: Arrived) -> None:
         # Assigning a number would copy it to the device, and the host would wait.
         self.pool.full_to_swa_index_mapping.index_fill_(0, arrived["slot"], 0)
-
-    def _map(self, arrived: Arrived) -> None:
-        self.pool.full_to_swa_index_mapping.index_copy_(0, arrived["slot"], arrived["swa_slot"])
 
 
 @dataclass(frozen=True)
@@ -318,7 +183,6 @@ class Owner(NamedTuple):
 
     - `length`: number of tokens whose KV is in the pool. A SWA page that left the window is None.
     - `seen_from`: the first column that the next query can see on SWA layers.
-    - `shared`: number of leading pages that may also belong to another request.
     - `known`: number of tokens whose value is known, in row `token_row` of the table of tokens.
 
     A NamedTuple, because each step creates many and a frozen dataclass takes three times as long.
@@ -332,7 +196,6 @@ class Owner(NamedTuple):
     full_pages: tuple[int, ...]
     swa_pages: tuple[int | None, ...]
     seen_from: int = NEVER_SEEN
-    shared: int = 0
     token_row: int = 0
     known: int = 0
 

@@ -79,7 +79,7 @@ class Span(NamedTuple):
     - `mrope_delta`, `encoder_len`: model multimodal positions and cross attention.
     - `track_index`: the request's slot of recurrent state, 0 in an engine without. `tracked` says
       whether that state is added to the request's input.
-    - `token_row`, `lora_id`: the request's row of tokens, and its adapter.
+    - `token_row`: the request's row of tokens.
 
     A NamedTuple, because each step creates many and a frozen dataclass takes three times as long.
     """
@@ -97,7 +97,6 @@ class Span(NamedTuple):
     tree: tuple[tuple[int, int], ...] = ()
     accept: int = 0
     state: DraftState | None = None
-    lora_id: int = 0
 
     @property
     def branches(self) -> int:
@@ -146,7 +145,7 @@ class ForwardBatch:
       token_cells (index in the flattened table of tokens): int64 [T]
     - mrope_positions: int64 [3, T]
     - out_cache_loc: int64 [N]. N = T, except that a draft takes topk x steps slots per request.
-    - req_pool_indices, seq_lens, mamba_track_indices, encoder_lens, lora_ids: int64 [B]
+    - req_pool_indices, seq_lens, mamba_track_indices, encoder_lens: int64 [B]
     - mamba_track_mask: bool [B]
     - num_token_non_padded: int32 [1]
     - extend_lens, last_rows: int64 [B]. Number of tokens that a batch that extends runs for each
@@ -170,7 +169,6 @@ class ForwardBatch:
     mamba_track_indices: Tensor
     mamba_track_mask: Tensor
     encoder_lens: Tensor
-    lora_ids: Tensor
     num_token_non_padded: Tensor
     seq_lens_cpu: Tensor
     token_rows: Tensor
@@ -282,7 +280,6 @@ def batch_of(
         mamba_track_indices=device["track_index"],
         mamba_track_mask=unpacked(device["tracked"], len(spans)),
         encoder_lens=device["encoder_len"],
-        lora_ids=device["lora_id"],
         num_token_non_padded=device["live_tokens"].view(torch.int32)[:1],
         seq_lens_cpu=host["seq_len"],
         token_rows=device["token_row"],
@@ -349,7 +346,6 @@ def _per_request(mode: Mode, spans: Sequence[Span]) -> dict[str, list[int]]:
         "track_index": [span.track_index for span in spans],
         "tracked": packed([span.tracked for span in spans]),
         "encoder_len": [span.encoder_len for span in spans],
-        "lora_id": [span.lora_id for span in spans],
         "extend_len": extended,
         "last_row": [end - 1 for end in accumulate(extended)],
     }

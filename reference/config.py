@@ -36,23 +36,6 @@ class Kind(StrEnum):
     SWA = "swa"
 
 
-class Feature(StrEnum):
-    """Optional features of an engine. The settings of a trial list those it has.
-
-    - LORA: each request has its own adapter.
-    - QUANTISED: K and V have 8 bits, with a scale per token and head.
-    - SHARING: a request may share the KV of another request's prefix.
-    - RECAPTURE: graphs are captured again while requests hold KV.
-    - CHAINS: a draft keeps one branch.
-    """
-
-    LORA = "lora"
-    QUANTISED = "quantised"
-    SHARING = "sharing"
-    RECAPTURE = "recapture"
-    CHAINS = "chains"
-
-
 @dataclass(frozen=True)
 class Speculation:
     """How far ahead a draft model runs, and how many of its tokens are verified.
@@ -88,10 +71,10 @@ class Speculation:
 
 
 SPECULATION = Speculation()
-"""The widest speculation, and that of every trial without Feature.CHAINS."""
+"""The widest speculation, and that of every trial by default."""
 
 CHAIN = replace(SPECULATION, topk=1)
-"""The speculation of a trial with Feature.CHAINS. Only the number of branches differs."""
+"""The speculation of a trial with topk 1. Only the number of branches differs."""
 
 
 @dataclass(frozen=True)
@@ -124,20 +107,16 @@ class ModelConfig:
     sink_kinds: frozenset[Kind] = frozenset()
     full_rope_theta: float = 1_000_000.0
     swa_rope_theta: float = 10_000.0
-    features: frozenset[Feature] = frozenset()
+    topk: int = SPECULATION.topk
 
     def shape(self, kind: Kind) -> AttentionShape:
         """Return the KV shape of the layers of one kind."""
         return self.full if kind is Kind.FULL else self.swa
 
-    def stored_dim(self, kind: Kind) -> int:
-        """Return how many elements a pool stores per head: one more with a scale."""
-        return self.shape(kind).head_dim + (Feature.QUANTISED in self.features)
-
     @property
     def speculation(self) -> Speculation:
         """The speculation of an engine with this target."""
-        return CHAIN if Feature.CHAINS in self.features else SPECULATION
+        return CHAIN if self.topk == CHAIN.topk else SPECULATION
 
     def rope_theta(self, kind: Kind) -> float:
         """Return the RoPE base of the layers of one kind."""

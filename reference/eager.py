@@ -215,7 +215,6 @@ class EagerKV:
         cache = self.pool.cache(self.borrowed.get(layer, layer))
         seen, loc = self.seen[kind], self.write[kind]
         if loc is not None:
-            key, value = self.ops.as_stored(cache, key, value)
             self.ops.store_kv(cache, loc, LOC_DTYPE[kind], key, value)
         return self.ops.attention(
             query,
@@ -274,14 +273,10 @@ class EagerDecoder:
         states = self.model.advance_states(
             self.ops, self.pools.state.recurrent, paths_of(batch, device), batch.input_ids
         )
-        given = batch.mamba_track_mask, batch.encoder_lens, batch.lora_ids
+        mask, lengths = batch.mamba_track_mask, batch.encoder_lens
         if batch.mode is not Mode.DECODE:  # A decode has one token per request.
-            mask, lengths, adapters = (values.take(batch.token_requests) for values in given)
-        else:
-            mask, lengths, adapters = given
-        self.payload = self.model.payload(
-            self.ops, states, mask, lengths, adapters, batch.input_ids
-        )
+            mask, lengths = (values.take(batch.token_requests) for values in (mask, lengths))
+        self.payload = self.model.payload(self.ops, states, mask, lengths)
         tokens = TokenInputs(
             input_ids=batch.input_ids,
             payload=self.payload,

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 from paritybit.reference.batch import ENCODER_ROWS, MROPE_SECTIONS
-from paritybit.reference.config import SPECULATION, Feature, Kind, ModelConfig
+from paritybit.reference.config import SPECULATION, Kind, ModelConfig
 from paritybit.reference.ops import Ops
 from paritybit.reference.pool import DRAWN_IN_PLACE
 from paritybit.reference.state_pool import StatePaths
@@ -20,9 +20,6 @@ from torch import Tensor
 
 STATE_DECAY = (0.5, 0.875)
 """The share of the recurrent state that each further token keeps, first to last channel."""
-
-ADAPTERS = 4
-"""Number of LoRA adapters of a model. The first one adds nothing."""
 
 Output = dict[str, Tensor]
 """The results of a forward by name: `logits` [rows, vocab], `hidden` [T, H], and others."""
@@ -128,7 +125,6 @@ class Model:
             Kind.SWA: torch.zeros(config.swa.head_dim // 2, dtype=torch.int64, device=device),
             Kind.FULL: rotary_section(config.full.head_dim // 2).to(device),
         }
-        self.adapters = drawn_adapters(config, draw) if Feature.LORA in config.features else None
 
     def alike(self) -> "Model":
         """Return another model that shares the weight tensors."""
@@ -172,18 +168,12 @@ class Model:
         states: Tensor,
         state_mask: Tensor,
         encoder_lens: Tensor,
-        lora_ids: Tensor,
-        input_ids: Tensor,
     ) -> Tensor:
         """Return the payload of tokens, float32 [T, H], from their states [T, H].
 
-        All other arguments have shape [T]. `lora_ids` and `input_ids` matter only if the model has
-        adapters.
+        All other arguments have shape [T].
         """
-        payload = ops.payload(states, state_mask, self.encoder_table, encoder_lens)
-        if self.adapters is None:
-            return payload
-        return ops.adapt(payload, lora_ids, input_ids, *self.adapters)
+        return ops.payload(states, state_mask, self.encoder_table, encoder_lens)
 
     def fuse(self, ops: Ops, hidden_states: Tensor) -> Tensor:
         """Return a draft model's payload, float32 [T, H]: its projection of the hidden states."""
@@ -270,13 +260,6 @@ def drawn_layer(
         down=factor(config.hidden, width, scale=width**-0.5),
         sinks=draw(config.heads, scale=1.0).float() if kind in config.sink_kinds else None,
     )
-
-
-def drawn_adapters(config: ModelConfig, draw: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the `down` and `up` weights of a model's adapters: see `Ops.adapt`."""
-    down = draw(ADAPTERS, config.vocab, 2, scale=1.0)
-    down[0] = 0
-    return down, draw(ADAPTERS, 2, config.hidden, scale=0.5)
 
 
 def weight_elements(config: ModelConfig) -> int:

@@ -18,7 +18,6 @@ from operator import is_not
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
-from paritybit.reference.quantisation import Quantisation
 from torch import Tensor
 
 STATE_GAIN = 0.5
@@ -104,7 +103,7 @@ def require_contiguous(*tensors: Tensor) -> None:
             )
 
 
-class Ops(Quantisation, ABC):
+class Ops(ABC):
     """The ops of the decoder.
 
     - `log`: if not None, each call adds its op's name.
@@ -138,20 +137,6 @@ class Ops(Quantisation, ABC):
         """
         require_contiguous(state_mask, encoder_lens)
         return self._payload(states, state_mask, encoder_table, encoder_lens)
-
-    @operation
-    def adapt(
-        self, payload: Tensor, adapters: Tensor, input_ids: Tensor, down: Tensor, up: Tensor
-    ) -> Tensor:
-        """Return payload float32 [T, H] plus what each token's LoRA adapter adds to its embedding.
-
-        `adapters` and `input_ids` are int64 [T]. `down` [A, V, 2] projects a token to an adapter's
-        rank, and `up` [A, 2, H] projects back. Elementwise, so rows are independent.
-        """
-        row = adapters * down.shape[1] + input_ids
-        shrunk = down.view(-1, 2).index_select(0, row).float().unsqueeze(2)
-        first, second = (shrunk * up.index_select(0, adapters).float()).unbind(1)
-        return payload + (first + second)
 
     @operation
     def scan_states(
@@ -309,30 +294,15 @@ class Ops(Quantisation, ABC):
         list order, and which of them take part. A mask with all bits set changes nothing.
 
         `reused` is shared by layers of one forward that may read with the same lists. The lists
-        must not change between these layers. A cache [2, S, G, D + 1] is quantised, and is
-        dequantised when read.
+        must not change between these layers.
 
         Raises ValueError unless the lists and the mask are contiguous.
         """
         require_contiguous(begin, end, slots)
-        if cache.shape[-1] != query.shape[-1]:
-            cache = self.dequantised(cache.index_select(1, slots.long()))
-            slots = torch.arange(slots.shape[0], device=slots.device)
         if mask is not None and mask_start is not None:
             require_contiguous(mask, mask_start)
         keys = ListedKeys(begin, end, slots, mask, mask_start, max_keys)
         return self._attention(query, cache, keys, sinks, reused or Reused())
-
-    def as_stored(self, cache: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return key and value [T, G, D] as the cache stores them: quantised if it has scales."""
-        if cache.shape[-1] == key.shape[-1]:
-            return key, value
-        return self.quantise(key), self.quantise(value)
-
-    @operation
-    def quantise(self, heads: Tensor) -> Tensor:
-        """Return heads [T, G, D] as whole numbers followed by a scale: [T, G, D + 1]."""
-        return self.quantised(heads)
 
     @abstractmethod
     def _payload(

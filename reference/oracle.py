@@ -8,7 +8,7 @@ import math
 
 import torch
 from paritybit.reference.batch import MROPE_SECTIONS
-from paritybit.reference.config import Feature, Kind
+from paritybit.reference.config import Kind
 from paritybit.reference.model import Model
 from torch import Tensor
 
@@ -31,7 +31,6 @@ def dense_logits(
     encoder_len: int,
     *,
     tracked: bool,
-    lora_id: int = 0,
 ) -> Tensor:
     """Return float64 logits [L, vocab] of a whole request of L tokens (int64 [L], host).
 
@@ -40,9 +39,6 @@ def dense_logits(
     inputs = wide(model.embedding)[tokens] + wide(model.encoder_table)[encoder_len]
     if tracked:
         inputs += recurrent_states(model, tokens)
-    if model.adapters is not None:
-        down, up = model.adapters
-        inputs += wide(down)[lora_id, tokens] @ wide(up)[lora_id]
     return _decode(model, inputs, mrope_delta)
 
 
@@ -97,7 +93,7 @@ def _decode(model: Model, inputs: Tensor, mrope_delta: int) -> Tensor:
 def heads(model: Model, place: int, hidden: Tensor, mrope_delta: int) -> tuple[Tensor, ...]:
     """Return query, key and value, float64 [heads, L, D], of layer `place` from its input.
 
-    Keys and values are as a cache stores them: rotated, and quantised if it is quantised.
+    Keys and values are as a cache stores them: rotated.
     """
     config, layer, length = model.config, model.layers[place], len(hidden)
     kind = config.layers[place]
@@ -107,15 +103,7 @@ def heads(model: Model, place: int, hidden: Tensor, mrope_delta: int) -> tuple[T
     query, key, value = split.split([config.heads, shape.kv_heads, shape.kv_heads])
     angle = _angles(model, kind, length, mrope_delta)
     query, key = _turn(query, angle), _turn(key, angle)
-    if Feature.QUANTISED in config.features:
-        key, value = _in_8_bits(key), _in_8_bits(value)
     return query, key, value
-
-
-def _in_8_bits(heads: Tensor) -> Tensor:
-    """Return heads [..., D] rounded to 127 steps of each sign, up to the largest of each head."""
-    step = heads.abs().amax(-1, keepdim=True) / 127
-    return torch.round(heads / step) * step
 
 
 def _norm(hidden: Tensor, weight: Tensor) -> Tensor:

@@ -101,10 +101,6 @@ class Tables:
         self.req_to_token[rows, columns] = full.to(torch.int32)
         self.full_to_swa_index_mapping[full] = swa
 
-    def link(self, row: int, full: Tensor) -> None:
-        """Set the first columns of a row to full slots, int64, which are mapped already."""
-        self.req_to_token[row, : full.shape[0]].copy_(full)
-
     def read(self, full_cells: Tensor, swa_cells: Tensor) -> tuple[Tensor, Tensor]:
         """Return the full slots in `full_cells` and the SWA slots of those in `swa_cells`, int64.
 
@@ -124,7 +120,7 @@ class HybridKVPool:
     """K and V of all layers of one model in one allocation, with a view per sub-pool.
 
     `storage` is flat, in the model's dtype. `arena[kind]` is its view [layers of that kind, 2 (K,
-    V), slots, kv_heads, stored_dim], indexed by slot number. `storage` and `tables` may be passed
+    V), slots, kv_heads, head_dim], indexed by slot number. `storage` and `tables` may be passed
     in, to be shared with another pool. If slot numbers are skipped, as many slots precede the
     storage; they include the reserved slot, and nothing compares them.
     """
@@ -182,7 +178,7 @@ class HybridKVPool:
         return self.tables.req_to_token
 
     def cache(self, layer: int) -> Tensor:
-        """Return K and V of one layer, [2, slots, kv_heads, stored_dim]."""
+        """Return K and V of one layer, [2, slots, kv_heads, head_dim]."""
         return self._caches[layer]
 
     def move(self, kind: Kind, sources: Sequence[int], destinations: Sequence[int]) -> None:
@@ -322,7 +318,7 @@ def arena_shapes(config: ModelConfig, sizes: PoolSizes) -> dict[Kind, torch.Size
                 2,
                 sizes.stored(kind),
                 config.shape(kind).kv_heads,
-                config.stored_dim(kind),
+                config.shape(kind).head_dim,
             )
         )
         for kind in Kind
@@ -337,10 +333,8 @@ def zeros(
     device: torch.device,
 ) -> Tensor:
     """Return `count` zeros, allocated behind the slots that the pools of some models skip."""
-    widths = [
-        config.shape(kind).kv_heads * config.stored_dim(kind) for config in configs for kind in Kind
-    ]
-    skipped = sizes.skipped * max(widths)
+    shapes = [config.shape(kind) for config in configs for kind in Kind]
+    skipped = sizes.skipped * max(shape.kv_heads * shape.head_dim for shape in shapes)
     return torch.zeros(skipped + count, dtype=dtype, device=device)[skipped:]
 
 

@@ -253,8 +253,8 @@ def _settings(trial: TrialSettings) -> Iterator[Fact]:
         yield Fact("longest request", f"{trial.max_context} tokens")
     if trial.skipped_slots:
         yield Fact("skipped slot numbers", f"{trial.skipped_slots:,}")
-    if trial.features:
-        yield Fact("features", ", ".join(trial.features))
+    if trial.topk == 1:
+        yield Fact("topk", str(trial.topk))
     yield Fact("request rows", str(trial.rows))
     yield Fact("buckets", words(trial.buckets))
     yield Fact("token buckets", words(trial.token_buckets))

@@ -191,13 +191,6 @@ class CapturedEngine:
             replays=[self.replayed.count(graph) for graph in graphs],
         )
 
-    def capture_again(self) -> None:
-        """Capture the runner under test again while requests hold KV.
-
-        A reset restores the first graphs.
-        """
-        self._capture_by(partial(self.engine.capture_again, self._keep_facts))
-
     def reset(self) -> None:
         """Restore static buffers and Python state to their contents after capture."""
         for buffers, captured in self._captured:

@@ -122,15 +122,6 @@ class Engine:
             else:
                 runner.plan_all()
 
-    def capture_again(self, then: Callable[[GraphRunner], None] = lambda _: None) -> None:
-        """Capture the runner under test again while requests hold KV, if it is captured.
-
-        `then` is called with it afterwards.
-        """
-        if self.under_test.mode in self.captured:
-            self.under_test.capture_again()
-            then(self.under_test)
-
     def forward(
         self,
         batch: ForwardBatch | None,
@@ -202,8 +193,6 @@ class Engine:
             states,
             batch.mamba_track_mask[requests],
             batch.encoder_lens[requests],
-            batch.lora_ids[requests],
-            batch.input_ids,
         )
         return TokenInputs(
             input_ids=batch.input_ids,

@@ -101,7 +101,6 @@ class SubjectPool:
         """Store key and value [T, G, D] of `layer` at the full slots `loc` or their SWA slots."""
         kind = self.pool.config.layers[layer]
         slots, cache = self.location(kind, loc), self.pool.cache(layer)
-        key, value = self.ops.as_stored(cache, key, value)
         self.ops.store_kv(cache, slots, LOC_DTYPE[kind], key, value)
 
     def location(self, kind: Kind, loc: Tensor) -> Tensor:

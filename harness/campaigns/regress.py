@@ -30,14 +30,13 @@ from paritybit.harness.campaigns.task import (
     run_in_turn,
 )
 from paritybit.harness.checks.expectations import unaffected_reason
-from paritybit.harness.lockstep.config import TrialConfig, with_features
+from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.scale.shapes import smallest, wide
 from paritybit.harness.lockstep.scale.shapes import trial_of as trial_of_shape
 from paritybit.harness.machine.workers import HERE, Workers
 from paritybit.harness.schedules.boundaries import Row, scenes
 from paritybit.harness.schedules.coverage import (
     OVERLAP_REQUIRED,
-    SHARING_REQUIRED,
     required_at_edges,
     required_events,
     required_of_chains,
@@ -45,7 +44,7 @@ from paritybit.harness.schedules.coverage import (
     required_together,
 )
 from paritybit.harness.schedules.schedule import Schedule
-from paritybit.reference.config import PRESETS, Feature, Shape
+from paritybit.reference.config import CHAIN, PRESETS, Shape
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.bugs.switching import lacking
 from paritybit.subjects.runners import RUNNERS, engine_runners
@@ -136,23 +135,14 @@ class RunConfig:
         return tuple(name for name in self.one_of_each_engine if RUNNERS[name].captures)
 
     @property
-    def featured(self) -> tuple[TrialConfig, ...]:
-        """The clean versions of the trials whose bugs need features.
-
-        In a tiny run with all hunts, each engine without such a trial gets one with all these
-        features except chains.
-        """
+    def of_one_branch(self) -> tuple[TrialConfig, ...]:
+        """The clean versions of the trials whose bugs need drafts that are chains."""
         hunts = ((BUGS[bug], runner) for bug, runner in self.hunts)
         trials = [
-            replace(trial_of(self, runner, bug.scheme), features=with_features(bug.features))
+            replace(trial_of(self, runner, bug.scheme), topk=CHAIN.topk)
             for bug, runner in hunts
-            if bug.features
+            if bug.topk == CHAIN.topk
         ]
-        features = {one for trial in trials for one in trial.features} - {Feature.CHAINS}
-        for name in self.at_edges:
-            if engine_runners(name) not in {engine_runners(trial.runner) for trial in trials}:
-                trial = trial_of(self, name, self.schemes[-1])
-                trials.append(replace(trial, features=with_features(sorted(features))))
         return tuple(dict.fromkeys(trials))
 
     @property
@@ -194,10 +184,8 @@ class RunConfig:
         if self.shape is not Shape.TINY:
             return required_replays(self.runners, far=self.shape is Shape.REAL)
         overlapping = OVERLAP_REQUIRED if self.overlapping else ()
-        shares = any(Feature.SHARING in trial.features for trial in self.featured)
-        sharing = SHARING_REQUIRED if shares else ()
         at_edges = required_at_edges(self.at_edges, self.device)
-        return (*self.required_in_order, *overlapping, *sharing, *at_edges)
+        return (*self.required_in_order, *overlapping, *at_edges)
 
     @property
     def required_in_order(self) -> tuple[str, ...]:
@@ -242,7 +230,7 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
     |---|---|
     | each runner with each location scheme | scenes and generated; traffic for one scheme |
     | `overlapping`: one runner of each engine | a scene and generated, with overlapping steps |
-    | `featured`: each engine with features | scenes and generated |
+    | `of_one_branch`: drafts that are chains | scenes and generated |
     | `at_edges`: one runner of each engine | a scene and generated, with the smallest sizes |
     | the same, with long contexts and high slot numbers | scenes and generated |
     Drafts are chains in one trial of each speculating runner. The first and third row have scenes
@@ -277,7 +265,7 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
         few = min(OVERLAPPING, settings.examples)
         tasks.append(Task(trial, Source.GENERATED, seed, few, (handed_over(trial),)))
         seed += 1
-    for trial in settings.featured:
+    for trial in settings.of_one_branch:
         first = (with_prompts(trial),) if settings.shape is Shape.TINY else ()
         tasks.append(Task(trial, Source.GENERATED, seed, 1, first))
         seed += 1
@@ -321,7 +309,7 @@ def chained(settings: RunConfig, trial: TrialConfig) -> TrialConfig:
     """Return a clean trial with drafts that are chains, if it is to have them."""
     if trial.scheme is not settings.chained.get(trial.runner):
         return trial
-    return replace(trial, features=with_features([Feature.CHAINS]))
+    return replace(trial, topk=CHAIN.topk)
 
 
 def run_tasks(tasks: Sequence[Task], workers: Workers, on_result: Callable[[Result], None]) -> None:

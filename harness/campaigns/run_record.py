@@ -15,6 +15,7 @@ from paritybit.harness.records.case import Case
 from paritybit.harness.records.record import environment
 from paritybit.harness.records.typed_json import from_json, to_json
 from paritybit.harness.schedules.buckets import SMALLEST
+from paritybit.reference.config import CHAIN
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.bugs.switching import lacking
 from paritybit.subjects.engine import contract
@@ -183,9 +184,10 @@ def case_name(task: Task) -> str:
             "overlap": trial.overlap,
             "smallest": trial.buckets == SMALLEST,
             "wide": bool(trial.max_context),
+            "chains": trial.topk == CHAIN.topk,
         }
         parts += [kind for kind, is_it in kinds.items() if is_it]
-        return "-".join([*parts, *trial.features])
+        return "-".join(parts)
     return "-".join([parts[0], parts[1], parts[2], parts[4]])
 
 

@@ -48,7 +48,7 @@ from paritybit.harness.records.schema import STALLED
 from paritybit.harness.schedules.coverage import OVERLAPPED
 from paritybit.harness.schedules.schedule import Schedule, idle_modes
 from paritybit.harness.schedules.traffic import traffic_schedules
-from paritybit.reference.config import Shape
+from paritybit.reference.config import SPECULATION, Shape
 from paritybit.subjects.bugs.bug import Bug
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.runners import RUNNERS
@@ -139,7 +139,7 @@ class Task:
         """The name of the task in a progress line."""
         what = f"{self.trial.bug or 'clean'}@{self.trial.runner}"
         overlap = ", overlap" * self.trial.overlap + ", wide" * bool(self.trial.max_context)
-        overlap += "".join(f", {feature}" for feature in self.trial.features)
+        overlap += f", topk {self.trial.topk}" * (self.trial.topk != SPECULATION.topk)
         shape = "" if self.trial.shape == Shape.TINY else f"{self.trial.shape} "
         return f"{what} ({shape}{self.trial.preset}, {self.trial.scheme}, {self.source}{overlap})"
 

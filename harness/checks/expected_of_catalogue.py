@@ -53,33 +53,6 @@ WINDOW: dict[str, Row] = {
     "mapping_of_evicted_slots": seen("slot_ownership", PREFILL),
 }
 
-PREFIX: dict[str, Row] = {
-    "shared_window_released": seen("slot_ownership", DECODE),
-    "shared_pages_freed": seen("slot_ownership", DECODE),
-    "evicted_window_matched": seen("slot_ownership", DECODE),
-    "shared_mapping_cleared": seen("slot_ownership", DECODE),
-    "refill_frees_held_pages": seen("slot_ownership", DECODE),
-    "refilled_window_freed": seen("slot_ownership", DECODE),
-    "refill_beyond_eviction": seen("slot_ownership", DECODE),
-    "tombstone_in_window": seen("slot_ownership", DECODE),
-    "prefix_row_unwritten": seen("slot_ownership", DECODE),
-    "prefix_slots_width": seen("slot_ownership", DECODE),
-}
-
-ADAPTERS: dict[str, Row] = {
-    "adapters_pad": seen("live_inputs", DECODE),
-    "adapter_segments_baked": seen("logits_parity", DECODE, VERIFY),
-    "adapters_of_one_token": seen("logits_parity", VERIFY),
-    "adapters_absent_at_capture": seen("logits_parity", DECODE),
-}
-
-QUANTISED: dict[str, Row] = {
-    "scale_of_capture": seen("kv_parity", DECODE, DRAFT_EXTEND),
-    "quantised_store_unrecorded": seen("kv_parity", VERIFY),
-    "scales_never_passed": seen("kv_parity", DECODE),
-    "scale_slot_stride": seen("logits_parity", DECODE),
-}
-
 BRANCHES: dict[str, Row] = {
     "draft_lists_of_one_branch": seen("live_inputs", DRAFT, FROZEN),
     "tree_states_as_chain": seen("logits_parity", VERIFY),
@@ -96,17 +69,12 @@ DUMMIES: dict[str, Row] = {
 
 RECAPTURED: dict[str, Row] = {
     "output_view_kept": seen("live_inputs", DECODE),
-    "recapture_through_last_batch": seen("kv_parity", DECODE),
-    "states_moved_under_graphs": seen("kv_parity", DECODE),
 }
 
 CATALOGUE: dict[str, Row] = {
     **STALE_INPUTS,
     **PADDING_MATHS,
     **WINDOW,
-    **PREFIX,
-    **ADAPTERS,
-    **QUANTISED,
     **DUMMIES,
     **RECAPTURED,
     **BRANCHES,

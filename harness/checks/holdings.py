@@ -38,22 +38,8 @@ def misheld(world: Ownership) -> list[str]:
 
 
 def claimed(pages: str, holders: Sequence[Owner]) -> list[tuple[int | None, ...]]:
-    """Return the pages of each request. A shared page belongs to the first request only."""
-    every: list[tuple[int | None, ...]] = [getattr(owner, pages) for owner in holders]
-    if not any(owner.shared for owner in holders):
-        return every
-    taken = {
-        page
-        for owner, held in zip(holders, every, strict=True)
-        for page in held[owner.shared :]
-        if page is not None
-    }
-    found = []
-    for owner, held in zip(holders, every, strict=True):
-        shared = tuple(None if page in taken else page for page in held[: owner.shared])
-        taken.update(page for page in shared if page is not None)
-        found.append((*shared, *held[owner.shared :]))
-    return found
+    """Return the pages of each request."""
+    return [getattr(owner, pages) for owner in holders]
 
 
 def _all_once(held: list[int | None], free: tuple[int, ...], every: tuple[int, ...]) -> bool:
@@ -181,11 +167,6 @@ def right_cells(world: Ownership, sizes: PoolSizes) -> Numbers:
     full = slots_of_pages([page for owner in holders for page in owner.full_pages], size)
     swa_pages = [-1 if page is None else page for owner in holders for page in owner.swa_pages]
     swa = np.maximum(slots_of_pages(swa_pages, size), 0)
-    if any(owner.shared for owner in holders):
-        # Some of the requests that share a full page may have freed its SWA page.
-        most = np.zeros(mapped, dtype=swa.dtype)
-        np.maximum.at(most, full, swa)
-        swa = most[full]
     cells[RIGHT, full] = swa
     # Per request: the slots of its tokens, and the cells of its row.
     written, numbers, first = [], numbered(cells.shape[1]), 0

@@ -131,7 +131,6 @@ def decode_rows(tokens: int) -> dict[str, Expected]:
                 "mamba_track_indices": 0,
                 "mamba_track_mask": 0,
                 "encoder_lens": None,
-                "lora_ids": 0,
             },
         ),
         "out_cache_loc_swa": Expected(tokens, 0, swa_locations, swa=True),

@@ -4,7 +4,6 @@ import importlib
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
 from typing import Any
 
 import torch
@@ -13,9 +12,9 @@ from paritybit.harness.schedules.buckets import BUCKETS, TOKEN_BUCKETS
 from paritybit.harness.schedules.schedule import is_count
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import (
+    CHAIN,
     PRESETS,
     SPECULATION,
-    Feature,
     ModelConfig,
     Role,
     Shape,
@@ -39,7 +38,15 @@ COPIED_BYTES = 2**31
 """The size limit in bytes for a world's KV to be copied at each step."""
 
 
-LATER: Mapping[str, Any] = {"shape": "tiny", "max_context": 0, "skipped_slots": 0, "features": ()}
+TOPK = CHAIN.topk, SPECULATION.topk
+"""How many branches a draft may keep."""
+
+LATER: Mapping[str, Any] = {
+    "shape": "tiny",
+    "max_context": 0,
+    "skipped_slots": 0,
+    "topk": SPECULATION.topk,
+}
 """Settings that older cases lack, with the values that they imply."""
 
 
@@ -55,7 +62,7 @@ class TrialConfig:
     - `shape`: the size of the model, see `Shape`.
     - `max_context`: the longest request in tokens; 0 for the model's own limit.
     - `skipped_slots`: slot numbers that are never used, see `PoolSizes`.
-    - `features`: values of `Feature` in their order.
+    - `topk`: how many branches a draft keeps, 1 or 2. With 1, drafts are chains.
 
     Raises UnknownNameError for an unknown name, MalformedError for settings that do not fit.
     """
@@ -76,7 +83,7 @@ class TrialConfig:
     shape: str = Shape.TINY
     max_context: int = 0
     skipped_slots: int = 0
-    features: tuple[str, ...] = ()
+    topk: int = SPECULATION.topk
 
     def __post_init__(self) -> None:
         """Raise MalformedError for settings that cannot be combined."""
@@ -96,12 +103,8 @@ class TrialConfig:
             raise MalformedError(
                 "the bugs of a trial must be in catalogue order and must not repeat"
             )
-        for name in self.features:
-            known("feature", name, list(Feature))
-        if self.features != with_features(self.features):
-            raise MalformedError(
-                f"the features of a trial must be in this order: {', '.join(Feature)}"
-            )
+        if self.topk not in TOPK:
+            raise MalformedError(f"the topk of a trial must be {' or '.join(map(str, TOPK))}")
         if self.overlap and not RUNNERS[self.runner].captures:
             raise MalformedError(
                 f"the engine of {self.runner} cannot overlap steps because {NO_FLIGHT}"
@@ -121,8 +124,8 @@ class TrialConfig:
     def with_bug(self, *names: str) -> "TrialConfig":
         """Return this trial with bugs switched on.
 
-        Location scheme, overlap and features become those that the bugs need. Raises ValueError
-        for bugs that no location scheme has in common.
+        Location scheme, overlap and topk become those that the bugs need. Raises ValueError for
+        bugs that no location scheme has in common.
         """
         for name in names:
             known("bug", name, BUGS)
@@ -132,7 +135,7 @@ class TrialConfig:
             bugs=chosen,
             scheme=shared_scheme(chosen),
             overlap=self.overlap or any(BUGS[name].overlap for name in chosen),
-            features=with_features(self.features, *(BUGS[name].features for name in chosen)),
+            topk=min([self.topk, *(BUGS[name].topk for name in chosen)]),
         )
 
     @property
@@ -151,9 +154,8 @@ class TrialConfig:
     def model(self) -> ModelConfig:
         """The target's configuration."""
         model = PRESETS[self.preset].of(Shape(self.shape))
-        if self.features:
-            model = replace(model, features=frozenset(map(Feature, self.features)))
-        return replace(model, max_context=self.max_context) if self.max_context else model
+        longest = self.max_context or model.max_context
+        return replace(model, max_context=longest, topk=self.topk)
 
     @property
     def large(self) -> bool:
@@ -257,7 +259,7 @@ def trial_from_json(data: Any) -> TrialConfig:
             else isinstance(value, list) and value and all(map(is_count, value))
             if key.endswith("buckets")
             else isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
-            if key in {"bugs", "features"}
+            if key == "bugs"
             else isinstance(value, str)
         )
         if not right:
@@ -267,15 +269,9 @@ def trial_from_json(data: Any) -> TrialConfig:
         **{
             **data,
             "scheme": LocationScheme(data["scheme"]),
-            **{key: tuple(data[key]) for key in ("buckets", "token_buckets", "bugs", "features")},
+            **{key: tuple(data[key]) for key in ("buckets", "token_buckets", "bugs")},
         }
     )
-
-
-def with_features(*named: Iterable[str]) -> tuple[str, ...]:
-    """Return the features of all lists in the order of `Feature`, without duplicates."""
-    wanted = set(chain(*named))
-    return tuple(str(feature) for feature in Feature if feature in wanted)
 
 
 def shared_scheme(names: Iterable[str]) -> LocationScheme:

@@ -11,7 +11,6 @@ from paritybit.harness.lockstep.scale.kept import Places, Rows
 from paritybit.harness.lockstep.scheduler import Scheduler
 from paritybit.reference.batch import ENCODER_ROWS, ForwardBatch
 from paritybit.reference.config import SPECULATION, Kind, ModelConfig
-from paritybit.reference.model import ADAPTERS
 from paritybit.reference.pool import KVPools, PoolSizes
 from paritybit.reference.state_pool import Section
 from torch import Tensor
@@ -37,7 +36,6 @@ def index_bounds(config: ModelConfig, sizes: PoolSizes) -> Mapping[str, int]:
         "mamba_track_indices": sizes.rows + 1,
         "mamba_track_mask": 2,
         "encoder_lens": ENCODER_ROWS,
-        "lora_ids": ADAPTERS,
         "kv_indices": sizes.stored(Kind.FULL),
         "window_kv_indices": sizes.stored(Kind.SWA),
     }

@@ -63,7 +63,6 @@ class Sample:
 
     - `hidden_states`: [L, H] for a draft model, whose tokens are shifted by one. Else None.
     - `tracked`: whether the request's recurrent state enters its input.
-    - `lora_id`: the adapter of the request.
     - `place`: the place of the step in its schedule.
     """
 
@@ -74,7 +73,6 @@ class Sample:
     mrope_delta: int
     encoder_len: int
     hidden_states: Tensor | None = None
-    lora_id: int = 0
     place: int = 0
 
     @property

@@ -168,14 +168,12 @@ class OverlappedScheduler(Scheduler):
     def _free_pages(self) -> int:
         return len(self.allocator.free_full) + len(self.allocator.free_swa)
 
-    def _add(
-        self, asked: int, chunk: int, donor: Request | None = None, shared: int = 0
-    ) -> Request | None:
+    def _add(self, asked: int, chunk: int) -> Request | None:
         """Admit a request. Count the event if a forward in flight still has to write to its row.
 
         That forward runs an earlier request with this row, and writes inside the new tokens.
         """
-        request = super()._add(asked, chunk, donor, shared)
+        request = super()._add(asked, chunk)
         if request is not None:
             kept = self.kept_in_flight.get(request.token_row, request.known)
             self.events[HANDED_OVER_IN_FLIGHT] += kept < request.known

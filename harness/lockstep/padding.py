@@ -72,7 +72,6 @@ def _values_of(world: Scheduler, request: Request) -> Mapping[str, int]:
         "mamba_track_indices": request.allocation.state_slot,
         "mamba_track_mask": 1,
         "encoder_lens": request.encoder_len,
-        "lora_ids": request.lora_id,
         **dict.fromkeys((*ONE, *COUNTS), 1),
     }
 

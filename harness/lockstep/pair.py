@@ -27,7 +27,7 @@ from paritybit.harness.lockstep.scale.kept import Ran, kept_of
 from paritybit.harness.lockstep.scale.memory import require_memory
 from paritybit.harness.lockstep.scheduler import Scheduler, samples_of
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError, subject_runs
-from paritybit.harness.schedules.schedule import Recapture, Schedule, Step, modes_of
+from paritybit.harness.schedules.schedule import Schedule, Step, modes_of
 from paritybit.reference.allocator import Allocator, Owner
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.config import Role, draft_config
@@ -164,8 +164,6 @@ class Pair:
         Raises SubjectFailedError if only one of the worlds needs a forward.
         """
         eager, graph = self.eager.plan(step), self.graph.plan(step)
-        if isinstance(step, Recapture):
-            capture_runs()(self.subject.capture_again)()
         if eager is None and graph is None:
             return None
         if eager is None or graph is None:

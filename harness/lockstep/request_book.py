@@ -8,7 +8,7 @@ from paritybit.harness.lockstep.requests import PlannedForward, Request
 from paritybit.harness.schedules.coverage import FAR, FAR_KV, LONGEST, crossed
 from paritybit.reference.allocator import Allocator, Numbers, Owner, Ownership, PageAllocation
 from paritybit.reference.batch import ForwardBatch, Mode, Span, prepare
-from paritybit.reference.config import Feature, Kind, ModelConfig, Role
+from paritybit.reference.config import Kind, ModelConfig, Role
 from paritybit.reference.order import InOrder
 from paritybit.reference.pool import KVPools
 from paritybit.reference.state_pool import hidden_states_of
@@ -98,7 +98,6 @@ class RequestBook:
             tuple(held.full_pages),
             tuple(held.swa_pages),
             self.seen_from(request),
-            held.shared,
             request.token_row,
             request.known,
         )
@@ -194,18 +193,9 @@ class RequestBook:
             swa_slots=self.allocator.swa_slots(allocation, begin, end),
             mrope_delta=request.mrope_delta,
             track_index=allocation.state_slot,
-            tracked=self.tracked(request),
+            tracked=request.tracked,
             encoder_len=request.encoder_len,
-            lora_id=request.lora_id,
         )
-
-    def tracked(self, request: Request) -> bool:
-        """Whether the recurrent state of `request` enters its input in this engine.
-
-        A request that shares a prefix has no state for it.
-        """
-        few = Feature.SHARING in self.config.features
-        return request.tracked is not few
 
     def make_room(self, allocation: PageAllocation, length: int, count: int) -> bool:
         """Give `allocation` slots for `count` more tokens. Returns whether there were enough.

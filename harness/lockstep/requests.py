@@ -2,12 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 
 from paritybit.reference.allocator import Owner, PageAllocation
 from paritybit.reference.batch import ENCODER_ROWS, DraftState, ForwardBatch, Mode, Span
 from paritybit.reference.config import Kind
-from paritybit.reference.model import ADAPTERS
 from paritybit.reference.speculative import Tree
 from paritybit.reference.state_pool import Section
 
@@ -21,7 +19,6 @@ class Request:
     - `drafted`: how many tokens the draft model has KV for.
     - `state`: the draft model's state after these tokens, once it has caught up.
     - `tree`: the draft model's last proposal. It and `state` are invalid once `length` grows.
-    - `donor`: the request whose prefix it shares. Its inputs other than tokens are then the same.
     """
 
     serial: int
@@ -34,43 +31,21 @@ class Request:
     drafted: int = 0
     state: DraftState | None = None
     tree: Tree = ()
-    donor: "Request | None" = None
-    prompt_tokens: tuple[int, ...] = ()
-
-    @property
-    def kind(self) -> int:
-        """The number that determines its inputs other than tokens: its own, or its donor's.
-
-        No such input grows with it: requests that are prefilled together are in this order.
-        """
-        return self.serial if self.donor is None else self.donor.kind
-
-    def cached_alike(self, other: "Request") -> int:
-        """Return how many first tokens of its prompt another's has too, and both in the pool."""
-        pairs = zip(
-            self.prompt_tokens[: self.length], other.prompt_tokens[: other.length], strict=False
-        )
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     @property
     def mrope_delta(self) -> int:
         """How far each mrope section runs ahead of the one before it, in positions."""
-        return 3 * self.kind % 5
+        return 3 * self.serial % 5
 
     @property
     def tracked(self) -> bool:
         """Whether this request's recurrent state enters its input."""
-        return self.kind % 4 != 3
+        return self.serial % 4 != 3
 
     @property
     def encoder_len(self) -> int:
         """The cross-attention length of this request."""
-        return 3 * self.kind % ENCODER_ROWS
-
-    @property
-    def lora_id(self) -> int:
-        """The adapter of this request, 0 if it has none."""
-        return 3 * self.kind % ADAPTERS
+        return 3 * self.serial % ENCODER_ROWS
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,7 @@ from paritybit.harness.lockstep import speculation
 from paritybit.harness.lockstep.observation import Sample
 from paritybit.harness.lockstep.request_book import RequestBook
 from paritybit.harness.lockstep.requests import PlannedForward, Request
-from paritybit.harness.schedules.coverage import (
-    BEGUN_BESIDE,
-    REFILLED,
-    REFILLED_READ,
-    SHARED,
-    SHARED_BEYOND_WINDOW,
-)
+from paritybit.harness.schedules.coverage import BEGUN_BESIDE
 from paritybit.harness.schedules.schedule import (
     Admit,
     Decode,
@@ -29,16 +23,12 @@ from paritybit.harness.schedules.schedule import (
     Finish,
     Idle,
     Prefill,
-    Recapture,
-    Refill,
     Resume,
     Retract,
-    Share,
     Step,
     Verify,
     idle_modes,
 )
-from paritybit.reference.allocator import PageAllocation
 from paritybit.reference.batch import ForwardBatch, Mode, Span
 from paritybit.reference.model import Output
 from paritybit.reference.order import Arrived
@@ -72,9 +62,6 @@ class Scheduler(RequestBook):
             Finish: lambda step: self._leave(step.pick, finished=True),
             Retract: lambda step: self._leave(step.pick, finished=False),
             Evict: self._evict_one,
-            Share: self._share,
-            Refill: self._refill,
-            Recapture: lambda _: None,
         }
         return plans[type(step)](step)
 
@@ -90,35 +77,18 @@ class Scheduler(RequestBook):
         request = self._add(step.prompt, step.chunk)
         return self._extend(request, step.chunk) if request is not None else None
 
-    def _share(self, step: Share) -> PlannedForward | None:
-        donors = [request for request in self.running if not self.tracked(request)]
-        if not donors:
-            return None
-        donor = donors[step.pick % len(donors)]
-        longest = self.config.max_context - 2  # Leaves room for a token of its own.
-        shared = min(step.tokens, donor.length, donor.prompt, longest)
-        request = self._add(shared + max(step.own, 1), step.own, donor, shared)
-        return self._extend(request, step.own) if request is not None else None
-
-    def _add(
-        self, asked: int, chunk: int, donor: Request | None = None, shared: int = 0
-    ) -> Request | None:
-        """Admit a request with slots for its first `chunk` tokens. None if there are too few.
-
-        It shares as many as possible of its first `shared` tokens with `donor`. They are equal.
-        """
+    def _add(self, asked: int, chunk: int) -> Request | None:
+        """Admit a request with slots for its first `chunk` tokens. None if there are too few."""
         if not self.free_token_rows:
             return None
         prompt = min(max(asked, 1), self.config.max_context - 1)
-        request = Request(self.admitted, prompt, prompt, self.free_token_rows[-1], donor=donor)
-        if not self._enter(request, chunk, shared):
+        request = Request(self.admitted, prompt, prompt, self.free_token_rows[-1])
+        if not self._enter(request, chunk):
             return None
         self.free_token_rows.pop()
         self.admitted += 1
         draw = random.Random(self.seed * 100_003 + request.serial)
-        known = donor.prompt_tokens[:shared] if donor is not None else ()
-        tokens = [*known, *(draw.randrange(self.config.vocab) for _ in range(prompt - len(known)))]
-        request.prompt_tokens = tuple(tokens)
+        tokens = [draw.randrange(self.config.vocab) for _ in range(prompt)]
         row = self.tokens[request.token_row, :prompt]
 
         def write(arrived: Arrived) -> None:
@@ -140,63 +110,22 @@ class Scheduler(RequestBook):
         self.events["resumed"] += 1
         return self._extend(request, request.known)
 
-    def _enter(self, request: Request, tokens: int, shared: int = 0) -> bool:
-        """Give `request` a row, slots for `tokens` tokens and the slots that it shares.
+    def _enter(self, request: Request, tokens: int) -> bool:
+        """Give `request` a row and slots for `tokens` tokens.
 
-        The shared slots are those of its donor's first `shared` tokens. Returns False if there is
-        no free row or too few slots.
+        Returns False if there is no free row or too few slots.
         """
-        allocation, begin = self.allocator.alloc_row(), 0
+        allocation = self.allocator.alloc_row()
         if allocation is None:
             return False
-        if shared and request.donor is not None and request.donor.allocation is not None:
-            held, window = request.donor.allocation, self.config.window
-            begin = self.allocator.share(allocation, held, shared, window)
-        first = min(max(tokens, 1), request.known - begin)
-        if not self.make_room(allocation, begin, first):
+        if not self.make_room(allocation, 0, min(max(tokens, 1), request.known)):
             self.allocator.free(allocation)
             return False
-        if begin:
-            self._link(allocation, begin)
-            first = self.allocator.first_seen(begin, self.config.window)
-            self.events[SHARED] += 1
-            self.events[SHARED_BEYOND_WINDOW] += None in allocation.swa_pages
-            self.events[REFILLED_READ] += not self.allocator.refilled.isdisjoint(
-                allocation.swa_pages[first:]
-            )
         request.allocation = allocation
-        request.length = begin
+        request.length = 0
         request.prefilling = True
         self.running.append(request)
         return True
-
-    def _link(self, allocation: PageAllocation, tokens: int) -> None:
-        """Write the slots of a request's shared tokens to its row."""
-        tables, row = self.pools.tables, allocation.row
-
-        def write(arrived: Arrived) -> None:
-            tables.link(row, arrived["slot"])
-
-        self.order.write({"slot": self.allocator.full_slots(allocation, 0, tokens)}, write)
-
-    def _refill(self, step: Refill) -> None:
-        """Refill what left the window of whom a request shares with, from what it computed again.
-
-        What the draft model has of a request is in the request's own slots, which it then keeps.
-        """
-        able = [
-            (request.allocation, request.donor.allocation, request.cached_alike(request.donor))
-            for request in self.running
-            if request.allocation and request.donor and request.donor.allocation
-            if not request.drafted
-        ]
-        if not able:
-            return
-        held, donor, tokens = able[step.pick % len(able)]
-        holders = [request.allocation for request in self.running if request.allocation]
-        pages = tokens // self.pools.sizes.page_size
-        self.events[REFILLED] += self.allocator.refill(held, donor, pages, holders)
-        self._link(held, pages * self.pools.sizes.page_size)
 
     def _extend(self, request: Request, tokens: int) -> PlannedForward | None:
         return self.planned(Mode.EXTEND, [self._next(request, tokens)])
@@ -329,9 +258,8 @@ def sample_of(
         serial=request.serial,
         tokens=tokens[draft : length + draft].clone(),
         logits=logits.clone(),
-        tracked=world.tracked(request),
+        tracked=request.tracked,
         mrope_delta=request.mrope_delta,
         encoder_len=request.encoder_len,
-        lora_id=request.lora_id,
         hidden_states=world.hidden_states[request.token_row, :length].clone() if draft else None,
     )

@@ -157,7 +157,7 @@ def _may_catch_up(book: RequestBook, request: Request) -> bool:
     needed = max(0, request.drafted - book.config.window + 1)
     assert request.allocation is not None
     pages = request.allocation.swa_pages[needed // size : -(-end // size)]
-    return request.drafted < end and None not in pages and not request.allocation.shared
+    return request.drafted < end and None not in pages
 
 
 def _tree_of_the_harness(book: RequestBook, request: Request, accept: int) -> Tree:

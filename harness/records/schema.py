@@ -106,7 +106,9 @@ class TrialSettings:
     shape: str = field(default="tiny", metadata=LATER)
     max_context: int = field(default=0, metadata=LATER)
     skipped_slots: int = field(default=0, metadata=LATER)
+    topk: int = field(default=2, metadata=LATER)
     features: tuple[str, ...] = field(default=(), metadata=LATER)
+    """Only records made before 0.5.0 have features."""
 
 
 @dataclass(frozen=True)

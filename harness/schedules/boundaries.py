@@ -21,19 +21,16 @@ from paritybit.harness.schedules.schedule import (
     Finish,
     Idle,
     Prefill,
-    Recapture,
-    Refill,
     Repeat,
     Resume,
     Retract,
-    Share,
     Step,
     Verify,
     idle_modes,
     modes_of,
 )
 from paritybit.reference.batch import Mode
-from paritybit.reference.config import SPECULATION, Feature, ModelConfig
+from paritybit.reference.config import SPECULATION, ModelConfig
 
 Steps = tuple[Step, ...]
 
@@ -61,15 +58,9 @@ MANY = 256
 EVERYONE_LEAVES: Steps = (Finish(0), Repeat(15))
 """Finishes as many requests as any trial runs."""
 
-LAST = 839
-"""Picks the last of up to eight requests: LAST + 1 is divisible by 1 to 8."""
-
 FACTORS: Mapping[str, tuple[str, ...]] = {
     "length": ("short", "below", "beyond", "one", "longest"),
-    "event": (
-        *("shared", "refilled", "recaptured"),
-        *("evicted", "again", "replaced", "resumed", "others"),
-    ),
+    "event": ("evicted", "again", "replaced", "resumed", "others"),
     "prompts": ("whole", "together", "chunks"),
     "filled": ("full", "short", "least", "one"),
 }
@@ -80,14 +71,6 @@ FACTORS: Mapping[str, tuple[str, ...]] = {
 - prompts: how the prompts arrive
 - filled: how full the bucket is at the end
 """
-
-
-NEEDED: Mapping[str, Feature] = {
-    "shared": Feature.SHARING,
-    "refilled": Feature.SHARING,
-    "recaptured": Feature.RECAPTURE,
-}
-"""The feature that an engine needs for an event."""
 
 
 class Row(NamedTuple):
@@ -131,10 +114,7 @@ class Ground:
         }[row.length]
 
     def fits(self, row: Row) -> bool:
-        """Whether the engine has the feature that a scene needs, and the pools have room for it."""
-        needed = NEEDED.get(row.event)
-        if needed is not None and needed not in self.config.features:
-            return False
+        """Whether the pools have room for a scene."""
         large = row.bucket > max(self.sizes) // 2
         return not large or (row.length != "longest" and row.event != "again")
 
@@ -242,27 +222,13 @@ def happening(ground: Ground, row: Row, everyone: tuple[int, ...], replays: Step
     if mode is not Mode.EXTEND:  # A prefill's requests have finished already.
         again = (Finish(last), *again, Admit(length, length))
     rounds = Decode(everyone), DraftExtend(everyone), Draft(everyone), Verify(everyone, 1)
-    share, on = Share(LAST, 2 * window, 2), (Decode((*everyone, last + 1)), *evicted)
-    one, two, three = last + 1, last + 2, last + 3  # Requests that share.
-    whole = Extend(LAST, 2 * window)
+    on = Decode((*everyone, last + 1)), *evicted
     everything: Mapping[str, Steps] = {
         "evicted": (*evicted, own) if mode is Mode.EXTEND else (*evicted, own, *on),
         "again": again,
         "replaced": (Finish(last), Admit(2 * window, 2 * window)),
         "resumed": (Retract(last), Resume(0)),
         "others": tuple(step for step in rounds if modes_of([step], ground.modes)),
-        "shared": (
-            *(Finish(last), Admit(2 * window, 2 * window), Evict(last), share, *on, *on),
-            *(share, *on, Finish(last), share, *on),
-        ),
-        "refilled": (
-            *(Finish(last), Admit(2 * window, 2 * window), Evict(last)),
-            *(Share(LAST, window - 2, 3), whole, Evict(one), Refill(LAST)),
-            *(Share(LAST - 1, window + window // 2, 2), whole, Evict(two), Refill(LAST)),
-            *(Share(LAST, 2 * window, 1), whole),
-            *(Decode((three, two, one, last)), *evicted, Evict(one), Decode((three, two))),
-        ),
-        "recaptured": (Recapture(),),
         "many": (
             *replays,
             *chain(*((own, Repeat(2**n - 3), *replays) for n in range(2, MANY.bit_length() - 1))),

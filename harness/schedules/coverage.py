@@ -85,17 +85,6 @@ in `reference/kernels/tables.py`, `subjects/listing/device.py` and `drafts.py`, 
 ONLY_ON_CPU = frozenset({"slot number beyond 16 bits"})
 """Those of BOUNDS that need skipped slot numbers."""
 
-SHARED = "prefix shared"
-SHARED_BEYOND_WINDOW = "prefix shared that left the window"
-REFILLED = "tombstone refilled"
-REFILLED_READ = "tombstone refilled, then read"
-
-SHARING_REQUIRED = (SHARED, SHARED_BEYOND_WINDOW, REFILLED, REFILLED_READ)
-"""Events that schedules must also reach if requests share prefixes.
-
-A tombstone is a full page whose SWA page left the window. Another request reads it.
-"""
-
 OVERLAPPED = "step planned while a forward was in flight"
 FREED_IN_FLIGHT = "freed while a forward was in flight"
 HANDED_OVER_IN_FLIGHT = "tokens written where a forward in flight keeps its own"

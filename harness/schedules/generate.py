@@ -17,19 +17,16 @@ from paritybit.harness.schedules.schedule import (
     Extend,
     Finish,
     Idle,
-    Recapture,
-    Refill,
     Repeat,
     Resume,
     Retract,
     Schedule,
-    Share,
     Step,
     Verify,
     idle_modes,
 )
 from paritybit.reference.batch import Mode
-from paritybit.reference.config import SPECULATION, Feature, ModelConfig
+from paritybit.reference.config import SPECULATION, ModelConfig
 
 LONGEST = 40
 """Largest number of steps of a generated schedule, after its opening admissions."""
@@ -132,11 +129,6 @@ def _step(ground: Ground, modes: Collection[Mode]) -> st.SearchStrategy[tuple[St
         (2, st.builds(Retract, pick)),
         (3, st.builds(Resume, pick)),
     ]
-    if Feature.SHARING in config.features:
-        shared = st.integers(1, 3 * config.window), st.integers(1, config.window)
-        weighted += [(8, st.builds(Share, pick, *shared)), (2, st.builds(Refill, pick))]
-    if Feature.RECAPTURE in config.features:
-        weighted += [(2, st.just(Recapture()))]
     alone = [st.tuples(kind) for weight, kind in weighted for _ in range(weight)]
     round_weight = 2 * FAVOUR if under_test in SPECULATIVE else 2
     rounds = [_round(max_bs)] * round_weight if Mode.TARGET_VERIFY in modes else []

@@ -131,39 +131,6 @@ class Idle(Step):
     pick: int
 
 
-@dataclass(frozen=True)
-class Share(Step):
-    """Admit a request that shares the first tokens of a running request's prompt, and their KV.
-
-    It requests `tokens` shared tokens, and prefills `own` further tokens. Only requests whose
-    recurrent state is not added to their input can be shared with.
-    """
-
-    name = "share"
-    pick: int
-    tokens: int
-    own: int
-
-
-@dataclass(frozen=True)
-class Refill(Step):
-    """Replace SWA slots that left the window by those of a request with the same tokens.
-
-    The picked request has computed the tokens that it shares again. From now on both requests use
-    the other request's full slots, and later requests can share them.
-    """
-
-    name = "refill"
-    pick: int
-
-
-@dataclass(frozen=True)
-class Recapture(Step):
-    """Capture the graphs of the runner under test again while requests hold KV."""
-
-    name = "recapture"
-
-
 def idle_modes(modes: Collection[Mode]) -> list[Mode]:
     """Return the modes that an Idle step picks from, in order: all modes except prefill.
 
@@ -191,7 +158,6 @@ FORWARD_MODES: dict[type[Step], tuple[Mode, ...]] = {
     Extend: (Mode.EXTEND,),
     Prefill: (Mode.EXTEND,),
     Resume: (Mode.EXTEND,),
-    Share: (Mode.EXTEND,),
     Decode: (Mode.DECODE,),
     Verify: (Mode.TARGET_VERIFY,),
     DraftExtend: (Mode.DRAFT_EXTEND,),
@@ -204,10 +170,7 @@ REPEAT_LIMIT = 256
 
 @dataclass(frozen=True)
 class Repeat(Step):
-    """Play the last step `count` more times, at most REPEAT_LIMIT.
-
-    Repeat and Recapture steps are not repeated.
-    """
+    """Play the last step that is not a Repeat `count` more times, at most REPEAT_LIMIT."""
 
     name = "repeat"
     count: int
@@ -228,9 +191,6 @@ STEPS: dict[str, type[Step]] = {
         Retract,
         Resume,
         Idle,
-        Share,
-        Refill,
-        Recapture,
         Repeat,
     )
 }
@@ -252,7 +212,7 @@ class Schedule:
         last: Step | None = None
         for place, step in enumerate(self.steps):
             if not isinstance(step, Repeat):
-                last = last if isinstance(step, Recapture) else step
+                last = step
                 yield place, step
             elif last is not None:
                 for _ in range(min(step.count, REPEAT_LIMIT)):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import cache
 
-from paritybit.harness.schedules.schedule import Admit, Idle, Prefill, Schedule, Share, Step
+from paritybit.harness.schedules.schedule import Admit, Idle, Prefill, Schedule, Step
 
 Fails = Callable[[Schedule], bool]
 
@@ -41,7 +41,7 @@ def with_requests(schedule: Schedule, count: int) -> Schedule:
         if isinstance(step, Prefill):
             kept = with_values(step, "prompts", step.prompts[:left])
             left -= len(step.prompts[:left])
-        elif isinstance(step, Admit | Share):
+        elif isinstance(step, Admit):
             kept = step if left else None
             left = max(0, left - 1)
         elif hasattr(step, "picks"):

@@ -56,7 +56,6 @@ def play() -> dict[str, str]:
     from paritybit.harness.checks.play import DeviceLostError, Lockstep  # noqa: PLC0415
     from paritybit.harness.checks.table import PROPERTIES  # noqa: PLC0415
     from paritybit.harness.lockstep.config import TrialConfig  # noqa: PLC0415
-    from paritybit.reference.config import Feature  # noqa: PLC0415
     from paritybit.subjects.runners import ONE_PER_ENGINE  # noqa: PLC0415
     from paritybit.subjects.toggles import LocationScheme  # noqa: PLC0415
 
@@ -67,11 +66,9 @@ def play() -> dict[str, str]:
             zip(ONE_PER_ENGINE, ("gpt_oss", "mimo", "gemma3"), strict=True)
         )
     ]
-    beside = [feature for feature in Feature if feature is not Feature.CHAINS]
     others = (
         TrialConfig(overlap=True),
-        TrialConfig(features=tuple(beside)),
-        TrialConfig("eagle_draft", features=(Feature.CHAINS,)),
+        TrialConfig("eagle_draft", topk=1),
     )
     for trial in (*trials, *others):
         lockstep = Lockstep(trial, PROPERTIES)

@@ -836,14 +836,6 @@ OF_HARNESS: tuple[Fault, ...] = (
         why="Whether two boundary conditions meet is left to chance.",
     ),
     Fault(
-        name="refills-are-not-required",
-        file="harness/campaigns/regress.py",
-        old="SHARING_REQUIRED if shares else ()",
-        new="()",
-        tests=("properties/harness/schedules/test_generator.py", "-k", "refills"),
-        why="A run in which no request read a refilled prefix is green.",
-    ),
-    Fault(
         name="joint-prefills-are-not-required",
         file="harness/schedules/coverage.py",
         old="most_together(name) for name in runners if RUNNERS[name].token_buckets",

@@ -6,8 +6,8 @@ OF_REFERENCE: tuple[Fault, ...] = (
     Fault(
         name="freed-pages-first-page-first",
         file="reference/allocator.py",
-        old="for page in reversed(allocation.full_pages[kept:]):",
-        new="for page in allocation.full_pages[kept:]:",
+        old="self.free_full += reversed(allocation.full_pages[kept:])",
+        new="self.free_full += allocation.full_pages[kept:]",
         tests=("properties/reference/test_allocator.py",),
         why=(
             "Pages beyond a truncation are issued again in another order than the last page first."

@@ -188,6 +188,7 @@ def test_the_case_on_the_page_holds_the_recorded_schedule_and_violations(name: s
     for hunt, case in zip(found, cases, strict=True):
         assert hunt.finding is not None
         trial = to_json(hunt.trial)
+        trial.pop("features")  # Only older records have it.
         # A case file leaves out what older ones lack.
         assert {name: trial.pop(name) for name in LATER} == to_json(dict(LATER))
         assert case["trial"] == trial

@@ -11,17 +11,15 @@ from itertools import combinations, product
 from typing import Any
 
 from paritybit.harness.checks.expectations import affected_runners
-from paritybit.harness.lockstep.config import DTYPES, TrialConfig
+from paritybit.harness.lockstep.config import DTYPES, TOPK, TrialConfig
 from paritybit.harness.lockstep.scale.shapes import pools_of
-from paritybit.reference.config import PRESETS, Feature, Shape
+from paritybit.reference.config import PRESETS, SPECULATION, Shape
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.bugs.switching import lacking
 from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS
 from paritybit.subjects.toggles import LocationScheme
 
 PAGE_SIZES = (1, 4)
-
-FEATURES = ((), (Feature.CHAINS.value,))
 
 ORDERS = 24
 """In how many orders few rows are looked for."""
@@ -67,7 +65,7 @@ def axes_of(runner: str | None, preset: str | None) -> Mapping[str, Sequence[Any
         "scheme": list(LocationScheme),
         "dtype": list(DTYPES),
         "page_size": PAGE_SIZES,
-        "features": FEATURES,
+        "topk": TOPK,
     }
 
 
@@ -132,4 +130,5 @@ def name(trial: TrialConfig) -> str:
     """Return a trial in a test id."""
     shape = [] if trial.shape == Shape.TINY else [str(trial.shape)]
     parts = [*shape, trial.preset, str(trial.scheme), trial.dtype, f"page{trial.page_size}"]
-    return "-".join([trial.runner, *parts, *trial.features, *trial.bugs])
+    parts += [] if trial.topk == SPECULATION.topk else [f"topk{trial.topk}"]
+    return "-".join([trial.runner, *parts, *trial.bugs])

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paritybit.reference.batch import Mode
-from paritybit.reference.config import Feature
+from paritybit.reference.config import SPECULATION
 from paritybit.subjects.contracts import Changes
 from paritybit.subjects.parts import Part
 from paritybit.subjects.toggles import LocationScheme
@@ -45,7 +45,7 @@ class Bug:
 
     - `needs`: static inputs that a runner must have, in addition to those of `rows`.
     - `modes`: the runner must run one of them. Empty means any mode.
-    - `features`: the features of its trials.
+    - `topk`: the number of branches that drafts keep in its trials.
     - `at_capture`: it affects what captures leave, share or record, although it changes none of
       DECIDING_CAPTURES. See `captures_all`.
     - `overlap`: it shows only if steps overlap.
@@ -66,7 +66,7 @@ class Bug:
     model: Mapping[str, int] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     modes: frozenset[Mode] = frozenset()
-    features: frozenset[Feature] = frozenset()
+    topk: int = SPECULATION.topk
     at_capture: bool = False
     overlap: bool = False
     in_traffic: bool = True

@@ -16,11 +16,8 @@ from paritybit.subjects.bugs import (
 )
 from paritybit.subjects.bugs.bug import Bug
 from paritybit.subjects.bugs.features import (
-    adapters,
     branches,
     dummies,
-    prefix,
-    quantised,
     recapture,
 )
 
@@ -35,9 +32,6 @@ _FAMILIES = (
     captured_state,
     workspace,
     caches,
-    prefix,
-    adapters,
-    quantised,
     dummies,
     recapture,
     branches,

@@ -319,20 +319,6 @@ class GraphRunner(ABC):
             # alive, so that the graph reads a stale translation and not freed memory.
             self.captured_states.append(self.pool.state)
 
-    def capture_again(self) -> None:
-        """Capture all buckets again, while requests hold KV.
-
-        The inputs are cleared first, because the runs of a capture would otherwise write to the
-        slots of the last batch.
-        """
-        self.blank()
-        self.graphs_held = {}, [], []
-        self.capture_all()
-
-    def blank(self) -> None:
-        """Fill the static inputs with padding."""
-        self.inputs.populate({}, padded=True)
-
     def capture_order(self) -> tuple[int, ...]:
         """Return the buckets in capture order. The largest comes first: its memory fits all."""
         return self.buckets[::-1]

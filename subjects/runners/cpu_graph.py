@@ -131,7 +131,5 @@ class CpuGraphRunner(GraphRunner):
                 states,
                 batch.mamba_track_mask,
                 batch.encoder_lens,
-                batch.lora_ids,
-                batch.input_ids,
             )
         return payload

@@ -45,7 +45,6 @@ ROWS: Contract = (
     StaticInput(
         "encoder_lens", Axis.REQUEST, torch.int32, Policy.FILL_ONCE, ENCODER_LEN_FILL_VALUE
     ),
-    reset("lora_ids", Axis.REQUEST, torch.int64),
     keep("num_token_non_padded", Axis.SCALAR, torch.int32),
     keep("global_num_tokens", Axis.SCALAR, torch.int32),
 )
@@ -102,10 +101,6 @@ class DecodeRunner(GraphRunner):
         # For one request `reshape` would return a view whose elements share memory.
         return values[:, None].expand(-1, self.tokens_per_request).contiguous().view(-1)
 
-    def adapters(self, bucket: int) -> Tensor:
-        """Return the LoRA adapter of each token of a bucket."""
-        return self.per_token("lora_ids", bucket)
-
     def live_rows(self, live_size: int) -> int:
         """Return the number of live tokens."""
         return live_size * self.tokens_per_request
@@ -123,8 +118,6 @@ class DecodeRunner(GraphRunner):
                 states,
                 self.per_token("mamba_track_mask", bucket),
                 self.per_token("encoder_lens", bucket),
-                self.adapters(bucket),
-                input_ids,
             ),
             positions=self.view("positions", bucket),
             mrope_positions=self.view("mrope_positions", bucket),

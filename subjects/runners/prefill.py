@@ -112,8 +112,6 @@ class PrefillRunner(GraphRunner):
                 states,
                 self.inputs.buffers["mamba_track_mask"].take(requests),
                 batch.encoder_lens.take(requests),
-                batch.lora_ids.take(requests),
-                batch.input_ids,
             )
             self.inputs.populate({"input_embeds": payload}, padded=False)
 

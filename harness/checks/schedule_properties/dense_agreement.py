@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from paritybit.harness.checks.property import Playing, Property, Violation
 from paritybit.harness.lockstep.observation import Sample
-from paritybit.reference.config import Feature, Role
+from paritybit.reference.config import Role
 from paritybit.reference.model import Model
 from paritybit.reference.oracle import dense_draft_logits, dense_logits
 from torch import Tensor
@@ -16,15 +16,10 @@ ID = "dense_agreement"
 DENSE_BOUND = {torch.float32: 2e-4, torch.bfloat16: 0.25}
 """The largest |eager - dense| / (1 + |dense|) of a logit that rounding can cause."""
 
-QUANTISED_BOUND = 0.25
-"""The same bound for K and V with 8 bits, where an element between two steps may get either."""
-
 
 def bound_of(models: Mapping[Role, Model]) -> float:
     """Return the bound for the reference's arithmetic."""
-    target = models[Role.TARGET]
-    quantised = Feature.QUANTISED in target.config.features
-    return QUANTISED_BOUND if quantised else DENSE_BOUND[target.dtype]
+    return DENSE_BOUND[models[Role.TARGET].dtype]
 
 
 def at_end(playing: Playing) -> list[Violation]:
@@ -55,7 +50,7 @@ def _violation(sample: Sample, error: float, bound: float) -> Violation:
 class _Inputs:
     """Everything that a dense forward reads of a request, on the host: see `Sample`."""
 
-    of_request: tuple[int, bool, int, int, bool, int]
+    of_request: tuple[int, bool, int, int, bool]
     tokens: Tensor
     hidden_states: Tensor | None
 
@@ -70,7 +65,6 @@ class _Inputs:
                 sample.mrope_delta,
                 sample.encoder_len,
                 sample.tracked,
-                sample.lora_id,
             ),
             sample.tokens.cpu(),
             states.cpu() if states is not None else None,
@@ -118,14 +112,13 @@ def _dense_rows(models: Mapping[Role, Model], inputs: _Inputs) -> Tensor:
     """Return the oracle's logits, float64 [L, vocab], after each of a request's tokens."""
     if inputs.hidden_states is not None:
         return dense_draft_logits(models[Role.DRAFT], inputs.tokens, inputs.hidden_states)
-    _, _, mrope_delta, encoder_len, tracked, lora_id = inputs.of_request
+    _, _, mrope_delta, encoder_len, tracked = inputs.of_request
     return dense_logits(
         models[Role.TARGET],
         inputs.tokens,
         mrope_delta,
         encoder_len,
         tracked=tracked,
-        lora_id=lora_id,
     )
 
 

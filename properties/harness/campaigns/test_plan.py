@@ -42,12 +42,10 @@ from paritybit.harness.schedules.coverage import (
     of_one_branch,
 )
 from paritybit.harness.schedules.schedule import Admit, Prefill, Schedule
-from paritybit.reference.config import PRESETS, Feature, Shape
+from paritybit.reference.config import PRESETS, SPECULATION, Shape
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
 from paritybit.subjects.toggles import LocationScheme
-
-CHAINS = (Feature.CHAINS.value,)
 
 SPECULATING = {"target_verify", "eagle_draft", "eagle_draft_extend", "frozen_kv_mtp"}
 
@@ -96,7 +94,7 @@ def usual(task: Task, settings: RunConfig) -> bool:
     trial = task.trial
     chained = settings.chained.get(trial.runner) is trial.scheme
     in_order = not trial.overlap and trial.buckets != SMALLEST
-    return in_order and trial.features == (CHAINS if chained else ())
+    return in_order and trial.topk == (1 if chained else SPECULATION.topk)
 
 
 def test_a_run_plans_every_runner_scheme_and_preset() -> None:
@@ -145,18 +143,6 @@ def test_a_run_of_all_runners_tries_one_of_each_engine_at_the_edges() -> None:
     assert not one.at_edges and LONGEST not in one.required_events
 
 
-def test_a_run_of_all_runners_tries_each_engine_with_each_feature() -> None:
-    settings = RunConfig("cpu")
-    tried = {
-        (engine_runners(trial.runner), feature)
-        for trial in settings.featured
-        for feature in trial.features
-    }
-    wanted = set(Feature) - {Feature.CHAINS}
-    assert tried >= set(product(map(engine_runners, ONE_PER_ENGINE), wanted))
-    assert settings.featured == tuple(dict.fromkeys(settings.featured))
-
-
 @pytest.mark.parametrize(
     ("steps", "begun"),
     [
@@ -168,7 +154,7 @@ def test_a_run_of_all_runners_tries_each_engine_with_each_feature() -> None:
 )
 def test_a_prompt_must_begin_beside_one_that_continues(steps: Steps, begun: int) -> None:
     assert BEGUN_BESIDE in RunConfig("cpu").required_events
-    trial = RunConfig("cpu").featured[0]
+    trial = RunConfig("cpu").of_one_branch[0]
     assert Planned(trial).play(Schedule(steps))[BEGUN_BESIDE] == begun
 
 
@@ -178,7 +164,7 @@ def test_drafts_are_chains_in_one_clean_trial_of_each_runner_that_speculates(hun
     hunts = tuple(pair for pair in all_hunts() if hunted in {"everything", pair[0]})
     settings = RunConfig("cpu", hunts)
     usual_ones = (task for task in clean_tasks(settings) if usual(task, settings) and task.first)
-    clean = [task for task in usual_ones if task.trial.features == CHAINS]
+    clean = [task for task in usual_ones if task.trial.topk == 1]
     free = SPECULATING if hunted == "everything" else set()
     assert sorted(task.trial.runner for task in clean) == sorted(free)
     asked = {event for event in settings.required_events if event.endswith("of one branch")}
@@ -194,7 +180,7 @@ def test_the_clean_trials_of_a_runner_play_all_scenes_first() -> None:
         tasks = [task for task in clean_tasks(settings) if task.trial.runner == runner]
         trials = {task.trial: task.first for task in tasks if task.first and usual(task, settings)}
         assert trials == {trial: (share_of_scenes(trial),) for trial in trials}
-        (every,) = {rows(ground_of(replace(trial, features=()))) for trial in trials}
+        (every,) = {rows(ground_of(replace(trial, topk=SPECULATION.topk))) for trial in trials}
         begun = sum(share_of_scenes(trial).steps.count(EVERYONE_LEAVES[1]) for trial in trials)
         assert begun == len(every)
         if RUNNERS[runner].token_buckets:
@@ -223,17 +209,17 @@ def test_a_bug_is_hunted_on_the_clean_trial_of_its_runner_and_scheme() -> None:
     settings = RunConfig("cpu")
     tasks = plan(settings)
     clean = {
-        (task.trial.runner, task.trial.scheme, task.trial.features): task.trial
+        (task.trial.runner, task.trial.scheme, task.trial.topk): task.trial
         for task in tasks
-        if task.bug is None and (usual(task, settings) or task.trial.features)
+        if task.bug is None and (usual(task, settings) or task.trial.topk == 1)
     }
     hunts = [task for task in tasks if task.bug is not None]
     assert hunts
     for task in hunts:
         assert task.bug is not None
         in_order = replace(task.clean_trial, overlap=False)
-        assert in_order == clean[task.trial.runner, task.bug.scheme, task.trial.features]
-        assert set(task.trial.features) == task.bug.features
+        assert in_order == clean[task.trial.runner, task.bug.scheme, task.trial.topk]
+        assert task.trial.topk == task.bug.topk
         assert task.trial.overlap is task.bug.overlap
     traffic = [
         (task.bug.name, task.trial.runner)
@@ -253,7 +239,7 @@ def planned_alike() -> list[str]:
     for name, bug in BUGS.items():
         runners = [runner for hunted, runner in all_hunts() if hunted == name]
         affected = tuple((one, unaffected_reason(bug, one) is None) for one in runners)
-        kinds.setdefault((affected, bug.scheme, bug.features, bug.overlap, bug.in_traffic), name)
+        kinds.setdefault((affected, bug.scheme, bug.topk, bug.overlap, bug.in_traffic), name)
     return list(kinds.values())
 
 

@@ -22,7 +22,7 @@ SPAN = Span(
 """The next token of the request, in the last slot of its page."""
 
 
-@pytest.mark.parametrize("name", ["lora_id", "mrope_delta", "encoder_len"])
+@pytest.mark.parametrize("name", ["mrope_delta", "encoder_len"])
 def test_inputs_of_three_requests_that_come_together_do_not_ascend(name: str) -> None:
     """So an engine that sorts them differs from one that does not."""
     values = [getattr(Request(serial, 1, 1, 0), name) for serial in range(20)]

@@ -17,12 +17,10 @@ from paritybit.harness.schedules.buckets import FILLINGS, filling
 from paritybit.harness.schedules.coverage import (
     LONGEST,
     MANY_REPLAYS,
-    REFILLED_READ,
-    SHARED_BEYOND_WINDOW,
 )
 from paritybit.harness.schedules.schedule import Schedule, Step
 from paritybit.reference.batch import Mode
-from paritybit.reference.config import PRESETS, Feature
+from paritybit.reference.config import PRESETS
 from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS
 
 from properties.support.trials import PAGE_SIZES, all_pairs
@@ -42,8 +40,6 @@ REACHED = {
     "one": "prompt of one token",
     "below": "length window - 1",
     "beyond": "length window + 1",
-    "shared": SHARED_BEYOND_WINDOW,
-    "refilled": REFILLED_READ,
     "evicted": "evicted",
     "again": "slot issued again",
     "replaced": "finished",
@@ -53,16 +49,9 @@ REACHED = {
 """What some scene of each value reaches; the longest context has a test of its own."""
 
 
-OPTIONAL = ((), (Feature.SHARING, Feature.RECAPTURE))
-
-
-@pytest.mark.parametrize(
-    ("runner", "preset", "features"), all_pairs([list(RUNNERS), list(PRESETS), OPTIONAL])
-)
-def test_every_two_values_that_fit_meet_and_reach_what_they_name(
-    runner: str, preset: str, features: tuple[str, ...]
-) -> None:
-    trial = TrialConfig(runner, preset, page_size=4, features=features)
+@pytest.mark.parametrize(("runner", "preset"), all_pairs([list(RUNNERS), list(PRESETS)]))
+def test_every_two_values_that_fit_meet_and_reach_what_they_name(runner: str, preset: str) -> None:
+    trial = TrialConfig(runner, preset, page_size=4)
     ground, world = ground_of(trial), Planned(trial)
     found = rows(ground)
     every = map(Row._make, product(ground.sizes, *FACTORS.values()))

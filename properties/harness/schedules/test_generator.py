@@ -22,7 +22,6 @@ from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.scale.shapes import one_size
 from paritybit.harness.schedules.buckets import BUCKETS, FILLINGS
 from paritybit.harness.schedules.coverage import (
-    SHARING_REQUIRED,
     Coverage,
     of_one_branch,
     required_events,
@@ -184,23 +183,6 @@ def test_every_bucket_is_full_one_short_and_padded_after_it_was_full(runner: str
         assert too_rare(runner, [first], page_size) == []
     assert too_rare(runner, others, page_size, OFTEN) == []
     assert len(filled(runner)) == len(BUCKETS) * len(FILLINGS)
-
-
-@pytest.mark.parametrize("seed", range(SEEDS))
-def test_the_first_schedule_of_a_trial_with_sharing_refills_a_prefix_and_reads_it(
-    seed: int,
-) -> None:
-    """And a run without such a trial does not ask for it."""
-    settings = RunConfig("cpu", all_hunts(("decode",)), seed=seed)
-    (trial,) = (trial for trial in settings.featured if trial.features == ("sharing",))
-    ground = trial.model, trial.buckets, trial.token_buckets, trial.modes
-    first: list[Schedule] = []
-    for_each_drawn(schedules(*ground, RUNNERS[trial.runner].mode), first.append, seed, 1)
-    reached = Planned(trial).play(first[0])
-    assert [event for event in SHARING_REQUIRED if not reached[event]] == []
-    assert set(SHARING_REQUIRED) <= set(settings.required_events)
-    without = RunConfig("cpu", (("swa_pad", "decode"),))
-    assert not set(SHARING_REQUIRED) & set(without.required_events)
 
 
 def steps_of(runner: str) -> list[Step]:

@@ -19,12 +19,10 @@ from paritybit.harness.schedules.schedule import (
     Finish,
     Idle,
     Prefill,
-    Recapture,
     Repeat,
     Resume,
     Retract,
     Schedule,
-    Share,
     Step,
     Verify,
 )
@@ -283,21 +281,20 @@ def test_what_needs_every_step_keeps_every_step() -> None:
 @pytest.mark.parametrize(
     ("count", "left"),
     [
-        (1, [Admit(3, 3), Prefill((), 2), Decode((0,)), Idle(3), Recapture(), Repeat(2)]),
+        (1, [Admit(3, 3), Prefill((), 2), Decode((0,)), Idle(3), Repeat(2)]),
         (
             3,
             [
                 *(Admit(3, 3), Prefill((7, 1), 2), Prefill((), 2)),
-                *(Verify((2, 1), 1), Decode((0, 2)), Finish(2), Idle(3), Recapture(), Repeat(2)),
+                *(Verify((2, 1), 1), Decode((0, 2)), Finish(2), Idle(3), Repeat(2)),
             ],
         ),
     ],
 )
 def test_fewer_requests_are_neither_admitted_nor_picked(count: int, left: list[Step]) -> None:
     steps: tuple[Step, ...] = (
-        *(Admit(3, 3), Prefill((7, 1, 4), 2), Prefill((5,), 2), Prefill((), 2), Share(0, 1, 1)),
-        *(Verify((2, 1), 1), Decode((4, 0, 3, 2)), Finish(2), Evict(3), Idle(3), Recapture()),
-        Repeat(2),
+        *(Admit(3, 3), Prefill((7, 1, 4), 2), Prefill((5,), 2), Prefill((), 2)),
+        *(Verify((2, 1), 1), Decode((4, 0, 3, 2)), Finish(2), Evict(3), Idle(3), Repeat(2)),
     )
     assert with_requests(Schedule(steps, 7), count) == Schedule(tuple(left), 7)
 

@@ -65,7 +65,6 @@ DECODE_INPUTS = {
     "mamba_track_indices": ExpectedInput(B, I64, 0),
     "mamba_track_mask": ExpectedInput(B, BOOL, 0),
     "encoder_lens": ExpectedInput(B, I32),
-    "lora_ids": ExpectedInput(B, I64, 0),
     "num_token_non_padded": ExpectedInput(Axis.SCALAR, I32),
     "global_num_tokens": ExpectedInput(Axis.SCALAR, I32),
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from paritybit.reference.batch import Mode
-from paritybit.reference.config import SPECULATION, Feature
+from paritybit.reference.config import CHAIN, SPECULATION
 from paritybit.reference.state_pool import StatePaths
 from paritybit.subjects.bugs.bug import Bug, pull
 from paritybit.subjects.key_lists import Lists
@@ -17,8 +17,6 @@ from paritybit.subjects.runners.target_verify import TargetVerifyRunner
 from paritybit.subjects.toggles import LocationScheme
 
 FAMILY = "branches of drafts"
-
-CHAINS = frozenset({Feature.CHAINS})
 
 
 class ListsOneBranch(GraphRunner):
@@ -106,7 +104,7 @@ BUGS = (
         ),
         parts={Part.RUNNER: PlansFirstForward},
         modes=frozenset({Mode.DRAFT}),
-        features=CHAINS,
+        topk=CHAIN.topk,
     ),
     Bug(
         name="chain_sum_excludes_padding",
@@ -119,6 +117,6 @@ BUGS = (
         ),
         rows={"seq_lens_cpu": {"value": 0}},
         modes=frozenset({Mode.DRAFT}),
-        features=CHAINS,
+        topk=CHAIN.topk,
     ),
 )

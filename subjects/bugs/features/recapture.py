@@ -1,21 +1,16 @@
-"""Graphs over memory that has moved, and captures while requests hold KV."""
+"""Outputs of a graph that an engine keeps."""
 
 from typing import Any
 
 from paritybit.reference.batch import ForwardBatch, Mode
-from paritybit.reference.config import Feature
 from paritybit.reference.model import Output
-from paritybit.reference.state_pool import StatePool
-from paritybit.subjects.bugs.bug import THREAD, Bug, pull
+from paritybit.subjects.bugs.bug import Bug, pull
 from paritybit.subjects.parts import Part
-from paritybit.subjects.runners.base import GraphRunner
 from paritybit.subjects.runners.decode import DecodeRunner
 from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
 
-FAMILY = "recapture and kept outputs"
-
-RECAPTURE = frozenset({Feature.RECAPTURE})
+FAMILY = "kept outputs"
 
 
 class KeepsOutputView(DecodeRunner):
@@ -54,24 +49,6 @@ class KeepsOutputView(DecodeRunner):
         self.sampled = state
 
 
-class CapturesThroughLastBatch(GraphRunner):
-    """A runner that captures again with the static inputs of the last batch."""
-
-    def blank(self) -> None:
-        """Keep the static inputs."""
-
-
-class CapturesOverOldStates(DecodeRunner):
-    """A runner whose new graphs use the old address of moved recurrent states."""
-
-    def capture_again(self) -> None:
-        """Capture over a copy of the states."""
-        states = self.states
-        self.states = StatePool({where: held.clone() for where, held in states.sections.items()})
-        super().capture_again()
-        self.states = states
-
-
 BUGS = (
     Bug(
         name="output_view_kept",
@@ -85,35 +62,5 @@ BUGS = (
         parts={Part.RUNNER: KeepsOutputView},
         needs=("seq_lens_cpu",),
         modes=frozenset({Mode.DECODE}),
-    ),
-    Bug(
-        name="recapture_through_last_batch",
-        family=FAMILY,
-        scheme=LocationScheme.MEMO,
-        thread=pull("ROCm/ATOM", 2267),
-        mechanism=(
-            "A capture runs the model. At startup its write targets are zero. A capture after a "
-            "wake writes through the rows of the last batch."
-        ),
-        parts={Part.RUNNER: CapturesThroughLastBatch},
-        needs=("seq_lens_cpu",),
-        modes=frozenset({Mode.DECODE}),
-        features=RECAPTURE,
-        in_traffic=False,
-    ),
-    Bug(
-        name="states_moved_under_graphs",
-        family=FAMILY,
-        scheme=LocationScheme.MEMO,
-        thread=THREAD.format(27140),
-        mechanism=(
-            "The recurrent states come back from a sleep at another address, but graphs read "
-            "and write where the states were. Prefills use the new address."
-        ),
-        parts={Part.RUNNER: CapturesOverOldStates},
-        needs=("mamba_track_indices",),
-        modes=frozenset({Mode.DECODE}),
-        features=RECAPTURE,
-        in_traffic=False,
     ),
 )

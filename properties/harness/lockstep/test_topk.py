@@ -1,0 +1,100 @@
+"""Drafts of one branch and of two."""
+
+import json
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from paritybit.harness.checks.expectations import expectation
+from paritybit.harness.checks.play import Lockstep
+from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
+from paritybit.harness.errors import MalformedError
+from paritybit.harness.lockstep.config import TOPK, TrialConfig, trial_from_json
+from paritybit.harness.schedules.schedule import (
+    Admit,
+    Draft,
+    DraftExtend,
+    Schedule,
+    Step,
+    Verify,
+)
+from paritybit.reference.batch import Mode, Span
+from paritybit.subjects.bugs.catalogue import BUGS
+from torch import Tensor
+
+FEW_CAPTURES = pytest.mark.usefixtures("captures_when_needed")
+
+SIZES: dict[str, Any] = {"buckets": (2, 4), "token_buckets": (4, 12)}
+
+
+def test_topk_survives_json_and_is_left_out_by_default() -> None:
+    trial = TrialConfig("eagle_draft", topk=1)
+    assert trial_from_json(json.loads(json.dumps(trial.to_json()))) == trial
+    assert "topk" not in TrialConfig("eagle_draft").to_json()
+
+
+@pytest.mark.parametrize("topk", [0, 3])
+def test_a_topk_other_than_1_and_2_is_refused(topk: int) -> None:
+    with pytest.raises(MalformedError, match="topk"):
+        TrialConfig("eagle_draft", topk=topk)
+
+
+def test_a_bug_of_chains_brings_its_topk() -> None:
+    trial = TrialConfig("eagle_draft").with_bug("chain_lists_not_rebuilt")
+    assert (trial.topk, trial.clean.topk) == (1, 1)
+
+
+SPECULATE: tuple[Step, ...] = (
+    *(Admit(5, 5), Admit(9, 9), DraftExtend((0, 1)), Draft((0, 1)), Verify((0, 1), 1)),
+    *(DraftExtend((0, 1)), Draft((1,)), Verify((1,), 0), *[Verify((0, 1), 1)] * 3),
+)
+"""Two requests that are drafted for and verified, padded and in each other's company."""
+
+
+@FEW_CAPTURES
+@pytest.mark.parametrize("topk", TOPK)
+@pytest.mark.parametrize(("runner", "slots"), [("eagle_draft", 3), ("frozen_kv_mtp", 0)])
+def test_a_draft_keeps_topk_branches(runner: str, slots: int, topk: int) -> None:
+    """Checks what is allocated, drafted, verified and accepted."""
+    trial = TrialConfig(runner, topk=topk, page_size=4, **SIZES)
+    lockstep = Lockstep(trial, PROPERTIES)
+    spans, widths = defaultdict[Mode, list[Span]](list), set[int]()
+
+    def seen(place: int, step: Step, observation: Any, new: Any) -> None:
+        spans[observation.mode] += observation.graph.spans
+        widths.update(observation.static[name].shape[1] for name in named(observation.static))
+
+    outcome = lockstep.play(Schedule(SPECULATE, seed=3), seen)
+    assert (outcome.error, outcome.violations) == (None, ())
+    assert widths == {topk}
+    drafts = [span for mode, found in spans.items() if mode.drafts for span in found]
+    assert {span.end - span.begin for span in drafts} == {slots * topk}
+    assert {span.branches for span in drafts} == {topk}
+    parents = {tuple(parent for _, parent in span.tree) for span in spans[Mode.TARGET_VERIFY]}
+    assert (parents == {(-1, 0, 1, 2)}) is (topk == 1)
+    assert bool(outcome.events["accepted beside the first branch"]) is (topk == 2)
+
+
+def named(static: dict[str, Tensor]) -> set[str]:
+    """Return which static inputs hold a value of each branch of a request."""
+    return {"topk_p", "topk_index"} & set(static)
+
+
+@FEW_CAPTURES
+@pytest.mark.parametrize(
+    ("bug", "runner"),
+    [
+        ("draft_lists_of_one_branch", "eagle_draft"),
+        ("draft_lists_of_one_branch", "frozen_kv_mtp"),
+    ],
+)
+def test_a_bug_that_assumes_chains_is_green_with_topk_1(bug: str, runner: str) -> None:
+    trial = TrialConfig(runner, buckets=(4,), token_buckets=(12,)).with_bug(bug)
+    for topk in TOPK:
+        watched = PROPERTIES if topk == 1 else STEP_PROPERTIES
+        lockstep = Lockstep(replace(trial, topk=topk), watched)
+        outcome = lockstep.play(Schedule(SPECULATE))
+        assert outcome.error is None
+        target = expectation(BUGS[bug], runner).detected_by
+        assert outcome.violated == set() if topk == 1 else target in outcome.violated
