@@ -31,7 +31,7 @@ DEFAULT_WARPS = 4
 TOGETHER = 100
 """The number of launches between two comparisons."""
 
-PRODUCTS, SIDE = 8, 4096
+PRODUCTS, SIDE = 24, 4096
 """The number and size of the products of matrices that run meanwhile."""
 
 NEEDED = {
@@ -64,9 +64,9 @@ def loaded(file: Path) -> Any:
 class Trial:
     """The kernel's arguments for a number of requests, and a stream that multiplies matrices."""
 
-    def __init__(self, kernel: Any, requests: int, device: str) -> None:
+    def __init__(self, kernel: Any, requests: int) -> None:
         chance = torch.Generator().manual_seed(requests)
-        self.kernel, self.requests, self.device = kernel, requests, device
+        self.kernel, self.requests, device = kernel, requests, "cuda"
         maxima = torch.rand((requests, BLOCKS), generator=chance)
         tokens = torch.randint(0, 2**18, (requests, BLOCKS), generator=chance)
         right = tokens.gather(1, maxima.argmax(1, keepdim=True)).flatten()
@@ -79,19 +79,34 @@ class Trial:
         self.temperatures = torch.zeros(requests, device=device)
         self.counts = torch.empty((TOGETHER, requests), dtype=torch.int32, device=device)
         self.sampled = torch.empty((TOGETHER, requests, each), dtype=torch.int64, device=device)
-        if device == "cuda":
-            self.other = torch.cuda.Stream()
-            self.matrix = torch.rand((SIDE, SIDE), device=device, dtype=torch.bfloat16)
-            self.product = torch.empty_like(self.matrix)
+        self.other = torch.cuda.Stream()
+        self.matrix = torch.rand((SIDE, SIDE), device=device, dtype=torch.bfloat16)
+        self.product = torch.empty_like(self.matrix)
 
-    def launch(self, **named: int) -> int:
-        """Launch TOGETHER times, and return how many launches gave a wrong token."""
+    def captured(self, **named: int) -> torch.cuda.CUDAGraph:
+        """Return a graph of TOGETHER launches, so that no time passes between them."""
+        self.counts.fill_(DRAFTS)
+        self.launches(**named)  # Compiles the kernel.
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.launches(**named)
+        return graph
+
+    def launch(self, graph: torch.cuda.CUDAGraph) -> int:
+        """Replay a graph, and return how many launches gave a wrong token."""
         self.counts.fill_(DRAFTS)
         self.sampled.fill_(-1)
-        if self.device == "cuda":
-            with torch.cuda.stream(self.other):
-                for _ in range(PRODUCTS):
-                    torch.matmul(self.matrix, self.matrix, out=self.product)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(self.other):
+            for _ in range(PRODUCTS):
+                torch.matmul(self.matrix, self.matrix, out=self.product)
+        graph.replay()
+        wrong = int((self.sampled[:, :, DRAFTS] != self.right).any(1).sum())
+        self.other.synchronize()
+        return wrong
+
+    def launches(self, **named: int) -> None:
+        """Launch TOGETHER times."""
         for counts, sampled in zip(self.counts, self.sampled, strict=True):
             self.kernel[(self.requests,)](
                 sampled,
@@ -108,17 +123,13 @@ class Trial:
                 PADDED_RESAMPLE_NUM_BLOCKS=BLOCKS,
                 **named,
             )
-        wrong = int((self.sampled[:, :, DRAFTS] != self.right).any(1).sum())
-        if self.device == "cuda":
-            self.other.synchronize()
-        return wrong
 
     def count(self, launches: int, seconds: float, **named: int) -> dict[str, int]:
         """Launch until a number of launches or a time is reached, and return the counts."""
-        self.launch(**named)  # Compiles the kernel.
+        graph = self.captured(**named)
         end, done, wrong = time.monotonic() + seconds, 0, 0
         while done < launches and time.monotonic() < end:
-            wrong += self.launch(**named)
+            wrong += self.launch(graph)
             done += TOGETHER
         return {"launches": done, "wrong": wrong}
 
@@ -149,7 +160,7 @@ def main() -> int:
     kernel, share = loaded(asked.file), asked.seconds / len(REQUESTS) / 2
     rows = []
     for requests in REQUESTS:
-        trial = Trial(kernel, requests, "cuda")
+        trial = Trial(kernel, requests)
         default = trial.count(asked.launches, share)
         one = trial.count(asked.launches, share, num_warps=1)
         rows.append({"requests": requests, "default_warps": default, "one_warp": one})
