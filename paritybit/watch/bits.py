@@ -37,6 +37,13 @@ def as_integers(tensor: Tensor) -> Tensor:
     return tensor.view(widths[tensor.element_size()])
 
 
+def in_numbers(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Return a view of KV as the floats that it holds, if the engine stores them as plain bytes."""
+    stored = not tensor.dtype.is_floating_point and tensor.element_size() == 1
+    floats = dtype is not None and dtype.is_floating_point and dtype.itemsize == 1
+    return tensor.view(dtype) if stored and floats else tensor
+
+
 def words_of(tensor: Tensor) -> Tensor:
     """Return a tensor [slots, ...] as [slots, words], with the widest integers that fit a slot.
 

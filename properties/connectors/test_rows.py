@@ -41,6 +41,16 @@ def test_the_row_of_a_request_is_found_beside_state_that_lacks_it(state: Any) ->
     assert row.request == "a"
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8])
+def test_kv_that_is_stored_as_bytes_has_the_numbers_of_its_dtype(dtype: torch.dtype) -> None:
+    stored = torch.zeros(9, 2, dtype=torch.uint8)
+    pool = SimpleNamespace(
+        k_buffer=[stored], v_buffer=[stored], size=8, page_size=1, start_layer=0, dtype=dtype
+    )
+    (group,) = described(pool, None).groups.values()
+    assert {tensor.dtype for tensor in group.layers[0].tensors} == {dtype}
+
+
 def tree(*nodes: tuple[int, int]) -> Any:
     """Return the links of a tree: per node, its first child and its next sibling."""
     child, sibling = zip(*nodes, strict=True)

@@ -138,6 +138,19 @@ def with_bytes() -> tuple[Toy, Changes]:
     return toy, {"kv": [*toy.kv, codes, scales], "replay": replay, "run_eager": eager}
 
 
+def with_bytes_that_round_otherwise() -> tuple[Toy, Changes]:
+    """Eager rounds otherwise than the graph, which changes a code by one."""
+    toy, given = with_bytes()
+    codes, eager = given["kv"][-2], given["run_eager"]
+
+    def rounded() -> Tensor:
+        result = eager()
+        codes[toy.batch["loc"].long(), 0] ^= 1
+        return result
+
+    return toy, {**given, "run_eager": rounded}
+
+
 def within_inference_mode() -> tuple[Toy, Changes]:
     with torch.inference_mode():
         toy = Toy()
@@ -179,6 +192,7 @@ CORRECT = (
     with_blocks,
     with_groups,
     with_bytes,
+    with_bytes_that_round_otherwise,
     within_inference_mode,
     with_tokens,
     with_padding_that_is_not_zero,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.hooking import NotRecognisedError
+from paritybit.watch.bits import in_numbers
 from paritybit.watch.facts import Group, Layer
 from paritybit.watch.weak import Weakly, weakened
 
@@ -123,4 +124,5 @@ def layers(pool: Any) -> Iterator[Layer]:
     for number, tensors in enumerate(zip(*lists, strict=True)):
         if any(len(tensor) != pool.size + pool.page_size for tensor in tensors):
             raise NotRecognisedError(f"a {kind} whose first axis is not the slot")
-        yield Layer(f"layer {number + int(pool.start_layer or 0)}", tensors)
+        held = tuple(in_numbers(tensor, getattr(pool, "dtype", None)) for tensor in tensors)
+        yield Layer(f"layer {number + int(pool.start_layer or 0)}", held)

@@ -17,11 +17,20 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.hooking import NotRecognisedError
+from paritybit.watch.bits import in_numbers
 from paritybit.watch.facts import Group, Layer
 from paritybit.watch.weak import weakened
 
 GROUP, DRAFTED = "blocks", "draft blocks"
 """The names of the KV groups: tensors without layers of a draft model, and with them."""
+
+FLOATS = {
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+    "fp8_per_token_head": torch.float8_e4m3fn,
+}
+"""The dtypes of KV that the engine stores as plain bytes, by the engine's names."""
 
 KINDS = {"FullAttentionSpec": False, "SlidingWindowSpec": True}
 """The supported kinds of groups, and whether each has a window."""
@@ -154,6 +163,7 @@ def tensors_of(
     for name in (name for group in config.kv_cache_groups for name in group.layer_names):
         cache = layers[name].kv_cache
         cache = cache[0] if isinstance(cache, (list, tuple)) else cache
+        cache = in_numbers(cache, FLOATS.get(getattr(layers[name], "kv_cache_dtype", None)))
         parts, block = by_slot(cache, config.num_blocks, page)
         cut.add(block)
         tensors.setdefault(tuple(part.data_ptr() for part in parts), ([], parts))[0].append(name)

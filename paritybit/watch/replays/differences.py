@@ -20,6 +20,9 @@ ROUNDINGS = 4
 LEAST = 2.0**-10
 """Smaller relative differences are always explained by rounding."""
 
+OPAQUE = 2.0**-3
+"""The epsilon of KV whose dtype has no numbers, such as packed bytes: that of a float of 8 bits."""
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -41,10 +44,18 @@ class Difference:
         return self.size > self.limit
 
 
-def difference(one: Values, other: Values) -> Difference | None:
-    """Return the difference between two runs, or None if all bits are equal."""
-    limit = max(LEAST, ROUNDINGS * coarsest([*one.outputs.values(), *rows(one)]))
-    firsts = [first for first in map(first_layer, one.owned, other.owned) if first is not None]
+def difference(one: Values, other: Values, *, kernels: bool = False) -> Difference | None:
+    """Return the difference between two runs, or None if all bits are equal.
+
+    If the runs use other `kernels`, KV whose dtype has no numbers is not compared: one bit of it
+    may be a rounding.
+    """
+    held = rows(one)
+    limit = max(LEAST, ROUNDINGS * coarsest([*one.outputs.values(), *held]))
+    if kernels and not all(map(is_float, held)):
+        limit = max(limit, ROUNDINGS * OPAQUE)
+    pairs = zip(one.owned, other.owned, strict=True)
+    firsts = [first for pair in pairs if (first := first_layer(*pair, numbers=kernels)) is not None]
     if firsts:
         where, group, size = min(firsts, key=lambda first: first[2])
         return Difference(where, group, size, limit, kv=True)
@@ -74,12 +85,18 @@ def coarsest(tensors: list[Tensor]) -> float:
     return max((torch.finfo(t.dtype).eps for t in tensors if is_float(t)), default=0.0)
 
 
-def first_layer(one: SavedSlots, other: SavedSlots) -> tuple[str, str, float] | None:
-    """Return the first layer of a group that differs, the group, and the relative difference."""
+def first_layer(
+    one: SavedSlots, other: SavedSlots, *, numbers: bool = False
+) -> tuple[str, str, float] | None:
+    """Return the first layer of a group that differs, the group, and the relative difference.
+
+    With `numbers`, only tensors whose dtype has numbers are compared.
+    """
     parts = iter(zip(one.rows, other.rows, strict=True))
     group = one.ledger.group
     for layer in group.layers:
-        sizes = [relative(*next(parts)) for _ in layer.tensors]
+        pairs = [next(parts) for _ in layer.tensors]
+        sizes = [relative(*pair) for pair in pairs if is_float(pair[0]) or not numbers]
         if any(sizes):
             return layer.name, group.name, max(sizes)
     return None

@@ -275,10 +275,10 @@ def against_eager(trial: Trial) -> Difference | None:
     Returns None if it is within the variation between two eager runs.
     """
     eager = run_eagerly(trial)
-    found = difference(trial.first, eager)
+    found = difference(trial.first, eager, kernels=True)
     if found is None or not found.beyond_rounding:
         return found
-    noise = difference(eager, run_eagerly(trial))
+    noise = difference(eager, run_eagerly(trial), kernels=True)
     return found if noise is None or found.size > NOISE * noise.size else None
 
 
