@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paritybit.connectors.hooking import NotRecognisedError
-from paritybit.connectors.sglang.pools import described
+from paritybit.connectors.sglang.pools import described, layers
 from paritybit.connectors.sglang.rows import forward_of, paths_of
 from properties.connectors import parts
 
@@ -47,8 +47,8 @@ def test_kv_that_is_stored_as_bytes_has_the_numbers_of_its_dtype(dtype: torch.dt
     pool = SimpleNamespace(
         k_buffer=[stored], v_buffer=[stored], size=8, page_size=1, start_layer=0, dtype=dtype
     )
-    (group,) = described(pool, None).groups.values()
-    assert {tensor.dtype for tensor in group.layers[0].tensors} == {dtype}
+    (layer,) = layers(pool)
+    assert {tensor.dtype for tensor in layer.tensors} == {dtype}
 
 
 def tree(*nodes: tuple[int, int]) -> Any:
