@@ -293,15 +293,3 @@ def for_each_drawn(
         use(schedule)
 
     run()
-
-
-def first_failure(
-    lockstep: Lockstep, candidates: Iterable[Schedule], target: str | None
-) -> HuntResult:
-    """Play given schedules until one violates `target` (None: anything), and shrink it."""
-    hunt_result = HuntResult()
-    for schedule in candidates:
-        if hunt_result.play(lockstep, schedule, target):
-            break
-    hunt_result.shrink(lockstep, target)
-    return hunt_result

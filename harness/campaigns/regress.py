@@ -24,7 +24,6 @@ from paritybit.harness.campaigns.task import (
     GOOD,
     OPEN,
     Result,
-    Source,
     Task,
     result_of,
     run_in_turn,
@@ -64,9 +63,6 @@ NAMED = 3
 
 UNAFFECTED_SHARE = 16
 """The divisor of a hunt's schedules for a bug that cannot affect the runner."""
-
-TRAFFIC_SHARE = 12
-"""The divisor of a hunt's schedules for its slices of traffic."""
 
 TASKS = Campaign(
     run_in_turn,
@@ -228,14 +224,14 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
 
     | trials | schedules |
     |---|---|
-    | each runner with each location scheme | scenes and generated; traffic for one scheme |
+    | each runner with each location scheme | scenes and generated |
     | `overlapping`: one runner of each engine | a scene and generated, with overlapping steps |
     | `of_one_branch`: drafts that are chains | scenes and generated |
     | `at_edges`: one runner of each engine | a scene and generated, with the smallest sizes |
     | the same, with long contexts and high slot numbers | scenes and generated |
     Drafts are chains in one trial of each speculating runner. The first and third row have scenes
     in tiny runs only. A narrowed run (tiny, without some hunts) plays in the first row few
-    schedules that reach all required states, and traffic on its first runner only.
+    schedules that reach all required states.
     """
     schemes = settings.schemes
     trials = [
@@ -255,43 +251,37 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
             first = (share_of_scenes(trial),)
         else:
             first = ()
-        tasks.append(Task(trial, Source.GENERATED, seed, min(few, settings.examples), first))
-        place = settings.runners.index(trial.runner)
-        if trial.scheme is schemes[place % len(schemes)] and not (narrowed and place):
-            tasks.append(Task(trial, Source.TRAFFIC, seed, 1))
+        tasks.append(Task(trial, seed, min(few, settings.examples), first))
     seed = settings.seed + len(trials)
     for place, runner in enumerate(settings.overlapping):
         trial = replace(trial_of(settings, runner, schemes[place % len(schemes)]), overlap=True)
         few = min(OVERLAPPING, settings.examples)
-        tasks.append(Task(trial, Source.GENERATED, seed, few, (handed_over(trial),)))
+        tasks.append(Task(trial, seed, few, (handed_over(trial),)))
         seed += 1
     for trial in settings.of_one_branch:
         first = (with_prompts(trial),) if settings.shape is Shape.TINY else ()
-        tasks.append(Task(trial, Source.GENERATED, seed, 1, first))
+        tasks.append(Task(trial, seed, 1, first))
         seed += 1
     for place, runner in enumerate(settings.at_edges):
         trial = smallest(trial_of(settings, runner, schemes[place % len(schemes)]))
         event = "many" if place == 0 else "evicted"
         steps = scenes(ground_of(trial), [Row(max(trial.buckets), "one", event)])
         few = min(FEWEST_CLEAN, settings.examples)
-        tasks.append(Task(trial, Source.GENERATED, seed, few, (Schedule(steps),)))
+        tasks.append(Task(trial, seed, few, (Schedule(steps),)))
         trial = wide(trial)
-        tasks.append(Task(trial, Source.GENERATED, seed, 1, (longest(trial),)))
+        tasks.append(Task(trial, seed, 1, (longest(trial),)))
         seed += 1
     return tasks
 
 
 def hunting_tasks(settings: RunConfig) -> list[Task]:
-    """Return the hunts of a run. Bugs that traffic can show are also hunted with traffic."""
+    """Return the hunts of a run."""
     tasks: list[Task] = []
     for bug, runner in settings.hunts:
         trial = trial_of(settings, runner, BUGS[bug].scheme).with_bug(bug)
         affected = unaffected_reason(BUGS[bug], runner) is None
         few = max(1, settings.examples // (1 if affected else UNAFFECTED_SHARE))
-        tasks.append(Task(trial, Source.GENERATED, settings.seed, few))
-        if affected and BUGS[bug].in_traffic:
-            few = max(1, settings.examples // TRAFFIC_SHARE)
-            tasks.append(Task(trial, Source.TRAFFIC, settings.seed, few))
+        tasks.append(Task(trial, settings.seed, few))
     return tasks
 
 

@@ -100,7 +100,7 @@ def _counts(result: Result, shown: str) -> dict[str, Any]:
     trial = to_json(result.task.trial)
     return {
         "trial": from_json(schema.TrialSettings, trial, "the trial"),
-        "source": str(result.task.source),
+        "source": "generated",
         "error": result.error,
         "schedules": hunt_result.schedules,
         "steps": hunt_result.steps,
@@ -178,17 +178,16 @@ def cases_of(run: Run) -> dict[str, Case]:
 def case_name(task: Task) -> str:
     """Return the file name of a task's case without its suffix."""
     trial = task.trial
-    parts = [trial.bug or "clean", trial.runner, trial.preset, str(trial.scheme), str(task.source)]
-    if trial.bug is None:
-        kinds = {
-            "overlap": trial.overlap,
-            "smallest": trial.buckets == SMALLEST,
-            "wide": bool(trial.max_context),
-            "chains": trial.topk == CHAIN.topk,
-        }
-        parts += [kind for kind, is_it in kinds.items() if is_it]
-        return "-".join(parts)
-    return "-".join([parts[0], parts[1], parts[2], parts[4]])
+    if trial.bug is not None:
+        return f"{trial.bug}-{trial.runner}-{trial.preset}"
+    kinds = {
+        "overlap": trial.overlap,
+        "smallest": trial.buckets == SMALLEST,
+        "wide": bool(trial.max_context),
+        "chains": trial.topk == CHAIN.topk,
+    }
+    parts = ["clean", trial.runner, trial.preset, str(trial.scheme)]
+    return "-".join([*parts, *(kind for kind, is_it in kinds.items() if is_it)])
 
 
 def case_of(task: Task, finding: Finding) -> Case:

@@ -1,7 +1,7 @@
 """Tasks of a `regress` run: how one runs, and how its result is judged.
 
-A task is a trial and a source of schedules. Tasks and results are plain data, so they can be sent
-to worker processes.
+A task is a trial and the schedules to draw for it. Tasks and results are plain data, so they can be
+sent to worker processes.
 """
 
 import time
@@ -19,7 +19,6 @@ from paritybit.harness.campaigns.hunt import (
     draw,
     ends,
     failed,
-    first_failure,
     hunt,
     hunted,
     search_few_first,
@@ -46,22 +45,13 @@ from paritybit.harness.lockstep.scale.shapes import with_small_pools
 from paritybit.harness.lockstep.tracebacks import SubjectFailedError, traceback_of
 from paritybit.harness.records.schema import STALLED
 from paritybit.harness.schedules.coverage import OVERLAPPED
-from paritybit.harness.schedules.schedule import Schedule, idle_modes
-from paritybit.harness.schedules.traffic import traffic_schedules
+from paritybit.harness.schedules.schedule import Schedule
 from paritybit.reference.config import SPECULATION, Shape
 from paritybit.subjects.bugs.bug import Bug
 from paritybit.subjects.bugs.catalogue import BUGS
-from paritybit.subjects.runners import RUNNERS
 from paritybit.subjects.streams import STALLS
 
 from paritybit.compat import StrEnum
-
-
-class Source(StrEnum):
-    """Where schedules come from."""
-
-    GENERATED = "generated"
-    TRAFFIC = "traffic"
 
 
 class Status(StrEnum):
@@ -97,13 +87,12 @@ OPEN = frozenset({Status.FAILED, Status.VACUOUS})
 
 @dataclass(frozen=True)
 class Task:
-    """Play up to `examples` schedules from `source` on `trial`, with `seed`.
+    """Play up to `examples` schedules on `trial`, drawn with `seed`.
 
     The schedules in `first` are played before any is drawn.
     """
 
     trial: TrialConfig
-    source: Source
     seed: int
     examples: int
     first: tuple[Schedule, ...] = ()
@@ -141,7 +130,7 @@ class Task:
         overlap = ", overlap" * self.trial.overlap + ", wide" * bool(self.trial.max_context)
         overlap += f", topk {self.trial.topk}" * (self.trial.topk != SPECULATION.topk)
         shape = "" if self.trial.shape == Shape.TINY else f"{self.trial.shape} "
-        return f"{what} ({shape}{self.trial.preset}, {self.trial.scheme}, {self.source}{overlap})"
+        return f"{what} ({shape}{self.trial.preset}, {self.trial.scheme}{overlap})"
 
 
 @dataclass(frozen=True)
@@ -275,9 +264,7 @@ def _unbuilt(task: Task, failure: SubjectFailedError, seconds: float) -> Result:
 
 def _search(task: Task, lockstep: Lockstep) -> HuntResult:
     """Play the task's schedules until one violates the target, and shrink it."""
-    if task.source is Source.GENERATED:
-        return hunt(lockstep, task.target, task.seed, task.examples, first=task.first)
-    return first_failure(lockstep, pieces_of(task.trial, task.examples, task.seed), task.target)
+    return hunt(lockstep, task.target, task.seed, task.examples, first=task.first)
 
 
 @dataclass(frozen=True)
@@ -319,10 +306,8 @@ def _reach(task: Task, lockstep: Lockstep, finding: Finding | None) -> Reach | N
     if lockstep.refused is not None:
         return AT_CAPTURE
     schedules = [] if finding is None else [finding.schedule]
-    if finding is None and task.source is Source.GENERATED:
+    if finding is None:
         draw(task.trial, schedules.append, task.seed, task.examples)
-    elif finding is None:
-        schedules = pieces_of(task.trial, task.examples, task.seed)
     return kept_reaching(task.trial).count(schedules)
 
 
@@ -346,14 +331,6 @@ def _reach_small(task: Task, finding: Finding | None) -> Reach | None:
         del lockstep
         forget_kept()
         LARGE.clear()
-
-
-def pieces_of(trial: TrialConfig, count: int, seed: int) -> list[Schedule]:
-    """Return slices of traffic that use the runner under test, including its idle replays."""
-    config, under_test = trial.model, RUNNERS[trial.runner].mode
-    idle = idle_modes(trial.modes)
-    pick = idle.index(under_test) if under_test in idle else 0
-    return traffic_schedules(config, max(trial.buckets), trial.room, count, seed, under_test, pick)
 
 
 def judge_task(

@@ -190,7 +190,7 @@ LEGEND = (
     "does not"
 )
 RUNNER_LEGEND = (
-    "generated schedules/slices of traffic needed to detect the bug; ○ tested, cannot "
+    "schedules needed to detect the bug; ○ tested, cannot "
     "affect the runner; – cannot be switched on in this runner (the page and `paritybit "
     "list` say why); ✗ unexpected result; empty: not selected"
 )
@@ -203,9 +203,9 @@ def _verdict(rows: Sequence[TrialRow]) -> str:
 
 
 def clean_table(record: Record) -> Table:
-    """Return the table of clean trials, with generated schedules and traffic together."""
+    """Return the table of clean trials."""
     count = f"{len(record.clean)} clean trials, all properties checked"
-    table = _table(f"{count}; counts include generated schedules and traffic")
+    table = _table(count)
     for name in ("runner", "model", "scheme", "page", "dtype"):
         table.add_column(name, no_wrap=True, min_width=len(name))
     if any(row.trial.overlap for row in record.clean):

@@ -6,7 +6,7 @@ The bug is of the CPU graph runner: its engine is built at once.
 from dataclasses import replace
 
 import pytest
-from paritybit.harness.campaigns.task import Source, Status, Task, run_task
+from paritybit.harness.campaigns.task import Status, Task, run_task
 from paritybit.harness.checks.expectations import TABLE
 from paritybit.harness.checks.expected import COMPILED
 from paritybit.harness.lockstep.config import TrialConfig
@@ -17,7 +17,7 @@ BUG, RUNNER = "req_pool_pad", "cpu_graph"
 def status(device: str, examples: int = 3) -> Status:
     """Return how the task of hunting the bug ends."""
     trial = TrialConfig(RUNNER, device=device, buckets=(2, 4)).with_bug(BUG)
-    return run_task(Task(trial, Source.GENERATED, 0, examples)).status
+    return run_task(Task(trial, 0, examples)).status
 
 
 def test_a_bug_of_the_wrong_property_is_red(device: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -798,8 +798,8 @@ OF_HARNESS: tuple[Fault, ...] = (
     Fault(
         name="overlapping-steps-of-random-alone",
         file="harness/campaigns/regress.py",
-        old="Task(trial, Source.GENERATED, seed, few, (handed_over(trial),))",
-        new="Task(trial, Source.GENERATED, seed, few)",
+        old="Task(trial, seed, few, (handed_over(trial),))",
+        new="Task(trial, seed, few)",
         tests=("properties/harness/lockstep/test_overlap.py", "-k", "each_engine_that_launches"),
         why="No run hands a row over while a forward is in flight.",
     ),

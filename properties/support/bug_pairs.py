@@ -26,7 +26,7 @@ ONE_RUNNER_PER_BUG: list[Pair] = [
     for place, (name, bug) in enumerate((name, BUGS[name]) for name in FIRST)
     if affected_runners(bug) and "." not in name
 ]
-"""The main job shrinks, and plays traffic, on all runners that a bug affects."""
+"""The main job shrinks on all runners that a bug affects."""
 
 CATALOGUED: list[Pair] = [
     (name, affected_runners(bug)[0]) for name, bug in BUGS.items() if name not in FIRST

@@ -1,4 +1,4 @@
-"""What a clean build must pass: every property, over generated schedules and real traffic.
+"""What a clean build must pass: every property, over generated schedules.
 
 All schedules of a trial are played once per worker; every property then has a verdict, and a
 case file, of its own. With `--bug` the same suite runs on the broken subject.
@@ -12,22 +12,19 @@ import pytest
 from hypothesis import settings
 from paritybit.harness.campaigns.confirm import confirmed
 from paritybit.harness.campaigns.fresh import play_fresh
-from paritybit.harness.campaigns.hunt import HuntResult, draw, first_failure, hunt
+from paritybit.harness.campaigns.hunt import HuntResult, draw, hunt
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from paritybit.harness.explain.report import explanation, observe
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.records.case import Case, write_case
 from paritybit.harness.schedules.schedule import Schedule
-from paritybit.harness.schedules.traffic import traffic_schedules
 from paritybit.reference.batch import Mode
 from paritybit.subjects.runners import engine_runners
 
 from properties.support.trials import name
 
 pytestmark = pytest.mark.clean
-
-TRAFFIC_SEEDS = 97
 
 
 @dataclass
@@ -38,36 +35,17 @@ class Survey:
     """
 
     trial: TrialConfig
-    generated: HuntResult = field(default_factory=HuntResult)
-    traffic: HuntResult = field(default_factory=HuntResult)
+    played: HuntResult = field(default_factory=HuntResult)
     error: str | None = None
 
-    def play(self, lockstep: Lockstep, schedule: Schedule, source: HuntResult) -> None:
-        """Play one schedule of a source and count it."""
+    def play(self, lockstep: Lockstep, schedule: Schedule) -> None:
+        """Play one schedule and count it."""
         outcome = lockstep.play(schedule)
-        source.add(outcome)
+        self.played.add(outcome)
         self.error = self.error or outcome.error
-
-    @property
-    def violated(self) -> Counter[str]:
-        """How many schedules violated each property."""
-        return self.generated.violated + self.traffic.violated
 
 
 SURVEYS: dict[TrialConfig, Survey] = {}
-
-
-def traffic_of(trial: TrialConfig, seed: int) -> list[Schedule]:
-    """Return the piece of recorded traffic that a trial plays: decoding, or speculation."""
-    speculates = Mode.TARGET_VERIFY in trial.modes
-    return traffic_schedules(
-        trial.model,
-        max(trial.buckets),
-        trial.room,
-        1,
-        seed % TRAFFIC_SEEDS,
-        Mode.TARGET_VERIFY if speculates else Mode.DECODE,
-    )
 
 
 def surveyed(trial: TrialConfig, seed: int, played: Counter[str]) -> Survey:
@@ -78,17 +56,10 @@ def surveyed(trial: TrialConfig, seed: int, played: Counter[str]) -> Survey:
     if trial not in SURVEYS:
         lockstep = Lockstep(trial, frozenset(PROPERTIES))
         survey = SURVEYS[trial] = Survey(trial)
-        draw(
-            trial,
-            lambda drawn: survey.play(lockstep, drawn, survey.generated),
-            seed,
-            settings().max_examples,
-        )
-        for piece in traffic_of(trial, seed):
-            survey.play(lockstep, piece, survey.traffic)
+        draw(trial, lambda drawn: survey.play(lockstep, drawn), seed, settings().max_examples)
         played["trials"] += 1
         for key in ("schedules", "steps", "replays", "padded_replays"):
-            played[key] += getattr(survey.generated, key) + getattr(survey.traffic, key)
+            played[key] += getattr(survey.played, key)
     if SURVEYS[trial].error is not None:
         pytest.fail(f"a playing failed, so that nothing is proved:\n{SURVEYS[trial].error}")
     return SURVEYS[trial]
@@ -103,21 +74,20 @@ def test_a_clean_subject_keeps(
     played: Counter[str],
 ) -> None:
     survey = surveyed(clean_trial, hunter_seed, played)
-    if survey.violated[property_id]:
+    if survey.played.violated[property_id]:
         pytest.fail(failure(survey, property_id, hunter_seed, artifacts))
 
 
 def test_a_survey_is_not_vacuous(
     clean_trial: TrialConfig, hunter_seed: int, played: Counter[str]
 ) -> None:
-    """Every runner of the engine replayed, with padding too; both sources asked the oracle."""
+    """Every runner of the engine replayed, with padding too, and the oracle was asked."""
     survey = surveyed(clean_trial, hunter_seed, played)
-    events = survey.generated.events + survey.traffic.events
+    events = survey.played.events
     for runner in engine_runners(clean_trial.runner):
         assert events[f"{runner.name}: replay"] > 0
         assert events[f"{runner.name}: padded replay"] > 0
-    for source in (survey.generated, survey.traffic):
-        assert source.events["held against the oracle"] > 0
+    assert events["held against the oracle"] > 0
 
 
 def test_several_buckets_were_replayed(
@@ -125,7 +95,7 @@ def test_several_buckets_were_replayed(
 ) -> None:
     """By the runners that every engine has work for: those that decode and those that prefill."""
     survey = surveyed(clean_trial, hunter_seed, played)
-    events = survey.generated.events + survey.traffic.events
+    events = survey.played.events
     for runner in engine_runners(clean_trial.runner):
         buckets = clean_trial.token_buckets if runner.token_buckets else clean_trial.buckets
         if runner.mode in {Mode.DECODE, Mode.EXTEND}:
@@ -137,8 +107,6 @@ def failure(survey: Survey, property_id: str, seed: int, artifacts: Path) -> str
     trial = survey.trial
     lockstep = Lockstep(trial, STEP_PROPERTIES | {property_id})
     hunt_result = hunt(lockstep, property_id, seed, settings().max_examples)
-    if hunt_result.schedule is None:
-        hunt_result = first_failure(lockstep, traffic_of(trial, seed), property_id)
     if hunt_result.schedule is None:
         return (
             f"{property_id} was violated at first, but not when hunted anew: it is flaky, or"

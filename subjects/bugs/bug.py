@@ -49,8 +49,6 @@ class Bug:
     - `at_capture`: it affects what captures leave, share or record, although it changes none of
       DECIDING_CAPTURES. See `captures_all`.
     - `overlap`: it shows only if steps overlap.
-    - `in_traffic`: whether recorded traffic can reveal it. There an engine idles only after all
-      requests have finished.
     """
 
     name: str
@@ -69,7 +67,6 @@ class Bug:
     topk: int = SPECULATION.topk
     at_capture: bool = False
     overlap: bool = False
-    in_traffic: bool = True
     also_in: tuple[LocationScheme, ...] = ()
 
     @property

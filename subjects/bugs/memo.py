@@ -62,7 +62,6 @@ BUGS = (
             "warning."
         ),
         without=("entry", "before_window"),
-        in_traffic=False,
     ),
     Bug(
         name="loc_memo_warning.entry+after_window",

@@ -277,7 +277,6 @@ BUGS = (
         parts={Part.RUNNER: DerivesLocationsBeforeClearing},
         needs=("out_cache_loc_swa",),
         modes=DECODING,
-        in_traffic=False,
     ),
     Bug(
         name="metadata_of_live_rows",

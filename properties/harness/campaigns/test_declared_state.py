@@ -27,7 +27,7 @@ from paritybit.harness.campaigns.fresh import (
 from paritybit.harness.campaigns.hunt import HuntResult, PlayingFailedError
 from paritybit.harness.campaigns.replay import Named, judged, lockstep_of
 from paritybit.harness.campaigns.run_record import case_of
-from paritybit.harness.campaigns.task import Source, Status, Task, run_task
+from paritybit.harness.campaigns.task import Status, Task, run_task
 from paritybit.harness.checks.play import Lockstep, Outcome
 from paritybit.harness.checks.table import STEP_PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
@@ -274,7 +274,7 @@ def planted(place: Place, wrong: Callable[[Memory, int], bool], trial: TrialConf
     """Return how a hunt ends on engines that remember, and what plays in fresh processes."""
     build = partial(keeping, place, wrong)
     play: PlayFresh = partial(play_fresh, build=build)
-    result = run_task(Task(trial, Source.GENERATED, 0, 40), build, play)
+    result = run_task(Task(trial, 0, 40), build, play)
     return result, play
 
 

@@ -24,7 +24,7 @@ from paritybit.harness.campaigns.regress import (
     order,
     plan,
 )
-from paritybit.harness.campaigns.task import Source, Task
+from paritybit.harness.campaigns.task import Task
 from paritybit.harness.checks.expectations import unaffected_reason
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.lockstep.config import TrialConfig
@@ -104,7 +104,7 @@ def test_a_run_plans_every_runner_scheme_and_preset() -> None:
     clean = [task for task in tasks if task.bug is None]
     assert tasks[: len(clean)] == clean
     in_order = [task for task in clean if usual(task, settings)]
-    generated = [task.trial for task in in_order if task.source is Source.GENERATED]
+    generated = [task.trial for task in in_order]
     assert sorted((trial.runner, trial.scheme) for trial in generated) == sorted(
         product(RUNNERS, LocationScheme)
     )
@@ -113,16 +113,6 @@ def test_a_run_plans_every_runner_scheme_and_preset() -> None:
     assert {(trial.page_size, trial.dtype) for trial in generated} == set(TINY.turns)
     hunted = [(task.trial.bug, task.trial.runner) for task in tasks[len(clean) :]]
     assert list(dict.fromkeys(hunted)) == list(all_hunts())
-
-
-def test_a_run_plays_traffic_on_each_runner_with_one_scheme() -> None:
-    """The schemes take turns; the trial is one that generated schedules are played on too."""
-    tasks = [task for task in plan(RunConfig("cpu")) if task.bug is None]
-    trials = [task.trial for task in tasks if task.source is Source.TRAFFIC]
-    assert sorted(trial.runner for trial in trials) == sorted(RUNNERS)
-    assert {trial.scheme for trial in trials} == set(LocationScheme)
-    generated = {task.trial for task in tasks if task.source is Source.GENERATED}
-    assert set(trials) <= generated
 
 
 def test_a_run_of_all_runners_tries_one_of_each_engine_at_the_edges() -> None:
@@ -199,9 +189,8 @@ def test_a_clean_trial_plays_no_more_schedules_than_a_hunt_was_asked_for() -> No
     ):
         settings = RunConfig("cpu", hunts, examples=asked)
         tasks = [task for task in plan(settings) if task.bug is None and usual(task, settings)]
-        generated = [task for task in tasks if task.source is Source.GENERATED]
-        assert {task.examples for task in generated} == {played}
-        assert len({task.seed for task in generated}) == len(generated)
+        assert {task.examples for task in tasks} == {played}
+        assert len({task.seed for task in tasks}) == len(tasks)
 
 
 def test_a_bug_is_hunted_on_the_clean_trial_of_its_runner_and_scheme() -> None:
@@ -221,16 +210,6 @@ def test_a_bug_is_hunted_on_the_clean_trial_of_its_runner_and_scheme() -> None:
         assert in_order == clean[task.trial.runner, task.bug.scheme, task.trial.topk]
         assert task.trial.topk == task.bug.topk
         assert task.trial.overlap is task.bug.overlap
-    traffic = [
-        (task.bug.name, task.trial.runner)
-        for task in hunts
-        if task.bug is not None and task.source is Source.TRAFFIC
-    ]
-    assert traffic == [
-        (name, runner)
-        for name, runner in all_hunts()
-        if BUGS[name].in_traffic and unaffected_reason(BUGS[name], runner) is None
-    ]
 
 
 def planned_alike() -> list[str]:
@@ -239,7 +218,7 @@ def planned_alike() -> list[str]:
     for name, bug in BUGS.items():
         runners = [runner for hunted, runner in all_hunts() if hunted == name]
         affected = tuple((one, unaffected_reason(bug, one) is None) for one in runners)
-        kinds.setdefault((affected, bug.scheme, bug.topk, bug.overlap, bug.in_traffic), name)
+        kinds.setdefault((affected, bug.scheme, bug.topk, bug.overlap), name)
     return list(kinds.values())
 
 
@@ -256,7 +235,7 @@ def test_a_run_of_one_bug_tries_clean_what_its_hunts_are_held_to_and_little_else
     usual_ones = {task.trial for task in clean if usual(task, settings)}
     assert in_order - usual_ones <= held_to
     assert len(usual_ones) == len(settings.runners)
-    generated = [task for task in clean if usual(task, settings) and task.source != Source.TRAFFIC]
+    generated = [task for task in clean if usual(task, settings)]
     assert all(task.first and not task.examples for task in generated)
     assert any(task.trial.overlap for task in clean) is BUGS[name].overlap
 

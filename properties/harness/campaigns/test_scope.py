@@ -111,7 +111,7 @@ def test_what_did_not_replay_was_not_tried() -> None:
 
 
 def test_the_largest_of_all_trials_counts() -> None:
-    run = run_of(RunConfig("cpu", (("swa_pad", "decode"),)))
+    run = run_of(RunConfig("cpu", tuple(("swa_pad", one) for one in ("decode", "target_verify"))))
     run.results[0].hunt_result.most = Counter({CONTEXT: 47, PROMPTS: 3})
     tried = scope(run).tried
     assert "contexts up to 47 tokens" in tried and "at most 3 prompts in one forward" in tried

@@ -22,7 +22,6 @@ from paritybit.harness.campaigns.replay import Named, Replayed, judged, replayed
 from paritybit.harness.campaigns.task import (
     GOOD,
     Result,
-    Source,
     Status,
     Task,
     result_of,
@@ -78,7 +77,7 @@ def ended(
     script: Callable[[Scripted, Schedule], Outcome], play: PlayFresh = showing, **others: Any
 ) -> Result:
     """Return how a hunt of a bug ends, of which a fresh process shows what is found."""
-    return run_task(Task(BROKEN, Source.GENERATED, 0, 3), locksteps(script, **others), play)
+    return run_task(Task(BROKEN, 0, 3), locksteps(script, **others), play)
 
 
 def test_a_bug_that_is_seen_alone_is_caught() -> None:
@@ -224,7 +223,7 @@ ENDS: dict[str, tuple[TrialConfig, Outcome, Outcome, Status]] = {
 def test_the_status_of_a_task_follows_from_its_playings(which: str) -> None:
     trial, outcome, of_clean, status = ENDS[which]
     build = locksteps(lambda *_: outcome, of_clean if trial.bugs else outcome)
-    assert run_task(Task(trial, Source.GENERATED, 0, 3), build, showing).status is status
+    assert run_task(Task(trial, 0, 3), build, showing).status is status
 
 
 def test_a_finding_that_its_shrunk_schedule_does_not_show_is_not_reproduced() -> None:
@@ -241,7 +240,7 @@ def test_a_finding_that_no_fresh_process_shows_is_undeclared_state(trial: TrialC
     def script(lockstep: Scripted, _: Schedule) -> Outcome:
         return violating(TARGET) if lockstep.played > 2 else clean()
 
-    task = Task(trial, Source.GENERATED, 0, 9)
+    task = Task(trial, 0, 9)
     result = run_task(task, locksteps(script, of_clean=None), lambda _: clean())
     assert (result.status, result.error) == (Status.UNDECLARED_STATE, None)
     assert result.status not in GOOD
@@ -268,7 +267,7 @@ def test_a_clean_build_that_warned_while_it_was_captured_is_not_green() -> None:
         lockstep.capture_warnings = ("loc changed",)
         return lockstep
 
-    assert run_task(Task(TRIAL, Source.GENERATED, 0, 3), build).status is Status.CAPTURE_WARNED
+    assert run_task(Task(TRIAL, 0, 3), build).status is Status.CAPTURE_WARNED
 
 
 def test_a_lost_device_is_a_finding_of_its_own() -> None:
@@ -284,7 +283,7 @@ def test_a_lost_device_is_a_finding_of_its_own() -> None:
 
 
 def test_a_task_without_a_result_has_failed_with_its_error() -> None:
-    task = Task(TRIAL, Source.GENERATED, 0, 9)
+    task = Task(TRIAL, 0, 9)
     result = result_of(Ended(task, 7.0, error=ERROR))
     assert (result.status, result.error, result.seconds) == (Status.FAILED, ERROR, 7.0)
     whole = Result(task, Status.GREEN, HuntResult(), None, 0, 1.0)
@@ -295,7 +294,7 @@ def run_of(*statuses: Status, finding: Finding | None = None) -> Run:
     """Return a run whose tasks ended so; `finding` is of what failed."""
     run = Run(RunConfig("cpu"))
     for place, status in enumerate(statuses):
-        task = Task(TRIAL, Source.GENERATED, place, 1)
+        task = Task(TRIAL, place, 1)
         kept = finding if status is Status.FAILED else None
         run.results.append(Result(task, status, HuntResult(), kept, 0, 0.0))
     return run

@@ -42,9 +42,8 @@ def record_of(out: Path) -> Data:
 
 
 def the_bug_alone(settings: RunConfig) -> list[Task]:
-    """Return the generated hunts of a plan's bugs, and no clean trial."""
-    tasks = [task for task in plan(settings) if task.bug is not None]
-    return [task for task in tasks if task.source == "generated"]
+    """Return the hunts of a plan's bugs, and no clean trial."""
+    return [task for task in plan(settings) if task.bug is not None]
 
 
 @pytest.mark.long
@@ -66,7 +65,7 @@ def test_a_whole_run_leaves_a_record_a_page_and_cases_that_name_nobody(
     detected = (
         r"^loc_memo_warning@cpu_graph \(gpt_oss, .*\): log_hygiene after \d+ schedules?, [\d.]+ s$"
     )
-    assert len(re.findall(detected, captured.out, re.MULTILINE)) == 2
+    assert len(re.findall(detected, captured.out, re.MULTILINE)) == 1
     green = (
         r" green: (\d+) of \1 clean trials passed;"
         r" (\d+) of \2 hunts ended as expected"
@@ -81,10 +80,7 @@ def test_a_whole_run_leaves_a_record_a_page_and_cases_that_name_nobody(
     assert record["environment"].items() >= spread.items()
     assert f"paritybit {' '.join(RUN)} --bug {PAIR} --out out" == record["command"]
     cases = sorted(path.name for path in (latest / "cases").iterdir())
-    assert cases == [
-        "loc_memo_warning-cpu_graph-gpt_oss-generated.json",
-        "loc_memo_warning-cpu_graph-gpt_oss-traffic.json",
-    ]
+    assert cases == ["loc_memo_warning-cpu_graph-gpt_oss.json"]
     assert sorted(row["finding"]["case_file"] for row in record["bugs"]) == [
         f"cases/{name}" for name in cases
     ]
@@ -121,7 +117,7 @@ def assert_a_second_run_writes_the_same_case(
     assert sorted(path.name for path in out.iterdir()) == sorted(
         [first.name, second.name, "latest"]
     )
-    name = "cases/loc_memo_warning-cpu_graph-gpt_oss-generated.json"
+    name = "cases/loc_memo_warning-cpu_graph-gpt_oss.json"
     assert (first / name).read_bytes() == (second / name).read_bytes()
     assert 'id="previous"' not in (first / "index.html").read_text()
     page = (second / "index.html").read_text()
@@ -169,7 +165,7 @@ def test_a_run_without_a_verdict_is_neither_green_nor_a_finding(
 
     Beside something found it counts for less.
     """
-    ends = {"first": Status.FAILED, "second": Status.GREEN}
+    ends = {"first": Status.FAILED, "second": Status.CAUGHT}
 
     def run_tasks(tasks: Sequence[Task], _: int, on_result: OnResult) -> None:
         for task, status in zip(tasks, ends.values(), strict=False):
@@ -183,10 +179,10 @@ def test_a_run_without_a_verdict_is_neither_green_nor_a_finding(
     assert "failed ZeroDivisionError: of ours" in " ".join(captured.out.split())
     record = record_of(tmp_path)
     assert record["verdict"] == "red"
-    assert [row["error"] for row in record["clean"]] == [ERROR, None]
+    assert [row["error"] for row in record["clean"]] == [ERROR]
     ends["second"] = Status.VACUOUS
     assert main(words) == CANNOT_RUN
-    ends["second"] = Status.RED
+    ends["second"] = Status.MISSED
     assert main(words) == FINDING
 
 

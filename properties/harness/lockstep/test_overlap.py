@@ -16,7 +16,7 @@ from paritybit.harness.campaigns.regress import (
     all_hunts,
     clean_tasks,
 )
-from paritybit.harness.campaigns.task import Source, Status, Task, judge_task
+from paritybit.harness.campaigns.task import Status, Task, judge_task
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
 from paritybit.harness.explain.reach import Reaching
@@ -305,7 +305,7 @@ def test_a_trial_of_overlapping_steps_of_which_none_did_is_vacuous(
 ) -> None:
     counted = HuntResult(replays=1, padded_replays=1)
     counted.events.update({"held against the oracle": 1, OVERLAPPED: overlapped})
-    task = Task(TrialConfig(overlap=True), Source.GENERATED, 0, 1)
+    task = Task(TrialConfig(overlap=True), 0, 1)
     assert judge_task(task, counted, None, 0) is status
 
 

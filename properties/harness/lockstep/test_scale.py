@@ -13,7 +13,7 @@ import torch
 from paritybit.harness.campaigns import hunt as hunting
 from paritybit.harness.campaigns.fresh import FreshPlaying
 from paritybit.harness.campaigns.locksteps import Locksteps
-from paritybit.harness.campaigns.task import Source, Status, Task, run_task
+from paritybit.harness.campaigns.task import Status, Task, run_task
 from paritybit.harness.checks.play import Lockstep, Outcome
 from paritybit.harness.checks.step_properties import read_frame
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
@@ -220,7 +220,7 @@ def test_a_hunt_over_pools_that_are_not_copied_holds_one_pair_of_them_at_a_time(
         lockstep.watch(playing.properties)
         return lockstep.play(playing.schedules[-1], until=playing.until)
 
-    task = Task(trial, Source.GENERATED, 0, 1, first=(case.schedule,))
+    task = Task(trial, 0, 1, first=(case.schedule,))
     locksteps = Locksteps(build)
     result = run_task(task, locksteps, fresh)
     assert (result.status, result.error) == (Status.CAUGHT, None)

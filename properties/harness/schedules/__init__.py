@@ -1,1 +1,1 @@
-"""Tests of schedules: as data, drawn, cut from traffic, shrunk."""
+"""Tests of schedules: as data, drawn, shrunk."""

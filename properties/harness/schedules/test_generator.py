@@ -17,7 +17,7 @@ from paritybit.harness.campaigns.regress import (
     unreached,
     verdict,
 )
-from paritybit.harness.campaigns.task import Result, Source, Status, Task, run_task
+from paritybit.harness.campaigns.task import Result, Status, Task, run_task
 from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.scale.shapes import one_size
 from paritybit.harness.schedules.buckets import BUCKETS, FILLINGS
@@ -218,7 +218,7 @@ def test_the_runner_on_trial_idles_most(runner: str) -> None:
 @cache
 def of_one_size() -> Result:
     """Return what one schedule of a trial of one size gives, which leaves much unreached."""
-    return run_task(Task(one_size(TrialConfig("cpu_graph")), Source.GENERATED, 0, 1))
+    return run_task(Task(one_size(TrialConfig("cpu_graph")), 0, 1))
 
 
 def test_a_toothless_generator_is_found_out() -> None:

@@ -78,7 +78,6 @@ BUGS = (
         ),
         parts={Part.RUNNER: ListsOneBranch},
         modes=frozenset({Mode.DRAFT, Mode.FROZEN_DRAFT}),
-        in_traffic=False,
     ),
     Bug(
         name="tree_states_as_chain",
