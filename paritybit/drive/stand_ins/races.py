@@ -162,6 +162,9 @@ class Races:
         """Forget what is known of the current program."""
         self.program = None
 
+    def missed(self) -> None:
+        """Do nothing. What a program does is known from no hook of a connector."""
+
     def note(self, record: Callable[..., None], *given: Any) -> None:
         """Record what a program does. An error, or too large a record, ends it."""
         try:
