@@ -83,6 +83,13 @@ PASS_ON = tuple(
 )
 """Folders with code that raises errors because of its arguments."""
 
+SERVING = (
+    *("sglang/srt/managers/", "sglang/srt/mem_cache/", "sglang/srt/model_executor/"),
+    *("sglang/srt/speculative/", "transformers/generation/continuous_batching/"),
+    *("vllm/v1/core/", "vllm/v1/engine/", "vllm/v1/spec_decode/", "vllm/v1/worker/"),
+)
+"""Folders of engines that schedule requests and prepare batches. The model gets its arguments."""
+
 FAILED = "failed "
 """The prefix of the counts of forwards that raised an error."""
 
@@ -138,7 +145,11 @@ def fault_of(
         return None
     if what is None and of_engine(frames[-1]):
         what = meaning(error, mine, counts)
-    return EngineError(forwards, what, text, shown(blamed(mine))) if what else None
+    if what is None:
+        return None
+    raised, caller = shown(blamed(mine)), serving(mine)
+    via = None if caller in (None, raised) else f"called at {caller}"
+    return EngineError(forwards, what, text, raised, via)
 
 
 def meaning(error: Exception, frames: list[Frame], counts: Mapping[str, int]) -> str | None:
@@ -258,6 +269,14 @@ def only_checks(code: CodeType) -> bool:
         if stores or returns or name == "YIELD_VALUE" or (discards and not named):
             return False
     return named or any(name == "RAISE_VARARGS" for name, _ in steps)
+
+
+def serving(frames: list[Frame]) -> str | None:
+    """Return the innermost line of the engine's own serving, or None if the error has none.
+
+    It gives its arguments to the code that raised, which often computes only what it is given.
+    """
+    return next((one for one in map(shown, reversed(frames)) if one.startswith(SERVING)), None)
 
 
 def shown(frame: Frame) -> str:

@@ -233,12 +233,16 @@ class IdleRows:
 
 @dataclass(frozen=True)
 class EngineError:
-    """An error that the engine raised: its meaning, its message, and the line that raised it."""
+    """An error that the engine raised: its meaning, its message, and the line that raised it.
+
+    `via` has the line of the engine's scheduling or batching that led to it, if that is another.
+    """
 
     number: int
     what: str
     text: str
     source: str | None
+    via: str | None = None
     kind: str = ""
 
 

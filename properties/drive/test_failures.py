@@ -15,6 +15,7 @@ from paritybit.drive.sglang.settings import Served
 from paritybit.explore.laws import Shadow
 from paritybit.places import PACKAGE
 from paritybit.watch import journal
+from paritybit.watch.checks import engine_error
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import Settings
 
@@ -168,6 +169,41 @@ def test_an_error_names_the_nearest_line_that_does_more_than_check(call: str, li
     fault = fault_of(error.value, SERVED)
     assert fault is not None
     assert fault.source == f"vllm/v1/pool.py:{line}"
+
+
+BATCHING = "transformers/generation/continuous_batching"
+
+
+@pytest.mark.parametrize(
+    ("caller", "line"),
+    [
+        (f"{CACHE}/x/{BATCHING}/runner.py", f"{BATCHING}/runner.py:2"),
+        ("/e/vllm/v1/worker/runner.py", "vllm/v1/worker/runner.py:2"),
+        ("/e/sglang/srt/model_executor/runner.py", "sglang/srt/model_executor/runner.py:2"),
+        ("/e/sglang/srt/layers/sampler.py", None),
+        ("/someone/script.py", None),
+    ],
+)
+def test_an_error_also_names_the_line_that_prepared_its_batch(
+    caller: str, line: str | None
+) -> None:
+    """The line that raised may compute only what it is given."""
+    names: dict[str, Any] = {"torch": torch}
+    for path, code in {
+        "/e/transformers/modeling_utils.py": "def rows(states, at):\n    return states[at]\n",
+        caller: "def step():\n    rows(torch.zeros(3), [4])\n",
+    }.items():
+        exec(compile(code, path, "exec"), names)
+    with pytest.raises(IndexError) as error:
+        names["step"]()
+    fault = fault_of(error.value, SERVED)
+    assert fault is not None
+    (found,) = engine_error.judge(fault)
+    assert found.cause == {
+        "what": "the line that raised",
+        "source": "transformers/modeling_utils.py:2",
+        "via": line and f"called at {line}",
+    }
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,14 @@ INDEX_ERRORS = ("out of bounds", "index out of range in self")
 
 def judge(error: EngineError) -> Iterable[Finding]:
     """Yield one finding, with the engine's message and line."""
-    cause = (
-        None if error.source is None else {"what": "the line that raised", "source": error.source}
-    )
+    cause = {"what": "the line that raised", "source": error.source, "via": error.via}
     yield Finding(
         check=CHECK.name,
         text=f"{error.what}: {error.text}",
         key=key_of(CHECK.name, None, {"what": error.what}),
         forward=error.number,
         forward_kind=error.kind,
-        cause=cause,
+        cause=None if error.source is None else cause,
     )
 
 
