@@ -27,8 +27,8 @@ TABLE = Table(
         "cache": {"prefix cache": {}, "no prefix cache": {"prefix_cache": False}},
         "operator": {"no actions": {}, "actions": {"actions": True}},
     },
-    # Without graphs, asynchronous batching runs batches without tokens, which no model accepts.
-    apart=[(["overlap"], ["no graphs"])],
+    # 5.24.0 fails for a prompt of one token without graphs: see `docs/findings.md`.
+    failing=[(["two samples", "several samples"], ["no graphs"])],
     quiet=["no graphs"],
     # Planted faults that were found: 15 with sliding windows, 12 with shared prefixes.
     weights={("graphs",): 2, ("several samples",): 1.5, ("shared prefixes", "prefix cache"): 2},
