@@ -133,7 +133,7 @@ def fault_of(
     """
     forwards, text = counts.get("forwards", 0), " ".join(str(error).split())[:LONGEST]
     frames = own_frames(error)
-    mine = [frame for frame in frames if of_engine(frame)]
+    mine = deciding([frame for frame in frames if of_engine(frame)], error)
     if not mine or not isinstance(error, Exception):
         return None
     chain = tuple(causes(error))
@@ -242,6 +242,36 @@ def own_frames(error: BaseException) -> list[Frame]:
 def of_engine(frame: Frame) -> bool:
     """Return whether a frame belongs to an engine."""
     return engine_path(frame[0].f_code.co_filename) is not None
+
+
+def deciding(frames: list[Frame], error: BaseException) -> list[Frame]:
+    """Return frames without the last ones that only raise what they are given.
+
+    The last frame is given the error or its whole message. One that calls it without a branch may
+    add to the message.
+    """
+    kept = len(frames)
+    while kept and given(frames[kept - 1][0], error, whole=kept == len(frames)):
+        kept -= 1
+    return frames[:kept] or frames
+
+
+def given(frame: FrameType, error: BaseException, whole: bool) -> bool:
+    """Return whether the caller of a function has decided on an error.
+
+    An argument is then the error or its message. It may also be a part of the message, unless
+    `whole`, if the function has no branch.
+    """
+    code, message = frame.f_code, str(error)
+    steps = list(dis.get_instructions(code))
+    changed = {one.argval for one in steps if one.opname.startswith("STORE_FAST")}
+    branches = any("JUMP" in one.opname or one.opname == "FOR_ITER" for one in steps)
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    held = [frame.f_locals.get(name) for name in names if name not in changed]
+    texts = [one for one in held if isinstance(one, str) and one]
+    if any(one is error for one in held) or message in texts:
+        return True
+    return not whole and not branches and any(one in message for one in texts)
 
 
 def blamed(frames: list[Frame]) -> Frame:

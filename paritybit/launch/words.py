@@ -62,7 +62,8 @@ def why(finding: Finding) -> str:
     cause = finding.cause
     if cause is None:
         return "not known"
-    source = f" ({called(cause)})" if cause.source else ""
+    place = called(cause) if cause.source else cause.via
+    source = f" ({place})" if place else ""
     named = "" if cause.input is None or cause.input in cause.what else f"{cause.input}: "
     return f"{named}{cause.what}{source}"
 

@@ -14,16 +14,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from ctypes import c_char
 from dataclasses import dataclass, field
+from inspect import CO_VARARGS, CO_VARKEYWORDS
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
-TRIES = 3
-"""The number of forward passes in which the line of an input is sought."""
+from paritybit.watch.weak import ReleasedError, WeakTensor
+
+TRIES, MOST_TRIES = 3, 12
+"""The number of forward passes in which an input is followed, and the most if it never changes."""
 
 LARGEST = 2**20
 """The most bytes of an input that is followed."""
@@ -42,6 +44,9 @@ SLOTS = "slots"
 
 Line = tuple[str, str | None]
 """A line such as `engine/runner.py:12`, and as text what it calls and which lines call it."""
+
+PREPARED = "prepared here, with the same bytes each time"
+"""Says that a line is only known to name an input."""
 
 Key = tuple[str, str]
 """The kind of an input, such as its graph runner, and its name."""
@@ -77,35 +82,6 @@ class Followed:
         return before != self.before
 
 
-@dataclass(frozen=True)
-class Remembered:
-    """A view of a tensor that does not keep its memory alive."""
-
-    storage: StorageWeakRef
-    dtype: torch.dtype
-    offset: int
-    shape: torch.Size
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> "Remembered":
-        """Remember a contiguous tensor."""
-        storage = StorageWeakRef(tensor.untyped_storage())
-        return cls(storage, tensor.dtype, int(tensor.storage_offset()), tensor.shape)
-
-    def tensor(self) -> Tensor | None:
-        """Return the tensor, or None if the engine released it."""
-        storage = torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)
-        if storage is None:
-            return None
-        found = torch.empty(0, dtype=self.dtype, device=storage.device)
-        return found.set_(storage, self.offset, self.shape, strides_of(self.shape))
-
-
-def strides_of(shape: torch.Size) -> tuple[int, ...]:
-    """Return the strides of a contiguous tensor."""
-    return torch.empty(shape, device="meta").stride()
-
-
 def followable(value: object) -> TypeGuard[Tensor]:
     """Return whether a value is a tensor that is small enough, and can be compared."""
     if not isinstance(value, Tensor) or not value.dim() or not value.is_contiguous():
@@ -121,9 +97,14 @@ def alone(tensor: Tensor) -> bool:
     return not groups.is_initialized() or groups.get_world_size() == 1
 
 
-def words_of(name: str) -> set[str]:
+def named_in(name: str) -> list[str]:
     """Return the words in the name of an input that may be names in the engine's source."""
-    return set(re.findall(r"[A-Za-z]\w{2,}", name))
+    return re.findall(r"[A-Za-z]\w{2,}", name)
+
+
+def wraps(code: CodeType) -> bool:
+    """Return whether a function passes on whatever arguments it gets."""
+    return bool(code.co_flags & CO_VARARGS and code.co_flags & CO_VARKEYWORDS)
 
 
 class Lines:
@@ -137,57 +118,85 @@ class Lines:
         self.folder = f"/{package}/"
         self.known: dict[Key, Line] = {}
         self.tries = Counter[Key]()
-        self.inputs: dict[Key, Remembered] = {}
+        self.inputs: dict[Key, WeakTensor | None] = {}
         self.followed: dict[int, Followed] = {}
         self.noted: set[Key] = set()
-        self.armed = False
+        self.given: set[tuple[str, int]] = set()
+        self.named: dict[str, tuple[bool, Line]] = {}
+        self.prepared: dict[Key, Line] = {}
+        self.tried: set[Key] = set()
+        self.open = 0
+        self.ended = False
         self.last: tuple[FrameType, int] | None = None
         self.ran: dict[FrameType, dict[int, None]] = {}
         self.inside: dict[CodeType, bool] = {}
-        self.bound: dict[tuple[CodeType, int], list[tuple[str, str]]] = {}
+        self.bound: dict[tuple[CodeType, int], tuple[list[tuple[str, str]], list[str]]] = {}
         self.sought: set[str] = set()
 
     def of(self, kind: str, name: str) -> tuple[str | None, str | None]:
-        """Return the line that fills an input, and the lines around it, if they are known."""
-        return self.known.get((kind, name), (None, None))
+        """Return the line that fills an input, and the lines around it, if they are known.
+
+        If no forward pass has changed the input, the line is the last one that names it as a
+        target or as an argument. Without such a line, the text says why none is known.
+        """
+        key = kind, name
+        if key in self.known:
+            return self.known[key]
+        line, via = self.prepared.get(key, (None, None))
+        if line is not None:
+            return line, f"{PREPARED}; {via}" if via else PREPARED
+        tries = self.tries[key]
+        return None, f"no line changed or named it before {tries} forwards" if tries else None
 
     def of_slots(self, group: str) -> tuple[str | None, str | None]:
         """Return the line that fills the table of a group's slots, and the lines around it."""
-        names = (name for kind, name in self.known if kind == SLOTS)
+        names = (name for kind, name in self.inputs if kind == SLOTS)
         name = next((one for one in names if one.split()[-1] == group), "")
         return self.of(SLOTS, name)
+
+    def may_learn(self, key: Key) -> bool:
+        """Return whether the line of an input is still sought."""
+        return self.tries[key] < (TRIES if key in self.known else MOST_TRIES)
 
     def note(self, kind: str, inputs: Mapping[str, Tensor]) -> None:
         """Note inputs that the engine has prepared."""
         for name, tensor in inputs.items():
             key = kind, name
-            if self.tries[key] >= TRIES or not followable(tensor):
+            word = next(iter(named_in(name)), "")
+            if self.followed or self.named:
+                self.given.add((word, tensor.data_ptr()))
+            if not self.may_learn(key):
                 continue
             self.noted.add(key)
+            if word in self.named:
+                self.prepared[key] = self.named[word][1]
             mine = self.followed.get(tensor.data_ptr())
             if mine is not None and mine.line is not None:
                 self.known[key] = mine.line
             before = self.inputs.get(key)
             if before is None or before.storage.expired():
-                self.inputs[key] = Remembered.of(tensor)
+                self.inputs[key] = WeakTensor(tensor) if followable(tensor) else None
 
     def start(self) -> None:
         """Follow the inputs whose line may still be learned, in this thread."""
-        sought = [key for key in self.inputs if self.tries[key] < TRIES]
+        sought = [key for key in self.inputs if self.may_learn(key)]
         if not sought or sys.gettrace() is not None:
             return
+        self.tried.update(sought)
+        for one in self.followed.values():
+            one.changed()  # No line did it: a forward pass, for example.
         for key in sought:
-            tensor = self.inputs[key].tensor()
-            if tensor is not None and followable(tensor):
+            tensor = self._tensor(key)
+            if followable(tensor):
                 one = self.followed.setdefault(tensor.data_ptr(), Followed(tensor))
-                one.words |= words_of(key[1])
-        self.sought = set().union(*(words_of(name) for _, name in sought))
+                one.words |= set(named_in(key[1]))
+        self.sought = {word for _, name in sought for word in named_in(name)}
         self.bound.clear()
-        self.armed, self.last = True, None
+        self.last = None
         sys.settrace(self._called)
 
     def stop(self) -> None:
-        """Stop following, and keep what was seen until `done`."""
+        """Stop following until a forward pass has ended, and keep what was seen."""
         if sys.gettrace() == self._called:
             sys.settrace(None)
             self.last = None
@@ -195,21 +204,50 @@ class Lines:
 
     @contextmanager
     def learning(self) -> Iterator[None]:
-        """Follow the inputs within this context, unless `stop` is called."""
+        """Follow the inputs within this context, except during a forward pass.
+
+        An engine may prepare several forward passes in one such context.
+        """
+        self.open += 1
         self.start()
         try:
             yield
         finally:
             self.stop()
+            self.open -= 1
+            if not self.open and self.ended:
+                self.forget()
 
     def done(self) -> None:
-        """Forget the tensors of a forward pass that has ended."""
+        """Note that a forward pass has ended. The engine may prepare the next one now."""
         self.stop()
-        if self.armed:
-            self.tries.update(self.noted)
-        self.armed = False
+        self.tries.update(self.noted & self.tried)
+        for name, address in self.given:  # The engine fills it again for the next one.
+            self.named.pop(name, None)
+            if address in self.followed:
+                self.followed[address].line = None
+        self.given.clear()
         self.noted.clear()
+        self.tried.clear()
+        self.ended = True
+        if self.open:
+            self.start()
+        else:
+            self.forget()
+
+    def forget(self) -> None:
+        """Drop the tensors of forward passes that have ended."""
+        self.ended = False
         self.followed.clear()
+        self.named.clear()
+
+    def _tensor(self, key: Key) -> Tensor | None:
+        """Return an input, or None if the engine released it."""
+        held = self.inputs[key]
+        try:
+            return None if held is None else held()
+        except ReleasedError:
+            return None
 
     # While the engine runs.
 
@@ -252,23 +290,30 @@ class Lines:
         """Attribute all changes since the last call to the line that has run."""
         for one in self.followed.values():
             if one.changed() and self.last is not None:
-                one.line = self._place(*self.last, one.words)
+                one.line = self._place(*self.last, one.words, one.tensor.data_ptr())
 
-    def _place(self, frame: FrameType, line: int, words: set[str]) -> Line:
+    def _place(
+        self, frame: FrameType, line: int, words: set[str], address: int | None = None
+    ) -> Line:
         """Return the line that led to a change of an input, and those that called it.
 
         This is the innermost line that names the input, among the line that ran and its callers,
-        then among the lines before them in the same functions. If none does, it is the line itself.
+        then among the lines before them in the same functions, where the name must be that of the
+        memory at `address`. If none does, it is the line itself.
         """
         found, earlier = [(frame, line)], list[tuple[FrameType, int]]()
         caller: FrameType | None = frame
         while caller is not None and len(found) < MOST_CALLERS:
-            if caller is not frame and self.inside.get(caller.f_code, False):
+            inside = self.inside.get(caller.f_code, False) and not wraps(caller.f_code)
+            if caller is not frame and inside:
                 found.append((caller, caller.f_lineno))
             earlier += [(caller, number) for number in reversed(self.ran.get(caller, {}))]
             caller = caller.f_back
-        named = (one for one in (*found, *earlier) if words & words_of(text_of(*one)))
-        first = next(named, found[0])
+        first = next((one for one in found if not words.isdisjoint(named_in(text_of(*one)))), None)
+        if first is None and address is not None:
+            holds = (one for one in earlier if self._holds(*one, words, address))
+            first = next(holds, None)
+        first = first or found[0]
         frames, via = [one for one, _ in found], list[str]()
         if first[0] in frames:
             at = frames.index(first[0])
@@ -278,24 +323,56 @@ class Lines:
                     via.append(f"{how} {', '.join(self._shown(*one) for one in lines)}")
         return self._shown(*first), "; ".join(via) or None
 
+    def _holds(self, frame: FrameType, line: int, words: set[str], address: int) -> bool:
+        """Return whether a line names a tensor at an address by one of the words."""
+        for owner, name in NAMED.findall(text_of(frame, line)):
+            if name in words:
+                value = value_of(frame, owner, name)
+                if isinstance(value, Tensor) and value.data_ptr() == address:
+                    return True
+        return False
+
     def _shown(self, frame: FrameType, line: int) -> str:
         """Return a line of the engine as text."""
         path = frame.f_code.co_filename
         return f"{path[path.rindex(self.folder) + 1 :]}:{line}"
 
     def _bind(self, frame: FrameType, line: int) -> None:
-        """Follow the tensors that a line has bound to the names of inputs."""
+        """Follow the tensors that a line has bound to the names of inputs, and note these names."""
         code = frame.f_code
         if (code, line) not in self.bound:
-            text = linecache.getline(code.co_filename, line)
-            found = re.findall(r"(?:\b(\w+)\.)?\b(\w+)\s*(?::[^=]+)?=(?!=)", text)
-            self.bound[code, line] = [one for one in found if one[1] in self.sought]
-        for owner, name in self.bound[code, line]:
-            held = frame.f_locals.get(owner or name)
-            value = getattr(held, name, None) if owner else held
+            text = text_of(frame, line)
+            targets = [one for one in TARGET.findall(text) if one[1] in self.sought]
+            given = [one for one in GIVEN.findall(text) if one in self.sought]
+            self.bound[code, line] = targets, given
+        targets, given = self.bound[code, line]
+        for owner, name in targets:
+            value = value_of(frame, owner, name)
             if followable(value) and value.data_ptr() not in self.followed:
                 place = self._place(frame, line, {name})
                 self.followed[value.data_ptr()] = Followed(value, {name}, place)
+            self.named[name] = True, self._place(frame, line, {name})
+        for name in given:
+            if not self.named.get(name, (False,))[0]:
+                self.named[name] = False, self._place(frame, line, {name})
+
+
+NAMED = re.compile(r"(?:\b(\w+)\.)?\b([A-Za-z]\w{2,})")
+"""Matches a name, and the name of its owner if it is an attribute."""
+
+TARGET = re.compile(
+    r"(?:\b(\w+)\.)?\b(\w+)(?:\[[^\]=]*\])?(?:(?:\s*:[^=]+)?\s[-+*/|&]?=\s|\.\w+_\()"
+)
+"""Matches a name to which a line assigns, or which it changes in place."""
+
+GIVEN = re.compile(r"(?:[(,=]\s*|^\s+)(?:\w+\.)*(\w+)(?:\[[^\]]*\])?\s*(?=[,)])")
+"""Matches a name that a line passes to a function."""
+
+
+def value_of(frame: FrameType, owner: str, name: str) -> Any:
+    """Return the value of a local name, or of an attribute of `owner`. None if there is none."""
+    held = frame.f_locals.get(owner or name)
+    return getattr(held, name, None) if owner else held
 
 
 def text_of(frame: FrameType, line: int) -> str:

@@ -205,7 +205,7 @@ class Watcher(Replaying):
         self.lines.note(LISTS, {given.name: given.entries for given in lists})
         for one in lists:
             line, via = self.lines.of(LISTS, one.name)
-            given = one if one.source or line is None else replace(one, source=line, via=via)
+            given = one if one.source else replace(one, source=line, via=via)
             if given.group not in self.ledgers:
                 self.undecided(f"{given.name} is of a group that is not known: {given.group}")
                 continue
@@ -243,6 +243,7 @@ class Watcher(Replaying):
             start += row.computed
         known = torch.tensor(places, dtype=torch.int64, device=ids.device)
         expected = torch.tensor(wanted)
+        self.lines.note("batch", {"input_ids": ids})  # What is judged is a copy.
         given = [StaticInput("input_ids", ids[known], len(known), len(known), expected=expected)]
         if positions is not None:
             right = reading.ranges([(row.cached, row.cached + row.computed) for row in rows])

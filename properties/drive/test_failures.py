@@ -206,6 +206,43 @@ def test_an_error_also_names_the_line_that_prepared_its_batch(
     }
 
 
+REPORTED = """
+def step(state):
+    if state.rows:
+        {call}
+def report(state, rows):
+    fail(state, f"leak detected: {{rows}}")
+def fail(state, message, strict=True):
+    if strict:
+        raise ValueError(message)
+    state.warned = message
+def throw(state, error):
+    raise error
+def read(state, name):
+    return {{}}[name]
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        ("fail(state, 'one row leaks')", 4),
+        ("report(state, 'one row')", 4),
+        ("throw(state, ValueError('one row leaks'))", 4),
+        ("fail(state, '')", 9),
+        ("read(state, 'one row')", 14),
+    ],
+)
+def test_an_error_names_the_line_that_decided_on_it(call: str, line: int) -> None:
+    names: dict[str, Any] = {}
+    exec(compile(REPORTED.format(call=call), "/e/sglang/srt/pool.py", "exec"), names)
+    with pytest.raises((ValueError, KeyError)) as error:
+        names["step"](SimpleNamespace(rows=[1]))
+    fault = fault_of(error.value, SERVED)
+    assert fault is not None
+    assert fault.source == f"sglang/srt/pool.py:{line}"
+
+
 @pytest.mark.parametrize(
     ("function", "code", "found"),
     [

@@ -37,6 +37,26 @@ class Runner:
         add(several, n)
         return fresh, unrelated
 
+    def step(self, n, forward):
+        self.several = self.draft(n, forward)
+        self.verify(n)
+        forward("verify")
+
+    def draft(self, n, forward):
+        self.copied.fill_(n)
+        forward("draft")
+
+    def wrapped(self, *args, **kwargs):
+        self.verify(*args, **kwargs)
+
+    def verify(self, n):
+        self.copied.fill_(n)
+        self.deep.copy_(torch.full((8,), n))
+        self.untouched[:4] = 0
+        copy(
+            self.listed,
+            0)
+
 def add(buffers, n):
     torch._foreach_add_(buffers, n)
 
@@ -119,7 +139,21 @@ def test_only_the_first_forwards_are_followed(
 ) -> None:
     learned, runner, starts = Lines("engine"), engine.Runner(), list[Any]()
     monkeypatch.setattr(sys, "settrace", starts.append)
-    prepared(learned, runner, 10)
+    prepared(learned, runner, 20)  # Nothing is learned.
+    assert starts.count(learned._called) == lines.MOST_TRIES
+
+
+def test_an_input_with_a_line_is_followed_less_often(
+    engine: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned, runner, starts = Lines("engine"), engine.Runner(), list[Any]()
+    settrace = sys.settrace
+    monkeypatch.setattr(sys, "settrace", lambda hook: (starts.append(hook), settrace(hook)))
+    for number in range(20):
+        with learned.learning():
+            runner.prepare(float(number))
+        learned.note("batch", {"copied": runner.copied})
+        learned.done()
     assert starts.count(learned._called) == lines.TRIES
 
 
@@ -157,3 +191,67 @@ def test_an_error_while_following_ends_it_and_not_the_engine(
         runner.prepare(7.0)
         assert sys.gettrace() is None
     assert runner.by_hand[0] == 7
+
+
+def line_of(text: str, times: int = 1) -> str:
+    """Return the line of the engine on which a text occurs for the n-th time."""
+    before = text.join(SOURCE.split(text)[:times])
+    return f"engine/runner.py:{1 + before.count(chr(10))}"
+
+
+def test_each_forward_of_a_batch_has_its_own_lines(engine: ModuleType) -> None:
+    learned, runner = Lines("engine"), engine.Runner()
+
+    def forward(kind: str) -> None:
+        learned.stop()
+        names = ("copied", "deep") if kind == "verify" else ("copied",)
+        learned.note(kind, {name: getattr(runner, name) for name in names})
+        runner.deep.add_(1)  # The model itself changes it, which no line of the engine did.
+        learned.done()
+
+    for number in range(1, 4):
+        with learned.learning():
+            runner.step(float(number), forward)
+    assert sys.gettrace() is None
+    assert learned.of("draft", "copied")[0] == line_of("self.copied.fill_", 1)
+    assert learned.of("verify", "deep")[0] == line_of("self.deep.copy_")
+    # The draft has filled the same memory with the same values, which is no line of this forward.
+    assert learned.of("verify", "copied") == (
+        line_of("self.copied.fill_", 2),
+        f"{lines.PREPARED}; called at {line_of('self.verify(n)')}",
+    )
+    assert not learned.followed
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [("untouched", "self.untouched[:4] = 0"), ("listed", "self.listed,"), ("viewed", None)],
+)
+def test_an_input_that_keeps_its_bytes_has_the_line_that_names_it(
+    engine: ModuleType, name: str, line: str | None
+) -> None:
+    learned, runner = Lines("engine"), engine.Runner()
+    for _ in range(3):
+        with learned.learning():
+            runner.wrapped(0.0)
+        learned.note("batch", {name: getattr(runner, name)})
+        learned.done()
+    found, why = learned.of("batch", name)
+    assert found == (line and line_of(line))
+    said = lines.PREPARED if line else "no line changed or named it before 2 forwards"
+    assert why == said  # A function that passes on any arguments is no caller.
+
+
+def test_a_forward_whose_inputs_are_known_keeps_its_lines_to_itself(engine: ModuleType) -> None:
+    learned, runner = Lines("engine"), engine.Runner()
+
+    def forward(kind: str) -> None:
+        learned.stop()
+        learned.note(kind, {"copied": runner.copied})
+        learned.done()
+
+    learned.tries["draft", "copied"] = lines.MOST_TRIES
+    for number in range(1, 4):
+        with learned.learning():
+            runner.step(float(number), forward)
+    assert learned.of("verify", "copied")[0] == line_of("self.copied.fill_", 2)
