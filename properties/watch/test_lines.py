@@ -148,7 +148,12 @@ def test_an_input_with_a_line_is_followed_less_often(
 ) -> None:
     learned, runner, starts = Lines("engine"), engine.Runner(), list[Any]()
     settrace = sys.settrace
-    monkeypatch.setattr(sys, "settrace", lambda hook: (starts.append(hook), settrace(hook)))
+
+    def noted(hook: Any) -> None:
+        starts.append(hook)
+        settrace(hook)
+
+    monkeypatch.setattr(sys, "settrace", noted)
     for number in range(20):
         with learned.learning():
             runner.prepare(float(number))
@@ -160,7 +165,7 @@ def test_an_input_with_a_line_is_followed_less_often(
 def test_an_input_of_the_engine_is_not_kept_alive(engine: ModuleType) -> None:
     learned, runner = Lines("engine"), engine.Runner()
     prepared(learned, runner, 2)
-    (memory,) = [one.storage for key, one in learned.inputs.items() if key[1] == "deep"]
+    (memory,) = [one.storage for key, one in learned.inputs.items() if one and key[1] == "deep"]
     assert not memory.expired()
     del runner
     assert memory.expired()
