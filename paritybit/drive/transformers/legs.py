@@ -27,8 +27,12 @@ TABLE = Table(
         "cache": {"prefix cache": {}, "no prefix cache": {"prefix_cache": False}},
         "operator": {"no actions": {}, "actions": {"actions": True}},
     },
-    # 5.24.0 fails for a prompt of one token without graphs: see `docs/findings.md`.
-    failing=[(["two samples", "several samples"], ["no graphs"])],
+    # 5.24.0 fails for a prompt of one token without graphs, and if the host's pool is nearly full,
+    # which it becomes with several samples per prompt: see `docs/findings.md`.
+    failing=[
+        (["two samples", "several samples"], ["no graphs"]),
+        (["several samples"], ["offload to the host"], ["prefill first"]),
+    ],
     quiet=["no graphs"],
     # Planted faults that were found: 15 with sliding windows, 12 with shared prefixes.
     weights={("graphs",): 2, ("several samples",): 1.5, ("shared prefixes", "prefix cache"): 2},
