@@ -11,15 +11,14 @@ from datetime import datetime, timezone
 from itertools import product
 from operator import attrgetter
 
-from paritybit.harness.campaigns.chosen import (
-    chosen_for,
+from paritybit.harness.campaigns.executor import Campaign, execute
+from paritybit.harness.campaigns.scenes import (
     ground_of,
     handed_over,
     longest,
     share_of_scenes,
     with_prompts,
 )
-from paritybit.harness.campaigns.executor import Campaign, execute
 from paritybit.harness.campaigns.task import (
     GOOD,
     OPEN,
@@ -49,11 +48,11 @@ from paritybit.subjects.bugs.switching import lacking
 from paritybit.subjects.runners import RUNNERS, engine_runners
 from paritybit.subjects.toggles import LocationScheme
 
-CLEAN_SCHEDULES = 16
+CLEAN_SCHEDULES = 24
 """Generated schedules that are divided among the trials of each runner with each scheme."""
 
 FEWEST_CLEAN = 2
-"""The fewest that such a trial gets if the run is not narrowed. The smallest sizes get as many."""
+"""The fewest that such a trial gets. The smallest sizes get as many."""
 
 OVERLAPPING = 4
 """Generated schedules per clean trial with overlapping steps."""
@@ -230,8 +229,7 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
     | `at_edges`: one runner of each engine | a scene and generated, with the smallest sizes |
     | the same, with long contexts and high slot numbers | scenes and generated |
     Drafts are chains in one trial of each speculating runner. The first and third row have scenes
-    in tiny runs only. A narrowed run (tiny, without some hunts) plays in the first row few
-    schedules that reach all required states.
+    in tiny runs only.
     """
     schemes = settings.schemes
     trials = [
@@ -239,18 +237,10 @@ def clean_tasks(settings: RunConfig) -> list[Task]:
         for runner in settings.runners
         for scheme in schemes
     ]
-    narrowed = settings.shape is Shape.TINY and not settings.whole
-    required = settings.required_in_order
-    chosen = chosen_for(tuple(trials), required, settings.seed) if narrowed else {}
     tasks: list[Task] = []
     for seed, trial in enumerate(trials, settings.seed):
         few = max(FEWEST_CLEAN, CLEAN_SCHEDULES // len(trials))
-        if narrowed:
-            first, few = chosen[trial], 0
-        elif settings.shape is Shape.TINY:
-            first = (share_of_scenes(trial),)
-        else:
-            first = ()
+        first = (share_of_scenes(trial, schemes),) if settings.shape is Shape.TINY else ()
         tasks.append(Task(trial, seed, min(few, settings.examples), first))
     seed = settings.seed + len(trials)
     for place, runner in enumerate(settings.overlapping):

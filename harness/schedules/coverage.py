@@ -48,7 +48,6 @@ ALWAYS_REQUIRED = (
 SPECULATION_REQUIRED = (
     "draft accepted",
     "draft rejected",
-    "all drafts accepted",
     "accepted beside the first branch",
     "tree of the harness",
     "tree of a draft model",
@@ -114,8 +113,12 @@ def of_one_branch(runner: str, what: str = "replay") -> str:
 
 
 def required_of_chains(runners: Iterable[str]) -> tuple[str, ...]:
-    """Return what trials of some runners must reach if drafts have one branch."""
-    return tuple(of_one_branch(runner, what) for runner in runners for what in OF_ONE_BRANCH)
+    """Return what trials of some runners must reach if drafts have one branch.
+
+    Few trees of several branches are accepted as a whole.
+    """
+    events = tuple(of_one_branch(runner, what) for runner in runners for what in OF_ONE_BRANCH)
+    return (*events, "all drafts accepted") if events else ()
 
 
 def required_events(runners: Iterable[str]) -> tuple[str, ...]:

@@ -8,8 +8,6 @@ ROOT = Path(__file__).parents[2]
 STEPPER = "harness/lockstep/pair.py"
 
 ELSEWHERE = {
-    ("harness/campaigns/chosen.py", "self.scheduler.plan"): "no model runs: batches are counted",
-    ("harness/campaigns/chosen.py", "self.scheduler.commit"): "with outputs that are made up",
     ("harness/checks/play.py", "self.pair.plan"): "a build that cannot be captured runs nothing",
     ("harness/lockstep/overlapped.py", "super().plan"): "the stepper's own call, or what it asks",
     ("harness/lockstep/overlapped.py", "super().commit"): "the stepper's own call",

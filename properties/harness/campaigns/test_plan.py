@@ -1,22 +1,14 @@
 """What a run plans: the clean trials first, every runner, scheme and preset, then every hunt."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import replace
-from functools import cache
 from itertools import product
 
 import pytest
-from paritybit.harness.campaigns import chosen
-from paritybit.harness.campaigns.chosen import (
-    Candidate,
-    Planned,
-    ground_of,
-    planned,
-    share_of_scenes,
-)
 from paritybit.harness.campaigns.hunt import draw
 from paritybit.harness.campaigns.regress import (
+    CLEAN_SCHEDULES,
     FEWEST_CLEAN,
     RunConfig,
     all_hunts,
@@ -24,10 +16,10 @@ from paritybit.harness.campaigns.regress import (
     order,
     plan,
 )
+from paritybit.harness.campaigns.scenes import ground_of, share_of_scenes
 from paritybit.harness.campaigns.task import Task
 from paritybit.harness.checks.expectations import unaffected_reason
 from paritybit.harness.checks.play import Lockstep
-from paritybit.harness.lockstep.config import TrialConfig
 from paritybit.harness.lockstep.pair import subject_alone
 from paritybit.harness.lockstep.scale.shapes import TINY, wide
 from paritybit.harness.schedules.boundaries import EVERYONE_LEAVES, Steps, rows
@@ -47,43 +39,9 @@ from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
 from paritybit.subjects.toggles import LocationScheme
 
+from properties.support.harness.planned import Planned
+
 SPECULATING = {"target_verify", "eagle_draft", "eagle_draft_extend", "frozen_kv_mtp"}
-
-
-@cache
-def candidates(trial: TrialConfig, schedules: tuple[Schedule, ...]) -> tuple[Candidate, ...]:
-    """Return schedules of a trial with what each is planned to reach."""
-    return tuple(planned(Planned(trial), schedules))
-
-
-@cache
-def drawn(trial: TrialConfig, seed: int, examples: int) -> tuple[Schedule, ...]:
-    """Return schedules drawn for a trial, not those with scenes first."""
-    found: list[Schedule] = []
-    draw(trial, found.append, seed, examples, scenes_first=False)
-    return tuple(found)
-
-
-@pytest.fixture(autouse=True)
-def planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw and plan each schedule of a trial once, since runs of many bugs share trials."""
-
-    def draw_again(
-        trial: TrialConfig,
-        use: Callable[[Schedule], None],
-        seed: int,
-        examples: int,
-        *,
-        scenes_first: bool,
-    ) -> None:
-        assert not scenes_first
-        for schedule in drawn(trial, seed, examples):
-            use(schedule)
-
-    monkeypatch.setattr(chosen, "draw", draw_again)
-    monkeypatch.setattr(
-        chosen, "planned", lambda player, schedules: candidates(player.trial, tuple(schedules))
-    )
 
 
 def usual(task: Task, settings: RunConfig) -> bool:
@@ -169,10 +127,11 @@ def test_the_clean_trials_of_a_runner_play_all_scenes_first() -> None:
     for runner in settings.runners:
         tasks = [task for task in clean_tasks(settings) if task.trial.runner == runner]
         trials = {task.trial: task.first for task in tasks if task.first and usual(task, settings)}
-        assert trials == {trial: (share_of_scenes(trial),) for trial in trials}
+        assert trials == {trial: (share_of_scenes(trial, settings.schemes),) for trial in trials}
         (every,) = {rows(ground_of(replace(trial, topk=SPECULATION.topk))) for trial in trials}
-        begun = sum(share_of_scenes(trial).steps.count(EVERYONE_LEAVES[1]) for trial in trials)
-        assert begun == len(every)
+        begun = sum(scenes.steps.count(EVERYONE_LEAVES[1]) for (scenes,) in trials.values())
+        others = len(engine_runners(runner)) - 1
+        assert begun == len(every) + others
         if RUNNERS[runner].token_buckets:
             assert most_together(runner) in settings.required_events
     large = replace(settings, shape=Shape.MID)
@@ -180,12 +139,12 @@ def test_the_clean_trials_of_a_runner_play_all_scenes_first() -> None:
 
 
 def test_a_clean_trial_plays_no_more_schedules_than_a_hunt_was_asked_for() -> None:
-    """No two have one seed; a narrowed run plays what it chose, and draws no more."""
+    """No two have one seed. A run of few trials plays more in each."""
     alone = tuple(pair for pair in all_hunts() if pair[1] == "decode")
     for hunts, asked, played in (
         (all_hunts(), 50, FEWEST_CLEAN),
         (all_hunts(), FEWEST_CLEAN - 1, FEWEST_CLEAN - 1),
-        (alone, 50, 0),
+        (alone, 50, CLEAN_SCHEDULES // len(LocationScheme)),
     ):
         settings = RunConfig("cpu", hunts, examples=asked)
         tasks = [task for task in plan(settings) if task.bug is None and usual(task, settings)]
@@ -236,7 +195,7 @@ def test_a_run_of_one_bug_tries_clean_what_its_hunts_are_held_to_and_little_else
     assert in_order - usual_ones <= held_to
     assert len(usual_ones) == len(settings.runners)
     generated = [task for task in clean if usual(task, settings)]
-    assert all(task.first and not task.examples for task in generated)
+    assert all(task.first and task.examples for task in generated)
     assert any(task.trial.overlap for task in clean) is BUGS[name].overlap
 
 
@@ -251,12 +210,13 @@ def test_a_run_begins_with_clean_trials_and_ends_with_hunts_that_detect_nothing(
 
 
 @pytest.mark.parametrize("name", ["page_offset_int32", "draft_positions_pad"])
-def test_what_a_narrowed_run_chose_reaches_all_that_it_must(name: str) -> None:
-    """As it is played, not only as it was planned; few drawn schedules reach some states."""
+def test_a_run_of_one_bug_reaches_all_states_that_it_must(name: str) -> None:
     hunts = tuple(pair for pair in all_hunts() if pair[0] == name)
     settings, reached = RunConfig("cpu", hunts), Counter[str]()
     for task in clean_tasks(settings):
         lockstep = Lockstep(task.trial, (), engines=subject_alone)
-        for schedule in task.first:
+        schedules = list(task.first)
+        draw(task.trial, schedules.append, task.seed, task.examples)
+        for schedule in schedules:
             reached += lockstep.play(schedule).events
     assert [event for event in settings.required_events if not reached[event]] == []

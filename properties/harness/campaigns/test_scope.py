@@ -25,13 +25,6 @@ from properties.support.harness.command_line import CANNOT_RUN, OK
 RUN = ["regress", "--bug", "loc_memo_warning@cpu_graph", "--device", "cpu", "--workers", "1"]
 
 
-@pytest.fixture(autouse=True)
-def nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Choose no schedules for narrowed runs, since nothing is played here."""
-    chosen = "paritybit.harness.campaigns.regress.chosen_for"
-    monkeypatch.setattr(chosen, lambda trials, *_: dict.fromkeys(trials, ()))
-
-
 def green(task: Task, events: Sequence[str], most: Counter[str] | None = None) -> Result:
     """Return a task that ended well, and how often it reached each state."""
     counts = HuntResult(schedules=1, steps=9, replays=3, padded_replays=2, events=Counter(events))

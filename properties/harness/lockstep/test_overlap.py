@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from paritybit.harness.campaigns.chosen import handed_over
 from paritybit.harness.campaigns.hunt import HuntResult, draw
 from paritybit.harness.campaigns.regress import (
     OVERLAPPING,
@@ -16,6 +15,7 @@ from paritybit.harness.campaigns.regress import (
     all_hunts,
     clean_tasks,
 )
+from paritybit.harness.campaigns.scenes import handed_over
 from paritybit.harness.campaigns.task import Status, Task, judge_task
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES, STEP_PROPERTIES
@@ -309,12 +309,8 @@ def test_a_trial_of_overlapping_steps_of_which_none_did_is_vacuous(
     assert judge_task(task, counted, None, 0) is status
 
 
-def test_steps_overlap_in_a_clean_trial_of_each_engine_that_launches(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_steps_overlap_in_a_clean_trial_of_each_engine_that_launches() -> None:
     """And the run must have seen them overlap, whatever a narrowed one plays besides."""
-    chosen = "paritybit.harness.campaigns.regress.chosen_for"
-    monkeypatch.setattr(chosen, lambda trials, *_: dict.fromkeys(trials, ()))
     for hunts, runners in (
         (all_hunts(), ["decode", "frozen_kv_mtp"]),
         (all_hunts(["cpu_graph"]), []),

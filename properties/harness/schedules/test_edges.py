@@ -5,7 +5,7 @@ from itertools import combinations, product
 
 import pytest
 import torch
-from paritybit.harness.campaigns.chosen import Planned, ground_of, longest
+from paritybit.harness.campaigns.scenes import ground_of, longest
 from paritybit.harness.checks.play import Lockstep
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.lockstep.config import TrialConfig
@@ -23,6 +23,7 @@ from paritybit.reference.batch import Mode
 from paritybit.reference.config import PRESETS
 from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS
 
+from properties.support.harness.planned import Planned
 from properties.support.trials import PAGE_SIZES, all_pairs
 
 SHORT_OF = {

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from paritybit.harness.campaigns.chosen import Planned
 from paritybit.harness.campaigns.hunt import for_each_drawn
 from paritybit.harness.campaigns.regress import (
     Run,
@@ -40,6 +39,8 @@ from paritybit.harness.schedules.schedule import (
 from paritybit.reference.batch import Mode
 from paritybit.reference.config import PRESETS
 from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS, engine_runners
+
+from properties.support.harness.planned import Planned
 
 SEEDS, EACH = 2, 15
 """Seeds, and how many schedules of each are looked at."""
