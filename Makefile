@@ -34,7 +34,6 @@ READ_BY_replay := CASE ENGINE DEVICE ARGS
 READ_BY_test := BUG RUNNER PRESET SHAPE DEVICE MPS ARGS
 READ_BY_test-releases := ARGS
 READ_BY_planted := ARGS
-READ_BY_mutants := RUNNER DEVICE MPS EXAMPLES ARGS
 READ_BY_code-mutants := ARGS
 READ_BY_report := RECORD ARGS
 READ_BY_compare := A B ARGS
@@ -57,7 +56,7 @@ SHARED := $(if $(filter 1,$(MPS)),--mps)
 quoted = '$(subst ','\'',$(1))'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup regress watch engine releases shrink planted-engine replay test test-releases planted report compare summary documents list bench bench-server mutants code-mutants check
+.PHONY: help setup regress watch engine releases shrink planted-engine replay test test-releases planted report compare summary documents list bench bench-server code-mutants check
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-19s %s\n", $$1, $$2}'
@@ -98,9 +97,6 @@ test-releases: $(SETUP) ## Download engine releases and run their tests (several
 
 planted: $(SETUP) ## Plant known faults and check that the test suite catches each: ARGS="--jobs 4"
 	@$(RUN) -m properties.planted.run $(ARGS)
-
-mutants: $(SETUP) ## Break every static buffer in every known way; a property must detect each: ARGS="--workers 60"
-	@$(RUN) -m paritybit mutants $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(ARGS)
 
 code-mutants: $(SETUP) ## Mutate the code in subjects/; the harness must detect each mutant: ARGS="--count 200"
 	@$(RUN) -m properties.code_mutants.run $(ARGS)

@@ -1,1 +1,1 @@
-"""Campaigns that play many schedules: regress, hunts, mutants and replays."""
+"""Campaigns that play many schedules: regress, hunts and replays."""

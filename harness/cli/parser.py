@@ -10,7 +10,6 @@ from paritybit.harness.cli.words.help import COMMANDS, DESCRIPTION, DETAILS, EXA
 from paritybit.harness.cli.words.reading import Formatter, Parser
 from paritybit.harness.cli.words.values import (
     count,
-    count_or_none,
     file,
     names,
     number,
@@ -28,7 +27,6 @@ Help and errors in a command line therefore do not wait for slow imports.
 run_engine: Command = "paritybit.harness.cli.engine", "run_engine"
 run_bench: Command = "paritybit.harness.cli.bench", "run_bench"
 run_list: Command = "paritybit.harness.cli.names", "run_list"
-run_mutants: Command = "paritybit.harness.cli.measure", "run_mutants"
 run_compare: Command = "paritybit.harness.cli.pages", "run_compare"
 run_report: Command = "paritybit.harness.cli.pages", "run_report"
 run_summary: Command = "paritybit.harness.cli.pages", "run_summary"
@@ -82,7 +80,6 @@ def parser() -> Parser:
         add_list,
         add_pages,
         add_bench,
-        add_mutants,
         add_engine,
     ):
         add(commands)
@@ -209,24 +206,6 @@ def add_bench(commands: Commands) -> None:
     engine = "Also measure what watching this engine costs on a CPU, for example sglang==0.5.23"
     bench.add_argument("--engine", help=engine)
     add_device(bench)
-
-
-def add_mutants(commands: Commands) -> None:
-    """Add `mutants`."""
-    mutants = commands.add("mutants", run_mutants)
-    add_names(mutants, "--runner", "runners")
-    mutants.add_argument(
-        "--seeds", type=count, default=5, help="Number of seeds for each fault (default: 5)"
-    )
-    mutants.add_argument(
-        "--first-seed", type=count_or_none, default=0, help="First seed (default: 0)"
-    )
-    mutants.add_argument(
-        "--examples", type=count, default=50, help="Schedules for each seed (default: 50)"
-    )
-    add_workers(mutants)
-    mutants.add_argument("--record", type=file, help="Write the results to this JSON file")
-    add_device(mutants)
 
 
 def add_engine(commands: Commands) -> None:

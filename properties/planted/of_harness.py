@@ -307,14 +307,6 @@ OF_HARNESS: tuple[Fault, ...] = (
         why="The last element of a tail may hold what it likes.",
     ),
     Fault(
-        name="lengths-may-have-any-dtype",
-        file="harness/checks/static_inputs.py",
-        old='        dtypes={"seq_lens": torch.int64},\n',
-        new="",
-        tests=("properties/harness/campaigns/test_mutants.py", "-k", "survives_for"),
-        why="The right lengths of the CPU runner are taken for another runner's.",
-    ),
-    Fault(
         name="lengths-of-another-runner-pass",
         file="harness/checks/step_properties/live_inputs.py",
         old="if name in observation.static and observation.static[name].dtype != dtype",

@@ -29,7 +29,6 @@ COMMANDS = {
     "compare": "Compare the records of two runs",
     "summary": "Print a Markdown summary of a run, for example for a CI job",
     "bench": "Measure speed, next to the bounds that it must keep",
-    "mutants": "Break every static buffer in every known way; report what no property detects",
     "engine": "Download an engine release into its own folder",
 }
 """What each command does, in the order in which `paritybit --help` lists them."""
@@ -103,7 +102,6 @@ EXAMPLES = {
     "compare": "compare before/run.json after/run.json",
     "summary": "summary paritybit-out/latest/run.json",
     "bench": "bench --device cpu --record bench.json",
-    "mutants": "mutants --runner decode --seeds 1",
     "engine": "engine 0.5.12",
 }
 """Example command lines by command, one per line."""

@@ -3,8 +3,10 @@
 Each was missed once: both runs that were compared agreed, or nothing looked.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,13 +36,12 @@ from paritybit.harness.schedules.schedule import (
 )
 from paritybit.reference.allocator import Owner, Ownership
 from paritybit.reference.batch import ForwardBatch, Mode, Span
-from paritybit.reference.config import Role
+from paritybit.reference.config import PRESETS, Role
 from paritybit.reference.model import Output
 from paritybit.subjects.contracts import LISTED_CONVERSIONS, Axis, Policy
-from paritybit.subjects.mutants.lists import OTHER_DTYPES
-from paritybit.subjects.mutants.mutant import metadata
 from paritybit.subjects.protocol import Keys
 from paritybit.subjects.runners import ONE_PER_ENGINE, RUNNERS
+from paritybit.subjects.runners.base import GraphRunner
 from torch import Tensor
 
 from properties.support.harness.faults import (
@@ -61,6 +62,21 @@ from properties.support.harness.planting import (
 from properties.support.subjects.runners import EXPECTED
 
 PER_STEP = tuple(STEP_PROPERTIES)
+
+OTHER_DTYPES: Mapping[torch.dtype, torch.dtype] = {
+    torch.int64: torch.int32,
+    torch.int32: torch.int64,
+    torch.bool: torch.uint8,
+    torch.float32: torch.float64,
+}
+"""The wrong dtype for each dtype."""
+
+
+def metadata(runner: type[GraphRunner]) -> tuple[str, ...]:
+    """Return the names of a runner's static lists, which do not depend on the model."""
+    bare: Any = object.__new__(runner)
+    bare.target = bare.draft = SimpleNamespace(config=next(iter(PRESETS.values())).tiny)
+    return tuple(runner.metadata_sizes(bare, 1))
 
 
 def resetting(name: str) -> list[str]:

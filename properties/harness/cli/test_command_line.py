@@ -49,7 +49,7 @@ def test_a_name_that_no_build_has_is_refused_with_the_valid_ones(option: str, re
 
 
 def test_a_name_that_is_nearly_right_is_refused_with_the_right_one(refused: Any) -> None:
-    assert "(did you mean decode?)" in refused(MALFORMED, "mutants", "--runner", "decoder")
+    assert "(did you mean decode?)" in refused(MALFORMED, "regress", "--runner", "decoder")
     assert "the nearest names are replay, " in refused(MALFORMED, "reply", "case.json")
 
 
@@ -74,12 +74,11 @@ MALFORMED_LINES = {
     "examples that are a superscript": ["regress", "--examples", "²"],
     "no workers": ["regress", "--workers", "0"],
     "a seed that is text": ["regress", "--seed", "one"],
-    "a seed below zero": ["mutants", "--first-seed", "-1"],
     "bugs that are nothing": ["regress", "--bug", ""],
     "a seed of too many digits": ["regress", "--seed", "1" * 5000],
     "ten thousand words": ["list", *["a"] * 10_000],
     "an option cut short": ["regress", "--see", "1"],
-    "an option that is nearly another": ["mutants", "--seed", "3"],
+    "an option that is nearly another": ["regress", "--seeds", "3"],
     "a folder that is no text": ["regress", "--out", ""],
     "a case that is no text": ["replay", ""],
     "an engine that there is not": ["releases", "--engine", "trtllm"],
@@ -173,7 +172,7 @@ def test_the_examples_of_a_command_are_well_formed(
 @without_gpu
 @pytest.mark.parametrize(
     "words",
-    [["regress"], ["bench"], ["mutants"]],
+    [["regress"], ["bench"]],
     ids=lambda words: words[0],
 )
 def test_cuda_without_a_gpu_cannot_run(words: list[str], refused: Any) -> None:
@@ -190,10 +189,9 @@ def test_a_record_that_cannot_be_written_is_refused_before_anything_is_measured(
     tmp_path: Path, refused: Any
 ) -> None:
     (tmp_path / "file").write_text("")
-    for command in ("bench", "mutants"):
-        for path in (tmp_path / "file" / "record.json", tmp_path):
-            message = refused(MALFORMED, command, "--device", "cpu", "--record", path)
-            assert "cannot be written" in message
+    for path in (tmp_path / "file" / "record.json", tmp_path):
+        message = refused(MALFORMED, "bench", "--device", "cpu", "--record", path)
+        assert "cannot be written" in message
 
 
 def test_every_name_of_this_build_is_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -115,8 +115,8 @@ def wait(options):
 
 sys.modules["waiting"] = types.ModuleType("waiting")
 sys.modules["waiting"].wait = wait
-parser.run_mutants = "waiting", "wait"
-sys.exit(main(["mutants", "--mps"]))
+parser.run_regress = "waiting", "wait"
+sys.exit(main(["regress", "--mps"]))
 """
 """A command that never ends of itself, under a daemon of its own."""
 
@@ -194,7 +194,7 @@ def test_where_no_daemon_can_start_one_sentence_says_why(
 ) -> None:
     what(fakes, monkeypatch)
     before = dict(os.environ)
-    assert main(["mutants", "--mps", "--device", device]) == CANNOT_RUN
+    assert main(["regress", "--mps", "--device", device]) == CANNOT_RUN
     captured = capsys.readouterr()
     sentence = f"paritybit: --mps cannot start an MPS daemon{why}\n"
     assert (captured.out, captured.err) == ("", sentence)
