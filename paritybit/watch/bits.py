@@ -39,9 +39,9 @@ def as_integers(tensor: Tensor) -> Tensor:
 
 def in_numbers(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Return a view of KV as the floats that it holds, if the engine stores them as plain bytes."""
-    stored = not tensor.dtype.is_floating_point and tensor.element_size() == 1
-    floats = dtype is not None and dtype.is_floating_point and dtype.itemsize == 1
-    return tensor.view(dtype) if stored and floats else tensor
+    if dtype is None or not dtype.is_floating_point or tensor.dtype.is_floating_point:
+        return tensor
+    return tensor.view(dtype) if dtype.itemsize == tensor.element_size() == 1 else tensor
 
 
 def words_of(tensor: Tensor) -> Tensor:

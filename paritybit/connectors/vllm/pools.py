@@ -163,7 +163,7 @@ def tensors_of(
     for name in (name for group in config.kv_cache_groups for name in group.layer_names):
         cache = layers[name].kv_cache
         cache = cache[0] if isinstance(cache, (list, tuple)) else cache
-        cache = in_numbers(cache, FLOATS.get(getattr(layers[name], "kv_cache_dtype", None)))
+        cache = in_numbers(cache, FLOATS.get(getattr(layers[name], "kv_cache_dtype", "")))
         parts, block = by_slot(cache, config.num_blocks, page)
         cut.add(block)
         tensors.setdefault(tuple(part.data_ptr() for part in parts), ([], parts))[0].append(name)
