@@ -55,17 +55,16 @@ class Kept:
 
 @dataclass(frozen=True)
 class Change:
-    """A change of `size` slots before `forward`. `freeing` is the call, if the slots were freed.
+    """A change of `size` slots. `call` is the number of the call that freed or allocated them.
 
     Pages are freed and allocated as a whole. A page is named by its first slot, and any other slot
     of a page is ignored.
     """
 
     what: str
-    freeing: int
+    call: int
     slots: Kept
     size: int
-    forward: int = 0
 
 
 Step = Callable[[Ledger], None]
@@ -86,12 +85,12 @@ class Changes:
     def note(self, what: str, slots: Tensor, forward: int = 0, source: Sequence[str] = ()) -> None:
         """Note a change of slots. The engine may modify the tensor afterwards.
 
-        `forward` is the next forward, and `source` the lines of the engine that freed slots.
+        `forward` is the next forward, and `source` the lines of the engine that made the change.
         """
         size = slots.numel()
         if size:
-            freeing = self.ledger.note_freeing(forward, source) if what == FREED else 0
-            self.noted.append(Change(what, freeing, Kept(slots), size, forward))
+            call = 0 if what == FILLED else self.ledger.note_call(what, forward, source)
+            self.noted.append(Change(what, call, Kept(slots), size))
 
     def enter(self) -> Iterator[Freeing]:
         """Apply the changes to the ledger in order, and yield the slots that they freed."""
@@ -107,14 +106,14 @@ class Changes:
 
     def _enter(self, noted: list[Change]) -> Freeing | None:
         """Apply changes without a step among them. Returns the freed slots, or None for none."""
-        if not any(change.freeing for change in noted):
+        if not any(change.what == FREED for change in noted):
             self._use(noted)
             return None
         places, number = self._in_order(noted)
-        taken = self._of_change([c.forward * (c.what == ALLOCATED) for c in noted])[number]
+        taken = self._of_change([one.call * (one.what == ALLOCATED) for one in noted])[number]
         mine = taken > 0
         self.ledger.taken[places[mine]] = taken[mine]
-        freed = self._of_change([change.freeing for change in noted])[number]
+        freed = self._of_change([one.call * (one.what == FREED) for one in noted])[number]
         unfollowed = [change.what in self.unfollowed for change in noted]
         if any(unfollowed):
             mine = self._of_change(unfollowed)[number]
@@ -139,14 +138,17 @@ class Changes:
         """Apply changes none of which frees slots. Their order does not matter."""
         column = self.ledger.wide[-1]
         for what in (FILLED, ALLOCATED):
-            slots = [self._slots(change) for change in noted if change.what == what]
-            if slots:
-                places = self._places(torch.cat(slots), whole=what != FILLED)
+            mine = [change for change in noted if change.what == what]
+            if mine:
+                slots = torch.cat([self._slots(change) for change in mine])
+                places = self._places(slots, whole=what != FILLED)
                 if what in self.unfollowed:
                     self.ledger.forget(places)
                 column[places] = -column[places].abs()
                 if what == ALLOCATED:
-                    self.ledger.taken[places] = max(change.forward for change in noted)
+                    page = len(places) // len(slots)
+                    calls = repeated([one.call for one in mine], [one.size * page for one in mine])
+                    self.ledger.taken[places] = calls.to(places.device, torch.int32)
 
     def _slots(self, change: Change) -> Tensor:
         """Return the slots of a change on the ledger's device."""
@@ -289,9 +291,12 @@ class Between(Boundary):
         self.chains.empty()
 
     @guarded
-    def allocated(self, group: str, slots: Tensor) -> None:
-        """Record that the engine allocated slots, or the pages that begin at these slots."""
-        self.note(group, ALLOCATED, slots)
+    def allocated(self, group: str, slots: Tensor, source: Sequence[str] = ()) -> None:
+        """Record that the engine allocated slots, or the pages that begin at these slots.
+
+        `source` are the innermost lines of the engine that called for it, innermost first.
+        """
+        self.note(group, ALLOCATED, slots, source)
 
     @guarded
     def freed(self, group: str, slots: Tensor, source: Sequence[str] = ()) -> None:

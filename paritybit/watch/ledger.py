@@ -39,7 +39,7 @@ FRAME = 2**18
 
 MOST_STORIES = 20_000
 MOST_NAMES = 200_000
-MOST_FREEINGS = 200_000
+MOST_CALLS = 200_000
 
 
 def folded(checksums: Tensor) -> Tensor:
@@ -113,9 +113,9 @@ class Ledger:
         self.came: OrderedDict[int, str] = OrderedDict()
         """Where the content of a slot came from, if no forward wrote it."""
         self.taken = torch.zeros(self.slots + 1, dtype=torch.int32, device=self.device)
-        """The forward before which a slot was allocated last, or 0."""
-        self.freeings: OrderedDict[int, dict[str, Any]] = OrderedDict()
-        self.last_freeing = 0
+        """The number of the last call that allocated a slot, or 0."""
+        self.calls: OrderedDict[int, dict[str, Any]] = OrderedDict()
+        self.last_calls: dict[str, int] = {}
 
     def columns(self) -> list[Tensor]:
         """Return all columns, each of shape [slots]."""
@@ -288,22 +288,30 @@ class Ledger:
             "forward": forward,
         }
 
-    def note_freeing(self, forward: int, source: Sequence[str]) -> int:
-        """Record a call that frees slots before a forward, and return the number of the call.
+    def note_call(self, what: str, forward: int, source: Sequence[str]) -> int:
+        """Record a call that frees or allocates slots before a forward. Returns its number.
 
-        `Changes.enter` later writes the number to `freed`.
+        `Changes.enter` later writes the number to `freed` or `taken`. Numbers grow.
 
         `source` are the lines of the engine that made the call, innermost first.
         """
         call = {"forward": forward, "source": next(iter(source), None)}
         if len(source) > 1:
             call["via"] = f"called at {', '.join(source[1:])}"
-        if self.freeings.get(self.last_freeing) != call:
-            self.last_freeing += 1
-            self.freeings[self.last_freeing] = call
-            if len(self.freeings) > MOST_FREEINGS:
-                self.freeings.popitem(last=False)
-        return self.last_freeing
+        if self.calls.get(self.last_calls.get(what, 0)) != call:
+            self.last_calls[what] = 1 + max(self.last_calls.values(), default=0)
+            self.calls[self.last_calls[what]] = call
+            if len(self.calls) > MOST_CALLS:
+                self.calls.popitem(last=False)
+        return self.last_calls[what]
+
+    def allocation(self, slot: int) -> str | None:
+        """Return when and at which line a slot was allocated last, as text. None if unknown."""
+        call = self.calls.get(int(self.taken[slot]))
+        if call is None:
+            return None
+        lines = ", ".join(one for one in (call["source"], call.get("via")) if one)
+        return f"allocated before forward {call['forward']}{f' by {lines}' if lines else ''}"
 
     def freeing(self, slot: int, reused: bool = False) -> dict[str, Any] | None:
         """Return the call that freed a slot, or None if the slot is in use.
@@ -311,4 +319,4 @@ class Ledger:
         With `reused`, return the last call that freed the slot, even if it is in use again.
         """
         freed = int(self.freed[slot])
-        return self.freeings.get(abs(freed) if reused else freed)
+        return self.calls.get(abs(freed) if reused else freed)

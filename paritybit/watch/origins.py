@@ -68,10 +68,10 @@ class Origins:
             found.append(f"position {position} had slot {before[1]} in forward {before[0]}")
         if (came := ledger.came.get(slot)) is not None:
             found.append(came)
-        taken, written = int(ledger.taken[slot]), int(ledger.forward[slot])
-        if taken:
-            since = "; not written since" if 0 < written < taken else ""
-            found.append(f"allocated before forward {taken}{since}")
+        taken, written = ledger.calls.get(int(ledger.taken[slot])), int(ledger.forward[slot])
+        if taken is not None:
+            since = "; not written since" if 0 < written < taken["forward"] else ""
+            found.append(f"{ledger.allocation(slot)}{since}")
         found += next(sharing(forward, row, slot, group), [])
         return "; ".join(found)
 

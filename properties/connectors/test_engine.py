@@ -217,24 +217,52 @@ def test_pages_are_freed_whole(toy: Toy) -> None:
 def test_what_is_collected_keeps_the_lines_that_freed_it(
     toy: Toy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[list[int], str | None]] = []
+    """Slots are freed in another order than collected, some twice, and pages as numbers."""
+    told = list[tuple[list[int], tuple[str, ...]]]()
     allocations, allocator = toy.engine.allocations, toy.allocator.full_attn_allocator
-    lines = iter(("cache.py:1", "cache.py:2", "cache.py:3"))
+    hybrid: Any = parts.TokenAllocator(8)
+    hybrid.swa_page_ids_group, hybrid.page_size = [], 2
+    lines = iter((f"cache.py:{number}",) for number in range(1, 9))
     monkeypatch.setattr(allocations_module, "called_at", lambda files: next(lines))
     toy.prefill()
-    allocations.watcher.freed = lambda name, slots, source: told.append((slots.tolist(), source))  # type: ignore[method-assign,union-attr]
-    allocator.is_not_in_free_group = False
-    for slots in ([21, 22], [23]):
+
+    def freed(name: str, slots: torch.Tensor, source: tuple[str, ...] = ()) -> None:
+        told.append((slots[slots >= 0].tolist(), source))
+
+    def free_group_begin() -> None:
+        allocator.is_not_in_free_group, allocator.free_group = False, []
+
+    def free_group_end(allocator: Any, slots: list[int]) -> None:
+        allocations.free(lambda *_: None, allocator, torch.tensor(slots))
+
+    allocations.watcher.freed = freed  # type: ignore[method-assign,union-attr]
+    allocations.group(lambda allocator: free_group_begin(), allocator)
+    for slots in ([21, 22], [23, 22]):
         allocations.free(lambda *_: None, allocator, torch.tensor(slots))
         allocator.free_group.append(torch.tensor(slots))
+    assert not told
+    assert torch.cat(allocator.free_group).tolist() == [21, 22, 23, 22]
     allocator.is_not_in_free_group = True
+    free_group_end(allocator, [22, 21, 25, 23, 22])
+    assert told == [([22, 21], ("cache.py:1",)), ([23, 22], ("cache.py:2",)), ([25], ())]
+    told.clear()
+    allocations.free(lambda *_: None, allocator, torch.tensor([24, 26]))
+    assert told == [([24, 26], ("cache.py:3",))]
+    told.clear()
+    allocations.group(lambda allocator: None, hybrid)
+    hybrid.swa_page_ids_group.append(torch.tensor([8]))
+    toy.allocator.swa_attn_allocator.page_size = 2
+    free_group_end(toy.allocator.swa_attn_allocator, [16])
+    assert ([16], ("cache.py:4",)) in told
 
-    def free_group_end() -> None:
-        allocations.free(lambda *_: None, allocator, torch.tensor([21, 22, 23]))
 
-    free_group_end()
-    allocations.free(lambda *_: None, allocator, torch.tensor([24, 25, 26]))
-    assert told == [([21, 22], "cache.py:1"), ([23], "cache.py:2"), ([24, 25, 26], "cache.py:3")]
+def test_a_list_of_what_is_collected_works_if_its_line_cannot_be_noted(toy: Toy) -> None:
+    toy.prefill()
+    allocator: Any = parts.TokenAllocator(8)
+    allocator.swa_page_ids_group, allocator.page_size = [], None  # Of no known size.
+    toy.engine.allocations.group(lambda allocator: None, allocator)
+    allocator.swa_page_ids_group.append(torch.tensor([8]))
+    assert [one.tolist() for one in allocator.swa_page_ids_group] == [[8]]
 
 
 def of_sglang(path: str, text: str, name: str, **names: object) -> Callable[[], None]:

@@ -327,6 +327,30 @@ def test_a_slot_is_freed_in_use_only_while_it_is_free(scene: Scene) -> None:
     assert scene.checks() == ["freed in use", "double free"]
 
 
+@pytest.mark.parametrize("frees_too", [False, True])
+def test_a_leaked_slot_names_the_line_that_allocated_it(scene: Scene, frees_too: bool) -> None:
+    scene.watcher.allocated("full", torch.tensor(SLOTS[:2]), ("one.py:1", "two.py:2"))
+    scene.watcher.allocated("full", torch.tensor(SLOTS[2:5]), ("three.py:3",))
+    if frees_too:
+        scene.watcher.freed("full", torch.tensor([20]), ("four.py:4",))
+    scene.forward("a", TOKENS[:5], 0, SLOTS)
+    none = torch.empty(0, dtype=torch.int64)
+    scene.watcher.idle({"full": (torch.tensor(SLOTS[1:]), none)})
+    (found,) = scene.lines("finding")
+    assert found["writer"]["request"] == "a"
+    assert found["origin"] == "allocated before forward 1 by one.py:1, called at two.py:2"
+
+
+def test_a_double_free_names_both_lines(scene: Scene) -> None:
+    scene.forward("a", TOKENS[:5], 0, SLOTS)
+    scene.watcher.freed("full", torch.tensor(SLOTS[:1]), ("one.py:1",))
+    scene.watcher.freed("full", torch.tensor(SLOTS[:1]), ("two.py:2", "three.py:3"))
+    assert scene.checks() == ["double free"]
+    (found,) = scene.lines("finding")
+    assert found["freed"]["source"] == "one.py:1"
+    assert found["origin"] == "freed again by two.py:2, called at three.py:3"
+
+
 def test_a_leak_is_a_slot_that_was_used_and_is_neither_free_nor_cached(scene: Scene) -> None:
     def idle(free: list[int], cached: list[int]) -> None:
         scene.watcher.idle({"full": (torch.tensor(free), torch.tensor(cached))})

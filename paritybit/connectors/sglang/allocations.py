@@ -4,16 +4,18 @@ Each method that `hooks` names wraps functions of the engine. It gets the origin
 the arguments of the call.
 """
 
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paritybit.connectors.hooking import NotRecognisedError
+from paritybit.connectors.hooking import NotRecognisedError, guarded
 from paritybit.connectors.sglang.host import GivenBack, at_rest, slots_of
 from paritybit.connectors.sglang.pools import Pool
 from paritybit.connectors.sglang.recurrent import States
@@ -32,6 +34,36 @@ HOST_KINDS = ("MHATokenToKVPoolHost", "AsymmetricMHATokenToKVPoolHost", "MLAToke
 """The classes of host pools whose copies are followed."""
 
 
+@dataclass(frozen=True)
+class Collected:
+    """Slots of a group that an allocator frees later, and the lines of the engine that do it."""
+
+    group: str
+    slots: Tensor
+    lines: tuple[str, ...]
+
+
+class Noting(list[Tensor]):
+    """A list of an allocator that passes what is appended to `note` after its own method."""
+
+    def __init__(self, note: Callable[..., None]) -> None:
+        super().__init__()
+        self.note = guarded(note)
+
+    def append(self, one: Tensor) -> None:
+        """Append locations that the allocator frees later."""
+        self.note(super().append, one)
+
+
+def occurrences(slots: Tensor) -> Tensor:
+    """Return how often each slot occurs before its place, int64 [n]. Waits for no device."""
+    order = slots.argsort(stable=True)
+    held, place = slots[order], torch.arange(len(slots), device=slots.device)
+    first = torch.nn.functional.pad(held[1:] != held[:-1], (1, 0), value=True)
+    times = place - torch.where(first, place, 0).cummax(0).values
+    return torch.empty_like(times).index_copy_(0, order, times)
+
+
 class Allocations:
     """Reports slots that are allocated, freed, copied, filled or cached to the watcher."""
 
@@ -47,8 +79,8 @@ class Allocations:
         self.files: set[str] = set()
         """The source files of the allocators, and of the engine's hooks."""
         self.given_back = GivenBack()
-        self.collected: list[tuple[int, tuple[str, ...]]] = []
-        """The locations that the allocator has collected for a later free: number and lines."""
+        self.collected: dict[tuple[int, str], list[Collected]] = {}
+        """What the allocators collect for a later free, by the identity and name of the list."""
 
     def follow(self, parts: Iterable[tuple[Any, str]]) -> None:
         """Record which group each pool or allocator belongs to."""
@@ -78,7 +110,8 @@ class Allocations:
         self, original: Original, allocator: Any, index: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
         """Report slots that an allocator of single slots frees."""
-        self.freed(allocator, index, grouped=True)
+        if not collects(allocator):
+            self.freed(allocator, index)
         return original(allocator, index, *args, **kwargs)
 
     def free_in_pages(
@@ -88,53 +121,80 @@ class Allocations:
         size = int(allocator.page_size)
         first = (index // size * size).sort().values
         again = torch.nn.functional.pad(first[1:] == first[:-1], (1, 0))
-        self.freed(allocator, first.masked_fill(again, -size), grouped=True)  # Waits for no device.
+        if not collects(allocator):
+            self.freed(allocator, first.masked_fill(again, -size))  # Waits for no device.
         return original(allocator, index, *args, **kwargs)
 
     def free_pages(self, original: Original, allocator: Any, *pages: Tensor, **kwargs: Any) -> Any:
         """Report the pages that an allocator of pages frees. `pages` has their numbers."""
         for numbers in pages:
-            self.freed(allocator, numbers * int(allocator.page_size), grouped=False)
+            self.freed(allocator, numbers * int(allocator.page_size))
         return original(allocator, *pages, **kwargs)
 
-    def freed(self, allocator: Any, slots: Tensor, grouped: bool) -> None:
-        """Report freed slots to the watcher, unless the allocator only collects them for later."""
+    def freed(self, allocator: Any, slots: Tensor) -> None:
+        """Report freed slots to the watcher, with the lines of the engine that free them."""
         name = self.names.get(allocator)
         if self.watcher is None or name is None or not slots.numel():
             return
-        if grouped and collects(allocator):
-            self.note_collected(allocator, slots)
+        if not called_by("free_group_end"):
+            self.watcher.freed(name, slots, called_at(self.files))
             return
-        parts = self.collected
-        whole = sum(count for count, _ in parts) == slots.numel()
-        if not (whole and called_by("free_group_end")):
-            parts = [(slots.numel(), called_at(self.files))]
-        for part, (_, source) in zip(
-            slots.split([count for count, _ in parts]), parts, strict=True
-        ):
-            self.watcher.freed(name, part, source)
+        page, occurrence = int(getattr(allocator, "page_size", 1)), occurrences(slots)
+        seen = torch.zeros_like(slots)
+        for one in (one for parts in self.collected.values() for one in parts):
+            if one.group == name:
+                here = torch.isin(slots, one.slots // page * page)
+                mine = here & (occurrence == seen)
+                self.watcher.freed(name, slots.masked_fill(~mine, -1), one.lines)
+                seen += here
+        rest = slots.masked_fill(occurrence < seen, -1)
+        self.watcher.freed(name, rest)
+
+    def group(self, original: Original, allocator: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note the line that frees each tensor which an allocator collects from now on."""
+        result = original(allocator, *args, **kwargs)
+        if self.watcher is not None:
+            for name, held in list(vars(allocator).items()):
+                if type(held) is list and not held and name.endswith("group"):
+                    key = id(allocator), name
+                    self.collected[key] = []
+                    note = functools.partial(self.collect, weakref.ref(allocator), key)
+                    setattr(allocator, name, Noting(note))
+        return result
 
     def collect(
-        self, original: Original, allocator: Any, index: Tensor, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Note locations that a hybrid allocator collects for a later free."""
-        if self.watcher is not None and collects(allocator):
-            self.note_collected(allocator, index)
-        return original(allocator, index, *args, **kwargs)
-
-    def note_collected(self, allocator: Any, index: Tensor) -> None:
-        """Note the line of the engine that frees locations which an allocator collects."""
-        if not allocator.free_group:
-            self.collected = []
-        if index.numel():
-            self.collected.append((index.numel(), called_at(self.files)))
+        self,
+        owner: weakref.ref[Any],
+        key: tuple[int, str],
+        original: Original,
+        index: Tensor,
+    ) -> None:
+        """Note the line that frees locations which an allocator collects for a later free."""
+        original(index)
+        allocator: Any = owner()
+        lines = called_at(self.files)
+        slots = index.long() * (int(allocator.page_size) if "page_ids" in key[1] else 1)
+        group = self.names.get(allocator)
+        if group is not None:
+            self.collected[key].append(Collected(group, slots, lines))
+        elif self.pool is not None and self.pool.sliding is not None:
+            sliding = self.pool.sliding
+            if key[1].startswith("swa"):
+                self.collected[key].append(Collected(sliding, slots, lines))
+                return
+            full = next(name for name in self.pool.groups if name != sliding)
+            paired = allocator.translate_loc_from_full_to_swa(slots).long()
+            self.collected[key] += [
+                Collected(full, slots, lines),
+                Collected(sliding, paired, lines),
+            ]
 
     def allocate(self, original: Original, allocator: Any, *args: Any, **kwargs: Any) -> Any:
         """Report slots that an allocator allocates. A page is reported as a whole."""
         result = original(allocator, *args, **kwargs)
         name = self.names.get(allocator)
         if self.watcher is not None and name is not None and result is not None:
-            self.watcher.allocated(name, result)
+            self.watcher.allocated(name, result, called_at(self.files))
         return result
 
     allocate_state = allocate
@@ -175,7 +235,7 @@ class Allocations:
         self, original: Original, allocator: Any, slots: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
         """Report the states that an allocator of states frees."""
-        self.freed(allocator, slots, grouped=False)
+        self.freed(allocator, slots)
         return original(allocator, slots, *args, **kwargs)
 
     def copy_state(

@@ -71,10 +71,13 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "free_in_pages": tuple(
         f"{path}.PagedTokenToKVPoolAllocator.free" for path in MODULES_OF_ALLOCATORS
     ),
-    "collect": tuple(
-        f"{path}.SWATokenToKVPoolAllocator.{name}"
-        for path in (f"{CACHE}.swa_memory_pool", f"{CACHE}.allocator.swa")
-        for name in ("free_full", "free")
+    "group": tuple(
+        f"{CACHE}.{path}.free_group_begin"
+        for path in (
+            *(f"{module}.BaseTokenToKVPoolAllocator" for module in ("allocator", "allocator.base")),
+            "allocator.paged.PagedTokenToKVPoolAllocator",
+            "allocator.swa.SWATokenToKVPoolAllocator",
+        )
     ),
     "allocate": tuple(
         f"{path}.{owner}.{name}"
@@ -150,8 +153,7 @@ def install() -> None:
     found = {name: own(TARGETS[name]) for name in TARGETS}
     if found["free_pages"]:  # Every free of pages calls it, with the exact numbers of the pages.
         found["free_in_pages"] = []
-    for name in ("idle", "collect"):  # The other targets call the first one, or inherit it.
-        del found[name][1:]
+    del found["idle"][1:]  # The other target calls the first one.
     for name, paths in found.items():
         for path in paths:
             owner = engine if hasattr(engine, name) else engine.allocations

@@ -212,7 +212,8 @@ class Engine:
         blocks = original(pool, index, *args, **kwargs)
         if blocks:
             part = self.parts[self.names[index]]
-            self.watcher.allocated(part.name, torch.tensor(list(blocks)) * part.page)
+            slots = torch.tensor(list(blocks)) * part.page
+            self.watcher.allocated(part.name, slots, called_at())
         return blocks
 
     def free(

@@ -49,9 +49,9 @@ class Blocks:
         taken = args[0] if result is None else result
         mine = taken if isinstance(taken, list) else [taken]
         if self.watcher is not None and mine and self.serves(queue):
-            slots = self.first_slots(mine)
+            slots, line = self.first_slots(mine), called_at()
             for group in self.groups:
-                self.watcher.allocated(group, slots)
+                self.watcher.allocated(group, slots, line)
         return result
 
     def serves(self, queue: Any) -> bool:

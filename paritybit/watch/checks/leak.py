@@ -77,6 +77,7 @@ def found(idle: Idle, wrong: Tensor, what: str) -> Iterable[Finding]:
         count=len(slots),
         writer=None if ledger is None else ledger.writer(slot),
         freed=None if ledger is None else ledger.freeing(slot),
+        origin=None if ledger is None else ledger.allocation(slot),
     )
 
 
