@@ -20,8 +20,6 @@ from paritybit.harness.records.schema import (
 )
 from paritybit.reports.cards import Card, Filter, bug_cards, clean_cards, filters, setting
 from paritybit.reports.causes import Failed, failed
-from paritybit.reports.drawings import detection_plot
-from paritybit.reports.drawings.detection_plot import Plot
 from paritybit.reports.hitches import hitches
 from paritybit.reports.skipped import skipped
 from paritybit.reports.texts import Fact, Piece, duration, words
@@ -156,7 +154,6 @@ class Review:
     property_sets: tuple[Fact, ...]
     events: tuple[Event, ...]
     cards: tuple[Card, ...]
-    plots: tuple[Plot, ...]
     skipped: tuple[Fact, ...]
     filters: tuple[Filter, ...]
     unsound: int
@@ -194,7 +191,6 @@ def review(record: Record) -> Review:
         property_sets=tuple(_property_sets(record)),
         events=events,
         cards=(*clean, *bugs),
-        plots=tuple(_plots(record)),
         skipped=tuple(skipped(record)),
         filters=tuple(filters([*clean, *bugs])),
         unsound=sum(not card.sound for card in (*clean, *bugs)),
@@ -343,14 +339,6 @@ def _pair(pair: BugOnRunner, hunts: Hunts) -> Pair:
     drawn = to_detection(rows)
     sources = "/".join(card.source for _, card in hunts)
     return Pair("caught", drawn, f"detected after {drawn} schedules ({sources})", anchor)
-
-
-def _plots(record: Record) -> Iterator[Plot]:
-    plots = (
-        detection_plot.lay_out(record.bugs, "bug", record.examples),
-        detection_plot.lay_out(record.bugs, "runner", record.examples),
-    )
-    yield from (plot for plot in plots if plot is not None)
 
 
 def _trials(record: Record, cards: Sequence[Card]) -> Iterator[CleanTrial]:

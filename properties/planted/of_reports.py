@@ -114,16 +114,8 @@ OF_REPORTS: tuple[Fault, ...] = (
         file="reports/skipped.py",
         old="if pair.can_be_switched_on and (pair.bug, pair.runner) not in hunted",
         new="if (pair.bug, pair.runner) not in hunted",
-        tests=("properties/reports/test_detection_plot.py",),
+        tests=("properties/reports/test_skipped.py",),
         why="What a runner cannot have is listed as not asked for.",
-    ),
-    Fault(
-        name="plot-of-one-schedule",
-        file="reports/drawings/detection_plot.py",
-        old="log(max(2, examples))",
-        new="log(examples)",
-        tests=("properties/reports/test_detection_plot.py",),
-        why="A plot of hunts of one schedule divides by zero.",
     ),
     Fault(
         name="page-escapes-nothing",

@@ -13,7 +13,7 @@ from paritybit.harness.campaigns.run_record import case_name, cases_of
 from paritybit.harness.campaigns.run_record import record as record_of
 from paritybit.harness.campaigns.task import Result, Status, Task
 from paritybit.harness.checks.property import Violation
-from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.checks.table import DECLARED_STATE, PROPERTIES
 from paritybit.harness.explain.facts import TimelineEntry
 from paritybit.harness.records import record as records
 from paritybit.harness.records.case import load_case, write_case
@@ -66,7 +66,7 @@ def test_a_real_record_reads_back_and_can_be_shown(
     section = RunnerSection(text)
     assert section.cell("swa_pad", "decode").mark == ("caught", "1")
     assert len(section.runners) == len(record.engine_runners)
-    assert list(record.properties) == list(PROPERTIES)
+    assert list(record.properties) == [*PROPERTIES, DECLARED_STATE]
     assert record.uncompiled_runners == ("cpu_graph",)
 
 
