@@ -13,8 +13,9 @@ from typing import Any
 
 from paritybit.watch.attach import of_signal, where
 from paritybit.watch.journal import of_process
+from paritybit.watch.lines import wraps
 
-CALLERS = 3
+CALLERS = 5
 """The number of calling lines that are reported."""
 
 
@@ -50,9 +51,11 @@ def callers() -> Iterator[FrameType]:
 def calling(place: Callable[[str, int], str | None]) -> tuple[str, ...]:
     """Return the innermost calling lines of the engine, at most CALLERS.
 
-    `place` names a line, given its file and number. It returns None if the line does not count.
+    `place` names a line, given its file and number. It returns None if the line does not count. A
+    function that passes on whatever arguments it gets does not count, either.
     """
-    lines = (place(frame.f_code.co_filename, frame.f_lineno) for frame in callers())
+    given = (frame for frame in callers() if not wraps(frame.f_code))
+    lines = (place(frame.f_code.co_filename, frame.f_lineno) for frame in given)
     return tuple(islice(filter(None, lines), CALLERS))
 
 

@@ -154,6 +154,7 @@ class StaticInput:
     - `expected`: the values that the batch implies for the live part, on any device.
     - `writes`: the group whose slots to write the tensor holds, if it holds slots to write.
     - `dtype`: the dtype that the engine's own code uses for such values. None accepts any dtype.
+    - `copied`: the engine's tensor, if `tensor` is a copy of a part of it.
     """
 
     name: str
@@ -167,6 +168,7 @@ class StaticInput:
     writes: str | None = None
     dtype: torch.dtype | None = None
     via: str | None = None
+    copied: torch.Tensor | None = None
 
 
 PIECES = "the code between the graphs of a forward pass cannot be repeated"

@@ -243,8 +243,8 @@ class Watcher(Replaying):
             start += row.computed
         known = torch.tensor(places, dtype=torch.int64, device=ids.device)
         expected = torch.tensor(wanted)
-        self.lines.note("batch", {"input_ids": ids})  # What is judged is a copy.
-        given = [StaticInput("input_ids", ids[known], len(known), len(known), expected=expected)]
+        size = len(known)
+        given = [StaticInput("input_ids", ids[known], size, size, expected=expected, copied=ids)]
         if positions is not None:
             right = reading.ranges([(row.cached, row.cached + row.computed) for row in rows])
             size = len(positions)

@@ -327,6 +327,16 @@ def test_a_slot_is_freed_in_use_only_while_it_is_free(scene: Scene) -> None:
     assert scene.checks() == ["freed in use", "double free"]
 
 
+def test_the_line_of_a_copied_input_is_that_of_the_tensor(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted, ids = dict[str, torch.Tensor](), torch.tensor(TOKENS[:5])
+    monkeypatch.setattr(scene.watcher.lines, "note", lambda kind, given: noted.update(given))
+    scene.watcher.begin(Forward("extend", (row("a", TOKENS[:5], 0, SLOTS),)))
+    scene.watcher.tokens(ids)
+    assert noted["input_ids"] is ids
+
+
 @pytest.mark.parametrize("frees_too", [False, True])
 def test_a_leaked_slot_names_the_line_that_allocated_it(scene: Scene, frees_too: bool) -> None:
     scene.watcher.allocated("full", torch.tensor(SLOTS[:2]), ("one.py:1", "two.py:2"))

@@ -38,13 +38,17 @@ def buffers_used(model: Model, found: Rows, requests: Sequence[Any]) -> list[Sta
         return []
     pairs = zip(wanted, indices.tolist(), strict=True)
     expected = {
-        INDICES: (indices, [holder(owners, name, number) for name, number in pairs]),
-        RANKS: (ranks[indices.long()].clamp(max=1), [int(name is not None) for name in wanted]),
+        INDICES: (indices, indices, [holder(owners, name, number) for name, number in pairs]),
+        RANKS: (
+            ranks,
+            ranks[indices.long()].clamp(max=1),
+            [int(name is not None) for name in wanted],
+        ),
     }
     count = len(wanted)
     return [
-        StaticInput(name, held, count, count, expected=torch.tensor(right))
-        for name, (held, right) in expected.items()
+        StaticInput(name, used, count, count, expected=torch.tensor(right), copied=held)
+        for name, (held, used, right) in expected.items()
     ]
 
 

@@ -113,7 +113,9 @@ class HiddenStates:
         if not pairs:
             return []
         states, expected = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-        return [StaticInput("hidden_states", states, len(states), len(states), expected=expected)]
+        size = len(states)
+        given = StaticInput("hidden_states", states, size, size, expected=expected, copied=held)
+        return [given]
 
 
 def states_of(result: Any) -> Tensor | None:

@@ -145,8 +145,8 @@ class Turn:
         if held.ndim != 2 or held.shape[1:] != target.shape[1:]:
             return []
         at = self.places(held)
-        size = len(at)
-        return [StaticInput("draft hidden_states", held[at], size, size, expected=target[at])]
+        size, name = len(at), "draft hidden_states"
+        return [StaticInput(name, held[at], size, size, expected=target[at], copied=held)]
 
     @property
     def unnamed(self) -> int:

@@ -109,7 +109,8 @@ class Replaying(Between):
         captured: Mapping[str, Captured],
     ) -> None:
         """Judge inputs of the current forward, and remember the values that are expected."""
-        self.lines.note(kind, {static.name: static.tensor for static in inputs})
+        held = ((one, one.tensor if one.copied is None else one.copied) for one in inputs)
+        self.lines.note(kind, {static.name: tensor for static, tensor in held})
         for static in inputs:
             if static.source is None:
                 static.source, static.via = self.lines.of(kind, static.name)
