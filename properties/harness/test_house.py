@@ -262,21 +262,6 @@ def test_nothing_below_the_harness_names_a_bug_but_the_catalogue() -> None:
     assert modules_that_name(BUGS, BELOW_THE_HARNESS) == set()
 
 
-def test_no_test_module_imports_from_another() -> None:
-    """What tests share stands in `properties/support`, where no test is."""
-    tests = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts): path
-        for path in sorted((ROOT / "properties").rglob("test_*.py"))
-    }
-    wrong = {
-        f"{module} imports {other}"
-        for module, path in tests.items()
-        for other in imported_by(nodes(path), tests)
-    }
-    assert wrong == set()
-    assert not list((ROOT / "properties/support").rglob("test_*.py"))
-
-
 def test_the_build_imports_no_test_and_no_conftest() -> None:
     for module, path in sources().items():
         named = {

@@ -144,7 +144,7 @@ def with_bytes_that_round_otherwise() -> tuple[Toy, Changes]:
     codes, eager = given["kv"][-2], given["run_eager"]
 
     def rounded() -> Tensor:
-        result = eager()
+        result: Tensor = eager()
         codes[toy.batch["loc"].long(), 0] ^= 1
         return result
 
