@@ -54,11 +54,15 @@ Key = tuple[str, str]
 
 @dataclass
 class Followed:
-    """A tensor, the words in the names of its input, and the line that changed it last."""
+    """A tensor, the words in the names of its input, and the line that changed it last.
+
+    `earlier` are all lines that changed it for one forward pass.
+    """
 
     tensor: Tensor
     words: set[str] = field(default_factory=set)
     line: "Line | None" = None
+    earlier: dict[str, None] = field(default_factory=dict)
     before: bytes = b""
     live: Any = None
 
@@ -117,6 +121,7 @@ class Lines:
     def __init__(self, package: str) -> None:
         self.folder = f"/{package}/"
         self.known: dict[Key, Line] = {}
+        self.also: dict[Key, dict[str, None]] = {}
         self.tries = Counter[Key]()
         self.inputs: dict[Key, WeakTensor | None] = {}
         self.followed: dict[int, Followed] = {}
@@ -141,12 +146,16 @@ class Lines:
         """
         key = kind, name
         if key in self.known:
-            return self.known[key]
-        line, via = self.prepared.get(key, (None, None))
-        if line is not None:
+            line, via = self.known[key]
+            others = [one for one in self.also[key] if one != line][-CALLERS:]
+            also = f"also changed at {', '.join(others)}" if others else None
+            return line, "; ".join(filter(None, (via, also))) or None
+        if key in self.prepared:
+            line, via = self.prepared[key]
             return line, f"{PREPARED}; {via}" if via else PREPARED
         tries = self.tries[key]
-        return None, f"no line changed or named it before {tries} forwards" if tries else None
+        did = "changed or named" if self.inputs.get(key) else "named"
+        return None, f"no line {did} it before {tries} forwards" if tries else None
 
     def of_slots(self, group: str) -> tuple[str | None, str | None]:
         """Return the line that fills the table of a group's slots, and the lines around it."""
@@ -173,6 +182,7 @@ class Lines:
             mine = self.followed.get(tensor.data_ptr())
             if mine is not None and mine.line is not None:
                 self.known[key] = mine.line
+                self.also.setdefault(key, {}).update(mine.earlier)
             before = self.inputs.get(key)
             if before is None or before.storage.expired():
                 self.inputs[key] = WeakTensor(tensor) if followable(tensor) else None
@@ -226,6 +236,7 @@ class Lines:
             self.named.pop(name, None)
             if address in self.followed:
                 self.followed[address].line = None
+                self.followed[address].earlier.clear()
         self.given.clear()
         self.noted.clear()
         self.tried.clear()
@@ -291,6 +302,7 @@ class Lines:
         for one in self.followed.values():
             if one.changed() and self.last is not None:
                 one.line = self._place(*self.last, one.words, one.tensor.data_ptr())
+                one.earlier[one.line[0]] = None
 
     def _place(
         self, frame: FrameType, line: int, words: set[str], address: int | None = None

@@ -260,3 +260,23 @@ def test_a_forward_whose_inputs_are_known_keeps_its_lines_to_itself(engine: Modu
         with learned.learning():
             runner.step(float(number), forward)
     assert learned.of("verify", "copied")[0] == line_of("self.copied.fill_", 2)
+
+
+def test_all_lines_that_change_an_input_are_named(engine: ModuleType) -> None:
+    learned = Lines("engine")
+    prepared(learned, engine.Runner(), 3)
+    assert learned.of("batch", "copied")[1] == "also changed at engine/runner.py:10"
+
+
+def test_an_input_that_is_too_large_to_follow_has_the_line_that_names_it(
+    engine: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "LARGEST", 8)
+    learned, runner = Lines("engine"), engine.Runner()
+    for _ in range(3):
+        with learned.learning():
+            runner.verify(0.0)
+        learned.note("batch", {"untouched": runner.untouched, "other": runner.untouched})
+        learned.done()
+    assert learned.of("batch", "untouched")[0] == line_of("self.untouched[:4] = 0")
+    assert learned.of("batch", "other") == (None, "no line named it before 2 forwards")
