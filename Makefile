@@ -24,7 +24,7 @@ SETUP := $(if $(READY),,.venv/ready)
 # The settings that each target reads. A setting that no target of the call reads is an error, because
 # `make test CASE=…` would ignore it. There is no error in a recursive make, which passes on all of
 # its settings.
-READ_BY_regress := ENGINE BUG RUNNER PRESET SHAPE DEVICE MPS SEED EXAMPLES ARGS
+READ_BY_regress := BUG RUNNER PRESET SHAPE DEVICE MPS SEED EXAMPLES ARGS
 READ_BY_engine := VERSION
 READ_BY_planted-engine := VERSION RUNNER ARGS
 READ_BY_releases := ENGINE SEED ARGS
@@ -65,9 +65,9 @@ help: ## Show this help
 
 setup: $(SETUP) ## Set up .venv if this interpreter lacks a dependency
 
-regress: $(SETUP) ## Test the unchanged engine, then each bug (or BUG=…). ENGINE=… watches a whole engine instead
-	@$(RUN) -m paritybit regress $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(SEED),--seed $(call quoted,$(SEED))) $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) \
-	  $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(if $(BUG),--bug $(call quoted,$(BUG))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(if $(SHAPE),--shape $(call quoted,$(SHAPE))) $(if $(ENGINE)$(RUNNER)$(PRESET)$(SHAPE),,--whole-engines) $(ARGS)
+regress: $(SETUP) ## Test the unchanged engine, then each bug (or BUG=…)
+	@$(RUN) -m paritybit regress $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(SHARED) $(if $(SEED),--seed $(call quoted,$(SEED))) \
+	  $(if $(EXAMPLES),--examples $(call quoted,$(EXAMPLES))) $(if $(BUG),--bug $(call quoted,$(BUG))) $(if $(RUNNER),--runner $(call quoted,$(RUNNER))) $(if $(PRESET),--preset $(call quoted,$(PRESET))) $(if $(SHAPE),--shape $(call quoted,$(SHAPE))) $(ARGS)
 
 watch: $(SETUP) ## Check a whole engine with the KV sanitizer: ENGINE=sglang==0.5.12
 	@$(RUN) -m paritybit watch $(if $(ENGINE),--engine $(call quoted,$(ENGINE))) $(if $(MODEL),--model $(call quoted,$(MODEL))) $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(if $(SEED),--seed $(call quoted,$(SEED))) $(ARGS)

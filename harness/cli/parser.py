@@ -141,14 +141,7 @@ def add_regress(commands: Commands) -> None:
     add_workers(regress)
     strict = "Exit with 125 if the run did not reach all states that a full run must reach"
     regress.add_argument("--strict", action="store_true", help=strict)
-    whole = "Also watch the downloaded engines; with --bug, only those that are known to have it"
-    regress.add_argument("--whole-engines", action="store_true", help=whole)
     add_out(regress)
-    regress.add_argument(
-        "--engine",
-        metavar="ENGINE",
-        help="Watch this engine as a whole instead; accepts the same values as watch --engine",
-    )
     add_device(regress)
 
 

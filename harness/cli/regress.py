@@ -25,12 +25,10 @@ from paritybit.harness.cli.display import (
     progress,
     runner_matrix,
 )
-from paritybit.harness.cli.engine import watch_engine
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
 from paritybit.harness.cli.failures import print_failures
 from paritybit.harness.cli.folders import run_folder, shown, swap_link
 from paritybit.harness.cli.pages import previous_of, print_previous
-from paritybit.harness.cli.watch.whole_engines import KnownEngine, downloaded, table, watched
 from paritybit.harness.errors import CannotRunError, MalformedError, known, refused
 from paritybit.harness.lockstep.config import TrialConfig, resolve_device
 from paritybit.harness.lockstep.scale.memory import most_processes, needs_of
@@ -40,7 +38,7 @@ from paritybit.harness.machine.workers import Workers, workers_for
 from paritybit.harness.records import record as run_record
 from paritybit.harness.records.case import write_case
 from paritybit.harness.records.files import write_whole
-from paritybit.harness.records.schema import Record, Verdict, WholeEngine
+from paritybit.harness.records.schema import Record
 from paritybit.reference.config import PRESETS, Shape
 from paritybit.reports.hitches import hitches
 from paritybit.reports.page import render
@@ -48,8 +46,6 @@ from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.bugs.switching import lacking
 from paritybit.subjects.runners import RUNNERS
 from rich.console import Console
-
-from paritybit.launch.follow import Stops
 
 WORDS = (
     "A trial plays one runner on one model. A hunt is a trial with one bug switched on. "
@@ -62,9 +58,7 @@ EXAMPLES = 50
 
 
 def run_regress(options: argparse.Namespace) -> int:
-    """Test the built-in engine, or watch an engine."""
-    if options.engine is not None:
-        return watch_engine(options)
+    """Test the built-in engine without a bug, then with each bug."""
     shape = Shape(options.shape)
     for name in options.preset:
         known("preset", name, PRESETS)
@@ -80,22 +74,12 @@ def run_regress(options: argparse.Namespace) -> int:
         shape=shape,
     )
     settings = replace(settings, workers=fitting(settings.workers, trials_of(settings)))
-    engines = downloaded(options.bug) if options.whole_engines else []
     with run_folder(options.out) as folder:
-        return played(settings, folder, strict=options.strict, engines=engines)
+        return played(settings, folder, strict=options.strict)
 
 
-def played(
-    settings: RunConfig,
-    folder: Path,
-    *,
-    strict: bool = False,
-    engines: Sequence[KnownEngine] = (),
-) -> int:
-    """Run the tasks, and write results to a folder. `engines` are watched afterwards.
-
-    Returns the exit code.
-    """
+def played(settings: RunConfig, folder: Path, *, strict: bool = False) -> int:
+    """Run the tasks, write results to a folder, and return the exit code."""
     console, run, tasks = Console(), Run(settings), plan(settings)
     console.print(f"paritybit regress on {run_record.device_name(settings.device)}")
     console.print(WORDS)
@@ -109,26 +93,8 @@ def played(
             run_tasks(tasks, settings.workers.at_most(len(tasks)), on_result)
     except KeyboardInterrupt:
         run.interrupted = True
-    whole: tuple[WholeEngine, ...] = ()
-    if engines and not run.interrupted:
-        console.print(f"watch {', '.join(one.engine for one in engines)}")
-        stops = Stops()
-        with stops.heard():
-            whole = watched(engines, folder / "whole", stops)
-        run.interrupted = stops.received is not None
     with heard_at_the_end():
-        return finish(console, run, folder, strict=strict, whole=whole)
-
-
-def with_engines(data: Record, whole: tuple[WholeEngine, ...]) -> Record:
-    """Return a record with whole engines. An unexpected result makes a green run red."""
-    if not whole:
-        return data
-    good = sum(one.verdict == "as expected" for one in whole)
-    message = f"{data.message}; {good} of {len(whole)} whole engines are as expected"
-    wrong = any(one.verdict == "unexpected" for one in whole)
-    verdict: Verdict = "red" if wrong and data.verdict == "green" else data.verdict
-    return replace(data, whole_engines=whole, message=message, verdict=verdict)
+        return finish(console, run, folder, strict=strict)
 
 
 def trials_of(settings: RunConfig) -> list[TrialConfig]:
@@ -183,23 +149,14 @@ def hunts_of(
     return tuple(dict.fromkeys(found))
 
 
-def finish(
-    console: Console,
-    run: Run,
-    folder: Path,
-    *,
-    strict: bool = False,
-    whole: tuple[WholeEngine, ...] = (),
-) -> int:
+def finish(console: Console, run: Run, folder: Path, *, strict: bool = False) -> int:
     """Print the results of a run, write cases, record and page, and return the exit code.
 
     With `strict`, a green run that did not reach all states of a full run has no verdict.
     """
     here = str(folder / CASES)
-    data = with_engines(record(run, shown(here, keep=3)), whole)
+    data = record(run, shown(here, keep=3))
     console.print(clean_table(data), matrix(data), runner_matrix(data))
-    if whole:
-        console.print(table(whole))
     previous = previous_of(folder / "run.json", data)
     print_previous(console, previous)
     print_failures(console, data if here == shown(here, keep=3) else record(run, here))
@@ -227,15 +184,10 @@ def finish(
 
 
 def code_of_run(run: Run, data: Record, *, strict: bool) -> int:
-    """Return the exit code for the record of a run. An unexpected whole engine is a finding."""
-    whole = {one.verdict for one in data.whole_engines}
-    if "unexpected" in whole:
-        return FINDING
+    """Return the exit code for the record of a run."""
     unreached = data.scope.unreached if data.scope is not None else ()
     if data.verdict == "green" and strict and unreached:
         return refused(f"--strict: this run never reached {first_of(unreached)}", CANNOT_RUN)
-    if "undecided" in whole and data.verdict == "green":
-        return CANNOT_RUN
     if data.verdict == "red" and run.undecided:
         return CANNOT_RUN
     return {"green": OK, "red": FINDING, "interrupted": INTERRUPTED}[data.verdict]

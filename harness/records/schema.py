@@ -274,25 +274,6 @@ class Contract:
     rows: tuple[ContractRow, ...]
 
 
-WholeVerdict = Literal["as expected", "unexpected", "undecided"]
-
-
-@dataclass(frozen=True)
-class WholeEngine:
-    """A whole engine that the sanitizer watched in this run, and the result.
-
-    - `found`: for each bug that the engine is known to have, whether its check found it.
-    - `page`: the page of this engine, relative to the record.
-    """
-
-    engine: str
-    setting: str
-    verdict: WholeVerdict
-    message: str
-    found: dict[str, bool]
-    page: str | None
-
-
 @dataclass(frozen=True)
 class Scope:
     """What the clean trials of a run tried, and what they did not, each in one line.
@@ -315,7 +296,6 @@ class Record:
     - `properties`: the statement of each property, by id.
     - `required_events`: the states that the clean trials together must reach.
     - `scope`: None in records that are older than this field.
-    - `whole_engines`: downloaded engines that were watched, if requested.
     """
 
     command: str
@@ -335,4 +315,3 @@ class Record:
     properties: dict[str, str]
     required_events: tuple[str, ...]
     scope: Scope | None = field(default=None, metadata=LATER)
-    whole_engines: tuple[WholeEngine, ...] = field(default=(), metadata=LATER)

@@ -85,7 +85,7 @@ exit codes:
 """Additional paragraphs of a command's help."""
 
 EXAMPLES = {
-    "regress": "regress --bug swa_pad@decode\nregress --engine sglang==0.5.12",
+    "regress": "regress --bug swa_pad@decode",
     "watch": (
         "watch --engine sglang==0.5.12\nwatch -- python -m sglang.launch_server --model-path MODEL"
     ),
