@@ -2,7 +2,6 @@
 
 import signal
 from collections.abc import Mapping
-from typing import Any
 
 OK = 0
 FINDING = 1
@@ -21,10 +20,3 @@ STOPPED: Mapping[int | None, int] = {
     signal.SIGHUP: HUNG_UP,
 }
 """Exit codes of what a signal interrupted."""
-
-
-def code_of(figures: Mapping[str, Any]) -> int:
-    """Return the exit code for a campaign's figures."""
-    if figures["as_hoped"]:
-        return OK
-    return CANNOT_RUN if figures["undecided"] else FINDING
