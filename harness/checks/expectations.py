@@ -116,13 +116,10 @@ TABLE: dict[str, Row] = {
     ),
     "spec_page_table_untranslated": seen("logits_parity", VERIFY),
     "shared_buffer_dtype": seen("index_contract", *KINDS),
-    "table_writes_unfenced": seen("logits_parity", DECODE, PREFILL),
     "barrier_before_launch": seen("logits_parity", DECODE, PREFILL),
     "freed_row_rewritten": seen("logits_parity", DECODE, PREFILL),
     "evicted_in_flight": seen("logits_parity", DECODE),
-    "pinned_tokens_reused": seen("logits_parity", DECODE, PREFILL),
     "pinned_slots_reused": seen("kv_parity", DECODE, PREFILL),
-    "done_before_reading": seen("logits_parity", DECODE, PREFILL),
     **CATALOGUE,
     **GRAPHS,
 }

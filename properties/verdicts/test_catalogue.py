@@ -26,7 +26,6 @@ SMALL = TrialConfig(buckets=(4,), token_buckets=(12,))
 
 NEEDED: dict[str, dict[str, object]] = {
     "workspace_regrown_by_capture": {"buckets": (2, 4)},
-    "workspace_freed_with_graph": {"buckets": (2, 4)},
 }
 """What a bug needs of its trial to show at all, by its name."""
 

@@ -83,7 +83,7 @@ RAISES = "def fail(*_, **__):\n    raise IndexError('out of bounds')\n"
     [
         ("longest_key_count_baked", "decode"),
         ("kernel_not_recorded", "decode"),
-        ("tree_states_as_chain", "target_verify"),
+        ("masked_values_loaded", "target_verify"),
     ],
     ids=pair_name,
 )

@@ -10,7 +10,6 @@ from paritybit.reference.model import Output
 from paritybit.subjects.bugs.bug import Bug, pull
 from paritybit.subjects.key_lists import Lists
 from paritybit.subjects.parts import Part
-from paritybit.subjects.protocol import KeyLists
 from paritybit.subjects.runners.base import GraphRunner
 from paritybit.subjects.runners.prefill import PrefillRunner
 from paritybit.subjects.toggles import LocationScheme
@@ -98,31 +97,6 @@ class PlansByHostAddress(GraphRunner):
         self.plans = state
 
 
-class DescribesByAddress(PrefillRunner):
-    """A runner that caches a descriptor by the address and number of its locations.
-
-    The object that it describes is freed, and another one is allocated at its address.
-    """
-
-    descriptors: Mapping[tuple[int, int], KeyLists] = {}
-
-    def fresh_keys(self, batch: ForwardBatch) -> KeyLists:
-        """Return the keys cached for the address of a batch's locations."""
-        key = self.inputs.buffers["out_cache_loc"].data_ptr(), batch.live_tokens
-        if key not in self.descriptors:
-            self.descriptors = {**self.descriptors, key: super().fresh_keys(batch)}
-        return self.descriptors[key]
-
-    @property
-    def state(self) -> Any:
-        """The descriptors made since the capture."""
-        return self.descriptors
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        self.descriptors = state
-
-
 BUGS = (
     Bug(
         name="scalar_evicted",
@@ -150,18 +124,5 @@ BUGS = (
         parts={Part.RUNNER: PlansByHostAddress},
         needs=("seq_lens_cpu",),
         modes=frozenset({Mode.DECODE}),
-    ),
-    Bug(
-        name="descriptor_by_address",
-        family=FAMILY,
-        scheme=LocationScheme.MEMO,
-        thread=pull("cupy/cupy", 7814),
-        mechanism=(
-            "The engine looks up attention descriptors by tensor address. When a new "
-            "tensor of the same length is allocated at the address of a freed one, it "
-            "gets the old tensor's descriptor."
-        ),
-        parts={Part.RUNNER: DescribesByAddress},
-        modes=frozenset({Mode.EXTEND}),
     ),
 )

@@ -1,6 +1,6 @@
 """Graphs that contain state of their capture: a bound, a flag, a tensor, a layout."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -10,15 +10,12 @@ from paritybit.reference.batch import Mode
 from paritybit.reference.config import SPECULATION, Kind
 from paritybit.reference.ops import Ops
 from paritybit.subjects.access import ListedKV
-from paritybit.subjects.buffers import StaticInputs
 from paritybit.subjects.bugs.bug import THREAD, Bug, pull
-from paritybit.subjects.engine import Engine
 from paritybit.subjects.key_lists import Lists, StaticLists
 from paritybit.subjects.parts import Part
 from paritybit.subjects.protocol import Keys
 from paritybit.subjects.runners.base import GraphRunner
 from paritybit.subjects.runners.eagle_draft_extend import EagleDraftExtendRunner
-from paritybit.subjects.runners.target_verify import TargetVerifyRunner
 from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
@@ -31,9 +28,6 @@ LONGEST_AT_CAPTURE = 8
 NEWEST = "window_kv_indices"
 """The list of metadata whose newest tensor is kept instead of the captured one."""
 
-RECREATED = ("num_token_non_padded", "global_num_tokens")
-"""The token counts for data parallelism."""
-
 
 class BakesLongest(ListedKV):
     """Attention whose launch gets the longest key count as a host number."""
@@ -43,22 +37,6 @@ class BakesLongest(ListedKV):
         keys = super().keys_of(kind)
         end = torch.minimum(keys.end, keys.begin + LONGEST_AT_CAPTURE)
         return Keys(keys.begin, end, keys.slots, keys.mask_start)
-
-
-class NoWindow(ListedKV):
-    """A graph without window metadata: SWA layers get all keys of a request.
-
-    Of a list longer than a window, they do not read the newest keys on a CPU, and also read the
-    oldest on CUDA.
-    """
-
-    def keys_of(self, kind: Kind) -> Keys:
-        """Return all keys of a request, as SWA slots on SWA layers."""
-        keys = super().keys_of(Kind.FULL)
-        if kind is Kind.FULL:
-            return keys
-        slots = self.pool.pool.full_to_swa_index_mapping[keys.slots]
-        return Keys(keys.begin, keys.end, slots, keys.mask_start)
 
 
 class NewestMetadata(StaticLists):
@@ -91,35 +69,6 @@ class KeepsNewest(GraphRunner):
     @state.setter
     def state(self, state: Any) -> None:
         self.metadata.buffers = state
-
-
-class RecreatesCounts(StaticInputs):
-    """Inputs of which some are recreated per batch. Graphs still read the old tensors."""
-
-    def populate(
-        self, live_values: Mapping[str, Tensor], *, padded: bool, padded_on_host: bool | None = None
-    ) -> None:
-        """Copy only the live values of the other inputs."""
-        copied = {name: values for name, values in live_values.items() if name not in RECREATED}
-        super().populate(copied, padded=padded, padded_on_host=padded_on_host)
-
-
-class PrefillsBeforeVerify(Engine):
-    """An engine that captures decode, then prefill, then all modes of speculation."""
-
-    def in_capture_order(
-        self, runners: tuple[type[GraphRunner], ...]
-    ) -> tuple[type[GraphRunner], ...]:
-        """Return the runners in the order of their captures."""
-        first = {Mode.DECODE: 0, Mode.EXTEND: 1}
-        return tuple(sorted(runners, key=lambda runner: first.get(runner.mode, len(first))))
-
-
-class KeepsKernel(TargetVerifyRunner):
-    """A runner that does not choose its kernel: the flag from a prefill's capture stays set."""
-
-    def choose_kernel(self) -> None:
-        """Do not choose."""
 
 
 class UniformQueries(EagleDraftExtendRunner):
@@ -206,30 +155,6 @@ BUGS = (
         modes=frozenset({Mode.DECODE}),
     ),
     Bug(
-        name="counts_recreated",
-        family=FAMILY,
-        scheme=LocationScheme.MEMO,
-        thread=THREAD.format(27664),
-        mechanism=(
-            "The token counts for data parallelism are recreated for every replay but not "
-            "copied into the static buffer. The graph reads the counts from the capture."
-        ),
-        parts={Part.INPUTS: RecreatesCounts},
-        needs=RECREATED,
-    ),
-    Bug(
-        name="prefill_kernel_captured",
-        family=FAMILY,
-        scheme=LocationScheme.MEMO,
-        thread=THREAD.format(31198),
-        mechanism=(
-            "The prefill capture sets a flag and does not clear it. The verify capture "
-            "that follows records the prefill kernel, which applies no mask."
-        ),
-        parts={Part.ENGINE: PrefillsBeforeVerify, Part.RUNNER: KeepsKernel},
-        modes=frozenset({Mode.TARGET_VERIFY}),
-    ),
-    Bug(
         name="query_layout_uniform",
         family=FAMILY,
         scheme=LocationScheme.MEMO,
@@ -240,21 +165,6 @@ BUGS = (
         ),
         parts={Part.RUNNER: UniformQueries},
         modes=frozenset({Mode.DRAFT_EXTEND}),
-    ),
-    Bug(
-        name="window_metadata_absent",
-        family=FAMILY,
-        scheme=LocationScheme.MEMO,
-        thread=THREAD.format(6162),
-        mechanism=(
-            "The window metadata has no static buffers, so the graph never uses it. "
-            "Sliding-window layers attend to all keys, which is correct only until a "
-            "request is longer than the window."
-        ),
-        parts={Part.ACCESS: NoWindow},
-        needs=("seq_lens_cpu",),
-        modes=frozenset({Mode.DECODE}),
-        at_capture=True,
     ),
     Bug(
         name="kernel_not_recorded",

@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 
 from paritybit.subjects.bugs import (
+    branches,
     caches,
     captured_state,
+    dummies,
     index_dtype,
     memo,
     padding_maths,
@@ -15,11 +17,6 @@ from paritybit.subjects.bugs import (
     workspace,
 )
 from paritybit.subjects.bugs.bug import Bug
-from paritybit.subjects.bugs.features import (
-    branches,
-    dummies,
-    recapture,
-)
 
 _FAMILIES = (
     stale_input,
@@ -33,7 +30,6 @@ _FAMILIES = (
     workspace,
     caches,
     dummies,
-    recapture,
     branches,
 )
 

@@ -9,14 +9,10 @@ reaches other KV of the large pool. The model maps it to a slot of the tiny pool
 import torch
 from paritybit.reference.batch import Mode
 from paritybit.reference.config import PRESETS, Kind, ModelConfig
-from paritybit.reference.ops import Ops
-from paritybit.reference.pool import LOC_DTYPE
-from paritybit.subjects.access import ListedKV
-from paritybit.subjects.bugs.bug import THREAD, Bug, pull
+from paritybit.subjects.bugs.bug import THREAD, Bug
 from paritybit.subjects.key_lists import Lists, StaticLists
 from paritybit.subjects.parts import Part
 from paritybit.subjects.pool import SubjectPool
-from paritybit.subjects.protocol import Keys
 from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
 
@@ -26,12 +22,6 @@ OVERFLOW = "offset that overflows 32 bits"
 
 SIGNED_LIMIT = 2**31
 """The first offset that int32 cannot hold."""
-
-MLA_ROW = 576
-"""Elements per token in a pool of compressed keys."""
-
-QUANTISED_ROW = 512
-"""Bytes of a token's quantised keys."""
 
 PAGE_BYTES = 64 * 656
 """Bytes of a page of 64 tokens with their scales."""
@@ -55,61 +45,6 @@ def reached(index: Tensor, stride: int, count: int) -> Tensor:
     first = max(0, SIGNED_LIMIT // stride - count // 2)
     offset = (index.to(torch.int32) + first) * stride  # Overflows.
     return ((offset // stride - first) % count).long()
-
-
-class ReadsPagesIn32Bits(ListedKV):
-    """Decode attention that multiplies a page number by the page stride in 32 bits."""
-
-    def keys_of(self, kind: Kind) -> Keys:
-        """Return the keys that the kernel reads."""
-        keys, sizes = super().keys_of(kind), self.pool.pool.sizes
-        page = keys.slots // sizes.page_size
-        stride = sizes.page_size * real_row(self.model.config)
-        page = reached(page, stride, sizes.slots(kind) // sizes.page_size)
-        slots = page * sizes.page_size + keys.slots % sizes.page_size
-        return Keys(keys.begin, keys.end, slots, keys.mask_start)
-
-
-class ReadsTokensIn32Bits(ListedKV):
-    """Context attention that multiplies an entry of `req_to_token` by a stride in 32 bits."""
-
-    def keys_of(self, kind: Kind) -> Keys:
-        """Return the keys that the kernel reads. SWA layers have translated lists."""
-        keys = super().keys_of(kind)
-        if kind is Kind.SWA:
-            return keys
-        count = self.pool.pool.sizes.slots(kind)
-        slots = reached(keys.slots, real_row(self.model.config), count)
-        return Keys(keys.begin, keys.end, slots, keys.mask_start)
-
-
-class StoresDraftsIn32Bits(ListedKV):
-    """A fused store in the draft model's full layers that multiplies in 32 bits."""
-
-    def store(self, layer: int, loc: Tensor, key: Tensor, value: Tensor) -> None:
-        """Store where the kernel does."""
-        kind = self.model.config.layers[layer]
-        slots = self.pool.location(kind, loc)
-        if kind is Kind.FULL:
-            slots = reached(slots, MLA_ROW, self.pool.pool.sizes.slots(kind))
-        cache = self.pool.pool.cache(layer)
-        self.ops.store_kv(cache, slots, LOC_DTYPE[kind], key, value)
-
-
-class QuantisesKeysIn32Bits(Ops):
-    """A kernel that quantises keys into the cache with a 32-bit token number.
-
-    Values are not quantised, and correct.
-    """
-
-    def store_kv(
-        self, cache: Tensor, loc: Tensor, loc_dtype: torch.dtype, key: Tensor, value: Tensor
-    ) -> None:
-        """Store values at their slots, and keys where the kernel does."""
-        slots = loc.view(loc_dtype)[: key.shape[0]].long()
-        wrong = reached(slots, QUANTISED_ROW, cache.shape[1])
-        super().store_kv(cache, slots, torch.int64, cache[0][slots], value)
-        super().store_kv(cache, wrong, torch.int64, key, cache[1][wrong])
 
 
 class StoresPagesIn32Bits(SubjectPool):
@@ -172,57 +107,6 @@ BUGS = (
         parts={Part.METADATA: CopiesWindowAsWords},
         needs=("seq_lens_cpu",),
         modes=frozenset({Mode.DECODE}),
-    ),
-    Bug(
-        name="page_offset_int32",
-        family=OVERFLOW,
-        scheme=LocationScheme.MEMO,
-        thread=pull("vllm-project/vllm", 47671),
-        mechanism=(
-            "Decode attention multiplies an int32 page number by the stride of a page "
-            "that holds all layers. The offset overflows for high pages, so the kernel "
-            "reads the wrong keys."
-        ),
-        parts={Part.ACCESS: ReadsPagesIn32Bits},
-        needs=("seq_lens_cpu",),
-        modes=frozenset({Mode.DECODE}),
-    ),
-    Bug(
-        name="token_offset_int32",
-        family=OVERFLOW,
-        scheme=LocationScheme.MEMO,
-        thread=pull("ModelTC/lightllm", 998),
-        mechanism=(
-            "Context attention multiplies an int32 value from req_to_token by the stride "
-            "of a row. The product overflows in a large pool, so full layers read the "
-            "wrong keys."
-        ),
-        parts={Part.ACCESS: ReadsTokensIn32Bits},
-        modes=frozenset({Mode.EXTEND}),
-    ),
-    Bug(
-        name="draft_store_int32",
-        family=OVERFLOW,
-        scheme=LocationScheme.MEMO,
-        thread=pull("lightseekorg/tokenspeed", 748),
-        mechanism=(
-            "The draft model's fused store multiplies an int32 location by the stride of "
-            "a row. It silently writes keys to the wrong place, and no draft is accepted."
-        ),
-        parts={Part.ACCESS: StoresDraftsIn32Bits},
-        modes=frozenset({Mode.DRAFT_EXTEND}),
-    ),
-    Bug(
-        name="quantised_keys_int32",
-        family=OVERFLOW,
-        scheme=LocationScheme.MEMO,
-        thread=THREAD.format(30859),
-        mechanism=(
-            "The kernel that quantises keys multiplies an int32 token number by the bytes "
-            "per row. The keys of high slots go to the wrong place; their values do not."
-        ),
-        parts={Part.OPS: QuantisesKeysIn32Bits},
-        modes=frozenset({Mode.TARGET_VERIFY}),
     ),
     Bug(
         name="page_store_int32",

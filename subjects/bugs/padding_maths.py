@@ -7,7 +7,6 @@ from paritybit.reference.allocator import Allocator
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.model import Heads
 from paritybit.reference.ops import ListedKeys, Ops, Reused
-from paritybit.subjects.access import ListedKV
 from paritybit.subjects.bugs.bug import Bug, pull
 from paritybit.subjects.contracts import Policy
 from paritybit.subjects.engine import Engine
@@ -19,9 +18,6 @@ from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
 
 FAMILY = "padding changes the maths"
-
-EXPONENT = 0x7F800000
-"""The bits of a float32's exponent. A number with only these bits is a power of two."""
 
 
 class LoadsMaskedValues(Ops):
@@ -39,41 +35,6 @@ class LoadsMaskedValues(Ops):
         masked = torch.where(listed[:, :, None, None], 0.0, values) * 0.0
         grouped = mixed.view(len(mixed), cache.shape[2], -1, mixed.shape[2])
         return (grouped + masked.sum(1)[:, :, None]).view(mixed.shape)
-
-
-class LeavesSkippedRows(Ops):
-    """Ops whose experts skip padded rows and do not write them."""
-
-    def _gated_linear_add(
-        self,
-        gate_up: Tensor,
-        weight: Tensor,
-        residual: Tensor,
-        activation: str,
-        row_limit: Tensor,
-    ) -> Tensor:
-        added = super()._gated_linear_add(  # type: ignore[safe-super]  # the device's ops come next
-            gate_up, weight, residual, activation, row_limit
-        )
-        output = torch.empty_like(residual)
-        live = torch.arange(residual.shape[0], device=residual.device)[:, None] < row_limit
-        return output.copy_(torch.where(live, added, output))
-
-
-class ScalesByTile(ListedKV):
-    """KV access that divides by a row's number of keys, and quantises all rows with one scale.
-
-    The scale is a power of two, so finite rows keep their bits. A row without keys gives 0/0.
-    """
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attend, and scale all rows as one tile."""
-        mixed = super().attend(layer, query, key, value)
-        keys = (self.lists.full.end - self.lists.full.begin).clamp(max=1)
-        rows = mixed.float() / keys[:, None, None]
-        largest = rows.abs().amax().clamp(min=torch.finfo(torch.float32).tiny)
-        scale = (largest.view(torch.int32) & EXPONENT).view(torch.float32)
-        return (rows / scale * scale).to(mixed.dtype)
 
 
 class StoresPaddedKeys(PrefillRunner):
@@ -139,34 +100,6 @@ BUGS = (
         rows={"out_cache_loc": {"policy": Policy.KEEP}},
         parts={Part.RUNNER: StoresPaddedKeys},
         modes=frozenset({Mode.EXTEND}),
-    ),
-    Bug(
-        name="skipped_rows_unwritten",
-        family=FAMILY,
-        scheme=LocationScheme.MEMO,
-        thread=pull("sgl-project/sglang", 30974),
-        mechanism=(
-            "A kernel skips padded rows and leaves their output uninitialised. Later ops "
-            "read whatever that memory holds."
-        ),
-        parts={Part.OPS: LeavesSkippedRows},
-        needs=("num_token_non_padded",),
-        modes=frozenset({Mode.DECODE, Mode.TARGET_VERIFY}),
-        at_capture=True,
-    ),
-    Bug(
-        name="empty_padded_row",
-        family=FAMILY,
-        scheme=LocationScheme.MEMO,
-        thread=pull("vllm-project/vllm", 38436),
-        mechanism=(
-            "Padded rows have length 0 instead of 1. Their softmax has no keys and gives "
-            "NaN, and a scale shared by all rows of a tile carries the NaN into live "
-            "rows."
-        ),
-        rows={"seq_lens": {"value": 0}, "seq_lens_cpu": {"value": 0}},
-        parts={Part.ACCESS: ScalesByTile},
-        modes=frozenset({Mode.DECODE}),
     ),
     Bug(
         name="padding_clamped_to_a_slot",

@@ -3,7 +3,6 @@
 Each bug shows only if steps overlap.
 """
 
-from collections.abc import Callable
 from typing import TypeVar
 
 from paritybit.reference.batch import Mode
@@ -66,47 +65,13 @@ class StagedTooSoon(Overlap):
         return super().stage(values)
 
 
-class TokensStagedTooSoon(StagedTooSoon):
-    """Overwrites this batch's token places and positions by the next batch's."""
-
-    names = ("token_row", "position")
-
-
 class SlotsStagedTooSoon(StagedTooSoon):
     """Overwrites this batch's slots by the next batch's."""
 
     names = ("full_slot",)
 
 
-class DoneBeforeReading(Overlap):
-    """Records the event that others wait for before the work that still reads."""
-
-    def wait_for_tables(self) -> None:
-        """Record the event early: the copies have run, but the forward has not."""
-        super().wait_for_tables()
-        self.early = self.streams.forward.record()
-
-    def finish(self, follow: Callable[[], None]) -> None:
-        """Let others wait for the early event."""
-        super().finish(follow)
-        self.in_flight = self.early
-
-
 BUGS = (
-    Bug(
-        name="table_writes_unfenced",
-        family=FAMILY,
-        scheme=LocationScheme.MEMO,
-        thread=THREAD.format(26380),
-        mechanism=(
-            "The schedule stream has no barrier at all. Retracting and evicting change "
-            "the mapping to SWA slots while the forward in flight reads it."
-        ),
-        parts={Part.OVERLAP: Unfenced},
-        modes=ONE_RUNNER_PER_ENGINE,
-        overlap=True,
-        also_in=(LocationScheme.PER_LAYER, LocationScheme.PRESET),
-    ),
     Bug(
         name="barrier_before_launch",
         family=FAMILY,
@@ -153,21 +118,6 @@ BUGS = (
         also_in=(LocationScheme.MEMO, LocationScheme.PRESET),
     ),
     Bug(
-        name="pinned_tokens_reused",
-        family=FAMILY,
-        scheme=LocationScheme.MEMO,
-        thread="https://github.com/vllm-project/vllm/pull/25279",
-        mechanism=(
-            "The host fills the pinned input buffers for the next batch before the copies "
-            "for the current batch have run. The current batch runs the next batch's "
-            "tokens and positions."
-        ),
-        parts={Part.OVERLAP: TokensStagedTooSoon},
-        modes=ONE_RUNNER_PER_ENGINE,
-        overlap=True,
-        also_in=(LocationScheme.PER_LAYER, LocationScheme.PRESET),
-    ),
-    Bug(
         name="pinned_slots_reused",
         family=FAMILY,
         scheme=LocationScheme.PRESET,
@@ -181,19 +131,5 @@ BUGS = (
         modes=ONE_RUNNER_PER_ENGINE,
         overlap=True,
         also_in=(LocationScheme.MEMO, LocationScheme.PER_LAYER),
-    ),
-    Bug(
-        name="done_before_reading",
-        family=FAMILY,
-        scheme=LocationScheme.MEMO,
-        thread="https://github.com/noonghunna/club-3090/pull/1061",
-        mechanism=(
-            "The next step waits for an event that was recorded too early: after the "
-            "input copies, not after the forward that still reads."
-        ),
-        parts={Part.OVERLAP: DoneBeforeReading},
-        modes=ONE_RUNNER_PER_ENGINE,
-        overlap=True,
-        also_in=(LocationScheme.PER_LAYER, LocationScheme.PRESET),
     ),
 )

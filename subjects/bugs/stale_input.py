@@ -11,9 +11,7 @@ from paritybit.subjects.contracts import Policy
 from paritybit.subjects.key_lists import Lists
 from paritybit.subjects.parts import Part
 from paritybit.subjects.runners.base import GraphRunner
-from paritybit.subjects.runners.decode import DecodeRunner
 from paritybit.subjects.toggles import LocationScheme
-from torch import Tensor
 
 FAMILY = "stale static input in padded rows"
 
@@ -44,17 +42,6 @@ def draft_extend_bug(
     )
 
 
-class CopiesImagePositionsAlone(DecodeRunner):
-    """A runner that copies mrope positions only for a batch with images."""
-
-    def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
-        """Return the tensors that the batch has."""
-        found = super().live_values(batch, bucket)
-        if batch is not None and not any(span.mrope_delta for span in batch.spans):
-            del found["mrope_positions"]
-        return found
-
-
 class DerivesLocationsBeforeClearing(GraphRunner):
     """A runner whose backend derives SWA locations from the slots of the previous batch."""
 
@@ -67,22 +54,6 @@ class DerivesLocationsBeforeClearing(GraphRunner):
             self.view("out_cache_loc_swa", bucket).copy_(derived)
 
 
-class CountsTokensAtCapture(DecodeRunner):
-    """A runner that writes the number of real tokens at capture only."""
-
-    def capture_all(self) -> None:
-        """Set the count to all tokens of the largest bucket, and capture."""
-        tokens = self.buckets[-1] * self.tokens_per_request
-        self.inputs.populate({"num_token_non_padded": self.scalar(tokens)}, padded=False)
-        super().capture_all()
-
-    def live_values(self, batch: ForwardBatch | None, bucket: int) -> dict[str, Tensor]:
-        """Return the batch's tensors without the count."""
-        found = super().live_values(batch, bucket)
-        del found["num_token_non_padded"]
-        return found
-
-
 class UnwrittenRequestTable(Tables):
     """Index tables whose reserved row is uninitialised."""
 
@@ -92,21 +63,6 @@ class UnwrittenRequestTable(Tables):
         slots = self.full_to_swa_index_mapping.shape[0] - 2
         columns = torch.arange(self.req_to_token.shape[1], device=self.req_to_token.device)
         self.req_to_token[0] = columns % slots + 1
-
-
-class PlansLiveRows(GraphRunner):
-    """A runner that describes only live rows, while its graph runs all rows of the bucket."""
-
-    described: int | None = None
-
-    def populate(self, batch: ForwardBatch | None, bucket: int, *, padded: bool) -> None:
-        """Update the static inputs, and save the number of live rows."""
-        self.described = bucket if batch is None else self.size(batch)
-        super().populate(batch, bucket, padded=padded)
-
-    def list_rows(self, bucket: int, lists: Callable[..., Lists]) -> None:
-        """Write the key lists of the live rows."""
-        super().list_rows(bucket if self.described is None else self.described, lists)
 
 
 class PlansOneDummyRow(GraphRunner):
@@ -162,18 +118,6 @@ BUGS = (
         needs=ON_HOST,
         modes=DECODING,
     ),
-    Bug(
-        name="draft_positions_pad",
-        family=FAMILY,
-        scheme=LocationScheme.MEMO,
-        thread=pull("sgl-project/sglang", 10892),
-        mechanism=(
-            "The drafting runner has its own padding branch, which does not reset "
-            "positions. The fix in the target's runner did not cover it."
-        ),
-        rows={"positions": KEPT},
-        modes=frozenset({Mode.DRAFT}),
-    ),
     draft_extend_bug(
         "extend_positions_pad",
         "The copied runner does not reset positions. Padded tokens get the positions of "
@@ -182,60 +126,10 @@ BUGS = (
         positions=KEPT,
     ),
     draft_extend_bug(
-        "extend_seq_lens_pad",
-        "The copied runner does not reset seq_lens. Padded requests keep the lengths of "
-        "an earlier batch.",
-        seq_lens=KEPT,
-    ),
-    draft_extend_bug(
-        "extend_locations_pad",
-        "The copied runner does not reset out_cache_loc. Padded tokens write to the slots "
-        "of an earlier batch, which other requests may own now.",
-        out_cache_loc=KEPT,
-    ),
-    draft_extend_bug(
-        "extend_accepted_pad",
-        "The copied runner does not reset num_accept_tokens. The tokens of padded "
-        "requests are placed by the counts of an earlier batch.",
-        num_accept_tokens=KEPT,
-    ),
-    draft_extend_bug(
-        "extend_drafts_pad",
-        "The copied runner does not reset num_correct_drafts. A padded request takes the "
-        "hidden state of another token.",
-        num_correct_drafts=KEPT,
-    ),
-    draft_extend_bug(
         "extend_counts_pad",
         "The copied runner does not reset extend_seq_lens. The last token of a padded "
         "request is looked up at a position from an earlier batch.",
         extend_seq_lens=KEPT,
-    ),
-    Bug(
-        name="draft_state_pad",
-        family=FAMILY,
-        scheme=LocationScheme.MEMO,
-        thread=pull("sgl-project/sglang", 18647),
-        mechanism=(
-            "topk_p, topk_index and hidden_states are not reset when the batch is padded. "
-            "Padded rows keep drafting from the values of finished requests."
-        ),
-        rows={"topk_p": KEPT, "topk_index": KEPT, "hidden_states": KEPT},
-        modes=frozenset({Mode.DRAFT}),
-    ),
-    Bug(
-        name="block_table_pad",
-        family=FAMILY,
-        scheme=LocationScheme.MEMO,
-        thread=pull("InternLM/lmdeploy", 4569),
-        mechanism=(
-            "Padded requests keep the block table of the previous step, which decides "
-            "what they read and where they write. The K and V of padding go into blocks "
-            "of a fuller batch."
-        ),
-        rows={"req_pool_indices": KEPT, "out_cache_loc": KEPT},
-        needs=ON_HOST,
-        modes=DECODING,
     ),
     Bug(
         name="dummy_run_indptr_pad",
@@ -251,20 +145,6 @@ BUGS = (
         modes=frozenset({Mode.DECODE, Mode.FROZEN_DRAFT}),
     ),
     Bug(
-        name="optional_input_absent",
-        family=FAMILY,
-        scheme=LocationScheme.MEMO,
-        thread=pull("NVIDIA/TensorRT-LLM", 18207),
-        mechanism=(
-            "The runner copies mrope positions only if the batch has them. A batch "
-            "without images has none, so its live rows use the positions of the last "
-            "batch with images."
-        ),
-        parts={Part.RUNNER: CopiesImagePositionsAlone},
-        needs=ON_HOST,
-        modes=DECODING,
-    ),
-    Bug(
         name="cleared_after_deriving",
         family=FAMILY,
         scheme=LocationScheme.PRESET,
@@ -276,46 +156,6 @@ BUGS = (
         ),
         parts={Part.RUNNER: DerivesLocationsBeforeClearing},
         needs=("out_cache_loc_swa",),
-        modes=DECODING,
-    ),
-    Bug(
-        name="metadata_of_live_rows",
-        family=FAMILY,
-        scheme=LocationScheme.MEMO,
-        thread=pull("jd-opensource/xllm", 1939),
-        mechanism=(
-            "The metadata covers only the live rows, but the graph runs the whole bucket. "
-            "Padded rows use the cumulative lengths of an earlier, fuller batch."
-        ),
-        parts={Part.RUNNER: PlansLiveRows},
-        needs=ON_HOST,
-        modes=frozenset({Mode.DECODE, Mode.FROZEN_DRAFT}),
-    ),
-    Bug(
-        name="sum_excludes_padding",
-        family=FAMILY,
-        scheme=LocationScheme.MEMO,
-        thread=pull("sgl-project/sglang", 1789),
-        mechanism=(
-            "The host's sum of lengths excludes padded rows, so too few slots are "
-            "gathered. Padded rows read what an earlier batch left at the end of the "
-            "list."
-        ),
-        rows={"seq_lens_cpu": {"value": 0}},
-        modes=DECODING,
-    ),
-    Bug(
-        name="count_of_capture",
-        family=FAMILY,
-        scheme=LocationScheme.MEMO,
-        thread=pull("sgl-project/sglang", 39574),
-        mechanism=(
-            "num_token_non_padded is written at capture but not at replay. The runner "
-            "treats as many tokens as real as at capture, or as in the last batch of a "
-            "runner that shares the count."
-        ),
-        parts={Part.RUNNER: CountsTokensAtCapture},
-        needs=("num_token_non_padded",),
         modes=DECODING,
     ),
     Bug(

@@ -6,18 +6,12 @@ import torch
 from paritybit.reference.batch import ForwardBatch, Mode
 from paritybit.reference.model import Output
 from paritybit.subjects.bugs.bug import Bug, pull
-from paritybit.subjects.engine import Engine
 from paritybit.subjects.parts import Part
-from paritybit.subjects.protocol import Forward, Overrides
-from paritybit.subjects.runners.base import NOTHING_OVERRIDDEN
 from paritybit.subjects.runners.decode import DecodeRunner
 from paritybit.subjects.toggles import LocationScheme
 from torch import Tensor
 
 FAMILY = "freed workspace"
-
-EAGER_SPLIT = 4
-"""Number of parts of an eager split product, each as large as its result."""
 
 
 class Blocks:
@@ -122,47 +116,6 @@ class RegrownByCapture(GrowingWorkspace):
         return self.buckets
 
 
-class EagerWorkspace(Engine):
-    """An engine whose eager products use the workspace recorded in graphs."""
-
-    def forward(
-        self,
-        batch: ForwardBatch | None,
-        idle: Mode = Mode.DECODE,
-        overrides: Overrides = NOTHING_OVERRIDDEN,
-    ) -> Forward:
-        """Run one forward. The product of a prefill first requests a workspace of its size.
-
-        Its sampler takes a block for the largest bucket.
-        """
-        shared = self.under_test
-        if batch is None or batch.mode is not Mode.EXTEND or not isinstance(shared, SplitLogits):
-            return super().forward(batch, idle, overrides)
-        shared.reserved(EAGER_SPLIT * batch.live_tokens * shared.target.config.vocab)
-        forward = super().forward(batch, idle, overrides)
-        shared.sample(forward.output["logits"], shared.buckets[-1])
-        return forward
-
-
-class FreedWithFirstGraph(SplitLogits):
-    """The workspace is in the memory of the first captured graph, which the graph cache drops.
-
-    The cache holds one graph less than there are buckets. It drops the first one, whose batches
-    then run in the next larger bucket.
-    """
-
-    def capture_order(self) -> tuple[int, ...]:
-        """Return the buckets from the smallest to the largest."""
-        return self.buckets
-
-    def capture_all(self) -> None:
-        """Capture every bucket, then drop the first graph and its memory."""
-        super().capture_all()
-        del self.captured[self.buckets[0]]
-        self.buckets = self.buckets[1:]
-        self.blocks.give(self.workspace)
-
-
 BUGS = (
     Bug(
         name="workspace_regrown_by_capture",
@@ -177,33 +130,5 @@ BUGS = (
         parts={Part.RUNNER: RegrownByCapture},
         needs=("seq_lens_cpu",),
         modes=frozenset({Mode.DECODE, Mode.TARGET_VERIFY}),
-    ),
-    Bug(
-        name="workspace_resized_by_eager",
-        family=FAMILY,
-        scheme=LocationScheme.MEMO,
-        thread=pull("flashinfer-ai/flashinfer", 4553),
-        mechanism=(
-            "An eager matrix product that needs a larger workspace resizes the shared one "
-            "in place. Its old memory is reused, but every graph still reads and writes "
-            "it."
-        ),
-        parts={Part.RUNNER: GrowingWorkspace, Part.ENGINE: EagerWorkspace},
-        needs=("seq_lens_cpu",),
-        modes=frozenset({Mode.DECODE}),
-    ),
-    Bug(
-        name="workspace_freed_with_graph",
-        family=FAMILY,
-        scheme=LocationScheme.MEMO,
-        thread=pull("vllm-project/vllm-omni", 6587),
-        mechanism=(
-            "All graphs share a workspace that was allocated during the first capture, in "
-            "that graph's memory. When the full graph cache drops the first graph, the "
-            "others keep using the freed workspace."
-        ),
-        parts={Part.RUNNER: FreedWithFirstGraph},
-        needs=("seq_lens_cpu",),
-        modes=frozenset({Mode.DECODE}),
     ),
 )

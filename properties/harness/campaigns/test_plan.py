@@ -106,7 +106,7 @@ def test_a_prompt_must_begin_beside_one_that_continues(steps: Steps, begun: int)
     assert Planned(trial).play(Schedule(steps))[BEGUN_BESIDE] == begun
 
 
-@pytest.mark.parametrize("hunted", ["everything", "tree_states_as_chain", "loc_memo_capture"])
+@pytest.mark.parametrize("hunted", ["everything", "masked_values_loaded", "loc_memo_capture"])
 def test_drafts_are_chains_in_one_clean_trial_of_each_runner_that_speculates(hunted: str) -> None:
     """Where nothing is hunted, if there is such a scheme; and its replays are required then."""
     hunts = tuple(pair for pair in all_hunts() if hunted in {"everything", pair[0]})
@@ -209,7 +209,7 @@ def test_a_run_begins_with_clean_trials_and_ends_with_hunts_that_detect_nothing(
     assert ordered[-2].trial.bug == "swa_pad"
 
 
-@pytest.mark.parametrize("name", ["page_offset_int32", "draft_positions_pad"])
+@pytest.mark.parametrize("name", ["window_indices_width", "draft_lists_of_one_branch"])
 def test_a_run_of_one_bug_reaches_all_states_that_it_must(name: str) -> None:
     hunts = tuple(pair for pair in all_hunts() if pair[0] == name)
     settings, reached = RunConfig("cpu", hunts), Counter[str]()

@@ -303,8 +303,8 @@ def test_such_a_trial_has_captured_every_runner_before_any_step(bugs: tuple[str,
 
 
 def test_what_a_runner_remembers_of_one_schedule_is_forgotten_before_the_next() -> None:
-    """Its last output is of the token before which the next schedule decodes in the same row."""
-    lockstep = Lockstep(TrialConfig().with_bug("output_view_kept"))
+    """Otherwise the second schedule would decode with the plan of the first."""
+    lockstep = Lockstep(TrialConfig().with_bug("plan_by_host_address"))
     for prompt in (1, 2):
         schedule = Schedule((Admit(prompt, 99), Decode((0,))))
         assert lockstep.play(schedule).violated == frozenset()

@@ -55,13 +55,10 @@ STAGED_IN_FLIGHT = Schedule((Admit(2, 2), Decode((0,)), Admit(3, 3)))
 EVICTED_IN_FLIGHT = Schedule((Admit(40, 40), Decode((0,)), Evict(0)))
 
 SHOWN_BY = {
-    "table_writes_unfenced": LEAVES_IN_FLIGHT,
     "barrier_before_launch": LEAVES_IN_FLIGHT,
     "freed_row_rewritten": LEAVES_IN_FLIGHT,
     "evicted_in_flight": EVICTED_IN_FLIGHT,
-    "pinned_tokens_reused": STAGED_IN_FLIGHT,
     "pinned_slots_reused": STAGED_IN_FLIGHT,
-    "done_before_reading": LEAVES_IN_FLIGHT,
 }
 """A short schedule that shows each race."""
 

@@ -6,14 +6,12 @@ from typing import Any
 
 import torch
 from paritybit.reference.batch import Mode
-from paritybit.reference.config import CHAIN, SPECULATION
-from paritybit.reference.state_pool import StatePaths
+from paritybit.reference.config import CHAIN
 from paritybit.subjects.bugs.bug import Bug, pull
 from paritybit.subjects.key_lists import Lists
 from paritybit.subjects.parts import Part
 from paritybit.subjects.runners.base import GraphRunner, RunnerSpec
 from paritybit.subjects.runners.eagle_draft import EagleDraftRunner
-from paritybit.subjects.runners.target_verify import TargetVerifyRunner
 from paritybit.subjects.toggles import LocationScheme
 
 FAMILY = "branches of drafts"
@@ -27,18 +25,6 @@ class ListsOneBranch(GraphRunner):
         sizes = super().metadata_sizes(bucket)  # type: ignore[safe-super]  # the runner's come next
         slots, dtype = sizes["kv_indices"]
         return {**sizes, "kv_indices": (slots // self.topk, dtype)}
-
-
-class AdvancesStatesAsChain(TargetVerifyRunner):
-    """A runner whose recurrent states have no parents: each draft continues the last one."""
-
-    def state_paths(self, bucket: int) -> StatePaths:
-        """Return the state paths of draft tokens as if each request had a chain."""
-        paths = super().state_paths(bucket)
-        place = torch.arange(len(paths.parents), device=paths.parents.device)
-        root = place % SPECULATION.draft_tokens == 0
-        parents = torch.where(root, -1, place - 1)
-        return StatePaths(paths.sources, paths.targets, parents, paths.longest)
 
 
 class PlansFirstForward(EagleDraftRunner):
@@ -80,19 +66,6 @@ BUGS = (
         modes=frozenset({Mode.DRAFT, Mode.FROZEN_DRAFT}),
     ),
     Bug(
-        name="tree_states_as_chain",
-        family=FAMILY,
-        scheme=LocationScheme.MEMO,
-        thread=pull("sgl-project/sglang", 27463),
-        mechanism=(
-            "The kernel for recurrent states does not get the parents of drafts, and treats a tree "
-            "as a chain. A draft on another branch continues the state of a draft that is not "
-            "its parent. Chains are correct."
-        ),
-        parts={Part.RUNNER: AdvancesStatesAsChain},
-        modes=frozenset({Mode.TARGET_VERIFY}),
-    ),
-    Bug(
         name="chain_lists_not_rebuilt",
         family=FAMILY,
         scheme=LocationScheme.MEMO,
@@ -102,19 +75,6 @@ BUGS = (
             "only. The later forwards read the lists of the capture, so later drafts are wrong."
         ),
         parts={Part.RUNNER: PlansFirstForward},
-        modes=frozenset({Mode.DRAFT}),
-        topk=CHAIN.topk,
-    ),
-    Bug(
-        name="chain_sum_excludes_padding",
-        family=FAMILY,
-        scheme=LocationScheme.MEMO,
-        thread=pull("sgl-project/sglang", 26880),
-        mechanism=(
-            "The slots that a chain of drafts reads are cut off at the sum of the lengths of the "
-            "batch without padding. Padded rows read what an earlier batch left in the buffer."
-        ),
-        rows={"seq_lens_cpu": {"value": 0}},
         modes=frozenset({Mode.DRAFT}),
         topk=CHAIN.topk,
     ),

@@ -26,12 +26,6 @@ class KeepsRowsOfDummies(GraphRunner):
             buffer.copy_(held)
 
 
-class KeepsStateSlots(KeepsRowsOfDummies):
-    """A runner whose dummy run advances the recurrent states of the last batch."""
-
-    kept = ("mamba_track_indices",)
-
-
 class KeepsSlots(KeepsRowsOfDummies):
     """A runner whose dummy run stores KV where the last batch did."""
 
@@ -55,19 +49,6 @@ class AdvancesPaddedTokens(PrefillRunner):
 
 
 BUGS = (
-    Bug(
-        name="dummy_advances_states",
-        family=FAMILY,
-        scheme=LocationScheme.MEMO,
-        thread=pull("vllm-project/vllm", 49757),
-        mechanism=(
-            "A dummy run masks its KV slots but not its recurrent states. It advances the "
-            "states of the last batch, whose requests may have left."
-        ),
-        parts={Part.RUNNER: KeepsStateSlots},
-        needs=("mamba_track_indices", "seq_lens_cpu"),
-        modes=frozenset({Mode.DECODE, Mode.TARGET_VERIFY}),
-    ),
     Bug(
         name="dummy_drafts_kv",
         family=FAMILY,

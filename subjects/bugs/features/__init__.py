@@ -1,1 +1,0 @@
-"""Bugs in optional features of an engine, in its dummy rows, and in its outputs."""
