@@ -4,7 +4,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,6 +56,11 @@ class Runner:
         copy(
             self.listed,
             0)
+
+    def fill(self, batch, n):
+        batch.deep = torch.full((8,), n)
+        slots = [self.deep]
+        add(slots, n)
 
 def add(buffers, n):
     torch._foreach_add_(buffers, n)
@@ -280,3 +285,13 @@ def test_an_input_that_is_too_large_to_follow_has_the_line_that_names_it(
         learned.done()
     assert learned.of("batch", "untouched")[0] == line_of("self.untouched[:4] = 0")
     assert learned.of("batch", "other") == (None, "no line named it before 2 forwards")
+
+
+def test_a_line_with_the_name_of_another_tensor_does_not_fill_the_input(engine: ModuleType) -> None:
+    learned, runner = Lines("engine"), engine.Runner()
+    for number in range(1, 4):
+        with learned.learning():
+            runner.fill(SimpleNamespace(), float(number))
+        learned.note("batch", {"deep": runner.deep})
+        learned.done()
+    assert learned.of("batch", "deep")[0] == line_of("slots = [self.deep]")
