@@ -45,7 +45,7 @@ SLOTS = "slots"
 Line = tuple[str, str | None]
 """A line such as `engine/runner.py:12`, and as text what it calls and which lines call it."""
 
-PREPARED = "prepared here, with the same bytes each time"
+PREPARED = "prepared here; no change of its bytes was seen"
 """Says that a line is only known to name an input."""
 
 Key = tuple[str, str]
