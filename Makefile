@@ -33,7 +33,6 @@ READ_BY_watch := ENGINE MODEL DEVICE SEED ARGS
 READ_BY_replay := CASE ENGINE DEVICE ARGS
 READ_BY_test := BUG RUNNER PRESET SHAPE DEVICE MPS ARGS
 READ_BY_test-releases := ARGS
-READ_BY_planted := ARGS
 READ_BY_code-mutants := ARGS
 READ_BY_report := RECORD ARGS
 READ_BY_compare := A B ARGS
@@ -56,7 +55,7 @@ SHARED := $(if $(filter 1,$(MPS)),--mps)
 quoted = '$(subst ','\'',$(1))'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup regress watch engine releases shrink planted-engine replay test test-releases planted report compare summary documents list bench bench-server code-mutants check
+.PHONY: help setup regress watch engine releases shrink planted-engine replay test test-releases report compare summary documents list bench bench-server code-mutants check
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-19s %s\n", $$1, $$2}'
@@ -94,9 +93,6 @@ test: $(SETUP) ## Run the test suite
 test-releases: $(SETUP) ## Download engine releases and run their tests (several minutes)
 	@for version in 0.5.11 0.5.12 0.5.13 0.5.23 vllm==0.33.0 transformers==5.24.0; do $(RUN) -m paritybit engine $$version || exit; done
 	@PARITYBIT_RELEASES=1 $(RUN) -m pytest -n auto --device cpu properties/connectors properties/drive properties/export properties/sanitizer $(ARGS)
-
-planted: $(SETUP) ## Plant known faults and check that the test suite catches each: ARGS="--jobs 4"
-	@$(RUN) -m properties.planted.run $(ARGS)
 
 code-mutants: $(SETUP) ## Mutate the code in subjects/; the harness must detect each mutant: ARGS="--count 200"
 	@$(RUN) -m properties.code_mutants.run $(ARGS)

@@ -30,8 +30,6 @@ from paritybit.harness.machine.workers import Workers, processes_on
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-pytest_plugins = ("properties.support.any_order",)
-
 ARTIFACTS = Path("paritybit-out/pytest")
 """Where failing cases go; each worker has a folder of its own, merged at the end."""
 
@@ -360,6 +358,14 @@ def workers_of(config: pytest.Config) -> Workers:
     if config.stash[DEVICE] == "cpu":
         return Workers(processes)
     return Workers(processes, tuple(visible_gpus()), mps.answers())
+
+
+@pytest.fixture(autouse=True)
+def same_random_numbers() -> None:
+    """Seed the global generators before each test, that of torch once torch is imported."""
+    random.seed(0)
+    if hasattr(torch := sys.modules.get("torch"), "default_generator"):
+        torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from paritybit.explore.bound import Bound
 from paritybit.explore.engines import search_of
 from paritybit.explore.search import Search
 from paritybit.explore.snapshots import Objects, Part, Snapshot, Snapshots
-from properties.planted.run import say
+from properties.support.places import say
 
 
 class UnnamedError(Exception):

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from paritybit.compat import tomllib
-from properties.planted.run import say
 from properties.sanitizer.planted import faults
 from properties.sanitizer.planted.faults import Fault, read
 from properties.sanitizer.planted.plant import plant
-from properties.support.places import ROOT
+from properties.support.places import ROOT, say
 
 TABLE = Path(__file__).with_name("faults.toml")
 RECORD = ROOT / "reports/evidence/planted-explore.json"

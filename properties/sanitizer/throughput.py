@@ -25,8 +25,8 @@ from paritybit.harness.records.files import write_whole
 from paritybit.harness.records.revision import revision
 
 from paritybit import __version__
-from properties.planted.run import say
 from properties.sanitizer.server import AT_ONCE, OPTIONS, Request, Server, requests_of, start
+from properties.support.places import say
 
 WARM_UP = 2
 """Rounds before the measured ones, in which kernels are compiled."""

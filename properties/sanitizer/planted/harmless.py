@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paritybit.compat import tomllib
-from properties.planted.run import say
 from properties.sanitizer.planted.plant import plant
-from properties.support.places import ROOT
+from properties.support.places import ROOT, say
 
 TABLE = Path(__file__).with_name("harmless.toml")
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from properties.planted.run import say
 from properties.sanitizer.planted.faults import Fault, read
 from properties.sanitizer.planted.outcome import Status, judge
 from properties.sanitizer.planted.plant import plant
@@ -31,6 +30,7 @@ from properties.sanitizer.planted.public_record import (
     write_runs,
 )
 from properties.sanitizer.planted.run import LEGS, Trials, chosen, folder_of, parser_of
+from properties.support.places import say
 
 SEEDS = "0,1,2"
 

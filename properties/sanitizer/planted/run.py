@@ -23,12 +23,11 @@ from pathlib import Path
 from threading import Lock, current_thread
 from typing import Any
 
-from properties.planted.run import say
 from properties.sanitizer.planted.faults import TABLE, Fault, read
 from properties.sanitizer.planted.outcome import DEVICES, Outcome, Status, judge, write
 from properties.sanitizer.planted.outcome import read as read_record
 from properties.sanitizer.planted.plant import plant
-from properties.support.places import ROOT
+from properties.support.places import ROOT, say
 
 EVIDENCE = ROOT / "reports/evidence"
 

@@ -38,9 +38,8 @@ from paritybit.drive.sglang.settings import Served
 from paritybit.inject import environment_with, prepare
 from paritybit.watch import journal
 from paritybit.watch.settings import Settings
-from properties.planted.run import say
 from properties.sanitizer.planted.spoiling import Spoiled, Target, target
-from properties.support.places import ROOT
+from properties.support.places import ROOT, say
 
 DECODE = "DecodeCudaGraphRunner"
 
