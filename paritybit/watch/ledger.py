@@ -98,6 +98,8 @@ class Ledger:
         self.wide = [chain, *(self.narrow[number] for number in range(6))]
         self.chain, self.checksum, self.before, self.request, self.position, *rest = self.columns()
         self.forward, self.freed = rest
+        self.open = False
+        """Whether a trial may change slots now."""
         self.shadow = Shadow.of(self.checksums)
         if self.shadow is not None:
             self.before.copy_(folded(self.checksums.all()))

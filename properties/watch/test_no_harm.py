@@ -12,8 +12,13 @@ import torch
 
 from paritybit.connectors import hooking
 from paritybit.watch import between, reading, watcher
-from paritybit.watch.facts import Forward
+from paritybit.watch.facts import Forward, Group, Layer, Replay
 from paritybit.watch.journal import read
+from paritybit.watch.ledger import Ledger, Names
+from paritybit.watch.replays.causes import explain
+from paritybit.watch.replays.influence import Change, Reads, changed
+from paritybit.watch.replays.trial import BarredError, SavedSlots, Trial, rewritten
+from paritybit.watch.replays.values import Draw
 from paritybit.watch.weak import ByObject
 from properties.support.watching import Scene, row
 from properties.watch.test_checks import found, lines, serve, toy
@@ -230,3 +235,42 @@ def test_a_forward_is_checked_when_too_much_was_noted(
         else:
             scene.run(Forward("decode", ()))
     assert dues == [False, False, False, True, False]
+
+
+def other_content(trial: Trial, ledger: Ledger, slots: torch.Tensor) -> None:
+    change = Change("kv", slots, [0], Draw(0))
+    with changed(trial, Reads(Forward("decode", ()), {"kv": slots}), [change]):
+        pass
+
+
+EXPERIMENTS: dict[str, Callable[[Trial, Ledger, torch.Tensor], object]] = {
+    "poison": lambda trial, ledger, slots: explain(trial, ledger, slots, []),
+    "inversion": rewritten,
+    "rewind": lambda trial, *_: trial.rewind(),
+    "repetition": lambda trial, *_: trial.repeat({}),
+    "eager": lambda trial, *_: trial.run_eagerly(),
+    "other content": other_content,
+    "slots": lambda _, ledger, slots: SavedSlots.of(ledger, slots).inverted().restore(),
+}
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_no_experiment_changes_slots_once_the_engine_may_copy_them(experiment: str) -> None:
+    kv, reasons, runs = torch.randn(8, 2), list[str | None]([None]), list[int]()
+    ledger, slots = Ledger(Group("kv", (Layer("layer 0", (kv,)),)), Names()), torch.tensor([1, 2])
+    replay = Replay(
+        *("a graph", "decode", 1, 2, ()),
+        run=lambda: runs.append(0),
+        outputs=lambda: {"logits": kv[:1]},
+        eager=lambda: runs.append(1) or {},  # type: ignore[func-returns-value]
+    )
+    trial = Trial(replay, {"kv": slots}, {"kv": ledger}, lambda: reasons[-1])
+    trial.ran(None)
+    assert trial.possible
+    reasons.append("another thread copies KV")
+    assert not trial.possible
+    before = kv.clone()
+    with pytest.raises((BarredError, RuntimeError)):
+        EXPERIMENTS[experiment](trial, ledger, slots)
+    assert torch.equal(kv, before)
+    assert runs == []

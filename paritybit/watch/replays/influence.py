@@ -282,7 +282,7 @@ def changed(
                 one.restore()
             now = [SavedSlots.of(one.ledger, one.slots, one.numbers) for one in saved]
         altered = not all(one.same(two) for one, two in zip(saved, now, strict=True))
-        trial.replay.run()
+        trial.run()
         yield replace(trial.values(), altered=altered)
     finally:
         for one in saved:

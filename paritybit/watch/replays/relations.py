@@ -19,7 +19,7 @@ from paritybit.watch.replays.influence import (
     changed,
     foreign,
 )
-from paritybit.watch.replays.trial import Trial, Values, other_tails
+from paritybit.watch.replays.trial import Trial, other_tails
 from paritybit.watch.replays.unread import unread
 from paritybit.watch.replays.values import Draw
 
@@ -274,17 +274,9 @@ def against_eager(trial: Trial) -> Difference | None:
 
     Returns None if it is within the variation between two eager runs.
     """
-    eager = run_eagerly(trial)
+    eager = trial.run_eagerly()
     found = difference(trial.first, eager, kernels=True)
     if found is None or not found.beyond_rounding:
         return found
-    noise = difference(eager, run_eagerly(trial), kernels=True)
+    noise = difference(eager, trial.run_eagerly(), kernels=True)
     return found if noise is None or found.size > NOISE * noise.size else None
-
-
-def run_eagerly(trial: Trial) -> Values:
-    """Run the batch of a replay eagerly, from the state before the replay."""
-    assert trial.replay.eager is not None
-    trial.rewind()
-    outputs = {name: value.clone() for name, value in trial.replay.eager().items()}
-    return Values(outputs, trial.owned_slots())

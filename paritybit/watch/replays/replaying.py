@@ -75,8 +75,8 @@ class Replaying(Between):
     def barred(self) -> str | None:
         """Return why slots may not be changed for a moment, or None. Waits for copies of slots.
 
-        Each change of slots asks here: poison, other values, and the repetition of a replay, which
-        first takes slots back to what they held before.
+        `Trial.restoring` asks here before each change of slots: poison, other values, and the
+        repetition of a replay, which first takes slots back to what they held before.
         """
         if self.copied_elsewhere is not None:
             return self.copied_elsewhere
@@ -137,7 +137,7 @@ class Replaying(Between):
             return
         captured = self.captures.get(replay.graph) or {}
         self.judge_inputs(self.now, replay.kind, replay.inputs, captured)
-        self.trial = Trial(replay, self.now.owned, self.ledgers)
+        self.trial = Trial(replay, self.now.owned, self.ledgers, self.barred)
 
     @guarded
     def _replayed(self, replay: Replay, result: object) -> None:
@@ -157,7 +157,7 @@ class Replaying(Between):
         quiet = {name: self.quiet(ledger, now) for name, ledger in self.ledgers.items()}
         quiet = {name: slots for name, slots in quiet.items() if len(slots)}
         if strays or due or quiet:
-            trial.ran(result, self.barred)
+            trial.ran(result)
         for name in due:
             if trial.barred is not None:
                 self.not_tried(name, trial.barred)
@@ -204,7 +204,7 @@ class Replaying(Between):
         self.trial = None
         if now is None or trial is None or not again():
             return
-        trial.ran(result, self.barred)
+        trial.ran(result)
         if trial.barred is not None:
             self.not_tried(NAMES[-1], trial.barred)
             return

@@ -3,6 +3,9 @@
 It restores the static inputs, the outputs, the owned slots, and the slots that the first run
 changed without owning them. A connector must give a reason to run a replay `once` if it changes any
 other state.
+
+Slots change, and a replay runs again, only within `Trial.restoring`. It asks the gate, which bars
+both while the engine may copy KV elsewhere.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,8 +26,14 @@ LARGEST = 32 * 2**20
 TOO_LARGE = "more than 32 MiB of slots are written"
 NO_OUTPUTS = "there are no outputs to compare"
 
+NOT_OPEN = "slots may change only within Trial.restoring"
+
 DEEPEST = 4
 """The number of nested containers that are searched for output tensors."""
+
+
+class BarredError(Exception):
+    """Slots may not change now. The message is the reason."""
 
 
 @dataclass
@@ -67,7 +76,9 @@ class SavedSlots:
         return cls(ledger, slots, numbers, [taken(tensors[n], slots, block) for n in numbers])
 
     def restore(self) -> None:
-        """Restore the content of the slots."""
+        """Restore the content of the slots. The ledger must be open."""
+        if not self.ledger.open:
+            raise RuntimeError(NOT_OPEN)
         for number, rows in zip(self.numbers, self.rows, strict=True):
             put(self.ledger.checksums.tensors[number], self.slots, rows, self.ledger.group.block)
 
@@ -111,17 +122,21 @@ class Values:
 
 @dataclass
 class Trial:
-    """One replay, with its state before the first run and, once `ran` was called, after it."""
+    """One replay, with its state before the first run and, once `ran` was called, after it.
+
+    `gate` returns why slots may not change now, or None.
+    """
 
     replay: Replay
     owned: Mapping[str, Tensor]
     ledgers: Mapping[str, Ledger]
+    gate: Callable[[], str | None]
     inputs: Saved = field(init=False)
     slots: list[SavedSlots] = field(init=False)
     after: list[Saved | SavedSlots] = field(init=False, default_factory=list)
     first: Values = field(init=False)
-    possible: bool = field(init=False, default=False)
-    """Whether the replay may be repeated: all of its results can be restored."""
+    saved: bool = field(init=False, default=False)
+    """Whether all results of the first run can be restored."""
     barred: str | None = field(init=False)
     """Why the replay may not be repeated, or None if nothing is known against it."""
     changed: bool = field(init=False, default=False)
@@ -144,12 +159,9 @@ class Trial:
         """Return copies of the owned slots of all groups."""
         return [SavedSlots.of(ledger, self.owned[name]) for name, ledger in self.ledgers.items()]
 
-    def ran(self, result: object, barred: Callable[[], str | None]) -> None:
-        """Save the state after the first run, whose results the engine uses.
-
-        `barred` returns why slots may not be changed now, or None.
-        """
-        self.barred = self.barred or barred()
+    def ran(self, result: object) -> None:
+        """Save the state after the first run, whose results the engine uses."""
+        self.barred = self.barred or self.gate()
         if self.barred:
             return
         outputs = self.replay.outputs()
@@ -157,22 +169,55 @@ class Trial:
         self.first = Values({k: v.clone() for k, v in outputs.items()}, self.owned_slots())
         saved = Saved.of([*inputs, *outputs.values(), *tensors_in(result)])
         self.after = [saved, *self.first.owned]
-        self.possible = len(saved.pairs) > len(self.inputs.pairs)
-        self.barred = None if self.possible else NO_OUTPUTS
+        self.saved = len(saved.pairs) > len(self.inputs.pairs)
+        self.barred = None if self.saved else NO_OUTPUTS
+
+    @property
+    def possible(self) -> bool:
+        """Whether the replay may be repeated now."""
+        return self.saved and self.gate() is None
 
     @contextmanager
     def restoring(self, stray: Sequence[SavedSlots] = ()) -> Iterator[None]:
-        """Restore the state after the first run at the end, even after an error.
+        """Allow changes of slots. Restore the state after the first run at the end, in any case.
 
         A replay may draw random numbers. The next ones that the engine draws stay as they are.
+        Raises BarredError.
         """
+        if (reason := self.gate()) is not None:
+            raise BarredError(reason)
         gpus = {one.device for one in self.ledgers.values() if one.device.type == "cuda"}
         with torch.random.fork_rng(gpus, device_type="cuda"):
+            self.open = True
             try:
                 yield
             finally:
                 for saved in [*self.after, *stray]:
                     saved.restore()
+                self.open = False
+
+    @property
+    def open(self) -> bool:
+        """Whether slots may change, and the replay may run again."""
+        return all(ledger.open for ledger in self.ledgers.values())
+
+    @open.setter
+    def open(self, value: bool) -> None:
+        for ledger in self.ledgers.values():
+            ledger.open = value
+
+    def run(self) -> None:
+        """Run the replay again, from the current state."""
+        if not self.open:
+            raise RuntimeError(NOT_OPEN)
+        self.replay.run()
+
+    def run_eagerly(self) -> Values:
+        """Run the batch without the graph, from the state before the replay."""
+        assert self.replay.eager is not None
+        self.rewind()
+        outputs = {name: value.clone() for name, value in self.replay.eager().items()}
+        return Values(outputs, self.owned_slots())
 
     def again(self, changes: Mapping[str, Tensor] = {}) -> None:
         """Repeat the replay from the state before it, with changed tails of some inputs."""
@@ -185,7 +230,7 @@ class Trial:
         for static in self.replay.inputs:
             if static.name in changes:
                 tail(static, static.tensor).copy_(changes[static.name])
-        self.replay.run()
+        self.run()
 
     def rewind(self) -> None:
         """Restore the state before the first run."""
